@@ -137,7 +137,7 @@ def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None
         manifest = {"metadata": {"namespace": "default", "name": f"budget-{i}"}}
         manifest["spec"] = {"selector": {"matchLabels": {f"budget-{i % 2}": str(i // 2)}}}
         manifest["status"] = {"disruptionsAllowed": rng.randrange(4)}
-        state.preemption.set_budget(*budgets.record(json.dumps(manifest).encode()))
+        state.preemption.set_budget(*budgets.decode_budget(json.dumps(manifest).encode()))
     cpu, memory, records = 0, 0, []
     for i in range(PODS_ON_FULL_NODE):
         mem, card_index = rng.choice([512, 1024, 1024, 2048]), i % CARDS

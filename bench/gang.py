@@ -27,7 +27,7 @@ class Nodes:
     def __init__(self, nodes: int) -> None:
         self._free_loads = {node_name(i): Load(48_000 - i % 7 * 1000, 200 * GIB, 100) for i in range(nodes)}
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """The node's free load; None if there is no such node."""
         return self._free_loads.get(node)
 
@@ -49,7 +49,7 @@ def filled_ledger(nodes: int, pods: int) -> Ledger:
         if state is None or state.free[card] < mem:
             continue
         share = CardShare(card, gpu_uuid(n, card), mem, 0, P100)
-        ledger.hold(Holding(f"u{placed}", "other", f"p{placed}", node_name(n), Assignment({"0": (share,)})))
+        ledger.set_holding(Holding(f"u{placed}", "other", f"p{placed}", node_name(n), Assignment({"0": (share,)})))
         placed += 1
     return ledger
 

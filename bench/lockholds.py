@@ -40,7 +40,8 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
     """The extender's state of a synthetic cluster, and the records of its bound pods."""
     cluster = SyntheticCluster(scale)
     state = State(
-        clock=ProcessClock(), of_gangs=gangtypes.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000)
+        clock=ProcessClock(),
+        gang_settings=gangtypes.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000),
     )
     for name, record in map(nodeinfo.node, cluster.nodes):
         state.set_node(name, record)

@@ -153,7 +153,7 @@ def measure_decisions(folder: Path, trace: str, policies: Sequence[str], nodes: 
             placed += 1
         filled_mib = _resident_mib()
         cluster.policy = policy
-        cluster.engine.want(policy)
+        cluster.engine.prepare_policy(policy)
         cluster.set_workload(pod.shape for pod in pods)
         walls, cpus, refreshing = [], [], 0.0
         for i in range(decisions):

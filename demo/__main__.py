@@ -109,7 +109,7 @@ def _live_table(cluster: Cluster) -> Iterator[None]:
 
 def _gpu_table(cluster: Cluster) -> str:
     """The summary of the GPUs, then each pod with its GPUs."""
-    snapshot = survey.take(cluster.api)
+    snapshot = survey.take_survey(cluster.api)
     lines = [inspecttable.summary(snapshot.ledger, snapshot.addresses)]
     for node in snapshot.ledger.nodes():
         for holding in snapshot.ledger.holdings(node.name):

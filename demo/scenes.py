@@ -212,17 +212,17 @@ def _fill(cluster: Cluster, node: str, mems: tuple[int, ...]) -> None:
 
 
 def _allocated_mib(cluster: Cluster, node: str) -> int:
-    state = survey.take(cluster.api).ledger.node(node)
+    state = survey.take_survey(cluster.api).ledger.node(node)
     return sum(state.used) if state is not None else 0
 
 
 def _has_assigned(cluster: Cluster, *pods: str) -> bool:
-    ledger = survey.take(cluster.api).ledger
+    ledger = survey.take_survey(cluster.api).ledger
     return any(holding.name in pods for node in ledger.nodes() for holding in ledger.holdings(node.name))
 
 
 def _wait_until_empty(cluster: Cluster) -> None:
     def is_empty() -> bool:
-        return len(survey.take(cluster.api).ledger) == 0
+        return len(survey.take_survey(cluster.api).ledger) == 0
 
     _expect(wait_for(is_empty, PATIENCE), "cards are still assigned after the pods were deleted")

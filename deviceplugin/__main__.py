@@ -224,7 +224,7 @@ def main(
     it starts, exactly those that its pod was placed on. Grants are kept on the node's disk, and are freed when the
     pod's containers are gone.
     """
-    logs.setup(COMPONENT, common.log_level, common.log_format)
+    logs.configure(COMPONENT, common.log_level, common.log_format)
     settings = NodeAgentSettings(
         node=node_name,
         kubelet_dir=kubelet_dir,
@@ -258,7 +258,7 @@ def main(
             containers=Containers(cri_socket),
             events=EventRecorder(client, COMPONENT, instance=node_name),
         )
-        config = configz.of(click.get_current_context(), {"slot_ids": len(slot_ids)})
+        config = configz.describe_options(click.get_current_context(), {"slot_ids": len(slot_ids)})
         health = HealthServer(common.metrics_bind, ready=agent.problems, config=config)
     except (GpusUnavailable, InvalidRequest, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))

@@ -7,6 +7,6 @@ The rooms, in the order of imports, none from one above it: `process` (the parts
 (watches), `cardreports` (reports of cards, limited by node), `api` (verbs over HTTP),
 `controllers` (loops that write), `reporting` (what people see), `binding` (the
 write of a decision), `leadership` (who answers), `state` (the root of the rooms below, and their lock), `preemption`,
-`gangs`, `ahead` (what is held before somebody asks), `cache` (what is held), `queue` (who waits), `records` (what is
-read).
+`gangs`, `nomination` (nodes and cards for pending pods before kube-scheduler asks), `cache` (the ledger and its
+reservations), `queue` (pending pods), `records` (decoded objects).
 """

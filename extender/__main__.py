@@ -33,8 +33,8 @@ from cardwise.runtime.settings import (
     starting,
 )
 from cardwise.runtime.tls import tls
-from extender.ahead.ahead import NODES, When
 from extender.api.app import MOST_BYTES
+from extender.nomination.nominator import AUTO_ABOVE_NODES, NominationMode
 from extender.process import ExtenderSettings, Process
 
 _log = structlog.get_logger(__name__)
@@ -119,15 +119,15 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
 )
 @click.option(
     "--nominate-ahead",
-    type=click.Choice([when.value for when in When]),
-    default=When.AUTO.value,
+    type=click.Choice([when.value for when in NominationMode]),
+    default=NominationMode.AUTO.value,
     help="Name a node in the status of waiting pods before kube-scheduler comes to them. It then tries this node "
     "first, and no other if the pod fits there. auto: in clusters of more nodes than --nominate-above-nodes.",
 )
 @click.option(
     "--nominate-above-nodes",
     type=click.IntRange(min=0),
-    default=NODES,
+    default=AUTO_ABOVE_NODES,
     help="With --nominate-ahead=auto: nodes are named in clusters of more nodes than this.",
 )
 @click.option(
@@ -218,12 +218,12 @@ def main(
 
     Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect, and preempt.
     """
-    logs.setup("extender", common.log_level, common.log_format)
+    logs.configure("extender", common.log_level, common.log_format)
     if settings["bind_deadline"] is None:
         settings["bind_deadline"] = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
     chosen = ExtenderSettings(**settings)  # type: ignore[arg-type]
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
-    _check(addresses, tls_dir, tls_secret, plain_http=plain_http)
+    _check_addresses(addresses, tls_dir, tls_secret, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
     with starting("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
@@ -233,7 +233,7 @@ def main(
     files = None
     directory = tls_dir or Path("/run/cardwise/extender-tls")
     if not plain_http:
-        rotator = _rotator(client, directory, tls_secret, tls_hosts, addresses)
+        rotator = _make_rotator(client, directory, tls_secret, tls_hosts, addresses)
         if rotator is not None:
             with starting("--tls-dir"):
                 rotator.ensure()
@@ -241,7 +241,7 @@ def main(
     max_waiting = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
     shown = Shown(
         bind=common.metrics_bind,
-        config=configz.of(click.get_current_context(), settings),
+        config=configz.describe_options(click.get_current_context(), settings),
         certificates=directory if files is not None else None,
     )
     process = Process(client, chosen, shown, rotator, max_waiting)
@@ -255,7 +255,7 @@ def main(
         on_worker_start=process.start,
         on_worker_stopping=process.stopping,
         on_worker_stop=process.stop,
-        alive=process.alive,
+        alive=process.is_alive,
         slow_bind=bind_port_bind,
         slow_threads=_BIND_THREADS,
     ).run()
@@ -277,7 +277,9 @@ def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
             _log.warning("failed to check the lease", error=str(error))
 
 
-def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectName | None, *, plain_http: bool) -> None:
+def _check_addresses(
+    addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectName | None, *, plain_http: bool
+) -> None:
     """Raises click.UsageError with what to write instead."""
     if not plain_http:
         if tls_dir is None and tls_secret is None:
@@ -289,21 +291,21 @@ def _check(addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectNa
     if tls_dir is not None or tls_secret is not None:
         raise click.UsageError("--plain-http excludes --tls-dir and --tls-secret")
     for address in addresses:
-        if not _loopback(address.host):
+        if not _is_loopback(address.host):
             raise click.UsageError(
                 f"--plain-http would let anybody who reaches {address} bind pods: "
                 f"write 127.0.0.1:{address.port} as the address, or use TLS"
             )
 
 
-def _loopback(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def _rotator(
+def _make_rotator(
     client: KubeClient, directory: Path, secret: ObjectName | None, hosts: tuple[str, ...], addresses: list[HostPort]
 ) -> tls.Rotator | None:
     """Renews the certificates; None where somebody else has put them into the directory."""
@@ -315,9 +317,9 @@ def _rotator(
     else:
         store = tls.DirStore(own)
     service = f"cardwise-extender.{names.NAMESPACE}"
-    ours = [address.host for address in addresses if address.host and address.host not in ("0.0.0.0", "::")]  # noqa: S104
+    own_ips = [address.host for address in addresses if address.host and address.host not in ("0.0.0.0", "::")]  # noqa: S104
     wanted = hosts or (
-        "cardwise-extender", service, f"{service}.svc", socket.gethostname(), "localhost", "127.0.0.1", "::1", *ours
+        "cardwise-extender", service, f"{service}.svc", socket.gethostname(), "localhost", "127.0.0.1", "::1", *own_ips
     )  # fmt: skip
     unique, lifetimes = tuple(dict.fromkeys(wanted)), tls.Lifetimes.for_slow_clients()
     return tls.Rotator(store, unique, directory, need_client=True, lifetimes=lifetimes, name="cardwise-extender")

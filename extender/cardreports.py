@@ -160,13 +160,17 @@ class CardReports:
     def _cost(self, before: CardRecord | None, new: CardRecord | None) -> float:
         """In shares: those that are new or gone. If the card itself is another one, all of its node count anew."""
         if before is None or new is None:
-            return 1 + sum(len(record.held) for record in (before, new) if record is not None)
-        cost = 1 if before.held == new.held else 1 + len(set(before.held) ^ set(new.held))
+            return 1 + sum(len(record.reported_shares) for record in (before, new) if record is not None)
+        cost = (
+            1
+            if before.reported_shares == new.reported_shares
+            else 1 + len(set(before.reported_shares) ^ set(new.reported_shares))
+        )
         same = (before.node, before.card, before.labels) == (new.node, new.card, new.labels)
         return cost if same else cost + self._shares[new.node]
 
     def _count_shares(self, record: CardRecord, sign: int) -> None:
-        self._shares[record.node] += sign * len(record.held)
+        self._shares[record.node] += sign * len(record.reported_shares)
         if not self._shares[record.node]:
             del self._shares[record.node]
 

@@ -31,7 +31,7 @@ _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
-_LOOK_SECONDS = 0.2  # between two looks at whether a list is still wanted
+_CHECK_SECONDS = 0.2  # between two looks at whether a list is still wanted
 
 # Seconds without a watch after which nothing is decided: a cordon, a quota or a class may have changed meanwhile. A
 # watch that the API server ends is replaced much sooner.
@@ -84,7 +84,7 @@ class Informers:
         disruption_budgets = Reflector(
             client,
             paths.poddisruptionbudgets(),
-            budgets.record,
+            budgets.decode_budget,
             _Feed(state.preemption.set_budget, state.preemption.remove_budget),
             **pace,
         )
@@ -109,33 +109,37 @@ class Informers:
         """
         self._reports.hand_over_waiting()
 
-    def catch_up(self, still: Callable[[], bool]) -> bool:
-        """Lists PodGroups, quotas and pods again, until `still` says no. Returns whether the state has all that was
+    def catch_up(self, is_wanted: Callable[[], bool]) -> bool:
+        """Lists PodGroups, quotas and pods again, until `is_wanted` says no. Returns whether the state has all that was
         written before the call. The pauses of the other watches end.
         """
         for reflector in self._reflectors:
             reflector.retry()
         for done in [reflector.relist() for reflector in self._decisive]:
-            while not self._clock.wait(done, _LOOK_SECONDS):
-                if not still():
+            while not self._clock.wait(done, _CHECK_SECONDS):
+                if not is_wanted():
                     return False
         return True
 
     def missing(self) -> list[str]:
         """The lists that are not complete yet, a line for each."""
-        return [f"the list of {each.name} is not complete yet" for each in self._reflectors if not each.synced.is_set()]
+        return [
+            f"the list of {reflector.name} is not complete yet"
+            for reflector in self._reflectors
+            if not reflector.synced.is_set()
+        ]
 
     def outdated(self) -> list[str]:
         """The watches that have been interrupted for longer than `OUTDATED_SECONDS`, a line for each. No pod is placed
         meanwhile: a card may be cordoned that was free when the watch was interrupted.
         """
         return [
-            _interrupted(each)
-            for each in self._restricting
-            if OUTDATED_SECONDS < each.disconnected_seconds() < math.inf
+            _interrupted(reflector)
+            for reflector in self._restricting
+            if OUTDATED_SECONDS < reflector.disconnected_seconds() < math.inf
         ]
 
-    def blind(self, *, holds: bool, leads: bool) -> list[str]:
+    def lease_blockers(self, *, holds: bool, leads: bool) -> list[str]:
         """Why this process should leave the Lease to others, a line for each reason.
 
         Another extender may follow what this one cannot: the cause can be its node, its network or its rights. Who
@@ -151,24 +155,27 @@ class Informers:
         else:
             needed = dict.fromkeys((self._pods,) if leads else (self._pods, self._groups), _LISTING_SECONDS)
             needed |= dict.fromkeys(self._restricting, _BLIND_SECONDS)
-        return [*self.missing(), *(_interrupted(each) for each in needed if each.disconnected_seconds() > needed[each])]
+        return [
+            *self.missing(),
+            *(_interrupted(reflector) for reflector in needed if reflector.disconnected_seconds() > needed[reflector]),
+        ]
 
     def disconnected(self) -> dict[str, float]:
         """Seconds for which changes may have been missed, by kind; 0 while its watch is open."""
-        return {each.name: each.disconnected_seconds() for each in self._reflectors}
+        return {reflector.name: reflector.disconnected_seconds() for reflector in self._reflectors}
 
     def staleness(self) -> dict[str, float]:
         """Seconds since each reflector last heard from the API server."""
-        return {each.name: each.staleness_seconds() for each in self._reflectors}
+        return {reflector.name: reflector.staleness_seconds() for reflector in self._reflectors}
 
 
 def _interrupted(reflector: Reflector[Any]) -> str:
     return f"the watch of {reflector.name} is interrupted; changes of the last seconds are not known"
 
 
-def _by_key(key: str, value: object) -> str:
+def _by_key(key: str, record: object) -> str:
     """The name of an object that is kept by its name."""
-    del value
+    del record
     return key
 
 
@@ -219,22 +226,22 @@ class _Feed(Generic[_T]):
         self._seen = seen
         self._unreadable = unreadable
         self._about = about
-        self._told: dict[str, str] = {}  # what was logged, by key
+        self._logged: dict[str, str] = {}  # what was logged, by key
 
     def on_change(self, key: str, old: _T | None, new: _T) -> None:
         del old
         problem = self._put(key, new)
         if not problem:
-            self._told.pop(key, None)
-        elif problem != self._told.get(key):
+            self._logged.pop(key, None)
+        elif problem != self._logged.get(key):
             _log.warning(self._unreadable, **self._about(key, new), problem=problem)
-            self._told[key] = problem
+            self._logged[key] = problem
         if self._seen is not None:
-            self._seen.put(key, new)
+            self._seen.set_object(key, new)
 
     def on_delete(self, key: str, old: _T) -> None:
         del old
-        self._told.pop(key, None)
+        self._logged.pop(key, None)
         self._remove(key)
         if self._seen is not None:
             self._seen.remove(key)
@@ -254,25 +261,25 @@ def _cards(state: State, seen: CardLister) -> _Feed[CardRecord]:
 
 
 def _classes(state: State, seen: ClassLister) -> _Feed[ClassRecord]:
-    def put(key: str, new: ClassRecord) -> str:
+    def set_class(key: str, new: ClassRecord) -> str:
         if new.resource_class is None:
             state.remove_class(key)
         else:
             state.set_class(new.resource_class)
         return new.problem
 
-    return _Feed(put, state.remove_class, seen, "unreadable ResourceClass, no card is of it")
+    return _Feed(set_class, state.remove_class, seen, "unreadable ResourceClass, no card is of it")
 
 
 def _quotas(state: State, seen: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
-    def put(key: str, new: QuotaRecord) -> str:
+    def set_quota(key: str, new: QuotaRecord) -> str:
         if new.quota is None:
             state.remove_quota(key)
         else:
             state.set_quota(key, new.quota)
         return new.problem
 
-    return _Feed(put, state.remove_quota, seen, "unreadable GPUQuota, it limits nothing")
+    return _Feed(set_quota, state.remove_quota, seen, "unreadable GPUQuota, it limits nothing")
 
 
 def _groups(state: State, seen: Lister[GroupRecord]) -> _Feed[GroupRecord]:

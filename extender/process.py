@@ -26,20 +26,19 @@ from cardwise.runtime.http.httpcalls import WsgiApp
 from cardwise.runtime.settings import ObjectName
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
-from extender.ahead import ahead
 from extender.api.app import Parts, create_app, watch_lines
 from extender.api.metrics import Levels, Metrics
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from extender.cache import statelock
-from extender.cache.reservations import Patience
-from extender.controllers.aheadwriter import AheadWriter
+from extender.cache.reservations import Timeouts
+from extender.controllers.directbinds import DirectBindController
 from extender.controllers.evictions import Evictions
 from extender.controllers.fragmetrics import FragMetrics
 from extender.controllers.gangcontroller import GangController
 from extender.controllers.loops import Loops, Step
-from extender.controllers.overfull import Overfull
-from extender.controllers.unplaced import Unplaced
+from extender.controllers.nominationwriter import NominationWriter
+from extender.controllers.overcommit import OvercommitController
 from extender.controllers.workloadcontroller import WorkloadController
 from extender.gangs import gangtypes
 from extender.informers import Informers
@@ -47,6 +46,7 @@ from extender.leadership import leadership
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Leadership
 from extender.leadership.marking import LeaderMark
+from extender.nomination import nominator
 from extender.reporting.classcontroller import ClassController
 from extender.reporting.listers import Listers
 from extender.reporting.podevents import PodEvents
@@ -101,12 +101,12 @@ class Extender:
         listed: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = State(
-            kept_back=MiB(settings.headroom),
+            headroom=MiB(settings.headroom),
             max_clients=settings.max_clients,
             core=settings.core_overcommit,
-            patience=Patience(hold=settings.hold_seconds, terminating=settings.ghost_seconds),
-            of_gangs=_of_gangs(settings, max_waiting),
-            of_ahead=_of_ahead(settings),
+            timeouts=Timeouts(reservation=settings.hold_seconds, terminating=settings.ghost_seconds),
+            gang_settings=_gang_settings(settings, max_waiting),
+            nomination_settings=_nomination_settings(settings),
             clock=clock,
         )
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
@@ -115,7 +115,7 @@ class Extender:
         self._leadership: Leadership = Leadership()
         fence = Fence(client, clock, self._events)
         if not settings.no_lease:
-            self._leadership = leadership.by_lease(
+            self._leadership = leadership.make_lease_leadership(
                 client,
                 settings.lease_namespace,
                 settings.lease_name,
@@ -123,13 +123,13 @@ class Extender:
                 state=self._state,
                 catch_up=self._informers.catch_up,
                 fence=fence,
-                blind=self._informers.blind,
+                blockers=self._informers.lease_blockers,
                 clock=clock,
                 lease_clock=lease_clock,
             )
         pod = settings.pod
         self._mark = (
-            LeaderMark(client, pod.namespace, pod.name, self._leadership.term, clock) if pod is not None else None
+            LeaderMark(client, pod.namespace, pod.name, self._leadership.epoch, clock) if pod is not None else None
         )
         self._binder = Binder(
             client,
@@ -162,21 +162,27 @@ class Extender:
             clock=clock,
         )
         if settings.policy in policies.SCORED:
-            self._state.policies.wanted = True
-        nominating = AheadWriter(client, self._state.ahead, active=self._knows_and_leads, clock=clock)
-        evictions = Evictions(client, self._state.preemption, self._events, active=self._knows_and_leads, clock=clock)
-        overfull = Overfull(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
-        unplaced = Unplaced(client, self._state, self._events, active=self._knows_and_leads, clock=clock)
+            self._state.policies.is_requested = True
+        nominating = NominationWriter(client, self._state.nominator, active=self._is_synced_and_leads, clock=clock)
+        evictions = Evictions(
+            client, self._state.preemption, self._events, active=self._is_synced_and_leads, clock=clock
+        )
+        overcommit = OvercommitController(
+            client, self._state, self._events, active=self._is_synced_and_leads, clock=clock
+        )
+        direct_binds = DirectBindController(
+            client, self._state, self._events, active=self._is_synced_and_leads, clock=clock
+        )
         self._loops = Loops(
             client,
             self._state,
             reports=[self._informers.hand_over_waiting],
-            statuses=[self._once_known(each.step) for each in (self._pod_events, classes, self._statuses)],
-            podgroups=[self._once_known(podgroups.step)],
-            gangs=GangController(client, self._state, self._events, active=self._knows_and_leads, clock=clock),
-            evictions=[overfull.step, unplaced.step],
+            statuses=[self._once_synced(controller.step) for controller in (self._pod_events, classes, self._statuses)],
+            podgroups=[self._once_synced(podgroups.step)],
+            gangs=GangController(client, self._state, self._events, active=self._is_synced_and_leads, clock=clock),
+            evictions=[overcommit.step, direct_binds.step],
             preemption=[evictions.step],
-            nominating=nominating if settings.nominate_ahead != ahead.When.NEVER else None,
+            nominating=nominating if settings.nominate_ahead != nominator.NominationMode.NEVER else None,
             workload=[workload.step, self._fragments.step],
             leadership=self._leadership,
             fence=fence,
@@ -200,8 +206,8 @@ class Extender:
         registry.register(levels)
         registry.register(self._fragments)
         metrics = Metrics(registry, self._clock)
-        self._state.gangs.observe, self._state.gangs.queued = metrics.held, metrics.queued
-        self._state.ahead.observe = metrics.ahead
+        self._state.gangs.observe, self._state.gangs.queued = metrics.observe_permit, metrics.observe_gang_wait
+        self._state.nominator.observe = metrics.count_nomination
         parts = Parts(
             state=self._state,
             binder=self._binder,
@@ -245,27 +251,27 @@ class Extender:
         """For people: how old what is known may be, a line for each kind of object."""
         return watch_lines(self._informers.disconnected())
 
-    def held(self) -> float:
+    def lock_held_seconds(self) -> float:
         """Seconds for which a thread has had the state; 0 when it is free."""
-        return self._state.held()
+        return self._state.lock_held_seconds()
 
     def _leads(self) -> bool:
-        return self._leadership.term() is not None
+        return self._leadership.epoch() is not None
 
-    def _once_known(self, step: Step) -> Step:
+    def _once_synced(self, step: Step) -> Step:
         """The step, which is not taken before all lists are complete: what it tells would be wrong."""
 
         def taken() -> None:
-            if self._knows():
+            if self._is_synced():
                 step()
 
         return taken
 
-    def _knows(self) -> bool:
+    def _is_synced(self) -> bool:
         return not self._informers.missing() and not self._informers.outdated()
 
-    def _knows_and_leads(self) -> bool:
-        return self._leads() and self._knows()
+    def _is_synced_and_leads(self) -> bool:
+        return self._leads() and self._is_synced()
 
 
 class Process:
@@ -285,7 +291,7 @@ class Process:
     ) -> None:
         self._extender = Extender(client, settings, max_waiting=max_waiting, clock=clock, listed=_freeze)
         self._clock = clock
-        self._asked = clock.now()  # when `alive` was, last
+        self._checked_at = clock.now()  # when `is_alive` was, last
         self._resumed = float("-inf")  # when this process last had stood still as a whole
         self._shown = shown
         self._health: HealthServer | None = None
@@ -315,12 +321,12 @@ class Process:
         if self._rotator is not None:
             self._rotator.start()
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """The thread that serves asks this often, so it never waits."""
         now = self._clock.now()
-        if now - self._asked > statelock.STOOD_STILL:
+        if now - self._checked_at > statelock.PAUSED_SECONDS:
             self._resumed = now
-        self._asked = now
+        self._checked_at = now
         return not self._stuck()
 
     def stopping(self) -> None:
@@ -334,8 +340,10 @@ class Process:
             self._health.stop()
 
     def _stuck(self) -> list[str]:
-        held = min(self._extender.held(), self._clock.now() - self._resumed)
-        return [f"a thread has had the state for {held:.0f} s"] if held > statelock.STUCK else []
+        held_seconds = min(self._extender.lock_held_seconds(), self._clock.now() - self._resumed)
+        return (
+            [f"a thread has had the state for {held_seconds:.0f} s"] if held_seconds > statelock.STUCK_SECONDS else []
+        )
 
 
 def _freeze() -> None:
@@ -346,19 +354,19 @@ def _freeze() -> None:
     gc.enable()
 
 
-def _of_ahead(settings: ExtenderSettings) -> ahead.AheadSettings:
-    return ahead.AheadSettings(
-        when=ahead.When(settings.nominate_ahead),
-        above=settings.nominate_above_nodes,
+def _nomination_settings(settings: ExtenderSettings) -> nominator.NominationSettings:
+    return nominator.NominationSettings(
+        mode=nominator.NominationMode(settings.nominate_ahead),
+        above_nodes=settings.nominate_above_nodes,
         policy=settings.policy,
         one_best_node=settings.one_best_node,
     )
 
 
-def _of_gangs(settings: ExtenderSettings, max_waiting: int) -> gangtypes.GangSettings:
+def _gang_settings(settings: ExtenderSettings, max_waiting: int) -> gangtypes.GangSettings:
     patience = gangs.GangPatience(
         hold=settings.gang_seconds,
-        most=settings.gang_seconds_limit,
+        max_hold=settings.gang_seconds_limit,
         rollback=settings.gang_rollback_seconds,
         reserve=settings.gang_reserve_seconds,
         refusals=settings.gang_reserve_refusals,

@@ -24,8 +24,6 @@ from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
-from extender.ahead import ahead
-from extender.ahead.ahead import Ahead
 from extender.cache.cache import Cache
 from extender.cache.inventory import Report
 from extender.cache.longsearch import LongSearch
@@ -33,13 +31,15 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.nominated import LOWEST, NominatedPods
 from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.quotas import FullEntry
-from extender.cache.reservations import PLANS, Begun, Decided, Patience, Phase
+from extender.cache.reservations import PLANS, Assumed, KnownBinding, Phase, Timeouts
 from extender.cache.scoredpolicies import ScoredPolicies
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import give_way, slices
 from extender.gangs import gangtypes
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
+from extender.nomination import nominator
+from extender.nomination.nominator import Nominator
 from extender.preemption.preemption import Preemption
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import NodeRecord, Placed
@@ -49,7 +49,7 @@ from extender.records.podinfo import PodRecord, WaitingRecord
 from extender.records.podref import PodRef
 
 _WARMED: Final = 250  # nodes in one turn
-_FOUND_OUT: Final = 8  # nodes in one turn
+_RESOLVED: Final = 8  # nodes in one turn
 _SCORED_SECONDS: Final = 1.0
 _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
@@ -60,41 +60,43 @@ class State:
     def __init__(
         self,
         *,
-        kept_back: MiB = MiB(0),
+        headroom: MiB = MiB(0),
         max_clients: int | None = None,
         core: int = FULL_CORE,
-        patience: Patience | None = None,
+        timeouts: Timeouts | None = None,
         clock: Clock = SYSTEM,
-        of_gangs: gangtypes.GangSettings | None = None,
-        of_ahead: ahead.AheadSettings | None = None,
+        gang_settings: gangtypes.GangSettings | None = None,
+        nomination_settings: nominator.NominationSettings | None = None,
     ) -> None:
-        self.patience = patience or Patience()
+        self.timeouts = timeouts or Timeouts()
         self._clock = clock
         self._lock = StateLock(clock)
         self._scored = _NO_SCORES  # by `fitting`: whose, when, and what
-        self._ledger = Ledger(kept_back=kept_back, max_clients=max_clients, core=core)
-        self._cache = cache = Cache(self._ledger, self.patience, clock)
+        self._ledger = Ledger(kept_back=headroom, max_clients=max_clients, core=core)
+        self._cache = cache = Cache(self._ledger, self.timeouts, clock)
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
         self._loads, self._queue = cache.loads, cache.queue
         self.policies = ScoredPolicies(self._lock, cache)
-        settings = of_gangs or gangtypes.GangSettings()
+        settings = gang_settings or gangtypes.GangSettings()
         self._nominated = nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
         self._long = LongSearch(self._lock, cache, self._placing, clock)
-        self.ahead = Ahead(
+        self.nominator = Nominator(
             self._lock,
             cache=cache,
             placing=self._placing,
-            settings=of_ahead or ahead.AheadSettings(),
+            settings=nomination_settings or nominator.NominationSettings(),
             clock=clock,
         )
-        places = GangPlaces(cache=cache, nominated=nominated, ahead=self.ahead, policy=settings.policy, clock=clock)
+        places = GangPlaces(
+            cache=cache, nominated=nominated, nominator=self.nominator, policy=settings.policy, clock=clock
+        )
         self.gangs = Gangs(self._lock, cache=cache, places=places, settings=settings, clock=clock)
         self.preemption = Preemption(
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
-        self._unplaced: dict[str, tuple[PodRef, str]] = {}  # by UID: bound past us, and where
+        self._direct_binds: dict[str, tuple[PodRef, str]] = {}  # by UID: bound past us, and where
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
@@ -121,18 +123,18 @@ class State:
         """
         with self.view():
             unknown = self._nominated.unknown()
-        for nodes in slices(unknown, _FOUND_OUT, self._clock):
+        for nodes in slices(unknown, _RESOLVED, self._clock):
             with self.view():
-                self._nominated.kept_on(nodes, (), LOWEST)
+                self._nominated.reserved_on(nodes, (), LOWEST)
         while True:
             with self.view() as ledger:
                 if not ledger.index_some(_WARMED):
                     return
             give_way(self._clock)
 
-    def held(self) -> float:
+    def lock_held_seconds(self) -> float:
         """Seconds for which a thread has had the state, 0 when it is free; see `statelock`. Never waits."""
-        return self._lock.held()
+        return self._lock.held_seconds()
 
     # What the API server tells.
 
@@ -140,31 +142,31 @@ class State:
         """The pod is so now."""
         with self._lock:
             if pod.member is not None:
-                self.gangs.put(f"{pod.namespace}/{pod.gang}", pod.member)
+                self.gangs.set_member(f"{pod.namespace}/{pod.gang}", pod.member)
             else:
-                self.gangs.drop(pod.uid)
-            self.gangs.beside(pod.uid, pod.group)
+                self.gangs.remove_pod(pod.uid)
+            self.gangs.set_cardless_member(pod.uid, pod.group)
             if isinstance(pod, WaitingRecord):
                 self._reservations.mark_unbound(pod.uid)
                 self._loads.mark_unbound(pod.uid)
-                self._unplaced.pop(pod.uid, None)
-                self._queue.waits(pod)
-                if pod.asks is not None and not self._is_on_its_way(pod.asks):
-                    self._reservations.nominations.heard(pod.asks, self._clock.now())
-                self.ahead.waits(pod)
+                self._direct_binds.pop(pod.uid, None)
+                self._queue.set_waiting(pod)
+                if pod.waiting_pod is not None and not self._is_on_its_way(pod.waiting_pod):
+                    self._reservations.nominations.heard(pod.waiting_pod, self._clock.now())
+                self.nominator.set_waiting(pod)
             else:
-                self._waits_no_more(pod)
+                self._stop_waiting(pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
         """The pod is gone; it was last seen so."""
         with self._lock:
-            self.gangs.drop(pod.uid)
-            self.gangs.beside(pod.uid, "")
-            self._unplaced.pop(pod.uid, None)
-            self._queue.over(pod.uid)
-            self._reservations.left(pod.uid, ended=pod.ended)
+            self.gangs.remove_pod(pod.uid)
+            self.gangs.set_cardless_member(pod.uid, "")
+            self._direct_binds.pop(pod.uid, None)
+            self._queue.remove_pod(pod.uid)
+            self._reservations.mark_deleted(pod.uid, ended=pod.ended)
             self._loads.remove_pod(pod.uid)
-            self.ahead.over(pod.uid)
+            self.nominator.remove_pod(pod.uid)
 
     def set_other(self, key: str, placed: Placed) -> None:
         """A pod that is none of ours is on a node, or waits in a PodGroup. `key`: unique among all pods."""
@@ -173,125 +175,129 @@ class State:
                 self._loads.set_pod(key, placed)
             else:
                 self._loads.mark_unbound(key)
-            self.gangs.beside(key, placed.group)
+            self.gangs.set_cardless_member(key, placed.group)
 
     def remove_other(self, key: str) -> None:
         with self._lock:
             self._loads.remove_pod(key)
-            self.gangs.beside(key, "")
+            self.gangs.set_cardless_member(key, "")
 
     def set_card(self, name: str, card: CardRecord) -> str:
         """The ExtendedResource is so now. Returns what of it is not believed, and why."""
         with self._lock:
-            first = not self._inventory.knows(name)
+            first = not self._inventory.has_card(name)
             heard = self._inventory.set_card(name, card)
-            noted = {Report(one.uid, card.node) for one in card.status.terminating} if first else set()
-            for report in noted:
-                self._reservations.noted(report)
-            for report in heard.silent:
-                self._reservations.unreported(report)
-            self._reservations.settle({*heard.reported, *heard.silent, *noted})
+            recorded = {Report(record.uid, card.node) for record in card.status.terminating} if first else set()
+            for report in recorded:
+                self._reservations.restore_terminating(report)
+            for report in heard.withdrawn:
+                self._reservations.mark_unreported(report)
+            self._reservations.sync_reports({*heard.reported, *heard.withdrawn, *recorded})
             return heard.problem
 
     def remove_card(self, name: str) -> None:
         with self._lock:
-            self._reservations.settle(self._inventory.remove_card(name))
+            self._reservations.sync_reports(self._inventory.remove_card(name))
 
     def set_node(self, name: str, record: NodeRecord = NodeRecord()) -> None:
         with self._lock:
             if name not in self._inventory.nodes:
                 self._inventory.set_node(name)
             self._loads.set_node(name, record, self._clock.now())
-            self.ahead.set_node(name, record.ground if record.open else None)
+            self.nominator.set_node(name, record.ground if record.open else None)
 
     def remove_node(self, name: str) -> None:
         with self._lock:
             self._inventory.remove_node(name)
             self._loads.remove_node(name)
-            self.ahead.set_node(name, None)
+            self.nominator.set_node(name, None)
 
     def set_class(self, resource_class: ResourceClass) -> None:
         """The ResourceClass is so now."""
         with self._lock:
             if self._inventory.set_class(resource_class):
-                self._cache.room.free()
+                self._cache.capacity.mark_freed()
 
     def remove_class(self, name: str) -> None:
         with self._lock:
             if self._inventory.remove_class(name):
-                self._cache.room.free()
+                self._cache.capacity.mark_freed()
 
     def set_quota(self, key: str, quota: GPUQuota) -> None:
         """The GPUQuota `key`, "namespace/name", is so now."""
         with self._lock:
             if self._limits.set(key, quota):
-                self._cache.room.free()
+                self._cache.capacity.mark_freed()
 
     def remove_quota(self, key: str) -> None:
         with self._lock:
             if self._limits.remove(key):
-                self._cache.room.free()
+                self._cache.capacity.mark_freed()
 
     # What filter and bind decide.
 
-    def decided(self, uid: str) -> Decided | None:
+    def known_binding(self, uid: str) -> KnownBinding | None:
         """Where the pod is or may be bound already."""
         with self._lock:
-            return self._reservations.decided(uid)
+            return self._reservations.known_binding(uid)
 
-    def plan(self, wanted: PlacementRequest, *, created: str = ahead.YOUNGEST) -> Placement | Unplaceable | Decided:
+    def plan(
+        self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
+    ) -> Placement | Unplaceable | KnownBinding:
         """The best node, which is held for the pod until its bind comes. Replaces an earlier plan.
 
         `created`: when the pod was created.
         """
         uid = wanted.pod.uid
-        wanted = self._long.look(wanted)
+        wanted = self._long.search(wanted)
         with self._lock:
-            decided = self._reservations.decided(uid)
+            decided = self._reservations.known_binding(uid)
             if decided is not None:
                 return decided
             self._cache.count_cards()
-            self.ahead.comes(uid, wanted.nodes)
-            with self._cache.aside(uid):  # its own plan does not count, on cards and in quotas
-                placed = self.ahead.place(wanted, created)
+            self.nominator.on_filter(uid, wanted.nodes)
+            with self._cache.excluding(uid):  # its own plan does not count, on cards and in quotas
+                placed = self.nominator.place(wanted, created)
             if isinstance(placed, Unplaceable):
-                self._reservations.give_up(uid)
-                self._cache.refused(uid, wanted.since)
+                self._reservations.release_plan(uid)
+                self._cache.mark_refused(uid, wanted.since)
             else:
-                self._placing.hold(wanted, placed, Phase.RESERVED)
-                self._queue.placed(uid)
+                self._placing.reserve(wanted, placed, Phase.RESERVED)
+                self._queue.mark_placed(uid)
             return placed
 
-    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None) -> bool:
+    def begin_attempt(
+        self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
+    ) -> bool:
         """Filter is called for the pod. Returns whether it may be placed; see `SchedulingQueue.tries`."""
         with self._lock:
-            return self._queue.tries(uid, asked, grouped=grouped, rank=rank)
+            return self._queue.begin_attempt(uid, request, grouped=grouped, rank=rank)
 
-    def has_turn(self, uid: str, priority: int) -> bool:
+    def may_place(self, uid: str, priority: int) -> bool:
         """Whether the pod may be placed now. If not, it is woken once the pods before it have come."""
         with self._lock:
-            if self._queue.has_turn(priority):
+            if self._queue.may_place(priority):
                 return True
-            self._queue.refused(uid)
+            self._queue.mark_refused(uid)
             return False
 
     def fitting(
-        self, wanted: PlacementRequest, *, created: str = ahead.YOUNGEST
-    ) -> dict[str, int] | Unplaceable | Decided:
+        self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
+    ) -> dict[str, int] | Unplaceable | KnownBinding:
         """As `plan`, but returns all nodes that fit, with their scores, and holds nothing."""
         uid = wanted.pod.uid
-        wanted = self._long.look(wanted)
+        wanted = self._long.search(wanted)
         with self._lock:
-            decided = self._reservations.decided(uid)
+            decided = self._reservations.known_binding(uid)
             if decided is not None:
                 return decided
-            self.ahead.comes(uid, wanted.nodes)
-            scores, refusals = self.ahead.score(wanted, created)
+            self.nominator.on_filter(uid, wanted.nodes)
+            scores, refusals = self.nominator.score(wanted, created)
             if scores:
-                self._queue.placed(uid)
+                self._queue.mark_placed(uid)
                 self._scored = uid, self._clock.now(), scores
                 return scores
-            self._cache.refused(uid, wanted.since)
+            self._cache.mark_refused(uid, wanted.since)
             return Unplaceable(refusals=refusals)
 
     def scores(self, wanted: PlacementRequest) -> dict[str, int]:
@@ -304,67 +310,67 @@ class State:
                 self._scored = _NO_SCORES
                 if self._clock.now() - at < _SCORED_SECONDS:
                     return scores
-        wanted = self._long.look(wanted)
+        wanted = self._long.search(wanted)
         with self._lock:
             return self._placing.score(wanted)[0]
 
-    def begin_bind(
-        self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, term: int
-    ) -> Begun | Decided | Refusal:
-        """The cards to write, held until `finish_bind`: those of the plan if it is still good, also by the namespace's
+    def assume(
+        self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
+    ) -> Assumed | KnownBinding | Refusal:
+        """The cards to write, held until `confirm`: those of the plan if it is still good, also by the namespace's
         quotas (`Cache.good`), else other cards.
 
-        `request`: None for a pod that asks for no card. `term`: the term in which this process may post. A Binding that
-        is unconfirmed since an earlier term is not posted again: another extender may have given the cards away.
+        `request`: None for a pod that asks for no card. `epoch`: the term in which this process may post. A Binding
+        that is unconfirmed since an earlier term is not posted again: another extender may have given the cards away.
         """
         uid = pod.uid
         with self._lock:
-            one = self._reservations.get(uid)
-            if one is not None and one.node != node:
-                one = None
-            unsure = one is not None and one.phase is Phase.UNCONFIRMED and one.term == term
-            decided = self._reservations.decided(uid)
+            row = self._reservations.get(uid)
+            if row is not None and row.node != node:
+                row = None
+            unsure = row is not None and row.phase is Phase.UNCONFIRMED and row.epoch == epoch
+            decided = self._reservations.known_binding(uid)
             if decided is not None and not unsure:
                 return decided
-            if not self.gangs.may_post(uid, node):
+            if not self.gangs.may_bind(uid, node):
                 return Refusal.GANG_BACKS_OFF
             chosen: Assignment | Refusal | None = None
-            if one is not None and unsure:
-                chosen = one.assignment  # it may be written already, so it must be these cards
-            elif request is not None and not self._cache.loads.offers(node):
+            if row is not None and unsure:
+                chosen = row.assignment  # it may be written already, so it must be these cards
+            elif request is not None and not self._cache.loads.offers_shares(node):
                 chosen = Refusal.NO_SLOTS  # the slots went after filter; the kubelet would fail the pod for good
             elif request is not None:
                 rank = self._queue.rank(uid)
                 chosen = self._choose(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
             if isinstance(chosen, Refusal):
-                self._reservations.give_up(uid)
-                self.gangs.unposted(uid)
+                self._reservations.release_plan(uid)
+                self.gangs.mark_unposted(uid)
             else:
                 mps_client = request.mps_client if request is not None else COMMON
-                self._reservations.begin(pod, node, chosen, mps_client=mps_client, term=term)
+                self._reservations.assume(pod, node, chosen, mps_client=mps_client, epoch=epoch)
             if isinstance(chosen, Refusal):
                 return chosen
             env_access = chosen is not None and self._inventory.has_env_access(node, chosen)
-            return Begun(assignment=chosen, unsure=unsure, env_access=env_access)
+            return Assumed(assignment=chosen, unsure=unsure, env_access=env_access)
 
-    def finish_bind(self, uid: str, phase: Phase | None) -> None:
+    def confirm(self, uid: str, phase: Phase | None) -> None:
         """How the posting ended: ASSUMED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one."""
         with self._lock:
-            self._reservations.posted(uid, phase)
+            self._reservations.confirm(uid, phase)
             if phase is None:
-                self.gangs.unposted(uid)
+                self.gangs.mark_unposted(uid)
             else:
-                self.gangs.posted(uid)
+                self.gangs.mark_posted(uid)
 
-    def unheard(self) -> set[str]:
+    def pending_bindings(self) -> set[str]:
         """The pods for which a Binding of this process may still land. Until that is settled, their cards count."""
         with self._lock:
-            return self._reservations.unheard()
+            return self._reservations.pending_bindings()
 
     def forget_plans(self) -> None:
         """Another extender decides from now on, or has decided until now: plans that are not posted end."""
         with self._lock:
-            self.gangs.forget()
+            self.gangs.reset()
             self._queue.forget_preemptions()
             self._reservations.drop_plans()
 
@@ -374,30 +380,30 @@ class State:
         """Ends what is over by time. Returns the pods that should be bound by now and are to be looked up."""
         with self._lock:
             over = self._reservations.expire()
-            for one in over.rows:
-                if one.phase is Phase.AHEAD:
-                    self.ahead.expired(one.pod.uid)
-            steady = self._loads.settle(self._clock.now())
-            if self._queue.end_turns() or over.nomination or steady:
-                self._cache.room.free()
-            return self._reservations.unconfirmed()
+            for row in over.rows:
+                if row.phase is Phase.NOMINATED:
+                    self.nominator.on_expired(row.pod.uid)
+            steady = self._loads.reopen_steady(self._clock.now())
+            if self._queue.end_retry_window() or over.nomination_ended or steady:
+                self._cache.capacity.mark_freed()
+            return self._reservations.overdue_pods()
 
-    def looked_up(self, uid: str, *, bound: bool, exists: bool) -> None:
+    def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> None:
         """The result of a consistent read of a pod from `tick`."""
         with self._lock:
-            if self._reservations.looked_up(uid, bound=bound, exists=exists):
-                self.gangs.unposted(uid)
+            if self._reservations.on_lookup(uid, bound=bound, exists=exists):
+                self.gangs.mark_unposted(uid)
 
-    def look_up_failed(self, uid: str) -> None:
+    def on_lookup_failed(self, uid: str) -> None:
         """A pod from `tick` could not be looked up, or its Binding not be made void: it is tried again later."""
         with self._lock:
-            self._reservations.look_up_failed(uid)
+            self._reservations.on_lookup_failed(uid)
 
-    def touch_due(self) -> str | None:
+    def next_requeue_node(self) -> str | None:
         """A node to touch so that waiting pods are tried again, at most one a second; see `schedulingqueue`."""
         with self._lock:
             self._cache.count_cards()
-            return self._queue.due(self._inventory.nodes)
+            return self._queue.next_requeue_node(self._inventory.nodes)
 
     def full_entry(self, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry of a quota for which the pod waits."""
@@ -418,16 +424,16 @@ class State:
         """The nodes whose cards or holdings have changed since the last call."""
         with self._lock:
             self._cache.count_cards()
-            return self._cache.room.take_changed()
+            return self._cache.capacity.take_changed()
 
-    def take_overfull(self) -> set[str]:
+    def take_overcommitted(self) -> set[str]:
         """The nodes whose cards or devices are given out twice (`holders`), among those with new bound pods and those
         between which cards have moved.
         """
         with self._lock:
             self._cache.count_cards()
-            nodes, self._bound_on = self._bound_on | self._cache.room.take_moved(), set()
-            return {node for node in nodes if self._overfull(node)}
+            nodes, self._bound_on = self._bound_on | self._cache.capacity.take_moved(), set()
+            return {node for node in nodes if self._overcommitted(node)}
 
     def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[tuple[PodRef, str]]]:
         """The cards and devices of the node that are given out beyond what they have, with what they have (MiB, or 1);
@@ -438,20 +444,24 @@ class State:
             self._cache.count_cards()
             state = self._ledger.node(node)
             return (
-                self._overfull(node),
+                self._overcommitted(node),
                 {card.index: card.uuid for card in state.cards} if state is not None else {},
                 [
-                    (PodRef(each.uid, each.namespace, each.name), each.node)
-                    for each in self._ledger.holdings(node)
-                    if self._reservations.is_bound(each.uid, each.node)
+                    (PodRef(holding.uid, holding.namespace, holding.name), holding.node)
+                    for holding in self._ledger.holdings(node)
+                    if self._reservations.is_bound(holding.uid, holding.node)
                 ],
             )
 
-    def unplaced(self) -> list[tuple[PodRef, str]]:
+    def direct_binds(self) -> list[tuple[PodRef, str]]:
         """The pods that ask for cards or devices and were bound past us, on nodes with cards of ours."""
         with self._lock:
             self._cache.count_cards()
-            return [each for each in self._unplaced.values() if self._ledger.node(each[1]) is not None]
+            return [
+                direct_bind
+                for direct_bind in self._direct_binds.values()
+                if self._ledger.node(direct_bind[1]) is not None
+            ]
 
     def marks(self) -> dict[str, int]:
         """Holdings by mark, for metrics."""
@@ -470,43 +480,43 @@ class State:
 
     # Everything below runs under the lock.
 
-    def _overfull(self, node: str) -> dict[str, int]:
+    def _overcommitted(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)
-        return state.overfull() if state is not None else {}
+        return state.overcommitted() if state is not None else {}
 
     def _is_on_its_way(self, pod: WaitingPod) -> bool:
         """Whether the node in the status is the one that filter has answered: kube-scheduler writes that one itself
         when a binding takes a while, and no victims are evicted for the pod there.
         """
-        one = self._reservations.get(pod.uid)
-        return one is not None and one.node == pod.nominated
+        row = self._reservations.get(pod.uid)
+        return row is not None and row.node == pod.nominated
 
-    def _waits_no_more(self, pod: PodRecord) -> None:
+    def _stop_waiting(self, pod: PodRecord) -> None:
         """The pod is bound, or finished; it may have finished without having been bound."""
-        self._queue.over(pod.uid)
+        self._queue.remove_pod(pod.uid)
         if pod.finished:
             self._loads.remove_pod(pod.uid)
         else:
             self._loads.set_pod(pod.uid, pod)
-        if pod.unplaced:
-            self._unplaced[pod.uid] = pod.ref, pod.node
+        if pod.bound_directly:
+            self._direct_binds[pod.uid] = pod.ref, pod.node
         else:
-            self._unplaced.pop(pod.uid, None)
+            self._direct_binds.pop(pod.uid, None)
         if pod.finished:
-            self._reservations.left(pod.uid, ended=pod.ended)
+            self._reservations.mark_deleted(pod.uid, ended=pod.ended)
         else:
-            self._reservations.bound(pod)
+            self._reservations.mark_bound(pod)
             holding = self._ledger.holding(pod.uid)
             if pod.assignment is not None and holding is not None:
                 self._bound_on |= self._ledger.nodes_of(holding)
-        self.ahead.over(pod.uid)
+        self.nominator.remove_pod(pod.uid)
 
     def _choose(self, wanted: PlacementRequest, node: str) -> Assignment | Refusal:
         """The cards of the pod's plan for the node if it is still good, else other cards there."""
         self._cache.count_cards()
-        one = self._reservations.get(wanted.pod.uid)
-        plan = one.holding if one is not None and one.phase in PLANS and one.node == node else None
-        if plan is not None and self._cache.good(plan, wanted.request):
+        row = self._reservations.get(wanted.pod.uid)
+        plan = row.holding if row is not None and row.phase in PLANS and row.node == node else None
+        if plan is not None and self._cache.is_plan_valid(plan, wanted.request):
             return plan.assignment
         placed = self._placing.place_on(wanted, node)
         return placed if isinstance(placed, Refusal) else placed.assignment

@@ -163,7 +163,7 @@ def main(
     daemon that dies, hangs or has a fault, and publishes to node and cluster whether containers may start on a GPU.
     Needs root and the machine's PIDs (hostPID).
     """
-    logs.setup(COMPONENT, common.log_level, common.log_format)
+    logs.configure(COMPONENT, common.log_level, common.log_format)
     settings = ManagerSettings(
         node=node_name,
         root=root,
@@ -196,7 +196,7 @@ def main(
             common.metrics_bind,
             ready=lambda: _ready_problems(running),
             alive=lambda: _stuck_problems(running),
-            config=configz.of(click.get_current_context()),
+            config=configz.describe_options(click.get_current_context()),
         )
         lock = Lock(root)
     except (InvalidRequest, GpusUnavailable, KubeConfigError, OSError) as error:

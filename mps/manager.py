@@ -130,7 +130,7 @@ class Manager:
         self._last_pass = clock.now()
         self._loop = Loop(
             "manager",
-            lambda: self._loop.soon(self.reconcile()),
+            lambda: self._loop.run_within(self.reconcile()),
             failed="failed to reconcile the MPS daemons",
             failures=metrics.THREADS,
             every=_EVERY_SECONDS,

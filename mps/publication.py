@@ -16,7 +16,7 @@ from cardwise.core.api.mps import Status
 from cardwise.core.values import wording
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.watch.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.runtime.loops import Loop
 from mps import metrics
 
@@ -90,8 +90,8 @@ class Publication:
             client,
             paths.extendedresources(),
             _project_own(node),
-            Woken(self._loop.wake),
-            query=paths.with_label(names.NODE_LABEL, node),
+            WakeHandler(self._loop.wake),
+            query=paths.label_query(names.NODE_LABEL, node),
             name="extendedresources",
             clock=clock,
         )
@@ -132,8 +132,8 @@ class Publication:
             if name not in known or known[name] == patch:
                 continue
             # The device plugin marks stale statuses as Down; publishing one would undo that.
-            if mps.stale(status, self._clock.now()):
-                self._loop.soon(_HELD_BACK_SECONDS)
+            if mps.is_stale(status, self._clock.now()):
+                self._loop.run_within(_HELD_BACK_SECONDS)
                 continue
             try:
                 self._client.patch(paths.extendedresources(name, "status"), {"status": {"mps": patch}}, "merge")

@@ -69,7 +69,7 @@ def ledger_with_free(**nodes: list[int]) -> Ledger:
         ledger.set_cards(node, cards(*[P100] * len(frees), node=node))
         for i, free in enumerate(frees):
             if free < P100:
-                ledger.hold(holding(f"{node}-{i}", P100 - free, i, node=node))
+                ledger.set_holding(holding(f"{node}-{i}", P100 - free, i, node=node))
     return ledger
 
 

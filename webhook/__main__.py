@@ -47,7 +47,7 @@ from webhook.pods import agent, gangs, tolerations
 from webhook.pods.agent import AgentSettings
 from webhook.pods.limitranges import COUNTED, Amount
 from webhook.pods.validate import Oversize
-from webhook.server.app import BINDINGS, MAX_BODY, create_app, whose
+from webhook.server.app import BINDINGS, MAX_BODY, create_app, namespace_of
 from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import NvidiaGpu
 
@@ -63,7 +63,7 @@ class _CommaList(click.ParamType[tuple[str, ...]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:  # noqa: ARG002
         if isinstance(value, tuple):
             return value
-        return tuple(item.strip() for item in str(value).split(",") if item.strip())
+        return tuple(part.strip() for part in str(value).split(",") if part.strip())
 
 
 class _Resources(click.ParamType[Mapping[str, Amount]]):
@@ -72,16 +72,16 @@ class _Resources(click.ParamType[Mapping[str, Amount]]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Mapping[str, Amount]:
         if isinstance(value, Mapping):
             return value
-        found: dict[str, Amount] = {}
-        for item in str(value).split(","):
-            name, _, text = item.strip().partition("=")
+        amounts: dict[str, Amount] = {}
+        for part in str(value).split(","):
+            name, _, text = part.strip().partition("=")
             try:
-                found[name] = Amount.of(text)
+                amounts[name] = Amount.parse_amount(text)
             except InvalidQuantity as error:
-                self.fail(f"{item.strip()!r}: {error.problem}; write cpu=50m,memory=64Mi", param, ctx)
-        if set(found) != set(COUNTED) or any(amount.value <= 0 for amount in found.values()):
+                self.fail(f"{part.strip()!r}: {error.problem}; write cpu=50m,memory=64Mi", param, ctx)
+        if set(amounts) != set(COUNTED) or any(amount.number <= 0 for amount in amounts.values()):
             self.fail(f"{value!r} is not an amount above zero of each; write cpu=50m,memory=64Mi", param, ctx)
-        return found
+        return amounts
 
 
 class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
@@ -93,7 +93,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(tolerations.of_taint(item.strip()) for item in str(value).split(",") if item.strip())
+            return tuple(tolerations.of_taint(taint.strip()) for taint in str(value).split(",") if taint.strip())
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -217,7 +217,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 )
 @option(
     "--sm-percent",
-    type=click.Choice([str(each) for each in SmPercent]),
+    type=click.Choice([str(choice) for choice in SmPercent]),
     default=str(SmPercent.CORE),
     help="What limits the SMs of pods with MPS, if neither the pod nor its namespace has the annotation "
     f"{names.SM_PERCENT}. core: only {names.GPU_CORE}, if they ask for it. memory: if they do not, their part of the "
@@ -281,7 +281,7 @@ def main(
     Called by the API server at /mutate, /mutate/defaults, /validate, /validate/bindings and /advise; the chart
     registers it.
     """
-    logs.setup("webhook", common.log_level, common.log_format)
+    logs.configure("webhook", common.log_level, common.log_format)
     check_distinct({"--bind": bind, "--metrics-bind": common.metrics_bind})
     with starting("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
@@ -314,10 +314,10 @@ def main(
             paths.validatingwebhookconfigurations(webhook_configuration),
         ),
     )
-    directory = tls_dir or _scratch()
+    directory = tls_dir or _make_scratch_folder()
     secret = tls_secret if tls_dir is None else None
     period = None if tls_rotate_every is None else timedelta(seconds=tls_rotate_every)
-    certificates = _certificates(
+    certificates = _start_certificates(
         client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle, period=period
     )
     bundle.on_other = certificates.check
@@ -326,16 +326,18 @@ def main(
             certificates.ensure()
     except tls.Unusable as error:
         raise click.ClickException(str(error)) from error
-    shown = Shown(bind=common.metrics_bind, config=configz.of(click.get_current_context()), certificates=directory)
+    shown = Shown(
+        bind=common.metrics_bind, config=configz.describe_options(click.get_current_context()), certificates=directory
+    )
     process = _Process(client, settings, headroom=MiB(headroom), shown=shown, certificates=certificates, bundle=bundle)
     Server(
-        process.app,
+        process.make_app,
         [bind],
         most_body=MAX_BODY,
         threads=_THREADS,
         tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key", ca=client_ca),
         client_ca=client_ca is not None,
-        whose=whose,
+        owner_of=namespace_of,
         prompt=[BINDINGS],
         on_worker_start=process.start,
         on_worker_stop=process.stop,
@@ -362,7 +364,7 @@ class _Process:
         self._view = ClusterView(client, kept_back=headroom)
         self._health: HealthServer | None = None
 
-    def app(self) -> WsgiApp:
+    def make_app(self) -> WsgiApp:
         prometheus_client.REGISTRY.register(metrics.StalenessCollector(self._view.staleness))
         if self._shown.certificates is not None:
             prometheus_client.REGISTRY.register(Expiry(self._shown.certificates))
@@ -389,7 +391,7 @@ class _Process:
         return problems
 
 
-def _certificates(
+def _start_certificates(
     client: KubeClient,
     directory: Path,
     *,
@@ -404,22 +406,22 @@ def _certificates(
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
     elif (directory / "tls.crt").exists() and not own.exists():
-        return tls.Given(directory, on_bundle=bundle.set)
+        return tls.Given(directory, on_bundle=bundle.set_bundle)
     else:
         store = tls.DirStore(own)
     service = f"cardwise-webhook.{names.NAMESPACE}"
-    ours = [bind.host] if bind.host not in ("", "0.0.0.0", "::") else []  # noqa: S104
+    bound_host = [bind.host] if bind.host not in ("", "0.0.0.0", "::") else []  # noqa: S104
     # In a Secret the certificate is that of all replicas.
     machine = [] if secret is not None else [socket.gethostname()]
-    wanted = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *ours)
+    wanted = hosts or (f"{service}.svc", service, "localhost", "127.0.0.1", "::1", *machine, *bound_host)
     unique = tuple(dict.fromkeys(wanted))
-    how: dict[str, Any] = {}
+    pace: dict[str, Any] = {}
     if period is not None:
-        how = {"lifetimes": tls.Lifetimes.every(period), "interval": min(tls.INTERVAL, period.total_seconds() / 5)}
-    return tls.Rotator(store, unique, directory, on_bundle=bundle.set, name="cardwise-webhook", **how)
+        pace = {"lifetimes": tls.Lifetimes.every(period), "interval": min(tls.INTERVAL, period.total_seconds() / 5)}
+    return tls.Rotator(store, unique, directory, on_bundle=bundle.set_bundle, name="cardwise-webhook", **pace)
 
 
-def _scratch() -> Path:
+def _make_scratch_folder() -> Path:
     """For the certificates of a Secret while we run. Removed by this process only: workers are forks of it."""
     directory = Path(tempfile.mkdtemp(prefix="cardwise-webhook-"))
     owner = os.getpid()

@@ -41,9 +41,9 @@ _REASONS = (
 )
 
 
-def reason(field: str) -> str:
+def refusal_reason(field: str) -> str:
     """What kind of field a refusal is about; one of those of `_REASONS`, or "other"."""
-    return next((found for pattern, found in _REASONS if pattern.search(field)), "other")
+    return next((label for pattern, label in _REASONS if pattern.search(field)), "other")
 
 
 class StalenessCollector(Collector):

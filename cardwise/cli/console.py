@@ -16,9 +16,9 @@ from cardwise.core.values import wording
 _MOST_LINE: Final = 16 * 1024  # bytes: more than the longest command that doctor proposes
 
 
-def say(text: str, *, err: bool = False) -> None:
+def print_text(text: str, *, err: bool = False) -> None:
     """A sentence for people, as one line."""
-    click.echo(line(text), err=err)
+    click.echo(clean_line(text), err=err)
 
 
 def show(text: str) -> None:
@@ -26,21 +26,21 @@ def show(text: str) -> None:
     click.echo(clean(text), nl=False)
 
 
-def data(text: str, *, nl: bool = True) -> None:
+def print_data(text: str, *, nl: bool = True) -> None:
     """For programs."""
     click.echo(text, nl=nl)
 
 
-def columns() -> int | None:
+def terminal_columns() -> int | None:
     """The width of the terminal; None if the output is no terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def clean(text: str) -> str:
-    """The text in its lines, each as `line` has it."""
-    return "\n".join(map(line, text.split("\n")))
+    """The text in its lines, each as `clean_line` has it."""
+    return "\n".join(map(clean_line, text.split("\n")))
 
 
-def line(text: str) -> str:
+def clean_line(text: str) -> str:
     """The text as one line of limited length, in which each character is seen."""
     return wording.line(text, _MOST_LINE)

@@ -34,9 +34,11 @@ _COMMANDS: Final = {
 
 
 class _Group(click.Group):
-    """Ends without a word when somebody presses Ctrl-C, as the shell expects it. `called`: the command that ran."""
+    """Ends without a word when somebody presses Ctrl-C, as the shell expects it. `command_run`: the command that
+    ran.
+    """
 
-    called = ""
+    command_run = ""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
         return list(_COMMANDS)
@@ -44,9 +46,9 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
         if cmd_name not in _COMMANDS:
             return None
-        module, said = _COMMANDS[cmd_name]
+        module, short_help = _COMMANDS[cmd_name]
         command: click.Command = getattr(import_module(f"cardwise.cli.commands.{module}"), cmd_name.replace("-", "_"))
-        command.short_help = said
+        command.short_help = short_help
         return command
 
     def resolve_command(
@@ -69,13 +71,13 @@ class _Group(click.Group):
         except click.UsageError:
             raise  # nobody's words but ours and of who types
         except click.ClickException as error:
-            raise click.ClickException(console.line(error.message)) from error
+            raise click.ClickException(console.clean_line(error.message)) from error
         finally:
-            self.called = ctx.invoked_subcommand or ""
+            self.command_run = ctx.invoked_subcommand or ""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 - click's
         with formatter.section("Commands"):
-            formatter.write_dl([(name, said) for name, (_, said) in _COMMANDS.items()])
+            formatter.write_dl([(name, short_help) for name, (_, short_help) in _COMMANDS.items()])
 
 
 _EPILOG = """As a plugin of kubectl: `kubectl cardwise --context X top`. kubectl gives a plugin nothing of what stands
@@ -98,15 +100,15 @@ def main(program: str | None = None) -> None:
 
         match error:
             case errors.Forbidden():
-                sys.exit(console.line(f"cardwise: {rights.refusal(error, cli.called)}"))
+                sys.exit(console.clean_line(f"cardwise: {rights.describe_refusal(error, cli.command_run)}"))
             case errors.UnknownKind():
                 sys.exit(
                     "cardwise: this cluster has no kinds of cardwise.dev: Cardwise is not installed there; "
                     "`cardwise doctor` says what is missing"
                 )
             case errors.KubeError() | errors.KubeConfigError():
-                sys.exit(console.line(f"cardwise: {error}"))
-            case ValueError() if _is_of_a_header(error):
+                sys.exit(console.clean_line(f"cardwise: {error}"))
+            case ValueError() if _is_header_error(error):
                 sys.exit(
                     "cardwise: the credentials of the kubeconfig cannot be sent: the user's token, tokenFile, username "
                     "or password, or what its exec plugin prints, has a line break or a character that is not ASCII"
@@ -114,7 +116,7 @@ def main(program: str | None = None) -> None:
         raise
 
 
-def _is_of_a_header(error: Exception) -> bool:
+def _is_header_error(error: Exception) -> bool:
     """Whether Python's HTTP client has refused the value of a header, which its text quotes."""
     trace, file = error.__traceback__, ""
     while trace is not None:
@@ -132,7 +134,7 @@ def kubectl_complete() -> None:
     """`kubectl_complete-cardwise`, which kubectl runs to complete `kubectl cardwise`."""
     from cardwise.cli.commands import completion  # noqa: PLC0415 - as any command
 
-    console.data(completion.for_kubectl(cli, sys.argv[1:]))
+    console.print_data(completion.complete_for_kubectl(cli, sys.argv[1:]))
 
 
 def kubectl_inspect() -> None:

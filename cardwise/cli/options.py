@@ -52,34 +52,39 @@ class _Duration(click.ParamType[float]):
 DURATION = _Duration()
 
 
-def clock() -> Clock:
+def current_clock() -> Clock:
     """The machine's, or what a test gives to the command as its `obj`."""
-    given = click.get_current_context().obj
-    return given if isinstance(given, Clock) else SYSTEM
+    injected = click.get_current_context().obj
+    return injected if isinstance(injected, Clock) else SYSTEM
 
 
 def cluster(function: _F) -> _F:
-    """Which cluster: before a command's name, where users of kubectl write it, or after it. `client` reads both."""
+    """Which cluster: before a command's name, where users of kubectl write it, or after it. `load_client` reads
+    both.
+    """
     context = click.option(
-        "--context", expose_value=False, callback=_noted, help="Context of the kubeconfig. Default: its current one."
+        "--context",
+        expose_value=False,
+        callback=_store_option,
+        help="Context of the kubeconfig. Default: its current one.",
     )
     kubeconfig = click.option(
         "--kubeconfig",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
         expose_value=False,
-        callback=_noted,
+        callback=_store_option,
         help="Credentials of the cluster. Default: $KUBECONFIG, then ~/.kube/config.",
     )
     return context(kubeconfig(function))
 
 
-def _noted(context: click.Context, option: click.Parameter, value: Any) -> None:
+def _store_option(context: click.Context, option: click.Parameter, setting: Any) -> None:
     """Kept where the contexts of group and command are one."""
-    if value is not None:
-        context.meta[f"{__name__}.{option.name}"] = value
+    if setting is not None:
+        context.meta[f"{__name__}.{option.name}"] = setting
 
 
-def client(context: click.Context | None = None) -> "KubeClient":
+def load_client(context: click.Context | None = None) -> "KubeClient":
     """A client of the cluster that the options name. `context`: the command's, where click is not running it.
 
     Raises KubeConfigError, also for what is in a kubeconfig and no part of it has expected; the text of the first error
@@ -90,19 +95,19 @@ def client(context: click.Context | None = None) -> "KubeClient":
 
     meta = (context or click.get_current_context()).meta
     file = meta.get(f"{__name__}.kubeconfig")
-    where = file or os.environ.get("KUBECONFIG") or "~/.kube/config"
+    path = file or os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
-        made = KubeClient.load(file, context=meta.get(f"{__name__}.context", ""))
+        loaded = KubeClient.load(file, context=meta.get(f"{__name__}.context", ""))
     except errors.KubeConfigError:
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OSError) as error:
         raise errors.KubeConfigError(
-            f"the kubeconfig {where} cannot be used ({type(error).__name__}): check the fields of its cluster (server, "
+            f"the kubeconfig {path} cannot be used ({type(error).__name__}): check the fields of its cluster (server, "
             "proxy-url, tls-server-name) and of its user; `kubectl config view --minify` shows them"
         ) from None
-    if not isinstance(made.namespace, str):
-        raise errors.KubeConfigError(f"{where}: the context's namespace is no text; write it in quotes")
-    return made
+    if not isinstance(loaded.namespace, str):
+        raise errors.KubeConfigError(f"{path}: the context's namespace is no text; write it in quotes")
+    return loaded
 
 
 def check_namespace(client: "KubeClient", name: str) -> None:

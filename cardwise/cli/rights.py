@@ -34,10 +34,10 @@ class _Denial:
     namespace: str
 
     def __str__(self) -> str:
-        where = f"namespace {self.namespace}" if self.namespace else "the whole cluster"
-        return f"the right to {self.verb} {self.resource} in {where} is missing"
+        scope = f"namespace {self.namespace}" if self.namespace else "the whole cluster"
+        return f"the right to {self.verb} {self.resource} in {scope} is missing"
 
-    def role(self, command: str) -> str:
+    def role_for(self, command: str) -> str:
         """The ClusterRole that has the right, and all others that the command needs."""
         ours, writes = self.group == names.GROUP, self.verb not in _READS
         if command in _ROLES:
@@ -53,38 +53,38 @@ class _Denial:
         return bool(self.namespace) and command not in _ROLES and self.verb in _READS
 
 
-def missing(error: "errors.Forbidden") -> str:
+def describe_missing(error: "errors.Forbidden") -> str:
     """Which right is missing, and the role that has it, for a note beside what a command could show."""
-    denial = _denial(error)
+    denial = _parse_denial(error)
     if denial is None:
         return error.message
     if denial.user == _NOT_LOGGED_IN:
-        return _not_logged_in()
-    return f"{denial} (ClusterRole {denial.role('')}, docs/admin.md#looking)"
+        return _describe_anonymous()
+    return f"{denial} (ClusterRole {denial.role_for('')}, docs/admin.md#looking)"
 
 
-def refusal(error: "errors.Forbidden", command: str = "") -> str:
+def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
     """Which right is missing, and the command by which an administrator gives it to the user whom it was denied.
 
     `command`: the one that ran; where one role has all that it needs, that role.
     """
-    denial = _denial(error)
+    denial = _parse_denial(error)
     if denial is None:
         return error.message  # of a webhook, a policy or a quota: no role helps
     if denial.user == _NOT_LOGGED_IN:
-        return _not_logged_in()
-    role = denial.role(command)
+        return _describe_anonymous()
+    role = denial.role_for(command)
     # A name of its own for each user: kubectl makes no binding whose name is there.
     name = _IN_NO_NAME.sub("-", f"{role}-{denial.user}")
     binding = "clusterrolebinding {name:text}"
     if denial.is_in_namespace(command):
         binding = "rolebinding {name:text} -n {namespace}"
     bind = f"kubectl create {binding} --clusterrole={{role:text}} --user={{user:text}}"
-    given = shellcommand.command(bind, name=name, namespace=denial.namespace, role=role, user=denial.user)
-    return f"{denial}; an administrator gives it by: {given}"
+    grant = shellcommand.command(bind, name=name, namespace=denial.namespace, role=role, user=denial.user)
+    return f"{denial}; an administrator gives it by: {grant}"
 
 
-def _not_logged_in() -> str:
+def _describe_anonymous() -> str:
     """Nobody is to bind a role to that user: it is everybody who reaches the API server."""
     return (
         f"the API server takes you for {_NOT_LOGGED_IN}, who may read nothing: your kubeconfig has no credentials; "
@@ -92,9 +92,9 @@ def _not_logged_in() -> str:
     )
 
 
-def _denial(error: "errors.Forbidden") -> _Denial | None:
+def _parse_denial(error: "errors.Forbidden") -> _Denial | None:
     """None where the message is not that of a missing right."""
-    found = _DENIED.search(error.message)
-    if found is None:
+    match = _DENIED.search(error.message)
+    if match is None:
         return None
-    return _Denial(found["user"], found["verb"], found["resource"], found["group"], found["namespace"] or "")
+    return _Denial(match["user"], match["verb"], match["resource"], match["group"], match["namespace"] or "")

@@ -10,7 +10,7 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal g
 
 
 @contextmanager
-def as_exceptions() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Meanwhile SIGTERM and SIGHUP raise SystemExit, so that `with` and `finally` do what they have to."""
     with ExitStack() as former:
         for sign in _ENDING:

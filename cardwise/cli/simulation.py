@@ -60,69 +60,79 @@ class _World:
 
     workloads: list[SimulatedWorkload]
     tune: float | None
-    more: list[tuple[str, PodShape]] = field(default_factory=list)
+    extra_shapes: list[tuple[str, PodShape]] = field(default_factory=list)
     added: list[SimulatedNode] = field(default_factory=list)
     live: Snapshot | None = None
 
 
-def show(asked: SimulationOptions, of: Path | KubeClient) -> None:
+def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> None:
     """Simulates the trace in a folder, or the cluster, and prints what came out. Raises InvalidRequest."""
-    if asked.plots is not None:
-        plotting.check()
-    world = _of_trace(of, asked) if isinstance(of, Path) else _of_cluster(of, asked)
-    live = world.live if world.more else None
-    if asked.plots is not None:
+    if settings.plots is not None:
+        plotting.check_pygal()
+    world = _read_trace(source, settings) if isinstance(source, Path) else _read_cluster(source, settings)
+    live = world.live if world.extra_shapes else None
+    if settings.plots is not None:
         if live is None:
-            plotting.prepare(asked.plots)
+            plotting.prepare_folder(settings.plots)
         else:
-            console.say("note: --plots is left out: of what fits in a cluster nothing is drawn", err=True)
-    if asked.leaving:
-        outcome = _churned(world, asked)
+            console.print_text("note: --plots is left out: of what fits in a cluster nothing is drawn", err=True)
+    if settings.leaving:
+        outcome = _simulate_churn(world, settings)
     elif live is not None:
-        outcome = _what_fits(live, world, asked)
+        outcome = _count_fits(live, world, settings)
     else:
-        outcome = _filled(world, asked)
-    _show(outcome, world, asked)
+        outcome = _simulate_fill(world, settings)
+    _show(outcome, world, settings)
 
 
-def _of_trace(folder: Path, asked: SimulationOptions) -> _World:
-    workloads = [traces.read_trace(folder, name, asked.nodes) for name in asked.pods or ("default",)]
+def _read_trace(folder: Path, settings: SimulationOptions) -> _World:
+    workloads = [traces.read_trace(folder, name, settings.nodes) for name in settings.pods or ("default",)]
     specs = {spec for workload in workloads for spec in traces.requested_classes(workload)}
-    world = _World(workloads, asked.tune or TUNE)
+    world = _World(workloads, settings.tune or TUNE)
     models = [card.model for node in workloads[0].nodes for card in node.cards]
-    return _completed(world, asked, models, lambda card, _: replace(card, classes=traces.classes_of(card.model, specs)))
+    return _add_what_if(
+        world, settings, models, lambda card, _: replace(card, classes=traces.classes_of(card.model, specs))
+    )
 
 
-def _of_cluster(client: KubeClient, asked: SimulationOptions) -> _World:
-    live = snapshots.take(client, asked.cardwise_namespace)
+def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _World:
+    live = snapshots.take_snapshot(client, settings.cardwise_namespace)
     for note in live.notes:
-        console.say(f"note: {note}", err=True)
+        console.print_text(f"note: {note}", err=True)
     if not live.nodes:
         raise click.ClickException("the cluster has no card that Cardwise shares: `cardwise doctor` says why")
-    world = _World([live.workload()], asked.tune, live=live)
-    world = _completed(world, asked, live.models(), snapshots.classified(live))
-    if not live.pods and not world.more:
+    world = _World([live.workload()], settings.tune, live=live)
+    world = _add_what_if(world, settings, live.models(), snapshots.card_classifier(live))
+    if not live.pods and not world.extra_shapes:
         raise click.ClickException("no pod of the cluster uses cards or waits for some: --pod asks what would fit")
-    if not world.more and not world.workloads[0].capacity:
+    if not world.extra_shapes and not world.workloads[0].capacity:
         raise click.ClickException("the cluster has no GPU to replay pods on: --pod asks how many more devices fit")
     return world
 
 
-def _completed(
-    world: _World, asked: SimulationOptions, models: Sequence[str], named: Callable[[Card, str], Card]
+def _add_what_if(
+    world: _World, settings: SimulationOptions, models: Sequence[str], classify_card: Callable[[Card, str], Card]
 ) -> _World:
     """With the pods and nodes that are not there yet. Raises InvalidRequest."""
     known = world.live.classes if world.live is not None else {}
-    world.more = [shape for one in asked.pod for shape in whatif.shapes(one, known, unit=Unit(asked.gpu_mem_unit))]
+    world.extra_shapes = [
+        shape
+        for workload in settings.pod
+        for shape in whatif.parse_shapes(workload, known, unit=Unit(settings.gpu_mem_unit))
+    ]
     models = list(dict.fromkeys(models))
-    added = [node for i, one in enumerate(asked.add_nodes) for node in whatif.nodes(one, i, models, named)]
-    there = {of for node in (*world.workloads[0].nodes, *added) for card in node.cards for of in card.classes}
-    for name, shape in world.more:
-        whatif.check_classes(name, shape, there | known.keys())
-    if world.more:
+    added = [
+        node
+        for i, workload in enumerate(settings.add_nodes)
+        for node in whatif.parse_nodes(workload, i, models, classify_card)
+    ]
+    classes_there = {of for node in (*world.workloads[0].nodes, *added) for card in node.cards for of in card.classes}
+    for name, shape in world.extra_shapes:
+        whatif.check_classes(name, shape, classes_there | known.keys())
+    if world.extra_shapes:
         world.added = added
     elif added:
-        world.workloads = [replace(one, nodes=(*one.nodes, *added)) for one in world.workloads]
+        world.workloads = [replace(workload, nodes=(*workload.nodes, *added)) for workload in world.workloads]
     return world
 
 
@@ -136,108 +146,126 @@ class _Outcome:
     plots: Callable[[int], dict[str, bytes]]
 
 
-def _plan(world: _World, asked: SimulationOptions) -> list[Run]:
-    policies = asked.policy or sorted(POLICIES)
-    seeds = range(asked.seed, asked.seed + asked.seeds)
+def _plan_runs(world: _World, settings: SimulationOptions) -> list[Run]:
+    policies = settings.policy or sorted(POLICIES)
+    seeds = range(settings.seed, settings.seed + settings.seeds)
     return [Run(i, policy, seed) for i in range(len(world.workloads)) for policy in policies for seed in seeds]
 
 
-def _filled(world: _World, asked: SimulationOptions) -> _Outcome:
-    plan, workloads = _plan(world, asked), world.workloads
+def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
+    plan, workloads = _plan_runs(world, settings), world.workloads
     job = partial(
         fill,
         tune=world.tune,
-        learning=not (asked.known or world.live),  # what is simulated of a cluster is what its extender has seen
-        extra_shapes=tuple(shape for _, shape in world.more),
+        learning=not (settings.known or world.live),  # what is simulated of a cluster is what its extender has seen
+        extra_shapes=tuple(shape for _, shape in world.extra_shapes),
         added_nodes=tuple(world.added),
     )
     with _progress(sum(expected_arrivals(workloads[run.workload], world.tune) for run in plan)) as on_progress:
-        results = runs.run_all(
-            job, workloads, plan, processes=asked.processes or runs.available_cores(), on_progress=on_progress
+        fills = runs.run_all(
+            job, workloads, plan, processes=settings.processes or runs.available_cores(), on_progress=on_progress
         )
     levels = sorted({level for workload in workloads for level in summary.reached_levels(workload, world.tune)})
-    found = summary.summarize_fills(plan, results, levels)
-    table = replays.of_fills(workloads, found)
-    if world.more:
-        fits = [(name, one.policy, one.fits[i]) for i, (name, _) in enumerate(world.more) for one in found]
-        table += f"\nMore pods that fit at the end:\n{replays.of_fits(fits)}"
+    summaries = summary.summarize_fills(plan, fills, levels)
+    table = replays.format_fills(workloads, summaries)
+    if world.extra_shapes:
+        fits = [
+            (name, fill_summary.policy, fill_summary.fits[i])
+            for i, (name, _) in enumerate(world.extra_shapes)
+            for fill_summary in summaries
+        ]
+        table += f"\nMore pods that fit at the end:\n{replays.format_fits(fits)}"
 
     def plots(of: int) -> dict[str, bytes]:
-        shown = [one for one in found if one.workload == of]
-        curves = {one.policy: [(p.arrived, p.allocated, p.fragmented) for p in one.points] for one in shown}
-        refused = {one.policy: one.refused for one in shown}
-        return plotting.draw("asked for so far, in percent of all cards", curves, refused)
+        shown = [fill_summary for fill_summary in summaries if fill_summary.workload == of]
+        curves = {
+            fill_summary.policy: [(p.arrived, p.allocated, p.fragmented) for p in fill_summary.points]
+            for fill_summary in shown
+        }
+        refused = {fill_summary.policy: fill_summary.refused for fill_summary in shown}
+        return plotting.draw_plots("asked for so far, in percent of all cards", curves, refused)
 
-    rows = replays.fill_rows(workloads, plan, results)
-    return _Outcome(table, rows, replays.as_json(workloads, plan, results), plots)
+    rows = replays.fill_rows(workloads, plan, fills)
+    return _Outcome(table, rows, replays.as_json(workloads, plan, fills), plots)
 
 
-def _churned(world: _World, asked: SimulationOptions) -> _Outcome:
-    plan, workloads = _plan(world, asked), world.workloads
-    load, lifetimes = asked.load, asked.lifetimes
-    job = partial(churn, load=load, lifetimes=lifetimes, learning=not (asked.known or world.live))
+def _simulate_churn(world: _World, settings: SimulationOptions) -> _Outcome:
+    plan, workloads = _plan_runs(world, settings), world.workloads
+    load, lifetimes = settings.load, settings.lifetimes
+    job = partial(churn, load=load, lifetimes=lifetimes, learning=not (settings.known or world.live))
     with _progress(
         sum(expected_churn_arrivals(workloads[run.workload], load, lifetimes) for run in plan)
     ) as on_progress:
-        results = runs.run_all(
-            job, workloads, plan, processes=asked.processes or runs.available_cores(), on_progress=on_progress
+        churns = runs.run_all(
+            job, workloads, plan, processes=settings.processes or runs.available_cores(), on_progress=on_progress
         )
-    found = summary.summarize_churns(plan, results)
+    summaries = summary.summarize_churns(plan, churns)
 
     def plots(of: int) -> dict[str, bytes]:
-        shown = [one for one in found if one.workload == of]
-        curves = {one.policy: [(m.time, m.allocated, m.fragmented) for m in one.moments] for one in shown}
-        return plotting.draw("time, in mean lifetimes of a pod", curves, {one.policy: one.refused for one in shown})
+        shown = [churn_summary for churn_summary in summaries if churn_summary.workload == of]
+        curves = {
+            churn_summary.policy: [(m.time, m.allocated, m.fragmented) for m in churn_summary.moments]
+            for churn_summary in shown
+        }
+        return plotting.draw_plots(
+            "time, in mean lifetimes of a pod",
+            curves,
+            {churn_summary.policy: churn_summary.refused for churn_summary in shown},
+        )
 
-    rows = replays.churn_rows(workloads, plan, results)
-    return _Outcome(replays.of_churns(workloads, found), rows, replays.as_json(workloads, plan, results), plots)
+    rows = replays.churn_rows(workloads, plan, churns)
+    return _Outcome(replays.format_churns(workloads, summaries), rows, replays.as_json(workloads, plan, churns), plots)
 
 
-def _what_fits(live: Snapshot, world: _World, asked: SimulationOptions) -> _Outcome:
+def _count_fits(live: Snapshot, world: _World, settings: SimulationOptions) -> _Outcome:
     """How many more of each shape have room in the cluster as it is. Nothing is drawn of that."""
-    found = []
-    shapes = [shape for _, shape in world.more]
-    for policy in asked.policy or sorted(POLICIES):
+    counts_by_policy = []
+    shapes = [shape for _, shape in world.extra_shapes]
+    for policy in settings.policy or sorted(POLICIES):
         cluster = SimulatedCluster(live.nodes, policy)
         for holding in live.holdings:
             cluster.add_assigned_pod(holding)
-        _teach(cluster, live, shapes)
-        found.append((policy, cluster.count_fitting(shapes, world.added)))
-    fits = [(name, policy, counts[i]) for i, (name, _) in enumerate(world.more) for policy, counts in found]
+        _set_workload(cluster, live, shapes)
+        counts_by_policy.append((policy, cluster.count_fitting(shapes, world.added)))
+    fits = [
+        (name, policy, counts[i])
+        for i, (name, _) in enumerate(world.extra_shapes)
+        for policy, counts in counts_by_policy
+    ]
     if live.waiting:
-        console.say(f"note: {live.waiting} pods wait, and may take some of that room first", err=True)
+        console.print_text(f"note: {live.waiting} pods wait, and may take some of that room first", err=True)
     heads = ["pod", "policy", "now", "added"]
     rows = [heads[: 2 + len(counts)] for _, _, counts in fits[:1]] + [
         [name, policy, *map(str, counts)] for name, policy, counts in fits
     ]
     runs = [dict(zip(heads, (name, policy, *counts), strict=False)) for name, policy, counts in fits]
-    return _Outcome(replays.of_fits(fits), rows, runs, lambda _: {})
+    return _Outcome(replays.format_fits(fits), rows, runs, lambda _: {})
 
 
-def _teach(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
+def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
     """What the extender has learned, or where that is not known, what is there, or else what is asked about."""
     if live.learned:
         try:
             cluster.load_workload(live.learned)
         except InvalidWorkload as error:
-            console.say(f"note: the ConfigMap {names.WORKLOAD} is not used: {error}", err=True)
+            console.print_text(f"note: the ConfigMap {names.WORKLOAD} is not used: {error}", err=True)
         else:
             return
     cluster.set_workload([pod.shape for pod in live.pods] or shapes)
 
 
-def _show(outcome: _Outcome, world: _World, asked: SimulationOptions) -> None:
-    if asked.output == "json":
-        console.data(json.dumps({"runs": outcome.runs}, indent=2))
-    elif asked.output == "csv":
-        console.data(replays.as_csv(outcome.rows), nl=False)
+def _show(outcome: _Outcome, world: _World, settings: SimulationOptions) -> None:
+    if settings.output == "json":
+        console.print_data(json.dumps({"runs": outcome.runs}, indent=2))
+    elif settings.output == "csv":
+        console.print_data(replays.as_csv(outcome.rows), nl=False)
     else:
         console.show(outcome.table)
-    if asked.plots is not None:
+    if settings.plots is not None:
         for i, workload in enumerate(world.workloads):
-            prefix = f"{workload.name}-churn" if asked.leaving else workload.name
-            for path in plotting.write(asked.plots, prefix, outcome.plots(i)):
-                console.say(f"wrote {path}", err=True)
+            prefix = f"{workload.name}-churn" if settings.leaving else workload.name
+            for path in plotting.write_plots(settings.plots, prefix, outcome.plots(i)):
+                console.print_text(f"wrote {path}", err=True)
 
 
 @contextmanager

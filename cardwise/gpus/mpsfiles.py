@@ -54,7 +54,7 @@ def card_readiness(
     folder, status = find_daemon_state(root, uuid)
     if folder is None or status is None:
         return CardReadiness(f"the MPS manager of the node does not serve card {uuid} (yet)", None)
-    reason = mps.unusable(status, uuid, now=clock.now(), wanted=required_state, need=memory_limit)
+    reason = mps.start_problem(status, uuid, now=clock.now(), wanted=required_state, need=memory_limit)
     if not reason and required_state is MpsState.READY and not is_daemon_listening(folder / mps.CLIENTS):
         reason = f"the MPS daemon of card {uuid} takes no connection"
     return CardReadiness(reason, status.state)
@@ -122,7 +122,7 @@ def is_state_stale(root: Path, uuid: str, *, clock: Clock = BOOT) -> bool:
     if not is_manager_running(root):
         return True
     _, status = find_daemon_state(root, uuid)
-    return status is None or mps.stale(status, clock.now())
+    return status is None or mps.is_stale(status, clock.now())
 
 
 def is_daemon_listening(folder: Path) -> bool:

@@ -116,17 +116,17 @@ class KubeClient:
 
         Raises `errors.KubeConfigError`, which says what was tried.
         """
-        found = credentials.load(kubeconfig, context)
+        loaded = credentials.load(kubeconfig, context)
         client = cls(
-            found.host,
-            ssl_context=found.ssl_context,
-            server_hostname=found.server_hostname,
-            authorization=found.authorization,
-            proxy=found.proxy,
+            loaded.host,
+            ssl_context=loaded.ssl_context,
+            server_hostname=loaded.server_hostname,
+            authorization=loaded.authorization,
+            proxy=loaded.proxy,
             pool_size=pool_size,
             user_agent=user_agent,
         )
-        client.namespace = found.namespace
+        client.namespace = loaded.namespace
         return client
 
     def request(
@@ -138,13 +138,13 @@ class KubeClient:
         query: Query | None = None,
         content_type: str = JSON,
         timeout: float | None = 10.0,
-        most: int = MOST_BYTES,
+        max_bytes: int = MOST_BYTES,
     ) -> bytes:
         """One HTTP exchange. `body` is sent as it is when bytes, else encoded as JSON."""
         if body is not None and not isinstance(body, bytes):
             body = _encode(body)
-        response = self._ask(method, path, body=body, query=query, content_type=content_type, timeout=timeout)
-        return _read(response, most, f"{method} {path}")
+        response = self._open_response(method, path, body=body, query=query, content_type=content_type, timeout=timeout)
+        return _read_body(response, max_bytes, f"{method} {path}")
 
     def get(
         self,
@@ -152,17 +152,17 @@ class KubeClient:
         query: Query | None = None,
         *,
         timeout: float | None = 10.0,
-        most: int = MOST_BYTES,
+        max_bytes: int = MOST_BYTES,
         managed_fields: bool = False,
     ) -> dict[str, Any]:
         """`managed_fields`: with them."""
-        body = self.request("GET", path, query=query, timeout=timeout, most=most)
+        body = self.request("GET", path, query=query, timeout=timeout, max_bytes=max_bytes)
         return _object(body) if managed_fields else _unmanaged(body)
 
     def clock(self) -> datetime | None:
         """The time of who answers for the API server, to the second; None where it does not tell."""
-        response = self._ask("GET", "/version", timeout=10.0)
-        _read(response, MOST_BYTES, "GET /version")
+        response = self._open_response("GET", "/version", timeout=10.0)
+        _read_body(response, MOST_BYTES, "GET /version")
         return _parse_date(response.headers.get("Date"))
 
     def server_time(self) -> datetime:
@@ -171,25 +171,25 @@ class KubeClient:
         For comparisons with times that the API server wrote. Costs no request.
         """
         date, at = self._last_date
-        told = _parse_date(date)
-        return self._clock.wall() if told is None else told + timedelta(seconds=self._clock.now() - at)
+        server = _parse_date(date)
+        return self._clock.wall() if server is None else server + timedelta(seconds=self._clock.now() - at)
 
     def create(
-        self, path: str, obj: object, *, query: Query | None = None, timeout: float | None = 10.0
+        self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
-        """POST `obj` to a collection (or to a subresource such as binding)."""
-        return _unmanaged(self.request("POST", path, body=obj, query=query, timeout=timeout))
+        """POST `body` to a collection (or to a subresource such as binding)."""
+        return _unmanaged(self.request("POST", path, body=body, query=query, timeout=timeout))
 
     def update(
-        self, path: str, obj: object, *, query: Query | None = None, timeout: float | None = 10.0
+        self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
-        """PUT; with metadata.resourceVersion in `obj` it raises `Conflict` when another one was first."""
-        return _unmanaged(self.request("PUT", path, body=obj, query=query, timeout=timeout))
+        """PUT; with metadata.resourceVersion in `body` it raises `Conflict` when another one was first."""
+        return _unmanaged(self.request("PUT", path, body=body, query=query, timeout=timeout))
 
     def patch(
         self,
         path: str,
-        obj: object,
+        body: object,
         kind: PatchKind = "merge",
         field_manager: str | None = None,
         *,
@@ -201,7 +201,7 @@ class KubeClient:
         if field_manager is not None:
             query["fieldManager"] = field_manager
         content_type = PATCH_TYPES[kind]
-        answer = self.request("PATCH", path, body=obj, query=query, content_type=content_type, timeout=timeout)
+        answer = self.request("PATCH", path, body=body, query=query, content_type=content_type, timeout=timeout)
         return _unmanaged(answer)
 
     def delete(
@@ -224,14 +224,14 @@ class KubeClient:
         `MOST_BYTES` is asked for again with fewer objects. `Gone` while paging: the snapshot expired, start over.
         """
         params = dict(query or {})
-        most = MOST_BYTES if limit else MOST_BYTES_WHOLE
+        max_bytes = MOST_BYTES if limit else MOST_BYTES_WHOLE
         if not limit and timeout is not None:
             timeout *= _WHOLE
         while True:
             if limit:
                 params["limit"] = str(limit)
             try:
-                page = self.request("GET", path, query=params, timeout=timeout, most=most)
+                page = self.request("GET", path, query=params, timeout=timeout, max_bytes=max_bytes)
             except errors.TooLarge:
                 if limit <= 1:
                     raise
@@ -294,7 +294,7 @@ class KubeClient:
         if read_timeout is None:
             read_timeout = timeout_seconds + 30.0
         # Until the headers are here nobody can end the wait from outside, so it is bounded on its own.
-        response = self._ask("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout))
+        response = self._open_response("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout))
         seconds = max(timeout_seconds, read_timeout) + _WATCH_SPARE
         transport.prolong(getattr(response, "connection", None), silence=read_timeout, seconds=seconds)
         return Watch(response, path, read_timeout)
@@ -303,7 +303,7 @@ class KubeClient:
         """Closes the idle connections. Running requests end by themselves."""
         self._manager.clear()
 
-    def _ask(
+    def _open_response(
         self,
         method: str,
         path: str,
@@ -357,7 +357,7 @@ class KubeClient:
             # The next request asks the loader again; the token may have been rotated early.
             self._headers_until = 0.0
         try:
-            body = _read(response, _MOST_ERROR_BYTES, f"{method} {path}")
+            body = _read_body(response, _MOST_ERROR_BYTES, f"{method} {path}")
         except errors.TooLarge:
             body = b""
         except errors.Unreachable as error:
@@ -378,12 +378,12 @@ class KubeClient:
         with self._lock:
             if self._authorization is None or self._clock.now() < self._headers_until:
                 return
-            value = self._authorization()
-            if value and not credentials.is_header(value):
+            authorization = self._authorization()
+            if authorization and not credentials.is_header_value(authorization):
                 raise errors.Unauthorized(401, "NoToken", f"the token {credentials.NO_HEADER}")
-            base = {key: kept for key, kept in self._headers[""].items() if key != "Authorization"}
-            if value:
-                base["Authorization"] = value.strip()
+            base = {key: text for key, text in self._headers[""].items() if key != "Authorization"}
+            if authorization:
+                base["Authorization"] = authorization.strip()
             if base != self._headers[""]:
                 self._headers = {"": base}
             self._headers_until = self._clock.now() + _TOKEN_SECONDS
@@ -435,34 +435,34 @@ def _list_meta(page: bytes) -> wire.ListMeta:
     """The metadata of a page of a list. Raises msgspec.DecodeError."""
     # The API server writes it before the items: the beginning says it, and a walk through megabytes is saved (0.2 s for
     # 60,000 pods). What comes before the items is whole only where they are the list's own.
-    begin, items, _ = page[:_BEGIN].partition(b'"items":[')
-    if items:
+    begin, items_key, _ = page[:_BEGIN].partition(b'"items":[')
+    if items_key:
         with contextlib.suppress(msgspec.DecodeError):
             return _decode_begin(begin + b'"items":[]}').metadata
     return _decode_list_head(page).metadata
 
 
-def _read(response: urllib3.BaseHTTPResponse, most: int, what: str) -> bytes:
-    """The rest of the answer. Raises Unreachable, and TooLarge where it has more than `most` bytes."""
+def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) -> bytes:
+    """The rest of the answer. Raises Unreachable, and TooLarge where it has more than `max_bytes` bytes."""
     try:
         length = response.length_remaining
-        if length is not None and length <= most and "Content-Encoding" not in response.headers:
+        if length is not None and length <= max_bytes and "Content-Encoding" not in response.headers:
             return response.data
         pieces, size = [], 0
-        if length is None or length <= most:
+        if length is None or length <= max_bytes:
             for piece in response.stream(_PIECE):
                 pieces.append(piece)
                 size += len(piece)
-                if size > most:
+                if size > max_bytes:
                     break
             else:
                 return b"".join(pieces)
         response.close()
     except (ReadTimeoutError, TimeoutError) as error:
-        raise errors.TimedOut(f"{what}: {error}") from error
+        raise errors.TimedOut(f"{call}: {error}") from error
     except (HTTPError, OSError, ValueError) as error:  # ValueError: of http.client, for a length that is none
-        raise errors.Unreachable(f"{what}: {error}") from error
-    raise errors.TooLarge(f"{what}: the answer has more than {most} bytes")
+        raise errors.Unreachable(f"{call}: {error}") from error
+    raise errors.TooLarge(f"{call}: the answer has more than {max_bytes} bytes")
 
 
 def _unmanaged(body: bytes) -> dict[str, Any]:

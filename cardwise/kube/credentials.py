@@ -53,14 +53,14 @@ def load(file: Path | None, context: str = "") -> Credentials:
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (_SERVICE_ACCOUNT / "token").exists()
     if file is None and not context and in_pod:
         return _of_service_account(_SERVICE_ACCOUNT)
-    where = str(file or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
+    path = str(file or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     try:
-        found = kubeconfig.read(Path(where).expanduser(), context)
-        if found is not None:
-            return _plain(found, where)
+        kubeconfig_read = kubeconfig.read(Path(path).expanduser(), context)
+        if kubeconfig_read is not None:
+            return _from_kubeconfig(kubeconfig_read, path)
     except OSError as error:  # of TLS too
-        raise _unusable(where, str(error)) from error
-    return _by_library(where, context)
+        raise _unusable(path, str(error)) from error
+    return _by_library(path, context)
 
 
 def _of_service_account(folder: Path) -> Credentials:
@@ -80,42 +80,42 @@ def _of_service_account(folder: Path) -> Credentials:
             token_file=folder / "token",
             namespace=namespace.read_text().strip() if namespace.exists() else "",
         )
-        return _plain(account, _IN_POD)
+        return _from_kubeconfig(account, _IN_POD)
     except OSError as error:  # of TLS too
         raise _unusable(_IN_POD, str(error)) from error
 
 
-def _plain(found: Kubeconfig, where: str) -> Credentials:
+def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
     """Raises OSError, KubeConfigError."""
-    _check_url(found.server, _SERVER, where)
-    if not is_header(found.token):
-        raise _unusable(where, f"users[].user.token {NO_HEADER}")
+    _check_url(config.server, _SERVER, source)
+    if not is_header_value(config.token):
+        raise _unusable(source, f"users[].user.token {NO_HEADER}")
     tls = None
-    if found.server.startswith("https"):
+    if config.server.startswith("https"):
         # Around the certificates there may be text, which need not be ASCII.
-        ca = found.ca.decode("ascii", "ignore") or None
-        tls = _tls(ssl.create_default_context(cadata=ca), verify=found.verify)
-        if found.certificate is not None:
+        ca = config.ca.decode("ascii", "ignore") or None
+        tls = _tls(ssl.create_default_context(cadata=ca), verify=config.verify)
+        if config.certificate is not None:
             # Python takes them from files only. Nobody else sees these, and they are gone in a moment.
             with tempfile.TemporaryDirectory() as folder:
                 certificate, key = Path(folder) / "crt", Path(folder) / "key"
-                certificate.write_bytes(found.certificate[0])
-                key.write_bytes(found.certificate[1])
+                certificate.write_bytes(config.certificate[0])
+                key.write_bytes(config.certificate[1])
                 tls.load_cert_chain(certificate, key)
     by_environment = urllib.request.getproxies()
-    proxy = found.proxy or by_environment.get(urlsplit(found.server).scheme) or by_environment.get("all")
+    proxy = config.proxy or by_environment.get(urlsplit(config.server).scheme) or by_environment.get("all")
     authorization: Authorization | None = None
-    if found.token_file is not None:
-        authorization = partial(_token_in, found.token_file)
-    elif found.token:
-        authorization = partial(str, found.token)
+    if config.token_file is not None:
+        authorization = partial(_token_in, config.token_file)
+    elif config.token:
+        authorization = partial(str, config.token)
     return Credentials(
-        host=found.server,
+        host=config.server,
         ssl_context=tls,
-        server_hostname=found.server_name or None,
+        server_hostname=config.server_name or None,
         authorization=authorization,
-        proxy=_proxy(found.server, proxy, where),
-        namespace=found.namespace or DEFAULT_NAMESPACE,
+        proxy=_proxy(config.server, proxy, source),
+        namespace=config.namespace or DEFAULT_NAMESPACE,
     )
 
 
@@ -127,8 +127,8 @@ def _token_in(path: Path) -> str | None:
         return None
 
 
-def _by_library(where: str, context: str) -> Credentials:
-    """`where`: a kubeconfig. Raises `errors.KubeConfigError`."""
+def _by_library(source: str, context: str) -> Credentials:
+    """`source`: a kubeconfig. Raises `errors.KubeConfigError`."""
     # Importing the official client takes 0.3 s and 40 MB, which what never connects should not pay.
     from kubernetes import config  # noqa: PLC0415
     from kubernetes.client import Configuration  # noqa: PLC0415
@@ -136,13 +136,17 @@ def _by_library(where: str, context: str) -> Credentials:
     loaders: Any = config  # untyped
     configuration = Configuration()
     try:
-        contexts, active = loaders.list_kube_config_contexts(config_file=where)
-        chosen = next((one for one in contexts if one["name"] == context), None) if context else active
+        contexts, active = loaders.list_kube_config_contexts(config_file=source)
+        chosen = (
+            next((kube_context for kube_context in contexts if kube_context["name"] == context), None)
+            if context
+            else active
+        )
         if chosen is None:
-            known = ", ".join(str(one["name"]) for one in contexts)
-            raise errors.KubeConfigError(f"there is no context {context!r} in {where}; those there are: {known}")
+            known = ", ".join(str(kube_context["name"]) for kube_context in contexts)
+            raise errors.KubeConfigError(f"there is no context {context!r} in {source}; those there are: {known}")
         loaders.load_kube_config(
-            config_file=where,
+            config_file=source,
             context=context or None,
             client_configuration=configuration,
             persist_config=False,
@@ -151,35 +155,35 @@ def _by_library(where: str, context: str) -> Credentials:
     except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
         # The loader takes the file for one, so that what is none ends in words about Python's types.
         none = isinstance(error, _NO_KUBECONFIG)
-        why = "it is no kubeconfig" if none else str(error)
-        raise _unusable(where, why) from error
-    _check_url(str(configuration.host), _SERVER, where)
+        reason = "it is no kubeconfig" if none else str(error)
+        raise _unusable(source, reason) from error
+    _check_url(str(configuration.host), _SERVER, source)
     return Credentials(
         host=str(configuration.host),
         ssl_context=_tls_of(configuration),
         server_hostname=configuration.tls_server_name,
         authorization=_authorization_of(configuration),
-        proxy=_proxy(str(configuration.host), configuration.proxy, where),
+        proxy=_proxy(str(configuration.host), configuration.proxy, source),
         namespace=namespace or DEFAULT_NAMESPACE,
     )
 
 
-def _unusable(where: str, why: str) -> errors.KubeConfigError:
+def _unusable(source: str, reason: str) -> errors.KubeConfigError:
     return errors.KubeConfigError(
-        f"no usable credentials in {where}: {wording.message(why)}; "
+        f"no usable credentials in {source}: {wording.message(reason)}; "
         "give --kubeconfig, or run in a pod with a service account"
     )
 
 
-def _proxy(host: str, found: str | None, where: str) -> str | None:
+def _proxy(host: str, proxy: str | None, source: str) -> str | None:
     """The URL of the proxy to the API server, if there is one. Raises KubeConfigError."""
-    if not found or urllib.request.proxy_bypass(urlsplit(host).hostname or ""):
+    if not proxy or urllib.request.proxy_bypass(urlsplit(host).hostname or ""):
         return None
-    _check_url(str(found), "the proxy (clusters[].cluster.proxy-url, HTTPS_PROXY, HTTP_PROXY)", where)
-    return str(found)
+    _check_url(str(proxy), "the proxy (clusters[].cluster.proxy-url, HTTPS_PROXY, HTTP_PROXY)", source)
+    return str(proxy)
 
 
-def _check_url(url: str, field: str, where: str) -> None:
+def _check_url(url: str, field: str, source: str) -> None:
     """Raises KubeConfigError, which does not quote it: there may be a password in it."""
     try:
         parts = parse_url(url)
@@ -187,28 +191,28 @@ def _check_url(url: str, field: str, where: str) -> None:
         parts = None
     # As kubectl takes it, HOST:PORT is enough.
     if parts is None or not parts.host or parts.scheme not in (None, "http", "https"):
-        raise _unusable(where, f"{field} is no URL such as https://10.0.0.1:6443")
+        raise _unusable(source, f"{field} is no URL such as https://10.0.0.1:6443")
 
 
-def is_header(value: str) -> bool:
+def is_header_value(text: str) -> bool:
     """Whether an HTTP header can have this value."""
-    return value.isascii() and value.strip().isprintable()
+    return text.isascii() and text.strip().isprintable()
 
 
 def _authorization_of(configuration: Any) -> Authorization | None:
     """None when the client certificate is all: then no request ever asks."""
 
-    def value() -> str | None:
+    def read_header() -> str | None:
         # Calls refresh_api_key_hook, which re-runs exec plugins. Releases before 36.0.1 knew only the second name,
         # later ones file the token under the first.
-        found = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if not found and configuration.username:
-            found = configuration.get_basic_auth_token()
-        return str(found) if found else None
+        header = configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if not header and configuration.username:
+            header = configuration.get_basic_auth_token()
+        return str(header) if header else None
 
-    if configuration.refresh_api_key_hook is None and value() is None:
+    if configuration.refresh_api_key_hook is None and read_header() is None:
         return None
-    return value
+    return read_header
 
 
 def _tls_of(configuration: Any) -> ssl.SSLContext | None:

@@ -154,36 +154,36 @@ def is_of_server(error: KubeError) -> bool:
 def from_response(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
     """The error for an HTTP answer of 400 and above; `body` is a Status object or whatever a proxy wrote."""
     try:
-        said = _decode_status(body)
+        status_object = _decode_status(body)
     except msgspec.DecodeError:
-        said = _Status(message=body[:MAX_MESSAGE].decode(errors="replace").strip())
-    return _build(status, said, _retry_after(headers.get("Retry-After")))
+        status_object = _Status(message=body[:MAX_MESSAGE].decode(errors="replace").strip())
+    return _build(status, status_object, _retry_after(headers.get("Retry-After")))
 
 
 def from_status(body: bytes) -> KubeError:
     """The error of an ERROR event in a watch, whose object is a Status."""
     try:
-        said = _decode_status(body)
+        status_object = _decode_status(body)
     except msgspec.DecodeError:
-        said = _Status(message="undecodable Status in a watch", code=500)
-    return _build(said.code or 500, said, None)
+        status_object = _Status(message="undecodable Status in a watch", code=500)
+    return _build(status_object.code or 500, status_object, None)
 
 
-def _build(status: int, said: _Status, retry_after: float | None) -> KubeError:
+def _build(status: int, status_object: _Status, retry_after: float | None) -> KubeError:
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else KubeError)
     # Without a Status object for a group that it does not have, with this message for a kind of a group that it has.
-    if status == 404 and (not said.reason or said.message == _NO_SUCH_RESOURCE):
+    if status == 404 and (not status_object.reason or status_object.message == _NO_SUCH_RESOURCE):
         kind = UnknownKind
-    if status == 409 and said.reason == "AlreadyExists":
+    if status == 409 and status_object.reason == "AlreadyExists":
         kind = AlreadyExists
     # A watch reports an expired version with this reason and, from some proxies, another code.
-    if said.reason in ("Expired", "Gone"):
+    if status_object.reason in ("Expired", "Gone"):
         kind = Gone
-    if retry_after is None and said.details is not None and said.details.retry_after_seconds > 0:
-        retry_after = said.details.retry_after_seconds
-    return kind(status, said.reason, said.message, retry_after=retry_after)
+    if retry_after is None and status_object.details is not None and status_object.details.retry_after_seconds > 0:
+        retry_after = status_object.details.retry_after_seconds
+    return kind(status, status_object.reason, status_object.message, retry_after=retry_after)
 
 
-def _retry_after(value: str | None) -> float | None:
+def _retry_after(header: str | None) -> float | None:
     # The API server writes whole seconds; the HTTP-date form is a proxy's, and then our own backoff serves as well.
-    return float(value) if value is not None and value.isdigit() else None
+    return float(header) if header is not None and header.isdigit() else None

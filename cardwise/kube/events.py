@@ -54,7 +54,7 @@ class ObjectRef:
             "namespace": self.namespace,
             "uid": self.uid,
         }
-        return {key: value for key, value in fields.items() if value}
+        return {key: text for key, text in fields.items() if text}
 
 
 class Recorder(Protocol):
@@ -142,7 +142,7 @@ class EventRecorder:
                 self.dropped += 1
                 return
             self._notes.setdefault(namespace, deque()).append(note)
-            self._turns.wait(namespace)
+            self._turns.enqueue(namespace)
             self._queued += 1
             self._news.notify()
             if self._thread is None:
@@ -176,14 +176,14 @@ class EventRecorder:
         """Waits for one; None when all that had come before `stop` are written."""
         with self._news:
             if not self._notes:
-                self._turns.rest()
+                self._turns.clear()
             self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
             if not self._notes:
                 return None
             namespace = self._turns.next(self._notes.__contains__)  # others have lost their Events
             note = self._notes[namespace].popleft()
             if self._notes[namespace]:
-                self._turns.wait(namespace)
+                self._turns.enqueue(namespace)
             else:
                 del self._notes[namespace]
             self._queued -= 1
@@ -204,7 +204,7 @@ class EventRecorder:
                 _log.exception("failed to write an Event", reason=note.reason, **_subject(note.regarding))
             seconds = self._clock.now() - began
             with self._news:
-                self._turns.took(note.namespace, seconds)
+                self._turns.charge_write(note.namespace, seconds)
                 self._used.add(note.namespace, seconds)
 
     def _write(self, note: _Note) -> None:

@@ -40,14 +40,14 @@ class FairQueueing:
 
     def __init__(self, least: float = _LEAST) -> None:
         self._least = least
-        self._many = _MANY
+        self._prune_above = _MANY
         self._used: dict[str, float] = {}  # the virtual time of each owner, in seconds of writing
         self._now = 0.0  # the virtual time of the owner that was served last
         self._waiting: set[str] = set()
         self._heap: list[tuple[float, float, int, str]] = []  # of these: since when, what they had used, in which order
         self._order = count()
 
-    def wait(self, owner: str) -> None:
+    def enqueue(self, owner: str) -> None:
         """The owner has something to write."""
         if owner not in self._waiting:
             self._waiting.add(owner)
@@ -71,12 +71,12 @@ class FairQueueing:
         self._waiting.remove(owner)
         self._now = since
         self._used[owner] = since + self._least
-        if len(self._used) > self._many:  # who has used no more than who is served now is as one who was idle
+        if len(self._used) > self._prune_above:  # who has used no more than who is served now is as one who was idle
             self._used = {name: used for name, used in self._used.items() if used > since}
-            self._many = max(_MANY, 2 * len(self._used))
+            self._prune_above = max(_MANY, 2 * len(self._used))
         return owner
 
-    def took(self, owner: str, seconds: float) -> None:
+    def charge_write(self, owner: str, seconds: float) -> None:
         """A write of the owner that was chosen took so long."""
         self.charge(owner, max(0.0, seconds - self._least))
 
@@ -84,7 +84,7 @@ class FairQueueing:
         """The owner has used so many seconds more than it was charged when it was chosen."""
         self._used[owner] = self._used.get(owner, 0.0) + seconds
 
-    def rest(self) -> None:
+    def clear(self) -> None:
         """Nobody waits."""
         self._waiting.clear()
         self._heap.clear()
@@ -107,9 +107,9 @@ class RecentUse(Generic[_OwnerT]):
         halvings = (self._clock.now() - self._start) / _HALF_LIFE
         if halvings > _MOST_HALVINGS or len(self._used) > 2 * _MANY:
             self._start = self._clock.now()
-            most = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_MANY]
-            decayed = {each: self._used[each] * 0.5**halvings for each in most}
-            self._used = {each: used for each, used in decayed.items() if used > 0}
+            largest = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_MANY]
+            decayed = {name: self._used[name] * 0.5**halvings for name in largest}
+            self._used = {name: used for name, used in decayed.items() if used > 0}
             halvings = 0.0
         self._used[owner] = self._used.get(owner, 0.0) + seconds * 2**halvings
 
@@ -126,14 +126,14 @@ class RecentUse(Generic[_OwnerT]):
 
     def _sizes(self, places: Mapping[_OwnerT, Sized]) -> dict[_OwnerT, tuple[int, float]]:
         used = self._used.get
-        return {name: (len(these), used(name, 0.0)) for name, these in places.items()}
+        return {name: (len(held), used(name, 0.0)) for name, held in places.items()}
 
 
-def round_robin(items: Iterable[_T], owner: Callable[[_T], str]) -> list[_T]:
+def round_robin(elements: Iterable[_T], owner: Callable[[_T], str]) -> list[_T]:
     """The items in another order: the first of each owner, then the second of each, and so on."""
     positions, before = list[tuple[int, _T]](), Counter[str]()
-    for item in items:
-        name = owner(item)
-        positions.append((before[name], item))
+    for element in elements:
+        name = owner(element)
+        positions.append((before[name], element))
         before[name] += 1
-    return [item for _, item in sorted(positions, key=lambda pair: pair[0])]
+    return [element for _, element in sorted(positions, key=lambda pair: pair[0])]

@@ -43,9 +43,9 @@ def read(path: Path, context: str = "") -> Kubeconfig | None:
     except (OSError, RecursionError, yaml.YAMLError):
         return None
     try:
-        chosen = _named(config["contexts"], context or config["current-context"])["context"]
-        cluster = _named(config["clusters"], chosen["cluster"])["cluster"]
-        user = _named(config["users"], chosen["user"])["user"] if chosen.get("user") else {}
+        chosen = _find_named(config["contexts"], context or config["current-context"])["context"]
+        cluster = _find_named(config["clusters"], chosen["cluster"])["cluster"]
+        user = _find_named(config["users"], chosen["user"])["user"] if chosen.get("user") else {}
         if any(key in user for key in _NEEDS_MORE):
             return None
         certificate, key = (_content(user, name, path.parent) for name in ("client-certificate", "client-key"))
@@ -64,9 +64,9 @@ def read(path: Path, context: str = "") -> Kubeconfig | None:
         return None
 
 
-def _named(some: Any, name: str) -> Json:
-    found: Json = next(one for one in some if one["name"] == name)
-    return found
+def _find_named(some: Any, name: str) -> Json:
+    entry: Json = next(candidate for candidate in some if candidate["name"] == name)
+    return entry
 
 
 def _content(of: Json, key: str, folder: Path) -> bytes:
@@ -81,6 +81,6 @@ def _authorization(user: Json) -> str:
     if user.get("token"):
         return f"Bearer {user['token']}"
     if user.get("username") and user.get("password") and not user.get("tokenFile"):
-        both = f"{user['username']}:{user['password']}"
-        return f"Basic {base64.b64encode(both.encode()).decode()}"
+        credentials = f"{user['username']}:{user['password']}"
+        return f"Basic {base64.b64encode(credentials.encode()).decode()}"
     return ""

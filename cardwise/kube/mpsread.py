@@ -33,7 +33,7 @@ class RunAsSpec(_Running, Protocol):
     def host_users(self) -> bool | None: ...
 
 
-def of_card(status: MpsStatus | None) -> CardMps | None:
+def mps_of_card(status: MpsStatus | None) -> CardMps | None:
     """None where its node has no manager. A state that we do not know is none that takes pods."""
     if status is None:
         return None
@@ -46,16 +46,16 @@ def _shared(ready: bool, several: bool, multi_user: bool, max_clients: int) -> C
     return CardMps(ready, several, multi_user, max_clients)
 
 
-def of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Collection[str]) -> MpsClient:
+def mps_client_of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Collection[str]) -> MpsClient:
     """`keys`: the containers that hold cards. Where they are not known by key (gpushare's), any of them may."""
     if spec.host_users is False:
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.OWN_USERS)
     every = (*(spec.init_containers or ()), *(spec.containers or ()))
-    if spec.security_context is None and all(one.security_context is None for one in every):
+    if spec.security_context is None and all(container.security_context is None for container in every):
         # Most pods: then nobody is looked for by key, which takes a sixth of reading a pod.
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.IMAGE)
-    by_key = {f"init-{i}": one for i, one in enumerate(spec.init_containers or ())}
-    by_key |= {str(i): one for i, one in enumerate(spec.containers or ())}
+    by_key = {f"init-{i}": container for i, container in enumerate(spec.init_containers or ())}
+    by_key |= {str(i): container for i, container in enumerate(spec.containers or ())}
     holders = [by_key[key] for key in keys if key in by_key] or [*by_key.values()]
     return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.user(_user(spec), map(_user, holders)))
 

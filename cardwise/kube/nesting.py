@@ -73,7 +73,7 @@ def shallow(raw: bytes) -> bytes:
     """An object's JSON with null for each value that is too deep."""
     try:
         with _raising:
-            return _encode(_cut(raw, _PLACES))
+            return _encode(_cut_deep(raw, _PLACES))
     except RecursionError:
         return scanned(raw)
 
@@ -113,18 +113,18 @@ def _count(part: bytes, brackets: bytes) -> int:
     return part.count(brackets[0]) + part.count(brackets[1])
 
 
-def _cut(data: bytes, places: int) -> object:
+def _cut_deep(data: bytes, places: int) -> object:
     if _is_shallow(data):
         return msgspec.Raw(data)
     if not places:
         return None
     if data.lstrip().startswith(b"{"):
-        return {name: _cut_within(value, places) for name, value in _deeper(_members, data).items()}
-    return [_cut_within(value, places) for value in _deeper(_elements, data)]
+        return {name: _cut_within(member, places) for name, member in _deeper(_members, data).items()}
+    return [_cut_within(member, places) for member in _deeper(_elements, data)]
 
 
-def _cut_within(value: msgspec.Raw, places: int) -> object:
-    return value if memoryview(value).nbytes < _SHORTEST else _cut(bytes(value), places - 1)
+def _cut_within(raw: msgspec.Raw, places: int) -> object:
+    return raw if memoryview(raw).nbytes < _SHORTEST else _cut_deep(bytes(raw), places - 1)
 
 
 def _is_shallow(data: bytes) -> bool:

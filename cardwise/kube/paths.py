@@ -95,26 +95,26 @@ def namespaced(base: str, resource: str, namespace: str = "", name: str | None =
     return _cluster(base, resource, None, *sub)
 
 
-def with_label(key: str, value: str) -> dict[str, str]:
+def label_query(key: str, text: str) -> dict[str, str]:
     """The query of a list whose objects have this label with this value."""
-    return {"labelSelector": f"{key}={_label_value(key, value)}"}
+    return {"labelSelector": f"{key}={_label_value(key, text)}"}
 
 
-def with_label_in(key: str, values: Iterable[str]) -> dict[str, str]:
+def label_in_query(key: str, texts: Iterable[str]) -> dict[str, str]:
     """The query of a list whose objects have this label with one of the values."""
-    return {"labelSelector": f"{key} in ({','.join(_label_value(key, value) for value in values)})"}
+    return {"labelSelector": f"{key} in ({','.join(_label_value(key, text) for text in texts)})"}
 
 
-def with_field(field: str, value: str) -> dict[str, str]:
+def field_query(field: str, text: str) -> dict[str, str]:
     """The query of a list whose objects have this value in a field, such as spec.nodeName."""
-    escaped = value.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
+    escaped = text.replace("\\", "\\\\").replace(",", "\\,").replace("=", "\\=")
     return {"fieldSelector": f"{field}={escaped}"}
 
 
-def _label_value(key: str, value: str) -> str:
-    if not objectnames.is_label_value(value):
-        raise InvalidName(f"no object has the label {key}={quoted(value)}: it is no value of a label")
-    return value
+def _label_value(key: str, text: str) -> str:
+    if not objectnames.is_label_value(text):
+        raise InvalidName(f"no object has the label {key}={quoted(text)}: it is no value of a label")
+    return text
 
 
 def _cluster(base: str, resource: str, name: str | None, *sub: str) -> str:

@@ -44,12 +44,12 @@ class Recovery:
     def unsubscribe(self, loop: Retrying) -> None:
         """Does nothing if the loop was not subscribed."""
         with self._lock:
-            self._loops = [each for each in self._loops if each is not loop]
+            self._loops = [subscribed for subscribed in self._loops if subscribed is not loop]
 
     def announce(self, succeeded: object) -> None:
         """End the pauses of all subscribed loops but the one that `succeeded`."""
         with self._lock:
-            loops = [each for each in self._loops if each is not succeeded]
+            loops = [subscribed for subscribed in self._loops if subscribed is not succeeded]
         for loop in loops:
             loop.retry()
 

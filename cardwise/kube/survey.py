@@ -63,7 +63,11 @@ class Survey:
 
     def _automatic(self) -> set[str]:
         """The classes that cards are in by their models, though there may be no object of that name."""
-        return {classes.name_of_model(one.spec.model) for one in self.resources if one.spec.model and not is_other(one)}
+        return {
+            classes.name_of_model(resource.spec.model)
+            for resource in self.resources
+            if resource.spec.model and not is_other(resource)
+        }
 
     def headroom(self, namespace: str) -> list[tuple[GPUQuota, Headroom]]:
         """What each entry of the namespace's GPUQuotas leaves, and whose it is."""
@@ -139,7 +143,7 @@ class _ResourceQuota(msgspec.Struct):
     status: _Amounts = msgspec.field(default_factory=_Amounts)
 
 
-def take(
+def take_survey(
     client: KubeClient,
     *,
     namespace: str = "",
@@ -162,9 +166,13 @@ def take(
     resources = list(client.items(paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
-    found = _read(survey, "ResourceClass", _ours(client, paths.resourceclasses()), classes.parse)
-    survey.classes = {one.name: one for one in found}
-    survey.quotas = list(_read(survey, "GPUQuota", _ours(client, paths.gpuquotas(namespace)), quotas.parse))
+    resource_classes = _parse_all(
+        survey, "ResourceClass", _list_known_kind(client, paths.resourceclasses()), classes.parse
+    )
+    survey.classes = {resource_class.name: resource_class for resource_class in resource_classes}
+    survey.quotas = list(
+        _parse_all(survey, "GPUQuota", _list_known_kind(client, paths.gpuquotas(namespace)), quotas.parse)
+    )
     classifier = Classifier(survey.classes.values())
     cards: dict[str, list[Card]] = {}
     devices: dict[str, list[Device]] = {}
@@ -197,15 +205,15 @@ def take(
 
 def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
     """The addresses of nodes; with `own`, none if they may not be read."""
-    found = {}
+    addresses = {}
     try:
         for node in client.items(paths.nodes(), wire.ListOf[wire.Node]):
             internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
-            found[node.metadata.name] = internal[0] if internal else "unknown"
+            addresses[node.metadata.name] = internal[0] if internal else "unknown"
     except errors.Forbidden:
         if not own:
             raise
-    return found
+    return addresses
 
 
 def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
@@ -226,14 +234,14 @@ def of_pods(client: KubeClient, namespace: str) -> Ledger:
 
 def native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
     """The ResourceQuotas of a namespace, or of all, that limit resources of ours. Raises `KubeError`."""
-    found = []
+    quotas_found = []
     for quota in client.items(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
         hard = {key: amount for key, amount in quota.spec.hard.items() if _concerns_us(key)}
         if hard:
             used = {key: quota.status.used[key] for key in hard if key in quota.status.used}
             meta = quota.metadata
-            found.append(NativeQuota(namespace=meta.namespace, name=meta.name, hard=hard, used=used))
-    return found
+            quotas_found.append(NativeQuota(namespace=meta.namespace, name=meta.name, hard=hard, used=used))
+    return quotas_found
 
 
 def is_other(resource: wire.ExtendedResource) -> bool:
@@ -274,7 +282,7 @@ def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = Non
         cordoned=spec.unschedulable,
         classes=of,
         priority=classifier.priority_of(of) if classifier is not None else 0,
-        mps=mpsread.of_card(resource.status.mps),
+        mps=mpsread.mps_of_card(resource.status.mps),
     )
 
 
@@ -302,17 +310,17 @@ def is_uid(uid: str) -> bool:
     return _UID.fullmatch(uid) is not None
 
 
-def believable(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
+def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
     """What the node says is held of its card, as far as the card goes; see `extender/cache/reservations.py`."""
-    left = resource.spec.memory_mib
+    remaining = resource.spec.memory_mib
     for held in (resource.status.held or ())[:MOST_HELD]:
         if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE and is_uid(held.pod_uid):
-            mem = min(held.memory_mib, left)
-            left -= mem
+            mem = min(held.memory_mib, remaining)
+            remaining -= mem
             yield held if mem == held.memory_mib else msgspec.structs.replace(held, memory_mib=mem)
 
 
-def _ours(client: KubeClient, path: str) -> Iterator[Json]:
+def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
     """Nothing where the cluster does not know the kind."""
     try:
         yield from client.objects(path)
@@ -320,13 +328,13 @@ def _ours(client: KubeClient, path: str) -> Iterator[Json]:
         return
 
 
-def _read(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
+def _parse_all(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
     """Those that can be read; the others are problems, and count for nothing as they do for the extender."""
-    for obj in objects:
+    for manifest in objects:
         try:
-            yield parse(obj)
+            yield parse(manifest)
         except InvalidRequest as error:
-            meta = obj.get("metadata") or {}
+            meta = manifest.get("metadata") or {}
             name = "/".join(filter(None, (meta.get("namespace"), meta.get("name"))))
             survey.problems.append(f"{kind} {name}: {error}")
 
@@ -340,25 +348,25 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
     meta = pod.metadata
     if pod.status.phase in names.FINISHED_PHASES:
         return
-    where = f"{meta.namespace}/{meta.name}"
+    pod_name = f"{meta.namespace}/{meta.name}"
     try:
         if names.MIRROR in meta.annotations:
             return  # a static pod: placed by nobody, so it has no assignment whatever it says
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
-                mps_client = mpsread.of_pod(meta.annotations, pod.spec, assigned.containers)
+                mps_client = mpsread.mps_client_of_pod(meta.annotations, pod.spec, assigned.containers)
                 holding = Holding(
                     meta.uid, meta.namespace, meta.name, pod.spec.node_name, assigned, mps_client=mps_client
                 )
-                survey.ledger.hold(holding)
+                survey.ledger.set_holding(holding)
             return
-        asked = request.parse_mutated(msgspec.to_builtins(pod))
+        pod_request = request.parse_mutated(msgspec.to_builtins(pod))
     except (assignment.InvalidAssignment, InvalidRequest) as error:
-        survey.problems.append(f"{where}: {error}")
+        survey.problems.append(f"{pod_name}: {error}")
         return
-    if asked is not None:
-        survey.waiting.append((meta.namespace, meta.name, asked))
+    if pod_request is not None:
+        survey.waiting.append((meta.namespace, meta.name, pod_request))
 
 
 def _add_held(survey: Survey) -> None:
@@ -372,8 +380,8 @@ def _add_held(survey: Survey) -> None:
     known: set[tuple[str, str]] = set()
     for resource in survey.resources:
         spec = resource.spec
-        known |= {(one.pod_uid, spec.node) for one in resource.status.terminating or ()}
-        for held in believable(resource):
+        known |= {(share.pod_uid, spec.node) for share in resource.status.terminating or ()}
+        for held in plausible_shares(resource):
             key = held.pod_uid, spec.node
             pods[key] = held
             if is_other(resource):
@@ -391,18 +399,20 @@ def _add_held(survey: Survey) -> None:
             {"held": tuple(devices[key])} if key in devices else {},
         )
         # A pod of the node's former name holds its cards already.
-        assigned = reported.without(there.assignment.uuids()) if there is not None else reported
+        assigned = reported.without_cards(there.assignment.uuids()) if there is not None else reported
         if assigned is None:
             continue
         sure = key in known and there is None
         name = uid if sure else f"{node}/{uid}"
-        survey.ledger.hold(Holding(name, held.namespace, held.name, node, assigned, "held", UNKNOWN, charged=sure))
+        survey.ledger.set_holding(
+            Holding(name, held.namespace, held.name, node, assigned, "held", UNKNOWN, charged=sure)
+        )
 
 
 def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:
     """What is allocated beyond the pods that are known: one holding without a name per card or device."""
     known: dict[str, list[assignment.CardShare]] = {}
-    taken: set[str] = set()
+    held_uuids: set[str] = set()
     for holding in survey.ledger.holdings():
         node = survey.ledger.node(holding.node)
         for share in holding.assignment.shares():
@@ -411,20 +421,20 @@ def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:
                 known.setdefault(node.cards[position].uuid, []).append(share)
             elif share.uuid:
                 known.setdefault(share.uuid, []).append(share)  # on whichever node the card is now
-        taken |= {device.uuid for device in holding.assignment.device_shares()}
+        held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
     for resource in resources:
         spec, allocated = resource.spec, resource.status.allocated
         if is_other(resource):
-            free = not allocated.shares or spec.uuid in taken
+            free = not allocated.shares or spec.uuid in held_uuids
             assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.DeviceShare("", spec.uuid),)})
         else:
-            assigned = assignment.Assignment(_rest(spec, allocated, known.get(spec.uuid, [])))
+            assigned = assignment.Assignment(_remaining_shares(spec, allocated, known.get(spec.uuid, [])))
         if assigned.containers or assigned.devices:
             others = Holding(f"others-{spec.uuid}", OTHERS, "pods", spec.node, assigned, mps_client=SILENT)
-            survey.ledger.hold(others)
+            survey.ledger.set_holding(others)
 
 
-def _rest(
+def _remaining_shares(
     spec: wire.ExtendedResourceSpec, allocated: _Allocated, known: Sequence[assignment.CardShare]
 ) -> dict[str, tuple[assignment.CardShare, ...]]:
     """As many shares as are not known, of which the first stands for all their memory."""
@@ -433,8 +443,8 @@ def _rest(
     shares = max(int(mem > 0), allocated.shares - len(known))
     total, whole = MiB(spec.memory_mib), allocated.whole and not known
     first = assignment.CardShare(spec.index, spec.uuid, MiB(mem), Percent(core), total, whole)
-    more = assignment.CardShare(spec.index, spec.uuid, MiB(0), Percent(0), total)
-    return {"pod": (first, *[more] * (shares - 1))} if shares else {}
+    further = assignment.CardShare(spec.index, spec.uuid, MiB(0), Percent(0), total)
+    return {"pod": (first, *[further] * (shares - 1))} if shares else {}
 
 
 def _held_share(held: wire.HeldShare, spec: wire.ExtendedResourceSpec) -> assignment.CardShare:

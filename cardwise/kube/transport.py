@@ -40,10 +40,10 @@ class _Socket(io.RawIOBase):
         """Raises TimeoutError."""
         waits = self._waits
         if waits.until is not None:
-            left = waits.until - waits.clock.now()
-            if left <= 0:
+            remaining = waits.until - waits.clock.now()
+            if remaining <= 0:
                 raise TimeoutError("timed out: the answer has not ended")
-            self._sock.settimeout(left if waits.silence is None else min(left, waits.silence))
+            self._sock.settimeout(remaining if waits.silence is None else min(remaining, waits.silence))
         return self._file.readinto(buffer)
 
     def close(self) -> None:

@@ -270,7 +270,7 @@ class HeldShare(Struct, rename="camel"):
     container: str = ""
     whole: bool = False
 
-    def told(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         """As JSON of the object."""
         return {
             "podUID": self.pod_uid,

@@ -32,5 +32,5 @@ def tune() -> None:
     gc.freeze()
     gc.set_threshold(*_COLLECT_AFTER)
     # For more connections than a process has files by default in some places: 1,024 with containerd from 2.1 on.
-    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, _FILES)), most))
+    soft_limit, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft_limit, min(hard_limit, _FILES)), hard_limit))

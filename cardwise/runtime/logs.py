@@ -31,7 +31,7 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 _QUIET = ("urllib3", "kubernetes", "asyncio")
 
 
-def setup(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> None:
+def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> None:
     """Call once, early, in `main`. Lines carry `component`; bind more by `structlog.contextvars.bind_contextvars`."""
     number = logging.getLevelNamesMapping()[level.upper()]
 
@@ -114,28 +114,28 @@ class LineLimit:
 
 
 def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
-    bounds: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, _bounded]
+    bounds: list[structlog.typing.Processor] = [structlog.processors.format_exc_info, _cut_fields]
     if fmt == "text":
         plain = structlog.dev.plain_traceback  # not the values of all variables
         return [*bounds, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return [*bounds, structlog.processors.JSONRenderer(serializer=_json)]
 
 
-def _bounded(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+def _cut_fields(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """The line with no field of more than 1 KiB, or of 8 KiB for a traceback."""
-    for key, value in event.items():
-        event[key] = _short(value, _MOST_TRACEBACK if key == "exception" else wording.MOST_BYTES)
+    for key, field in event.items():
+        event[key] = _cut_field(field, _MOST_TRACEBACK if key == "exception" else wording.MOST_BYTES)
     return event
 
 
-def _short(value: Any, most: int) -> Any:
-    if isinstance(value, str):
-        return wording.cut(value, most)
+def _cut_field(field: Any, max_bytes: int) -> Any:
+    if isinstance(field, str):
+        return wording.cut(field, max_bytes)
     try:
-        content = msgspec.json.encode(value, enc_hook=repr)
+        content = msgspec.json.encode(field, enc_hook=repr)
     except (TypeError, ValueError, OverflowError, RecursionError):  # what JSON has no word for must not lose the line
-        return wording.quoted(value)
-    return value if len(content) <= most else wording.cut(content.decode(), most)
+        return wording.quoted(field)
+    return field if len(content) <= max_bytes else wording.cut(content.decode(), max_bytes)
 
 
 def _json(event: Any, **_: Any) -> str:

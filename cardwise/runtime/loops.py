@@ -12,10 +12,10 @@ from cardwise.kube.backoff import Backoff
 _log = structlog.get_logger(__name__)
 
 
-def each(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
+def run_all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
     """A turn that takes all these steps. One that fails does not keep the others; it is raised after them."""
 
-    def turn() -> None:
+    def run_steps() -> None:
         failed: list[Exception] = []
         for step in steps:
             try:
@@ -25,7 +25,7 @@ def each(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
         if failed:
             raise ExceptionGroup("steps failed", failed)
 
-    return turn
+    return run_steps
 
 
 class Loop:
@@ -36,7 +36,7 @@ class Loop:
     def __init__(
         self,
         name: str,
-        turn: Callable[[], None],
+        step: Callable[[], None],
         *,
         failed: str,
         failures: Counter | None = None,
@@ -49,7 +49,7 @@ class Loop:
         `cap`: the most seconds that a failed turn keeps it away.
         """
         self._name = name
-        self._turn = turn
+        self._step = step
         self._failed = failed
         self._failures = failures
         self._expected = expected
@@ -78,16 +78,16 @@ class Loop:
         """Take a turn now. From any thread."""
         self._wake.set()
 
-    def soon(self, seconds: float) -> None:
+    def run_within(self, seconds: float) -> None:
         """Take the next turn after so many seconds at most. From within a turn."""
         self._pause = seconds if self._pause is None else min(self._pause, seconds)
 
-    def turn(self) -> float | None:
+    def run_once(self) -> float | None:
         """One turn, in the caller's thread; how long to stay away after it has failed, None when it has not."""
         self._wake.clear()
         self._pause = self._every
         try:
-            self._turn()
+            self._step()
         except self._expected as error:
             delay = self._backoff.next(getattr(error, "retry_after", None))
             _log.warning(self._failed, error=str(error), retry_in=round(delay, 1))
@@ -102,7 +102,7 @@ class Loop:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            delay = self.turn()
+            delay = self.run_once()
             if delay is None:
                 self._clock.wait(self._wake, self._pause)
             else:

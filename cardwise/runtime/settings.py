@@ -159,9 +159,9 @@ def grouped(name: str, make: Callable[..., object], *options: _Decorator) -> _De
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
-        def wrapper(**given: Any) -> Any:
-            made = make(**{key: given.pop(key) for key in wanted & given.keys()})
-            return command(**given, **{name: made})
+        def wrapper(**arguments: Any) -> Any:
+            group = make(**{key: arguments.pop(key) for key in wanted & arguments.keys()})
+            return command(**arguments, **{name: group})
 
         wrapped: Callable[..., Any] = wrapper
         for add in reversed(options):

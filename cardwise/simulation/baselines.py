@@ -8,7 +8,7 @@ import numpy as np
 from cardwise.core.placement.scored.candidates import chosen_cards, used
 from cardwise.core.placement.scored.engine import SCORINGS, Score
 from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
-from cardwise.core.placement.scored.scoring import Known, Market, Nearsighted, Scores
+from cardwise.core.placement.scored.scoring import Known, NodeLocalScoring, Scores, WorkloadModel
 from cardwise.core.placement.scored.shapes import Shape
 
 _MAX_SCORE: Final = 100
@@ -16,7 +16,7 @@ _LARGEST_NODE_CPU: Final = 128_000.0  # millicores of the largest node of the tr
 _LARGEST_NODE_CARDS: Final = 8.0  # what a node would have free is counted as a share of these two
 
 
-class BestFit(Nearsighted):
+class BestFit(NodeLocalScoring):
     """Best fit as FGD's authors compare with it (USENIX ATC 2023).
 
     Chooses the node with the least CPU and GPU free after placement, weighted equally and rounded down to whole points
@@ -25,16 +25,16 @@ class BestFit(Nearsighted):
 
     width = 0
 
-    def __init__(self, market: Market) -> None:
-        self._yardstick = market.yardstick
+    def __init__(self, model: WorkloadModel) -> None:
+        self._yardstick = model.yardstick
 
-    def tally(self, lines: Lines) -> Floats:
+    def node_features(self, lines: Lines) -> Floats:
         """An empty table: best fit keeps no state per node."""
         return np.zeros((len(lines), 0))
 
-    def worth(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
+    def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:  # noqa: ARG002
         """Zero for every node: best fit does not weigh what a node could still take."""
-        return np.zeros(len(tally))
+        return np.zeros(len(features))
 
     def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:  # noqa: ARG002
         """Score each node by its CPU and cards after placement: the less it would have free, the higher."""

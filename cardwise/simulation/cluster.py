@@ -31,7 +31,7 @@ class SimulatedCluster:
         self._free_loads: dict[str, Load] = {}
         self._pod_loads: dict[str, Load] = {}  # by the pod's UID
         self.engine = Engine(self.ledger, self, at_once=max_scored_nodes, scorings=BASELINES)
-        self.engine.want(policy)
+        self.engine.prepare_policy(policy)
         self.add_nodes(nodes)
 
     def add_nodes(self, nodes: Iterable[SimulatedNode]) -> None:
@@ -40,18 +40,18 @@ class SimulatedCluster:
             self.ledger.set_cards(node.name, node.cards)
             self.ledger.set_devices(node.name, node.devices)
             self._free_loads[node.name] = node.free_load
-            self.engine.touch(node.name)
+            self.engine.mark_changed(node.name)
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """The node's free CPU, memory and pod slots; None if there is no such node."""
         return self._free_loads.get(node)
 
     def observe_arrival(self, shape: PodShape) -> None:
         """Record the arrival of a pod of this shape, so that the policies learn from it."""
-        self.engine.saw(shape.request or NO_CARD, shape.load)
-        study = self.engine.due()
-        if study is not None:
-            self.engine.adopt(learn(study))
+        self.engine.count_arrival(shape.request or NO_CARD, shape.load)
+        sample = self.engine.learning_input_if_due()
+        if sample is not None:
+            self.engine.adopt(learn(sample))
 
     def refresh_scores(self) -> None:
         """Recompute stale scores before a decision needs them, as the extender does between calls."""
@@ -61,17 +61,17 @@ class SimulatedCluster:
     def set_workload(self, shapes: Iterable[PodShape]) -> None:
         """Teach the policies in advance which pods will arrive; a shape counts as often as it is given."""
         for shape in shapes:
-            self.engine.saw(shape.request or NO_CARD, shape.load)
-        self.engine.adopt(learn(self.engine.study()))
+            self.engine.count_arrival(shape.request or NO_CARD, shape.load)
+        self.engine.adopt(learn(self.engine.learning_input()))
 
     def load_workload(self, text: str) -> None:
         """Teach the policies the workload that an engine has saved as text. Raises InvalidWorkload."""
         self.engine.workload.load(text)
-        self.engine.adopt(learn(self.engine.study()))
+        self.engine.adopt(learn(self.engine.learning_input()))
 
     def add_assigned_pod(self, holding: Holding) -> None:
         """Add a running pod with its cards. The node's free load already excludes its CPU and memory."""
-        self.ledger.hold(holding)
+        self.ledger.set_holding(holding)
         self.allocated += holding.assignment.mem
 
     def place(self, uid: str, pod: SimulatedPod) -> str | None:
@@ -117,5 +117,5 @@ class SimulatedCluster:
         return len(uids)
 
     def _change_free_load(self, node: str, load: Load, sign: int) -> None:
-        self._free_loads[node] = self._free_loads[node].plus(load, -sign)
-        self.engine.touch(node)
+        self._free_loads[node] = self._free_loads[node].add(load, -sign)
+        self.engine.mark_changed(node)

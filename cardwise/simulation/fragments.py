@@ -19,7 +19,7 @@ class SimulatedFragments:
         asks: Counter[Ask] = Counter()
         for shape, count in Counter(pod.shape for pod in workload.pods).items():
             request = shape.request or NO_CARD
-            ask = ask_of(request, fitting.claims(request), shape.load)
+            ask = ask_of(request, fitting.card_requests(request), shape.load)
             if ask is not None:
                 asks[ask] += count
         self._fragments = fragmentation.Fragments(fragmentation.typical(asks, cluster.ledger.kinds))
@@ -31,6 +31,6 @@ class SimulatedFragments:
     def percent(self) -> float:
         """The share of idle card memory that is fragmented, in percent; 0 if nothing is idle."""
         for name in sorted(self._changed):
-            self._fragments.set(name, self._cluster.ledger.node(name), self._cluster.left(name))
+            self._fragments.set_node(name, self._cluster.ledger.node(name), self._cluster.free_load(name))
         self._changed.clear()
         return self._fragments.total().percent

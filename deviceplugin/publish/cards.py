@@ -172,7 +172,7 @@ def status(health: Health, access: str, held: Sequence[HeldShare]) -> Json:
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": wording.message(health.reason),
         "cardAccess": access,
-        "held": [share.told() for share in held],
+        "held": [share.to_json() for share in held],
     }
 
 

@@ -23,7 +23,7 @@ from cardwise.gpus.protocol import GpuCard, Gpus, Health
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.watch.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.kube.wire import ExtendedResource, HeldShare
 from cardwise.runtime.loops import Loop
 from deviceplugin.grants.access import Access
@@ -122,8 +122,8 @@ class NodePublisher:
             client,
             paths.extendedresources(),
             _project_own(node),
-            Woken(self._loop.wake),
-            query=paths.with_label(names.NODE_LABEL, node),
+            WakeHandler(self._loop.wake),
+            query=paths.label_query(names.NODE_LABEL, node),
             name="extendedresources",
             clock=clock,
         )
@@ -231,7 +231,7 @@ class NodePublisher:
             (spec, objects.selector_labels(spec, known.get(names.extended_resource_name(spec["uuid"]))))
             for spec in specs
         ]
-        return [(MiB(spec.get("memoryMiB", 0)), classifier.selecting(labels)) for spec, labels in specs_and_labels]
+        return [(MiB(spec.get("memoryMiB", 0)), classifier.select_classes(labels)) for spec, labels in specs_and_labels]
 
     def _update_resources(self, specs: list[Json], statuses: Mapping[str, Json]) -> bool:
         facts = self.node.facts
@@ -374,4 +374,4 @@ class NodePublisher:
         self._activate_at = None  # only now: a failed write is tried again
 
     def _reconcile_soon(self) -> None:
-        self._loop.soon(_RETRY_SECONDS)
+        self._loop.run_within(_RETRY_SECONDS)

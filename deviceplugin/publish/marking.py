@@ -1,8 +1,8 @@
 """Marks granted pods: ALIYUN_COM_GPU_MEM_ASSIGNED becomes "true", as gpushare's tools expect.
 
-In the background: no container may wait for the API server. To the extender the mark means that the pod has started: if
-a card was allocated twice, it does not evict a marked pod (`extender/controllers/overfull.py`). The command line shows
-the mark.
+In the background: no container may wait for the API server. To the extender the mark means that the pod has started:
+if a card was allocated twice, it does not evict a marked pod (`extender/controllers/overcommit.py`). The command line
+shows the mark.
 """
 
 import threading

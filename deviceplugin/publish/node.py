@@ -64,7 +64,7 @@ def _project(content: bytes) -> tuple[str, NodeFacts]:
         uid=metadata.uid,
         capacity=ours,
         share_allocatable=node.status.allocatable.get(names.SHARE, ""),
-        nvidia_gpus=quantity.count(capacity.get(names.NVIDIA_GPU, 0), least=0),
+        nvidia_gpus=quantity.count(capacity.get(names.NVIDIA_GPU, 0), minimum=0),
         label=metadata.labels.get(names.ACCELERATOR),
         written_label=metadata.annotations.get(WRITTEN_LABEL),
     )
@@ -124,7 +124,7 @@ class OwnNode:
             paths.nodes(),
             _project,
             self,
-            query=paths.with_field("metadata.name", name),
+            query=paths.field_query("metadata.name", name),
             name="node",
             clock=clock,
         )

@@ -76,7 +76,7 @@ def parse_pod(pod: Json) -> NodePod:
         for name, amount in (resources.get("requests") or resources.get("limits") or {}).items():
             if name in names.REQUESTED or names.class_of(name):
                 with contextlib.suppress(quantity.InvalidQuantity):
-                    requests[name] = requests.get(name, 0) + quantity.count(amount, least=0)
+                    requests[name] = requests.get(name, 0) + quantity.count(amount, minimum=0)
     return NodePod(
         uid=metadata["uid"],
         namespace=metadata["namespace"],

@@ -52,14 +52,14 @@ def create_pods(cluster: Cluster) -> None:
 
 
 def _has_card(cluster: Cluster, name: str) -> bool:
-    return any(holding.name == name for holding in survey.take(cluster.api).ledger.holdings())
+    return any(holding.name == name for holding in survey.take_survey(cluster.api).ledger.holdings())
 
 
 def picture(screen: str, command: str) -> str:
     """The SVG of a terminal with the command and its screen."""
     console = Console(record=True, highlight=False, width=WIDTH, file=Path(os.devnull).open("w"))  # noqa: SIM115 - open until the program ends
     console.print(Text(f"$ {command}", style="bold"))
-    console.print(livescreen.coloured(screen))
+    console.print(livescreen.color_text(screen))
     svg = console.export_svg(title=command, unique_id="cardwise-top")
     # Only fonts of the reader's system: the pages load nothing from other servers.
     return re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL)

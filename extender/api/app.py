@@ -24,7 +24,7 @@ from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from extender.api import verbs
 from extender.api.metrics import Metrics, most_frequent
 from extender.api.verbs import Preferences
-from extender.binding.binder import Binder, Failed
+from extender.binding.binder import Binder, BindFailed
 from extender.cache import statelock
 from extender.leadership.leadership import Leadership
 from extender.records import wire
@@ -36,7 +36,7 @@ _log = structlog.get_logger(__name__)
 MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
 Verb = Callable[[Environ], object]
 _BUSY = "not ready: the extender has been at something else for too long"
-_TROUBLE = "the extender failed on this call; see its log"
+_FAILED = "the extender failed on this call; see its log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def create_app(parts: Parts) -> Flask:
     """The WSGI application."""
     app = Flask("cardwise-extender", static_folder=None)
     prefix = names.EXTENDER_PREFIX
-    app.wsgi_app = _Direct(  # type: ignore[method-assign]
+    app.wsgi_app = _PostHandler(  # type: ignore[method-assign]
         app.wsgi_app,
         parts.metrics,
         {
@@ -80,7 +80,7 @@ def create_app(parts: Parts) -> Flask:
     @app.get(f"{prefix}/inspect")
     @app.get(f"{prefix}/inspect/<node>")
     def inspect(node: str | None = None) -> Response:
-        if _busy(parts):
+        if _is_busy(parts):
             return Response(f"{_BUSY}\n", status=503, mimetype="text/plain")
         with parts.metrics.timed("inspect"):
             return Response(
@@ -122,7 +122,7 @@ class _Unanswered(Exception):
     """The call has no answer, and the verb has no field for an error."""
 
 
-class _Direct:
+class _PostHandler:
     """WSGI middleware: answers POSTs to the paths of `verbs` itself, as JSON; all else goes to the app."""
 
     def __init__(self, app: WsgiApp, metrics: Metrics, verbs: Mapping[str, tuple[str, Verb]]) -> None:
@@ -131,10 +131,10 @@ class _Direct:
         self._verbs = verbs
 
     def __call__(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        found = self._verbs.get(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "POST" else None
-        if found is None:
+        route = self._verbs.get(environ["PATH_INFO"]) if environ["REQUEST_METHOD"] == "POST" else None
+        if route is None:
             return self._app(environ, start_response)
-        name, verb = found
+        name, verb = route
         status, kind = "200 OK", "application/json"
         with self._metrics.timed(name):
             try:
@@ -150,7 +150,7 @@ class _Direct:
         return [answer]
 
 
-def _body(environ: Environ) -> bytes:
+def _read_body(environ: Environ) -> bytes:
     """The body of the call. Raises Malformed."""
     length = int(environ.get("CONTENT_LENGTH") or "0")
     if length > MOST_BYTES:
@@ -159,15 +159,15 @@ def _body(environ: Environ) -> bytes:
     return body
 
 
-def _busy(parts: Parts) -> bool:
+def _is_busy(parts: Parts) -> bool:
     """Whether somebody has had the state so long that a call should not wait for it."""
-    return parts.state.held() > statelock.REFUSE
+    return parts.state.lock_held_seconds() > statelock.REFUSE_SECONDS
 
 
-def _unable(parts: Parts, environ: Environ) -> str:
+def _unavailable_reason(parts: Parts, environ: Environ) -> str:
     """Why the call cannot be answered here and now, or ""."""
     missing = parts.missing()
-    if _busy(parts) and not environ.get(httpcalls.SLOW):
+    if _is_busy(parts) and not environ.get(httpcalls.SLOW):
         return _BUSY
     denial = parts.leadership.denial()
     if denial is not None and denial.elsewhere:
@@ -182,7 +182,7 @@ def _unable(parts: Parts, environ: Environ) -> str:
     return f"not ready: {outdated[0]}" if outdated else ""
 
 
-def _name_in_log(args: wire.FilterArgs | wire.PreemptArgs) -> str:
+def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
     """Puts the pod into all log lines of this call. Returns its UID."""
     ref = args.parsed.ref
     structlog.contextvars.bind_contextvars(pod=ref.pod, uid=ref.uid)
@@ -190,35 +190,35 @@ def _name_in_log(args: wire.FilterArgs | wire.PreemptArgs) -> str:
 
 
 def _filter(parts: Parts, environ: Environ) -> FilterResult:
-    unable = _unable(parts, environ)
+    unable = _unavailable_reason(parts, environ)
     if unable:
         return FilterResult(error=unable)
     parts.binder.throttle.wait()
     try:
-        args = wire.filter_args(_body(environ))
-        uid = _name_in_log(args)
+        args = wire.filter_args(_read_body(environ))
+        uid = _bind_log_context(args)
         answer = verbs.filter_nodes(parts.state, parts.preferences, args, parts.notice)
     except Malformed as error:
         return FilterResult(error=str(error))
     except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered as the protocol wants
         _log.exception("filter failed")
-        return FilterResult(error=_TROUBLE)
+        return FilterResult(error=_FAILED)
     reasons = answer.failed_nodes or answer.failed_and_unresolvable_nodes
     if reasons:
         reason = most_frequent(reasons)
-        parts.metrics.refused(reason)
+        parts.metrics.count_refusal(reason)
         with parts.state.queue() as queue:
-            queue.because(uid, reason)
+            queue.set_reason(uid, reason)
     return answer
 
 
 def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
     """Raises Malformed."""
-    if _unable(parts, environ):
+    if _unavailable_reason(parts, environ):
         return []
     try:
-        args = wire.filter_args(_body(environ))
-        _name_in_log(args)
+        args = wire.filter_args(_read_body(environ))
+        _bind_log_context(args)
         return verbs.prioritize(parts.state, parts.preferences, args)
     except Malformed as error:
         _log.info("failed to parse a prioritize call", error=str(error))
@@ -230,39 +230,42 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
 
 def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
     """Raises _Unanswered."""
-    unable = _unable(parts, environ)
+    unable = _unavailable_reason(parts, environ)
     if unable:
         raise _Unanswered(unable)
     try:
-        args = wire.preempt_args(_body(environ))
-        _name_in_log(args)
+        args = wire.preempt_args(_read_body(environ))
+        _bind_log_context(args)
         return verbs.preempt(parts.state, parts.preferences, args)
     except (Malformed, InvalidRequest) as error:
         raise _Unanswered(str(error)) from error
     except Exception as error:
         _log.exception("preempt failed")
-        raise _Unanswered(_TROUBLE) from error
+        raise _Unanswered(_FAILED) from error
 
 
 def _bind(parts: Parts, environ: Environ) -> str:
     """The error for the scheduler, or ""."""
-    unable = _unable(parts, environ)
+    unable = _unavailable_reason(parts, environ)
     if unable:
-        parts.metrics.bound("early")
+        parts.metrics.count_bind("early")
         return unable
-    outcome, text = "failed", _TROUBLE
+    outcome, text = "failed", _FAILED
     try:
-        args = wire.bind_args(_body(environ))
+        args = wire.bind_args(_read_body(environ))
         structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
-        line, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
-        outcome, text = parts.binder.bind(args, arrived=environ.get(httpcalls.ARRIVED), line=line, may_wait=slow), ""
+        connection, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
+        outcome, text = (
+            parts.binder.bind(args, arrived=environ.get(httpcalls.ARRIVED), connection=connection, may_wait=slow),
+            "",
+        )
     except Malformed as error:
         outcome, text = "malformed", str(error)
-    except Failed as error:
+    except BindFailed as error:
         outcome, text = error.outcome, str(error)
         with parts.state.queue() as queue:
             queue.bind_failed(args.pod_uid)
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("bind failed")
-    parts.metrics.bound(outcome)
+    parts.metrics.count_bind(outcome)
     return text

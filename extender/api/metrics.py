@@ -40,7 +40,7 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
-        self._holds = Histogram(
+        self._permits = Histogram(
             "cardwise_extender_gang_hold_seconds",
             "Time that cards were held for a gang until all its pods could be bound, or until the hold ended.",
             ["outcome"],
@@ -54,7 +54,7 @@ class Metrics:
             registry=registry,
         )
         self._binds = Counter("cardwise_extender_binds_total", "Bind calls by outcome.", ["outcome"], registry=registry)
-        self._ahead = Counter(
+        self._nominations = Counter(
             "cardwise_extender_ahead_total",
             "Pods that were decided about before kube-scheduler came to them, by what became of that.",
             ["outcome"],
@@ -71,24 +71,24 @@ class Metrics:
         finally:
             self._by_verb[verb].observe(time.perf_counter() - began)
 
-    def refused(self, reason: str) -> None:
+    def count_refusal(self, reason: str) -> None:
         """`reason`: as of `most_frequent`."""
         self._refusals.labels(reason).inc()
 
-    def held(self, outcome: str, seconds: float) -> None:
+    def observe_permit(self, outcome: str, seconds: float) -> None:
         """A hold of a gang is over: "bound" or "ended"."""
-        self._holds.labels(outcome).observe(seconds)
+        self._permits.labels(outcome).observe(seconds)
 
-    def queued(self, created: str) -> None:
+    def observe_gang_wait(self, created: str) -> None:
         """A gang begins to be bound. `created`: when its oldest pod was, as the API server writes times."""
         if created:
             self._queues.observe(max(0.0, (self._clock.wall() - datetime.fromisoformat(created)).total_seconds()))
 
-    def ahead(self, outcome: str) -> None:
+    def count_nomination(self, outcome: str) -> None:
         """What became of a pod that was decided about ahead."""
-        self._ahead.labels(outcome).inc()
+        self._nominations.labels(outcome).inc()
 
-    def bound(self, outcome: str) -> None:
+    def count_bind(self, outcome: str) -> None:
         self._binds.labels(outcome).inc()
 
 
@@ -144,8 +144,8 @@ class Levels(Collector):
         )
 
 
-def _gauge(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    found = GaugeMetricFamily(name, text, labels=[label])
-    for each, value in values.items():
-        found.add_metric([each], value)
-    return found
+def _gauge(name: str, text: str, label: str, samples: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=[label])
+    for label_value, number in samples.items():
+        family.add_metric([label_value], number)
+    return family

@@ -22,8 +22,8 @@ from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from extender.binding.permit import Connection, WaitingBinds
 from extender.binding.throttle import BindThrottle
-from extender.cache.reservations import Begun, Decided, Phase
-from extender.leadership.fence import Fate, Fence, in_parallel
+from extender.cache.reservations import Assumed, KnownBinding, Phase
+from extender.leadership.fence import Fence, PodState, in_parallel
 from extender.leadership.leadership import Leadership
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
@@ -38,12 +38,12 @@ _ASK_SECONDS = 1.0  # for one look-up
 _LOOK_UPS = 8  # at once
 _POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
 _POSTING = 16  # binds that post at once: more would only wait for each other, in the API server and here
-_GATHERING = 0.75  # the part of a call's time that a member may wait for the others of its gang
-_DONE = (Phase.ASSUMED, Phase.BOUND)
+_PERMIT_SHARE = 0.75  # the part of a call's time that a member may wait for the others of its gang
+_DONE = (Phase.ACCEPTED, Phase.BOUND)
 _STANDBY = "this extender does not hold the lease any more; another one answers"
 
 
-class Failed(Exception):
+class BindFailed(Exception):
     """The pod is not bound by this call. The text goes to kube-scheduler, which puts it into the pod's events."""
 
     def __init__(self, outcome: str, text: str, *, unsure: bool = False) -> None:
@@ -52,11 +52,11 @@ class Failed(Exception):
         self.unsure = unsure
 
 
-class _TermOver(Exception):
+class _EpochOver(Exception):
     """The term in which the call began is over: another extender may be binding."""
 
 
-class _Look(Enum):
+class _ReadOutcome(Enum):
     OURS = "ours"
     UNBOUND = "unbound"
     UNKNOWN = "unknown"
@@ -113,66 +113,75 @@ class Binder:
         self._leadership = leadership or Leadership()
         self._clock = clock
         self._posting = 0
-        self._turn = threading.Condition()  # to post
+        self._post_slot = threading.Condition()  # to post
         self.throttle = BindThrottle(clock)
-        self._waits = WaitingBinds(state.gangs.cancel, clock)
+        self._permits = WaitingBinds(state.gangs.cancel_permit, clock)
 
     def bind(
-        self, args: BindArgs, *, arrived: float | None = None, line: Connection | None = None, may_wait: bool = True
+        self,
+        args: BindArgs,
+        *,
+        arrived: float | None = None,
+        connection: Connection | None = None,
+        may_wait: bool = True,
     ) -> str:
         """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
 
-        `arrived`: when the call came; it may have waited for a thread. None: now. `line`: its connection.
+        `arrived`: when the call came; it may have waited for a thread. None: now. `connection`: its connection.
         """
         if arrived is None:
             arrived = self._clock.now()
-        term = self._leadership.term()
-        if term is None:
-            raise Failed("standby", _STANDBY)
-        self._gather(args, arrived, line, may_wait=may_wait)
+        epoch = self._leadership.epoch()
+        if epoch is None:
+            raise BindFailed("standby", _STANDBY)
+        self._wait_on_permit(args, arrived, connection, may_wait=may_wait)
         with self.throttle.bind():
-            return self._bind(args, arrived + self._seconds, term)
+            return self._bind(args, arrived + self._seconds, epoch)
 
-    def _gather(self, args: BindArgs, arrived: float, line: Connection | None, *, may_wait: bool) -> None:
+    def _wait_on_permit(self, args: BindArgs, arrived: float, connection: Connection | None, *, may_wait: bool) -> None:
         """Waits until all members of the pod's gang have reached bind, if it is in a gang that is not bound yet."""
-        if self._state.decided(args.pod_uid) is not None:
+        if self._state.known_binding(args.pod_uid) is not None:
             return
-        if not may_wait and self._state.gangs.waits(args.pod_uid):
-            raise Failed("gang", "members of gangs wait in bind, so they must be bound by the port of --bind-port-bind")
-        hold = self._state.gangs.join(args.pod_uid, args.node)
-        if isinstance(hold, str):
-            raise Failed("gang", hold)
-        if hold is not None:
-            self._waits.wait(hold, args.pod_name, line, arrived + self._seconds * _GATHERING - self._clock.now())
-            if not hold.go:
-                raise Failed("gang", f"the gang {hold.key} was not bound: {hold.reason}")
+        if not may_wait and self._state.gangs.must_wait(args.pod_uid):
+            raise BindFailed(
+                "gang", "members of gangs wait in bind, so they must be bound by the port of --bind-port-bind"
+            )
+        permit = self._state.gangs.request_permit(args.pod_uid, args.node)
+        if isinstance(permit, str):
+            raise BindFailed("gang", permit)
+        if permit is not None:
+            self._permits.wait(
+                permit, args.pod_name, connection, arrived + self._seconds * _PERMIT_SHARE - self._clock.now()
+            )
+            if not permit.allowed:
+                raise BindFailed("gang", f"the gang {permit.key} was not bound: {permit.reason}")
 
-    def _bind(self, args: BindArgs, deadline: float, term: int) -> str:
-        decided = self._state.decided(args.pod_uid)
+    def _bind(self, args: BindArgs, deadline: float, epoch: int) -> str:
+        decided = self._state.known_binding(args.pod_uid)
         if decided is not None and decided.phase in _DONE:
-            return _already(decided, args)
+            return _check_decided(decided, args)
         with self._state.queue() as queue:
-            known = queue.take_asked(args.pod_uid)
-        asked, version = known or self._read_request(args)
+            known = queue.take_request(args.pod_uid)
+        request, version = known or self._read_request(args)
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
-        policy = (asked.policy if asked is not None else None) or self._policy
+        policy = (request.policy if request is not None else None) or self._policy
         # A member of a gang may have waited for minutes since the call came.
         if outdated := self._outdated():
-            raise Failed("early", f"not ready: {outdated[0]}")
-        begun = self._state.begin_bind(pod, asked, args.node, policy, term=term)
-        if isinstance(begun, Decided):
-            return _already(begun, args)
-        if isinstance(begun, Refusal):
-            raise Failed("refused", begun.text)
+            raise BindFailed("early", f"not ready: {outdated[0]}")
+        assumed = self._state.assume(pod, request, args.node, policy, epoch=epoch)
+        if isinstance(assumed, KnownBinding):
+            return _check_decided(assumed, args)
+        if isinstance(assumed, Refusal):
+            raise BindFailed("refused", assumed.text)
         phase: Phase | None = Phase.UNCONFIRMED  # what holds if anything unforeseen is raised
         try:
-            self._post(self._binding(args, begun, version, term), deadline, term, unsure=begun.unsure)
-            phase = Phase.ASSUMED
-        except Failed as failed:
+            self._post(self._binding(args, assumed, version, epoch), deadline, epoch, unsure=assumed.unsure)
+            phase = Phase.ACCEPTED
+        except BindFailed as failed:
             phase = Phase.UNCONFIRMED if failed.unsure else None
             raise
         finally:
-            self._state.finish_bind(args.pod_uid, phase)
+            self._state.confirm(args.pod_uid, phase)
         return "bound"
 
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
@@ -180,46 +189,46 @@ class Binder:
         try:
             pod = Pod(self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS))
         except errors.NotFound as error:
-            raise Failed("gone", "the pod does not exist any more") from error
+            raise BindFailed("gone", "the pod does not exist any more") from error
         except errors.KubeError as error:
-            raise Failed("api", f"cannot read the pod: {error}") from error
+            raise BindFailed("api", f"cannot read the pod: {error}") from error
         if pod.uid != args.pod_uid:
-            raise Failed("gone", "the pod was deleted, and another one has its name")
+            raise BindFailed("gone", "the pod was deleted, and another one has its name")
         try:
             return pod.request, pod.version
         except InvalidRequest as error:
-            raise Failed("invalid", str(error)) from error
+            raise BindFailed("invalid", str(error)) from error
 
-    def _binding(self, args: BindArgs, begun: Begun, version: str, term: int) -> _Binding:
-        chosen, annotations = begun.assignment, {}
+    def _binding(self, args: BindArgs, assumed: Assumed, version: str, epoch: int) -> _Binding:
+        chosen, annotations = assumed.assignment, {}
         if chosen is not None:
             now = self._clock.wall_ns()
-            annotations = assignment.encode(chosen, assume_time_ns=now, env_access=begun.env_access)
-        if word := self._leadership.word(term):
-            annotations[names.TERM] = word
+            annotations = assignment.encode(chosen, assume_time_ns=now, env_access=assumed.env_access)
+        if fencing_token := self._leadership.fencing_token(epoch):
+            annotations[names.TERM] = fencing_token
         return _Binding(args, chosen, version, annotations)
 
-    def _post(self, binding: _Binding, deadline: float, term: int, *, unsure: bool) -> None:
+    def _post(self, binding: _Binding, deadline: float, epoch: int, *, unsure: bool) -> None:
         """Posts until the pod is bound or surely is not, or until the deadline or the term is over. Raises Failed.
 
         `unsure`: an earlier call has posted the same and got no answer; only a look at the pod can settle that.
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
-        backoff, again = Backoff(initial=0.05, cap=2.0), False
+        backoff, reposted = Backoff(initial=0.05, cap=2.0), False
         trouble = "the time for this call was over before it could be posted"
         while self._clock.now() < deadline:
             wait, version = None, binding.version
             try:
-                if not self._post_once(path, binding.body(), deadline, term):
+                if not self._post_once(path, binding.body(), deadline, epoch):
                     break
-            except _TermOver as error:
-                raise Failed("standby", _STANDBY, unsure=unsure) from error
+            except _EpochOver as error:
+                raise BindFailed("standby", _STANDBY, unsure=unsure) from error
             except errors.Conflict as error:
-                if self._look(binding, deadline, unsure=unsure) is _Look.OURS:
+                if self._read_pod(binding, deadline, unsure=unsure) is _ReadOutcome.OURS:
                     return
                 trouble = str(error)
-                if binding.version != version and not again:
-                    again = True  # somebody has changed the pod since it was read, and that is all
+                if binding.version != version and not reposted:
+                    reposted = True  # somebody has changed the pod since it was read, and that is all
                     continue
             except errors.TooManyRequests as error:
                 trouble, wait = str(error), error.retry_after
@@ -227,44 +236,48 @@ class Binder:
                 # It may have been carried out, now or later; posting the same again does no harm.
                 unsure = True
                 trouble = str(error)
-                if self._look(binding, deadline, unsure=True) is _Look.OURS:
+                if self._read_pod(binding, deadline, unsure=True) is _ReadOutcome.OURS:
                     return
             except errors.NotFound as error:
                 # If an earlier try was carried out and its answer lost, the pod may have run before it was deleted.
-                raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
+                raise BindFailed("gone", "the pod does not exist any more", unsure=unsure) from error
             except errors.KubeError as error:
-                raise Failed("api", f"the API server refused the binding: {error}", unsure=unsure) from error
+                raise BindFailed("api", f"the API server refused the binding: {error}", unsure=unsure) from error
             else:
                 return
             pause = backoff.next(wait)
             if self._clock.now() + pause >= deadline:
                 break
             self._clock.sleep(pause)
-        raise Failed("api", f"not bound in time: {trouble}", unsure=unsure)
+        raise BindFailed("api", f"not bound in time: {trouble}", unsure=unsure)
 
-    def _post_once(self, path: str, body: dict[str, Any], deadline: float, term: int) -> bool:
-        """False when the deadline came before its turn. Raises _TermOver when the term is over."""
-        with self._turn:
-            if not self._clock.wait_for(self._turn, lambda: self._posting < _POSTING, deadline - self._clock.now()):
+    def _post_once(self, path: str, body: dict[str, Any], deadline: float, epoch: int) -> bool:
+        """False when the deadline came before its turn. Raises _EpochOver when the term is over."""
+        with self._post_slot:
+            if not self._clock.wait_for(
+                self._post_slot, lambda: self._posting < _POSTING, deadline - self._clock.now()
+            ):
                 return False
             self._posting += 1
         try:
-            with self._leadership.posting(term) as ours:
+            with self._leadership.posting(epoch) as allowed_seconds:
                 # Asked last: nothing may come between this and the request.
-                left = deadline - self._clock.now()
-                if left <= 0:
+                remaining = deadline - self._clock.now()
+                if remaining <= 0:
                     return False
-                if ours <= 0:
-                    raise _TermOver
+                if allowed_seconds <= 0:
+                    raise _EpochOver
                 with self.throttle.post():
-                    self._client.request("POST", path, body=body, timeout=min(_POST_SECONDS, left, ours))
+                    self._client.request(
+                        "POST", path, body=body, timeout=min(_POST_SECONDS, remaining, allowed_seconds)
+                    )
         finally:
-            with self._turn:
+            with self._post_slot:
                 self._posting -= 1
-                self._turn.notify()
+                self._post_slot.notify()
         return True
 
-    def _look(self, binding: _Binding, deadline: float, *, unsure: bool) -> _Look:
+    def _read_pod(self, binding: _Binding, deadline: float, *, unsure: bool) -> _ReadOutcome:
         """Reads the pod; the next try binds the version that was read. Raises Failed where it cannot be bound by us.
 
         `unsure`: the pod may have run before it was deleted.
@@ -272,28 +285,30 @@ class Binder:
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
         try:
-            found = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
+            manifest = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
         except errors.NotFound as error:
-            raise Failed("gone", "the pod does not exist any more", unsure=unsure) from error
+            raise BindFailed("gone", "the pod does not exist any more", unsure=unsure) from error
         except errors.KubeError as error:
-            who = f"{args.pod_namespace}/{args.pod_name}"
-            _log.info("failed to read the pod after a failed Binding", pod=who, uid=args.pod_uid, error=str(error))
-            return _Look.UNKNOWN
-        pod = Pod(found)
+            full_name = f"{args.pod_namespace}/{args.pod_name}"
+            _log.info(
+                "failed to read the pod after a failed Binding", pod=full_name, uid=args.pod_uid, error=str(error)
+            )
+            return _ReadOutcome.UNKNOWN
+        pod = Pod(manifest)
         if pod.uid != args.pod_uid:
-            raise Failed("gone", "the pod was deleted, and another one has its name", unsure=unsure)
-        if not pod.node and pod.going:
+            raise BindFailed("gone", "the pod was deleted, and another one has its name", unsure=unsure)
+        if not pod.node and pod.terminating:
             # The API server binds no such pod any more: what was posted without an answer will never land.
-            raise Failed("gone", "the pod is being deleted")
+            raise BindFailed("gone", "the pod is being deleted")
         if not pod.node:
             binding.version = pod.version
-            return _Look.UNBOUND
-        if pod.node == args.node and _written(pod) == binding.assignment:
-            return _Look.OURS
-        raise Failed("taken", f"the pod was bound to node {pod.node} by somebody else")
+            return _ReadOutcome.UNBOUND
+        if pod.node == args.node and _read_assignment(pod) == binding.assignment:
+            return _ReadOutcome.OURS
+        raise BindFailed("taken", f"the pod was bound to node {pod.node} by somebody else")
 
 
-def look_up(
+def confirm_bindings(
     due: Sequence[PodRef], fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM
 ) -> None:
     """Settles Bindings that no watch event has confirmed in time, by one consistent read each; not all in one round.
@@ -304,38 +319,38 @@ def look_up(
     does not lead gives nothing up while it may lead again without another leader in between. Once another has led, the
     next term looks at all pods anyway. A pod whose look-up fails is looked up again later, after the others.
     """
-    until, term = clock.now() + _LOOK_UP_SECONDS, leadership.term()
-    if term is None and leadership.resumes():
+    until, epoch = clock.now() + _LOOK_UP_SECONDS, leadership.epoch()
+    if epoch is None and leadership.is_uninterrupted():
         return
 
-    def one(pod: PodRef) -> None:
+    def confirm_binding(pod: PodRef) -> None:
         if clock.now() >= until:
             return
         try:
-            fate = fence.read(pod, timeout=_ASK_SECONDS)
-            if fate is Fate.WAITS and term is not None:
-                fate = fence.void(pod, leadership.word(term), timeout=_ASK_SECONDS)
+            pod_state = fence.read(pod, timeout=_ASK_SECONDS)
+            if pod_state is PodState.UNBOUND and epoch is not None:
+                pod_state = fence.fence_pod(pod, leadership.fencing_token(epoch), timeout=_ASK_SECONDS)
         except errors.KubeError as error:
             _log.info("failed to read a bound pod", pod=pod.pod, uid=pod.uid, error=str(error))
-            fate = Fate.UNPROVEN
-        if fate is Fate.UNPROVEN:
-            state.look_up_failed(pod.uid)
+            pod_state = PodState.UNFENCED
+        if pod_state is PodState.UNFENCED:
+            state.on_lookup_failed(pod.uid)
         else:
-            bound = fate in (Fate.BOUND, Fate.TAKEN)
-            state.looked_up(pod.uid, bound=bound, exists=fate is not Fate.GONE)
+            bound = pod_state in (PodState.BOUND, PodState.BOUND_BY_OTHER)
+            state.on_lookup(pod.uid, bound=bound, exists=pod_state is not PodState.DELETED)
 
-    in_parallel(one, due, _LOOK_UPS)
+    in_parallel(confirm_binding, due, _LOOK_UPS)
 
 
-def _already(decided: Decided, args: BindArgs) -> str:
+def _check_decided(decided: KnownBinding, args: BindArgs) -> str:
     if decided.phase not in _DONE:
-        raise Failed("busy", "another bind of this pod is under way")
+        raise BindFailed("busy", "another bind of this pod is under way")
     if decided.node != args.node:
-        raise Failed("taken", f"the pod is bound to node {decided.node} already")
+        raise BindFailed("taken", f"the pod is bound to node {decided.node} already")
     return "repeated"
 
 
-def _written(pod: Pod) -> Assignment | None:
+def _read_assignment(pod: Pod) -> Assignment | None:
     try:
         return assignment.decode(pod.annotations)
     except assignment.InvalidAssignment:

@@ -13,13 +13,13 @@ from typing import Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
-from extender.gangs.gangtypes import Hold
+from extender.gangs.gangtypes import Permit
 
 _log = structlog.get_logger(__name__)
 
-_LOOK_SECONDS = 0.2  # between two looks at all connections
+_POLL_SECONDS = 0.2  # between two looks at all connections
 
-Cancel = Callable[[Hold, str], None]
+Cancel = Callable[[Permit, str], None]
 
 
 class Connection(Protocol):
@@ -34,29 +34,29 @@ class WaitingBinds:
     def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:
         self._cancel = cancel
         self._clock = clock
-        self._lines: dict[int, tuple[Connection, Hold, str]] = {}
+        self._connections: dict[int, tuple[Connection, Permit, str]] = {}
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def wait(self, hold: Hold, name: str, line: Connection | None, seconds: float) -> None:
+    def wait(self, permit: Permit, name: str, connection: Connection | None, seconds: float) -> None:
         """Waits until the hold is decided. Ends the hold after `seconds`, or when the connection closes before."""
-        number = self._watch(hold, name, line) if line is not None else None
+        number = self._watch(permit, name, connection) if connection is not None else None
         try:
-            if not self._clock.wait(hold.done, max(0.0, seconds)):
-                self._cancel(hold, f"{name} waited for the others as long as a bind may take")
-                if not hold.done.is_set():  # a thread failed after it had decided and before it set `done`
-                    hold.settle(go=False, reason="nobody said whether it goes; the pod is tried again")
+            if not self._clock.wait(permit.done, max(0.0, seconds)):
+                self._cancel(permit, f"{name} waited for the others as long as a bind may take")
+                if not permit.done.is_set():  # a thread failed after it had decided and before it set `done`
+                    permit.decide(allowed=False, reason="nobody said whether it goes; the pod is tried again")
         finally:
             if number is not None:
                 with self._lock:
-                    self._lines.pop(number, None)
+                    self._connections.pop(number, None)
 
-    def _watch(self, hold: Hold, name: str, line: Connection) -> int | None:
-        number = line.fileno()
+    def _watch(self, permit: Permit, name: str, connection: Connection) -> int | None:
+        number = connection.fileno()
         if number < 0:
             return None
         with self._lock:
-            self._lines[number] = line, hold, name
+            self._connections[number] = connection, permit, name
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="waits", daemon=True)
                 self._thread.start()
@@ -65,23 +65,23 @@ class WaitingBinds:
     def _run(self) -> None:
         while True:
             with self._lock:
-                if not self._lines:
+                if not self._connections:
                     self._thread = None
                     return
-                lines = dict(self._lines)
+                connections = dict(self._connections)
             try:
-                closed = _closed(lines)
-                for _, hold, name in closed:
-                    self._cancel(hold, f"kube-scheduler gave up waiting for {name}")
+                closed = _closed(connections)
+                for _, permit, name in closed:
+                    self._cancel(permit, f"kube-scheduler gave up waiting for {name}")
             except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would see connections close
                 _log.exception("failed to check the connections of waiting bind calls")
-            self._clock.sleep(_LOOK_SECONDS)
+            self._clock.sleep(_POLL_SECONDS)
 
 
-def _closed(lines: dict[int, tuple[Connection, Hold, str]]) -> list[tuple[Connection, Hold, str]]:
+def _closed(connections: dict[int, tuple[Connection, Permit, str]]) -> list[tuple[Connection, Permit, str]]:
     """The connections that kube-scheduler has closed, or is closing."""
     poll = select.poll()
-    for number, (line, _, _) in lines.items():
+    for number, (connection, _, _) in connections.items():
         # TLS ends with a record of its own; a client that waits for an answer sends nothing else.
-        poll.register(number, select.POLLRDHUP | (select.POLLIN if isinstance(line, ssl.SSLSocket) else 0))
-    return [lines[number] for number, _ in poll.poll(0)]
+        poll.register(number, select.POLLRDHUP | (select.POLLIN if isinstance(connection, ssl.SSLSocket) else 0))
+    return [connections[number] for number, _ in poll.poll(0)]

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 from cardwise.clock import SYSTEM, Clock
 
-_FEW = 3  # binds under way that never delay filter
-_LONGEST = 0.05  # seconds that filter waits
+_FREE_BINDS = 3  # binds under way that never delay filter
+_MAX_DELAY = 0.05  # seconds that filter waits
 _PACE = 0.004  # seconds between two binds of a scheduler that is not held up
 _FORGET = 1.02  # the factor by which the quickest answer grows with each later answer
 
@@ -24,21 +24,21 @@ class BindThrottle:
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
-        self._fewer = threading.Condition()
+        self._binds_changed = threading.Condition()
         self._under_way = 0
         self._quickest = 0.0  # seconds, of the last posts; 0: none yet
 
     @contextmanager
     def bind(self) -> Iterator[None]:
         """A bind is under way."""
-        with self._fewer:
+        with self._binds_changed:
             self._under_way += 1
         try:
             yield
         finally:
-            with self._fewer:
+            with self._binds_changed:
                 self._under_way -= 1
-                self._fewer.notify()
+                self._binds_changed.notify()
 
     @contextmanager
     def post(self) -> Iterator[None]:
@@ -46,15 +46,15 @@ class BindThrottle:
         began = self._clock.now()
         yield
         took = self._clock.now() - began
-        with self._fewer:
+        with self._binds_changed:
             self._quickest = min(took, self._quickest * _FORGET) if self._quickest else took
 
     def wait(self) -> None:
         """Waits until few binds are under way, but not for long."""
-        with self._fewer:
-            self._clock.wait_for(self._fewer, lambda: not self.busy, _LONGEST)
+        with self._binds_changed:
+            self._clock.wait_for(self._binds_changed, lambda: not self.busy, _MAX_DELAY)
 
     @property
     def busy(self) -> bool:
         """Whether so many binds are under way that filter waits."""
-        return self._under_way >= max(_FEW, round(self._quickest / _PACE))
+        return self._under_way >= max(_FREE_BINDS, round(self._quickest / _PACE))

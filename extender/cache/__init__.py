@@ -8,7 +8,8 @@ Comes in: records, and what filter and bind decide. Goes out: where a pod fits, 
     nominations     which cards are kept for which pod after a preemption
     nominated       those cards as holdings, for a placement that must not use them; the search for victims
     gangcards       the cards of the gang reservation as holdings, for a placement that must not use them
-    room            follows each change of a row: the ledger, the sums of nodes, and who is woken when room comes
+    capacity        applies each change of a row to the ledger and the nodes' totals, and requeues pods when capacity
+                    is freed
     cache           makes these; checks a plan again at bind
     placing         asks the placement engine for one pod; `longsearch`: the same for pods of several claims, in turns
     scoredpolicies  the engine of the scored policies, made when it is first needed

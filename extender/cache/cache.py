@@ -10,30 +10,30 @@ from cardwise.clock import Clock
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.devices import is_good
+from cardwise.core.placement.devices import is_valid_grant
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement
+from extender.cache.capacity import Capacity
 from extender.cache.gangcards import GangCards
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.quotas import Quotas
-from extender.cache.reservations import Patience, Reservations
-from extender.cache.room import Room
+from extender.cache.reservations import Reservations, Timeouts
 from extender.queue.schedulingqueue import SchedulingQueue
 
 
 class Cache:
-    """`room` follows each change of `reservations`, which knows what nodes report from `inventory`."""
+    """`capacity` follows each change of `reservations`, which knows what nodes report from `inventory`."""
 
-    def __init__(self, ledger: Ledger, patience: Patience, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, patience: Timeouts, clock: Clock) -> None:
         self.ledger = ledger
         self.inventory = Inventory()
         self.loads = NodeLoads()
         self.limits = Quotas()
         self.queue = SchedulingQueue(clock)
-        self.room = Room(ledger, self.loads, self.queue)
-        self.reservations = Reservations(self.inventory, self.room, patience, clock)
+        self.capacity = Capacity(ledger, self.loads, self.queue)
+        self.reservations = Reservations(self.inventory, self.capacity, patience, clock)
         self.gang_cards = GangCards(ledger)
 
     def headroom(self, namespace: str) -> list[Headroom]:
@@ -42,46 +42,46 @@ class Cache:
 
     def headroom_without(self, namespace: str, uid: str) -> list[Headroom]:
         """As `headroom`, without what this pod holds."""
-        if not self.limits.limits(namespace):
+        if not self.limits.has_quota(namespace):
             return []
-        with self.aside(uid):
+        with self.excluding(uid):
             return self.headroom(namespace)
 
-    def refused(self, uid: str, since: int | None = None) -> None:
+    def mark_refused(self, uid: str, since: int | None = None) -> None:
         """No card has enough room for this pod: it waits for room that kube-scheduler may not see. `since`: the value
         of `room.freed` when the search began; if room has come since then, the pod is tried again.
         """
-        self.queue.refused(uid)
-        if uid and since is not None and since != self.room.freed:
-            self.queue.move_all()
+        self.queue.mark_refused(uid)
+        if uid and since is not None and since != self.capacity.freed_count:
+            self.queue.requeue_all()
 
-    def aside(self, uid: str) -> AbstractContextManager[None]:
+    def excluding(self, uid: str) -> AbstractContextManager[None]:
         """Context: the pod's own reservation does not count."""
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
-    def good(self, holding: Holding, request: PodRequest) -> bool:
+    def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
         """Whether a plan is still good. Its cards are there, take shares, have the room, are of the requested class,
         and their MPS admits the pod; its devices are there and free; and no quota forbids it.
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
             return False  # not counted, so others may have got the room
-        if not is_good(holding.assignment, state.devices, state.taken):
+        if not is_valid_grant(holding.assignment, state.devices, state.device_holds):
             return False
-        asked = {container.key: container.resource_class for container in request.containers}
+        requested_classes = {container.key: container.resource_class for container in request.containers}
         mps_client = request.mps_client
         for key, shares in holding.assignment.containers.items():
             for share in shares:
                 p = state.position(share)
                 if p is None or not state.cards[p].takes or state.free[p] < 0:
                     return False
-                if asked.get(key) and asked[key] not in state.cards[p].classes:
+                if requested_classes.get(key) and requested_classes[key] not in state.cards[p].classes:
                     return False
                 if not state.mps.admits(p, untolerated_by(request.mps, several=len(shares) > 1), mps_client.user):
                     return False
-        if not self.limits.limits(holding.namespace):
+        if not self.limits.has_quota(holding.namespace):
             return True
-        with self.aside(holding.uid):
+        with self.excluding(holding.uid):
             headroom = self.headroom(holding.namespace)
             planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
             return not placement.exceeded(self.ledger, planned, headroom)
@@ -90,4 +90,4 @@ class Cache:
         """Tells the ledger of changed cards. Late, because at the start cards come one by one, by thousands."""
         for node, cards, devices in self.inventory.changes():
             others = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
-            self.room.changes(node, others)
+            self.capacity.mark_cards_changed(node, others)

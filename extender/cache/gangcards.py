@@ -37,7 +37,7 @@ class GangCards:
         self._gang: Gang | None = None
         self._by_node: Mapping[str, list[Holding]] = _NOTHING
 
-    def put(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
+    def reserve(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
         """Reserves this for the gang, in place of what was reserved before. Returns whether something of that is not
         reserved any more.
         """
@@ -55,7 +55,7 @@ class GangCards:
             return ()
         return self._by_node.keys()
 
-    def on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:
+    def holdings_on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:
         """What is reserved on the node that the pod must leave."""
         return self._by_node[node] if node in self.nodes(rank, namespace, uid) else []
 
@@ -72,9 +72,9 @@ class GangCards:
     @contextmanager
     def reserved(self, nodes: Collection[str]) -> Iterator[None]:
         """Context: the ledger also holds what is reserved on these nodes. It costs 0.05 ms for each holding."""
-        held = [holding for node in nodes for holding in self._by_node.get(node, ())]
-        if not held:
+        holdings = [holding for node in nodes for holding in self._by_node.get(node, ())]
+        if not holdings:
             yield
             return
-        with self._ledger.what_if(held=held):
+        with self._ledger.what_if(held=holdings):
             yield

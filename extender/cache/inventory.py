@@ -18,7 +18,7 @@ from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube.survey import MOST_CARDS
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
-from extender.records.objects import CardRecord, HeldRecord
+from extender.records.objects import CardRecord, ShareRecord
 
 # The most that is believed of one node: far above what nodes have, so that a hostile node cannot stop the extender.
 MOST_REPORTED = 4096  # shares, of all its cards
@@ -32,13 +32,13 @@ class Report(NamedTuple):
     node: str
 
 
-class Heard(NamedTuple):
+class CardUpdate(NamedTuple):
     """What has changed in a card's report: shares to look at again, because they are new or different, or because the
     card has left the node that had reported them; shares that its node reports no more; and what in it is not believed.
     """
 
     reported: Collection[Report]
-    silent: Collection[Report]
+    withdrawn: Collection[Report]
     problem: str
 
 
@@ -49,7 +49,7 @@ class Inventory:
         self.nodes: set[str] = set()
         self._cards: dict[str, CardRecord] = {}
         self._cards_of: dict[str, list[str]] = {}  # node -> names in _cards
-        self._held, self._noted = _Said(), _Said()
+        self._node_reports, self._recorded = _ShareReports(), _ShareReports()
         self._changed: set[str] = set()  # nodes, since `changes`
         self._classes: dict[str, ResourceClass] = {}
         self._membership = ClassMembership(())
@@ -64,7 +64,7 @@ class Inventory:
         self.nodes.discard(name)
         self._changed.add(name)
 
-    def set_card(self, name: str, card: CardRecord) -> Heard:
+    def set_card(self, name: str, card: CardRecord) -> CardUpdate:
         """The card is so now."""
         before = self._cards.get(name)
         former: Collection[Report] = ()
@@ -73,10 +73,15 @@ class Inventory:
             former, before = self.remove_card(name), None
         names = self._cards_of.get(card.node, [])
         if before is None and len(names) >= MOST_CARDS:
-            return Heard(former, (), f"the node has more than {MOST_CARDS} cards and devices; the others do not count")
-        room, problem = MOST_REPORTED - sum(len(self._cards[each].held) for each in names if each != name), ""
-        if len(card.held) > room:
-            card = card._replace(held=card.held[:room])
+            return CardUpdate(
+                former, (), f"the node has more than {MOST_CARDS} cards and devices; the others do not count"
+            )
+        capacity, problem = (
+            MOST_REPORTED - sum(len(self._cards[other].reported_shares) for other in names if other != name),
+            "",
+        )
+        if len(card.reported_shares) > capacity:
+            card = card._replace(reported_shares=card.reported_shares[:capacity])
             problem = f"the node's cards report more than {MOST_REPORTED} shares; the others do not count"
         self._cards[name] = card
         if before is None:
@@ -84,12 +89,14 @@ class Inventory:
         if before is None or (before.card, before.labels) != (card.card, card.labels):
             self._changed.add(card.node)
         same = before is not None and before.card == card.card
-        reported, gone = self._held.put(name, card.node, before.held if before is not None else (), card.held)
+        reported, gone = self._node_reports.replace(
+            name, card.node, before.reported_shares if before is not None else (), card.reported_shares
+        )
         last = before.status.terminating if before is not None else ()
-        self._noted.put(name, card.node, last, card.status.terminating)
+        self._recorded.replace(name, card.node, last, card.status.terminating)
         # Of a card that is another one now, or has another size, all shares are looked at again.
-        again = reported if same else {Report(held.uid, card.node) for held in card.held}
-        return Heard({*former, *again}, gone, problem)
+        updated = reported if same else {Report(share.uid, card.node) for share in card.reported_shares}
+        return CardUpdate({*former, *updated}, gone, problem)
 
     def remove_card(self, name: str) -> Collection[Report]:
         """The card is no more. Returns what it had reported."""
@@ -97,10 +104,10 @@ class Inventory:
         if card is None:
             return ()
         self._forget(name)
-        self._noted.put(name, card.node, card.status.terminating, ())
-        return self._held.put(name, card.node, card.held, ())[1]
+        self._recorded.replace(name, card.node, card.status.terminating, ())
+        return self._node_reports.replace(name, card.node, card.reported_shares, ())[1]
 
-    def knows(self, name: str) -> bool:
+    def has_card(self, name: str) -> bool:
         """Whether the watch has shown the card."""
         return name in self._cards
 
@@ -109,18 +116,18 @@ class Inventory:
         records = (self._cards.get(extended_resource_name(share.uuid)) for share in assignment.shares())
         return any(record is not None and record.node == node and record.env_access for record in records)
 
-    def set_class(self, one: ResourceClass) -> bool:
+    def set_class(self, resource_class: ResourceClass) -> bool:
         """The class is so now. Returns whether cards may be in other classes now; `changes` says which."""
-        before = self._classes.get(one.name)
-        self._classes[one.name] = one
-        if _by_which(before) == _by_which(one):
+        before = self._classes.get(resource_class.name)
+        self._classes[resource_class.name] = resource_class
+        if _selection_key(before) == _selection_key(resource_class):
             return False
         self._reclassify = True
         return True
 
     def remove_class(self, name: str) -> bool:
         """The class is no more. Returns whether cards may be in other classes now."""
-        if _by_which(self._classes.pop(name, None)) is None:
+        if _selection_key(self._classes.pop(name, None)) is None:
             return False
         self._reclassify = True
         return True
@@ -133,57 +140,57 @@ class Inventory:
         if self._reclassify:
             self._reclassify = False
             self._membership = ClassMembership(self._classes.values(), known=set(self._members.values()))
-            of, told = self._membership.of, self._members
+            classes_of, known = self._membership.classes_of, self._members
             self._changed.update(
-                record.node for name, record in self._cards.items() if of(record) is not told.get(name)
+                record.node for name, record in self._cards.items() if classes_of(record) is not known.get(name)
             )
         for node in self._changed:
             names = self._cards_of.get(node, ()) if node in self.nodes else ()
             cards: list[Card] = []
             devices: list[Device] = []
             for name in names:
-                one = self._typed(name)
-                if isinstance(one, Device):
-                    devices.append(one)
+                typed = self._typed(name)
+                if isinstance(typed, Device):
+                    devices.append(typed)
                 else:
-                    cards.append(one)
+                    cards.append(typed)
             yield node, cards, devices
         self._changed.clear()
 
-    def held(self) -> Mapping[str, Mapping[str, object]]:
+    def reported_nodes(self) -> Mapping[str, Mapping[str, object]]:
         """The pods that cards report, by UID, each with the nodes of these cards."""
-        return self._held.by_uid
+        return self._node_reports.by_uid
 
-    def reports(self, uid: str, node: str) -> bool:
+    def is_reported(self, uid: str, node: str) -> bool:
         """Whether a card of the node reports the pod."""
-        return bool(self._held.of(uid, node))
+        return bool(self._node_reports.entries_of(uid, node))
 
-    def reported(self, uid: str, node: str) -> Holding | None:
+    def reported_holding(self, uid: str, node: str) -> Holding | None:
         """What the node's cards report of a pod."""
-        return self._summed(uid, node, self._held)
+        return self._summed(uid, node, self._node_reports)
 
-    def terminating(self, uid: str, node: str) -> Holding | None:
+    def recorded_holding(self, uid: str, node: str) -> Holding | None:
         """What a former leader has noted in the status of the node's cards for a pod whose object is gone."""
-        return self._summed(uid, node, self._noted)
+        return self._summed(uid, node, self._recorded)
 
-    def _summed(self, uid: str, node: str, said: "_Said") -> Holding | None:
+    def _summed(self, uid: str, node: str, reports: "_ShareReports") -> Holding | None:
         """What all cards of the node say of the pod, as one holding."""
         shares: dict[str, list[CardShare]] = {}
         devices: dict[str, list[DeviceShare]] = {}
         namespace = name = ""
-        for where, entries in sorted(said.of(uid, node).items()):
-            card = self._cards[where].card
-            for held in entries:
-                namespace, name, key = held.namespace, held.name, held.container or "pod"
+        for card_name, entries in sorted(reports.entries_of(uid, node).items()):
+            card = self._cards[card_name].card
+            for entry in entries:
+                namespace, name, key = entry.namespace, entry.name, entry.container or "pod"
                 if isinstance(card, Device):
                     devices.setdefault(key, []).append(DeviceShare("", card.uuid))
                 else:
-                    share = CardShare(card.index, card.uuid, MiB(held.mem), Percent(held.core), card.mem, held.whole)
+                    share = CardShare(card.index, card.uuid, MiB(entry.mem), Percent(entry.core), card.mem, entry.whole)
                     shares.setdefault(key, []).append(share)
         if not shares and not devices:
             return None
         assigned = Assignment(
-            {key: tuple(each) for key, each in shares.items()}, {key: tuple(each) for key, each in devices.items()}
+            {key: tuple(parts) for key, parts in shares.items()}, {key: tuple(parts) for key, parts in devices.items()}
         )
         return Holding(uid, namespace, name, node, assigned, REPORTED, UNKNOWN)
 
@@ -191,7 +198,7 @@ class Inventory:
         """The card or device with its classes."""
         record = self._cards[name]
         card = record.card
-        member = self._members[name] = self._membership.of(record)
+        member = self._members[name] = self._membership.classes_of(record)
         if member is NO_CLASSES:
             return card
         if isinstance(card, Device):
@@ -218,25 +225,25 @@ class Inventory:
         self._changed.add(node)
 
 
-class _Said:
+class _ShareReports:
     """What cards say of pods, by pod: a new report costs its own length, however long the other reports are."""
 
     def __init__(self) -> None:
-        self.by_uid: dict[str, dict[str, dict[str, Sequence[HeldRecord]]]] = {}  # and by node and name of the card
+        self.by_uid: dict[str, dict[str, dict[str, Sequence[ShareRecord]]]] = {}  # and by node and name of the card
 
-    def of(self, uid: str, node: str) -> Mapping[str, Sequence[HeldRecord]]:
+    def entries_of(self, uid: str, node: str) -> Mapping[str, Sequence[ShareRecord]]:
         """By the names of cards."""
         return self.by_uid.get(uid, {}).get(node, {})
 
-    def put(
-        self, name: str, node: str, before: Iterable[HeldRecord], now: Iterable[HeldRecord]
+    def replace(
+        self, name: str, node: str, before: Iterable[ShareRecord], now: Iterable[ShareRecord]
     ) -> tuple[Collection[Report], Collection[Report]]:
         """The card says this, in place of what it said before. Returns what is new or different, and what is gone."""
-        last, said = _grouped(before), _grouped(now)
-        changed = {uid: entries for uid, entries in said.items() if last.get(uid) != entries}
+        last, current = _grouped(before), _grouped(now)
+        changed = {uid: entries for uid, entries in current.items() if last.get(uid) != entries}
         for uid, entries in changed.items():
             self.by_uid.setdefault(uid, {}).setdefault(node, {})[name] = entries
-        silent = last.keys() - said.keys()
+        silent = last.keys() - current.keys()
         for uid in silent:
             nodes = self.by_uid[uid]
             del nodes[node][name]
@@ -247,15 +254,19 @@ class _Said:
         return {Report(uid, node) for uid in changed}, {Report(uid, node) for uid in silent}
 
 
-def _grouped(said: Iterable[HeldRecord]) -> dict[str, list[HeldRecord]]:
-    found: dict[str, list[HeldRecord]] = {}
-    for one in said:
-        found.setdefault(one.uid, []).append(one)
-    return found
+def _grouped(shares: Iterable[ShareRecord]) -> dict[str, list[ShareRecord]]:
+    by_uid: dict[str, list[ShareRecord]] = {}
+    for share in shares:
+        by_uid.setdefault(share.uid, []).append(share)
+    return by_uid
 
 
-def _by_which(one: ResourceClass | None) -> object:
+def _selection_key(resource_class: ResourceClass | None) -> object:
     """The parts of a class that say which cards are in it, and how they rank. None where its object says nothing: there
     is no object, or Cardwise wrote it, and then the cards of its model are in it anyway.
     """
-    return None if one is None or one.untouched else (one.selector, one.priority, one.other)
+    return (
+        None
+        if resource_class is None or resource_class.untouched
+        else (resource_class.selector, resource_class.priority, resource_class.other)
+    )

@@ -30,16 +30,16 @@ class LongSearch:
         self._placing = placing
         self._clock = clock
 
-    def look(self, wanted: PlacementRequest) -> PlacementRequest:
+    def search(self, wanted: PlacementRequest) -> PlacementRequest:
         """The same with the results of all nodes, if the search takes more than one turn."""
-        if len(wanted.nodes) <= FEW or not fitting.several(wanted.request):
+        if len(wanted.nodes) <= FEW or not fitting.has_several_claims(wanted.request):
             return wanted
         nodes, effort = list(dict.fromkeys(wanted.nodes)), SearchEffort()
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
         with self._lock:
             self._cache.count_cards()
-            freed = self._cache.room.freed
+            freed = self._cache.capacity.freed_count
         while (at := len(scores) + len(refusals)) < len(nodes):
             if at:
                 give_way(self._clock)
@@ -47,15 +47,17 @@ class LongSearch:
             with self._lock, self._placing.asking(some, effort) as scorer:
                 until, by_name = self._clock.cpu() + TURN, self._cache.ledger.by_name()
                 for name in some.nodes:
-                    found = scorer.score(by_name.get(name))
-                    if isinstance(found, Refusal):
-                        refusals[name] = found
+                    outcome = scorer.score(by_name.get(name))
+                    if isinstance(outcome, Refusal):
+                        refusals[name] = outcome
                     else:
-                        scores[name] = found
+                        scores[name] = outcome
                     if self._clock.cpu() >= until:
                         break
         best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
         with self._lock:
             refusals |= self._placing.reserved_refusals(wanted, refusals)
-            ahead = {one.node for one in self._cache.reservations.among(Phase.AHEAD)}
-        return wanted._replace(looked=Looked([*best, *sorted(ahead & refusals.keys())[:FEW]], scores, refusals, freed))
+            nominated = {row.node for row in self._cache.reservations.in_phases(Phase.NOMINATED)}
+        return wanted._replace(
+            looked=Looked([*best, *sorted(nominated & refusals.keys())[:FEW]], scores, refusals, freed)
+        )

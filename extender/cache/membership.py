@@ -46,36 +46,36 @@ NO_CLASSES = CardClasses(frozenset(), 0)
 
 
 class ClassMembership:
-    """Answers which of the classes `of` a card is in, and remembers the answers.
+    """Answers which of the classes `classes_of` a card is in, and remembers the answers.
 
     Equal answers are one object, that of `known` if it is there: so 40,000 of them are compared by their addresses.
     """
 
-    def __init__(self, of: Iterable[ResourceClass], known: Iterable[CardClasses] = ()) -> None:
-        of = list(of)
-        self._all = Classifier(of)  # for what has no groups: devices, models, priorities
+    def __init__(self, resource_classes: Iterable[ResourceClass], known: Iterable[CardClasses] = ()) -> None:
+        resource_classes = list(resource_classes)
+        self._all = Classifier(resource_classes)  # for what has no groups: devices, models, priorities
         by_keys: dict[frozenset[str], list[ResourceClass]] = {}
-        for one in of:
-            if not one.other:
-                by_keys.setdefault(one.selector.keys, []).append(one)
+        for resource_class in resource_classes:
+            if not resource_class.other:
+                by_keys.setdefault(resource_class.selector.keys, []).append(resource_class)
         self._groups = [_Group(keys, together) for keys, together in by_keys.items()]
         self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}  # all are in `_same`
         self._same = {member: member for member in (NO_CLASSES, *known)}
 
-    def of(self, record: CardRecord) -> CardClasses:
+    def classes_of(self, record: CardRecord) -> CardClasses:
         """The classes of the card or device."""
         card = record.card
         if isinstance(card, Device):  # there are few: they need no groups
             of_device = CardClasses(self._all.classes_of(_labels(record)), 0)
             return self._shared(of_device)
-        found = (self._all.of_model(card.model), *[group.of(record, card) for group in self._groups])
-        member = self._members.get(found)
+        key = (self._all.automatic_class_of(card.model), *[group.classes_of(record, card) for group in self._groups])
+        member = self._members.get(key)
         if member is None:
-            together = frozenset().union(*found)
+            together = frozenset().union(*key)
             member = CardClasses(together, self._all.priority_of(together))
             if len(self._members) >= _REMEMBERED:
                 self._members.clear()
-            member = self._members[found] = self._shared(member)
+            member = self._members[key] = self._shared(member)
         return member
 
     def _shared(self, member: CardClasses) -> CardClasses:
@@ -95,20 +95,22 @@ class _Group:
         self._known: dict[tuple[object, ...], frozenset[str]] = {}
         self._same: dict[frozenset[str], frozenset[str]] = {}
 
-    def of(self, record: CardRecord, card: Card) -> frozenset[str]:
-        asked = tuple([read(record, card) for read in self._reads])
-        found = self._known.get(asked)
-        if found is None:
+    def classes_of(self, record: CardRecord, card: Card) -> frozenset[str]:
+        key = tuple([read(record, card) for read in self._reads])
+        matching = self._known.get(key)
+        if matching is None:
             labels = _labels(record)
-            found = frozenset(one.name for one in self._classes if one.selector.matches(labels))
+            matching = frozenset(
+                resource_class.name for resource_class in self._classes if resource_class.selector.matches(labels)
+            )
             if len(self._same) >= _REMEMBERED:
                 self._same.clear()
-            found = self._same.setdefault(found, found)
+            matching = self._same.setdefault(matching, matching)
             if len(self._known) >= _REMEMBERED_LABELS:
                 self._known.clear()
-            if sum(len(value) for value in asked if isinstance(value, str)) <= _LONGEST:
-                self._known[asked] = found
-        return found
+            if sum(len(text) for text in key if isinstance(text, str)) <= _LONGEST:
+                self._known[key] = matching
+        return matching
 
 
 def _read_label(key: str) -> Read:

@@ -14,29 +14,31 @@ from extender.records.nodeinfo import NodeRecord, Placed
 _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say what it has
 # Seconds for which slots must have been back. A device plugin that is about to end withdraws them, the kubelet's next
 # report brings them back, and the plugin withdraws them again: a pod that is bound in between may find no plugin.
-STEADY: Final = 3.0
+STEADY_SECONDS: Final = 3.0
 
-_AWAY: Final = frozenset({"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"})  # taints of nodes
+_UNREACHABLE_TAINTS: Final = frozenset(
+    {"node.kubernetes.io/unreachable", "node.kubernetes.io/not-ready"}
+)  # taints of nodes
 
 
 class NodeLoads:
     """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound one."""
 
     def __init__(self) -> None:
-        self.freed = 0  # counts the times at which something became less
+        self.freed_count = 0  # counts the times at which something became less
         self._nodes: dict[str, NodeRecord] = {}
-        self._back: dict[str, float] = {}  # nodes that had no slots, and since when they have them again
+        self._slots_since: dict[str, float] = {}  # nodes that had no slots, and since when they have them again
         self._sums: dict[str, Load] = {}
         self._pods: dict[str, Placed] = {}
         self._planned: set[str] = set()
         self._on: dict[str, dict[str, None]] = {}  # keys of `_pods` by node; a dict takes two thirds of a set
         # How many pods of a node hold cards: those that could be evicted, by priority, and those that go already.
         self._victims: dict[int, dict[str, int]] = {}
-        self._going: dict[str, int] = {}
+        self._terminating: dict[str, int] = {}
         self._watched: list[set[str]] = []  # see `watch`
 
     def watch(self) -> set[str]:
-        """The nodes for which `left` has changed, at first all. The caller empties the set when it has read it."""
+        """The nodes for which `free_load` has changed, at first all. The caller empties the set when it has read it."""
         watched = set(self._nodes)
         self._watched.append(watched)
         return watched
@@ -45,32 +47,32 @@ class NodeLoads:
         """The node is so now."""
         before = self._nodes.get(name)
         if before != record:
-            if not record.offers:
-                self._back.pop(name, None)
-            elif before is not None and not before.offers:
-                self._back[name] = now
+            if not record.offers_shares:
+                self._slots_since.pop(name, None)
+            elif before is not None and not before.offers_shares:
+                self._slots_since[name] = now
             self._nodes[name] = record
-            self.freed += 1
-            self._touch(name)
+            self.freed_count += 1
+            self._mark_changed(name)
 
-    def settle(self, now: float) -> bool:
+    def reopen_steady(self, now: float) -> bool:
         """Nodes whose slots have stayed for long enough get pods again. Returns whether there are some."""
-        steady = [name for name, since in self._back.items() if now - since >= STEADY]
+        steady = [name for name, since in self._slots_since.items() if now - since >= STEADY_SECONDS]
         for name in steady:
-            del self._back[name]
-            self.freed += 1
-            self._touch(name)
+            del self._slots_since[name]
+            self.freed_count += 1
+            self._mark_changed(name)
         return bool(steady)
 
     def remove_node(self, name: str) -> None:
         self._nodes.pop(name, None)
-        self._back.pop(name, None)
-        self._touch(name)
+        self._slots_since.pop(name, None)
+        self._mark_changed(name)
 
     def set_pod(self, key: str, placed: Placed) -> None:
         """The pod is on its node."""
         self._planned.discard(key)
-        self._put(key, placed)
+        self._set_pod(key, placed)
 
     def remove_pod(self, key: str) -> None:
         """The pod takes nothing any more."""
@@ -79,8 +81,8 @@ class NodeLoads:
         if before is not None:
             self._count_victim(before, -1)
             self._count(before, -1)
-            self._leave(key, before.node)
-            self.freed += 1
+            self._remove_from_node(key, before.node)
+            self.freed_count += 1
 
     def mark_unbound(self, key: str) -> None:
         """The API server shows the pod without a node. What is planned for it stays counted."""
@@ -91,7 +93,7 @@ class NodeLoads:
         """The pod will be on this node, unless it is on one already."""
         if key not in self._pods or key in self._planned:
             self._planned.add(key)
-            self._put(key, placed)
+            self._set_pod(key, placed)
 
     def unplan(self, keys: Iterable[str]) -> None:
         """These pods are planned no more; those that are on their nodes stay counted."""
@@ -109,50 +111,54 @@ class NodeLoads:
         """
         changes = [(self._pods[key], -1) for key in unplanned if key in self._planned]
         changes += [(self._pods[key], -1) for key in gone]
-        changes += [(one, 1) for one in there]
-        for one, sign in changes:
-            self._count(one, sign)
+        changes += [(placed, 1) for placed in there]
+        for placed, sign in changes:
+            self._count(placed, sign)
         try:
             yield
         finally:
-            for one, sign in reversed(changes):
-                self._count(one, -sign)
+            for placed, sign in reversed(changes):
+                self._count(placed, -sign)
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """What the node has for further pods; None where there is no such node."""
         record = self._nodes.get(node)
         if record is None:
             return None
-        has, taken = record.allocatable or _UNKNOWN, self._sums.get(node)
-        if taken is None:
-            return has
-        return has.plus(taken, -1)
+        allocatable, used = record.allocatable or _UNKNOWN, self._sums.get(node)
+        if used is None:
+            return allocatable
+        return allocatable.add(used, -1)
 
-    def of(self, key: str) -> Load:
+    def load_of(self, key: str) -> Load:
         """What the pod takes."""
         placed = self._pods.get(key)
         return placed.load if placed is not None else Load(0, 0, 0)
 
     def names(self) -> Collection[str]:
         """The nodes that pods may be put on."""
-        return [name for name, record in self._nodes.items() if record.open and self.offers(name)]
+        return [name for name, record in self._nodes.items() if record.open and self.offers_shares(name)]
 
     def is_open(self, node: str) -> bool:
         """Whether pods may be put on it."""
         record = self._nodes.get(node)
-        return record is not None and record.open and self.offers(node)
+        return record is not None and record.open and self.offers_shares(node)
 
-    def is_lost(self, node: str) -> bool:
+    def is_unavailable(self, node: str) -> bool:
         """Whether pods cannot be put on it before somebody mends it: it is gone, closed, or its kubelet is away."""
         record = self._nodes.get(node)
-        return record is None or not record.open or any(taint.key in _AWAY for taint in record.ground.taints)
+        return (
+            record is None or not record.open or any(taint.key in _UNREACHABLE_TAINTS for taint in record.ground.taints)
+        )
 
-    def offers(self, node: str) -> bool:
-        """Whether the node has slots for shares, as far as is known, and for `STEADY` seconds if it had none before."""
+    def offers_shares(self, node: str) -> bool:
+        """Whether the node has slots for shares, as far as is known, and for `STEADY_SECONDS` seconds if it had none
+        before.
+        """
         record = self._nodes.get(node)
-        return record is None or (record.offers and node not in self._back)
+        return record is None or (record.offers_shares and node not in self._slots_since)
 
-    def on(self, node: str) -> Iterator[tuple[str, Placed]]:
+    def pods_on(self, node: str) -> Iterator[tuple[str, Placed]]:
         """Keys and pods of a node, those that are planned there included."""
         return ((key, self._pods[key]) for key in sorted(self._on.get(node, ())))
 
@@ -162,17 +168,19 @@ class NodeLoads:
 
     def with_victims(self, nodes: set[str], priority: int) -> set[str]:
         """Those of the nodes where a pod below this priority could be evicted from cards."""
-        return set[str]().union(*(nodes & counts.keys() for each, counts in self._victims.items() if each < priority))
+        return set[str]().union(
+            *(nodes & counts.keys() for victim_priority, counts in self._victims.items() if victim_priority < priority)
+        )
 
-    def with_going(self, nodes: set[str]) -> set[str]:
+    def with_terminating(self, nodes: set[str]) -> set[str]:
         """Those of the nodes where a pod that holds cards is being deleted."""
-        return nodes & self._going.keys()
+        return nodes & self._terminating.keys()
 
     def get(self, key: str) -> Placed | None:
         """Where the pod is, or is planned."""
         return self._pods.get(key)
 
-    def _put(self, key: str, placed: Placed) -> None:
+    def _set_pod(self, key: str, placed: Placed) -> None:
         before = self._pods.get(key)
         if before == placed:
             return
@@ -184,16 +192,16 @@ class NodeLoads:
             return  # only who it is has changed
         if before is not None:
             self._count(before, -1)
-            self._leave(key, before.node)
-            self.freed += 1
+            self._remove_from_node(key, before.node)
+            self.freed_count += 1
         self._count(placed, 1)
         self._on.setdefault(placed.node, {})[key] = None
 
     def _count_victim(self, placed: Placed, sign: int) -> None:
         if not placed.holds_cards or placed.fixed:
             return
-        if placed.going:
-            counts = self._going
+        if placed.terminating:
+            counts = self._terminating
         elif placed.grouped:
             return
         else:
@@ -201,14 +209,14 @@ class NodeLoads:
         counts[placed.node] = counts.get(placed.node, 0) + sign
         if not counts[placed.node]:
             del counts[placed.node]
-            if not counts and not placed.going:
+            if not counts and not placed.terminating:
                 del self._victims[placed.priority]
 
-    def _touch(self, node: str) -> None:
+    def _mark_changed(self, node: str) -> None:
         for watched in self._watched:
             watched.add(node)
 
-    def _leave(self, key: str, node: str) -> None:
+    def _remove_from_node(self, key: str, node: str) -> None:
         keys = self._on[node]
         del keys[key]
         if not keys:
@@ -216,12 +224,12 @@ class NodeLoads:
 
     def _count(self, placed: Placed, sign: int) -> None:
         node, load = placed.node, placed.load
-        self._touch(node)
+        self._mark_changed(node)
         sums = self._sums.get(node)
         if sums is None:
             self._sums[node] = load
             return
-        now = sums.plus(load, sign)
+        now = sums.add(load, sign)
         if now.pods:
             self._sums[node] = now
         else:

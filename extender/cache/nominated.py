@@ -16,7 +16,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
-from cardwise.core.preemption.preemption import Full, Newcomer, Resident, Victims
+from cardwise.core.preemption.preemption import FullNode, Newcomer, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.cache import Cache
 from extender.cache.nominations import KEPT
@@ -48,15 +48,15 @@ class NominatedPods:
 
     def nodes(self, own: Collection[str], priority: int) -> set[str]:
         """The nodes where something is kept from pods of this priority, except for `own`."""
-        return {node for _, node, _ in self._nominations.before(own, priority)}
+        return {node for _, node, _ in self._nominations.reserved_from(own, priority)}
 
     def unknown(self) -> list[str]:
         """The nodes where it is not known yet which cards are kept: another extender has answered the preemption."""
-        every = self._nominations.before((), LOWEST)
+        every = self._nominations.reserved_from((), LOWEST)
         return list(dict.fromkeys(node for _, node, place in every if place.assignment is None))
 
     @contextmanager
-    def kept(self, own: Collection[str], priority: int, on: Collection[str] | None = None) -> Iterator[None]:
+    def reserving(self, own: Collection[str], priority: int, on: Collection[str] | None = None) -> Iterator[None]:
         """Context: the ledger also holds the cards that are kept from pods of this priority, except those for `own`.
 
         `on`: only those on these nodes. It costs 0.05 ms for each nominated pod.
@@ -64,13 +64,13 @@ class NominatedPods:
         if not len(self._nominations):
             yield
             return
-        with self._cache.ledger.what_if(held=[one.holding for one in self.kept_on(on, own, priority)]):
+        with self._cache.ledger.what_if(held=[nominated.holding for nominated in self.reserved_on(on, own, priority)]):
             yield
 
-    def kept_on(self, on: Collection[str] | None, own: Collection[str], priority: int) -> list[Nominated]:
+    def reserved_on(self, on: Collection[str] | None, own: Collection[str], priority: int) -> list[Nominated]:
         """What is kept on these nodes from pods of this priority, except for `own`. None: on all nodes."""
-        found = []
-        for claimant, node, place in list(self._nominations.before(own, priority)):
+        reserved = []
+        for claimant, node, place in list(self._nominations.reserved_from(own, priority)):
             if (on is not None and node not in on) or self._cache.ledger.holding(claimant.uid) is not None:
                 continue  # what it was given counts by itself
             assignment = place.assignment
@@ -83,8 +83,8 @@ class NominatedPods:
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
-            found.append(Nominated(holding, claimant.load, place.victims))
-        return found
+            reserved.append(Nominated(holding, claimant.load, place.victims))
+        return reserved
 
     def once_gone(self, claimant: WaitingPod, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
         """What the pod gets on the node once its terminating pods and `gone` are gone; None where it does not fit.
@@ -112,8 +112,8 @@ class NominatedPods:
         API has refused; None where it is not used.
         """
         priority = claimant.request.priority
-        kept = self.kept_on((node,), {claimant.uid, *own}, priority)
-        of_gang = self._cache.gang_cards.on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
+        kept = self.reserved_on((node,), {claimant.uid, *own}, priority)
+        of_gang = self._cache.gang_cards.holdings_on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
         kept += [Nominated(holding, _NO_LOAD, ()) for holding in of_gang]
         there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets, refused=refused)
         if there is None:
@@ -122,7 +122,7 @@ class NominatedPods:
 
     def exceeded_budgets(self, nodes: Iterable[str], uids: Collection[str]) -> int:
         """How many evictions exceed disruption budgets if all these pods are evicted, which are on these nodes."""
-        pods = [pod for node in nodes for _, pod in self._cache.loads.on(node) if pod.uid in uids]
+        pods = [pod for node in nodes for _, pod in self._cache.loads.pods_on(node) if pod.uid in uids]
         counts = Counter(key for pod in pods for key in self.budgets.matching(pod.namespace, pod.labels))
         allowed = self.budgets.allowed(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
@@ -131,9 +131,9 @@ class NominatedPods:
         """All that `who_goes` depends on at this node; equal while that stays the same."""
         ledger, loads, state = self._cache.ledger, self._cache.loads, self._cache.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
-        pods = list(loads.on(node))
-        budgets = {name: self.budgets.changes(name) for name in {placed.namespace for _, placed in pods}}
-        return loads.left(node), pods, ledger.holdings(node), cards, budgets
+        pods = list(loads.pods_on(node))
+        budgets = {name: self.budgets.change_count(name) for name in {placed.namespace for _, placed in pods}}
+        return loads.free_load(node), pods, ledger.holdings(node), cards, budgets
 
     def rests_on(self, claimant: WaitingPod) -> object:
         """All that `who_goes` depends on for the pod, besides the node."""
@@ -163,26 +163,30 @@ class NominatedPods:
         kept: Sequence[Nominated] = (),
         budgets: Budgets = _NO_BUDGETS,
         refused: Collection[str] | None = None,
-    ) -> Full | None:
+    ) -> FullNode | None:
         """The node as the search for victims takes it: its pods, and what is kept there. `gone`: pods that go in any
         case. None where there is no such node.
         """
-        left = self._cache.loads.left(node)
-        if left is None:
+        free = self._cache.loads.free_load(node)
+        if free is None:
             return None
         own = self._cache.loads.get(claimant.uid)
         if own is not None and own.node == node:
-            left = left.plus(own.load, 1)  # planned: it is not there yet
+            free = free.add(own.load, 1)  # planned: it is not there yet
         # Victims of nominated pods count as gone, and what is kept for these pods counts instead, also while
         # kube-scheduler has not yet chosen this node.
-        going = {*gone, *self._nominations.victims(node, claimant.uid), *(uid for one in kept for uid in one.victims)}
+        going = {
+            *gone,
+            *self._nominations.victims(node, claimant.uid),
+            *(uid for nominated in kept for uid in nominated.victims),
+        }
         residents = [
             *self._residents(node, claimant.uid, going, budgets, refused),
-            *(_resident(one.holding, going) for one in kept),
+            *(_resident(nominated.holding, going) for nominated in kept),
         ]
-        return Full(
+        return FullNode(
             node=self._as_it_would_be(node, claimant.uid, kept),
-            left=reduce(lambda less, one: less.plus(one.load, -1), kept, left),
+            free=reduce(lambda less, nominated: less.add(nominated.load, -1), kept, free),
             residents=residents,
             allowed=budgets.allowed({budget for resident in residents for budget in resident.budgets}),
         )
@@ -195,8 +199,8 @@ class NominatedPods:
         state, own = known.copy(), self._cache.ledger.holding(uid)
         if own is not None and own.node == node:
             state.add(own.assignment, own.mps_client, -1)
-        for one in kept:
-            state.add(one.holding.assignment, one.holding.mps_client, 1)
+        for nominated in kept:
+            state.add(nominated.holding.assignment, nominated.holding.mps_client, 1)
         return state
 
     def _residents(
@@ -205,7 +209,7 @@ class NominatedPods:
         """All pods on the node, except this one."""
         ledger, loads = self._cache.ledger, self._cache.loads
         residents, seen = [], {but}
-        for key, placed in loads.on(node):
+        for key, placed in loads.pods_on(node):
             uid = placed.uid or key
             if uid == but:
                 continue
@@ -219,7 +223,7 @@ class NominatedPods:
             protecting = budgets.matching(placed.namespace, placed.labels)
             # The Eviction API evicts no pod that several budgets cover, whatever they allow.
             stays = refused is not None and (uid in refused or len(protecting) > 1)
-            going, fixed = placed.going or uid in gone, placed.fixed or stays
+            going, fixed = placed.terminating or uid in gone, placed.fixed or stays
             residents.append(
                 Resident(uid, placed.priority, placed.load, holding, protecting, going, fixed, placed.grouped)
             )

@@ -60,7 +60,7 @@ class NominatedPlace:
 @dataclass(slots=True, eq=False)
 class Nomination:
     """`claimant`: the pod, as kube-scheduler sent it. `since`: when it was answered, or its node heard. `places`: by
-    node; several until it is known which of them kube-scheduler has taken. `told`: the node in the pod's status.
+    node; several until it is known which of them kube-scheduler has taken. `named_node`: the node in the pod's status.
 
     `ours`: the extender itself evicts, and kube-scheduler knows nothing of it. `read`: only the pod's status says it.
     `unoffered`: since when kube-scheduler has offered the node no more.
@@ -70,7 +70,7 @@ class Nomination:
     since: float
     until: float
     places: dict[str, NominatedPlace] = field(default_factory=dict)
-    told: str = ""
+    named_node: str = ""
     ours: bool = False
     read: bool = False
     unoffered: float = math.inf
@@ -100,11 +100,13 @@ class Nominations:
         """All that is kept, by pod and node."""
         return {uid: nomination.places for uid, nomination in self._of.items()}
 
-    def untold(self, now: float) -> bool:
+    def is_node_unknown(self, now: float) -> bool:
         """Whether a pod was answered several nodes a moment ago, and it is not known which kube-scheduler has taken."""
         return any(
-            not one.told and len(one.places) > 1 and one.until - now > _NAMING_SECONDS - _SHOWN_SECONDS
-            for one in self._of.values()
+            not nomination.named_node
+            and len(nomination.places) > 1
+            and nomination.until - now > _NAMING_SECONDS - _SHOWN_SECONDS
+            for nomination in self._of.values()
         )
 
     def asks_again(self, claimant: WaitingPod, now: float) -> bool:
@@ -115,7 +117,7 @@ class Nominations:
         behind, too: then the pod still has the version of the last answer, or victims are terminating already.
         """
         nomination = self._of.get(claimant.uid)
-        if nomination is None or nomination.told:
+        if nomination is None or nomination.named_node:
             return False
         if claimant.version and claimant.version == nomination.claimant.version:
             return True
@@ -130,12 +132,12 @@ class Nominations:
             self._of.pop(claimant.uid, None)
             return
         before = self._of.get(claimant.uid)
-        told = before.told if before is not None and before.told in places else ""
+        named_node = before.named_node if before is not None and before.named_node in places else ""
         self._over.pop(claimant.uid, None)
-        until = now + (_KEEP_SECONDS if told else _NAMING_SECONDS)
-        self._of[claimant.uid] = Nomination(claimant, now, until, dict(places), told)
+        until = now + (_KEEP_SECONDS if named_node else _NAMING_SECONDS)
+        self._of[claimant.uid] = Nomination(claimant, now, until, dict(places), named_node)
 
-    def decided(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
+    def add_own(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """The extender itself has chosen the node."""
         self._of[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node, ours=True)
 
@@ -151,8 +153,8 @@ class Nominations:
         if nomination is None:
             until = now + _KEEP_SECONDS
             nomination = self._of[claimant.uid] = Nomination(claimant, now, until, {node: NominatedPlace()}, read=True)
-        if nomination.told != node:
-            nomination.told = node
+        if nomination.named_node != node:
+            nomination.named_node = node
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
             nomination.since, nomination.until, nomination.unoffered = now, now + _KEEP_SECONDS, math.inf
 
@@ -164,11 +166,11 @@ class Nominations:
     def forget(self) -> None:
         """Another extender decides from now on, or has decided until now: only what statuses of pods say counts."""
         for uid, nomination in list(self._of.items()):
-            if nomination.told:
-                place = nomination.places.get(nomination.told, NominatedPlace())
-                going = {one.uid for _, one in self._loads.on(nomination.told) if one.going}
+            if nomination.named_node:
+                place = nomination.places.get(nomination.named_node, NominatedPlace())
+                going = {placed.uid for _, placed in self._loads.pods_on(nomination.named_node) if placed.terminating}
                 victims = tuple(uid for uid in place.victims if uid in going)
-                nomination.places = {nomination.told: NominatedPlace(victims=victims)}
+                nomination.places = {nomination.named_node: NominatedPlace(victims=victims)}
             else:
                 del self._of[uid]
 
@@ -176,14 +178,14 @@ class Nominations:
         """Ends nominations whose time is over; it begins when the last victim is gone. Returns whether any ended."""
         ended = False
         for uid, nomination in list(self._of.items()):
-            if nomination.told:
+            if nomination.named_node:
                 self._learn(nomination, now)
-            if nomination.told and any(self._awaited(nomination, node, now) for node in nomination.places):
+            if nomination.named_node and any(self._awaited(nomination, node, now) for node in nomination.places):
                 nomination.until = now + _KEEP_SECONDS
             elif now >= nomination.until:
                 del self._of[uid]
-                if nomination.told:
-                    self._over[uid] = nomination.told
+                if nomination.named_node:
+                    self._over[uid] = nomination.named_node
                 ended = True
         return ended
 
@@ -198,12 +200,12 @@ class Nominations:
         # It offers nodes where the sums lack room, and the extender itself evicts where they do not.
         nomination.unoffered = math.inf if offered or nomination.ours else min(nomination.unoffered, now)
         lost = nomination.unoffered + _KEEP_SECONDS
-        if now >= lost or self._loads.is_lost(node):
+        if now >= lost or self._loads.is_unavailable(node):
             return None
         victims, going = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
         return (victims, min(going, lost)) if now < going else (victims - self._staying(node), lost)
 
-    def before(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
+    def reserved_from(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
         """What is kept from pods of this priority: for nominated pods of this or a higher priority, except `own`.
 
         kube-scheduler counts nominated pods of equal priority, too.
@@ -259,11 +261,13 @@ class Nominations:
         """What follows from the node in the pod's status. If another extender has answered, the victims are not known:
         they are among those that were being deleted then.
         """
-        node, early = nomination.told, now < nomination.since + _NAMING_SECONDS
+        node, early = nomination.named_node, now < nomination.since + _NAMING_SECONDS
         place = nomination.places.get(node, NominatedPlace())
         if early and nomination.read:
             less = nomination.claimant.request.priority
-            going = (one.uid for _, one in self._loads.on(node) if one.going and one.priority < less)
+            going = (
+                placed.uid for _, placed in self._loads.pods_on(node) if placed.terminating and placed.priority < less
+            )
             victims = dict.fromkeys((*place.victims, *going))
             nomination.places = nomination.places | {node: replace(place, victims=tuple(victims))}
         elif not early and len(nomination.places) > 1:
@@ -275,9 +279,11 @@ class Nominations:
 
     def _staying(self, node: str) -> set[str]:
         """The pods on the node that are not being deleted."""
-        return {one.uid for _, one in self._loads.on(node) if not one.going}
+        return {placed.uid for _, placed in self._loads.pods_on(node) if not placed.terminating}
 
     def _awaited(self, nomination: Nomination, node: str, now: float) -> bool:
         """Whether victims are still on the node, and go."""
         victims, soon = nomination.places[node].victims, now < nomination.since + _GOING_SECONDS
-        return bool(victims) and any(one.uid in victims and (soon or one.going) for _, one in self._loads.on(node))
+        return bool(victims) and any(
+            placed.uid in victims and (soon or placed.terminating) for _, placed in self._loads.pods_on(node)
+        )

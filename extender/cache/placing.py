@@ -58,7 +58,7 @@ class PlacementRequest(NamedTuple):
 
 
 class Placing:
-    """Only `hold` and `hold_ahead` reserve something."""
+    """Only `reserve` and `reserve_nominated` reserve something."""
 
     def __init__(self, cache: Cache, scored: ScoredPolicies, nominated: NominatedPods) -> None:
         self._ledger = cache.ledger
@@ -74,20 +74,22 @@ class Placing:
         if not reserved:
             return self._place(wanted)
         # Other nodes come first: what a gang leaves of its cards is used last, and needs to be counted only then.
-        found = self._place(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
-        if isinstance(found, Placement):
-            return found
-        with self._nominated.kept((wanted.pod.uid,), wanted.request.priority, reserved):
-            scores, refusals = self._beside(wanted, reserved)
+        chosen = self._place(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
+        if isinstance(chosen, Placement):
+            return chosen
+        with self._nominated.reserving((wanted.pod.uid,), wanted.request.priority, reserved):
+            scores, refusals = self._score_beside_reserved(wanted, reserved)
             if scores:
                 best = min(scores, key=lambda node: (-scores[node], node))
                 placed = self._scorer(wanted).place_on(self._cache.gang_cards.node_with(best))
                 if isinstance(placed, Placement):
                     return placed
-        reasons = {**found.refusals, **refusals}
+        reasons = {**chosen.refusals, **refusals}
         return Unplaceable(refusals={node: reasons[node] for node in wanted.nodes})
 
-    def _beside(self, wanted: PlacementRequest, reserved: Collection[str]) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def _score_beside_reserved(
+        self, wanted: PlacementRequest, reserved: Collection[str]
+    ) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of those of these nodes that take the pod beside what is reserved, and why the others do not. It
         costs 0.02 ms for each node.
         """
@@ -108,11 +110,11 @@ class Placing:
         if len(kept) > MANY:
             # To count what is kept on so many nodes takes longer than others may wait. So other nodes come first; and
             # where the pod would not fit anyway, nothing needs to be counted.
-            found = self._best(wanted, [node for node in wanted.nodes if node not in kept])
-            if isinstance(found, Placement):
-                return found
+            chosen = self._best(wanted, [node for node in wanted.nodes if node not in kept])
+            if isinstance(chosen, Placement):
+                return chosen
             kept = set(self._scorer(wanted).score_all(self._ledger, kept)[0])
-        with self._nominated.kept(own, priority, kept):
+        with self._nominated.reserving(own, priority, kept):
             return self._best(wanted, wanted.nodes)
 
     def _best(self, wanted: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
@@ -154,8 +156,8 @@ class Placing:
         self._cache.count_cards()
         own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
         with (
-            self._cache.aside(wanted.pod.uid),
-            self._nominated.kept(own, priority, kept),
+            self._cache.excluding(wanted.pod.uid),
+            self._nominated.reserving(own, priority, kept),
             self._cache.gang_cards.reserved(self.reserved_from(wanted)),
         ):
             yield self._scorer(wanted, effort)
@@ -178,13 +180,13 @@ class Placing:
             return self._score(wanted)
         scores, refusals = self._score(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
         uid, priority = wanted.pod.uid, wanted.request.priority
-        with self._cache.aside(uid), self._nominated.kept((uid,), priority, reserved):
-            beside, reasons = self._beside(wanted, reserved)
+        with self._cache.excluding(uid), self._nominated.reserving((uid,), priority, reserved):
+            beside, reasons = self._score_beside_reserved(wanted, reserved)
         return scores | beside, refusals | reasons
 
     def _score(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
-        with self._cache.aside(wanted.pod.uid), self._nominated.kept(own, priority, kept):
+        with self._cache.excluding(wanted.pod.uid), self._nominated.reserving(own, priority, kept):
             headroom = self._cache.headroom(wanted.pod.namespace)
             if wanted.load is not None:
                 scores = self._scored.scores(
@@ -194,26 +196,26 @@ class Placing:
                     return scores, {}
             return placement.Scorer(wanted.request, wanted.policy, headroom).score_all(self._ledger, wanted.nodes)
 
-    def place_ahead(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
+    def place_nominee(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""
         return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank))
 
-    def hold(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
+    def reserve(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
         """Holds this for the pod."""
         self._cache.reservations.plan(
             wanted.pod, placed.node, placed.assignment, phase, mps_client=wanted.request.mps_client
         )
 
-    def hold_ahead(self, pod: WaitingPod, placed: Placement) -> None:
+    def reserve_nominated(self, pod: WaitingPod, placed: Placement) -> None:
         """Holds this for the pod ahead, before kube-scheduler asks for it."""
         self._cache.reservations.plan(
             pod.ref,
             placed.node,
             placed.assignment,
-            Phase.AHEAD,
+            Phase.NOMINATED,
             mps_client=pod.request.mps_client,
             load=pod.load,
-            ahead=pod,
+            nominee=pod,
         )
 
     def _first(self, wanted: PlacementRequest, looked: Looked) -> Placement | Unplaceable:

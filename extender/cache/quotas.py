@@ -18,7 +18,7 @@ class FullEntry(NamedTuple):
     quota: str
     entry: Entry
     used: Charge
-    asked: Charge
+    requested: Charge
 
 
 class Quotas:
@@ -45,7 +45,7 @@ class Quotas:
             del self._of[namespace]
         return True
 
-    def limits(self, namespace: str) -> bool:
+    def has_quota(self, namespace: str) -> bool:
         """Whether the namespace has a quota at all."""
         return namespace in self._of
 
@@ -65,8 +65,8 @@ class Quotas:
         this is False: by which cards are there, or by several entries together.
         """
         return any(
-            not left.takes(fitting.surely(request, ledger.kinds, left.entry))
-            for left in self.headroom(ledger, namespace)
+            not headroom.takes(fitting.least_charge(request, ledger.kinds, headroom.entry))
+            for headroom in self.headroom(ledger, namespace)
         )
 
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
@@ -80,15 +80,15 @@ class Quotas:
         full: list[tuple[tuple[bool, bool], FullEntry]] = []
         for key, quota in self._of.get(namespace, {}).items():
             for entry in quota.entries:
-                used, asked = ledger.used(namespace, entry), _asked(ledger, entry, request)
-                left = quotas.headroom(entry, used)
-                if not left.takes(asked):
-                    sure = not left.takes(fitting.surely(request, ledger.kinds, entry))
-                    full.append(((sure, entry.resource_class in named), FullEntry(key, entry, used, asked)))
-        return max(full, key=lambda one: one[0])[1] if full else None
+                used, requested = ledger.used(namespace, entry), _requested_charge(ledger, entry, request)
+                headroom = quotas.headroom(entry, used)
+                if not headroom.takes(requested):
+                    sure = not headroom.takes(fitting.least_charge(request, ledger.kinds, entry))
+                    full.append(((sure, entry.resource_class in named), FullEntry(key, entry, used, requested)))
+        return max(full, key=lambda candidate: candidate[0])[1] if full else None
 
 
-def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
+def _requested_charge(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
     """What those containers ask for that may get a card that the entry counts."""
     kinds = ledger.kinds
     charges = []
@@ -96,5 +96,5 @@ def _asked(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
         if kinds.allowed(container.resource_class, (entry,)) == kinds.allowed(container.resource_class):
             continue  # it gets no card that the entry counts
         smallest = max(0, kinds.smallest(container.resource_class, entry) - ledger.kept_back) if container.whole else 0
-        charges.append(quotas.asked(container.cards, container.mem, smallest))
+        charges.append(quotas.least_charge(container.cards, container.mem, smallest))
     return quotas.total(charges)

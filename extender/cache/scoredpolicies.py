@@ -17,7 +17,7 @@ from extender.cache.statelock import StateLock
 if TYPE_CHECKING:
     from cardwise.core.placement.scored.engine import Engine
     from cardwise.core.placement.scored.shapes import Ask
-    from cardwise.core.placement.scored.workload import Learned, Study
+    from cardwise.core.placement.scored.workload import Learned, LearningInput
 
 AT_ONCE = 256  # nodes that a decision scores: below 1 ms
 _KNOWN = 65_536  # pods, the last that came: one that is tried again has not come again
@@ -32,7 +32,7 @@ class ScoredPolicies:
     """
 
     def __init__(self, lock: StateLock, cache: Cache) -> None:
-        self.wanted = False  # some pod has asked for such a policy
+        self.is_requested = False  # some pod has asked for such a policy
         self._lock = lock
         self._cache = cache
         self._engine: Engine | None = None
@@ -50,7 +50,7 @@ class ScoredPolicies:
         headroom: Sequence[Headroom],
     ) -> Placement | None:
         """A node and cards by a scored policy; None where `binpack` is to decide."""
-        engine = self._asked(uid, request, load, policy)
+        engine = self._engine_for(uid, request, load, policy)
         return engine.place(request, load, policy, nodes, headroom) if engine is not None else None
 
     def scores(
@@ -64,7 +64,7 @@ class ScoredPolicies:
         headroom: Sequence[Headroom],
     ) -> dict[str, int] | None:
         """The nodes that take the pod with their scores, the best with the highest; None as for `place`."""
-        engine = self._asked(uid, request, load, policy)
+        engine = self._engine_for(uid, request, load, policy)
         return (engine.scores(request, load, policy, nodes, headroom) or None) if engine is not None else None
 
     @property
@@ -76,15 +76,15 @@ class ScoredPolicies:
         """From now on scored policies decide. `make`: the engine's class. `policy`: the one that most pods use."""
         with self._lock:
             self._engine = make(self._cache.ledger, self._cache.loads, at_once=AT_ONCE)
-            self._engine.want(policy)
+            self._engine.prepare_policy(policy)
             self._watched = self._cache.loads.watch()
 
-    def study(self) -> "Study | None":
+    def learning_input(self) -> "LearningInput | None":
         """What the engine is to learn from now; None where there is nothing to learn."""
         with self._lock:
             self._cache.count_cards()
             engine = self._up_to_date()
-            return engine.due() if engine is not None else None
+            return engine.learning_input_if_due() if engine is not None else None
 
     def adopt(self, learned: "Learned") -> None:
         """What was learned counts from now on."""
@@ -92,31 +92,31 @@ class ScoredPolicies:
             if self._engine is not None:
                 self._engine.adopt(learned)
 
-    def warm(self, most: int) -> bool:
+    def warm(self, max_nodes: int) -> bool:
         """Scores so many nodes beforehand. Returns whether more may be left."""
         with self._lock:
             engine = self._up_to_date()
-            return engine.warm(most) if engine is not None else False
+            return engine.warm(max_nodes) if engine is not None else False
 
-    def asks(self) -> "dict[Ask, float]":
+    def request_rates(self) -> "dict[Ask, float]":
         """What the pods that came have asked for, and how often; nothing where no engine counts that."""
         with self._lock:
             return dict(self._engine.workload.counts) if self._engine is not None else {}
 
-    def dump(self) -> str:
+    def dump_workload(self) -> str:
         """The workload, to be saved; "" where there is none."""
         with self._lock:
             return self._engine.workload.dump() if self._engine is not None else ""
 
-    def load(self, text: str) -> None:
+    def load_workload(self, text: str) -> None:
         """Goes on from what was saved. Raises InvalidWorkload."""
         with self._lock:
             if self._engine is not None:
                 self._engine.workload.load(text)
 
-    def _asked(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
+    def _engine_for(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
         """The engine, where it decides by this policy. It counts the pod as part of the workload."""
-        self.wanted = self.wanted or policy in policies.SCORED
+        self.is_requested = self.is_requested or policy in policies.SCORED
         engine = self._up_to_date()
         if engine is None:
             return None
@@ -124,13 +124,13 @@ class ScoredPolicies:
             self._known[uid] = None
             if len(self._known) > _KNOWN:
                 self._known.popitem(last=False)
-            engine.saw(request, load)
-        return engine if policy in policies.SCORED and engine.decides(policy) else None
+            engine.count_arrival(request, load)
+        return engine if policy in policies.SCORED and engine.can_decide(policy) else None
 
     def _up_to_date(self) -> "Engine | None":
         engine = self._engine
         if engine is not None and self._watched:
             for node in self._watched:
-                engine.touch(node)
+                engine.mark_changed(node)
             self._watched.clear()
         return engine

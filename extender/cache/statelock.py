@@ -11,13 +11,15 @@ from typing import Final
 from cardwise.clock import Clock
 
 # If one turn takes longer than these seconds:
-REFUSE: Final = 0.5  # calls on the threads of filter are refused at once; kube-scheduler would wait a second for each
-YIELD: Final = 3.0  # the Lease is not renewed, so that another extender may take over
-STUCK: Final = 10.0  # the process counts as hung, and is replaced
+REFUSE_SECONDS: Final = (
+    0.5  # calls on the threads of filter are refused at once; kube-scheduler would wait a second for each
+)
+YIELD_SECONDS: Final = 3.0  # the Lease is not renewed, so that another extender may take over
+STUCK_SECONDS: Final = 10.0  # the process counts as hung, and is replaced
 
 # The process is asked several times a second whether it lives. If it was not asked for so long, the whole process stood
 # still (SIGSTOP, a paused machine), and how long a turn took until then means nothing.
-STOOD_STILL: Final = 2.0
+PAUSED_SECONDS: Final = 2.0
 
 
 class StateLock:
@@ -36,6 +38,6 @@ class StateLock:
         self._since = math.inf
         self._lock.release()
 
-    def held(self) -> float:
+    def held_seconds(self) -> float:
         """Seconds that the present turn has taken; 0 if nobody has the lock. Never waits."""
         return max(0.0, self._clock.now() - self._since)

@@ -14,15 +14,15 @@ REST: Final = 10  # times as long as the work took
 _LONGEST_REST: Final = 0.5  # seconds
 
 
-def slices(items: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
+def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
     """The items in slices of `size`, with a pause between them; the caller releases the lock before the next slice."""
-    for at in range(0, len(items), size):
+    for at in range(0, len(sequence), size):
         if at:
             give_way(clock)
-        yield items[at : at + size]
+        yield sequence[at : at + size]
 
 
-def rest(cost: float) -> float:
+def pause_after(cost: float) -> float:
     """Seconds to pause after work of this cost that found nothing, so that it takes at most a tenth of the time."""
     return min(_LONGEST_REST, REST * cost)
 

@@ -4,10 +4,10 @@ Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and wh
 
     loops               the threads; wakes pods by a touch of a node
     gangcontroller      gangs: removes gates, ends holds, evicts a gang that is bound in part
-    aheadwriter         writes nominated nodes into the statuses of pods
+    nominationwriter    writes nominated nodes into the statuses of pods
     workloadcontroller  lets the engine of the scored policies learn the workload
     evictions           evicts where only cards are short, for which kube-scheduler finds no victims
-    overfull            evicts one of two pods that were given the same room
-    unplaced            deletes pods that somebody has bound without the extender
+    overcommit          evicts the later pod from an overcommitted card
+    directbinds         deletes pods that were bound without the extender
     fragmetrics         metrics of the cards' memory
 """

@@ -19,8 +19,8 @@ from extender.records.podref import PodRef
 _log = structlog.get_logger(__name__)
 
 _EVERY = 1.0  # seconds between two pods for which victims are evicted
-_REST = 10.0  # times as long as the search for victims took: thousands of pods may wait, and never get a card
-_AGAIN = 2.0  # seconds between two tries for the same victim
+_SEARCH_PAUSE = 10.0  # times as long as the search for victims took: thousands of pods may wait, and never get a card
+_RETRY_SECONDS = 2.0  # seconds between two tries for the same victim
 _TRIES = 20
 # For which a victim is not chosen again, after a dry run, and after evictions that others may have gone for.
 _REFUSED_SECONDS, _STUCK_SECONDS = 60.0, 600.0
@@ -44,51 +44,51 @@ class Evictions:
         self._active = active
         self._clock = clock
         self._next = float("-inf")
-        self._left: list[tuple[Eviction, PodRef, float, int]] = []  # victims to try again: when, and how many times
+        self._deferred: list[tuple[Eviction, PodRef, float, int]] = []  # victims to try again: when, and how many times
 
     def step(self) -> None:
         """One round."""
         if not self._active():
-            self._left.clear()  # the leader looks for itself
+            self._deferred.clear()  # the leader looks for itself
             return
         now = self._clock.now()
-        self._go_on(now)
+        self._retry_deferred(now)
         if now < self._next:
             return
         began = self._clock.cpu()
         evictions = self._preemption.next_evictions()
-        self._next = now + max(_EVERY if evictions else 0.0, _REST * (self._clock.cpu() - began))
+        self._next = now + max(_EVERY if evictions else 0.0, _SEARCH_PAUSE * (self._clock.cpu() - began))
         victims = [victim for eviction in evictions for victim in eviction.victims]
-        refused = [victim.uid for victim in victims if not self._may_go(victim)]
+        refused = [victim.uid for victim in victims if not self._can_evict(victim)]
         if refused:
             for eviction in evictions:
-                self._preemption.given_up(eviction, refused, _REFUSED_SECONDS)
+                self._preemption.on_eviction_failed(eviction, refused, _REFUSED_SECONDS)
             return
-        self._left.extend((eviction, victim, now, _TRIES) for eviction in evictions for victim in eviction.victims)
-        self._go_on(now)
+        self._deferred.extend((eviction, victim, now, _TRIES) for eviction in evictions for victim in eviction.victims)
+        self._retry_deferred(now)
 
-    def _go_on(self, now: float) -> None:
+    def _retry_deferred(self, now: float) -> None:
         """Goes on with victims that could not be evicted yet: without them the others were evicted in vain."""
-        left, self._left = self._left, []
-        for eviction, victim, at, tries in left:
+        deferred, self._deferred = self._deferred, []
+        for eviction, victim, at, tries in deferred:
             if at > now:
-                self._left.append((eviction, victim, at, tries))
+                self._deferred.append((eviction, victim, at, tries))
                 continue
-            if not self._active() or not self._preemption.wanted(eviction, victim.uid):
+            if not self._active() or not self._preemption.is_wanted(eviction, victim.uid):
                 continue
             if not tries:
                 # While its place is kept, no other victims are looked for. Others of it are as far.
-                refused = [one.uid for one in eviction.victims if self._preemption.wanted(eviction, one.uid)]
+                refused = [pod.uid for pod in eviction.victims if self._preemption.is_wanted(eviction, pod.uid)]
                 _log.warning(
                     "failed to evict a pod; released the reservation of the pod that waits for it",
                     pod=victim.pod, uid=victim.uid, waits=eviction.claimant.ref.pod, node=eviction.node,
                 )  # fmt: skip
-                self._preemption.given_up(eviction, refused, _STUCK_SECONDS)
+                self._preemption.on_eviction_failed(eviction, refused, _STUCK_SECONDS)
                 continue
             if not self._evict(eviction, victim):
-                self._left.append((eviction, victim, now + _AGAIN, tries - 1))
+                self._deferred.append((eviction, victim, now + _RETRY_SECONDS, tries - 1))
 
-    def _may_go(self, victim: PodRef) -> bool:
+    def _can_evict(self, victim: PodRef) -> bool:
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid, dry_run=True)
         except errors.NotFound:

@@ -38,7 +38,7 @@ class FragMetrics(Collector):
         self._known = False  # whether the workload is learned; else it is what the pods ask that hold cards
         self._fragments: Fragments | None = None
         self._changed: tuple[set[str], set[str]] = set(), set()
-        self._told: tuple[Metric, ...] = ()
+        self._metrics: tuple[Metric, ...] = ()
 
     def describe(self) -> Iterator[Metric]:
         """Nothing. Without this method the registry would scrape to find out."""
@@ -46,7 +46,7 @@ class FragMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         self._scraped = self._clock.now()
-        yield from self._told
+        yield from self._metrics
 
     def step(self) -> None:
         """One round."""
@@ -59,12 +59,12 @@ class FragMetrics(Collector):
             self._fragments = Fragments()
             with self._state.view_loads() as (ledger, loads):
                 self._changed = ledger.watch(), loads.watch()
-        self._follow(self._fragments)
+        self._update_changed(self._fragments)
         self._learn(self._fragments, now)
-        self._told = tuple(self._count(self._fragments))
+        self._metrics = tuple(self._count(self._fragments))
         self._counted = self._clock.now()
 
-    def _follow(self, fragments: "Fragments") -> None:
+    def _update_changed(self, fragments: "Fragments") -> None:
         """Takes over the nodes that have changed."""
         with self._state.view():
             names = sorted(set().union(*self._changed))
@@ -73,7 +73,7 @@ class FragMetrics(Collector):
         for some in slices(names, _SLICE, self._clock):
             with self._state.view_loads() as (ledger, loads):
                 for name in some:
-                    fragments.set(name, ledger.node(name), loads.left(name))
+                    fragments.set_node(name, ledger.node(name), loads.free_load(name))
 
     def _learn(self, fragments: "Fragments", now: float) -> None:
         """Learns what arriving pods ask for; where no policy counts that, what the present pods ask for."""
@@ -85,7 +85,7 @@ class FragMetrics(Collector):
         if now < self._learned + _LEARN and changes == self._kinds_at:
             return
         if now >= self._learned + _LEARN:
-            asks = fragmentation.of_cards(self._state.policies.asks())
+            asks = fragmentation.of_cards(self._state.policies.request_rates())
             self._known = bool(asks)
             self._asks = asks or fragmentation.asks_of(holdings)
             self._learned = now
@@ -97,15 +97,15 @@ class FragMetrics(Collector):
     def _count(self, fragments: "Fragments") -> Iterator[Metric]:
         total = fragments.total()  # before the state is locked: it is here that fragments are computed
         with self._state.view() as ledger:
-            by_class = fragments.classes(ledger.kinds)
+            by_class = fragments.memory_by_class(ledger.kinds)
         of_class = GaugeMetricFamily(
             "cardwise_class_memory_mib",
             "MiB of the cards of a ResourceClass. A card may be in several.",
             labels=["class", "amount"],
         )
         for name, memory in sorted(by_class.items()):
-            for amount, value in memory._asdict().items():
-                of_class.add_metric([name, amount], value)
+            for amount, mib in memory._asdict().items():
+                of_class.add_metric([name, amount], mib)
         yield of_class
         in_all = GaugeMetricFamily(
             "cardwise_cluster_memory_mib",
@@ -113,8 +113,8 @@ class FragMetrics(Collector):
             "fragmented: of no use to a pod such as they come, in the mean.",
             labels=["amount"],
         )
-        for amount, value in total._asdict().items():
-            in_all.add_metric([amount], value)
+        for amount, mib in total._asdict().items():
+            in_all.add_metric([amount], mib)
         yield in_all
         yield GaugeMetricFamily(
             "cardwise_workload_learned",

@@ -21,7 +21,7 @@ from cardwise.kube.events import Recorder
 from cardwise.kube.pods.eviction import evict
 from cardwise.runtime.http.threads import Threads
 from extender.records.podref import PodRef
-from extender.reporting.podgroupwriter import rolled_back
+from extender.reporting.podgroupwriter import rollback_event
 from extender.state import State
 
 _log = structlog.get_logger(__name__)
@@ -73,19 +73,19 @@ class GangController:
             return
         self._look_at_foreign()
         work = self._state.gangs.step()
-        self._write("evict", [(pod, partial(self._evict, pod, why)) for pod, why in work.evict], _EVICT_SECONDS)
-        self._write("free", [(pod, partial(self._free, pod)) for pod in work.free], _SHOWN_SECONDS)
+        self._write("evict", [(pod, partial(self._evict, pod, cause)) for pod, cause in work.evict], _EVICT_SECONDS)
+        self._write("free", [(pod, partial(self._remove_gate, pod)) for pod in work.ungate], _SHOWN_SECONDS)
 
     def stop(self) -> None:
         """Drops the writes that have not begun."""
         self._stopping = True
 
-    def _write(self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], again: float) -> None:
+    def _write(self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], retry_seconds: float) -> None:
         """Begins the writes that are due, of each namespace the oldest members first.
 
-        No pod is written again within `again` seconds. A tenant can have gangs of thousands of pods, and can make each
-        write to its pods take seconds (`metadata.managedFields`). So namespaces get the same time of the threads, and
-        within a namespace each kind of write; and a step, which plans gangs as well, waits for no write.
+        No pod is written again within `retry_seconds` seconds. A tenant can have gangs of thousands of pods, and can
+        make each write to its pods take seconds (`metadata.managedFields`). So namespaces get the same time of the
+        threads, and within a namespace each kind of write; and a step, which plans gangs as well, waits for no write.
         """
         now = self._clock.now()
         if len(self._not_before) > _REMEMBERED:
@@ -98,7 +98,7 @@ class GangController:
             if self._not_before.get(pod.uid, now) > now or pod.uid in writing or queued[flow] >= _MOST_QUEUED:
                 continue
             queued[flow] += 1
-            self._not_before[pod.uid] = now + again
+            self._not_before[pod.uid] = now + retry_seconds
             with self._lock:
                 self._writing[pod.uid] = flow
             if self._threads is None:  # made late, in the process that serves
@@ -115,11 +115,11 @@ class GangController:
             with self._lock:
                 del self._writing[pod.uid]
 
-    def _free(self, pod: PodRef) -> None:
+    def _remove_gate(self, pod: PodRef) -> None:
         """Removes the gate. Idempotent. A pod that was made again under this name is left alone: a patch that would
         change its UID is Invalid.
         """
-        if not self._state.gangs.frees(pod.uid):
+        if not self._state.gangs.is_to_ungate(pod.uid):
             return  # the writes before it took a while, and its gang may have lost a member by now
         gates = [{"name": names.GANG, "$patch": "delete"}]
         patch = {"metadata": {"uid": pod.uid}, "spec": {"schedulingGates": gates}}
@@ -130,8 +130,8 @@ class GangController:
         except errors.KubeError as error:
             _log.warning("failed to remove a scheduling gate; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
 
-    def _evict(self, pod: PodRef, why: str) -> None:
-        if not self._active() or not self._state.gangs.evicts(pod.uid):
+    def _evict(self, pod: PodRef, cause: str) -> None:
+        if not self._active() or not self._state.gangs.is_to_evict(pod.uid):
             return  # the writes before it took a while, and its gang may run by now
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
@@ -140,7 +140,7 @@ class GangController:
         except errors.KubeError as error:
             _log.warning("failed to evict a pod of a gang; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
             return
-        about, reason, text = rolled_back(pod, why)
+        about, reason, text = rollback_event(pod, cause)
         self._events.record(about, reason, text, "Warning")
 
     def _look_at_foreign(self) -> None:
@@ -152,7 +152,7 @@ class GangController:
         for kind, key in self._foreign.keys() - wanted:
             del self._foreign[kind, key]
             self._state.gangs.set_foreign(kind, key, None)
-        due = sorted((at, each) for each in wanted if (at := self._foreign.get(each, 0.0)) <= began)
+        due = sorted((at, foreign) for foreign in wanted if (at := self._foreign.get(foreign, 0.0)) <= began)
         turns = Counter[str]()
         in_turn = []
         for at, (kind, key) in due:
@@ -177,15 +177,17 @@ class GangController:
         except errors.KubeError as error:
             _log.warning("failed to read a PodGroup of another controller", group=kind, name=key, error=str(error))
         else:
-            self._state.gangs.set_foreign(kind, key, _of_kubernetes(spec) if kind is Foreign.KUBERNETES else _of(spec))
+            self._state.gangs.set_foreign(
+                kind, key, _kubernetes_group(spec) if kind is Foreign.KUBERNETES else _coscheduling_group(spec)
+            )
 
 
-def _of_kubernetes(spec: Mapping[str, Any]) -> Group:
+def _kubernetes_group(spec: Mapping[str, Any]) -> Group:
     gang = (spec.get("schedulingPolicy") or {}).get("gang")
     return Group(basic=True) if gang is None else Group(minimum=gang.get("minCount"))
 
 
-def _of(spec: Mapping[str, Any]) -> Group:
+def _coscheduling_group(spec: Mapping[str, Any]) -> Group:
     """A PodGroup of coscheduling."""
     minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
     return Group(

@@ -15,10 +15,10 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.runtime.loops import Loop, each
+from cardwise.runtime.loops import Loop, run_all
 from extender.binding import binder
-from extender.controllers.aheadwriter import AheadWriter
 from extender.controllers.gangcontroller import GangController
+from extender.controllers.nominationwriter import NominationWriter
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Leadership
 from extender.state import State
@@ -26,12 +26,12 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _STEP_SECONDS = 0.5
-_TELL_SECONDS = 0.25
+_REPORT_SECONDS = 0.25
 _GANG_SECONDS = 0.1
-_AHEAD_SECONDS = 0.02
-_TOUCH_TIMEOUT = 1.0  # seconds; then another node is touched
-_TOUCHES = 8  # nodes that are tried in a row
-_TOUCH_SECONDS = 3.0  # in which they are
+_NOMINATE_SECONDS = 0.02
+_REQUEUE_TIMEOUT = 1.0  # seconds; then another node is touched
+_REQUEUE_TRIES = 8  # nodes that are tried in a row
+_REQUEUE_SECONDS = 3.0  # in which they are
 _STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have had no answer
 _STOP_SECONDS = 5.0
 
@@ -61,7 +61,7 @@ class Loops:
         gangs: GangController | None = None,
         evictions: Sequence[Step] = (),
         preemption: Sequence[Step] = (),
-        nominating: AheadWriter | None = None,
+        nominating: NominationWriter | None = None,
         workload: Sequence[Step] = (),
         leadership: Leadership | None = None,
         fence: Fence | None = None,
@@ -72,26 +72,26 @@ class Loops:
         self._state = state
         self._leadership = leadership or Leadership()
         self._clock = clock
-        self._rests_since: float | None = None
-        self._touch_backoff = Backoff(initial=0.5, cap=2.0, longest_retry_after=LEADER_RETRY_AFTER)
-        self._touch_not_before = float("-inf")
+        self._idle_since: float | None = None
+        self._requeue_backoff = Backoff(initial=0.5, cap=2.0, longest_retry_after=LEADER_RETRY_AFTER)
+        self._requeue_not_before = float("-inf")
         self._gangs = gangs
         self._nominating = nominating
         threads: dict[str, tuple[float, Sequence[Step]]] = {
             "upkeep": (_STEP_SECONDS, [self.step]),
-            "wakeups": (_STEP_SECONDS, [self.wake_pods]),
-            "reports": (_TELL_SECONDS, reports),
-            "statuses": (_TELL_SECONDS, statuses),
-            "podgroups": (_TELL_SECONDS, podgroups),
+            "wakeups": (_STEP_SECONDS, [self.requeue_pods]),
+            "reports": (_REPORT_SECONDS, reports),
+            "statuses": (_REPORT_SECONDS, statuses),
+            "podgroups": (_REPORT_SECONDS, podgroups),
             "evictions": (_STEP_SECONDS, evictions),
             "preemption": (_STEP_SECONDS, preemption),
             "workload": (_STEP_SECONDS, workload),
             "gangs": (_GANG_SECONDS, [gangs.step] if gangs is not None else []),
-            "nominating": (_AHEAD_SECONDS, [nominating.step] if nominating is not None else []),
+            "nominating": (_NOMINATE_SECONDS, [nominating.step] if nominating is not None else []),
         }
         failed = "a step failed; the loop goes on"
         self._loops = [
-            Loop(name, each(steps), failed=failed, failures=FAILURES, every=seconds, clock=clock)
+            Loop(name, run_all(steps), failed=failed, failures=FAILURES, every=seconds, clock=clock)
             for name, (seconds, steps) in threads.items()
             if steps
         ]
@@ -113,49 +113,49 @@ class Loops:
 
     def step(self) -> None:
         """One round."""
-        if self._rests_since is not None and self._clock.now() - self._rests_since > _STALLED_SECONDS:
+        if self._idle_since is not None and self._clock.now() - self._idle_since > _STALLED_SECONDS:
             # kube-scheduler tries a pod again whose filter timed out, but not one whose preempt did.
             _log.warning("this process was paused; requeueing pending pods")
             with self._state.queue() as queue:
-                queue.move_all_of_others()
+                queue.requeue_all_refused_elsewhere()
         due = self._state.tick()
-        binder.look_up(due, self._fence, self._state, self._leadership, clock=self._clock)
-        self._rests_since = self._clock.now()
+        binder.confirm_bindings(due, self._fence, self._state, self._leadership, clock=self._clock)
+        self._idle_since = self._clock.now()
 
-    def wake_pods(self) -> None:
+    def requeue_pods(self) -> None:
         """Touches the node that is due, or others if that fails.
 
         Several nodes are tried in a row: the annotations of one may be at the API's limit, and the object of another so
         large that the write takes long. After an error of the API server's own, the next is tried a moment later.
         """
         began = self._clock.now()
-        if began < self._touch_not_before:
+        if began < self._requeue_not_before:
             return
         retry_after = None
-        for _ in range(_TOUCHES):
-            node = self._state.touch_due()
+        for _ in range(_REQUEUE_TRIES):
+            node = self._state.next_requeue_node()
             if node is None:
                 return
-            error = touch(self._client, node, self._clock)
+            error = requeue_by_node(self._client, node, self._clock)
             with self._state.queue() as queue:
                 if error is None:
-                    queue.on_touched(node)
+                    queue.on_requeued(node)
                 else:
-                    queue.on_touch_failed(node)
+                    queue.on_requeue_failed(node)
             if error is None:
-                self._touch_backoff.reset()
+                self._requeue_backoff.reset()
                 return
             retry_after = error.retry_after
-            if errors.is_of_server(error) or self._clock.now() - began > _TOUCH_SECONDS:
+            if errors.is_of_server(error) or self._clock.now() - began > _REQUEUE_SECONDS:
                 break
-        self._touch_not_before = self._clock.now() + self._touch_backoff.next(retry_after)
+        self._requeue_not_before = self._clock.now() + self._requeue_backoff.next(retry_after)
 
 
-def touch(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | None:
+def requeue_by_node(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | None:
     """Changes an annotation of the node, so that kube-scheduler tries the waiting pods again. Returns why it failed."""
     patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(clock.wall_ns())}}}
     try:
-        client.patch(paths.nodes(node), patch, "merge", timeout=_TOUCH_TIMEOUT)
+        client.patch(paths.nodes(node), patch, "merge", timeout=_REQUEUE_TIMEOUT)
     except errors.KubeError as error:
         _log.warning(
             "failed to requeue pending pods by changing this node; trying another node", node=node, error=str(error)

@@ -60,9 +60,9 @@ class WorkloadController:
     def step(self) -> None:
         """One round."""
         leads = self._leads()
-        self._tell(leads=leads)
+        self._keep_published(leads=leads)
         scored = self._state.policies
-        if not scored.wanted:
+        if not scored.is_requested:
             return
         if not scored.active:
             from cardwise.core.placement.scored.engine import Engine  # noqa: PLC0415 - loads numpy, which `binpack` does not need
@@ -79,24 +79,24 @@ class WorkloadController:
             give_way(self._clock)
         learned = self._learn()
         if leads and self._read and (learned or self._clock.now() >= self._save_at):
-            self._save_asks(scored.dump())
+            self._save_asks(scored.dump_workload())
 
     def _learn(self) -> bool:
         """Learns the workload. Returns whether there was something to learn."""
         from cardwise.core.placement.scored.workload import learn  # noqa: PLC0415 - see above
 
-        study = self._state.policies.study()
-        if study is None:
+        sample = self._state.policies.learning_input()
+        if sample is None:
             return False
-        self._state.policies.adopt(learn(study))
-        _log.info("updated the workload model", asks=len(study.counts), arrivals=round(sum(study.counts.values())))
+        self._state.policies.adopt(learn(sample))
+        _log.info("updated the workload model", asks=len(sample.counts), arrivals=round(sum(sample.counts.values())))
         return True
 
     def _save_asks(self, asks: str) -> None:
         if asks == self._saved or self._save({names.WORKLOAD_ASKS: asks}):
             self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
-    def _tell(self, *, leads: bool) -> None:
+    def _keep_published(self, *, leads: bool) -> None:
         """Publish the settings at the beginning of a term, and again if somebody has removed or changed them since.
         After a failure it is tried again in the 2nd, 4th, 8th round and so on.
         """
@@ -131,7 +131,7 @@ class WorkloadController:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
             text = (saved.get("data") or {}).get(names.WORKLOAD_ASKS)
             if text:
-                self._state.policies.load(text)
+                self._state.policies.load_workload(text)
         except errors.NotFound:
             return True
         except errors.KubeError as error:

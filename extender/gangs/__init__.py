@@ -6,8 +6,8 @@ for the binds that wait. How far one gang is, and where it fits, is decided in `
     gangs        what is decided about members at filter and bind, and with time. Read this first
     gangplaces   plans: what was offered, what was tried in vain, the rows that hold cards
     reservation  cards that are reserved for a gang that has waited long; `cardsearch` finds which
-    line         the order in which waiting gangs are planned
-    bindturns    whose gang may wait in bind where threads are too few
+    gangqueue    the order in which pending gangs are planned
+    bindthreads  which gangs may wait in bind where threads are too few
     gangtypes    types: settings, `Hold` (the outcome that binds wait for), what is to be written
     gangviews    how far a gang is, for PodGroups, events and metrics
     podgroups    PodGroups: what they ask for, and what their statuses should say

@@ -54,21 +54,23 @@ class CardSearch:
     ) -> None:
         self.key = gang.key
         self.changes = gang.changes
-        self.wanted: Sequence[Member] = gang.wanted()
+        self.wanted: Sequence[Member] = gang.members_to_plan()
         self._gang = gang
         self._offers = offers
         self._given_up = dict(given_up)
         self._cache = cache
         self._ledger = cache.ledger
         self._clock = clock
-        self._copy = cache.ledger.like()
+        self._copy = cache.ledger.empty_copy()
         self._free = _Freed(cache.loads)
         self._capacities = Capacities(self._copy, self._free)
         allowed = cache.ledger.kinds.allowed
         shaped = {member.shape: member.request for member in self.wanted if member.request is not None}
         self._shapes = list(shaped)
-        self._claims = [
-            (claim, allowed(claim.resource_class)) for request in shaped.values() for claim in fitting.claims(request)
+        self._card_requests = [
+            (card_request, allowed(card_request.resource_class))
+            for request in shaped.values()
+            for card_request in fitting.card_requests(request)
         ]
         # Devices are of the node, so that a node is added whole.
         self._by_node = any(request.devices for request in shaped.values())
@@ -98,7 +100,7 @@ class CardSearch:
         """Whether the last turn has ended within a plan."""
         return self._draft is not None
 
-    def go_on(self, policy: str) -> Planned | Unplanned | None:
+    def continue_search(self, policy: str) -> Planned | Unplanned | None:
         """A turn. Returns the plan, or the member without a place on all cards together; None: another turn goes on."""
         until = self._clock.cpu() + TURN
         if not self._read_some(until):
@@ -152,7 +154,7 @@ class CardSearch:
         useful = [i for i in range(len(state.cards)) if self._is_useful(state, i)]
         if self._by_node:
             given_up = sum(self._times(state, i) for i in useful)
-            in_use = sum(state.used[i] for i in useful) + len(state.taken)
+            in_use = sum(state.used[i] for i in useful) + len(state.device_holds)
             return [(given_up, in_use, state.name, tuple(useful))]
         return [(self._times(state, i), state.used[i], state.name, (i,)) for i in useful]
 
@@ -163,7 +165,10 @@ class CardSearch:
         """Whether a member could have the card, or a part of it, if nobody else had any."""
         card = state.cards[i]
         kind, size = state.kinds[i], card.mem - state.kept_back
-        would_do = any(size >= claim.mem and (allowed is None or kind in allowed) for claim, allowed in self._claims)
+        would_do = any(
+            size >= card_request.mem and (allowed is None or kind in allowed)
+            for card_request, allowed in self._card_requests
+        )
         self._closed |= would_do and not card.takes
         return would_do and card.takes
 
@@ -196,7 +201,7 @@ class CardSearch:
         self._copy.set_cards(name, cards)
         for holding in self._ledger.holdings(name):
             if holding.uid in self._gang.members:
-                self._copy.hold(holding)
+                self._copy.set_holding(holding)
             elif holding.node == name and (
                 self._by_node or any(share.uuid in uuids for share in holding.assignment.shares())
             ):
@@ -205,10 +210,10 @@ class CardSearch:
     def _lacks(self) -> tuple[Member | None, bool]:
         """A member for whose shape the copy has too few cards; and whether all of the copy was looked at for that."""
         for shape, members in shapes(self.wanted).items():
-            most, known = self._capacities.most(shape)
+            capacity, known = self._capacities.count_pods(shape)
             if not known:
                 return None, False
-            if most < len(members):
+            if capacity < len(members):
                 return members[-1], True
         return None, True
 
@@ -233,7 +238,7 @@ class CardSearch:
 
     def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
         shape = MemberShape(request, load)
-        return self._capacities.nodes(shape) if self._capacities.most(shape)[1] else None
+        return self._capacities.nodes(shape) if self._capacities.count_pods(shape)[1] else None
 
 
 class _Freed:
@@ -241,18 +246,18 @@ class _Freed:
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
-        self._gone: set[str] = set()
-        self._more: dict[str, Load] = {}
+        self._removed: set[str] = set()
+        self._returned: dict[str, Load] = {}
 
     def give_back(self, node: str, uid: str) -> None:
         """The pod is gone from the node."""
-        if uid not in self._gone:
-            self._gone.add(uid)
-            self._more[node] = self._more.get(node, Load(0, 0, 0)).plus(self._loads.of(uid))
+        if uid not in self._removed:
+            self._removed.add(uid)
+            self._returned[node] = self._returned.get(node, Load(0, 0, 0)).add(self._loads.load_of(uid))
 
-    def left(self, node: str) -> Load | None:
-        left, more = self._loads.left(node), self._more.get(node)
-        return left if left is None or more is None else left.plus(more)
+    def free_load(self, node: str) -> Load | None:
+        free, returned = self._loads.free_load(node), self._returned.get(node)
+        return free if free is None or returned is None else free.add(returned)
 
     def names(self) -> Collection[str]:
         return self._loads.names()

@@ -18,7 +18,6 @@ from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplan
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
 from cardwise.core.placement import fitting
-from extender.ahead.ahead import Ahead
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.nominated import MANY, NominatedPods
@@ -26,6 +25,7 @@ from extender.cache.reservations import Phase, Reservations
 from extender.cache.yielding import TURN
 from extender.gangs.cardsearch import no_place
 from extender.gangs.reservation import GangReservation
+from extender.nomination.nominator import Nominator
 from extender.records.podref import PodRef
 
 _MOST_OFFERS: Final = 32  # that are compared with the next one
@@ -41,7 +41,7 @@ class GangPlaces:
         *,
         cache: Cache,
         nominated: NominatedPods,
-        ahead: Ahead,
+        nominator: Nominator,
         policy: str,
         clock: Clock,
     ) -> None:
@@ -50,7 +50,7 @@ class GangPlaces:
         self._reservations = cache.reservations
         self._nominated = nominated
         self._reservation = GangReservation(cache, clock)
-        self._ahead = ahead
+        self._nominator = nominator
         self._policy = policy
         self._clock = clock
         self._known: dict[str, _Known] = {}  # by gang
@@ -59,14 +59,14 @@ class GangPlaces:
 
     # What is known of nodes.
 
-    def offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
+    def add_offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
         """kube-scheduler offers these nodes for a member of this shape."""
         offer = self._share_offer(nodes)
         known = self._known.setdefault(gang.key, _Known())
         if known.offers.get(shape) != offer:
             known.offers[shape] = offer
             known.changes += 1
-        self._reservation.offered(gang.key, shape, offer)
+        self._reservation.add_offer(gang.key, shape, offer)
 
     def _share_offer(self, nodes: Collection[str]) -> frozenset[str]:
         """The offer, as one object for all that are equal: the planner looks at each once, and one of thousands of
@@ -81,16 +81,16 @@ class GangPlaces:
             del self._recent_offers[next(iter(self._recent_offers))]
         return shared
 
-    def knows(self, gang: Gang) -> bool:
+    def has_offers(self, gang: Gang) -> bool:
         """Whether kube-scheduler has ever asked for a member."""
-        return bool(self._of(gang).offers)
+        return bool(self._known_of(gang).offers)
 
-    def drop(self, key: str) -> None:
+    def remove_gang(self, key: str) -> None:
         """The gang is gone, or runs."""
         self._known.pop(key, None)
-        self._reservation.drop(key)
+        self._reservation.remove_gang(key)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Forgets what was heard and seen in an earlier term."""
         self._known.clear()
         self._reservation.reset()
@@ -112,7 +112,7 @@ class GangPlaces:
 
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Whether a plan is worth a try: not if it failed a moment ago and nothing has changed."""
-        known = self._of(gang)
+        known = self._known_of(gang)
         return now >= known.not_before and known.tried != self._state(gang, now)
 
     def attempt(self, gang: Gang, now: float) -> bool | None:
@@ -126,7 +126,7 @@ class GangPlaces:
         if not complete:
             return None
         if short is not None:
-            gang.reason = self._reservation.hopeless(gang) or no_place(short)
+            gang.reason = self._reservation.impossible_reason(gang) or no_place(short)
         else:
             draft = known.take_draft(members, state, Draft(self._clock.cpu, TURN))
             placed = self.place(gang, members, now, draft)
@@ -140,13 +140,13 @@ class GangPlaces:
             seen = known.drafted if not draft.moved else None
         cost = self._clock.cpu() - began
         if cost > CHEAP:
-            known.not_before = now + yielding.rest(cost)
+            known.not_before = now + yielding.pause_after(cost)
         if seen is None or known.tried is None or known.tried._replace(members=seen.members) != seen:
             gang.refused(now)  # what members do does not count: more of them would have cards reserved sooner
         known.tried = seen
         return False
 
-    def move(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
+    def move_members(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
         """Gives these members of the plan other places, if that takes no longer than a turn. Returns its success."""
         return bool(self.place(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN)))
 
@@ -156,34 +156,36 @@ class GangPlaces:
         """
         uids = [member.uid for member in members]
         for member in members:
-            if self._reservations.decided(member.uid) is not None:
+            if self._reservations.known_binding(member.uid) is not None:
                 gang.reason = f"{member.name} may be bound already; that is found out first"
                 return False
         _, _, created, _ = gang.rank()
         holders = [uid for uid in uids if self._ledger.holding(uid) is not None]
         try:
             with self._ledger.what_if(released=holders), self._loads.what_if(unplanned=uids):
-                found = self._planned(gang, members, now, draft)
-                later = self._ahead.later(gang.priority, created) if isinstance(found, Unplanned) else ()
+                outcome = self._planned(gang, members, now, draft)
+                later = (
+                    self._nominator.later_nominations(gang.priority, created) if isinstance(outcome, Unplanned) else ()
+                )
                 if later:
-                    with self._ahead.without(later):
+                    with self._nominator.releasing(later):
                         there = self._planned(gang, members, now, draft)
                     if isinstance(there, Planned):
-                        self._ahead.overtake(later, set(there.nodes.values()), gang.namespace)
-                        found = self._planned(gang, members, now, draft)
+                        self._nominator.overtake(later, set(there.nodes.values()), gang.namespace)
+                        outcome = self._planned(gang, members, now, draft)
         except TurnOver:
             return None
-        if isinstance(found, Unplanned):
-            gang.reason = self._reservation.hopeless(gang) or no_place(found.member)
+        if isinstance(outcome, Unplanned):
+            gang.reason = self._reservation.impossible_reason(gang) or no_place(outcome.member)
             return False
-        gang.hold(uids, now)
+        gang.mark_planned(uids, now)
         for uid in uids:
-            self._reservations.give_up(uid)
+            self._reservations.release_plan(uid)
         for member in members:
             self._reservations.plan(
                 PodRef(member.uid, gang.namespace, member.name),
-                found.nodes[member.uid],
-                found.assignments.get(member.uid),
+                outcome.nodes[member.uid],
+                outcome.assignments.get(member.uid),
                 Phase.WAITING,
                 mps_client=member.request.mps_client if member.request is not None else COMMON,
                 load=member.load,
@@ -197,20 +199,20 @@ class GangPlaces:
         kept, reserved = self._nominated.nodes(own, priority), self._reserved_from(gang)
         last = {*reserved, *(kept if len(kept) > MANY else ())}
         if last:  # as `Placing.place` does
-            with self._nominated.kept(own, priority, kept - last):
-                found = self._plan(members, self._terms(gang, now, draft, without=last))
-            if isinstance(found, Planned):
-                return found
+            with self._nominated.reserving(own, priority, kept - last):
+                outcome = self._plan(members, self._terms(gang, now, draft, without=last))
+            if isinstance(outcome, Planned):
+                return outcome
             kept = self._taking(members, kept)
-        counted, without = self._beside(members, reserved)
-        with self._nominated.kept(own, priority, kept), self._cache.gang_cards.reserved(counted):
+        counted, without = self._split_reserved(members, reserved)
+        with self._nominated.reserving(own, priority, kept), self._cache.gang_cards.reserved(counted):
             return self._plan(members, self._terms(gang, now, draft, without=without))
 
     def _reserved_from(self, gang: Gang) -> set[str]:
         """The nodes where cards are reserved for another gang, which this one must leave."""
         return set(self._cache.gang_cards.nodes(gang.rank(), gang.namespace))
 
-    def _beside(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
+    def _split_reserved(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
         """Of nodes with a reservation: those of which the rest may be used, and those that are left alone, because to
         count what is reserved on many takes longer than others may wait.
         """
@@ -232,24 +234,26 @@ class GangPlaces:
                 planned.append(member)
         if own:
             offers = {**terms.offers, **own}
-            found = gangplan.plan(self._ledger, self._loads, planned, replace(terms, offers=offers))
-            if isinstance(found, Planned):
-                return found
+            outcome = gangplan.plan(self._ledger, self._loads, planned, replace(terms, offers=offers))
+            if isinstance(outcome, Planned):
+                return outcome
         return gangplan.plan(self._ledger, self._loads, members, terms)
 
     def _taking(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
         """Those of the nodes that could take one of the members; all, where that is not known."""
         vacant = [self._vacant(*shape) for shape in shapes(members)]
-        if any(one is None for one in vacant):
+        if any(candidates is None for candidates in vacant):
             return nodes
-        return {node for node in nodes if any(one is not None and node in one.most for one in vacant)}
+        return {
+            node for node in nodes if any(candidates is not None and node in candidates.counts for candidates in vacant)
+        }
 
-    def look(self, members: Sequence[Member], until: float) -> bool:
+    def count_capacities(self, members: Sequence[Member], until: float) -> bool:
         """Looks at nodes until `until`, by the thread's CPU, so that a plan of these members has to ask few. Returns
         whether all were known before.
         """
         known = True
-        while not all(self._capacities.most(shape)[1] for shape in shapes(members)):
+        while not all(self._capacities.count_pods(shape)[1] for shape in shapes(members)):
             known = False
             if self._clock.cpu() >= until:
                 break
@@ -261,25 +265,25 @@ class GangPlaces:
         """Places for these members if members of `shape` were also offered these nodes; nothing is held."""
         if self._short(members)[0] is not None:
             return None
-        counted, without = self._beside(members, self._reserved_from(gang))
+        counted, without = self._split_reserved(members, self._reserved_from(gang))
         terms = self._terms(gang, now, without=without)
         offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *also}}
         with self._cache.gang_cards.reserved(counted):
-            found = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
-        return found if isinstance(found, Planned) else None
+            outcome = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
+        return outcome if isinstance(outcome, Planned) else None
 
-    def broken(self, gang: Gang) -> str:
+    def broken_part(self, gang: Gang) -> str:
         """The part of the plan that is not good any more, or ""."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
-            good = self._loads.left(node) is not None
+            good = self._loads.free_load(node) is not None
             if good and member.request is not None:
-                good = holding is not None and self._cache.good(holding, member.request)
+                good = holding is not None and self._cache.is_plan_valid(holding, member.request)
             if not good:
                 return f"what {member.name} was to have on node {node} is not there any more"
         return ""
 
-    def _of(self, gang: Gang) -> "_Known":
+    def _known_of(self, gang: Gang) -> "_Known":
         return self._known.get(gang.key, _NOTHING)
 
     def _terms(self, gang: Gang, now: float, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
@@ -291,7 +295,7 @@ class GangPlaces:
         return Terms(
             policy=self._policy,
             headroom=self._cache.headroom(gang.namespace),
-            offers=self._of(gang).offers,
+            offers=self._known_of(gang).offers,
             avoided=gang.avoided(now),
             closed=closed if without else None,
             vacant=self._vacant,
@@ -299,15 +303,15 @@ class GangPlaces:
         )
 
     def _state(self, gang: Gang, now: float) -> "_State":
-        freed = self._cache.room.freed + self._loads.freed
-        return _State(freed, gang.changes, self._of(gang).changes, tuple(gang.avoided(now)))
+        freed = self._cache.capacity.freed_count + self._loads.freed_count
+        return _State(freed, gang.changes, self._known_of(gang).changes, tuple(gang.avoided(now)))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan; and whether all nodes were looked at for that."""
         known, until, alike = True, self._clock.cpu() + TURN, shapes(members)
         for shape, needed in demanding(alike).items():
-            most, complete = self._capacities.most(shape)
-            if complete and most < needed and most + self._given_way(shape) < needed:
+            fitting_count, complete = self._capacities.count_pods(shape)
+            if complete and fitting_count < needed and fitting_count + self._given_way(shape) < needed:
                 return alike[shape][-1], True
             known &= complete
             if not known and self._clock.cpu() >= until:
@@ -316,25 +320,30 @@ class GangPlaces:
 
     def _given_way(self, shape: MemberShape) -> int:
         """How many more members would fit at most, if nothing were held ahead."""
-        least = min((claim.mem for claim in fitting.claims(shape.request) if not claim.whole), default=0)
-        more = 0
-        for one in self._reservations.among(Phase.AHEAD):
-            shares = one.assignment.shares() if one.assignment is not None else ()
+        least = min(
+            (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),
+            default=0,
+        )
+        additional = 0
+        for row in self._reservations.in_phases(Phase.NOMINATED):
+            shares = row.assignment.shares() if row.assignment is not None else ()
             on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
-            cpu, memory, _ = one.load or Load(0, 0, 0)
+            cpu, memory, _ = row.load or Load(0, 0, 0)
             beside = max(
                 1 + cpu // shape.load.cpu if shape.load.cpu else 1,
                 1 + memory // shape.load.memory if shape.load.memory else 1,
             )
-            more += max(on_cards, beside)
-        return more
+            additional += max(on_cards, beside)
+        return additional
 
     def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
         shape = MemberShape(request, load)
-        if not self._capacities.most(shape)[1]:
+        if not self._capacities.count_pods(shape)[1]:
             return None
         # Pods that hold cards ahead may lose them.
-        return self._capacities.nodes(shape).with_one(one.node for one in self._reservations.among(Phase.AHEAD))
+        return self._capacities.nodes(shape).with_minimum(
+            row.node for row in self._reservations.in_phases(Phase.NOMINATED)
+        )
 
 
 class _State(NamedTuple):
@@ -385,14 +394,14 @@ class _Rows(GangPlan):
         self._key = key
 
     def __getitem__(self, uid: str) -> str:
-        return self._table.planned(self._key)[uid].node
+        return self._table.gang_plan(self._key)[uid].node
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._table.planned(self._key))
+        return iter(self._table.gang_plan(self._key))
 
     def __len__(self) -> int:
-        return len(self._table.planned(self._key))
+        return len(self._table.gang_plan(self._key))
 
-    def give_up(self, uids: Iterable[str]) -> None:
+    def release(self, uids: Iterable[str]) -> None:
         for uid in uids:
-            self._table.give_up(uid)
+            self._table.release_plan(uid)

@@ -18,14 +18,14 @@ from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN, give_way, slices
-from extender.gangs.bindturns import BindTurns
+from extender.gangs.bindthreads import BindThreads
 from extender.gangs.gangplaces import CHEAP, GangPlaces
-from extender.gangs.gangtypes import GangSettings, Hold, Work
-from extender.gangs.gangviews import View, view, waiter
-from extender.gangs.line import Line, Walk
+from extender.gangs.gangqueue import GangCursor, GangQueue
+from extender.gangs.gangtypes import GangSettings, Permit, Work
+from extender.gangs.gangviews import View, make_view, pod_ref
 
-_TOLD_AT_ONCE: Final = 50  # gangs
-_TENDED_AT_ONCE: Final = 200  # gangs
+_VIEWS_AT_ONCE: Final = 50  # gangs
+_GANGS_AT_ONCE: Final = 200  # gangs
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
 _TRY_SECONDS: Final = 1.0  # in which all calls of one try of a pod come; kube-scheduler's back-off is no shorter
 _RECOVER_SECONDS: Final = 3.0  # of planning before a term begins; gangs that are left are planned in the term
@@ -50,61 +50,61 @@ class Gangs:
         self._settings = settings
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
-        self._of: dict[str, str] = {}  # gang by member
+        self._gang_keys: dict[str, str] = {}  # gang by member
         self._groups: dict[str, Group] = {}
         self._foreign: dict[tuple[Foreign, str], Group] = {}
-        self._beside: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that ask for no cards
-        self._beside_of: dict[str, str] = {}  # gang by such a pod
-        self._holds: dict[str, Hold] = {}
-        self._line = Line()
-        self._round = Walk(iter(()))  # gangs that `_plan_some` has still to look at
-        self._halves = Walk(iter(()))  # gangs that `_recover_some` has still to look at
+        self._cardless: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that ask for no cards
+        self._cardless_gangs: dict[str, str] = {}  # gang by such a pod
+        self._permits: dict[str, Permit] = {}
+        self._gang_queue = GangQueue()
+        self._round = GangCursor(iter(()))  # gangs that `_plan_some` has still to look at
+        self._halves = GangCursor(iter(()))  # gangs that `_recover_some` has still to look at
         self._unasked: list[Gang] = []  # gangs of this round for which kube-scheduler has not asked yet
         self._round_cost = 0.0
         self._next_round = float("-inf")
         self._next_in_call = float("-inf")  # before which no filter call plans
         self._first_call = "", float("-inf")  # the last for a named node alone: of which pod, and when
-        self._bind_turns = BindTurns(settings.max_waiting)
+        self._bind_threads = BindThreads(settings.max_waiting)
         self._places = places
         self._stopped = ""
 
     # What the API server tells. For pods the caller holds the lock.
 
-    def put(self, key: str, member: Member) -> None:
+    def set_member(self, key: str, member: Member) -> None:
         """The member of the gang, "namespace/name", is so now. To be called before its reservation is changed."""
         now = self._clock.now()
-        before = self._of.get(member.uid)
+        before = self._gang_keys.get(member.uid)
         if before is not None and before != key:
-            self.drop(member.uid)
+            self.remove_pod(member.uid)
         gang = self._gangs.get(key)
         if gang is None:
             namespace, _, name = key.partition("/")
             gang = self._gangs[key] = Gang(namespace, name, self._places.plan_of(key), self._settings.patience)
             gang.since = now
-        self._of[member.uid] = key
+        self._gang_keys[member.uid] = key
         was_complete, was_running = gang.complete, gang.ran
         self._regroup(gang, member)
-        self._void(gang, gang.put(member, now))
-        self._stand_back(gang, now)
+        self._cancel_plan(gang, gang.set_member(member, now))
+        self._reset_gang(gang, now)
         if gang.ran > was_running:
-            self._places.drop(key)
+            self._places.remove_gang(key)
         # kube-scheduler may have known of it before us.
         came_late = before is None and self._queue.is_unschedulable(member.uid)
         if gang.complete > was_complete or gang.ran > was_running or came_late:
-            self._queue.move_all()
+            self._queue.requeue_all()
 
-    def drop(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """The pod is gone, or is in no gang any more. To be called before its reservation is changed."""
-        key = self._of.pop(uid, None)
+        key = self._gang_keys.pop(uid, None)
         if key is None:
             return
         gang, now = self._gangs[key], self._clock.now()
-        self._void(gang, gang.drop(uid, now))
-        self._stand_back(gang, now)
+        self._cancel_plan(gang, gang.remove_member(uid, now))
+        self._reset_gang(gang, now)
         if not gang.members:
             del self._gangs[key]
-            self._line.drop(key)
-            self._places.drop(key)
+            self._gang_queue.drop(key)
+            self._places.remove_gang(key)
 
     def set_group(self, key: str, group: Group | None) -> None:
         """Our PodGroup, "namespace/name", is so now; None: it is gone."""
@@ -113,7 +113,7 @@ class Gangs:
                 self._groups.pop(key, None)
             else:
                 self._groups[key] = group
-            self._changed(key)
+            self._on_group_changed(key)
 
     def set_foreign(self, kind: Foreign, key: str, group: Group | None) -> None:
         """As `set_group`, for a PodGroup of another API group."""
@@ -122,21 +122,21 @@ class Gangs:
                 self._foreign.pop((kind, key), None)
             else:
                 self._foreign[kind, key] = group
-            self._changed(key)
+            self._on_group_changed(key)
 
-    def beside(self, pod: str, key: str) -> None:
+    def set_cardless_member(self, pod: str, key: str) -> None:
         """The pod, which is none of ours, is in the PodGroup of Kubernetes of that gang; "": in none, or gone."""
-        before = self._beside_of.pop(pod, "")
+        before = self._cardless_gangs.pop(pod, "")
         if key:
-            self._beside_of[pod] = key
+            self._cardless_gangs[pod] = key
         if before == key:
             return
-        for each, more in ((before, -1), (key, 1)):
-            if each:
-                self._beside[each] += more
-                self._changed(each)
-        if not self._beside[before]:
-            del self._beside[before]
+        for gang_key, change in ((before, -1), (key, 1)):
+            if gang_key:
+                self._cardless[gang_key] += change
+                self._on_group_changed(gang_key)
+        if not self._cardless[before]:
+            del self._cardless[before]
 
     # What filter and bind ask.
 
@@ -147,26 +147,26 @@ class Gangs:
         with self._lock:
             self._cache.count_cards()
             now = self._clock.now()
-            gang = self.of(uid)
+            gang = self.gang_of(uid)
             if gang is None:
-                self._queue.refused(uid)
+                self._queue.mark_refused(uid)
                 return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
             if gang.ran:
                 return None
-            found = self._filter(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named, now))
-            if isinstance(found, Refusal):
-                self._queue.refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
-                return found
-            self._queue.placed(uid)
-            gang.passes(uid, now)
-            return found
+            answer = self._filter(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named, now))
+            if isinstance(answer, Refusal):
+                self._queue.mark_refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
+                return answer
+            self._queue.mark_placed(uid)
+            gang.mark_permitted(uid, now)
+            return answer
 
-    def join(self, uid: str, node: str) -> Hold | str | None:
+    def request_permit(self, uid: str, node: str) -> Permit | str | None:
         """A bind call for a member has come. Returns the hold to wait for, or the error; None: it goes on at once."""
         with self._lock:
             self._cache.count_cards()
             now = self._clock.now()
-            gang = self.of(uid)
+            gang = self.gang_of(uid)
             if gang is None or gang.ran:
                 return None
             if gang.plan.get(uid) != node:
@@ -179,52 +179,52 @@ class Gangs:
             if uid in gang.arrived:
                 self._end(gang, f"{name} was sent to bind twice")
                 return "its gang has no plan any more; the pod is tried again"
-            hold = self._holds[gang.key]
-            if gang.arrives(uid, now):
-                self._commit(gang, hold, now)
-            return hold
+            permit = self._permits[gang.key]
+            if gang.mark_arrived(uid, now):
+                self._commit(gang, permit, now)
+            return permit
 
-    def waits(self, uid: str) -> bool:
+    def must_wait(self, uid: str) -> bool:
         """Whether a bind of this pod would have to wait for other members."""
         with self._lock:
-            gang = self.of(uid)
+            gang = self.gang_of(uid)
             return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
 
-    def cancel(self, hold: Hold, reason: str) -> None:
+    def cancel_permit(self, permit: Permit, reason: str) -> None:
         """Ends the hold: a bind that waits for it cannot go on."""
         with self._lock:
-            if self._holds.get(hold.key) is hold:
-                self._end(self._gangs[hold.key], reason)
+            if self._permits.get(permit.key) is permit:
+                self._end(self._gangs[permit.key], reason)
 
     # What the state and preemption ask. The caller holds the lock.
 
-    def of(self, uid: str) -> Gang | None:
+    def gang_of(self, uid: str) -> Gang | None:
         """The gang that the pod is in."""
-        return self._gangs.get(self._of.get(uid, ""))
+        return self._gangs.get(self._gang_keys.get(uid, ""))
 
-    def may_post(self, uid: str, node: str) -> bool:
+    def may_bind(self, uid: str, node: str) -> bool:
         """Whether a bind of this pod may be posted now: it is in no gang, or its gang goes forward, or runs."""
-        gang = self.of(uid)
+        gang = self.gang_of(uid)
         return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
 
-    def posted(self, uid: str) -> None:
+    def mark_posted(self, uid: str) -> None:
         """The Binding of a member has landed, or may have."""
-        gang = self.of(uid)
+        gang = self.gang_of(uid)
         if gang is not None:
-            gang.posts(uid, self._clock.now())
+            gang.mark_posted(uid, self._clock.now())
 
-    def unposted(self, uid: str) -> None:
+    def mark_unposted(self, uid: str) -> None:
         """The Binding of a member has surely not landed; or the member has lost its place and must be planned again."""
-        gang = self.of(uid)
+        gang = self.gang_of(uid)
         if gang is not None:
-            self._stand_back(gang, self._clock.now())
+            self._reset_gang(gang, self._clock.now())
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Another extender decides from now on, or has decided until now: only what the API server shows is kept."""
         now = self._clock.now()
         for gang in list(self._gangs.values()):
-            self._void(gang, gang.forget(now))
-        self._places.forget()
+            self._cancel_plan(gang, gang.forget(now))
+        self._places.reset()
 
     # What time and leaders do.
 
@@ -233,8 +233,8 @@ class Gangs:
         with self._lock:
             now, wall = self._clock.now(), self._clock.wall().timestamp()
             for gang in self._gangs.values():
-                gang.taken_over(now, wall)
-            self._halves = self._line.in_order()
+                gang.adopt(now, wall)
+            self._halves = self._gang_queue.in_order()
         until = self._clock.now() + _RECOVER_SECONDS
         while self._recover_some() and self._clock.now() < until:
             give_way(self._clock)
@@ -243,16 +243,16 @@ class Gangs:
         """Ends all holds; from now on no bind may wait."""
         with self._lock:
             self._stopped = reason
-            for hold in list(self._holds.values()):
-                self._end(self._gangs[hold.key], reason)
+            for permit in list(self._permits.values()):
+                self._end(self._gangs[permit.key], reason)
 
     def step(self) -> Work:
         """One round of what is due by time; only the leader calls it. Returns what is to be written."""
         work, due = Work([], []), list[Gang]()
-        for some in slices(self._keys(), _TENDED_AT_ONCE, self._clock):
+        for some in slices(self._keys(), _GANGS_AT_ONCE, self._clock):
             with self._lock:
                 self._cache.count_cards()
-                self._tend(some, work, due)
+                self._advance_gangs(some, work, due)
         until = self._clock.now() + _ROUND_SECONDS
         while self._reserve_some(due) and self._clock.now() < until:
             give_way(self._clock)
@@ -260,28 +260,28 @@ class Gangs:
             give_way(self._clock)
         return work
 
-    def evicts(self, uid: str) -> bool:
+    def is_to_evict(self, uid: str) -> bool:
         """Whether the member is still to be evicted."""
         with self._lock:
-            gang = self.of(uid)
+            gang = self.gang_of(uid)
             return gang is not None and uid in gang.evicting
 
-    def frees(self, uid: str) -> bool:
+    def is_to_ungate(self, uid: str) -> bool:
         """Whether the member's gate is still to be removed."""
         with self._lock:
-            gang = self.of(uid)
+            gang = self.gang_of(uid)
             return gang is not None and gang.frees(uid)
 
     # What is shown of them.
 
     def views(self) -> list[View]:
         """All gangs as people see them."""
-        found: list[View] = []
-        for some in slices(self._keys(), _TOLD_AT_ONCE, self._clock):
+        views: list[View] = []
+        for some in slices(self._keys(), _VIEWS_AT_ONCE, self._clock):
             with self._lock:
                 gangs = (self._gangs[key] for key in some if key in self._gangs)
-                found += [view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
-        return found
+                views += [make_view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
+        return views
 
     def phases(self) -> dict[str, int]:
         """How many gangs are in which phase."""
@@ -311,7 +311,7 @@ class Gangs:
                 in_part = gang.forward and self._gangs.get(gang.key) is gang and gang.missing_in_plan()
                 if in_part and self._places.attempt(gang, now) is None:
                     return True
-                self._halves.go_on()
+                self._halves.advance()
             return gang is not None
 
     def _reserve_some(self, due: Iterable[Gang]) -> bool:
@@ -319,8 +319,8 @@ class Gangs:
         with self._lock:
             self._cache.count_cards()
             now = self._clock.now()
-            if self._places.reserve([gang for gang in due if gang.reserves(now)], now):
-                self._cache.room.free_capacity()
+            if self._places.reserve([gang for gang in due if gang.is_reservation_due(now)], now):
+                self._cache.capacity.mark_capacity_freed()
             return self._places.half_reserved
 
     def _plan_some(self) -> bool:
@@ -331,31 +331,31 @@ class Gangs:
             if self._round.gang is None:
                 if now < self._next_round:
                     return False  # it did no work, so it does not begin the pause anew
-                self._round, self._unasked, self._round_cost = self._line.in_order(), [], 0.0
+                self._round, self._unasked, self._round_cost = self._gang_queue.in_order(), [], 0.0
             self._plan_in_order(self._round, self._unasked, now, began + TURN)
             self._round_cost += self._clock.cpu() - began
             if self._round.gang is None and self._round_cost > CHEAP:
-                self._next_round = now + yielding.rest(self._round_cost)
+                self._next_round = now + yielding.pause_after(self._round_cost)
             return self._round.gang is not None
 
     # Everything below runs under the lock.
 
-    def _tend(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
+    def _advance_gangs(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
         """Does what is due by time for these gangs. Adds to `work` what is to be written, and to `due` the gangs that
         have waited too long.
         """
         now = self._clock.now()
         for gang in [self._gangs[key] for key in keys if key in self._gangs]:
-            late = gang.expired(
-                now, others_short=bool(gang.plan) and self._bind_turns.others_short(gang.namespace, now)
+            late = gang.expiry_reason(
+                now, others_short=bool(gang.plan) and self._bind_threads.others_short(gang.namespace, now)
             )
             if late:
                 self._end(gang, late)
             if gang.rollback_due(now):
-                self._void(gang, gang.roll_back(now))
-            work.free.extend(waiter(gang, member) for member in gang.to_free())
-            work.evict.extend((waiter(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
-            if gang.reserves(now):
+                self._cancel_plan(gang, gang.roll_back(now))
+            work.ungate.extend(pod_ref(gang, member) for member in gang.to_free())
+            work.evict.extend((pod_ref(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
+            if gang.is_reservation_due(now):
                 due.append(gang)
 
     def _is_first_call(self, uid: str, nodes: Collection[str], named: str, now: float) -> bool:
@@ -370,9 +370,9 @@ class Gangs:
 
     def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float, *, first: bool) -> str | Refusal:
         member = gang.members[uid]
-        gang.shown(uid)
+        gang.mark_requested(uid)
         if not first and list(nodes) != [self._reservations.nominations.node(uid)]:
-            self._places.offer(gang, member.shape, nodes)
+            self._places.add_offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
             self._end(gang, f"{member.name} came to be scheduled again while it waited")
         if not gang.plan and not gang.forward:
@@ -386,7 +386,7 @@ class Gangs:
             self._rest_in_calls(began, now, planned=self._try(gang, now))
         node = gang.plan.get(uid)
         if node is None:
-            waits = gang.forward and member in gang.wanted()
+            waits = gang.forward and member in gang.members_to_plan()
             return Refusal.GANG_WAITS if waits else Refusal.GANG_FOLLOWS
         if node in nodes:
             return node
@@ -398,22 +398,22 @@ class Gangs:
         where it has not asked for the gang.
         """
         nominated = self._reservations.nominations.node(uid)
-        return uid not in gang.plan and not nominated and self._places.knows(gang)
+        return uid not in gang.plan and not nominated and self._places.has_offers(gang)
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
         """kube-scheduler does not offer the member's planned node: plans the member again."""
-        if self._reservations.decided(uid) is not None:
+        if self._reservations.known_binding(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid(uid, node, now)
-        if self._places.move(gang, [uid], now):
+        if self._places.move_members(gang, [uid], now):
             return gang.plan[uid]
         if gang.forward:
             gang.unplan(uid)
             return Refusal.GANG_WAITS
         # A member that has passed filter may be on its way to bind, and a posted one stays.
-        moving = [each for each in gang.plan if each == uid or each not in gang.passed]
-        if len(moving) > 1 and self._places.move(gang, moving, now):
-            self._wake(gang)
+        moving = [member_uid for member_uid in gang.plan if member_uid == uid or member_uid not in gang.passed]
+        if len(moving) > 1 and self._places.move_members(gang, moving, now):
+            self._activate(gang)
             return gang.plan[uid]
         self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
         return Refusal.GANG_WAITS
@@ -450,11 +450,11 @@ class Gangs:
         looked at; if not, `_plan_some` goes on with them, and then with this gang.
         """
         unasked, until = list[Gang](), self._clock.cpu() + TURN
-        if not self._plan_in_order(self._line.before(gang), unasked, now, until):
+        if not self._plan_in_order(self._gang_queue.gangs_before(gang), unasked, now, until):
             return False
         return not self._places.may_fit(gang, now) or self._try_all(unasked, now, until)
 
-    def _plan_in_order(self, gangs: Walk, unasked: list[Gang], now: float, until: float) -> bool:
+    def _plan_in_order(self, gangs: GangCursor, unasked: list[Gang], now: float, until: float) -> bool:
         """Plans waiting gangs in order, until `until` (CPU time of this thread), if something has changed since they
         did not fit. Returns whether it reached the end; if not, `gangs` and `unasked` have what is left.
 
@@ -464,7 +464,7 @@ class Gangs:
         while gangs.gang is not None:
             if self._clock.cpu() >= until or not self._look_at(gangs.gang, unasked, now, until):
                 return False
-            gangs.go_on()
+            gangs.advance()
         return True
 
     def _look_at(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
@@ -474,7 +474,7 @@ class Gangs:
             return not in_part or self._try(gang, now) is not None
         if not self._wants_plan(gang, now):
             return True
-        if not self._places.knows(gang):
+        if not self._places.has_offers(gang):
             unasked.append(gang)
             return True
         if not self._places.may_fit(gang, now):
@@ -502,11 +502,11 @@ class Gangs:
 
     def _try(self, gang: Gang, now: float) -> bool | None:
         """Plans the gang if that may help, and wakes members that were refused. Returns as `GangPlaces.attempt`."""
-        if not gang.forward and not self._queue.has_turn(gang.priority):
+        if not gang.forward and not self._queue.may_place(gang.priority):
             gang.reason = "pods of higher priority go first; the extender did not answer their last attempt"
             return False
         if not gang.forward:
-            refusal = self._bind_turns.refusal(gang, self._waits(), now)
+            refusal = self._bind_threads.refusal(gang, self._occupied_threads(), now)
             if refusal:
                 gang.reason = refusal
                 return False
@@ -514,64 +514,64 @@ class Gangs:
         if not planned:
             return planned
         if not gang.forward:
-            self._holds[gang.key] = Hold(gang.key, now)
-            self._bind_turns.given(gang, now)
-        self._wake(gang)
+            self._permits[gang.key] = Permit(gang.key, now)
+            self._bind_threads.mark_admitted(gang, now)
+        self._activate(gang)
         return True
 
-    def _wake(self, gang: Gang) -> None:
+    def _activate(self, gang: Gang) -> None:
         """Wakes members of the plan that were refused before there was a plan."""
         if any(map(self._queue.is_unschedulable, gang.plan)):
-            self._queue.move_all()
+            self._queue.requeue_all()
 
-    def _waits(self) -> int:
+    def _occupied_threads(self) -> int:
         """The number of threads that present holds occupy or may occupy."""
-        return sum(len(self._gangs[key].plan) - 1 for key in self._holds)
+        return sum(len(self._gangs[key].plan) - 1 for key in self._permits)
 
-    def _commit(self, gang: Gang, hold: Hold, now: float) -> None:
+    def _commit(self, gang: Gang, permit: Permit, now: float) -> None:
         """The last member has come: the whole plan is checked once more; then all binds go on."""
-        broken = self._places.broken(gang)
+        broken = self._places.broken_part(gang)
         if broken:
             self._end(gang, broken)
             return
         gang.commit(now)
-        self._line.put(gang)
-        del self._holds[gang.key]
-        hold.settle(go=True)  # before anything that may fail: threads wait for it
-        self.observe("bound", now - hold.since)
+        self._gang_queue.update_gang(gang)
+        del self._permits[gang.key]
+        permit.decide(allowed=True)  # before anything that may fail: threads wait for it
+        self.observe("bound", now - permit.since)
         self.queued(gang.there[0].created)
 
-    def _stand_back(self, gang: Gang, now: float) -> None:
-        if not gang.forsaken:
+    def _reset_gang(self, gang: Gang, now: float) -> None:
+        if not gang.is_abandoned:
             return
-        if not any(self._reservations.decided(member.uid) is not None for member in gang.there):
-            self._void(gang, gang.stand_back(now))
+        if not any(self._reservations.known_binding(member.uid) is not None for member in gang.there):
+            self._cancel_plan(gang, gang.reset(now))
 
     def _end(self, gang: Gang, reason: str) -> None:
-        self._void(gang, gang.end(reason, self._clock.now()))
+        self._cancel_plan(gang, gang.cancel_plan(reason, self._clock.now()))
 
-    def _void(self, gang: Gang, reason: str) -> None:
+    def _cancel_plan(self, gang: Gang, reason: str) -> None:
         """To be called after each transition. `reason`: why it has ended the gang's plan; "": it has not."""
-        self._line.put(gang)
+        self._gang_queue.update_gang(gang)
         if not reason:
             return
         if not (gang.ran or gang.forward):
-            self._queue.move_all_at(gang.backoff_until)
-        hold = self._holds.pop(gang.key, None)
-        if hold is not None:
-            hold.settle(go=False, reason=reason)
-            self.observe("ended", self._clock.now() - hold.since)
+            self._queue.requeue_all_at(gang.backoff_until)
+        permit = self._permits.pop(gang.key, None)
+        if permit is not None:
+            permit.decide(allowed=False, reason=reason)
+            self.observe("ended", self._clock.now() - permit.since)
 
-    def _changed(self, key: str) -> None:
+    def _on_group_changed(self, key: str) -> None:
         """A PodGroup of the gang has changed."""
         gang = self._gangs.get(key)
         if gang is not None:
             was_complete, was_running = gang.complete, gang.ran
             self._regroup(gang)
             if gang.ran > was_running:
-                self._places.drop(key)
+                self._places.remove_gang(key)
             if gang.complete > was_complete:
-                self._queue.move_all()
+                self._queue.requeue_all()
 
     def _regroup(self, gang: Gang, member: Member | None = None) -> None:
         kinds = set(gang.foreign)
@@ -581,9 +581,9 @@ class Gangs:
         if Foreign.KUBERNETES in kinds:
             # Whatever ours says: kube-scheduler starts it with no fewer. It counts pods that ask for nothing as well.
             other = self._foreign.get((Foreign.KUBERNETES, gang.key), Group())
-            least = None if other.minimum is None else max(1, other.minimum - self._beside[gang.key])
+            least = None if other.minimum is None else max(1, other.minimum - self._cardless[gang.key])
             group = replace(group, minimum=least, basic=other.basic)
         elif kinds and group.minimum is None:
             other = self._foreign.get((Foreign.COSCHEDULING, gang.key), Group())
             group = replace(group, minimum=other.minimum, hold=other.hold)
-        self._void(gang, gang.regroup(group, self._clock.now()))
+        self._cancel_plan(gang, gang.regroup(group, self._clock.now()))

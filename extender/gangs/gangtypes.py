@@ -22,24 +22,24 @@ class GangSettings:
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
-    """The outcome of a gang's plan, for which its bind threads wait. `done`: it is decided. `go`: the threads post
+class Permit:
+    """The outcome of a gang's plan, for which its bind threads wait. `done`: it is decided. `allowed`: the threads post
     their Bindings; else they fail with `reason`.
     """
 
     key: str
     since: float
     done: threading.Event = field(default_factory=threading.Event)
-    go: bool = False
+    allowed: bool = False
     reason: str = ""
 
-    def settle(self, *, go: bool, reason: str = "") -> None:
-        self.go, self.reason = go, reason
+    def decide(self, *, allowed: bool, reason: str = "") -> None:
+        self.allowed, self.reason = allowed, reason
         self.done.set()
 
 
 class Work(NamedTuple):
     """What is to be written now: gates to remove, and members to evict, each with the text of its event."""
 
-    free: list[PodRef]
+    ungate: list[PodRef]
     evict: list[tuple[PodRef, str]]

@@ -8,13 +8,13 @@ from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.placement.ledger import Ledger
 from extender.records.podref import PodRef
 
-_TOLD: Final = 20  # members that get events; for all members of a gang of 500 that would be 500 events
+_MAX_NOTIFIED: Final = 20  # members that get events; for all members of a gang of 500 that would be 500 events
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A gang as people see it. `there`: the number of members that count; `oldest`: those that get events. `held`: the
-    plan by node, with its members and cards.
+    """A gang as people see it. `there`: the number of members that count; `oldest`: those that get events.
+    `reserved`: the plan by node, with its members and cards.
     """
 
     namespace: str
@@ -26,18 +26,18 @@ class View:
     oldest: tuple[PodRef, ...]
     bound: int
     waiting_for: tuple[str, ...]
-    held: tuple[tuple[str, int, int], ...]
+    reserved: tuple[tuple[str, int, int], ...]
     numbered: bool  # its pods say the minimum themselves
     foreign: bool
 
 
-def view(gang: Gang, ledger: Ledger) -> View:
+def make_view(gang: Gang, ledger: Ledger) -> View:
     """The gang as it is now."""
-    held: dict[str, tuple[int, int]] = {}
+    reserved: dict[str, tuple[int, int]] = {}
     for uid, node in gang.plan.items():
         holding = ledger.holding(uid)
-        members, cards = held.get(node, (0, 0))
-        held[node] = members + 1, cards + (len(holding.assignment.shares()) if holding is not None else 0)
+        members, cards = reserved.get(node, (0, 0))
+        reserved[node] = members + 1, cards + (len(holding.assignment.shares()) if holding is not None else 0)
     return View(
         gang.namespace,
         gang.name,
@@ -45,15 +45,15 @@ def view(gang: Gang, ledger: Ledger) -> View:
         "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.barred or gang.reason,
         gang.minimum,
         len(gang.there),
-        tuple(waiter(gang, member) for member in gang.there[:_TOLD]),
+        tuple(pod_ref(gang, member) for member in gang.there[:_MAX_NOTIFIED]),
         len(gang.bound),
         tuple(gang.missing()),
-        tuple((node, *counts) for node, counts in sorted(held.items())),
+        tuple((node, *counts) for node, counts in sorted(reserved.items())),
         gang.numbered,
         bool(gang.foreign),
     )
 
 
-def waiter(gang: Gang, member: Member) -> PodRef:
+def pod_ref(gang: Gang, member: Member) -> PodRef:
     """The name of the member's pod, to write about it."""
     return PodRef(member.uid, gang.namespace, member.name)

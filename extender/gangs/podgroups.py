@@ -38,8 +38,8 @@ class GroupRecord:
 
 def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     """Key, which is "namespace/name", and record."""
-    obj = _decode(wire.trim(raw))
-    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    manifest = _decode(wire.trim(raw))
+    metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     # By its value, as the API server's policy for the extender: of another it refuses each write.
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
     running = status.get("phase") == GangPhase.RUNNING
@@ -66,19 +66,19 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     )
 
 
-def automatic(view: View) -> Json:
+def automatic_group(view: View) -> Json:
     """The PodGroup of a gang that has none."""
     metadata = {"name": view.name, "namespace": view.namespace, "labels": {names.AUTO_LABEL: "true"}}
     spec = {"minMember": view.minimum}
     return {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
-def status(seen: GroupRecord, view: View | None, now: str) -> Json:
+def group_status(seen: GroupRecord, view: View | None, now: str) -> Json:
     """The status as JSON, without times of conditions. `view` is None where the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
     since = seen.status.get("since") if seen.status.get("phase") == phase else None
     reason = wording.message(view.reason if view is not None else "there is no pod of it")
-    made: Json = {
+    document: Json = {
         "phase": str(phase),
         "reason": reason,
         "minMember": view.minimum if view is not None else seen.minimum,
@@ -88,7 +88,7 @@ def status(seen: GroupRecord, view: View | None, now: str) -> Json:
         "waitingFor": list(view.waiting_for[:_NAMED]) if view is not None else [],
         "held": [
             {"node": node, "members": members, "cards": cards}
-            for node, members, cards in (view.held if view is not None else ())
+            for node, members, cards in (view.reserved if view is not None else ())
         ],
     }
     running = phase is GangPhase.RUNNING
@@ -99,7 +99,7 @@ def status(seen: GroupRecord, view: View | None, now: str) -> Json:
         "message": reason or ("every pod that it needs has a node" if running else "not every pod has a node"),
         "observedGeneration": seen.generation,
     }
-    return made | {"conditions": [condition]}
+    return document | {"conditions": [condition]}
 
 
 def _time(text: object) -> float | None:
@@ -110,5 +110,5 @@ def _time(text: object) -> float | None:
 
 
 def _integer(spec: Mapping[str, Any], name: str) -> int | None:
-    value = spec.get(name)
-    return value if type(value) is int else None
+    number = spec.get(name)
+    return number if type(number) is int else None

@@ -64,14 +64,14 @@ class GangReservation:
         self._since = 0.0
         self._now = 0.0  # of the last update
         self._offers: dict[str, dict[str, frozenset[str]]] = {}  # by gang and shape, all nodes that were ever offered
-        self._results: dict[str, _Result] = {}  # by gang
-        self._waits: dict[str, _Waits] = {}  # by gang
-        self._rests: dict[str, float] = {}  # until when, by namespace
+        self._selections: dict[str, _Selection] = {}  # by gang
+        self._stalls: dict[str, _Stalls] = {}  # by gang
+        self._paused_until: dict[str, float] = {}  # until when, by namespace
         self._used: dict[str, _Used] = {}  # by namespace
-        self._over: dict[str, float] = {}  # when the time of a namespace was over last; the latest at the end
+        self._ended_at: dict[str, float] = {}  # when the time of a namespace was over last; the latest at the end
         self._search: CardSearch | None = None  # that the next update goes on with
 
-    def offered(self, key: str, shape: str, nodes: frozenset[str]) -> None:
+    def add_offer(self, key: str, shape: str, nodes: frozenset[str]) -> None:
         """kube-scheduler offers these nodes for members of the shape. Equal offers should be one object: they may be
         thousands of nodes, and are kept for each shape.
         """
@@ -79,38 +79,38 @@ class GangReservation:
         before = offers.get(shape, nodes)
         offers[shape] = before if before is nodes or nodes <= before else before | nodes
 
-    def drop(self, key: str) -> None:
+    def remove_gang(self, key: str) -> None:
         """The gang is gone, or runs."""
         self._offers.pop(key, None)
-        self._results.pop(key, None)
-        self._waits.pop(key, None)
+        self._selections.pop(key, None)
+        self._stalls.pop(key, None)
         if self._gang is not None and self._gang.key == key:
             self._end()
 
     def reset(self) -> None:
         """Forgets what was seen of the cluster: the Lease was lost, or has been got."""
-        self._results.clear()
-        self._waits.clear()
+        self._selections.clear()
+        self._stalls.clear()
         self._search = None
         self._end()
-        self._cards.put(None)
+        self._cards.reserve(None)
 
     def update(self, due: Sequence[Gang], policy: str, now: float) -> bool:
         """Chooses the gang and its cards. `due`: the gangs that have waited too long. Returns whether something is not
         reserved any more.
         """
         self._now = now
-        self._rests = {namespace: until for namespace, until in self._rests.items() if until > now}
+        self._paused_until = {namespace: until for namespace, until in self._paused_until.items() if until > now}
         self._used = {namespace: used for namespace, used in self._used.items() if used.until > now}
         if self._gang is not None and now - self._since >= self._gang.patience.keep:
-            namespace, rest = self._gang.namespace, now + self._gang.patience.keep
+            namespace, pause_end = self._gang.namespace, now + self._gang.patience.keep
             self._end()
             self._used.pop(namespace, None)
-            self._rests[namespace] = rest
-            self._over.pop(namespace, None)
-            self._over[namespace] = now
-            if len(self._over) > _MOST_NAMESPACES:
-                del self._over[next(iter(self._over))]
+            self._paused_until[namespace] = pause_end
+            self._ended_at.pop(namespace, None)
+            self._ended_at[namespace] = now
+            if len(self._ended_at) > _MOST_NAMESPACES:
+                del self._ended_at[next(iter(self._ended_at))]
         first, holdings = self._first(due, policy, now)
         if first is None:
             self._end()
@@ -118,13 +118,13 @@ class GangReservation:
             self._end()
             before = self._used.get(first.namespace)
             self._gang, self._since = first, now - (before.seconds if before is not None else 0.0)
-            self._waits.setdefault(first.key, _Waits()).begin(now)
-        return self._cards.put(first, holdings)
+            self._stalls.setdefault(first.key, _Stalls()).begin(now)
+        return self._cards.reserve(first, holdings)
 
-    def hopeless(self, gang: Gang) -> str:
+    def impossible_reason(self, gang: Gang) -> str:
         """Why the gang, as it is, would not run though all pods that hold cards ended, or ""."""
-        result = self._results.get(gang.key)
-        return result.problem if result is not None and result.changes == gang.changes else ""
+        selection = self._selections.get(gang.key)
+        return selection.problem if selection is not None and selection.changes == gang.changes else ""
 
     @property
     def is_half_planned(self) -> bool:
@@ -144,12 +144,12 @@ class GangReservation:
         """
         searching, first, reserved = False, None, list[Holding]()
         for gang in self._in_order(due):
-            result = self._results.get(gang.key)
-            if not searching and (result is None or now - result.at >= _SEARCH_AGAIN):
-                found = self._search_for(gang, policy, now)
-                searching = found is None
-                result = found or result
-            reserved = self._still_wanted(gang, result.holdings) if result is not None else []
+            selection = self._selections.get(gang.key)
+            if not searching and (selection is None or now - selection.at >= _SEARCH_AGAIN):
+                newest = self._search_for(gang, policy, now)
+                searching = newest is None
+                selection = newest or selection
+            reserved = self._still_wanted(gang, selection.holdings) if selection is not None else []
             if reserved:
                 first = gang
                 break
@@ -167,15 +167,15 @@ class GangReservation:
             rank, namespace = gang.rank(), gang.namespace
             place = places.get((rank[0], namespace), 0)
             places[rank[0], namespace] = place + 1
-            if namespace not in self._rests and place < _MOST_GANGS:
-                keys.append(((rank[0], place, self._over.get(namespace, _NEVER), rank[2], gang.key), gang))
-        return (gang for _, gang in sorted(keys, key=lambda each: each[0]))
+            if namespace not in self._paused_until and place < _MOST_GANGS:
+                keys.append(((rank[0], place, self._ended_at.get(namespace, _NEVER), rank[2], gang.key), gang))
+        return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
     def _still_wanted(self, gang: Gang, holdings: Mapping[str, Holding]) -> list[Holding]:
         """What of a result is worth to be reserved now: for members that still wait, and nothing if it is more than
         quotas leave to the namespace by now.
         """
-        reserved = [holdings[member.uid] for member in gang.wanted() if member.uid in holdings]
+        reserved = [holdings[member.uid] for member in gang.members_to_plan() if member.uid in holdings]
         headroom = self._cache.headroom(gang.namespace) if reserved else []
         if not headroom:
             return reserved
@@ -186,32 +186,32 @@ class GangReservation:
             for share in holding.assignment.shares()
         ]
         fits = all(
-            room.takes(quotas.total(charge for kind, charge in charges if covered(kind, room.entry)))
-            for room in headroom
+            headroom_left.takes(quotas.total(charge for kind, charge in charges if covered(kind, headroom_left.entry)))
+            for headroom_left in headroom
         )
         return reserved if fits else []
 
-    def _search_for(self, gang: Gang, policy: str, now: float) -> "_Result | None":
+    def _search_for(self, gang: Gang, policy: str, now: float) -> "_Selection | None":
         """The cards that would do if pods that hold cards ended; None: the next call goes on with the search."""
         if self._search is None or self._search.key != gang.key:
-            waits = self._waits.setdefault(gang.key, _Waits())
-            if self._gang is gang and gang.key in self._results:
-                waits.judge(self._short(self._results[gang.key].holdings.values()), now)
+            waits = self._stalls.setdefault(gang.key, _Stalls())
+            if self._gang is gang and gang.key in self._selections:
+                waits.judge(self._short(self._selections[gang.key].holdings.values()), now)
             self._search = CardSearch(gang, self._offers.get(gang.key, {}), waits.moves, self._cache, self._clock)
         search = self._search
-        planned = search.go_on(policy)
+        planned = search.continue_search(policy)
         if planned is None:
             return None
         if isinstance(planned, Unplanned):
             problem = search.problem(planned)
-            result = _Result(now, search.changes, {}, problem)
+            selection = _Selection(now, search.changes, {}, problem)
             gang.reason = problem
         else:
             holdings = self._worth_reserving(search.wanted, planned)
-            result = _Result(now, search.changes, holdings, "")
-            self._waits.setdefault(gang.key, _Waits()).judge(self._short(holdings.values()), now)
-        self._results[gang.key] = result
-        return result
+            selection = _Selection(now, search.changes, holdings, "")
+            self._stalls.setdefault(gang.key, _Stalls()).judge(self._short(holdings.values()), now)
+        self._selections[gang.key] = selection
+        return selection
 
     def _worth_reserving(self, members: Sequence[Member], planned: Planned) -> dict[str, Holding]:
         """What the plan takes of cards, by member, without nodes where only cpu or memory is short."""
@@ -241,38 +241,42 @@ class GangReservation:
 
     def _has_load_for(self, node: str, members: Sequence[Member]) -> bool:
         """Whether the node has the cpu, memory and slots for these members now."""
-        taken = _NO_LOAD
+        total = _NO_LOAD
         for member in members:
-            taken = taken.plus(member.load)
-        return self._cache.loads.is_open(node) and gangplan.takes(self._cache.loads.left(node), _NO_LOAD, taken)
+            total = total.add(member.load)
+        return self._cache.loads.is_open(node) and gangplan.has_capacity(
+            self._cache.loads.free_load(node), _NO_LOAD, total
+        )
 
     def _has_cards_for(self, holdings: Sequence[Holding], requests: Sequence[PodRequest]) -> bool:
         """Whether the cards and devices of the holdings, all of one node, are free for them now."""
         with self._cache.ledger.what_if(held=holdings):
-            return all(map(self._cache.good, holdings, requests)) and not any(self._short(holdings, held=True).values())
+            return all(map(self._cache.is_plan_valid, holdings, requests)) and not any(
+                self._short(holdings, counted=True).values()
+            )
 
-    def _short(self, holdings: Iterable[Holding], *, held: bool = False) -> dict[str, int]:
+    def _short(self, holdings: Iterable[Holding], *, counted: bool = False) -> dict[str, int]:
         """By card, how much must end there before the holdings fit: MiB, clients and percent of SMs in one sum, which
-        becomes less with each end. `held`: the ledger has the holdings already.
+        becomes less with each end. `counted`: the ledger has the holdings already.
         """
         short: dict[str, int] = {}
         for node, shares in _by_node(holdings).items():
             state = self._cache.ledger.node(node)
             if state is None:
                 continue
-            asked: dict[int, list[CardShare]] = {}
+            requested: dict[int, list[CardShare]] = {}
             for share in shares:
                 position = state.position(share)
                 if position is not None:
-                    asked.setdefault(position, []).append(share)
-            for i, some in asked.items():
+                    requested.setdefault(position, []).append(share)
+            for i, some in requested.items():
                 mem, core = sum(share.mem for share in some), sum(share.core for share in some)
                 after = (
-                    state.free[i] - (0 if held else mem),
-                    state.most[i] - state.clients[i] - (0 if held else len(some)),
-                    (state.free_core[i] - (0 if held else core)) if core else 0,
+                    state.free[i] - (0 if counted else mem),
+                    state.max_card_clients[i] - state.clients[i] - (0 if counted else len(some)),
+                    (state.free_core[i] - (0 if counted else core)) if core else 0,
                 )
-                short[state.cards[i].uuid] = sum(max(0, -left) for left in after)
+                short[state.cards[i].uuid] = sum(max(0, -margin) for margin in after)
         return short
 
 
@@ -290,7 +294,7 @@ class _Used(NamedTuple):
     until: float
 
 
-class _Result(NamedTuple):
+class _Selection(NamedTuple):
     """The result of a search for a gang: what is to be reserved, by member, or why it cannot run. `changes`: the gang's
     count of its changes then.
     """
@@ -301,7 +305,7 @@ class _Result(NamedTuple):
     problem: str
 
 
-class _Waits:
+class _Stalls:
     """Which reserved cards a gang waits for in vain."""
 
     def __init__(self) -> None:

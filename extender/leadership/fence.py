@@ -33,28 +33,28 @@ _log = structlog.get_logger(__name__)
 
 _TIMEOUT = 2.0
 AT_ONCE = 16  # writes
-_PATIENCE = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
+_TOTAL_SECONDS = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
 _SHORT_TIMEOUT = 0.25  # seconds for each pod whose first try comes after that time
 _OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
 
-class Fate(Enum):
+class PodState(Enum):
     """What became of a pod that was waiting."""
 
-    WAITS = "waits"  # it has no node; after `void` no earlier Binding can land any more
-    UNPROVEN = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still land
+    UNBOUND = "waits"  # it has no node; after `void` no earlier Binding can land any more
+    UNFENCED = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still land
     BOUND = "bound"
-    TAKEN = "taken"  # bound, and by none of our Bindings
-    ENDED = "ended"  # bound, and it has finished: no container of it will use a card
-    GONE = "gone"
+    BOUND_BY_OTHER = "taken"  # bound, and by none of our Bindings
+    FINISHED = "ended"  # bound, and it has finished: no container of it will use a card
+    DELETED = "gone"
 
 
-class Swept(NamedTuple):
-    """The result of `void_all`. `landed`: a Binding of ours had landed. `unproven`: UIDs of pods without proof."""
+class FenceSummary(NamedTuple):
+    """The result of `fence_pods`. `landed`: a Binding of ours had landed. `unfenced`: UIDs of pods without proof."""
 
     landed: bool
-    unproven: frozenset[str]
+    unfenced: frozenset[str]
 
 
 class _LeftOut(errors.Unreachable):
@@ -69,92 +69,105 @@ class Fence:
         self._clock = clock
         self._events = events
 
-    def void(self, pod: PodRef, word: str, *, timeout: float = _TIMEOUT) -> Fate:
-        """Changes the pod, naming the term `word`. Raises KubeError where it is not known whether the pod has changed.
+    def fence_pod(self, pod: PodRef, fencing_token: str, *, timeout: float = _TIMEOUT) -> PodState:
+        """Changes the pod, naming the term `fencing_token`. Raises KubeError where it is not known whether the pod
+        has changed.
 
         The write goes to the pod's status, since hardly any webhook or policy of others looks at that. It contains the
         time, so that it always is a change: a write without a change would leave the version as it was.
         """
-        said = f"{word}/{self._clock.wall_ns()}" if word else str(self._clock.wall_ns())
-        patch = {"metadata": {"uid": pod.uid, "annotations": {names.TERM: said}}}
+        annotation = f"{fencing_token}/{self._clock.wall_ns()}" if fencing_token else str(self._clock.wall_ns())
+        patch = {"metadata": {"uid": pod.uid, "annotations": {names.TERM: annotation}}}
         path = paths.pods(pod.namespace, pod.name, "status")
         try:
-            return _fate(self._client.patch(path, patch, timeout=timeout), pod.uid)
+            return _state_of(self._client.patch(path, patch, timeout=timeout), pod.uid)
         except errors.NotFound:
-            return Fate.GONE
+            return PodState.DELETED
         except _REFUSALS as error:
-            fate = self.read(pod, timeout=timeout)
-            if fate is not Fate.WAITS:
-                return fate
+            state = self.read(pod, timeout=timeout)
+            if state is not PodState.UNBOUND:
+                return state
             if isinstance(error, errors.Conflict):
                 raise
             # A policy of somebody's, or a pod that is too large. It must not keep all other pods from being bound.
-            self._tell(pod, error)
-            return Fate.UNPROVEN
+            self._report_failure(pod, error)
+            return PodState.UNFENCED
 
-    def void_all(
+    def fence_pods(
         self,
         pods: Sequence[PodRef],
-        word: str,
-        still: Callable[[], bool],
+        fencing_token: str,
+        still_leads: Callable[[], bool],
         *,
-        again: bool = True,
+        retry: bool = True,
         at_once: int = AT_ONCE,
-        voided: set[str] | None = None,
-    ) -> Swept | None:
-        """Changes all these pods. None if `still` said no before all were done. `voided` gets the UIDs of those that
-        are.
+        fenced: set[str] | None = None,
+    ) -> FenceSummary | None:
+        """Changes all these pods. None if `still_leads` said no before all were done. `fenced` gets the UIDs of those
+        that are.
 
-        Each pod is tried once; those that could not be changed are tried again (unless `again` is false), for
-        `_PATIENCE` seconds together: a tenant can make his pods so large that each write takes seconds, and must not
-        keep others waiting for longer. So namespaces take turns; after too many slow writes of one, its other pods are
-        left for the next time.
+        Each pod is tried once; those that could not be changed are tried again (unless `retry` is false), for
+        `_TOTAL_SECONDS` seconds together: a tenant can make his pods so large that each write takes seconds, and must
+        not keep others waiting for longer. So namespaces take turns; after too many slow writes of one, its other
+        pods are left for the next time.
         """
         backoff, until = (
             Backoff(initial=0.05, cap=1.0, longest_retry_after=LEADER_RETRY_AFTER),
-            self._clock.now() + _PATIENCE,
+            self._clock.now() + _TOTAL_SECONDS,
         )
-        landed, unproven, left = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
-        while still():
+        landed, unfenced, remaining = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
+        while still_leads():
             slow = Counter[str]()
-            done = in_parallel(partial(self._try, word=word, still=still, slow=slow, until=until), left, at_once)
-            if voided is not None:
-                voided.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.WAITS)
+            done = in_parallel(
+                partial(self._try, fencing_token=fencing_token, still_leads=still_leads, slow=slow, until=until),
+                remaining,
+                at_once,
+            )
+            if fenced is not None:
+                fenced.update(
+                    pod.uid for pod, outcome in zip(remaining, done, strict=True) if outcome is PodState.UNBOUND
+                )
             if None in done:
                 return None
-            landed |= Fate.BOUND in done or Fate.ENDED in done
-            unproven.update(pod.uid for pod, fate in zip(left, done, strict=True) if fate is Fate.UNPROVEN)
-            failed = [(pod, fate) for pod, fate in zip(left, done, strict=True) if isinstance(fate, errors.KubeError)]
-            if not failed or not again or self._clock.now() > until:
-                self._tell_all(failed)
-                unproven.update(pod.uid for pod, _ in failed)
-                return Swept(landed, frozenset(unproven)) if still() else None
-            left = [pod for pod, _ in failed]
+            landed |= PodState.BOUND in done or PodState.FINISHED in done
+            unfenced.update(
+                pod.uid for pod, outcome in zip(remaining, done, strict=True) if outcome is PodState.UNFENCED
+            )
+            failed = [
+                (pod, outcome)
+                for pod, outcome in zip(remaining, done, strict=True)
+                if isinstance(outcome, errors.KubeError)
+            ]
+            if not failed or not retry or self._clock.now() > until:
+                self._report_failures(failed)
+                unfenced.update(pod.uid for pod, _ in failed)
+                return FenceSummary(landed, frozenset(unfenced)) if still_leads() else None
+            remaining = [pod for pod, _ in failed]
             self._clock.sleep(backoff.next(max((error.retry_after or 0.0 for _, error in failed), default=None)))
         return None
 
     def _try(
-        self, pod: PodRef, word: str, still: Callable[[], bool], slow: Counter[str], until: float
-    ) -> Fate | errors.KubeError | None:
+        self, pod: PodRef, fencing_token: str, still_leads: Callable[[], bool], slow: Counter[str], until: float
+    ) -> PodState | errors.KubeError | None:
         """Changes one pod. `slow`: writes not answered in time, by namespace; after `until` one of them is too many."""
-        if not still():
+        if not still_leads():
             return None
         late = self._clock.now() > until
         if slow[pod.namespace] >= (1 if late else AT_ONCE):
             return _LeftOut(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
         try:
-            return self.void(pod, word, timeout=_SHORT_TIMEOUT if late else _TIMEOUT)
+            return self.fence_pod(pod, fencing_token, timeout=_SHORT_TIMEOUT if late else _TIMEOUT)
         except errors.KubeError as error:
             slow[pod.namespace] += isinstance(error, errors.Unreachable)
             return error
 
-    def _tell_all(self, failed: Sequence[tuple[PodRef, errors.KubeError]]) -> None:
+    def _report_failures(self, failed: Sequence[tuple[PodRef, errors.KubeError]]) -> None:
         left_out = Counter[str]()
         for pod, error in failed:
             if isinstance(error, _LeftOut):
                 left_out[pod.namespace] += 1
             else:
-                self._tell(pod, error)
+                self._report_failure(pod, error)
         for namespace, pods in left_out.items():
             _log.warning(
                 "skipped the namespace's other pending pods: API writes are too slow",
@@ -162,36 +175,36 @@ class Fence:
                 left_out=pods,
             )
 
-    def _tell(self, pod: PodRef, error: errors.KubeError) -> None:
+    def _report_failure(self, pod: PodRef, error: errors.KubeError) -> None:
         _log.warning("failed to change a pending pod", pod=pod.pod, uid=pod.uid, error=str(error))
         if self._events is not None:
             text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
             self._events.record(pod.about, "CannotBeFenced", text, "Warning")
 
-    def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> Fate:
+    def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> PodState:
         """What became of the pod, by a consistent read; changes nothing."""
         try:
-            return _fate(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)
+            return _state_of(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)
         except errors.NotFound:
-            return Fate.GONE
+            return PodState.DELETED
 
 
-def _fate(found: dict[str, Any], uid: str) -> Fate:
-    if (found.get("metadata") or {}).get("uid") != uid:
-        return Fate.GONE
-    if not (found.get("spec") or {}).get("nodeName"):
-        return Fate.WAITS
-    if Pod(found).ended:
-        return Fate.ENDED
+def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
+    if (manifest.get("metadata") or {}).get("uid") != uid:
+        return PodState.DELETED
+    if not (manifest.get("spec") or {}).get("nodeName"):
+        return PodState.UNBOUND
+    if Pod(manifest).ended:
+        return PodState.FINISHED
     # A member of a gang may ask for no card: its Binding has the term alone, which `void` writes as well.
-    member = bool(labels_of(found).get(names.GANG))
-    ours = member or _OURS & annotations_of(found).keys()
-    return Fate.BOUND if ours else Fate.TAKEN
+    member = bool(labels_of(manifest).get(names.GANG))
+    is_ours = member or _OURS & annotations_of(manifest).keys()
+    return PodState.BOUND if is_ours else PodState.BOUND_BY_OTHER
 
 
-def in_parallel(do: Callable[[_T], _R], what: Sequence[_T], at_once: int) -> list[_R]:
+def in_parallel(do: Callable[[_T], _R], subjects: Sequence[_T], at_once: int) -> list[_R]:
     """Runs `do` for each, several at once; the answers in the same order. A single one runs in the calling thread."""
-    if len(what) <= 1:
-        return [do(each) for each in what]
-    with ThreadPoolExecutor(min(at_once, len(what)), thread_name_prefix="fence") as pool:
-        return list(pool.map(do, what))
+    if len(subjects) <= 1:
+        return [do(subject) for subject in subjects]
+    with ThreadPoolExecutor(min(at_once, len(subjects)), thread_name_prefix="fence") as pool:
+        return list(pool.map(do, subjects))

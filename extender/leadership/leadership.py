@@ -29,22 +29,22 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _SAFETY_SECONDS = 1.0  # a write must end so long before the Lease does
-_LOOK_SECONDS = 0.5  # between two looks at the Lease; its own thread usually tells of a change at once
+_CHECK_SECONDS = 0.5  # between two looks at the Lease; its own thread usually tells of a change at once
 _RENEWALS = 6  # of the Lease in one duration
-_PROVES_AT_ONCE = 2  # writes to unproven pods at a time, so that the Lease is still renewed in time
-_AGAIN_SECONDS = 20.0  # until pods that could not be changed when the term began are tried again
+_FENCES_AT_ONCE = 2  # writes to unproven pods at a time, so that the Lease is still renewed in time
+_FENCE_RETRY_SECONDS = 20.0  # until pods that could not be changed when the term began are tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
 """Waits until the state knows all that was written before, or its argument says no. Returns whether it knows."""
 
 
-class Blind(Protocol):
+class LeaseBlockers(Protocol):
     """Why this process should leave the Lease to others, a line for each reason (`Informers.blind`)."""
 
     def __call__(self, *, holds: bool, leads: bool) -> list[str]: ...
 
 
-def _sees_all(*, holds: bool, leads: bool) -> list[str]:
+def _no_blockers(*, holds: bool, leads: bool) -> list[str]:
     del holds, leads
     return []
 
@@ -59,7 +59,7 @@ class Denial:
 
 class Leadership:
     """Whether this extender answers, and what it may post; thread-safe. This class is for a single extender, which
-    always answers (--no-lease); `ByLease` is for several.
+    always answers (--no-lease); `LeaseLeadership` is for several.
     """
 
     def start(self) -> None:
@@ -68,11 +68,11 @@ class Leadership:
     def stop(self) -> None:
         """Stops posting, and gives the Lease back once the writes under way have ended."""
 
-    def term(self) -> int | None:
+    def epoch(self) -> int | None:
         """The present term; None: this extender answers no calls."""
         return 0
 
-    def resumes(self) -> bool:
+    def is_uninterrupted(self) -> bool:
         """Whether no other extender has led since this one did: then it may go on with what it knows."""
         return True
 
@@ -80,15 +80,15 @@ class Leadership:
         """Why calls are not answered; None: they are."""
         return None
 
-    def word(self, term: int) -> str:
+    def fencing_token(self, epoch: int) -> str:
         """The text that a Binding of this term carries; "" where no policy compares it."""
-        del term
+        del epoch
         return ""
 
     @contextmanager
-    def posting(self, term: int) -> Iterator[float]:
+    def posting(self, epoch: int) -> Iterator[float]:
         """Context of one write: the seconds that it may take. 0: it must not be made."""
-        del term
+        del epoch
         yield math.inf
 
     def summary(self) -> str:
@@ -96,22 +96,22 @@ class Leadership:
         return "leader: there is no lease (--no-lease)"
 
 
-class ByLease(Leadership):
+class LeaseLeadership(Leadership):
     """Leadership by a Lease.
 
-    `elect` makes the elector, which calls `on_change`, `able` and `settled`. It is called after the fork, see
+    `elect` makes the elector, which calls `on_change`, `can_lead` and `is_settled`. It is called after the fork, see
     `lease.identity`.
     """
 
     def __init__(
         self,
         name: str,
-        elect: Callable[["ByLease"], LeaderElector],
+        elect: Callable[["LeaseLeadership"], LeaderElector],
         state: State,
         *,
         catch_up: CatchUp,
         fence: Fence,
-        blind: Blind = _sees_all,
+        blockers: LeaseBlockers = _no_blockers,
         clock: Clock = SYSTEM,
     ) -> None:
         self._name = name
@@ -119,18 +119,18 @@ class ByLease(Leadership):
         self._state = state
         self._catch_up = catch_up
         self._fence = fence
-        self._blind = blind
+        self._blockers = blockers
         self._clock = clock
         self._elector: LeaderElector | None = None
-        self._term = 0  # the present term: the elector's epoch, once all is known; 0: none
-        self._settled_in = 0  # the epoch for which `_settle` is done, also if a later step has failed
-        self._word = (0, "")  # a term and its word
+        self._epoch = 0  # the present term: the elector's epoch, once all is known; 0: none
+        self._fenced_epoch = 0  # the epoch for which `_fence_former_epochs` is done, also if a later step has failed
+        self._fencing_token = (0, "")  # a term and its word
         self._tenure = 0  # of the elector, when the last term began
-        self._voided: tuple[int, set[str]] = (0, set())  # a tenure, and the pods made void in it so far
-        self._unproven: frozenset[str] = frozenset()  # pods that could not be changed since the term began
-        self._again = 0.0  # when they are tried again
+        self._fenced: tuple[int, set[str]] = (0, set())  # a tenure, and the pods made void in it so far
+        self._unfenced: frozenset[str] = frozenset()  # pods that could not be changed since the term began
+        self._fence_retry_at = 0.0  # when they are tried again
         self._posts = 0
-        self._fewer = threading.Condition()
+        self._posts_changed = threading.Condition()
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
@@ -148,17 +148,17 @@ class ByLease(Leadership):
         if self._thread.is_alive():
             self._clock.join(self._thread, 5.0)
 
-    def term(self) -> int | None:
-        term = self._term
-        return term if self._elector is not None and self._elector.holds(epoch=term) else None
+    def epoch(self) -> int | None:
+        epoch = self._epoch
+        return epoch if self._elector is not None and self._elector.holds(epoch=epoch) else None
 
-    def resumes(self) -> bool:
+    def is_uninterrupted(self) -> bool:
         return self._elector is not None and self._elector.tenure == self._tenure
 
     def denial(self) -> Denial | None:
         elector = self._elector
         if elector is not None and elector.leader:
-            if elector.holds(epoch=self._term):
+            if elector.holds(epoch=self._epoch):
                 return None
             return Denial("not ready: still reading what another extender may have bound", elsewhere=False)
         holder = elector.holder if elector is not None else None
@@ -166,35 +166,35 @@ class ByLease(Leadership):
             return Denial(
                 f"not the leader yet or any more: the lease {self._name} is too new or too old", elsewhere=True
             )
-        who = "nobody" if holder == "" else holder or "another extender or nobody"
-        return Denial(f"not the leader: {who} holds the lease {self._name}", elsewhere=True)
+        holder_text = "nobody" if holder == "" else holder or "another extender or nobody"
+        return Denial(f"not the leader: {holder_text} holds the lease {self._name}", elsewhere=True)
 
-    def blindness(self) -> list[str]:
+    def lease_blockers(self) -> list[str]:
         """Why this process neither takes nor renews the Lease, a line for each reason."""
         holds = self._elector is not None and self._elector.leader
-        return self._blind(holds=holds, leads=self.term() is not None)
+        return self._blockers(holds=holds, leads=self.epoch() is not None)
 
-    def word(self, term: int) -> str:
-        of, word = self._word
-        return word if of == term else ""
+    def fencing_token(self, epoch: int) -> str:
+        current, fencing_token = self._fencing_token
+        return fencing_token if current == epoch else ""
 
     @contextmanager
-    def posting(self, term: int) -> Iterator[float]:
-        with self._fewer:
+    def posting(self, epoch: int) -> Iterator[float]:
+        with self._posts_changed:
             self._posts += 1  # before the check below: `stop` waits until this is 0 again
-        left = self._left(term)
+        remaining = self._remaining(epoch)
         try:
-            yield left
+            yield remaining
         finally:
-            with self._fewer:
+            with self._posts_changed:
                 self._posts -= 1
-                self._fewer.notify_all()
+                self._posts_changed.notify_all()
 
     def summary(self) -> str:
         denial = self.denial()
         text = f"leader: this extender holds the lease {self._name}" if denial is None else denial.text
-        blindness = self.blindness()
-        return f"{text}; it is left to others: {blindness[0]}" if blindness else text
+        blockers = self.lease_blockers()
+        return f"{text}; it is left to others: {blockers[0]}" if blockers else text
 
     def step(self) -> None:
         """Begins a term when the Lease is ours and all is known."""
@@ -203,93 +203,97 @@ class ByLease(Leadership):
             return
         epoch = elector.epoch
 
-        def still() -> bool:
+        def still_leads() -> bool:
             return not self._stopping.is_set() and elector.holds(epoch=epoch)
 
-        if epoch == self._term:
-            self._prove(still)
+        if epoch == self._epoch:
+            self._fence_remaining(still_leads)
             return
-        tenure, word = elector.tenure, f"{self._name}/{elector.token}/{elector.identity}"
-        if still() and (self._settled_in == epoch or self._settle(tenure, word, still)):
-            self._settled_in = epoch
+        tenure, fencing_token = elector.tenure, f"{self._name}/{elector.token}/{elector.identity}"
+        if still_leads() and (
+            self._fenced_epoch == epoch or self._fence_former_epochs(tenure, fencing_token, still_leads)
+        ):
+            self._fenced_epoch = epoch
             self._state.forget_plans()
             self._state.warm()
             self._state.gangs.recover()
             with self._state.queue() as queue:
-                queue.begin_turns()
-                queue.move_all_of_others()
-            self._word, self._tenure, self._voided = (epoch, word), tenure, (0, set())
-            self._again = self._clock.now() + _AGAIN_SECONDS
-            self._term = epoch
+                queue.begin_retry_window()
+                queue.requeue_all_refused_elsewhere()
+            self._fencing_token, self._tenure, self._fenced = (epoch, fencing_token), tenure, (0, set())
+            self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
+            self._epoch = epoch
             _log.info("became leader; serving scheduler calls", lease=self._name, term=epoch)
 
-    def _prove(self, still: Callable[[], bool]) -> None:
+    def _fence_remaining(self, still_leads: Callable[[], bool]) -> None:
         """Tries again to change the pods that could not be changed when the term began: an earlier Binding may land on
         them. Pods that wait no more are bound or gone, and need no change.
         """
-        if not self._unproven or self._clock.now() < self._again:
+        if not self._unfenced or self._clock.now() < self._fence_retry_at:
             return
-        waiting = [pod for pod in self._waiting() if pod.uid in self._unproven]
-        swept = self._fence.void_all(waiting, self._word[1], still, again=False, at_once=_PROVES_AT_ONCE)
+        waiting = [pod for pod in self._waiting() if pod.uid in self._unfenced]
+        swept = self._fence.fence_pods(
+            waiting, self._fencing_token[1], still_leads, retry=False, at_once=_FENCES_AT_ONCE
+        )
         if swept is not None:
-            self._unproven = swept.unproven
-        self._again = self._clock.now() + _AGAIN_SECONDS
+            self._unfenced = swept.unfenced
+        self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
 
     def _waiting(self) -> list[PodRef]:
         """The pods without a node that an extender may have been asked to bind."""
         with self._state.queue() as queue:
             return queue.bindable()
 
-    def _settle(self, tenure: int, word: str, still: Callable[[], bool]) -> bool:
+    def _fence_former_epochs(self, tenure: int, fencing_token: str, still_leads: Callable[[], bool]) -> bool:
         """Learns what was bound in former terms, and makes sure that none of their Bindings lands any more, except on
-        `_unproven` pods. Returns whether that is done.
+        `_unfenced` pods. Returns whether that is done.
 
         A pod that is created or loses its gate after the first list was never shown to a former leader, which had lost
         the Lease before: no Binding of it is under way. So one list before the sweep is enough, and one after it if a
         Binding has landed meanwhile.
         """
-        if not self._catch_up(still):
+        if not self._catch_up(still_leads):
             return False
-        if self._elector is not None and self._elector.heir and not self._term:
+        if self._elector is not None and self._elector.is_successor and not self._epoch:
             # The former leader ended by itself, with an answer to all that it and those before it had sent. This one
             # has sent nothing yet.
             return True
         waiting, before = self._waiting(), frozenset[str]()
-        if tenure != self._voided[0]:
-            self._voided = tenure, set()
-        voided = self._voided[1]
+        if tenure != self._fenced[0]:
+            self._fenced = tenure, set()
+        fenced = self._fenced[1]
         if tenure == self._tenure:
             # Nobody has had the Lease since our last term: only our own Bindings may be under way.
-            own, before = self._state.unheard(), self._unproven
+            own, before = self._state.pending_bindings(), self._unfenced
             waiting = [pod for pod in waiting if pod.uid in own]
         else:
             # With a slow API server the Lease may end before all pods are changed. If nobody has had it since, the next
             # try goes on with the others.
-            waiting = [pod for pod in waiting if pod.uid not in voided]
-        swept = self._fence.void_all(waiting, word, still, voided=voided)
+            waiting = [pod for pod in waiting if pod.uid not in fenced]
+        swept = self._fence.fence_pods(waiting, fencing_token, still_leads, fenced=fenced)
         if swept is None:
             return False
-        self._unproven = swept.unproven | before
+        self._unfenced = swept.unfenced | before
         # The state does not have yet what landed after the list.
-        return not swept.landed or self._catch_up(still)
+        return not swept.landed or self._catch_up(still_leads)
 
-    def _left(self, term: int) -> float:
+    def _remaining(self, epoch: int) -> float:
         if self._elector is None:
             return 0.0
-        left = self._elector.remaining() - _SAFETY_SECONDS
+        remaining = self._elector.remaining() - _SAFETY_SECONDS
         # One question for both: between two questions the term may have ended and another begun.
-        return left if left > 0 and self._elector.holds(left, epoch=term) else 0.0
+        return remaining if remaining > 0 and self._elector.holds(remaining, epoch=epoch) else 0.0
 
-    def able(self) -> bool:
+    def can_lead(self) -> bool:
         """Whether this process can act, and sees what it acts on."""
-        return self._state.held() < statelock.YIELD and not self.blindness()
+        return self._state.lock_held_seconds() < statelock.YIELD_SECONDS and not self.lease_blockers()
 
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether no Binding of this term, which is over, or of an earlier one can land any more."""
         elector = self._elector
-        if elector is None or elector.epoch != self._term:
+        if elector is None or elector.epoch != self._epoch:
             return False
-        return not (self._posts or self._unproven or self._state.unheard())
+        return not (self._posts or self._unfenced or self._state.pending_bindings())
 
     def on_change(self, leading: bool) -> None:
         """The Lease is ours from now on, or is ours no more."""
@@ -299,24 +303,24 @@ class ByLease(Leadership):
         self._state.forget_plans()
         if self._stopping.is_set():
             # Only then may the Lease be given back. If it takes too long, the process ends, and the Lease expires.
-            with self._fewer:
-                self._clock.wait_for(self._fewer, lambda: not self._posts, None)
+            with self._posts_changed:
+                self._clock.wait_for(self._posts_changed, lambda: not self._posts, None)
 
     def _run(self) -> None:
-        backoff, pause = Backoff(initial=_LOOK_SECONDS), _LOOK_SECONDS
+        backoff, pause = Backoff(initial=_CHECK_SECONDS), _CHECK_SECONDS
         while not self._stopping.is_set():
             self._clock.wait(self._changed, pause)
             self._changed.clear()
             try:
                 self.step()
                 backoff.reset()
-                pause = _LOOK_SECONDS
+                pause = _CHECK_SECONDS
             except Exception:  # noqa: BLE001 - the outermost loop: without it no term would ever begin again
-                pause = backoff.next(_LOOK_SECONDS)
+                pause = backoff.next(_CHECK_SECONDS)
                 _log.exception("failed to start as leader; trying again", retry_in=round(pause, 1))
 
 
-def by_lease(
+def make_lease_leadership(
     client: KubeClient,
     namespace: str,
     name: str,
@@ -325,13 +329,13 @@ def by_lease(
     state: State,
     catch_up: CatchUp,
     fence: Fence,
-    blind: Blind,
+    blockers: LeaseBlockers,
     clock: Clock = SYSTEM,
     lease_clock: Clock = BOOT,
-) -> ByLease:
+) -> LeaseLeadership:
     """The leadership of one of several processes that use the same Lease."""
 
-    def elect(leadership: ByLease) -> LeaderElector:
+    def elect(leadership: LeaseLeadership) -> LeaderElector:
         return LeaderElector(
             client,
             namespace,
@@ -341,8 +345,10 @@ def by_lease(
             renew_every=min(2.0, duration / _RENEWALS),
             clock=lease_clock,
             on_change=leadership.on_change,
-            able=leadership.able,
-            settled=leadership.settled,
+            able=leadership.can_lead,
+            settled=leadership.is_settled,
         )
 
-    return ByLease(f"{namespace}/{name}", elect, state, catch_up=catch_up, fence=fence, blind=blind, clock=clock)
+    return LeaseLeadership(
+        f"{namespace}/{name}", elect, state, catch_up=catch_up, fence=fence, blockers=blockers, clock=clock
+    )

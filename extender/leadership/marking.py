@@ -19,7 +19,7 @@ from cardwise.runtime.loops import Loop
 _log = structlog.get_logger(__name__)
 
 _FAILED = "the label of the leader could not be written"
-_LOOK_SECONDS = 0.2
+_CHECK_SECONDS = 0.2
 _COMPARE_SECONDS = 5.0  # while the label is wrong, kube-scheduler finds no extender
 _PAUSE_SECONDS = 2.0  # at most, after a write that failed
 
@@ -48,13 +48,13 @@ class LeaderMark:
     """
 
     def __init__(
-        self, client: KubeClient, namespace: str, pod: str, term: Callable[[], int | None], clock: Clock = SYSTEM
+        self, client: KubeClient, namespace: str, pod: str, epoch: Callable[[], int | None], clock: Clock = SYSTEM
     ) -> None:
-        """`term`: the present term, None while another extender leads."""
+        """`epoch`: the present term, None while another extender leads."""
         self._client = client
         self._namespace = namespace
         self._pod = pod
-        self._term = term
+        self._epoch = epoch
         self._clock = clock
         self._written: int | Literal["unknown"] | None = "unknown"  # the term for which the label was last written
         self._compare_at = 0.0  # when the labels are compared next, while this extender leads
@@ -63,7 +63,7 @@ class LeaderMark:
             self.step,
             failed=_FAILED,
             expected=(errors.KubeError,),
-            every=_LOOK_SECONDS,
+            every=_CHECK_SECONDS,
             cap=_PAUSE_SECONDS,
             clock=clock,
         )
@@ -83,40 +83,40 @@ class LeaderMark:
         """Write the labels if they may be wrong. Raises the first KubeError, once all of them were tried: a label that
         cannot be written, such as of a pod that a policy protects, does not keep the others wrong.
         """
-        term = self._term()
+        epoch = self._epoch()
         failures: list[errors.KubeError] = []
         # At each term, also when no time without one was seen: another leader may have removed the label meanwhile.
-        if term != self._written:
+        if epoch != self._written:
             with _collecting(failures):
-                self._write(term)
+                self._write(epoch)
             self._compare_at = self._clock.now()
-        if term is not None and self._clock.now() >= self._compare_at:
-            self._repair(term, failures)
+        if epoch is not None and self._clock.now() >= self._compare_at:
+            self._repair(epoch, failures)
             if not failures:
                 self._compare_at = self._clock.now() + _COMPARE_SECONDS
         if failures:
             raise failures[0]
 
-    def _write(self, term: int | None) -> None:
+    def _write(self, epoch: int | None) -> None:
         """Write the label of our own pod."""
-        self._label(self._pod, None if term is None else "true")
-        self._written = term
+        self._label(self._pod, None if epoch is None else "true")
+        self._written = epoch
 
-    def _repair(self, term: int, failures: list[errors.KubeError]) -> None:
-        """Label our own pod and no other, unless `term` is over. `failures`: gets those of single pods."""
+    def _repair(self, epoch: int, failures: list[errors.KubeError]) -> None:
+        """Label our own pod and no other, unless `epoch` is over. `failures`: gets those of single pods."""
         leaders = self._client.objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
         versions = {pod["metadata"]["name"]: pod["metadata"]["resourceVersion"] for pod in leaders}
-        if self._pod not in versions and self._written == term and self._term() == term:
+        if self._pod not in versions and self._written == epoch and self._epoch() == epoch:
             with _collecting(failures):
                 self._label(self._pod, "true")
         for pod, version in versions.items():
-            if pod != self._pod and self._term() == term:
+            if pod != self._pod and self._epoch() == epoch:
                 with _collecting(failures):
                     self._label(pod, None, version)
 
-    def _label(self, pod: str, value: str | None, version: str | None = None) -> None:
+    def _label(self, pod: str, text: str | None, version: str | None = None) -> None:
         """Set or remove the label. `version`: the pod's resourceVersion; a pod that has changed since is left alone."""
-        metadata: Json = {"labels": {names.LEADER: value}}
+        metadata: Json = {"labels": {names.LEADER: text}}
         if version is not None:
             metadata["resourceVersion"] = version
         with contextlib.suppress(errors.NotFound):  # a former leader's pod may be deleted meanwhile

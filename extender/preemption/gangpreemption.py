@@ -59,10 +59,12 @@ class Together:
 class GangSearch:
     """The search for one answer: what was asked, and what one turn passes on to the next.
 
-    `chosen`: kube-scheduler's own victims, by node. `found`: the victims there for this pod alone, as seen last.
+    `chosen`: kube-scheduler's own victims, by node. `victims_by_node`: the victims there for this pod alone, as seen
+    last.
 
     `ours`: nodes where the extender itself evicts. There no disruption budget is exceeded, and the pods `refused` stay
-    (`NominatedPods.who_goes`). `asked`: kube-scheduler has asked for the pod, so it is to be put on none of these.
+    (`NominatedPods.who_goes`). `for_scheduler`: kube-scheduler has asked for the pod, so it is to be put on none of
+    these.
 
     `takes`: how many members are put where pods go before the gang is planned; 0: the next turn only asks whether
     waiting is enough.
@@ -71,10 +73,10 @@ class GangSearch:
     claimant: WaitingPod
     policy: str
     chosen: Mapping[str, Collection[str]]
-    found: dict[str, Victims]
+    victims_by_node: dict[str, Victims]
     ours: Collection[str]
     refused: Collection[str]
-    asked: bool
+    for_scheduler: bool
     takes: int = 0
     tried: "_Tried | None" = None
 
@@ -112,12 +114,12 @@ class GangPreemption:
 
     def concerns(self, uid: str) -> bool:
         """Whether the pod is in a gang that does not run, so that it is not placed alone."""
-        gang = self._gangs.of(uid)
+        gang = self._gangs.gang_of(uid)
         return gang is None or not gang.ran
 
     def is_over_quota(self, uid: str) -> bool:
         """Whether quotas leave the pod's gang less than its missing members request, whichever pods go."""
-        gang = self._gangs.of(uid)
+        gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran:
             return False
         headroom = self._cache.headroom(gang.namespace)
@@ -127,31 +129,31 @@ class GangPreemption:
         """All members of the pod's gang that have no place yet, and for which no victims terminate."""
         return [member.uid for member in self._lacking(uid)]
 
-    def turn(self, search: GangSearch) -> tuple[Together | None, bool]:
+    def search_turn(self, search: GangSearch) -> tuple[Together | None, bool]:
         """One turn of the search: the answer, or None if no pod is to go (the gang only has to wait, or would not be
         complete); and whether another turn may find more.
         """
         uid = search.claimant.uid
         with self._nominations.tried():
             self._nominations.drop(uid)
-            gang, lacking = self._gangs.of(uid), self._lacking(uid)
+            gang, lacking = self._gangs.gang_of(uid), self._lacking(uid)
             if gang is None or all(member.uid != uid for member in lacking):
                 return None, False
-            if not self._gang_places.look(lacking, self._clock.cpu() + TURN):
+            if not self._gang_places.count_capacities(lacking, self._clock.cpu() + TURN):
                 return None, True
             if not search.takes:
                 search.takes = 1
                 return None, not self._suffices(search, gang, lacking)
-            together, more = self._take(search, gang, lacking)
+            together, has_more = self._plan_victims(search, gang, lacking)
             if together is not None and self._suffices(search, gang, lacking):
                 return None, False  # room has come since the first turn
-            return together, more
+            return together, has_more
 
     def _suffices(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
         """Whether the gang only has to wait."""
         return self._places(search, gang, lacking, _enough(search)) is not None
 
-    def _take(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> tuple[Together | None, bool]:
+    def _plan_victims(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> tuple[Together | None, bool]:
         """Plans the gang with the nodes of the least harmful victims, for the pod itself and for members of its shape;
         for all other members there must be room. Also returns whether another turn may find more.
         """
@@ -163,36 +165,36 @@ class GangPreemption:
                 return None, True
             if tried.own is None:
                 return None, False
-            takers = {each.claimant.uid for each in tried.puts}
+            takers = {placed.claimant.uid for placed in tried.puts}
             rest = [member for member in lacking if member.uid not in takers]
-            nodes = {*_enough(search), *(each.node for each in tried.puts)}
+            nodes = {*_enough(search), *(placed.node for placed in tried.puts)}
             places = self._places(search, gang, rest, nodes) if rest else []
         search.takes = 2 * search.takes + 1  # a plan costs more than a look
         if places is None or self._exceeds_quota(gang, tried.puts, places):
             return None, bool(tried.queue and tried.fellows)
         others = [
-            Kept(each.claimant, each.node, each.victims.assignment)
-            for each in tried.puts
-            if each is not tried.own and each.victims.assignment is not None
+            Kept(placed.claimant, placed.node, placed.victims.assignment)
+            for placed in tried.puts
+            if placed is not tried.own and placed.victims.assignment is not None
         ]
-        puts = (tried.own, *(each for each in tried.puts if each is not tried.own))
+        puts = (tried.own, *(placed for placed in tried.puts if placed is not tried.own))
         return Together(puts, (*others, *places)), False
 
     def _exceeds_quota(self, gang: Gang, puts: Iterable[_Put], places: Iterable[Kept]) -> bool:
         """Whether the gang's namespace may not hold all of this together, and what is kept for other members. No quota
-        counts what is kept for pods (`NominatedPods.kept_on`).
+        counts what is kept for pods (`NominatedPods.reserved_on`).
         """
         headroom = self._cache.headroom(gang.namespace)
         if not headroom:
             return False
-        taken = [(put.node, put.victims.assignment) for put in puts]
-        taken += [(place.node, place.assignment) for place in places]
+        used = [(put.node, put.victims.assignment) for put in puts]
+        used += [(place.node, place.assignment) for place in places]
         for member in gang.missing_in_plan():
             nomination = self._nominations.get(member.uid)
             node = self._nominations.node(member.uid)
             if nomination is not None and node:
-                taken.append((node, nomination.places[node].assignment))
-        known = [(node, assignment) for node, assignment in taken if assignment is not None]
+                used.append((node, nomination.places[node].assignment))
+        known = [(node, assignment) for node, assignment in used if assignment is not None]
         return bool(placement.exceeded_together(self._ledger, known, headroom))
 
     def _tried(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Tried:
@@ -206,7 +208,7 @@ class GangPreemption:
         ):
             shape, uid = gang.members[search.claimant.uid].shape, search.claimant.uid
             fellows = [_claimant(gang, m) for m in lacking if m.shape == shape and m.uid != uid]
-            queue = [(victims.harm, node) for node, victims in search.found.items()]
+            queue = [(victims.harm, node) for node, victims in search.victims_by_node.items()]
             heapq.heapify(queue)
             tried = search.tried = _Tried(rests_on, queue, fellows)
         return tried
@@ -217,7 +219,7 @@ class GangPreemption:
         """
         until = self._clock.cpu() + TURN
         unhelped = dict.fromkeys(member.uid for member in lacking)
-        taken, looked = {put.node for put in tried.puts}, False
+        used_nodes, looked = {put.node for put in tried.puts}, False
         for put in tried.puts:
             del unhelped[put.claimant.uid]
         while (entry := _next(search, tried)) is not None:
@@ -226,7 +228,7 @@ class GangPreemption:
                 taker = search.claimant if tried.own is None else tried.fellows[0]
                 looked = True
                 tried.seen[node] = self._nominated.as_it_is(node)
-                victims = self._who_goes(search, taker, node, unhelped, first=node not in taken)
+                victims = self._who_goes(search, taker, node, unhelped, first=node not in used_nodes)
                 if victims is not None:
                     tried.now[node] = victims
                     heapq.heappush(tried.queue, (victims.harm, node))
@@ -241,7 +243,7 @@ class GangPreemption:
             else:
                 break
             tried.puts.append(put)
-            taken.add(node)
+            used_nodes.add(node)
             del unhelped[put.claimant.uid]
             self._keep(put)
             heapq.heappush(tried.queue, (harm, node))
@@ -257,10 +259,10 @@ class GangPreemption:
         """The victims on the node as it is now. `own`: members for which no pods go. `first`: no member has been put
         there yet.
         """
-        found, refused = search.found, search.refused if node in search.ours else None
+        victims_seen, refused = search.victims_by_node, search.refused if node in search.ours else None
         if first and taker is not search.claimant:
             # Victims for another member are decided when kube-scheduler brings it. That these suffice is cheap to see.
-            seen = found[node]
+            seen = victims_seen[node]
             rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids, refused=refused)
             if rest is not None and not rest.uids:
                 return replace(seen, assignment=rest.assignment)
@@ -269,14 +271,14 @@ class GangPreemption:
         if victims is not None and victims.violations and refused is not None:
             victims = None
         if victims is None and first:
-            del found[node]
+            del victims_seen[node]
         elif victims is not None and first:
-            found[node] = victims
+            victims_seen[node] = victims
         return victims
 
     def _lacking(self, uid: str) -> list[Member]:
         """The members whose UIDs `unhelped` returns; none where nothing can be planned for the gang now."""
-        gang = self._gangs.of(uid)
+        gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
             return []
         return [member for member in gang.missing_in_plan() if not self._is_helped(member.uid)]
@@ -306,17 +308,17 @@ class GangPreemption:
         going = self._nominations.all_victims()
         gone: list[str] = []
         for node in {*nodes, *going.values()}:
-            for key, one in self._loads.on(node):
-                if one.going or one.uid in going:
-                    going[one.uid] = node
+            for key, placed in self._loads.pods_on(node):
+                if placed.terminating or placed.uid in going:
+                    going[placed.uid] = node
                     gone.append(key)
         coming = [
-            Placed(node, who.load)
-            for who, node, _ in self._nominations.before(own, priority)
-            if self._loads.get(who.uid) is None
+            Placed(node, claimant.load)
+            for claimant, node, _ in self._nominations.reserved_from(own, priority)
+            if self._loads.get(claimant.uid) is None
         ]
         with (
-            self._nominated.kept(own, priority),
+            self._nominated.reserving(own, priority),
             self._ledger.what_if(released=going),
             self._loads.what_if(gone=gone, there=coming),
         ):
@@ -325,8 +327,8 @@ class GangPreemption:
 
 def _next(search: GangSearch, tried: _Tried) -> tuple[tuple[int, bool, int, int], str] | None:
     """Takes the node out of the queue where the next member is put; None where no more are to be put."""
-    if tried.own is None and search.asked and search.ours:
-        entry = min((each for each in tried.queue if each[1] not in search.ours), default=None)
+    if tried.own is None and search.for_scheduler and search.ours:
+        entry = min((queued for queued in tried.queue if queued[1] not in search.ours), default=None)
         if entry is not None:
             tried.queue.remove(entry)
             heapq.heapify(tried.queue)
@@ -338,9 +340,9 @@ def _next(search: GangSearch, tried: _Tried) -> tuple[tuple[int, bool, int, int]
 
 def _enough(search: GangSearch) -> set[str]:
     """Nodes where it is enough to wait, for the pod alone."""
-    return {node for node, victims in search.found.items() if not victims.uids}
+    return {node for node, victims in search.victims_by_node.items() if not victims.uids}
 
 
 def _claimant(gang: Gang, member: Member) -> WaitingPod:
-    asked = member.request or PodRequest(containers=(), priority=member.priority)
-    return WaitingPod(PodRef(member.uid, gang.namespace, member.name), asked, member.load, rank=gang.rank())
+    request = member.request or PodRequest(containers=(), priority=member.priority)
+    return WaitingPod(PodRef(member.uid, gang.namespace, member.name), request, member.load, rank=gang.rank())

@@ -83,11 +83,11 @@ class Preemption:
     def set_budget(self, key: str, budget: Budget) -> None:
         """The PodDisruptionBudget, "namespace/name", is so now."""
         with self._lock:
-            self._nominated.budgets.set(key, budget)
+            self._nominated.budgets.set_budget(key, budget)
 
     def remove_budget(self, key: str) -> None:
         with self._lock:
-            self._nominated.budgets.remove(key)
+            self._nominated.budgets.remove_budget(key)
 
     # What kube-scheduler asks.
 
@@ -108,7 +108,7 @@ class Preemption:
             own = self._together.unhelped(claimant.uid)
             # Nodes where the extender itself evicts for other members.
             ours = set(self._queue.preemption_nodes(claimant.uid)) - chosen.keys() if member else set[str]()
-        found: dict[str, Victims] = {}
+        answers: dict[str, Victims] = {}
         looks_until = until - _PLANNING if member else until
         for node in (*sorted(chosen), *sorted(ours)):
             if self._clock.now() > looks_until:
@@ -119,22 +119,22 @@ class Preemption:
                 else:
                     victims = self._nominated.who_goes(claimant, policy, node, chosen[node], own=own)
                 if victims is not None:
-                    found[node] = victims
+                    answers[node] = victims
         with self._lock:
             if not (member and self._together.concerns(claimant.uid)):
-                return self._answered(claimant, found)
-            search = GangSearch(claimant, policy, chosen, found, ours=ours, refused=self._refused, asked=True)
+                return self._answered(claimant, answers)
+            search = GangSearch(claimant, policy, chosen, answers, ours=ours, refused=self._refused, for_scheduler=True)
         return self._for_gang(search, until)
 
     def are_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
         with self._lock:
-            there = {placed.uid for _, placed in self._loads.on(node)}
+            there = {placed.uid for _, placed in self._loads.pods_on(node)}
         return there.issuperset(uids)
 
     # Pods for which only the extender can preempt.
 
-    def refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
+    def on_refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
         """Filter has refused the pod. On `nodes` its own sums are not short, and an eviction could help: there the
         extender preempts. None of them: the pod waits for something else. A pod that waits for its quota preempts
         nobody.
@@ -179,16 +179,16 @@ class Preemption:
             give_way(self._clock)
         return []
 
-    def wanted(self, eviction: Eviction, victim: str) -> bool:
+    def is_wanted(self, eviction: Eviction, victim: str) -> bool:
         """Whether the victim is still to be evicted for the pod."""
         with self._lock:
             nomination = self._nominations.get(eviction.claimant.uid)
             place = nomination.places.get(eviction.node) if nomination is not None else None
             placed = self._loads.get(victim)
-            going = placed is not None and placed.going
+            going = placed is not None and placed.terminating
             return place is not None and victim in place.victims and not going
 
-    def given_up(self, eviction: Eviction, refused: Iterable[str], seconds: float) -> None:
+    def on_eviction_failed(self, eviction: Eviction, refused: Iterable[str], seconds: float) -> None:
         """These victims, by UID, could not be evicted: nothing is kept for the pod any more, and they are not chosen
         again for so long. Else the same would be tried again and again, and others would go in vain.
         """
@@ -197,13 +197,13 @@ class Preemption:
             nomination = self._nominations.get(eviction.claimant.uid)
             if nomination is not None and nomination.places.get(eviction.node) is eviction.place:
                 self._nominations.drop(eviction.claimant.uid)
-                self._cache.room.free()
+                self._cache.capacity.mark_freed()
 
     def _search(self, due: PendingPreemption) -> list[Eviction]:
-        found = self._victims_by_node(due)
-        if any(not victims.uids for victims in found.values()):
+        candidates = self._victims_by_node(due)
+        if any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
-        for _, node in sorted((victims.harm, node) for node, victims in found.items())[:_BEST]:
+        for _, node in sorted((victims.harm, node) for node, victims in candidates.items())[:_BEST]:
             with self._lock:
                 self._cache.count_cards()
                 # Much may have happened since the first of them was searched.
@@ -212,7 +212,7 @@ class Preemption:
                     return []
                 victims = self._unprotected(due.claimant, due.policy, node)
                 if victims is not None:
-                    return [self._decided(due.claimant, node, victims)] if victims.uids else []
+                    return [self._make_eviction(due.claimant, node, victims)] if victims.uids else []
             give_way(self._clock)
         return []
 
@@ -225,15 +225,17 @@ class Preemption:
             if self._together.is_over_quota(uid):
                 return []
             unhelped = self._together.unhelped(uid)
-        found = self._victims_by_node(due, unhelped)
-        search = GangSearch(due.claimant, due.policy, {}, found, ours=set(found), refused=self._refused, asked=False)
-        until, more = self._clock.now() + _GANG_SECONDS, bool(found)
-        while more and self._clock.now() <= until:
+        candidates = self._victims_by_node(due, unhelped)
+        search = GangSearch(
+            due.claimant, due.policy, {}, candidates, ours=set(candidates), refused=self._refused, for_scheduler=False
+        )
+        until, has_more = self._clock.now() + _GANG_SECONDS, bool(candidates)
+        while has_more and self._clock.now() <= until:
             with self._lock:
                 self._cache.count_cards()
                 if self._is_helped(uid):
                     return []
-                together, more = self._together.turn(search)
+                together, has_more = self._together.search_turn(search)
                 if together is not None:
                     return self._decided_for_gang(due, together)
             give_way(self._clock)
@@ -246,30 +248,30 @@ class Preemption:
         with self._lock:
             going = self._with_going(set(due.nodes))
         others = set(due.nodes) - going
-        found, nodes = dict[str, Victims](), deque([*going, *_sample(others, len(others))])
+        candidates, nodes = dict[str, Victims](), deque([*going, *_sample(others, len(others))])
         enough = _ENOUGH * max(1, len(own))
-        while nodes and len(found) < enough:
+        while nodes and len(candidates) < enough:
             with self._lock:
                 self._cache.count_cards()
                 until = self._clock.cpu() + TURN
-                while nodes and self._clock.cpu() < until and len(found) < enough:
+                while nodes and self._clock.cpu() < until and len(candidates) < enough:
                     node = nodes.popleft()
                     victims = self._unprotected(due.claimant, due.policy, node, own)
                     if victims is not None:
-                        found[node] = victims
+                        candidates[node] = victims
             give_way(self._clock)
-        return found
+        return candidates
 
     def _for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
         """A turn for each plan."""
-        more = True
-        while more and self._clock.now() <= until:
+        has_more = True
+        while has_more and self._clock.now() <= until:
             give_way(self._clock)
             with self._lock:
                 self._cache.count_cards()
                 if self._is_answered(search.claimant, search.policy, search.chosen):
                     return {}
-                together, more = self._together.turn(search)
+                together, has_more = self._together.search_turn(search)
                 if together is not None:
                     own = together.puts[0]
                     place = NominatedPlace(own.victims.assignment, own.victims.uids, together.rest)
@@ -286,7 +288,7 @@ class Preemption:
         until = self._clock.now() + _HEARING
         while self._clock.now() < until:
             with self._lock:
-                if not self._nominations.untold(self._clock.now()):
+                if not self._nominations.is_node_unknown(self._clock.now()):
                     return
             self._clock.sleep(_LOOK)
 
@@ -294,8 +296,8 @@ class Preemption:
 
     def _with_going(self, nodes: set[str]) -> set[str]:
         """Those of the nodes where cards become free without an eviction."""
-        vanished = (row.node for row in self._cache.reservations.among(Phase.TERMINATING))
-        return self._loads.with_going(nodes) | nodes.intersection(vanished)
+        vanished = (row.node for row in self._cache.reservations.in_phases(Phase.TERMINATING))
+        return self._loads.with_terminating(nodes) | nodes.intersection(vanished)
 
     def _unprotected(self, claimant: WaitingPod, policy: str, node: str, own: Collection[str] = ()) -> Victims | None:
         """The victims on the node. None if no eviction helps, if a budget forbids it, or if the node takes no pods any
@@ -317,14 +319,16 @@ class Preemption:
             return []
         first, *others = together.puts
         return [
-            self._decided(first.claimant, first.node, first.victims, together.rest),
-            *(self._decided(put.claimant, put.node, put.victims) for put in others if put.victims.uids),
+            self._make_eviction(first.claimant, first.node, first.victims, together.rest),
+            *(self._make_eviction(put.claimant, put.node, put.victims) for put in others if put.victims.uids),
         ]
 
-    def _decided(self, claimant: WaitingPod, node: str, victims: Victims, rest: tuple[Kept, ...] = ()) -> Eviction:
+    def _make_eviction(
+        self, claimant: WaitingPod, node: str, victims: Victims, rest: tuple[Kept, ...] = ()
+    ) -> Eviction:
         place = NominatedPlace(victims.assignment, victims.uids, rest)
-        self._nominations.decided(claimant, node, place, self._clock.now())
-        there = {placed.uid: placed for _, placed in self._loads.on(node)}
+        self._nominations.add_own(claimant, node, place, self._clock.now())
+        there = {placed.uid: placed for _, placed in self._loads.pods_on(node)}
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
 
     def _is_over_quota(self, pod: Pod) -> bool:
@@ -345,32 +349,34 @@ class Preemption:
         changed though none of them goes.
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
-        for node in nomination.places if nomination is not None and nomination.told else ():
-            found = self._nominations.waits(uid, node, self._clock.now(), offered=node in offered)
-            if found is not None and self._nominated.once_gone(claimant, policy, node, found[0]) is not None:
-                self._queue.refused(uid)
-                if math.isfinite(found[1]):
-                    self._queue.move_all_at(found[1])
+        for node in nomination.places if nomination is not None and nomination.named_node else ():
+            awaited = self._nominations.waits(uid, node, self._clock.now(), offered=node in offered)
+            if awaited is not None and self._nominated.once_gone(claimant, policy, node, awaited[0]) is not None:
+                self._queue.mark_refused(uid)
+                if math.isfinite(awaited[1]):
+                    self._queue.requeue_all_at(awaited[1])
                 return True
         return False
 
-    def _answered(self, claimant: WaitingPod, found: dict[str, Victims]) -> dict[str, Victims]:
-        if any(not victims.uids for victims in found.values()):
+    def _answered(self, claimant: WaitingPod, answers: dict[str, Victims]) -> dict[str, Victims]:
+        if any(not victims.uids for victims in answers.values()):
             # On some node it only has to wait for pods that terminate already, so no others go: these name the node.
-            found = {
+            answers = {
                 node: Victims(uids=going, assignment=victims.assignment)
-                for node, victims in found.items()
+                for node, victims in answers.items()
                 if not victims.uids and (going := self._going(node, claimant.request.priority))
             }
-        places = {node: NominatedPlace(victims.assignment, victims.uids) for node, victims in found.items()}
+        places = {node: NominatedPlace(victims.assignment, victims.uids) for node, victims in answers.items()}
         self._nominations.answered(claimant, places, self._clock.now())
-        return found
+        return answers
 
     def _going(self, node: str, priority: int) -> tuple[str, ...]:
-        return tuple(one.uid for _, one in self._loads.on(node) if one.going and one.priority < priority)
+        return tuple(
+            placed.uid for _, placed in self._loads.pods_on(node) if placed.terminating and placed.priority < priority
+        )
 
 
-def _sample(nodes: Iterable[str], most: int) -> list[str]:
+def _sample(nodes: Iterable[str], limit: int) -> list[str]:
     """So many of the nodes at most, in any order."""
     known = list(nodes)
-    return random.sample(known, min(most, len(known)))
+    return random.sample(known, min(limit, len(known)))

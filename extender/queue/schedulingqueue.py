@@ -6,7 +6,7 @@ The queue in which pods are tried is kube-scheduler's own. Here is what only the
       ▲               │          ▲                  │ its bind is refused
       │               ▼ refused  └──────────────────┘
       └──────── unschedulable
-       move_all
+       requeue_all
 
 kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. It does not see that a plan
 ended, a card healed, a node gave a share up, or a quota was raised. So the extender changes an annotation of a node (a
@@ -38,17 +38,17 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
 
-_MOST_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
+_MAX_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
 _SLACK: Final = 1024  # of what is in order, for pods that are not to be decided about any more
 _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
 _WATCH_LAG_SECONDS: Final = 2.0  # between what happens and the watch event of it
-_TOUCH_SECONDS: Final = 1.0  # between two touches: each makes the scheduler try all waiting pods
+_REQUEUE_SECONDS: Final = 1.0  # between two touches: each makes the scheduler try all waiting pods
 _AVOID_SECONDS: Final = 300.0  # for which other nodes are touched instead of one that could not be
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
-_TURNS_SECONDS: Final = _LONGEST_BACKOFF + 2.0
+_RETRY_WINDOW_SECONDS: Final = _LONGEST_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
 _SEARCH_SECONDS: Final = 15.0  # between two searches for victims for one pod
-_MOST_PREEMPTING: Final = 1000  # pods for which victims are searched: to find the first takes some milliseconds
+_MAX_PREEMPTING: Final = 1000  # pods for which victims are searched: to find the first takes some milliseconds
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,7 @@ class PendingPreemption:
 
 @dataclass(slots=True, eq=False)
 class QueuedPod:
-    """`pod`: as the watch shows it, None until it does. `tried`: when filter was last called for it; `asked`: what it
+    """`pod`: as the watch shows it, None until it does. `tried`: when filter was last called for it; `request`: what it
     asked for then and the version of the object, kept until its bind; `rank`: its place in the order then. `refused`:
     when filter last had no node for it; `reason`: what most nodes lacked then.
 
@@ -104,7 +104,7 @@ class QueuedPod:
     pod: WaitingRecord | None = None
     considered: bool = False
     tried: float = -math.inf
-    asked: tuple[PodRequest, str] | None = None
+    request: tuple[PodRequest, str] | None = None
     rank: Rank | None = None
     refused: float = -math.inf
     reason: str = ""
@@ -112,10 +112,10 @@ class QueuedPod:
     backoff_until: float = -math.inf
 
     @property
-    def ahead(self) -> WaitingPod | None:
+    def nominatable(self) -> WaitingPod | None:
         """The pod, if it may be decided about before kube-scheduler asks for it."""
-        asks = self.pod.asks if self.pod is not None and not self.considered else None
-        return asks if asks is not None and not asks.nominated else None
+        waiting_pod = self.pod.waiting_pod if self.pod is not None and not self.considered else None
+        return waiting_pod if waiting_pod is not None and not waiting_pod.nominated else None
 
 
 def sort_key(pod: WaitingPod) -> tuple[int, str]:
@@ -146,26 +146,28 @@ class SchedulingQueue:
         self._schedulers: set[str] = set()  # that call this extender
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
-        self._put = 0  # entries since these were last rid of pods that are gone
-        self._aside: list[tuple[str, _Entry]] = []  # taken out of these heaps while their namespaces rest
-        self._resting: frozenset[str] = frozenset()
+        self._pushed = 0  # entries since these were last rid of pods that are gone
+        self._set_aside: list[tuple[str, _Entry]] = []  # taken out of these heaps while their namespaces rest
+        self._paused: frozenset[str] = frozenset()
         self._last_refusal = -math.inf
-        self._others = False  # pods may wait that another process has refused
-        self._move: str | None = None  # the node to be touched
-        self._moves_at: set[float] = set()
-        self._touched = -math.inf
-        self._touchable = ""  # the node that was touched last
-        self._avoided: dict[str, float] = {}  # nodes that could not be touched, and until when others are preferred
-        self._term = self._turns_until = -math.inf
-        self._put_off = False  # a pod was refused because others have their turn first
+        self._refused_elsewhere = False  # pods may wait that another process has refused
+        self._requeue_node: str | None = None  # the node to be touched
+        self._requeue_times: set[float] = set()
+        self._requeued_at = -math.inf
+        self._last_node = ""  # the node that was touched last
+        self._avoided_nodes: dict[
+            str, float
+        ] = {}  # nodes that could not be touched, and until when others are preferred
+        self._epoch_start = self._retry_window_end = -math.inf
+        self._delayed = False  # a pod was refused because others have their turn first
 
     # Who waits.
 
-    def waits(self, pod: WaitingRecord) -> None:
+    def set_waiting(self, pod: WaitingRecord) -> None:
         """The watch shows that the pod has no node."""
         row = self._row(pod.uid)
         row.considered |= pod.refused
-        before, row.pod = row.ahead, pod
+        before, row.pod = row.nominatable, pod
         if before is None:
             self._put_in_order(row)
         self._unseen.pop(pod.uid, None)
@@ -174,7 +176,7 @@ class SchedulingQueue:
         else:
             self._turned_away.pop(pod.uid, None)
 
-    def over(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """The pod is bound, or is no more."""
         self._pods.pop(uid, None)
         self._unseen.pop(uid, None)
@@ -184,35 +186,37 @@ class SchedulingQueue:
 
     def asking_for(self, resource_class: str) -> Iterator[PodRef]:
         """The pods that wait for this class."""
-        return (pod.ref for pod in self._shown() if resource_class in pod.classes)
+        return (pod.ref for pod in self._watched_pods() if resource_class in pod.classes)
 
     def bindable(self) -> list[PodRef]:
         """The pods that an extender may have been asked to bind."""
-        return [pod.ref for pod in self._shown() if pod.bindable]
+        return [pod.ref for pod in self._watched_pods() if pod.bindable]
 
     # Who is next.
 
-    def take_first(self, schedulers: Collection[str], resting: frozenset[str]) -> WaitingPod | None:
-        """The first pod of these schedulers that is to be decided about ahead; each pod comes once. `resting`:
+    def pop_nominatable(self, schedulers: Collection[str], paused: frozenset[str]) -> WaitingPod | None:
+        """The first pod of these schedulers that is to be decided about ahead; each pod comes once. `paused`:
         namespaces whose pods are left out for now.
         """
-        if resting != self._resting:
-            for scheduler, entry in self._aside:
+        if paused != self._paused:
+            for scheduler, entry in self._set_aside:
                 heappush(self._in_order.setdefault(scheduler, []), entry)
-            self._aside, self._resting = [], resting
+            self._set_aside, self._paused = [], paused
         heads = []
         for scheduler in schedulers:
             heap = self._in_order.get(scheduler, [])
-            while heap and ((one := self._ahead(heap[0][2])) is None or one.ref.namespace in resting):
+            while heap and (
+                (nominatable := self._nominatable(heap[0][2])) is None or nominatable.ref.namespace in paused
+            ):
                 entry = heappop(heap)
-                if one is not None:
-                    self._aside.append((scheduler, entry))
+                if nominatable is not None:
+                    self._set_aside.append((scheduler, entry))
             if heap:
                 heads.append((heap[0], scheduler))
         if not heads:
             return None
         uid = heappop(self._in_order[min(heads)[1]])[2]
-        pod = self._ahead(uid)
+        pod = self._nominatable(uid)
         self._pods[uid].considered = True
         return pod
 
@@ -225,30 +229,32 @@ class SchedulingQueue:
 
     # One try, from filter to bind.
 
-    def tries(self, uid: str, asked: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None) -> bool:
+    def begin_attempt(
+        self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
+    ) -> bool:
         """Filter is called for the pod. Returns whether the pod may be placed now.
 
         kube-scheduler tries a member of a PodGroup of Kubernetes again at once when its bind was refused. So the pod
         backs off here, each time twice as long.
         """
         row, now = self._row(uid), self._clock.now()
-        row.tried, row.asked, row.rank, row.considered = now, asked, rank, True
+        row.tried, row.request, row.rank, row.considered = now, request, rank, True
         if grouped:
             row.backoff = row.backoff or _FIRST_BACKOFF / 2
             if row.backoff_until > now:
-                self.refused(uid)
-                self.move_all_at(row.backoff_until)
+                self.mark_refused(uid)
+                self.requeue_all_at(row.backoff_until)
                 return False
         return True
 
-    def placed(self, uid: str) -> None:
+    def mark_placed(self, uid: str) -> None:
         """Filter has answered a node, or several."""
         row = self._take_unschedulable(uid)
         if row is not None:
             row.reason = ""
         self.await_no_preemption(uid)
 
-    def refused(self, uid: str, *, awaits_plan: int | None = None) -> None:
+    def mark_refused(self, uid: str, *, awaits_plan: int | None = None) -> None:
         """Filter has no node for the pod. It waits for room that kube-scheduler may not see.
 
         awaits_plan: the priority of its gang, which the planner of gangs plans when there is capacity, and whose
@@ -258,7 +264,7 @@ class SchedulingQueue:
             return
         row, now = self._row(uid), self._clock.now()
         row.refused = now
-        row.asked = None
+        row.request = None
         self._take_unschedulable(uid)
         self._forget(now)
         self._unschedulable[uid] = row
@@ -268,7 +274,7 @@ class SchedulingQueue:
         else:
             self._last_refusal = now
 
-    def because(self, uid: str, reason: str) -> None:
+    def set_reason(self, uid: str, reason: str) -> None:
         """Says what most nodes lacked for the pod when it was last refused."""
         row = self._unschedulable.get(uid)
         if row is not None:
@@ -297,13 +303,13 @@ class SchedulingQueue:
         row = self._pods.get(uid)
         return row.rank if row is not None else None
 
-    def take_asked(self, uid: str) -> tuple[PodRequest, str] | None:
+    def take_request(self, uid: str) -> tuple[PodRequest, str] | None:
         """What the pod asked for at filter, and its version. Only once: after a failed bind there is another filter."""
         row = self._pods.get(uid)
         if row is None:
             return None
-        asked, row.asked = row.asked, None
-        return asked
+        request, row.request = row.request, None
+        return request
 
     def bind_failed(self, uid: str) -> None:
         """A bind of the pod was refused."""
@@ -314,99 +320,105 @@ class SchedulingQueue:
 
     # What wakes them.
 
-    def move_all(self, node: str = "", *, seen: bool = False) -> None:
+    def requeue_all(self, node: str = "", *, seen: bool = False) -> None:
         """There may be room on this node. `seen`: kube-scheduler sees the cause and tries pods again by itself."""
         now = self._clock.now()
         self._forget(now)
         if self._unschedulable and (not seen or now - self._last_refusal < _WATCH_LAG_SECONDS):
-            self._move = node
+            self._requeue_node = node
 
     def on_capacity_freed(self, node: str = "", *, seen: bool = False, can_preempt: Callable[[int], bool]) -> None:
-        """Pods have given back capacity on this node. As `move_all`, unless all refused pods await a plan.
+        """Pods have given back capacity on this node. As `requeue_all`, unless all refused pods await a plan.
 
         `can_preempt`: whether pods below this priority could be evicted. A gang of this priority may need fewer victims
         now, and kube-scheduler searches for them only when it tries a member.
         """
         self._forget(self._clock.now())
         if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):
-            self.move_all(node, seen=seen)
+            self.requeue_all(node, seen=seen)
 
-    def move_all_at(self, when: float) -> None:
+    def requeue_all_at(self, when: float) -> None:
         """A pod was refused until then, and nothing else may wake it."""
-        self._moves_at.add(when)
+        self._requeue_times.add(when)
 
-    def move_all_of_others(self) -> None:
+    def requeue_all_refused_elsewhere(self) -> None:
         """Wakes all pods: another process may have refused them, and what it would have woken them for is lost."""
-        self._others = True
-        if self._move is None:
-            self._move = ""
+        self._refused_elsewhere = True
+        if self._requeue_node is None:
+            self._requeue_node = ""
 
-    def due(self, nodes: Collection[str]) -> str | None:
-        """The node to touch now, one of `nodes`, or None. Each is told once, then `on_touched` or `on_touch_failed` is
-        called.
+    def next_requeue_node(self, nodes: Collection[str]) -> str | None:
+        """Return the node to annotate now, one of `nodes`, or None; once each.
+
+        The caller reports back by `on_requeued` or `on_requeue_failed`.
         """
         now = self._clock.now()
-        passed = {when for when in self._moves_at if when <= now}
+        passed = {when for when in self._requeue_times if when <= now}
         if passed:
-            self._moves_at -= passed
-            self.move_all()
-        if self._move is None or now - self._touched < _TOUCH_SECONDS:
+            self._requeue_times -= passed
+            self.requeue_all()
+        if self._requeue_node is None or now - self._requeued_at < _REQUEUE_SECONDS:
             return None
-        node, self._move = self._move, None
+        node, self._requeue_node = self._requeue_node, None
         self._forget(now)
-        others, self._others = self._others, False
+        others, self._refused_elsewhere = self._refused_elsewhere, False
         if not self._unschedulable and not others:
             return None
-        self._touched = now
-        return self._node_to_touch(node, nodes, now)
+        self._requeued_at = now
+        return self._choose_requeue_node(node, nodes, now)
 
-    def on_touched(self, node: str) -> None:
+    def on_requeued(self, node: str) -> None:
         """The node that was due has been touched."""
-        self._touchable = node
-        self._avoided.pop(node, None)
+        self._last_node = node
+        self._avoided_nodes.pop(node, None)
 
-    def on_touch_failed(self, node: str) -> None:
+    def on_requeue_failed(self, node: str) -> None:
         """The node that was due could not be touched. Another one is due at once."""
-        self._others = True
-        if self._move is None:
-            self._move = node
-        self._touched = -math.inf
-        self._avoided[node] = self._clock.now() + _AVOID_SECONDS
+        self._refused_elsewhere = True
+        if self._requeue_node is None:
+            self._requeue_node = node
+        self._requeued_at = -math.inf
+        self._avoided_nodes[node] = self._clock.now() + _AVOID_SECONDS
 
     # Whose turn it is at the beginning of a term.
 
-    def begin_turns(self) -> None:
+    def begin_retry_window(self) -> None:
         """A term begins: pods that were turned away while no extender answered come first.
 
         If no extender answers for a pod, kube-scheduler takes its nomination away and lets it wait for up to ten
         seconds more than others. In that time pods of lower priority would take the cards that were just freed for it,
         and it would preempt again. So pods of lower priority wait until it has been here once, but not for long.
         """
-        self._term = self._clock.now()
-        self._turns_until = self._term + _TURNS_SECONDS
+        self._epoch_start = self._clock.now()
+        self._retry_window_end = self._epoch_start + _RETRY_WINDOW_SECONDS
 
-    def serves(self, scheduler: str) -> None:
+    def add_scheduler(self, scheduler: str) -> None:
         """A kube-scheduler of this name calls this extender."""
         self._schedulers.add(scheduler)
 
-    def has_turn(self, priority: int) -> bool:
-        """Whether a pod of this priority may be placed now. If not, all waiting pods are woken later (`end_turns`)."""
-        if self._clock.now() >= self._turns_until or max(self._to_come(), default=priority) <= priority:
+    def may_place(self, priority: int) -> bool:
+        """Whether a pod of this priority may be placed now. If not, `end_retry_window` requeues all waiting pods."""
+        if (
+            self._clock.now() >= self._retry_window_end
+            or max(self._expected_priorities(), default=priority) <= priority
+        ):
             return True
-        self._put_off = True
+        self._delayed = True
         return False
 
-    def end_turns(self) -> bool:
+    def end_retry_window(self) -> bool:
         """Whether delayed pods may come now: all pods that were turned away have come, or it took too long."""
-        if not self._put_off or (self._clock.now() < self._turns_until and next(self._to_come(), None) is not None):
+        if not self._delayed or (
+            self._clock.now() < self._retry_window_end and next(self._expected_priorities(), None) is not None
+        ):
             return False
-        self._put_off = False
+        self._delayed = False
         return True
 
     # Pods for which the extender preempts.
 
     def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str) -> None:
-        """The pod may preempt, and only cards are short on these nodes. Of more than `_MOST_PREEMPTING` pods those of
+        """The pod may preempt, and only cards are short on these nodes. Of more than `_MAX_PREEMPTING` pods those of
         the highest priority are recorded, and of one priority as many of each namespace, or those of the namespaces for
         which least was searched lately; the others come again with their next refusal.
         """
@@ -416,7 +428,7 @@ class SchedulingQueue:
         self.await_no_preemption(uid)
         pending = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
         share = pending.priority, pending.namespace
-        if len(self._preempting) >= _MOST_PREEMPTING and not self._give_place(share):
+        if len(self._preempting) >= _MAX_PREEMPTING and not self._displace_pending(share):
             return
         self._preempting[uid] = pending
         self._shares.setdefault(share, {})[uid] = None
@@ -450,7 +462,7 @@ class SchedulingQueue:
         longest.
         """
         now = self._clock.now()
-        for uid in [uid for uid, each in self._preempting.items() if now - each.refused > _FORGET_SECONDS]:
+        for uid in [uid for uid, candidate in self._preempting.items() if now - candidate.refused > _FORGET_SECONDS]:
             self.await_no_preemption(uid)
         first: dict[str, PendingPreemption] = {}  # by namespace
         for uid, pending in self._preempting.items():
@@ -461,7 +473,7 @@ class SchedulingQueue:
             if (before is None or pending.order < before.order) and not is_helped(uid):
                 first[pending.namespace] = pending
         if not first:
-            self._searches.rest()
+            self._searches.clear()
             return None
         self._by_priority = not self._by_priority
         highest = max(pending.priority for pending in first.values())
@@ -471,7 +483,7 @@ class SchedulingQueue:
             if pending.priority == highest or not self._by_priority
         }
         for namespace in due:
-            self._searches.wait(namespace)
+            self._searches.enqueue(namespace)
         # The others have no pod that is due any more, or none of this priority.
         namespace = self._searches.next(due.__contains__)
         due[namespace].not_before = now + _SEARCH_SECONDS
@@ -481,12 +493,12 @@ class SchedulingQueue:
         """A search for the pod has taken so many seconds of CPU. `in_vain`: no victims were found, so pods like it are
         not due for a while either. Otherwise the equal pods of a Job would keep others from their turn.
         """
-        self._searches.took(pending.namespace, seconds)
+        self._searches.charge_write(pending.namespace, seconds)
         self._searched.add(pending.namespace, seconds)
         if not in_vain:
             return
-        key, full, now = pending.key, len(self._preempting) >= _MOST_PREEMPTING, self._clock.now()
-        for equal in [each for each in self._preempting.values() if each.key == key]:
+        key, full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
+        for equal in [candidate for candidate in self._preempting.values() if candidate.key == key]:
             if full:
                 self.await_no_preemption(equal.claimant.uid)  # others wait to be recorded
             else:
@@ -496,11 +508,11 @@ class SchedulingQueue:
         """Another extender decides from now on."""
         self._preempting.clear()
         self._shares.clear()
-        self._searches.rest()
+        self._searches.clear()
 
     # Everything below is what they are made of.
 
-    def _give_place(self, share: _Share) -> bool:
+    def _displace_pending(self, share: _Share) -> bool:
         """Removes a pod from the full table for one of this share: one of the lowest priority, and of this priority one
         of the namespace that has most, and of namespaces with equally many the one whose searches have taken most time
         lately. Returns False where the share has no right to more.
@@ -515,56 +527,58 @@ class SchedulingQueue:
             self.await_no_preemption(next(reversed(places[name])))
         return bool(largest)
 
-    def _node_to_touch(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
+    def _choose_requeue_node(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
         """`wanted` if it can be touched; else the node that was touched last; else one that has not failed, or failed
         longest ago.
         """
-        self._avoided = {node: until for node, until in self._avoided.items() if until > now and node in nodes}
-        for node in (wanted, self._touchable):
-            if node in nodes and node not in self._avoided:
+        self._avoided_nodes = {
+            node: until for node, until in self._avoided_nodes.items() if until > now and node in nodes
+        }
+        for node in (wanted, self._last_node):
+            if node in nodes and node not in self._avoided_nodes:
                 return node
-        return min(nodes, key=lambda node: self._avoided.get(node, -math.inf), default=None)
+        return min(nodes, key=lambda node: self._avoided_nodes.get(node, -math.inf), default=None)
 
     def _row(self, uid: str) -> QueuedPod:
         row = self._pods.get(uid)
         if row is None:
             row = self._pods[uid] = QueuedPod(uid)
             self._unseen[uid] = None
-            if len(self._unseen) > _MOST_UNSEEN:
-                self.over(next(iter(self._unseen)))
+            if len(self._unseen) > _MAX_UNSEEN:
+                self.remove_pod(next(iter(self._unseen)))
         return row
 
-    def _ahead(self, uid: str) -> WaitingPod | None:
+    def _nominatable(self, uid: str) -> WaitingPod | None:
         row = self._pods.get(uid)
-        return row.ahead if row is not None else None
+        return row.nominatable if row is not None else None
 
     def _put_in_order(self, row: QueuedPod) -> None:
-        pod = row.ahead
+        pod = row.nominatable
         if pod is None:
             return
         heap = self._in_order.setdefault(pod.scheduler, [])
         heappush(heap, (sort_key(pod), next(self._order), pod.uid))
-        self._put += 1
-        if self._put > 2 * len(self._pods) + _SLACK:
-            self._put = 0
+        self._pushed += 1
+        if self._pushed > 2 * len(self._pods) + _SLACK:
+            self._pushed = 0
             # Nothing takes pods from the heap of a scheduler that never calls us, and a pod may name any scheduler.
             for name, entries in list(self._in_order.items()):
-                entries[:] = [one for one in entries if self._ahead(one[2]) is not None]
+                entries[:] = [entry for entry in entries if self._nominatable(entry[2]) is not None]
                 heapify(entries)
                 if not entries:
                     del self._in_order[name]
 
-    def _shown(self) -> Iterator[WaitingRecord]:
+    def _watched_pods(self) -> Iterator[WaitingRecord]:
         return (row.pod for row in self._pods.values() if row.pod is not None)
 
-    def _to_come(self) -> Iterator[int]:
+    def _expected_priorities(self) -> Iterator[int]:
         """The priorities of pods that were turned away and have not come in this term, and that will: their schedulers
         call this extender. What a pod's status says may be forged by its owner.
         """
         return (
             pod.priority
             for uid, pod in self._turned_away.items()
-            if pod.scheduler in self._schedulers and self._pods[uid].tried < self._term
+            if pod.scheduler in self._schedulers and self._pods[uid].tried < self._epoch_start
         )
 
     def _forget(self, now: float) -> None:

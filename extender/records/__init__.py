@@ -6,7 +6,8 @@ Comes in: JSON of the API server and of kube-scheduler. Goes out: what decisions
     podinfo     pods of the watch, most of which have a node: less is kept of them
     podref      namespace, name and UID of a pod
     nodeinfo    what a node has for pods
-    aheadnodes  for `ahead`: the nodes that kube-scheduler would not refuse for a pod by labels and taints. An index
+    feasiblenodes  for `nomination`: the nodes that kube-scheduler would not refuse for a pod by labels and taints. An
+    index
                 of records, which the state keeps up to date
     objects     cards (ExtendedResource), ResourceClasses, GPUQuotas
     shared      one object for all labels that are equal

@@ -10,7 +10,7 @@ from msgspec import Struct
 from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
-from cardwise.kube.pods.nodeconstraints import HARD, Ground, Taint
+from cardwise.kube.pods.nodeconstraints import HARD, NodeLabels, Taint
 from extender.records.podref import PodRef
 
 
@@ -18,8 +18,8 @@ class Placed(Struct, frozen=True, gc=False):
     """A pod on a node: the cpu and memory that it takes, and what preemption needs to know. Without a UID it is only
     planned there.
 
-    `going`: it is being deleted; `fixed`: nobody can evict it; `grouped`: it names a PodGroup of Kubernetes. `group`:
-    that PodGroup, "namespace/name", if the pod is in no gang of ours; such a pod may have no node yet.
+    `terminating`: it is being deleted; `fixed`: nobody can evict it; `grouped`: it names a PodGroup of Kubernetes.
+    `group`: that PodGroup, "namespace/name", if the pod is in no gang of ours; such a pod may have no node yet.
     """
 
     node: str = ""
@@ -29,7 +29,7 @@ class Placed(Struct, frozen=True, gc=False):
     name: str = ""
     priority: int = 0
     labels: Mapping[str, str] = {}
-    going: bool = False
+    terminating: bool = False
     fixed: bool = False
     grouped: bool = False
     group: str = ""
@@ -45,14 +45,14 @@ class Placed(Struct, frozen=True, gc=False):
 
 
 class NodeRecord(NamedTuple):
-    """A Node: what it has for pods, whether further pods may be put on it, and its labels and taints. `offers`: False
-    if it says that it has no slots for shares, as its device plugin does before it ends.
+    """A Node: what it has for pods, whether further pods may be put on it, and its labels and taints.
+    `offers_shares`: False if it says that it has no slots for shares, as its device plugin does before it ends.
     """
 
     allocatable: Load | None = None
     open: bool = True
-    offers: bool = True
-    ground: Ground = Ground()
+    offers_shares: bool = True
+    ground: NodeLabels = NodeLabels()
 
 
 class _NodeMeta(Struct):
@@ -91,10 +91,10 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 def node(raw: bytes) -> tuple[str, NodeRecord] | None:
     """Name and record."""
     read = _decode_node(raw)
-    has = read.status.allocatable
-    labels = {intern(key): intern(value) for key, value in (read.metadata.labels or {}).items()}
+    resources = read.status.allocatable
+    labels = {intern(key): intern(text) for key, text in (read.metadata.labels or {}).items()}
     taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in HARD)
-    allocatable = loads.of_node(has) if has is not None else None
-    offers = has is None or str(has.share) != "0"
-    record = NodeRecord(allocatable, not read.spec.unschedulable, offers, Ground(labels, taints))
+    allocatable = loads.load_of_node(resources) if resources is not None else None
+    offers = resources is None or str(resources.share) != "0"
+    record = NodeRecord(allocatable, not read.spec.unschedulable, offers, NodeLabels(labels, taints))
     return intern(read.metadata.name), record

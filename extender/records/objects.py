@@ -29,7 +29,7 @@ _PASSED_OVER = (
 _ENV_ACCESS = "env"  # in status.cardAccess
 
 
-class HeldRecord(NamedTuple):
+class ShareRecord(NamedTuple):
     """A container's share of one card or device, whose pod object is gone: as the node reports it, or as we gave it."""
 
     uid: str
@@ -40,10 +40,10 @@ class HeldRecord(NamedTuple):
     whole: bool = False
     container: str = ""
 
-    def told(self) -> Json:
+    def to_json(self) -> Json:
         """As JSON of the status."""
-        who = self.uid, self.namespace, self.name
-        return wire.HeldShare(*who, self.mem, self.core, self.container, self.whole).told()
+        pod = self.uid, self.namespace, self.name
+        return wire.HeldShare(*pod, self.mem, self.core, self.container, self.whole).to_json()
 
 
 class CardStatus(NamedTuple):
@@ -59,7 +59,7 @@ class CardStatus(NamedTuple):
     pods: int = -1
     free: int = -1
     classes: tuple[str, ...] = ()
-    terminating: tuple[HeldRecord, ...] = ()
+    terminating: tuple[ShareRecord, ...] = ()
 
 
 class CardRecord(NamedTuple):
@@ -68,12 +68,12 @@ class CardRecord(NamedTuple):
     `env_access`: the node gives cards by environment only, without CDI.
     `labels`: those for selectors that do not follow from the other fields; the keys are in lower case. `status`: what
     the extender has written; only its `terminating` is read for decisions, when the card is seen first. `problem`: what
-    of `held` is ignored, and why.
+    of `reported_shares` is ignored, and why.
     """
 
     node: str
     card: Card | Device
-    held: tuple[HeldRecord, ...] = ()
+    reported_shares: tuple[ShareRecord, ...] = ()
     labels: Mapping[str, str] = {}
     status: CardStatus = CardStatus()
     problem: str = ""
@@ -138,29 +138,29 @@ _decode_object = msgspec.json.Decoder(Json).decode
 def card(raw: bytes) -> tuple[str, CardRecord] | None:
     """Key and record of an ExtendedResource."""
     try:
-        read, whole = _decode_card(raw), True
+        read, complete = _decode_card(raw), True
     except msgspec.ValidationError:
-        read, whole = _decode_card(_readable(raw)), False
+        read, complete = _decode_card(_drop_malformed_shares(raw)), False
     spec, status = read.spec, read.status
-    held = _held(survey.believable(read), spec)
+    reported = _share_records(survey.plausible_shares(read), spec)
     return read.metadata.name, CardRecord(
         intern(spec.node),
         survey.device_of(read) if survey.is_other(read) else survey.card_of(read),
-        held,
+        reported,
         _labels(read),
         _card_status(status, spec),
-        "" if whole and len(held) == len(status.held or ()) else _PASSED_OVER,
+        "" if complete and len(reported) == len(status.held or ()) else _PASSED_OVER,
         status.card_access == _ENV_ACCESS,
     )
 
 
 def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
     """Name and record."""
-    obj = _decode_object(wire.trim(raw))
-    metadata = obj["metadata"]
+    manifest = _decode_object(wire.trim(raw))
+    metadata = manifest["metadata"]
     parsed, problem = None, ""
     try:
-        parsed = classes.parse(obj)
+        parsed = classes.parse(manifest)
     except InvalidRequest as error:
         problem = str(error)
     return metadata["name"], ClassRecord(
@@ -170,18 +170,18 @@ def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
         version=metadata.get("resourceVersion", ""),
         created=metadata.get("creationTimestamp", ""),
         generation=metadata.get("generation", 0),
-        auto_models=classes.auto_models(obj),
-        status=obj.get("status") or {},
+        auto_models=classes.auto_models(manifest),
+        status=manifest.get("status") or {},
     )
 
 
 def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
     """Key, which is "namespace/name", and record."""
-    obj = _decode_object(wire.trim(raw))
-    metadata = obj["metadata"]
+    manifest = _decode_object(wire.trim(raw))
+    metadata = manifest["metadata"]
     parsed, problem = None, ""
     try:
-        parsed = quotas.parse(obj)
+        parsed = quotas.parse(manifest)
     except InvalidRequest as error:
         problem = str(error)
     return f"{metadata['namespace']}/{metadata['name']}", QuotaRecord(
@@ -191,59 +191,59 @@ def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
         quota=parsed,
         problem=problem,
         generation=metadata.get("generation", 0),
-        status=obj.get("status") or {},
+        status=manifest.get("status") or {},
     )
 
 
-def _held(shares: Iterable[wire.HeldShare], spec: wire.ExtendedResourceSpec) -> tuple[HeldRecord, ...]:
+def _share_records(shares: Iterable[wire.HeldShare], spec: wire.ExtendedResourceSpec) -> tuple[ShareRecord, ...]:
     return tuple(
-        HeldRecord(
-            one.pod_uid,
-            one.namespace,
-            one.name,
-            one.memory_mib,
-            one.core_percent,
-            survey.is_whole(one, spec.memory_mib),
-            one.container,
+        ShareRecord(
+            share.pod_uid,
+            share.namespace,
+            share.name,
+            share.memory_mib,
+            share.core_percent,
+            survey.is_whole(share, spec.memory_mib),
+            share.container,
         )
-        for one in shares
-        if survey.is_uid(one.pod_uid)
+        for share in shares
+        if survey.is_uid(share.pod_uid)
     )
 
 
-def _readable(raw: bytes) -> bytes:
+def _drop_malformed_shares(raw: bytes) -> bytes:
     """The ExtendedResource without malformed shares. The schema forbids them; one such share must not hide a card."""
-    obj = _decode_object(wire.trim(raw))
-    status = obj.get("status") or {}
+    manifest = _decode_object(wire.trim(raw))
+    status = manifest.get("status") or {}
     for key in ("held", "terminating"):
-        status[key] = [one for one in status.get(key) or () if _is_share(one)]
-    return msgspec.json.encode(obj)
+        status[key] = [entry for entry in status.get(key) or () if _is_share(entry)]
+    return msgspec.json.encode(manifest)
 
 
-def _is_share(one: object) -> bool:
+def _is_share(entry: object) -> bool:
     try:
-        msgspec.convert(one, wire.HeldShare)
+        msgspec.convert(entry, wire.HeldShare)
     except msgspec.ValidationError:
         return False
     return True
 
 
 def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus:
-    told = status.allocated or _Allocated()
+    allocated = status.allocated or _Allocated()
     return CardStatus(
-        told.memory_mib,
-        told.core_percent,
-        told.shares,
-        bool(told.whole),
+        allocated.memory_mib,
+        allocated.core_percent,
+        allocated.shares,
+        bool(allocated.whole),
         # A status without `whole` says not whole, and is not complete.
-        told.pods if told.whole is not None else -1,
+        allocated.pods if allocated.whole is not None else -1,
         status.free_mib,
         shared.texts(status.classes or ()),
-        _held(status.terminating or (), spec),
+        _share_records(status.terminating or (), spec),
     )
 
 
 def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
-    own = {key: value for key, value in read.metadata.labels.items() if key != names.NODE_LABEL}
-    seen = {key.lower(): value for whose in (own, read.spec.properties) for key, value in sorted(whose.items())}
+    own = {key: text for key, text in read.metadata.labels.items() if key != names.NODE_LABEL}
+    seen = {key.lower(): text for texts in (own, read.spec.properties) for key, text in sorted(texts.items())}
     return shared.labels(seen)

@@ -19,7 +19,7 @@ from cardwise.core.gangs.gangs import Member, Rank
 from cardwise.core.values.decoded import Json, statuses_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible, loads
-from extender.records import aheadnodes
+from extender.records import feasiblenodes
 from extender.records.podref import PodRef
 
 DEFAULT_SCHEDULER: Final = "default-scheduler"
@@ -75,10 +75,10 @@ class WaitingPod:
 class Pod:
     """A pod by its JSON, which comes from the API server or was checked by `wire`."""
 
-    def __init__(self, obj: Json) -> None:
-        self._obj = obj
-        self._metadata: Json = obj.get("metadata") or {}
-        self._spec: Json = obj.get("spec") or {}
+    def __init__(self, manifest: Json) -> None:
+        self._manifest = manifest
+        self._metadata: Json = manifest.get("metadata") or {}
+        self._spec: Json = manifest.get("spec") or {}
         self.annotations: Mapping[str, str] = self._metadata.get("annotations") or {}
         self._labels: Mapping[str, str] = self._metadata.get("labels") or {}
         self.ref = PodRef(
@@ -115,7 +115,7 @@ class Pod:
         return self._spec.get("nodeName") or ""
 
     @property
-    def going(self) -> bool:
+    def terminating(self) -> bool:
         """Whether it is being deleted."""
         return bool(self._metadata.get("deletionTimestamp"))
 
@@ -124,8 +124,8 @@ class Pod:
         """Whether its phase is final, and the kubelet says of no container that it runs. `podinfo` also knows a pod
         that is being deleted, and whose containers have ended before its phase is final.
         """
-        running = any((one.get("state") or {}).get("running") is not None for one in statuses_of(self._obj))
-        return (self._obj.get("status") or {}).get("phase") in names.FINISHED_PHASES and not running
+        running = any((status.get("state") or {}).get("running") is not None for status in statuses_of(self._manifest))
+        return (self._manifest.get("status") or {}).get("phase") in names.FINISHED_PHASES and not running
 
     @property
     def gang(self) -> str:
@@ -144,29 +144,33 @@ class Pod:
     @cached_property
     def request(self) -> PodRequest | None:
         """What it asks of cards and devices. Raises InvalidRequest."""
-        return request.parse_mutated(self._obj)
+        return request.parse_mutated(self._manifest)
 
     @cached_property
     def load(self) -> Load:
         """The cpu, memory and pods that it takes of its node."""
-        return loads.of_pod(msgspec.convert(self._spec, loads.PodSpec))
+        return loads.load_of_pod(msgspec.convert(self._spec, loads.PodSpec))
 
     @cached_property
-    def _asked(self) -> frozenset[str]:
+    def _requested_resources(self) -> frozenset[str]:
         """The resources in its limits."""
-        limits = ((one.get("resources") or {}).get("limits") or () for one in self._containers())
+        limits = ((container.get("resources") or {}).get("limits") or () for container in self._containers())
         return frozenset(name for amounts in limits for name in amounts)
 
     @property
     def classes(self) -> frozenset[str]:
         """The classes that it asks for."""
-        return frozenset(found for resource in self._asked if (found := names.class_of(resource)))
+        return frozenset(
+            resource_class for resource in self._requested_resources if (resource_class := names.class_of(resource))
+        )
 
     @property
     def unscheduled(self) -> str:
         """Why kube-scheduler has not placed it, as its condition says; "" if it was not tried yet."""
-        conditions = (self._obj.get("status") or {}).get("conditions") or ()
-        return next((one.get("reason") or "" for one in conditions if one.get("type") == "PodScheduled"), "")
+        conditions = (self._manifest.get("status") or {}).get("conditions") or ()
+        return next(
+            (condition.get("reason") or "" for condition in conditions if condition.get("type") == "PodScheduled"), ""
+        )
 
     @property
     def nominated(self) -> str:
@@ -180,15 +184,15 @@ class Pod:
     @property
     def named(self) -> str:
         """The node that its status names, for whatever reason: kube-scheduler tries it first; or ""."""
-        return str((self._obj.get("status") or {}).get("nominatedNodeName") or "")
+        return str((self._manifest.get("status") or {}).get("nominatedNodeName") or "")
 
     @property
     def slots(self) -> frozenset[str]:
         """The names of its containers with a slot: the webhook gives one to each that asks for cards or devices."""
         return frozenset(
-            str(one.get("name"))
-            for one in self._containers()
-            if names.SHARE in ((one.get("resources") or {}).get("limits") or ())
+            str(container.get("name"))
+            for container in self._containers()
+            if names.SHARE in ((container.get("resources") or {}).get("limits") or ())
         )
 
     # What kube-scheduler does with it.
@@ -199,7 +203,7 @@ class Pod:
         gang.
         """
         return not self._spec.get("schedulingGates") and (
-            bool(self.gang) or any(resource.startswith(_BOUND_BY_US) for resource in self._asked)
+            bool(self.gang) or any(resource.startswith(_BOUND_BY_US) for resource in self._requested_resources)
         )
 
     @property
@@ -236,31 +240,31 @@ class Pod:
             priority=self.priority,
             queue_priority=self._queue_priority(),
         )
-        return gangs.rank_of(alone, alone.priority, None, "")
+        return gangs.gang_rank(alone, alone.priority, None, "")
 
     def member(self) -> Member:
         """The pod as a member of its gang, with a node or without."""
-        status = self._obj.get("status") or {}
-        said, asked, problem = None, None, ""
+        status = self._manifest.get("status") or {}
+        membership, card_request, problem = None, None, ""
         try:
-            said = gangs.joined(self._obj)
-            asked = self.request if not self.node else None
+            membership = gangs.gang_of(self._manifest)
+            card_request = self.request if not self.node else None
         except InvalidRequest as error:
             problem = str(error)
         return Member(
             uid=self.uid,
             name=self.ref.name,
             created=self.created,
-            there=not self.going and status.get("phase") != "Failed",
-            gated=gangs.gated(self._obj),
-            barred=gangs.barred(self._obj),
+            there=not self.terminating and status.get("phase") != "Failed",
+            gated=gangs.is_gated(self._manifest),
+            barred=gangs.foreign_gate(self._manifest),
             node=self.node,
-            minimum=said.minimum if said is not None else None,
-            foreign=said.foreign if said is not None else None,
+            minimum=membership.minimum if membership is not None else None,
+            foreign=membership.foreign if membership is not None else None,
             priority=self.priority,
             queue_priority=self._queue_priority(),
             shape=self._shape() if not self.node else "",
-            request=asked,
+            request=card_request,
             load=self.load,
             problem=problem if not self.node else "",
         )
@@ -285,14 +289,14 @@ class Pod:
         """Whether it may be decided about before kube-scheduler asks for it."""
         return not (
             not self.version
-            or self.going
+            or self.terminating
             or self._spec.get("schedulingGates")
             or self.gang
             or self.grouped
             or not self.one_best_node(default=True)
             # By volumes too: a claim may wait for its first consumer. Then kube-scheduler nominates the node itself
             # while the volume is made, which may take longer than a decision ahead is held.
-            or eligible.bound_otherwise(self._obj)
+            or eligible.other_constraint(self._manifest)
             or len(self._constraints) > MOST_CONSTRAINTS
         )
 
@@ -300,7 +304,7 @@ class Pod:
 
     @cached_property
     def _constraints(self) -> bytes:
-        return aheadnodes.key_of(self._spec)
+        return feasiblenodes.key_of(self._spec)
 
     def _containers(self) -> Iterator[Json]:
         yield from self._spec.get("initContainers") or ()
@@ -323,9 +327,11 @@ class Pod:
     def _shape(self) -> str:
         """A key that is equal for pods that kube-scheduler cannot tell apart when it decides where they may go."""
         seen = {
-            "labels": {key: value for key, value in self._labels.items() if key not in _OF_ONE_POD},
+            "labels": {key: text for key, text in self._labels.items() if key not in _OF_ONE_POD},
             "spec": {key: self._spec[key] for key in _SHAPE if key in self._spec},
-            "containers": [{key: one[key] for key in _CONTAINER_SHAPE if key in one} for one in self._containers()],
-            "claims": [one.get("persistentVolumeClaim") for one in self._spec.get("volumes") or ()],
+            "containers": [
+                {key: entry[key] for key in _CONTAINER_SHAPE if key in entry} for entry in self._containers()
+            ],
+            "claims": [entry.get("persistentVolumeClaim") for entry in self._spec.get("volumes") or ()],
         }
         return blake2b(_encode(seen), digest_size=12).hexdigest()

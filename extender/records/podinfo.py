@@ -35,7 +35,7 @@ class PodRecord(Placed, frozen=True, gc=False):
     dataclass's time.
 
     `finished`: its phase is final; then it takes nothing of its node. `ended`: the kubelet says that no container of it
-    runs or will run. `problem`: why its annotations could not be read. `mps_client`: how it uses MPS. `unplaced`:
+    runs or will run. `problem`: why its annotations could not be read. `mps_client`: how it uses MPS. `bound_directly`:
     somebody else has bound it, so it has none of the cards or devices that it asks for.
     """
 
@@ -46,7 +46,7 @@ class PodRecord(Placed, frozen=True, gc=False):
     gang: str = ""
     member: Member | None = None
     mps_client: MpsClient = COMMON
-    unplaced: bool = False
+    bound_directly: bool = False
 
     @property
     def holds_cards(self) -> bool:
@@ -63,14 +63,14 @@ class TurnedAway(NamedTuple):
 class WaitingRecord(PodRecord, frozen=True, gc=False):
     """Such a pod that has no node yet.
 
-    `classes`: what it asks for. `asks`: the pod, if kube-scheduler makes room for it, or if it may be decided about
+    `classes`: what it asks for. `waiting_pod`: the pod, if kube-scheduler makes room for it, or if it may be nominated
     ahead. `named`: a node in its status where nobody makes room, perhaps named by us. `turned_away`: it waits
     because no extender answered for it. `refused`: kube-scheduler has tried it in vain. `bindable`: an
     extender may have been called to bind it: it has no gate, and asks for a resource of ours or is in a gang.
     """
 
     classes: frozenset[str] = frozenset()
-    asks: WaitingPod | None = None
+    waiting_pod: WaitingPod | None = None
     named: str = ""
     turned_away: TurnedAway | None = None
     refused: bool = False
@@ -159,27 +159,29 @@ def pod(raw: bytes) -> tuple[str, Placed] | None:
         return _other(raw, static=True)  # a static pod is not scheduled, so it has no assignment whatever it says
     gang = (meta.labels or {}).get(names.GANG) or ""
     member = _whole(raw).member() if gang else None
-    held, problem = None, ""
+    assigned, problem = None, ""
     try:
-        held = assignment.decode(meta.annotations or {}, loads=_decode_any)
+        assigned = assignment.decode(meta.annotations or {}, loads=_decode_any)
     except assignment.InvalidAssignment as error:
         problem = str(error)
     finished = read.status.phase in names.FINISHED_PHASES
-    unplaced = held is None and not problem and not finished and _SLOT in raw and _whole(raw).slots
-    if held is None and not problem and member is None and not unplaced:
+    bound_directly = assigned is None and not problem and not finished and _SLOT in raw and _whole(raw).slots
+    if assigned is None and not problem and member is None and not bound_directly:
         return _other(raw)
     return meta.uid, PodRecord(
         *_place(raw, meta, read.spec, counts=not finished),
         grouped=read.spec.scheduling_group is not None,
         group="" if gang or finished else _group(meta, read.spec),
-        assignment=held,
+        assignment=assigned,
         finished=finished,
         ended=_ended(read, finished=finished),
         problem=problem,
         gang=gang,
         member=member,
-        mps_client=mpsread.of_pod(meta.annotations or {}, read.spec, held.containers) if held is not None else COMMON,
-        unplaced=bool(unplaced),
+        mps_client=mpsread.mps_client_of_pod(meta.annotations or {}, read.spec, assigned.containers)
+        if assigned is not None
+        else COMMON,
+        bound_directly=bool(bound_directly),
     )
 
 
@@ -198,17 +200,17 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     member = pod.member() if pod.gang else None
     if status.phase in names.FINISHED_PHASES:  # no kubelet starts it
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
-    reason, told = pod.unscheduled, status.nominated_node_name
+    reason, nominated_node = pod.unscheduled, status.nominated_node_name
     unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated)
-    fresh = not (refused or unanswered or told)
+    fresh = not (refused or unanswered or nominated_node)
     return WaitingRecord(
         **pod.ref._asdict(),
         group="" if pod.gang else _group(read.metadata, read.spec),
         gang=pod.gang,
         member=member,
         classes=pod.classes,
-        asks=_asks(pod) if nominated or (fresh and pod.predictable) else None,
-        named="" if nominated else told,
+        waiting_pod=_waiting_pod(pod) if nominated or (fresh and pod.predictable) else None,
+        named="" if nominated else nominated_node,
         # A pod with a gate is not tried, whatever its status says.
         turned_away=TurnedAway(pod.priority, intern(pod.scheduler)) if unanswered and pod.bindable else None,
         refused=refused or unanswered,
@@ -216,7 +218,7 @@ def _waiting(raw: bytes, read: _Pod) -> PodRecord:
     )
 
 
-def _asks(pod: Pod) -> WaitingPod | None:
+def _waiting_pod(pod: Pod) -> WaitingPod | None:
     try:
         return pod.waiting() if pod.request is not None else None
     except InvalidRequest:

@@ -12,24 +12,24 @@ _ENTRIES = 4096
 _LONGEST = 2048  # characters of an entry; the tables take some 20 MiB at most
 
 
-def labels(of: Mapping[str, str]) -> Mapping[str, str]:
+def labels(original: Mapping[str, str]) -> Mapping[str, str]:
     """These labels; not to be changed."""
-    if sum(map(len, of)) + sum(map(len, of.values())) > _LONGEST:
-        return of
-    return _labels(tuple(sorted(of.items())))
+    if sum(map(len, original)) + sum(map(len, original.values())) > _LONGEST:
+        return original
+    return _labels(tuple(sorted(original.items())))
 
 
-def texts(of: Iterable[str]) -> tuple[str, ...]:
+def texts(originals: Iterable[str]) -> tuple[str, ...]:
     """These texts."""
-    together = tuple(of)
+    together = tuple(originals)
     return _texts(together) if sum(map(len, together)) <= _LONGEST else together
 
 
 @lru_cache(maxsize=_ENTRIES)
-def _labels(items: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
-    return dict(items)
+def _labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+    return dict(pairs)
 
 
 @lru_cache(maxsize=_ENTRIES)
-def _texts(of: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(map(intern, of))
+def _texts(originals: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(intern, originals))

@@ -125,13 +125,15 @@ class NodeList(Struct):
     items: list[msgspec.Raw] | None = None
 
     def decoded(self) -> list[NodeHead]:
-        return [_decode_node(item) for item in self.items or ()]
+        return [_decode_node(raw_node) for raw_node in self.items or ()]
 
-    def only(self, names: set[str]) -> "NodeList":
+    def select(self, names: set[str]) -> "NodeList":
         """The items of these nodes."""
-        items = self.items or []
-        kept = [item for item, node in zip(items, self.decoded(), strict=True) if node.metadata.name in names]
-        return NodeList(items=kept)
+        raw_nodes = self.items or []
+        selected = [
+            raw_node for raw_node, node in zip(raw_nodes, self.decoded(), strict=True) if node.metadata.name in names
+        ]
+        return NodeList(items=selected)
 
 
 class FilterResult(Struct, rename="pascal"):
@@ -190,24 +192,24 @@ class PreemptArgs(_PodArgs):
     node_name_to_victims: dict[str, Victims | None] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
-    def chosen(self) -> dict[str, list[str]]:
+    def victim_uids(self) -> dict[str, list[str]]:
         """UIDs of kube-scheduler's victims by node, by either field."""
-        found = {
-            node: [one.metadata.uid for one in (victims.pods if victims is not None else None) or ()]
+        victims_by_node = {
+            node: [victim.metadata.uid for victim in (victims.pods if victims is not None else None) or ()]
             for node, victims in (self.node_name_to_victims or {}).items()
         }
         for node, meta in (self.node_name_to_meta_victims or {}).items():
-            found[node] = [one.uid for one in (meta.pods if meta is not None else None) or ()]
-        return found
+            victims_by_node[node] = [victim.uid for victim in (meta.pods if meta is not None else None) or ()]
+        return victims_by_node
 
-    def as_chosen(self) -> dict[str, MetaVictims]:
+    def as_meta_victims(self) -> dict[str, MetaVictims]:
         """kube-scheduler's own choice, as an answer."""
-        said = {**(self.node_name_to_victims or {}), **(self.node_name_to_meta_victims or {})}
+        proposed = {**(self.node_name_to_victims or {}), **(self.node_name_to_meta_victims or {})}
         return {
             node: MetaVictims(
-                [MetaPod(uid) for uid in uids], victims.num_pdb_violations if (victims := said[node]) else 0
+                [MetaPod(uid) for uid in uids], victims.num_pdb_violations if (victims := proposed[node]) else 0
             )
-            for node, uids in self.chosen().items()
+            for node, uids in self.victim_uids().items()
         }
 
 
@@ -228,14 +230,14 @@ def filter_args(body: bytes) -> FilterArgs:
     try:
         args = _decode_filter(body)
         if args.pod is None or args.names() is None:
-            args = _decode_filter(_as_go_reads(body, FilterArgs))
+            args = _decode_filter(_normalize_keys(body, FilterArgs))
         if args.pod is None:
             raise Malformed("arg or pod is nil")  # gpushare's text, as the next
         if args.names() is None:
             raise Malformed("cannot get node names")
         _check_pod(args.pod)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(_what(body, error)) from error
+        raise Malformed(_describe_error(body, error)) from error
     return args
 
 
@@ -244,12 +246,12 @@ def preempt_args(body: bytes) -> PreemptArgs:
     try:
         args = _decode_preempt(body)
         if args.pod is None:
-            args = _decode_preempt(_as_go_reads(body, PreemptArgs))
+            args = _decode_preempt(_normalize_keys(body, PreemptArgs))
         if args.pod is None:
             raise Malformed("arg or pod is nil")
         _check_pod(args.pod)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(_what(body, error)) from error
+        raise Malformed(_describe_error(body, error)) from error
     return args
 
 
@@ -258,9 +260,9 @@ def bind_args(body: bytes) -> BindArgs:
     try:
         args = _decode_bind(body)
         if not (args.pod_name and args.node):
-            args = _decode_bind(_as_go_reads(body, BindArgs))
+            args = _decode_bind(_normalize_keys(body, BindArgs))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Malformed(_what(body, error)) from error
+        raise Malformed(_describe_error(body, error)) from error
     missing = [name for name in ("PodName", "PodNamespace", "PodUID", "Node") if not getattr(args, _FIELDS[name])]
     if missing:
         raise Malformed(f"{' and '.join(missing)} missing in the bind call")
@@ -284,23 +286,23 @@ def _check_pod(pod: dict[str, Any]) -> None:
     )
 
 
-def _check_names(*given: tuple[str, str | None, Callable[[str], bool]]) -> None:
+def _check_names(*fields: tuple[str, str | None, Callable[[str], bool]]) -> None:
     """Fields, their texts, and what these must be. An empty text is none. Raises Malformed."""
-    for name, text, is_valid in given:
+    for name, text, is_valid in fields:
         if text and not is_valid(text):
             raise Malformed(f"{name} is no Kubernetes name")
 
 
-def _as_go_reads(body: bytes, kind: type[Struct]) -> bytes:
+def _normalize_keys(body: bytes, kind: type[Struct]) -> bytes:
     """The body with its keys in the usual spelling, matched as Go's encoding/json does: in upper or lower case."""
     known = {field.encode_name.lower(): field.encode_name for field in msgspec.structs.fields(kind)}
-    found: dict[str, msgspec.Raw] = {}
-    for key, value in _decode_raw(body).items():
+    normalized: dict[str, msgspec.Raw] = {}
+    for key, raw in _decode_raw(body).items():
         name = known.get(key.lower())
-        if name is not None and (key == name or name not in found):
-            found[name] = value
-    return encode(found)
+        if name is not None and (key == name or name not in normalized):
+            normalized[name] = raw
+    return encode(normalized)
 
 
-def _what(body: bytes, error: Exception) -> str:
+def _describe_error(body: bytes, error: Exception) -> str:
     return f"cannot read the call: {error}" if body.strip() else "EOF"  # gpushare's (Go's) answer to an empty body

@@ -5,8 +5,8 @@ autoscaler adds a node. An admin removes a class whose cards do not come back, b
 models, only so many classes without a card are kept: those that are oldest, and those that pods use.
 
 Drivers may spell one model in several ways (old ones leave out NVIDIA) that give one class name: the class selects all
-spellings. `changes` (pure) decides from what the watch shows; the controller writes, and says once what it cannot do. A
-class that a person made or edited is never touched.
+spellings. `plan_changes` (pure) decides from what the watch shows; the controller writes, and says once what it
+cannot do. A class that a person made or edited is never touched.
 """
 
 import json
@@ -30,7 +30,7 @@ _log = structlog.get_logger(__name__)
 _EVERY = 1.0  # seconds between two looks
 MOST_WITHOUT_CARDS = 64  # automatic classes; above what an autoscaler's node groups have of models
 _LINGER = 10.0  # seconds without cards before a class is deleted: a card that moves to another node comes again
-_ASK = 5.0  # seconds between two questions whether a class is in use: each looks at all that is held
+_USE_CHECK_SECONDS = 5.0  # seconds between two questions whether a class is in use: each looks at all that is held
 _SHOWN = 5.0  # seconds in which the watch shows what was written
 _RETRY = 30.0  # seconds after a refusal
 _TIMEOUT = 2.0
@@ -49,25 +49,31 @@ class Changes:
     deletes: Collection[str] = ()
 
 
-def changes(models: Collection[str], found: Mapping[str, ClassRecord], in_use: Callable[[str], bool]) -> Changes:
+def plan_changes(
+    models: Collection[str], existing: Mapping[str, ClassRecord], in_use: Callable[[str], bool]
+) -> Changes:
     """The changes that are needed. `models`: those of which there is a card; `in_use`: whether a pod holds a card of a
     class or waits for one.
     """
     alike: dict[str, list[str]] = {}  # models whose classes have one name
     for model in sorted(models):
         alike.setdefault(classes.name_of_model(model), []).append(model)
-    wanted: dict[str, Models] = {name: tuple(these) for name, these in alike.items()}
-    written = {name: one.auto_models for name, one in found.items() if one.auto_models}
+    wanted: dict[str, Models] = {name: tuple(class_models) for name, class_models in alike.items()}
+    written = {name: record.auto_models for name, record in existing.items() if record.auto_models}
     # The oldest are kept: what a node invents today does not push out the types that the cluster had yesterday.
-    without_cards = sorted(written.keys() - wanted.keys(), key=lambda name: (found[name].created, name))
+    without_cards = sorted(written.keys() - wanted.keys(), key=lambda name: (existing[name].created, name))
     return Changes(
-        creates={name: these for name, these in wanted.items() if name not in found},
-        updates={name: these for name, these in wanted.items() if written.get(name, these) != these},
+        creates={name: class_models for name, class_models in wanted.items() if name not in existing},
+        updates={
+            name: class_models
+            for name, class_models in wanted.items()
+            if written.get(name, class_models) != class_models
+        },
         deletes=[name for name in without_cards[MOST_WITHOUT_CARDS:] if not in_use(name)],
     )
 
 
-def automatic(name: str, *models: str) -> Json:
+def automatic_class(name: str, *models: str) -> Json:
     """The object of the automatic class of these models, which all give this name."""
     spec = classes.auto_spec(*models)
     return {
@@ -84,7 +90,7 @@ def automatic(name: str, *models: str) -> Json:
 
 def _patch(name: str, models: Models, seen: ClassRecord) -> Json:
     """The merge patch that gives the class these models, if the object has not changed since it was seen."""
-    wanted = automatic(name, *models)
+    wanted = automatic_class(name, *models)
     selector = dict.fromkeys(classes.auto_spec(*seen.auto_models)["selector"]) | wanted["spec"]["selector"]
     annotations = wanted["metadata"]["annotations"]
     return {
@@ -118,8 +124,8 @@ class ClassController:
         self._idle_since: dict[str, float] = {}  # classes without a card of their models, and since when
         self._used_until: dict[str, float] = {}
         self._not_before: dict[str, float] = {}  # classes that were just written or tried, and when they may be again
-        self._kept: set[str] = set()  # classes of present models that existed at the last look
-        self._said: dict[str, str] = {}
+        self._present: set[str] = set()  # classes of present models that existed at the last look
+        self._logged: dict[str, str] = {}
 
     def step(self) -> None:
         """One round, if it is time for one."""
@@ -129,11 +135,11 @@ class ClassController:
         self._looked_at = now
         if not self._active():
             self._idle_since.clear()
-            self._kept.clear()
+            self._present.clear()
             return
-        found, models = self._seen.classes.snapshot(), self._seen.cards.models()
-        wanted = changes(models, found, self._used)
-        self._say(models, found)
+        existing, models = self._seen.classes.snapshot(), self._seen.cards.models()
+        wanted = plan_changes(models, existing, self._used)
+        self._log_notices(models, existing)
         self._used_until = {name: at for name, at in self._used_until.items() if at > now}
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
         idle = [*wanted.deletes, *wanted.updates]
@@ -142,12 +148,12 @@ class ClassController:
         self._missing = {name: None for name in (*self._missing, *wanted.creates) if name in wanted.creates}
         for name in self._due(self._missing, now):
             self._create(name, wanted.creates[name])
-        grown = {name for name, alike in wanted.updates.items() if not set(alike) <= set(found[name].auto_models)}
+        grown = {name for name, alike in wanted.updates.items() if not set(alike) <= set(existing[name].auto_models)}
         for name in self._due((name for name in wanted.updates if name in ready | grown), now):
-            self._update(name, wanted.updates[name], found[name])
+            self._update(name, wanted.updates[name], existing[name])
         for name in self._due((name for name in wanted.deletes if name in ready), now):
-            self._delete(name, found[name])
-        self._kept = {classes.name_of_model(model) for model in models} & found.keys()
+            self._delete(name, existing[name])
+        self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
     def _due(self, names: Iterable[str], began: float) -> Iterator[str]:
         """The first of these classes that were not written or tried a moment ago, while the look that began then has
@@ -160,28 +166,28 @@ class ClassController:
     def _used(self, name: str) -> bool:
         """As `in_use`, but not asked again soon after the answer was yes."""
         if name not in self._used_until and self._in_use(name):
-            self._used_until[name] = self._clock.now() + _ASK
+            self._used_until[name] = self._clock.now() + _USE_CHECK_SECONDS
         return name in self._used_until
 
-    def _say(self, models: Collection[str], found: Mapping[str, ClassRecord]) -> None:
+    def _log_notices(self, models: Collection[str], existing: Mapping[str, ClassRecord]) -> None:
         """Logs once what a person may wonder about."""
-        said: dict[str, str] = {}
+        notices: dict[str, str] = {}
         for model in sorted(models):
             name = classes.name_of_model(model)
-            if name in found and not found[name].auto_models:
-                said.setdefault(name, f"a class of this name was created by hand, for model {quoted(model)}")
-        for name, text in said.items():
-            if self._said.get(name) != text:
+            if name in existing and not existing[name].auto_models:
+                notices.setdefault(name, f"a class of this name was created by hand, for model {quoted(model)}")
+        for name, text in notices.items():
+            if self._logged.get(name) != text:
                 _log.warning("a model has no automatic class", name=name, problem=text)
-        self._said = said
+        self._logged = notices
 
     def _create(self, name: str, models: Models) -> None:
-        if name in self._kept:
+        if name in self._present:
             _log.warning("recreating an automatic class that was deleted while nodes have its cards", name=name)
-        made = automatic(name, *models)
+        manifest = automatic_class(name, *models)
         self._write(
             name,
-            lambda: self._client.create(paths.resourceclasses(), made, timeout=_TIMEOUT),
+            lambda: self._client.create(paths.resourceclasses(), manifest, timeout=_TIMEOUT),
             ("failed to create an automatic class", "created an automatic class"),
             models,
         )

@@ -21,7 +21,7 @@ status says: if that changes from look to look, the status only lags behind. 0 f
 
 
 class LedgerCheck:
-    """`note` and `count` belong to one thread, `counts` to any."""
+    """`set_differences` and `update_counts` belong to one thread, `counts` to any."""
 
     def __init__(self) -> None:
         self._since: dict[str, dict[tuple[str, Disagreement], tuple[float, int]]] = {}  # by node
@@ -35,17 +35,23 @@ class LedgerCheck:
         """The nodes that had cards that disagree when they were last looked at."""
         return set(self._since)
 
-    def note(self, node: str, found: Differences, now: float) -> None:
+    def set_differences(self, node: str, differences: Differences, now: float) -> None:
         """All differences of the node now."""
         before = self._since.pop(node, {})
-        if found:
-            kept = {each: before[each] for each, said in found.items() if each in before and before[each][1] == said}
-            self._since[node] = {each: kept.get(each, (now, said)) for each, said in found.items()}
+        if differences:
+            unchanged = {
+                card_kind: before[card_kind]
+                for card_kind, mib in differences.items()
+                if card_kind in before and before[card_kind][1] == mib
+            }
+            self._since[node] = {
+                card_kind: unchanged.get(card_kind, (now, mib)) for card_kind, mib in differences.items()
+            }
 
-    def count(self, now: float) -> None:
+    def update_counts(self, now: float) -> None:
         counts = dict.fromkeys(map(str, Disagreement), 0)
-        for node, these in self._since.items():
-            for (name, kind), (since, _) in these.items():
+        for node, differences in self._since.items():
+            for (name, kind), (since, _) in differences.items():
                 if now - since > PATIENCE:
                     counts[kind] += 1
                     if counts[kind] == 1 and not self._counts[kind]:

@@ -21,23 +21,23 @@ class Lister(Generic[T]):
     """The objects of one kind by key, and which have changed. One thread writes, one other thread reads."""
 
     def __init__(self) -> None:
-        self.values: dict[str, T] = {}
+        self.objects: dict[str, T] = {}
         self._changed: set[str] = set()
         self._lock = threading.Lock()
 
-    def put(self, key: str, new: T) -> None:
+    def set_object(self, key: str, new: T) -> None:
         """The object is so now."""
         with self._lock:
-            before = self.values.get(key)
-            self.values[key] = new
+            before = self.objects.get(key)
+            self.objects[key] = new
             self._mark(key, before, new)
 
     def remove(self, key: str) -> None:
         """The object is no more."""
         with self._lock:
-            self._mark(key, self.values.pop(key, None), None)
+            self._mark(key, self.objects.pop(key, None), None)
 
-    def changed(self) -> set[str]:
+    def take_changed(self) -> set[str]:
         """The keys of objects that have changed, come or gone since the last call."""
         with self._lock:
             changed, self._changed = self._changed, set()
@@ -46,7 +46,7 @@ class Lister(Generic[T]):
     def snapshot(self) -> dict[str, T]:
         """A copy of all, taken in one step."""
         with self._lock:
-            return dict(self.values)
+            return dict(self.objects)
 
     def _mark(self, key: str, before: T | None, new: T | None) -> None:
         """Notes a change of the object; under the lock. None: it was, or is, not there."""
@@ -66,13 +66,13 @@ class CardLister(Lister[CardRecord]):
         self._of_node: dict[str, set[str]] = {}
         self._models: Counter[str] = Counter()
 
-    def put(self, key: str, new: CardRecord) -> None:
-        before = self.values.get(key)
+    def set_object(self, key: str, new: CardRecord) -> None:
+        before = self.objects.get(key)
         if before is not None and before.node != new.node:
             self.remove(key)
             before = None
         if before is not None or len(self._of_node.get(new.node, ())) < MOST_CARDS:
-            super().put(key, new)
+            super().set_object(key, new)
 
     def names(self, node: str) -> list[str]:
         """The cards of the node."""
@@ -126,7 +126,7 @@ class ClassLister(Lister[ClassRecord]):
         with self._lock:
             self._deleted.append(key)
 
-    def deleted(self) -> list[str]:
+    def take_deleted(self) -> list[str]:
         """The names of the classes that were deleted since the last call."""
         with self._lock:
             deleted, self._deleted = self._deleted, []

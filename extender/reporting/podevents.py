@@ -38,13 +38,13 @@ class PodEvents:
         self._active = active
         self._waiting_for = waiting_for
         self._clock = clock
-        self._told: OrderedDict[str, float] = OrderedDict()  # pods, the longest ago first
+        self._notified: OrderedDict[str, float] = OrderedDict()  # pods, the longest ago first
         self._lock = threading.Lock()
 
     def step(self) -> None:
         """Tells the pods that wait for a class which has been deleted since the last round."""
-        for name in self._seen.classes.deleted():
-            if not self._active() or name in self._seen.classes.values:
+        for name in self._seen.classes.take_deleted():
+            if not self._active() or name in self._seen.classes.objects:
                 continue  # the leader tells of it, or the class was made again
             if name in self._seen.cards.automatic_classes():
                 continue  # its cards are still in it, and its object is made again
@@ -59,13 +59,13 @@ class PodEvents:
         """Only this entry of a quota keeps the pod from being placed. Returns at once."""
         now = self._clock.now()
         with self._lock:
-            if now - self._told.get(pod.uid, float("-inf")) < _QUIET:
+            if now - self._notified.get(pod.uid, float("-inf")) < _QUIET:
                 return
-            self._told[pod.uid] = now
-            self._told.move_to_end(pod.uid)
-            if len(self._told) > _REMEMBERED:
-                self._told.popitem(last=False)
-        self._events.record(pod.about, "WaitingForQuota", _waits(full))
+            self._notified[pod.uid] = now
+            self._notified.move_to_end(pod.uid)
+            if len(self._notified) > _REMEMBERED:
+                self._notified.popitem(last=False)
+        self._events.record(pod.about, "WaitingForQuota", _quota_message(full))
 
     def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
         """The status of the quota says now that one of its classes does not exist. Returns at once."""
@@ -73,12 +73,14 @@ class PodEvents:
         self._events.record(about, statuses.NO_SUCH_CLASS, text, "Warning")
 
 
-def _waits(full: FullEntry) -> str:
-    short = quotas.exceeded(full.entry, full.used, full.asked)
-    amounts = ", ".join(f"{one.used}/{one.hard} {one.unit} are used and {one.asked} more asked" for one in short)
-    if full.asked.cards and any(one.unit == "MiB" for one in short):
+def _quota_message(full: FullEntry) -> str:
+    short = quotas.exceeded(full.entry, full.used, full.requested)
+    amounts = ", ".join(
+        f"{limit.used}/{limit.hard} {limit.unit} are used and {limit.requested} more asked" for limit in short
+    )
+    if full.requested.cards and any(limit.unit == "MiB" for limit in short):
         amounts = f"{amounts} at least, all of the smallest card that it may get"
-    if any(one.asked > one.hard for one in short):
+    if any(limit.requested > limit.hard for limit in short):
         ends = "that is more than is allowed at all, so the pod starts only if the quota is raised"
     else:
         ends = "the pod starts when other pods of the namespace end or the quota is raised"

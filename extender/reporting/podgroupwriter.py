@@ -37,7 +37,7 @@ _CONFLICT_SECONDS = 2.0  # in which the watch shows an object that was made or d
 _SETTLED = 1.0  # seconds that a state lasts before pods get an event about it
 
 
-class _Told(NamedTuple):
+class _EventState(NamedTuple):
     """What events of a gang should say, since when, and whether they were written."""
 
     reason: str
@@ -66,7 +66,7 @@ class PodGroupWriter:
         self._active = active
         self._clock = clock
         self._views: dict[str, View] = {}
-        self._told: dict[str, _Told] = {}
+        self._event_states: dict[str, _EventState] = {}
         self._schedule = Schedule({GROUP: _GAP})
         self._pace = Pace()
         self._looked = float("-inf")
@@ -78,53 +78,55 @@ class PodGroupWriter:
         now = self._clock.now()
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
-            self._look(now)
+            self._mark_changed(now)
         while self._clock.now() - now <= _STEP_LIMIT and self._pace.ready(self._clock.now(), _RATE):
-            key = self._schedule.next(self._clock.now())
+            key = self._schedule.next_key(self._clock.now())
             if key is None:
                 return
-            self._bring(key)
+            self._write_if_changed(key)
 
-    def _look(self, now: float) -> None:
+    def _mark_changed(self, now: float) -> None:
         before, self._views = self._views, {f"{view.namespace}/{view.name}": view for view in self._gangs()}
         seen = self._seen.snapshot()
         changed = {key for key, view in self._views.items() if before.get(key) != view} | (before.keys() - self._views)
         # And PodGroups that exist and should not, or should exist and do not.
-        changed |= self._seen.changed() | (self._views.keys() ^ seen.keys())
+        changed |= self._seen.take_changed() | (self._views.keys() ^ seen.keys())
         self._schedule.mark_all([Key(GROUP, key) for key in sorted(changed)], now)
         for key, view in self._views.items():
-            self._say(key, view, seen.get(key), now)
-        for key in self._told.keys() - self._views:
-            del self._told[key]
+            self._record_event(key, view, seen.get(key), now)
+        for key in self._event_states.keys() - self._views:
+            del self._event_states[key]
 
     # PodGroups.
 
-    def _bring(self, key: Key) -> None:
+    def _write_if_changed(self, key: Key) -> None:
         """Makes one PodGroup what it should be."""
-        act = self._what(key.key)
+        act = self._plan_write(key.key)
         if act is None:
-            self._schedule.settled(key)
+            self._schedule.mark_settled(key)
             return
-        what, write = act
+        content, write = act
         self._pace.spend()
         try:
             write()
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock.now(), _CONFLICT_SECONDS)  # the watch will show what has happened
+            self._schedule.mark_failed(
+                key, self._clock.now(), _CONFLICT_SECONDS
+            )  # the watch will show what has happened
         except errors.KubeError as error:
             _log.warning("failed to write a PodGroup; trying again", name=key.key, error=str(error))
-            self._schedule.failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)
+            self._schedule.mark_failed(key, self._clock.now(), error.retry_after or _REFUSED_SECONDS)
         else:
-            self._schedule.wrote(key, what, self._clock.now())
+            self._schedule.mark_written(key, content, self._clock.now())
 
-    def _what(self, key: str) -> tuple[object, Callable[[], object]] | None:
-        view, seen = self._views.get(key), self._seen.values.get(key)
+    def _plan_write(self, key: str) -> tuple[object, Callable[[], object]] | None:
+        view, seen = self._views.get(key), self._seen.objects.get(key)
         namespace, _, name = key.partition("/")
         if seen is None:
             if view is None or view.minimum < 1 or not (view.numbered or view.foreign):
                 return None
-            made = podgroups.automatic(view)
-            return "made", lambda: self._client.create(paths.podgroups(namespace), made, timeout=_WRITE_TIMEOUT)
+            manifest = podgroups.automatic_group(view)
+            return "made", lambda: self._client.create(paths.podgroups(namespace), manifest, timeout=_WRITE_TIMEOUT)
         if seen.auto and view is None:
             options = {"preconditions": {"uid": seen.uid}}
             return "deleted", lambda: self._client.delete(
@@ -136,30 +138,30 @@ class PodGroupWriter:
                 paths.podgroups(namespace, name), spec, "merge", timeout=_WRITE_TIMEOUT
             )
         now = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        wanted = podgroups.status(seen, view, now)
-        if statuses.same(wanted, seen.status):
+        wanted = podgroups.group_status(seen, view, now)
+        if statuses.is_same(wanted, seen.status):
             return None
-        patch = {"status": statuses.patch(wanted, seen.status, now)}
+        patch = {"status": statuses.make_patch(wanted, seen.status, now)}
         return wanted, lambda: self._client.patch(
             paths.podgroups(namespace, name, "status"), patch, "merge", timeout=_WRITE_TIMEOUT
         )
 
     # Events.
 
-    def _say(self, key: str, view: View, seen: GroupRecord | None, now: float) -> None:
-        said = _words(view)
-        before = self._told.get(key)
-        if said is None:
-            self._told.pop(key, None)
+    def _record_event(self, key: str, view: View, seen: GroupRecord | None, now: float) -> None:
+        event = _event_text(view)
+        before = self._event_states.get(key)
+        if event is None:
+            self._event_states.pop(key, None)
             return
-        if before is None or (before.reason, before.text) != said:
+        if before is None or (before.reason, before.text) != event:
             # A new leader finds gangs that have been running for long.
             done = before is None and view.phase is GangPhase.RUNNING and _running(seen)
-            before = self._told[key] = _Told(*said, now, done)
+            before = self._event_states[key] = _EventState(*event, now, done)
         at_once = view.phase in (GangPhase.RUNNING, GangPhase.ROLLING)
         if before.done or (not at_once and now - before.at < _SETTLED):
             return
-        self._told[key] = before._replace(done=True)
+        self._event_states[key] = before._replace(done=True)
         kind: EventKind = (
             "Normal" if view.phase in (GangPhase.HELD, GangPhase.BINDING, GangPhase.RUNNING) else "Warning"
         )
@@ -170,7 +172,7 @@ class PodGroupWriter:
             self._events.record(pod.about, before.reason, before.text, kind)
 
 
-def _words(view: View) -> tuple[str, str] | None:
+def _event_text(view: View) -> tuple[str, str] | None:
     """Reason and text of the event about the gang; None: no event. A gang whose pods are being deleted gets none."""
     name, there = f"gang {view.name}", view.there
     if not there:
@@ -201,6 +203,6 @@ def _running(seen: GroupRecord | None) -> bool:
     return seen is not None and seen.status.get("phase") == GangPhase.RUNNING
 
 
-def rolled_back(pod: PodRef, why: str) -> tuple[ObjectRef, str, str]:
+def rollback_event(pod: PodRef, cause: str) -> tuple[ObjectRef, str, str]:
     """The event of a member that is evicted."""
-    return pod.about, "GangRolledBack", f"{why}; the pod is evicted, and the gang is tried as a whole"
+    return pod.about, "GangRolledBack", f"{cause}; the pod is evicted, and the gang is tried as a whole"

@@ -23,9 +23,9 @@ class Key(NamedTuple):
 class _Written:
     """What was last written to an object, when, and how many times the same."""
 
-    what: object
+    content: object
     at: float
-    again: int = 0
+    repeats: int = 0
 
 
 class Schedule:
@@ -42,7 +42,7 @@ class Schedule:
         self._ready: dict[str, dict[str, dict[Key, None]]] = {kind: {} for kind in gaps}  # by namespace
         self._kinds = FairQueueing()
         self._turns = {kind: FairQueueing() for kind in gaps}
-        self._given: tuple[Key, float] | None = None  # what is being written, and since when
+        self._current: tuple[Key, float] | None = None  # what is being written, and since when
         self._later: list[tuple[float, int, Key]] = []
         self._put_off: dict[Key, float] = {}
         self._order = count()
@@ -64,8 +64,8 @@ class Schedule:
         for key in keys:
             self.mark(key, now)
 
-    def next(self, now: float) -> Key | None:
-        """An object to look at now, or None. The caller then calls `wrote`, `failed` or `settled`."""
+    def next_key(self, now: float) -> Key | None:
+        """An object to look at now, or None. The caller then calls `mark_written`, `mark_failed` or `mark_settled`."""
         while self._later and self._later[0][0] <= now:
             at, _, key = heapq.heappop(self._later)
             if self._put_off.get(key) == at:  # else it was marked for an earlier time
@@ -73,9 +73,9 @@ class Schedule:
                 self._make_ready(key)
         for kind, ready in self._ready.items():
             if not ready:
-                self._turns[kind].rest()
+                self._turns[kind].clear()
         if not any(self._ready.values()):
-            self._kinds.rest()
+            self._kinds.clear()
             return None
         kind = self._kinds.next()
         ready = self._ready[kind]
@@ -83,42 +83,42 @@ class Schedule:
         key = next(iter(ready[namespace]))
         del ready[namespace][key]
         if ready[namespace]:
-            self._turns[kind].wait(namespace)
+            self._turns[kind].enqueue(namespace)
         else:
             del ready[namespace]
         if ready:
-            self._kinds.wait(kind)
-        self._given = key, now
+            self._kinds.enqueue(kind)
+        self._current = key, now
         return key
 
-    def wrote(self, key: Key, what: object, now: float) -> None:
+    def mark_written(self, key: Key, content: object, now: float) -> None:
         """The object was written; the watch will show whether that had effect."""
-        self._took(key, now)
+        self._charge_time(key, now)
         last = self._written.get(key)
-        again = last.again + 1 if last is not None and last.what == what else 0
-        self._written[key] = _Written(what, now, again)
-        self._later_at(key, now + min(self._gaps[key.kind] * 2**again, self._LONGEST))
+        repeats = last.repeats + 1 if last is not None and last.content == content else 0
+        self._written[key] = _Written(content, now, repeats)
+        self._later_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._LONGEST))
 
-    def failed(self, key: Key, now: float, seconds: float) -> None:
+    def mark_failed(self, key: Key, now: float, seconds: float) -> None:
         """The write failed: it is tried again after so many seconds, or when the object is marked."""
-        self._took(key, now)
+        self._charge_time(key, now)
         self._written[key] = _Written(None, now)
         self._later_at(key, now + seconds)
 
-    def settled(self, key: Key) -> None:
+    def mark_settled(self, key: Key) -> None:
         """The object is as it should be, or is gone."""
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:
         self._ready[key.kind].setdefault(_namespace(key), {})[key] = None
-        self._turns[key.kind].wait(_namespace(key))
-        self._kinds.wait(key.kind)
+        self._turns[key.kind].enqueue(_namespace(key))
+        self._kinds.enqueue(key.kind)
 
-    def _took(self, key: Key, now: float) -> None:
-        if self._given is not None and self._given[0] == key:
-            self._turns[key.kind].took(_namespace(key), now - self._given[1])
-            self._kinds.took(key.kind, now - self._given[1])
-            self._given = None
+    def _charge_time(self, key: Key, now: float) -> None:
+        if self._current is not None and self._current[0] == key:
+            self._turns[key.kind].charge_write(_namespace(key), now - self._current[1])
+            self._kinds.charge_write(key.kind, now - self._current[1])
+            self._current = None
 
     def _later_at(self, key: Key, at: float) -> None:
         if key not in self._ready[key.kind].get(_namespace(key), ()) and at < self._put_off.get(key, float("inf")):

@@ -19,19 +19,19 @@ from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from extender.cache.inventory import REPORTED
 from extender.cache.reservations import MARKS, Phase
-from extender.records.objects import CardStatus, ClassRecord, HeldRecord, QuotaRecord
+from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, ShareRecord
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
 _MOST_CLASSES = 1024  # of a card, as the schema says
-_OF_THE_GONE = (MARKS[Phase.TERMINATING], REPORTED)  # the marks of what pods hold whose object is gone
+_DELETED_POD_MARKS = (MARKS[Phase.TERMINATING], REPORTED)  # the marks of what pods hold whose object is gone
 _LONGEST_SUMMARY = 32_768  # characters, as the schema says
 NO_SUCH_CLASS = "NoSuchClass"  # the reason of a condition, and of the event
 
 _FEW = 10  # classes named to help a person
 
 
-class Cards(NamedTuple):
+class CardSums(NamedTuple):
     """The sums of some cards; memory in MiB."""
 
     cards: int = 0
@@ -40,11 +40,11 @@ class Cards(NamedTuple):
     used: int = 0
     free: int = 0
 
-    def plus(self, other: "Cards") -> "Cards":
-        return Cards(*map(operator.add, self, other))
+    def add(self, other: "CardSums") -> "CardSums":
+        return CardSums(*map(operator.add, self, other))
 
-    def minus(self, other: "Cards") -> "Cards":
-        return Cards(*map(operator.sub, self, other))
+    def subtract(self, other: "CardSums") -> "CardSums":
+        return CardSums(*map(operator.sub, self, other))
 
 
 class Disagreement(StrEnum):
@@ -52,7 +52,7 @@ class Disagreement(StrEnum):
 
     STATUS = "status"  # its ExtendedResource says other MiB allocated than the ledger has held there
     TOTAL = "total"  # the running total, by which placement decides, is not the sum of what is held
-    OVERFULL = "overfull"  # more is held than the card has
+    OVERCOMMITTED = "overfull"  # more is held than the card has
     MISSING = "missing"  # something is held on a card that its node does not have
 
 
@@ -63,7 +63,7 @@ class NodeCount:
     """
 
     cards: Mapping[str, CardStatus] = field(default_factory=dict)
-    sums: Mapping[frozenset[str], Cards] = field(default_factory=dict)
+    sums: Mapping[frozenset[str], CardSums] = field(default_factory=dict)
     wrong: Collection[tuple[str, Disagreement]] = ()
 
 
@@ -72,27 +72,27 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
     state = ledger.node(node)
     if state is None:
         return NodeCount()
-    held = _held(ledger, node, {card.index: card.uuid for card in state.cards})
+    allocations = _allocations(ledger, node, {card.index: card.uuid for card in state.cards})
     cards: dict[str, CardStatus] = {}
-    sums: dict[frozenset[str], Cards] = {}
+    sums: dict[frozenset[str], CardSums] = {}
     wrong: list[tuple[str, Disagreement]] = []
     for i, card in enumerate(state.cards):
         free = state.free_mib(i)
-        allocated = held.pop(card.uuid, _Held())
+        allocated = allocations.pop(card.uuid, _Allocation())
         name = names.extended_resource_name(card.uuid)
         cards[name] = allocated.status(free, _in_order(card.classes))
         if allocated.memory != state.used[i]:
             wrong.append((name, Disagreement.TOTAL))
         if allocated.memory > card.mem:
-            wrong.append((name, Disagreement.OVERFULL))
-        one = Cards(1, int(card.healthy), card.mem, allocated.memory, free)
+            wrong.append((name, Disagreement.OVERCOMMITTED))
+        sums_of_card = CardSums(1, int(card.healthy), card.mem, allocated.memory, free)
         before = sums.get(card.classes)
-        sums[card.classes] = one if before is None else before.plus(one)
+        sums[card.classes] = sums_of_card if before is None else before.add(sums_of_card)
     for device in state.devices:
-        allocated = held.pop(device.uuid, _Held())
+        allocated = allocations.pop(device.uuid, _Allocation())
         cards[names.extended_resource_name(device.uuid)] = allocated.status(0, _in_order(device.classes))
-        sums[device.classes] = sums.get(device.classes, Cards()).plus(Cards(1, int(device.healthy)))
-    for uuid, allocated in held.items():
+        sums[device.classes] = sums.get(device.classes, CardSums()).add(CardSums(1, int(device.healthy)))
+    for uuid, allocated in allocations.items():
         name = names.extended_resource_name(uuid)
         cards[name] = allocated.status(0, ())
         wrong.append((name, Disagreement.MISSING))
@@ -100,7 +100,7 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
 
 
 @dataclass(slots=True)
-class _Held:
+class _Allocation:
     """What is held of one card or device, while it is added up."""
 
     memory: int = 0
@@ -108,15 +108,15 @@ class _Held:
     shares: int = 0
     whole: bool = False
     pods: int = 0
-    terminating: tuple[HeldRecord, ...] = ()
+    terminating: tuple[ShareRecord, ...] = ()
 
     def status(self, free: int, classes: tuple[str, ...]) -> CardStatus:
         return CardStatus(self.memory, self.core, self.shares, self.whole, self.pods, free, classes, self.terminating)
 
 
-def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Held]:
+def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _Allocation]:
     """What is held of each card or device, by its UUID."""
-    found: dict[str, _Held] = defaultdict(_Held)
+    allocations: dict[str, _Allocation] = defaultdict(_Allocation)
     for holding in ledger.holdings(node):
         counted = set()
         own_uuid_of = uuid_of if holding.node == node else {}
@@ -124,37 +124,37 @@ def _held(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[str, _H
             uuid = share.uuid_by(own_uuid_of)
             if not uuid or not ledger.counts_on(node, holding, uuid):
                 continue  # a pod of gpushare, on a card that no node reports; or a card that is on another node now
-            one = found[uuid]
-            one.memory += share.mem
-            one.core += share.core
-            one.shares += 1
-            one.whole |= share.whole
-            one.pods += uuid not in counted
+            allocation = allocations[uuid]
+            allocation.memory += share.mem
+            allocation.core += share.core
+            allocation.shares += 1
+            allocation.whole |= share.whole
+            allocation.pods += uuid not in counted
             counted.add(uuid)
         for device in holding.assignment.device_shares():
             if not ledger.counts_on(node, holding, device.uuid):
                 continue
-            one = found[device.uuid]
-            one.shares += 1
-            one.whole = True
-            one.pods += 1
-        if holding.mark in _OF_THE_GONE and holding.charged:
+            allocation = allocations[device.uuid]
+            allocation.shares += 1
+            allocation.whole = True
+            allocation.pods += 1
+        if holding.mark in _DELETED_POD_MARKS and holding.charged:
             for uuid, record in _terminating(holding, own_uuid_of):
                 if ledger.counts_on(node, holding, uuid):
-                    found[uuid].terminating += (record,)
-    return found
+                    allocations[uuid].terminating += (record,)
+    return allocations
 
 
-def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, HeldRecord]]:
+def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, ShareRecord]]:
     """The shares of a pod whose object is gone: by container, each with the UUID of its card or device."""
-    who = holding.uid, holding.namespace, holding.name
+    pod = holding.uid, holding.namespace, holding.name
     for key, shares in holding.assignment.containers.items():
         for share in shares:
             if uuid := share.uuid_by(uuid_of):
-                yield uuid, HeldRecord(*who, share.mem, share.core, share.whole, key)
+                yield uuid, ShareRecord(*pod, share.mem, share.core, share.whole, key)
     for key, devices in holding.assignment.devices.items():
         for device in devices:
-            yield device.uuid, HeldRecord(*who, 0, 0, True, key)
+            yield device.uuid, ShareRecord(*pod, 0, 0, True, key)
 
 
 @lru_cache(maxsize=4096)
@@ -166,11 +166,11 @@ class ClassSums:
     """The sums of each class, from what was last counted on each node."""
 
     def __init__(self) -> None:
-        self._of_node: dict[str, Mapping[frozenset[str], Cards]] = {}
-        self._cards: dict[str, Cards] = {}  # by class
+        self._of_node: dict[str, Mapping[frozenset[str], CardSums]] = {}
+        self._cards: dict[str, CardSums] = {}  # by class
         self._nodes: dict[str, int] = {}
 
-    def put(self, node: str, sums: Mapping[frozenset[str], Cards]) -> set[str]:
+    def set_node(self, node: str, sums: Mapping[frozenset[str], CardSums]) -> set[str]:
         """The node is so now. Returns the classes whose numbers have changed."""
         before = self._of_node.get(node, {})
         if sums == before:
@@ -185,22 +185,22 @@ class ClassSums:
             self._nodes[name] = self._nodes.get(name, 0) + 1
         changed = before.keys() | sums.keys()
         for classes in changed:
-            more = sums.get(classes, Cards()).minus(before.get(classes, Cards()))
+            change = sums.get(classes, CardSums()).subtract(before.get(classes, CardSums()))
             for name in classes:
-                self._cards[name] = self._cards.get(name, Cards()).plus(more)
-        touched: set[str] = set().union(*changed)
-        for name in touched:
+                self._cards[name] = self._cards.get(name, CardSums()).add(change)
+        affected: set[str] = set().union(*changed)
+        for name in affected:
             if not self._cards[name].cards:
                 del self._cards[name], self._nodes[name]
-        return touched
+        return affected
 
     def nodes(self) -> set[str]:
         """The nodes that have cards, of those that were counted."""
         return set(self._of_node)
 
-    def of(self, name: str) -> tuple[Cards, int]:
+    def sums_of(self, name: str) -> tuple[CardSums, int]:
         """The sums of the class, and the number of its nodes."""
-        return self._cards.get(name, Cards()), self._nodes.get(name, 0)
+        return self._cards.get(name, CardSums()), self._nodes.get(name, 0)
 
 
 def card_status(status: CardStatus) -> Json:
@@ -215,11 +215,11 @@ def card_status(status: CardStatus) -> Json:
         },
         "freeMiB": status.free,
         "classes": list(status.classes),
-        "terminating": [one.told() for one in status.terminating] or None,
+        "terminating": [record.to_json() for record in status.terminating] or None,
     }
 
 
-def class_status(seen: ClassRecord, cards: Cards, nodes: int) -> Json:
+def class_status(seen: ClassRecord, cards: CardSums, nodes: int) -> Json:
     """The status as JSON, without times. Devices that are no GPUs have no memory to tell of."""
     status: Json = {
         "cards": cards.cards,
@@ -241,8 +241,8 @@ def quota_status(
     if seen.quota is None:
         unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", seen.generation)
         return {"conditions": [unknown, _valid(seen.problem, seen.generation)]}
-    lines = list(zip(seen.quota.entries, used, strict=True))
-    above = [(entry, _above(entry, charge)) for entry, charge in lines]
+    charges = list(zip(seen.quota.entries, used, strict=True))
+    above = [(entry, _above(entry, charge)) for entry, charge in charges]
     over = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in above if amounts]
     if over:
         text = f"{'; '.join(over)}; running pods keep what they hold, new ones wait"
@@ -250,9 +250,9 @@ def quota_status(
     else:
         exceeded = _condition("Exceeded", "False", "WithinHard", "no more is held than is allowed", seen.generation)
     return {
-        "used": [_used(entry, charge) for entry, charge in lines],
+        "used": [_used(entry, charge) for entry, charge in charges],
         "summary": wording.message(
-            "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in lines), _LONGEST_SUMMARY
+            "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in charges), _LONGEST_SUMMARY
         ),
         "conditions": [exceeded, _known_classes(seen, classes, automatic)],
     }
@@ -261,43 +261,52 @@ def quota_status(
 def _above(entry: Entry, used: Charge) -> list[str]:
     """The amounts that exceed the limits of the entry, for people."""
     return [
-        f"{one.used} {one.unit} are held, {one.hard} are allowed"
-        for one in quotas.limits(entry, used)
-        if one.used > one.hard
+        f"{limit.used} {limit.unit} are held, {limit.hard} are allowed"
+        for limit in quotas.limits(entry, used)
+        if limit.used > limit.hard
     ]
 
 
-def missing_class(wanted: Json, found: Json) -> str:
+def missing_class(wanted: Json, current: Json) -> str:
     """What the wanted status of a quota says of a missing class, if the found status does not say it yet."""
-    if _valid_reason(found) == NO_SUCH_CLASS:
+    if _valid_reason(current) == NO_SUCH_CLASS:
         return ""
-    return next((each["message"] for each in wanted["conditions"] if each["reason"] == NO_SUCH_CLASS), "")
+    return next(
+        (condition["message"] for condition in wanted["conditions"] if condition["reason"] == NO_SUCH_CLASS), ""
+    )
 
 
 def _valid_reason(status: Json) -> str:
-    return next((each.get("reason", "") for each in status.get("conditions") or () if each.get("type") == "Valid"), "")
+    return next(
+        (
+            condition.get("reason", "")
+            for condition in status.get("conditions") or ()
+            if condition.get("type") == "Valid"
+        ),
+        "",
+    )
 
 
-def same(wanted: Json, found: Json) -> bool:
+def is_same(wanted: Json, current: Json) -> bool:
     """Whether the status is as wanted, without regard to times."""
     conditions = [
-        {key: value for key, value in condition.items() if key != "lastTransitionTime"}
-        for condition in found.get("conditions") or ()
+        {key: content for key, content in condition.items() if key != "lastTransitionTime"}
+        for condition in current.get("conditions") or ()
     ]
-    return wanted == (found | {"conditions": conditions} if "conditions" in found else found)
+    return wanted == (current | {"conditions": conditions} if "conditions" in current else current)
 
 
-def patch(wanted: Json, found: Json, now: str) -> Json:
+def make_patch(wanted: Json, current: Json, now: str) -> Json:
     """The merge patch from the found status to the wanted one, with times. An unchanged condition keeps its time."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
-        for condition in found.get("conditions") or ()
+        for condition in current.get("conditions") or ()
     }
     conditions = [
         condition | {"lastTransitionTime": since.get((condition["type"], condition["status"])) or now}
         for condition in wanted["conditions"]
     ]
-    return dict.fromkeys(found) | wanted | {"conditions": conditions}
+    return dict.fromkeys(current) | wanted | {"conditions": conditions}
 
 
 def _valid(problem: str, generation: int) -> Json:
@@ -339,9 +348,9 @@ def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], aut
     if name and name not in automatic and (name not in classes or classes[name].problem):
         # Amounts would look as if the entry limited something.
         return f"{name}: {'unreadable class' if name in classes else 'no such class'}"
-    amounts = ", ".join(f"{one.used}/{one.hard} {one.unit}" for one in quotas.limits(entry, used))
+    amounts = ", ".join(f"{limit.used}/{limit.hard} {limit.unit}" for limit in quotas.limits(entry, used))
     return f"{quotas.title(entry)}: {amounts}"
 
 
 def _used(entry: Entry, used: Charge) -> dict[str, Any]:
-    return quotas.selection(entry) | quotas.written(used) | {"hard": quotas.written(entry)}
+    return quotas.selection(entry) | quotas.to_fields(used) | {"hard": quotas.to_fields(entry)}

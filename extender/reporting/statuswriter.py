@@ -61,7 +61,7 @@ class _Write(NamedTuple):
     """A status to write: its path, a value to compare it with the last one, the patch, and what to do afterwards."""
 
     path: str
-    what: object
+    content: object
     status: Json
     written: Callable[[], None] = lambda: None
 
@@ -91,7 +91,7 @@ class StatusWriter:
         self._no_class = no_class
         self._clock = clock
         self.check = LedgerCheck()
-        self._tally = ClassSums()
+        self._class_sums = ClassSums()
         self._schedule = Schedule(_GAPS)
         self._pace = Pace()
         self._storm_since = self._storm_until = float("-inf")
@@ -110,14 +110,14 @@ class StatusWriter:
 
     def step(self) -> None:
         """One round: counts what has changed, and writes as much as the time allows."""
-        self._look_at_nodes()
-        self._look_at_classes()
-        self._look_at_quotas()
+        self._count_nodes()
+        self._check_classes()
+        self._check_quotas()
         # Until each changed node is counted, the numbers of classes are neither the old ones nor the new ones.
         if not self._nodes and self._active():
             self._write()
 
-    def _look_at_nodes(self) -> None:
+    def _count_nodes(self) -> None:
         now = self._clock.now()
         changed = self._state.changed_nodes()
         if changed:
@@ -126,7 +126,7 @@ class StatusWriter:
             if now >= self._storm_until:
                 self._storm_since = now
             self._storm_until = now + _STORM_SECONDS
-        for some in (changed, self._seen.cards.changed(), self._to_audit(now)):
+        for some in (changed, self._seen.cards.take_changed(), self._to_audit(now)):
             self._nodes.update(dict.fromkeys(some))
         counted = list(islice(self._nodes, _MOST_NODES))
         for some_nodes in slices(counted, _TOGETHER, self._clock):
@@ -136,27 +136,27 @@ class StatusWriter:
                 self._compare(node, count, now)
         for node in counted:
             del self._nodes[node]
-        self.check.count(now)
+        self.check.update_counts(now)
 
     def _compare(self, node: str, count: statuses.NodeCount, now: float) -> None:
-        for name in self._tally.put(node, count.sums):
+        for name in self._class_sums.set_node(node, count.sums):
             self._schedule.mark(Key(CLASS, name), now)
         wrong = dict.fromkeys(count.wrong, 0)
         for name in self._seen.cards.names(node):
-            card = self._seen.cards.values.get(name)
+            card = self._seen.cards.objects.get(name)
             wanted = count.cards.get(name, NOTHING_ALLOCATED)
             if card is None or card.status == wanted:
                 continue
             self._schedule.mark(Key(CARD, f"{node}/{name}"), now)
             if card.status.memory not in (wanted.memory, -1):  # -1: the status has never been written
                 wrong[name, Disagreement.STATUS] = card.status.memory
-        self.check.note(node, wrong, now)
+        self.check.set_differences(node, wrong, now)
 
     def _to_audit(self, now: float) -> list[str]:
         """A part of all nodes, so many that each comes once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
-        every = self._seen.cards.nodes() | self._tally.nodes() | self.check.nodes()
+        every = self._seen.cards.nodes() | self._class_sums.nodes() | self.check.nodes()
         with self._state.view() as ledger:
             every.update(ledger.by_name())
         due = int(len(every) * (now - self._audited) / _AUDIT_SECONDS)
@@ -171,18 +171,18 @@ class StatusWriter:
             self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
         return part
 
-    def _look_at_classes(self) -> None:
+    def _check_classes(self) -> None:
         now = self._clock.now()
-        self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.changed()], now)
+        self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.take_changed()], now)
         before = self._problems, self._automatic
-        self._problems = {name: one.problem for name, one in self._seen.classes.snapshot().items()}
+        self._problems = {name: record.problem for name, record in self._seen.classes.snapshot().items()}
         self._automatic = self._seen.cards.automatic_classes()
         if (self._problems, self._automatic) != before:  # quotas say whether their classes are there
             self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
 
-    def _look_at_quotas(self) -> None:
+    def _check_quotas(self) -> None:
         now = self._clock.now()
-        self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.changed()], now)
+        self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.take_changed()], now)
         if now - self._usage_at < _USAGE_SECONDS:
             return
         self._usage_at = now
@@ -193,7 +193,7 @@ class StatusWriter:
         usage: dict[str, Mapping[int, Charge]] = {}
         for some_namespaces in slices(namespaces, _NAMESPACES_TOGETHER, self._clock):
             with self._state.view() as ledger:
-                usage |= {one: dict(ledger.usage(one)) for one in some_namespaces}
+                usage |= {name: dict(ledger.usage(name)) for name in some_namespaces}
         for namespace in namespaces:
             if usage[namespace] != self._usage.get(namespace):
                 self._schedule.mark_all(keys[namespace], now)
@@ -204,10 +204,10 @@ class StatusWriter:
         while now >= self._paused_until and now - began <= _STEP_LIMIT:
             if not self._pace.ready(now, self._rate(now)):
                 return
-            key = self._schedule.next(now)
+            key = self._schedule.next_key(now)
             if key is None:
                 return
-            self._bring(key)
+            self._write_if_changed(key)
             now = self._clock.now()
 
     def _rate(self, now: float) -> float:
@@ -217,28 +217,30 @@ class StatusWriter:
             return min(_BUSY, max(_STORM, len(self._schedule) / _STORM_LASTS)) if lasts else _STORM
         return _CALM if now - self._changed_at > _CALM_AFTER else _BUSY
 
-    def _bring(self, key: Key) -> None:
+    def _write_if_changed(self, key: Key) -> None:
         """Writes one status if it is not as it should be."""
-        found = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
-        if found is None:
-            self._schedule.settled(key)
+        write = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
+        if write is None:
+            self._schedule.mark_settled(key)
             return
         self._pace.spend()
         try:
-            self._client.patch(found.path, {"status": found.status}, "merge", timeout=_WRITE_TIMEOUT)
+            self._client.patch(write.path, {"status": write.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
-            self._schedule.failed(key, self._clock.now(), _CONFLICT_SECONDS)  # the watch will show what has happened
+            self._schedule.mark_failed(
+                key, self._clock.now(), _CONFLICT_SECONDS
+            )  # the watch will show what has happened
         except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
             self._complain(key, error)
-            self._schedule.failed(key, self._clock.now(), _REFUSED_SECONDS)
+            self._schedule.mark_failed(key, self._clock.now(), _REFUSED_SECONDS)
         except errors.KubeError as error:
             self._complain(key, error)
-            self._schedule.failed(key, self._clock.now(), self._pause(key, error))
+            self._schedule.mark_failed(key, self._clock.now(), self._pause(key, error))
         else:
             self._backoff.reset()
             self._slow.clear()
-            self._schedule.wrote(key, found.what, self._clock.now())
-            found.written()
+            self._schedule.mark_written(key, write.content, self._clock.now())
+            write.written()
 
     def _pause(self, key: Key, error: errors.KubeError) -> float:
         """The seconds until the object is tried again. All others wait as well if the API server is in trouble."""
@@ -265,7 +267,7 @@ class StatusWriter:
     def _card(self, key: str) -> _Write | None:
         """`key`: node and name of the card."""
         node, _, name = key.partition("/")
-        seen = self._seen.cards.values.get(name)
+        seen = self._seen.cards.objects.get(name)
         if seen is None or seen.node != node:
             return None
         with self._state.view() as ledger:
@@ -275,15 +277,15 @@ class StatusWriter:
         return _Write(paths.extendedresources(name, "status"), wanted, statuses.card_status(wanted))
 
     def _class(self, name: str) -> _Write | None:
-        seen = self._seen.classes.values.get(name)
+        seen = self._seen.classes.objects.get(name)
         if seen is None:
             return None
-        cards, nodes = self._tally.of(name)
+        cards, nodes = self._class_sums.sums_of(name)
         wanted = statuses.class_status(seen, cards, nodes)
-        return self._told(paths.resourceclasses(name, "status"), wanted, seen.status)
+        return self._status_write(paths.resourceclasses(name, "status"), wanted, seen.status)
 
     def _quota(self, key: str) -> _Write | None:
-        seen = self._seen.quotas.values.get(key)
+        seen = self._seen.quotas.objects.get(key)
         if seen is None:
             return None
         used: Sequence[Charge] = ()
@@ -291,13 +293,15 @@ class StatusWriter:
             with self._state.view() as ledger:
                 used = [ledger.used(seen.namespace, entry) for entry in seen.quota.entries]
         wanted = statuses.quota_status(seen, used, self._seen.classes.snapshot(), self._seen.cards.automatic_classes())
-        write = self._told(paths.gpuquotas(seen.namespace, seen.name, "status"), wanted, seen.status)
+        write = self._status_write(paths.gpuquotas(seen.namespace, seen.name, "status"), wanted, seen.status)
         missing = statuses.missing_class(wanted, seen.status)
         if write is None or not missing:
             return write
         return write._replace(written=lambda: self._no_class(seen, missing))
 
-    def _told(self, path: str, wanted: Json, found: Json) -> _Write | None:
-        if statuses.same(wanted, found):
+    def _status_write(self, path: str, wanted: Json, current: Json) -> _Write | None:
+        if statuses.is_same(wanted, current):
             return None
-        return _Write(path, wanted, statuses.patch(wanted, found, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")))
+        return _Write(
+            path, wanted, statuses.make_patch(wanted, current, self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+        )

@@ -99,7 +99,7 @@ class Daemon:
         self._ceilings_changed = False  # a container may be waiting for its ceiling
         self._loop = Loop(
             "daemon",
-            lambda: self._loop.soon(self.step()),
+            lambda: self._loop.run_within(self.step()),
             failed="failed to run an MPS daemon",
             failures=metrics.THREADS,
             every=_POLL_SECONDS,

@@ -17,7 +17,7 @@ from cardwise.gpus.protocol import GpuCard
 from cardwise.kube import wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.nodepods import NodePods
-from cardwise.kube.watch.reflector import Woken
+from cardwise.kube.watch.reflector import WakeHandler
 
 _log = structlog.get_logger(__name__)
 
@@ -175,7 +175,7 @@ def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Dema
 
 def watch_pods(client: KubeClient, node: str, on_change: Callable[[], None], clock: Clock) -> NodePods[PodView]:
     """Watch the pods bound to the node. `on_change` is called from the reflector's thread."""
-    return NodePods(client, node, _project, Woken(on_change), clock)
+    return NodePods(client, node, _project, WakeHandler(on_change), clock)
 
 
 def _project(content: bytes) -> tuple[str, PodView]:

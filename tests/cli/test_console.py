@@ -24,11 +24,11 @@ def harmless(text: str) -> bool:
 
 def test_control_characters_are_marked_and_lines_stay():
     assert console.clean("a\tb\r\n\x1b[31mred\x85\u2028é ░…\n") == "a b \n\\x1b[31mred  é ░…\n"
-    assert console.line("one\ntwo") == "one two"
+    assert console.clean_line("one\ntwo") == "one two"
 
 
 def test_a_cell_is_one_line_whatever_is_in_it():
-    assert tables.aligned([["A", "B"], ["x\ny", "z\x0b\x85\u2028z"]]) == "A    B\nx y  z z\n"
+    assert tables.align_rows([["A", "B"], ["x\ny", "z\x0b\x85\u2028z"]]) == "A    B\nx y  z z\n"
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_programs_get_what_is_there(monkeypatch, api, words):
 def test_no_shell_is_offered_any(monkeypatch, api):
     api.add("extendedresources", card(f"n{EVIL}", 1))
     monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
-    assert completion.for_kubectl(main.cli, ["cordon", ""]).splitlines() == ["n1/0", ":4"]
+    assert completion.complete_for_kubectl(main.cli, ["cordon", ""]).splitlines() == ["n1/0", ":4"]
 
 
 def test_nor_does_an_error(monkeypatch, api):

@@ -24,11 +24,11 @@ from tests.cli.worlds import (
 
 
 def seen(**more: list[dict[str, object]]) -> Survey:
-    return survey.take(lists_with_devices(**more).kube)
+    return survey.take_survey(lists_with_devices(**more).kube)
 
 
 def asking(limits: dict[str, str], devices: str = "rdma", **more: list[dict[str, object]]) -> str:
-    return sentences.explain(waiting("team-a", "p", limits, devices=devices), seen(**more))
+    return sentences.explain_pod(waiting("team-a", "p", limits, devices=devices), seen(**more))
 
 
 def test_classes_are_counted_apart_from_those_of_cards(monkeypatch):
@@ -110,7 +110,7 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
         "rdma-n2-0  rdma  MT4119  rdma     - (unhealthy)\n"
         in run(monkeypatch, lists_with_devices(), "inspect", "-d", "n2").output
     )
-    without = inspecttable.details(survey.take(lists(pods=seen_pods()).kube).ledger, {})
+    without = inspecttable.details(survey.take_survey(lists(pods=seen_pods()).kube).ledger, {})
     assert "DEVICE" not in without
 
 
@@ -175,13 +175,13 @@ def test_a_placed_pod_hears_its_devices_and_what_is_wrong_with_them():
     pod = with_devices(placed("team-a", "p", "n2", 0, 5), ("rdma", "rdma-n2-0"), ("rdma", "rdma-n2-9"))
     pod["spec"]["containers"][0]["resources"] = {"limits": {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1"}}
     pod["metadata"]["annotations"]["cardwise.dev/device-classes"] = "rdma"
-    text = sentences.explain(pod, seen())
+    text = sentences.explain_pod(pod, seen())
     assert "  container main: device rdma-n2-0 of class rdma; this device is unhealthy\n" in text
     assert "  container main: device rdma-n2-9 of class rdma; this device is not on the node any more\n" in text
     assert "granted" not in text, "nobody says so of devices"
     both = next(one for one in seen_pods() if one["metadata"]["name"] == "both")
     both["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}}
-    text = sentences.explain(both, seen())
+    text = sentences.explain_pod(both, seen())
     assert "container main: 100 of 16276 MiB (0.0061) of card 1 GPU-n1-1" in text
     assert "container main: device rdma-n1-0 of class rdma\nThe node has not granted it yet" in text
 

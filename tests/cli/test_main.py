@@ -149,18 +149,22 @@ ASK_FOR_VIEW = "is missing (ClusterRole cardwise-view, docs/admin.md#looking)"
 )
 def test_each_missing_right_has_its_command(denied, command):
     error = errors.Forbidden(403, "Forbidden", f'x is forbidden: User "jane" {denied}')
-    assert rights.refusal(error).endswith(command)
+    assert rights.describe_refusal(error).endswith(command)
 
 
 def test_a_missing_right_is_said_in_a_few_words():
     for at, where in (("at the cluster scope", "the whole cluster"), ('in the namespace "team"', "namespace team")):
         denied = f'pods is forbidden: User "jane" cannot list resource "pods" in API group "" {at}'
         error = errors.Forbidden(403, "Forbidden", denied)
-        assert rights.refusal(error).startswith(f"the right to list pods in {where} is missing; an administrator gives")
-        assert rights.missing(error).startswith(f"the right to list pods in {where} is missing (ClusterRole ")
-        assert len(rights.missing(error)) < 120
+        assert rights.describe_refusal(error).startswith(
+            f"the right to list pods in {where} is missing; an administrator gives"
+        )
+        assert rights.describe_missing(error).startswith(f"the right to list pods in {where} is missing (ClusterRole ")
+        assert len(rights.describe_missing(error)) < 120
     error = errors.Forbidden(403, "Forbidden", "somebody's webhook says no")
-    assert rights.refusal(error) == rights.missing(error) == "somebody's webhook says no", "no role helps"
+    assert rights.describe_refusal(error) == rights.describe_missing(error) == "somebody's webhook says no", (
+        "no role helps"
+    )
 
 
 @pytest.mark.parametrize(
@@ -172,7 +176,7 @@ def test_a_missing_right_is_said_in_a_few_words():
 )
 def test_the_right_is_given_to_the_user_whom_it_was_denied_under_a_name_of_its_own(user, binding):
     denied = f'User "{user}" cannot list resource "gpuquotas" in API group "cardwise.dev" at the cluster scope'
-    said = rights.refusal(errors.Forbidden(403, "Forbidden", denied))
+    said = rights.describe_refusal(errors.Forbidden(403, "Forbidden", denied))
     assert f"kubectl create clusterrolebinding {binding}" in said
     assert shlex.split(said)[-1] == f"--user={user}"
     assert "system:authenticated" not in said
@@ -181,7 +185,7 @@ def test_the_right_is_given_to_the_user_whom_it_was_denied_under_a_name_of_its_o
 def test_a_kubeconfig_without_credentials_is_no_reason_to_give_everybody_rights():
     denied = 'User "system:anonymous" cannot list resource "nodes" in API group "" at the cluster scope'
     error = errors.Forbidden(403, "Forbidden", denied)
-    for said in (rights.refusal(error), rights.missing(error)):
+    for said in (rights.describe_refusal(error), rights.describe_missing(error)):
         assert "your kubeconfig has no credentials; log in" in said
         assert "kubectl create" not in said
 
@@ -204,7 +208,7 @@ CARDS_DENIED = (
     ],
 )
 def test_a_command_that_needs_more_than_it_was_denied_has_a_role_for_all_of_it(command, denied, role):
-    said = rights.refusal(errors.Forbidden(403, "Forbidden", denied), command)
+    said = rights.describe_refusal(errors.Forbidden(403, "Forbidden", denied), command)
     assert said.endswith(f"kubectl create clusterrolebinding {role}-jane --clusterrole={role} --user=jane")
 
 

@@ -59,8 +59,8 @@ class PatientClient(KubeClient):
     def _timeout(self, seconds: float | None) -> Timeout:
         return Timeout(connect=PATIENCE, read=seconds, total=seconds)
 
-    def _ask(self, method: str, path: str, *, timeout: float | None, **settings: Any) -> BaseHTTPResponse:
-        return super()._ask(method, path, timeout=timeout and max(timeout, PATIENCE), **settings)
+    def _open_response(self, method: str, path: str, *, timeout: float | None, **settings: Any) -> BaseHTTPResponse:
+        return super()._open_response(method, path, timeout=timeout and max(timeout, PATIENCE), **settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -269,7 +269,7 @@ class Keeper:
             resource = msgspec.json.decode(raw, type=wire.ExtendedResource)
             spec = resource.spec
             if spec.node in wanted:
-                selecting = classifier.selecting(survey.labels_of(resource))
+                selecting = classifier.select_classes(survey.labels_of(resource))
                 wanted[spec.node].update({one.name: classes.most_shares(spec.memory_mib, one) for one in selecting})
         for node in told.keys() - wanted.keys():
             del told[node]

@@ -159,7 +159,7 @@ class Rig:
         self.see()
         # What is told comes first: it must be true before all else has been looked at.
         for loop in (self.agent._inventory._loop, self.agent._release, self.agent._marker._loop):
-            loop.turn()
+            loop.run_once()
         self.clock.advance(1.0)
 
     def problems(self) -> list[str]:

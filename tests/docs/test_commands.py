@@ -115,7 +115,7 @@ def test_the_gangs_of_the_examples_can_start_and_their_authors_hear_the_truth(pa
             needed[manifest["metadata"]["name"]] = manifest["spec"]["minMember"]
         if "template" not in manifest.get("spec", {}):
             continue
-        warnings = webhook_gangs.workload(
+        warnings = webhook_gangs.check_workload(
             manifest, None, f"{manifest['kind'].lower()}s", {webhook_gangs.DEFAULT_SCHEDULER}
         )
         assert all("right where other workloads make the other" in text for text in warnings)

@@ -18,9 +18,9 @@ from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.reservations import Decided, Patience, Phase
+from extender.cache.reservations import KnownBinding, Phase, Timeouts
 from extender.gangs import podgroups
-from extender.gangs.gangtypes import GangSettings, Hold
+from extender.gangs.gangtypes import GangSettings, Permit
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord
 from extender.records.podinfo import PodRecord
@@ -83,20 +83,20 @@ def single(name: str, *, created: int = 0, priority: int = 0, cpu: str = "1", **
 class NoPlan(dict[str, str], GangPlan):
     """The plan of a gang of which nothing is planned."""
 
-    def give_up(self, uids: Iterable[str]) -> None:
+    def release(self, uids: Iterable[str]) -> None:
         """Nobody is in it."""
 
 
 def reserve(state: State, node: str, mem: int) -> None:
     """Reserves MiB of the node's first card for a gang that comes before pods of these tests."""
     gang = Gang("team-a", "g", NoPlan())
-    gang.put(Member(uid="uid-g0", name="g0", priority=1), 0.0)
+    gang.set_member(Member(uid="uid-g0", name="g0", priority=1), 0.0)
     with state.view() as ledger:
         known = ledger.node(node)
         assert known is not None
         share = CardShare(0, known.cards[0].uuid, MiB(mem), Percent(0), known.cards[0].mem)
         holding = Holding("uid-g0@", "", "g0", node, Assignment({"main": (share,)}), "gang reservation")
-        state._cache.gang_cards.put(gang, [holding])
+        state._cache.gang_cards.reserve(gang, [holding])
 
 
 @dataclass(eq=False)
@@ -105,7 +105,7 @@ class Bind:
 
     pod: dict
     node: str
-    hold: Hold | None
+    hold: Permit | None
     posted: bool = False
 
 
@@ -153,8 +153,8 @@ class World:
         self.binding = []
         self.unheard.clear()  # a term begins: none of a former one lands any more (`fence`)
         settings = GangSettings(patience=self.patience, max_waiting=self.max_waiting)
-        patience = Patience(hold=30.0, terminating=0.0, confirm=75.0)
-        self.state = State(clock=self.clock, patience=patience, of_gangs=settings, core=self.core)
+        patience = Timeouts(reservation=30.0, terminating=0.0, confirmation=75.0)
+        self.state = State(clock=self.clock, timeouts=patience, gang_settings=settings, core=self.core)
         for name, spec in self.nodes.items():
             self.state.set_node(name, NodeRecord(Load(spec.cpu * 1000, 512 * GIB, 500)))
             for i in range(spec.cards):
@@ -180,7 +180,7 @@ class World:
     def keep(self) -> None:
         """A round of the controller: gates, holds, evictions; and PodGroups are brought to what is."""
         work = self.state.gangs.step()
-        for pod in work.free:
+        for pod in work.ungate:
             found = self.pods.get(pod.name)
             if found is not None and found["spec"].pop("schedulingGates", None):
                 self.tell(found)
@@ -194,7 +194,7 @@ class World:
         for view in self.state.gangs.views():
             key = f"{view.namespace}/{view.name}"
             if key not in self.groups and view.minimum and view.numbered:
-                self.groups[key] = podgroups.automatic(view)
+                self.groups[key] = podgroups.automatic_group(view)
             if key in self.groups:
                 self.groups[key]["status"] = {"phase": str(view.phase)}
                 self._tell_group(self.groups[key])
@@ -314,7 +314,7 @@ class World:
         self.binding = [
             bind
             for bind in self.binding
-            if bind.pod["metadata"]["name"] != name or (bind.hold is not None and bind.hold.go)
+            if bind.pod["metadata"]["name"] != name or (bind.hold is not None and bind.hold.allowed)
         ]
         nodes, why = self.filter(name)
         if not nodes:
@@ -325,7 +325,7 @@ class World:
         return ""
 
     def begin_bind(self, pod: dict, node: str) -> None:
-        joined = self.state.gangs.join(pod["metadata"]["uid"], node)
+        joined = self.state.gangs.request_permit(pod["metadata"]["uid"], node)
         if isinstance(joined, str):
             self._fail(pod, joined)
             return
@@ -345,7 +345,7 @@ class World:
             if (only and name != only) or (bind.hold is not None and not bind.hold.done.is_set()):
                 continue
             self.binding.remove(bind)
-            if bind.hold is not None and not bind.hold.go:
+            if bind.hold is not None and not bind.hold.allowed:
                 self._fail(bind.pod, bind.hold.reason)
             elif not self.post(bind, land=land, lost=lost):
                 self.unassume(bind.pod)
@@ -355,8 +355,8 @@ class World:
         meta = bind.pod["metadata"]
         uid, name = meta["uid"], meta["name"]
         asked = request.parse(bind.pod)
-        begun = self.state.begin_bind(PodRef(uid, meta["namespace"], name), asked, bind.node, "binpack", term=0)
-        if isinstance(begun, Refusal | Decided):
+        begun = self.state.assume(PodRef(uid, meta["namespace"], name), asked, bind.node, "binpack", epoch=0)
+        if isinstance(begun, Refusal | KnownBinding):
             self.errors.append((name, str(begun)))
             return False
         chosen = begun.assignment
@@ -364,15 +364,15 @@ class World:
         written = assignment.encode(chosen, assume_time_ns=1) if chosen is not None else {}
         if lost:
             self.unheard[name] = bind.pod, bind.node, written
-            self.state.finish_bind(uid, Phase.UNCONFIRMED)
+            self.state.confirm(uid, Phase.UNCONFIRMED)
             return True
         self.unheard.pop(name, None)  # one of the two lands, or the pod is another by now
         gone = self.pods.get(name) is not bind.pod or meta.get("deletionTimestamp") or bind.pod["spec"].get("nodeName")
         if gone or not land:
-            self.state.finish_bind(uid, None)
+            self.state.confirm(uid, None)
             return False
         self._bind(self.pods[name], bind.node, written)
-        self.state.finish_bind(uid, Phase.ASSUMED)
+        self.state.confirm(uid, Phase.ACCEPTED)
         self.tell(self.pods[name])
         return True
 
@@ -394,7 +394,7 @@ class World:
             self.unheard.pop(holding.name, None)
             pod = self.pods.get(holding.name)
             exists = pod is not None and pod["metadata"]["uid"] == holding.uid
-            self.state.looked_up(holding.uid, bound=exists and holding.name in self.bound(), exists=exists)
+            self.state.on_lookup(holding.uid, bound=exists and holding.name in self.bound(), exists=exists)
 
     def run(self, rounds: int = 1, *, seconds: float = 1.0) -> dict[str, str]:
         """A fair scheduler: every pod in turn, the controller between. The refusals of the last round."""

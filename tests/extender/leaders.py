@@ -14,7 +14,7 @@ from extender.binding import binder
 from extender.binding.binder import Binder
 from extender.cache.placing import PlacementRequest
 from extender.leadership.fence import Fence
-from extender.leadership.leadership import ByLease
+from extender.leadership.leadership import LeaseLeadership
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
@@ -94,7 +94,7 @@ class Extender:
         if quota is not None:
             self.state.set_quota(*as_quota(quota))
         self._fence = Fence(self.client, clock)
-        self.leadership = ByLease(
+        self.leadership = LeaseLeadership(
             "ns/l", self._elect, self.state, catch_up=self.catch_up, fence=self._fence, clock=clock
         )
         self.elector = self.leadership._elector = self._elect(self.leadership)
@@ -103,11 +103,11 @@ class Extender:
             clock=clock,
         )  # fmt: skip
 
-    def _elect(self, leadership: ByLease) -> LeaderElector:
+    def _elect(self, leadership: LeaseLeadership) -> LeaderElector:
         return LeaderElector(
             self.client, "ns", "l", self.name,
             duration=DURATION, renew_every=2.0, clock=self.clock,
-            on_change=leadership.on_change, able=leadership.able, settled=leadership.settled,
+            on_change=leadership.on_change, able=leadership.can_lead, settled=leadership.is_settled,
         )  # fmt: skip
 
     def _reach(self, call: Request) -> None:
@@ -123,7 +123,7 @@ class Extender:
 
     def look_up(self) -> None:
         """A round of its upkeep."""
-        binder.look_up(self.state.tick(), self._fence, self.state, self.leadership, clock=self.clock)
+        binder.confirm_bindings(self.state.tick(), self._fence, self.state, self.leadership, clock=self.clock)
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
         if self.cut or not still() or not self.reads():

@@ -62,7 +62,7 @@ class Watched(ApiServer):
                 if event["type"] == "DELETED":
                     seen.remove(key)
                 else:
-                    seen.put(key, record)
+                    seen.set_object(key, record)
 
 
 def _may_write(request: Request) -> None:
@@ -149,7 +149,7 @@ class World:
                 self.api.put(CARDS, er_object(one.uuid, name))
 
     def hold(self, uid, node, *shares, namespace="team"):
-        self.state.ledger.hold(holding(uid, node, *shares, namespace=namespace))
+        self.state.ledger.set_holding(holding(uid, node, *shares, namespace=namespace))
         self.state.changed.add(node)
 
     def release(self, uid):

@@ -3,7 +3,7 @@
 import pytest
 
 from extender.cardreports import CardReports
-from extender.records.objects import HeldRecord
+from extender.records.objects import ShareRecord
 from tests.build import P100, resource
 from tests.extender.worlds import as_card
 from tests.fakes.clock import FakeClock
@@ -45,7 +45,9 @@ class World:
     def put(self, index, node, shares=0, generation=0, **more):
         """`generation`: of the pods that hold the shares."""
         key, bare = as_card(resource(index, node=node, **more))
-        new = bare._replace(held=tuple(HeldRecord(f"{generation}-{i}", "x", "y", 1, 0) for i in range(shares)))
+        new = bare._replace(
+            reported_shares=tuple(ShareRecord(f"{generation}-{i}", "x", "y", 1, 0) for i in range(shares))
+        )
         old, self.known[key] = self.known.get(key), new
         self.reports.on_change(key, old, new)
         return key
@@ -105,7 +107,7 @@ def test_a_cordon_does_not_wait(world):
     flood(world, 5)
     key = world.put(3, "evil", 512, 1000, cordoned=True)
     assert world.heard.cards[key].card.cordoned
-    assert world.heard.cards[key].held != world.known[key].held
+    assert world.heard.cards[key].reported_shares != world.known[key].reported_shares
     calls = len(world.heard.calls)
     world.put(3, "evil", 512, 1001)
     world.put(3, "evil", 512, 1002, cordoned=True)
@@ -165,7 +167,8 @@ def test_a_card_that_moves_while_it_waits_and_the_handler_fails_on_is_not_forgot
     world.pass_time(60)
     assert world.heard.cards == world.known
     counts = {
-        node: sum(len(card.held) for card in world.known.values() if card.node == node) for node in ("evil", "other")
+        node: sum(len(card.reported_shares) for card in world.known.values() if card.node == node)
+        for node in ("evil", "other")
     }
     assert {node: count for node, count in counts.items() if count} == dict(world.reports._shares)
 

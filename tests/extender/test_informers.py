@@ -85,7 +85,7 @@ def caught_up(feeds):
 
 def left(made):
     with made.view_loads() as (_, loads):
-        return loads.left("n1")
+        return loads.free_load("n1")
 
 
 KINDS = [
@@ -121,9 +121,9 @@ def test_each_kind_is_listed_once_for_all_who_ask(api, fed, seen, clock):
     ready(feeds, clock)
     assert sorted(call.path for call in api.sent("list")) == sorted(getattr(paths, kind)() for kind in KINDS)
     assert seen.cards.models() == {"P100"}
-    assert seen.classes.values.keys() == {"p100"}
-    assert seen.quotas.values.keys() == {"default/team"}
-    assert seen.groups.values.keys() == {"default/g"}
+    assert seen.classes.objects.keys() == {"p100"}
+    assert seen.quotas.objects.keys() == {"default/team"}
+    assert seen.groups.objects.keys() == {"default/g"}
 
 
 def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clock):
@@ -150,7 +150,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     ready(feeds, clock)
     refuse(made)  # from now on somebody waits to be woken
     clock.advance(60)
-    made.touch_due()
+    made.next_requeue_node()
     made.changed_nodes()
     clock.advance(60)
     card, p100, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
@@ -160,15 +160,15 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     api.put(QUOTAS, quota | {"status": {"used": []}})
     all_told(clock)
     name = card["metadata"]["name"]
-    assert seen.cards.values[name].status.memory == 7
-    assert seen.classes.values["p100"].status == {"cards": 1}
-    assert seen.quotas.values["default/team"].status == {"used": []}
-    assert (seen.cards.values[name].status.free, seen.cards.values[name].status.classes) == (9, ("p100",))
+    assert seen.cards.objects[name].status.memory == 7
+    assert seen.classes.objects["p100"].status == {"cards": 1}
+    assert seen.quotas.objects["default/team"].status == {"used": []}
+    assert (seen.cards.objects[name].status.free, seen.cards.objects[name].status.classes) == (9, ("p100",))
     assert made.changed_nodes() == set()
-    assert made.touch_due() is None
+    assert made.next_requeue_node() is None
     api.put(QUOTAS, gpu_quota({"shares": 2}))
     all_told(clock)
-    assert made.touch_due() == "n1"
+    assert made.next_requeue_node() == "n1"
     card["status"]["health"] = "Unhealthy"
     api.put(CARDS, card)
     all_told(clock)
@@ -182,8 +182,8 @@ def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, seen, clock
     api.remove(paths.resourceclasses("p100"))
     api.remove(paths.gpuquotas("default", "team"))
     all_told(clock)
-    assert (seen.cards.values, seen.classes.values, seen.quotas.values) == ({}, {}, {})
-    assert seen.classes.deleted() == ["p100"]
+    assert (seen.cards.objects, seen.classes.objects, seen.quotas.objects) == ({}, {}, {})
+    assert seen.classes.take_deleted() == ["p100"]
     assert seen.cards.models() == set()
     assert free(made) == []
 
@@ -197,8 +197,8 @@ def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(
         api.edit(paths.resourceclasses("bad"), status={"cards": 0})
         api.edit(paths.gpuquotas("default", "team"), status={"used": []})
         all_told(clock)
-    assert seen.classes.values["bad"].status == {"cards": 0}
-    assert seen.quotas.values["default/team"].status == {"used": []}
+    assert seen.classes.objects["bad"].status == {"cards": 0}
+    assert seen.quotas.objects["default/team"].status == {"used": []}
     assert sorted(entry["event"].split(",")[0] for entry in logs if "unreadable" in entry["event"]) == [
         "unreadable GPUQuota",
         "unreadable ResourceClass",

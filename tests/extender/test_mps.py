@@ -7,13 +7,13 @@ from cardwise.core.api import names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import PlacementRequest
-from extender.cache.reservations import Begun
+from extender.cache.reservations import Assumed
 from extender.gangs.gangtypes import GangSettings
 from extender.records import wire
 from extender.records.podref import PodRef
 from extender.state import State
-from tests.extender.aheadworlds import World as Ahead
 from tests.extender.gangworlds import member
+from tests.extender.nominationworlds import World as Ahead
 from tests.extender.worlds import as_card, as_pod, asking, bound, held, resource, state
 from tests.fakes.clock import FakeClock
 
@@ -86,12 +86,12 @@ def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
     tell(world, 0, state="Down")
     place(world, "waits")
     clock.advance(5)
-    world.touch_due()
+    world.next_requeue_node()
     clock.advance(5)
     tell(world, 0, state="Down", reason="the daemon does not start", ceilingMiB=512)
-    assert world.touch_due() is None, "only another reason: nobody fits for that"
+    assert world.next_requeue_node() is None, "only another reason: nobody fits for that"
     tell(world, 0, state="Ready")
-    assert world.touch_due() == "n1"
+    assert world.next_requeue_node() == "n1"
 
 
 def test_who_runs_as_whom(world):
@@ -185,12 +185,12 @@ def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
     assert place(world, "a") == [0]
     tell(world, 0, state="Fault")
     asked = request.parse(asking("a", gpu_mem=ROOMY))
-    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", term=0)
-    assert isinstance(begun, Begun)
+    begun = world.assume(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", epoch=0)
+    assert isinstance(begun, Assumed)
     assert begun.assignment.indices() == [1]
     tell(world, 0, 1, state="Fault")
     asked = request.parse(asking("b", gpu_mem=ROOMY))
-    assert world.begin_bind(PodRef("uid-b", "default", "b"), asked, "n1", "binpack", term=0) is Refusal.MPS_DOWN
+    assert world.assume(PodRef("uid-b", "default", "b"), asked, "n1", "binpack", epoch=0) is Refusal.MPS_DOWN
 
 
 def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
@@ -198,8 +198,8 @@ def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
     assert place(world, "a", "preferred") == [0]
     runs(world, "b", 1, mode="preferred", mem=2 * ROOMY)
     asked = request.parse(saying(asking("a", gpu_mem=ROOMY), "preferred"))
-    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", term=0)
-    assert isinstance(begun, Begun)
+    begun = world.assume(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", epoch=0)
+    assert isinstance(begun, Assumed)
     assert begun.assignment.indices() == [0]
 
 
@@ -208,7 +208,7 @@ def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
     assert place(world, "a", "preferred", gpu_count=2) == [0, 1]
     tell(world, 0, 1, mode="card")
     asked = request.parse(saying(asking("a", gpu_count=2), "preferred"))
-    begun = world.begin_bind(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", term=0)
+    begun = world.assume(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", epoch=0)
     assert begun is Refusal.MPS_SEVERAL
 
 
@@ -236,7 +236,7 @@ def test_a_security_context_that_is_none_is_no_call(world):
 
 
 def test_a_gang_is_planned_as_its_members_may_meet(clock):
-    world = State(clock=clock, of_gangs=GangSettings(max_waiting=3))
+    world = State(clock=clock, gang_settings=GangSettings(max_waiting=3))
     tell(world, 0, 1, state="Ready")
     for name, mode in (("a", "off"), ("b", "preferred"), ("c", "off")):
         made = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})

@@ -7,7 +7,7 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import PlacementRequest
-from extender.cache.reservations import Begun, Phase
+from extender.cache.reservations import Assumed, Phase
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Listers
@@ -63,7 +63,7 @@ def plan(made, name, *containers, nodes=("n1", "n2")):
 
 def bind(made, name, *containers, node="n1"):
     asked = request.parse_mutated(wants(name, *containers))
-    return made.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", term=0)
+    return made.assume(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", epoch=0)
 
 
 def bound(made, name, *containers, phase="Running", deleting=False):
@@ -91,7 +91,7 @@ def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(
     assert refused.refusals == {"n1": Refusal.NO_DEVICE, "n2": Refusal.NO_SUCH_DEVICE}
     clock.advance(31)  # the plan of the first ends
     world.tick()
-    assert world.touch_due() is not None
+    assert world.next_requeue_node() is not None
     assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)
 
 
@@ -99,7 +99,7 @@ def test_bind_writes_the_planned_device_and_another_pod_never_gets_it(world):
     plan(world, "a", wanting(rdma=1))
     begun = bind(world, "a", wanting(rdma=1))
     assert given(begun) == ["rdma-n1-0"]
-    world.finish_bind("uid-a", Phase.ASSUMED)
+    world.confirm("uid-a", Phase.ACCEPTED)
     world.set_pod(bound(begun.assignment, "a", wanting(rdma=1)))
     assert given(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-1"]
     assert isinstance(plan(world, "c", wanting(rdma=1)), Unplaceable)
@@ -115,13 +115,13 @@ def test_a_planned_device_that_is_not_good_any_more_is_replaced_at_bind(world, c
     else:
         world.set_class(as_class(resource_class("rdma", index="1", kind="rdma")))
     begun = bind(world, "a", wanting(rdma=1))
-    assert isinstance(begun, Begun)
+    assert isinstance(begun, Assumed)
     assert given(begun) == ["rdma-n1-1"]
 
 
 def test_a_device_is_free_when_its_containers_have_ended_and_not_when_deletion_starts(world):
     begun = bind(world, "a", wanting(rdma=2))
-    world.finish_bind("uid-a", Phase.ASSUMED)
+    world.confirm("uid-a", Phase.ACCEPTED)
     world.set_pod(bound(begun.assignment, "a", wanting(rdma=2)))
     dying = replace(bound(begun.assignment, "a", wanting(rdma=2), deleting=True), ended=False)
     world.set_pod(dying)
@@ -175,7 +175,7 @@ def test_statuses_of_devices_say_who_is_there_and_what_class_they_are_in(world):
 
 def test_no_automatic_class_is_made_for_the_model_of_a_device():
     seen = Listers()
-    seen.cards.put(*device(0))
+    seen.cards.set_object(*device(0))
     assert seen.cards.models() == set()
-    seen.cards.put(*as_card(resource(0)))
+    seen.cards.set_object(*as_card(resource(0)))
     assert seen.cards.models() == {"P100"}

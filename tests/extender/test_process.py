@@ -32,27 +32,27 @@ def made(clock):
 
 
 def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(made, clock):
-    made.alive()
+    made.is_alive()
     with made._extender._state.view():
         for _ in range(10):
-            clock.advance(statelock.STUCK / 10)
-            assert made.alive()
+            clock.advance(statelock.STUCK_SECONDS / 10)
+            assert made.is_alive()
         clock.advance(1)
-        assert not made.alive()
+        assert not made.is_alive()
         assert made._stuck() == ["a thread has had the state for 11 s"]
-    assert made.alive()
+    assert made.is_alive()
 
 
 def test_a_process_that_stood_still_as_a_whole_in_a_turn_gets_its_time_anew(made, clock):
-    made.alive()
+    made.is_alive()
     with made._extender._state.view():
         clock.advance(60)
         for _ in range(10):
-            assert made.alive()
+            assert made.is_alive()
             clock.advance(1)
-        assert made.alive()
+        assert made.is_alive()
         clock.advance(1)
-        assert not made.alive()
+        assert not made.is_alive()
 
 
 class Telling:
@@ -70,7 +70,7 @@ class Telling:
         """What a round of those who tell writes."""
         for loop in self.extender._loops._loops:
             if loop._name in ("statuses", "podgroups"):
-                loop.turn()
+                loop.run_once()
         return {call.verb for call in self.api.sent()} - {"list"}
 
 

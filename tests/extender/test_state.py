@@ -8,9 +8,9 @@ from cardwise.core.api import names, quotas, request
 from cardwise.core.gangs.gangs import Load
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache.nodeload import STEADY, NodeLoads
+from extender.cache.nodeload import STEADY_SECONDS, NodeLoads
 from extender.cache.placing import PlacementRequest
-from extender.cache.reservations import Begun, Decided, Phase
+from extender.cache.reservations import Assumed, KnownBinding, Phase
 from extender.records import podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podref import PodRef
@@ -58,8 +58,8 @@ def plan(world, name="p", mem=8138, nodes=("n1",)):
 
 def begin(world, name="p", mem=8138, node="n1"):
     asked = request.parse(asking(name, gpu_mem=mem))
-    begun = world.begin_bind(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", term=0)
-    return begun.assignment if isinstance(begun, Begun) else begun
+    begun = world.assume(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", epoch=0)
+    return begun.assignment if isinstance(begun, Assumed) else begun
 
 
 def test_a_bound_pod_holds_its_share(world):
@@ -320,13 +320,13 @@ def test_bind_is_refused_when_no_card_of_the_node_has_room_any_more(world):
 
 def test_a_failed_bind_frees_the_cards(world):
     begin(world)
-    world.finish_bind("uid-p", None)
+    world.confirm("uid-p", None)
     assert free(world) == [P100, P100]
 
 
 def test_a_bind_counts_until_the_watch_shows_the_pod_and_then_by_the_pod(world):
     chosen = begin(world)
-    world.finish_bind("uid-p", Phase.ASSUMED)
+    world.confirm("uid-p", Phase.ACCEPTED)
     assert mark(world, "uid-p") == "bound"
     world.set_pod(as_pod(asking("p", gpu_mem=8138)))  # an event from before the bind
     assert mark(world, "uid-p") == "bound"
@@ -337,12 +337,12 @@ def test_a_bind_counts_until_the_watch_shows_the_pod_and_then_by_the_pod(world):
 
 def test_a_second_bind_while_one_is_posting_learns_so(world):
     begin(world)
-    assert begin(world) == Decided(node="n1", assignment=begin(world).assignment, phase=Phase.BINDING)
+    assert begin(world) == KnownBinding(node="n1", assignment=begin(world).assignment, phase=Phase.BINDING)
 
 
 def test_filter_answers_a_bound_pod_with_its_node(world):
     begin(world)
-    world.finish_bind("uid-p", Phase.ASSUMED)
+    world.confirm("uid-p", Phase.ACCEPTED)
     assert plan(world, nodes=["n1", "n2"]).node == "n1"
 
 
@@ -350,24 +350,24 @@ def test_a_pod_deleted_while_its_bind_was_posted_counts_as_a_ghost(world):
     begin(world)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert free(world) == [P100 - 8138, P100]
-    world.finish_bind("uid-p", Phase.ASSUMED)
+    world.confirm("uid-p", Phase.ACCEPTED)
     assert mark(world, "uid-p") == "ghost"
 
 
 def test_a_pod_that_vanished_before_its_bind_was_seen_counts_as_a_ghost(world):
     begin(world)
-    world.finish_bind("uid-p", Phase.ASSUMED)
+    world.confirm("uid-p", Phase.ACCEPTED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert mark(world, "uid-p") == "ghost"
 
 
 def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world):
     chosen = begin(world)
-    world.finish_bind("uid-p", Phase.UNCONFIRMED)
-    assert plan(world, nodes=["n1"]) == Decided(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
+    world.confirm("uid-p", Phase.UNCONFIRMED)
+    assert plan(world, nodes=["n1"]) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     world.set_card(*as_card(resource(0, health="Unhealthy")))
     assert begin(world) == chosen
-    assert isinstance(begin(world, node="n2"), Decided)
+    assert isinstance(begin(world, node="n2"), KnownBinding)
 
 
 @pytest.mark.parametrize(
@@ -375,11 +375,11 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
 )
 def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists, then):
     begin(world)
-    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    world.confirm("uid-p", Phase.UNCONFIRMED)
     assert world.tick() == []
     clock.advance(76)
     (holding,) = world.tick()
-    world.looked_up(holding.uid, bound=bound_, exists=exists)
+    world.on_lookup(holding.uid, bound=bound_, exists=exists)
     assert mark(world, "uid-p") == then
 
 
@@ -389,11 +389,11 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
     world.remove_pod(last)
     refuse(world)
     clock.advance(5)
-    assert world.touch_due() is None
+    assert world.next_requeue_node() is None
     clock.advance(30)
     world.tick()
-    assert world.touch_due() == "n1"
-    assert world.touch_due() is None
+    assert world.next_requeue_node() == "n1"
+    assert world.next_requeue_node() is None
 
 
 def test_the_end_of_a_pod_of_the_former_name_of_a_node_frees_the_card_where_it_is(world, clock):
@@ -407,14 +407,14 @@ def test_the_end_of_a_pod_of_the_former_name_of_a_node_frees_the_card_where_it_i
     pod["status"] |= {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {ENDED: {}}}]}
     world.set_pod(as_pod(pod))
     assert world.changed_nodes() == {"former", "n1"}
-    assert world.touch_due() == "n1"
+    assert world.next_requeue_node() == "n1"
 
 
 def test_nobody_is_woken_when_nobody_waits(world, clock):
     plan(world)
     clock.advance(31)
     world.tick()
-    assert world.touch_due() is None
+    assert world.next_requeue_node() is None
 
 
 def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world, clock):
@@ -422,23 +422,23 @@ def test_waiting_pods_are_woken_at_most_once_a_second_by_a_card_that_heals(world
     for expected in ("n1", None):
         world.set_card(*as_card(resource(0, health="Unhealthy")))
         world.set_card(*as_card(resource(0)))
-        assert world.touch_due() == expected
+        assert world.next_requeue_node() == expected
     clock.advance(1.1)
-    assert world.touch_due() == "n1"
+    assert world.next_requeue_node() == "n1"
 
 
 def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(world, clock):
     last = as_pod(bound("a", P100, 0, deleting=True, containers=ENDED))
-    world.touch_due()
+    world.next_requeue_node()
     world.set_pod(last)
     refuse(world)
     clock.advance(10)
     world.remove_pod(last)
-    assert world.touch_due() is None
+    assert world.next_requeue_node() is None
     world.set_pod(last)
     refuse(world)
     world.remove_pod(last)
-    assert world.touch_due() == "n1"
+    assert world.next_requeue_node() == "n1"
 
 
 def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
@@ -452,11 +452,11 @@ def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
 def test_a_pod_that_may_have_run_keeps_its_share_when_an_old_filter_or_bind_call_comes(world):
     with_cards(world, n2=1)
     begin(world)
-    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    world.confirm("uid-p", Phase.UNCONFIRMED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert mark(world, "uid-p") == "ghost"
-    assert isinstance(plan(world, nodes=["n2"]), Decided)
-    assert isinstance(begin(world), Decided)
+    assert isinstance(plan(world, nodes=["n2"]), KnownBinding)
+    assert isinstance(begin(world), KnownBinding)
     assert mark(world, "uid-p") == "ghost"
     assert free(world) == [P100 - 8138, P100]
 
@@ -468,30 +468,30 @@ def waiting(clock):
     plan(made, "a", P100, ["n1"])
     assert isinstance(plan(made, "b", P100, ["n1"]), Unplaceable)
     clock.advance(5)
-    made.touch_due()
+    made.next_requeue_node()
     clock.advance(5)
-    assert made.touch_due() is None
+    assert made.next_requeue_node() is None
     return made
 
 
 def test_a_plan_that_moves_to_another_node_wakes(waiting):
     assert plan(waiting, "a", P100, ["n2"]).node == "n2"
-    assert waiting.touch_due() == "n1"
+    assert waiting.next_requeue_node() == "n1"
 
 
 def test_a_plan_that_ends_because_no_node_is_left_for_the_pod_wakes(waiting):
     assert isinstance(plan(waiting, "a", P100, ["other"]), Unplaceable)
-    assert waiting.touch_due() == "n1"
+    assert waiting.next_requeue_node() == "n1"
 
 
 def test_a_plan_that_is_only_repeated_wakes_nobody(waiting):
     assert plan(waiting, "a", P100, ["n1"]).node == "n1"
-    assert waiting.touch_due() is None
+    assert waiting.next_requeue_node() is None
 
 
 def test_a_plan_that_takes_less_than_before_wakes(waiting):
     assert plan(waiting, "a", P100 - 1, ["n1"]).node == "n1"
-    assert waiting.touch_due() == "n1"
+    assert waiting.next_requeue_node() == "n1"
 
 
 def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
@@ -501,7 +501,7 @@ def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
     clock.advance(31)
     assert isinstance(plan(world, "c", P100), Unplaceable)
     world.tick()
-    assert world.touch_due() == "n1"
+    assert world.next_requeue_node() == "n1"
 
 
 def test_a_refusal_among_all_nodes_is_known_too(world, clock):
@@ -513,19 +513,19 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
         world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack")), Unplaceable
     )
     world.tick()
-    assert world.touch_due() == "n1"
+    assert world.next_requeue_node() == "n1"
     assert list(world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):
     waiting.remove_node("n1")
     clock.advance(2)
-    assert waiting.touch_due() == "n2"
+    assert waiting.next_requeue_node() == "n2"
 
 
 def because(world, uid, reason):
     with world.queue() as queue:
-        queue.because(uid, reason)
+        queue.set_reason(uid, reason)
 
 
 def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
@@ -541,7 +541,7 @@ def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
 
 def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
     chosen = begin(world)
-    world.finish_bind("uid-p", Phase.ASSUMED)
+    world.confirm("uid-p", Phase.ACCEPTED)
     busy = chosen.indices()[0]
     world.set_card(*as_card(resource(busy, cordoned=True)))
     assert free(world)[busy] == P100 - 8138, "what runs stays counted"
@@ -570,7 +570,7 @@ def test_who_is_bound_after_its_card_was_cordoned_gets_another_one(world):
 def test_nothing_is_bound_to_a_node_whose_device_plugin_has_taken_its_slots_off(world):
     """It ends a moment later; the kubelet fails for good whom it admits then."""
     plan(world)
-    world.set_node("n1", NodeRecord(offers=False))
+    world.set_node("n1", NodeRecord(offers_shares=False))
     assert begin(world) is Refusal.NO_SLOTS
     assert free(world) == [P100, P100]
 
@@ -578,14 +578,14 @@ def test_nothing_is_bound_to_a_node_whose_device_plugin_has_taken_its_slots_off(
 def test_slots_that_are_back_count_once_they_have_stayed(world, clock):
     """While a device plugin ends, the kubelet's own report brings them back for a moment."""
     plan(world)
-    world.set_node("n1", NodeRecord(offers=False))
+    world.set_node("n1", NodeRecord(offers_shares=False))
     world.set_node("n1", NodeRecord())
     world.tick()
     assert begin(world) is Refusal.NO_SLOTS
-    clock.advance(STEADY - 0.1)
-    world.set_node("n1", NodeRecord(offers=False))
+    clock.advance(STEADY_SECONDS - 0.1)
+    world.set_node("n1", NodeRecord(offers_shares=False))
     world.set_node("n1", NodeRecord())
-    clock.advance(STEADY - 0.1)
+    clock.advance(STEADY_SECONDS - 0.1)
     world.tick()
     assert begin(world) is Refusal.NO_SLOTS
     clock.advance(0.1)
@@ -596,17 +596,17 @@ def test_slots_that_are_back_count_once_they_have_stayed(world, clock):
 
 def test_a_gang_is_not_planned_on_a_node_whose_slots_are_only_just_back(clock):
     loads = NodeLoads()
-    loads.set_node("n1", NodeRecord(offers=False), clock.now())
+    loads.set_node("n1", NodeRecord(offers_shares=False), clock.now())
     assert not loads.is_open("n1")
     loads.set_node("n1", NodeRecord(), clock.now())
-    before = loads.freed
-    clock.advance(STEADY - 0.1)
-    assert not loads.settle(clock.now())
+    before = loads.freed_count
+    clock.advance(STEADY_SECONDS - 0.1)
+    assert not loads.reopen_steady(clock.now())
     assert (loads.is_open("n1"), list(loads.names())) == (False, [])
     clock.advance(0.1)
-    assert loads.settle(clock.now())
+    assert loads.reopen_steady(clock.now())
     assert (loads.is_open("n1"), list(loads.names())) == (True, ["n1"])
-    assert loads.freed > before  # gangs that wait are tried again
+    assert loads.freed_count > before  # gangs that wait are tried again
 
 
 def test_the_first_word_of_a_node_counts_at_once(clock):
@@ -628,6 +628,6 @@ def test_a_pod_that_ends_without_a_node_holds_nothing(world):
 def test_one_that_ends_while_its_binding_may_land_is_not_looked_up(world, clock):
     plan(world)
     begin(world)
-    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    world.confirm("uid-p", Phase.UNCONFIRMED)
     world.set_pod(as_pod(asking("p", gpu_mem=8138) | {"status": {"phase": "Failed"}}))
     assert free(world) == [P100, P100], "its containers never start"

@@ -11,10 +11,10 @@ from cardwise.core.values.refusals import Refusal
 from extender.cache.inventory import Inventory
 from extender.cache.membership import ClassMembership
 from extender.cache.placing import PlacementRequest
-from extender.cache.reservations import Begun, Decided, Phase
+from extender.cache.reservations import Assumed, KnownBinding, Phase
 from extender.records import objects
 from extender.records.podref import PodRef
-from extender.reporting.classcontroller import automatic
+from extender.reporting.classcontroller import automatic_class
 from tests.extender.worlds import (
     ENDED,
     P100,
@@ -69,13 +69,13 @@ def classes_of(made, node="n1"):
 def woken(made, clock):
     """Whether a node is touched now."""
     clock.advance(5)
-    return made.touch_due() is not None
+    return made.next_requeue_node() is not None
 
 
 def calm(made, clock):
     """All that has happened until now has had its touch."""
     clock.advance(5)
-    made.touch_due()
+    made.next_requeue_node()
     clock.advance(5)
 
 
@@ -107,7 +107,7 @@ def test_membership_follows_classes_and_cards(world):
 def test_a_card_is_in_the_class_of_its_model_whether_or_not_that_has_an_object(world):
     assert all_classes_of(world) == [{"p100", OF_P100}, {"k80", OF_K80}]
     world.changed_nodes()
-    world.set_class(as_class(automatic(OF_K80, "Tesla K80")))
+    world.set_class(as_class(automatic_class(OF_K80, "Tesla K80")))
     assert all_classes_of(world) == [{"p100", OF_P100}, {"k80", OF_K80}]
     world.set_card(*as_card(resource(2, model="NVIDIA Tesla K80")))
     assert all_classes_of(world)[2] == {OF_K80}, "before the class says so"
@@ -118,7 +118,7 @@ def test_a_card_is_in_the_class_of_its_model_whether_or_not_that_has_an_object(w
 
 
 def test_the_object_of_a_models_class_is_no_reason_to_look_at_all_cards_anew():
-    made, kept = Inventory(), automatic(OF_K80, "Tesla K80")
+    made, kept = Inventory(), automatic_class(OF_K80, "Tesla K80")
     assert not made.set_class(as_class(kept))
     assert not made.remove_class(OF_K80)
     assert made.set_class(as_class(resource_class(OF_K80, model="P100")))
@@ -128,7 +128,7 @@ def test_the_object_of_a_models_class_is_no_reason_to_look_at_all_cards_anew():
 
 
 def test_a_persons_class_of_a_models_name_says_itself_what_is_in_it(world):
-    kept = automatic(OF_K80, "Tesla K80")
+    kept = automatic_class(OF_K80, "Tesla K80")
     world.set_class(as_class(kept))
     world.set_card(*as_card(resource(2, model="NVIDIA Tesla K80")))
     del kept["metadata"]["annotations"]
@@ -157,7 +157,7 @@ def test_the_label_that_we_put_on_is_none_of_a_persons():
 
 
 def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
-    world.touch_due()
+    world.next_requeue_node()
     made = []
     monkeypatch.setattr(
         "extender.cache.inventory.ClassMembership", lambda *args, **how: made.append(1) or ClassMembership(*args, **how)
@@ -171,7 +171,7 @@ def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
 
 
 def test_a_class_that_only_looks_different_changes_nothing(world):
-    world.touch_due()
+    world.next_requeue_node()
     other = resource_class("k80", model="Tesla K80")
     other["spec"]["share"] = {"memoryMiB": 1000}
     world.changed_nodes()
@@ -194,10 +194,10 @@ def test_bind_is_refused_when_the_class_is_gone(world):
 
 def test_an_unsure_bind_keeps_its_card_whatever_became_of_class_and_quota(world):
     first = begin(world, "a", 8138, resource_class="k80")
-    world.finish_bind("uid-a", Phase.UNCONFIRMED)
+    world.confirm("uid-a", Phase.UNCONFIRMED)
     world.remove_class("k80")
     world.set_quota(*as_quota({"shares": 0}))
-    assert begin(world, "a", 8138, resource_class="k80") == Begun(assignment=first.assignment, unsure=True)
+    assert begin(world, "a", 8138, resource_class="k80") == Assumed(assignment=first.assignment, unsure=True)
 
 
 @pytest.mark.parametrize(
@@ -257,7 +257,7 @@ def test_the_pods_own_plan_is_not_counted_against_it(world):
         "n2",
     }
     assert world.scores(PlacementRequest(PodRef("uid-b", "default", "b"), asked, ["n1", "n2"], "binpack")) == {}
-    assert isinstance(begin(world, "a", 8138), Begun)
+    assert isinstance(begin(world, "a", 8138), Assumed)
     assert begin(world, "b", 1) is Refusal.QUOTA
     assert mark(world, "uid-a") == "binding"
 
@@ -369,26 +369,26 @@ def test_plans_end_with_the_term_and_what_was_posted_stays(world):
     plan(world, "a", 8138)
     begin(world, "b", 100, term=1)
     begin(world, "c", 200, node="n2", term=1)
-    world.finish_bind("uid-c", Phase.UNCONFIRMED)
+    world.confirm("uid-c", Phase.UNCONFIRMED)
     world.forget_plans()
     assert [mark(world, f"uid-{name}") for name in "abc"] == [None, "binding", "unsure"]
 
 
 def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_settled(world, clock):
     chosen = begin(world, "a", 8138, term=1).assignment
-    world.finish_bind("uid-a", Phase.UNCONFIRMED)
-    assert begin(world, "a", 8138, term=2) == Decided(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
+    world.confirm("uid-a", Phase.UNCONFIRMED)
+    assert begin(world, "a", 8138, term=2) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     clock.advance(76)
     (holding,) = world.tick()
-    world.looked_up(holding.uid, bound=False, exists=True)
-    assert begin(world, "a", 8138, term=2) == Begun(assignment=chosen, unsure=False)
+    world.on_lookup(holding.uid, bound=False, exists=True)
+    assert begin(world, "a", 8138, term=2) == Assumed(assignment=chosen, unsure=False)
 
 
 def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
     calm(world, clock)
     assert not woken(world, clock)
     with world.queue() as queue:
-        queue.move_all_of_others()
+        queue.requeue_all_refused_elsewhere()
     assert woken(world, clock)
     assert not woken(world, clock)
 
@@ -426,7 +426,7 @@ def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(w
         Refusal.QUOTA
     }
     full = world.full_entry("default", asked)
-    assert (full.entry.model, full.asked.shares) == ("Tesla K80", 1)
+    assert (full.entry.model, full.requested.shares) == ("Tesla K80", 1)
 
 
 def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
@@ -436,10 +436,10 @@ def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
     assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {
         Refusal.QUOTA
     }
-    assert world.full_entry("default", asked).asked == Charge(1, 11441, 1)
+    assert world.full_entry("default", asked).requested == Charge(1, 11441, 1)
     world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "cards": 0}))
     assert world.full_entry("default", asked).entry.resource_class in ("p100", "k80")
     of_p100 = request.parse_mutated(asking("p", whole_gpu=1, resource_class="p100"))
-    assert world.full_entry("default", of_p100).asked == Charge(1, P100, 1)
+    assert world.full_entry("default", of_p100).requested == Charge(1, P100, 1)
     world.set_quota(*as_quota({"memoryMiB": P100}))
     assert world.full_entry("default", of_p100) is None, "it may be that bigger ones only are free"

@@ -18,7 +18,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import Phase
 from extender.records import wire
 from extender.records.podref import PodRef
-from tests.extender import aheadworlds
+from tests.extender import nominationworlds
 from tests.extender.gangworlds import NodeSpec, World, member
 from tests.extender.preemption.test_gangpreemption import LOW, PREFERENCES, Full, gang
 from tests.extender.worlds import P100, as_card, as_quota, begin, plan, resource, state, with_cards
@@ -30,7 +30,7 @@ STEPS = [
     (Scorer, "score_all"),
     (Scorer, "first"),
     (Ledger, "used"),
-    (NodeLoads, "left"),
+    (NodeLoads, "free_load"),
     (placement, "place"),
     (preemption, "best"),
 ]
@@ -75,15 +75,15 @@ def sums(ledger):
 def check(world):
     """Ledger and sums are what the table says."""
     table = world._reservations
-    rows = {one.pod.uid: one for one in table.among(*Phase)}
+    rows = {one.pod.uid: one for one in table.in_phases(*Phase)}
     with world.view() as ledger:
         assert {one.uid for one in ledger.holdings()} == {uid for uid in rows if table.holding(uid) is not None}
         assert all(ledger.holding(uid) == table.holding(uid) for uid in rows)
-        anew = ledger.like()
+        anew = ledger.empty_copy()
         for node in ledger.nodes():
             anew.set_cards(node.name, node.cards)
         for one in ledger.holdings():
-            anew.hold(one)
+            anew.set_holding(one)
         assert sums(ledger) == sums(anew)
         planned = Counter({uid: 1 for uid, one in rows.items() if one.load is not None})
         assert Counter(world._loads._planned) == planned
@@ -95,15 +95,15 @@ def check(world):
     assert {uid: one.node for uid, one in rows.items() if one.phase is Phase.WAITING} == {
         uid: node for each in gangs for uid, node in each.plan.items()
     }
-    assert world.gangs._holds.keys() == {each.key for each in gangs if each.plan}
-    return {uid: (one.places, one.told) for uid, one in table.nominations._of.items()}
+    assert world.gangs._permits.keys() == {each.key for each in gangs if each.plan}
+    return {uid: (one.places, one.named_node) for uid, one in table.nominations._of.items()}
 
 
 # Each makes a world, and what is asked of it.
 
 
 def a_pod_for_whom_a_later_one_gives_way():
-    world = aheadworlds.World("n1", "n2")
+    world = nominationworlds.World("n1", "n2")
     world.state.set_quota(*as_quota({"shares": 2}))
     plan(world.state, "asker", 1000, "n2")
     for name in ("held", "other"):
@@ -114,7 +114,7 @@ def a_pod_for_whom_a_later_one_gives_way():
 
 
 def a_gang_for_which_a_later_pod_gives_way():
-    world = aheadworlds.World("n1", "n2")
+    world = nominationworlds.World("n1", "n2")
     world.create("held", P100 // 2 + 1, created="2026-11-21T12:00:00Z")
     assert len(world.ahead()) == 1
     for name in ("g0", "g1"):
@@ -166,8 +166,8 @@ def a_pod_whose_plan_is_lost_at_bind():
     found = plan(world, "p", 1000)
     index = found.assignment.shares()[0].index
     world.set_card(*as_card(resource(index, node="n1", health="Unhealthy")))
-    asked = request.parse(aheadworlds.asking("p", gpu_mem=1000))
-    return world, lambda: world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
+    asked = request.parse(nominationworlds.asking("p", gpu_mem=1000))
+    return world, lambda: world.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
 
 
 SCENES = [

@@ -11,7 +11,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import PlacementRequest
-from extender.cache.reservations import Begun, Decided, Patience
+from extender.cache.reservations import Assumed, KnownBinding, Timeouts
 from extender.records import objects, podinfo
 from extender.records.podref import PodRef
 from extender.state import State
@@ -23,7 +23,8 @@ WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
 
 def state(clock: FakeClock | None = None, **patience: float) -> State:
     return State(
-        clock=clock or FakeClock(), patience=Patience(**{"hold": 30.0, "terminating": 20.0, "confirm": 75.0} | patience)
+        clock=clock or FakeClock(),
+        timeouts=Timeouts(**{"reservation": 30.0, "terminating": 20.0, "confirmation": 75.0} | patience),
     )
 
 
@@ -97,7 +98,7 @@ def mark(made: State, uid: str) -> str | None:
 
 def plan(
     made: State, name: str, mem: int, *nodes: str, namespace: str = "default", resource_class: str = ""
-) -> Placement | Unplaceable | Decided:
+) -> Placement | Unplaceable | KnownBinding:
     """What filter decides about a pod of one container."""
     asked = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert asked is not None
@@ -106,7 +107,7 @@ def plan(
 
 def comes(made: State, name: str, asked: PodRequest | None, version: str) -> None:
     """Filter is asked about the pod."""
-    made.tries(f"uid-{name}", (asked, version) if asked is not None else None, grouped=False)
+    made.begin_attempt(f"uid-{name}", (asked, version) if asked is not None else None, grouped=False)
 
 
 def begin(
@@ -118,11 +119,11 @@ def begin(
     namespace: str = "default",
     resource_class: str = "",
     term: int = 0,
-) -> Begun | Decided | Refusal:
+) -> Assumed | KnownBinding | Refusal:
     """What bind begins."""
     asked = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert asked is not None
-    return made.begin_bind(PodRef(f"uid-{name}", namespace, name), asked, node, "binpack", term=term)
+    return made.assume(PodRef(f"uid-{name}", namespace, name), asked, node, "binpack", epoch=term)
 
 
 def looks_slowly(made: State, clock: FakeClock) -> None:

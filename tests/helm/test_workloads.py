@@ -17,7 +17,7 @@ from cardwise.core.api import gpunodes, mps, names, policies, schedulerconfig
 from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import Ground
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, one, template, text
 
 EVERYTHING = (
@@ -447,14 +447,14 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
         (("nodes.selector.pool=gpu",), [{"pool": "gpu"}]),
     ):
         spec = workloads(render("mps.enabled=true", *sets))[f"cardwise-{part}"]
-        constraints = nodeconstraints.of(spec)
+        constraints = nodeconstraints.constraints_of(spec)
         linux = {"kubernetes.io/os": "linux"}
-        assert not constraints.allow("n1", Ground(linux))
+        assert not constraints.admits("n1", NodeLabels(linux))
         for of_gpu in labels:
             for more in staying:
-                assert constraints.allow("n1", Ground(linux | of_gpu | more)), (of_gpu, more)
+                assert constraints.admits("n1", NodeLabels(linux | of_gpu | more)), (of_gpu, more)
             for key, value in gpunodes.UPGRADING.items():
-                assert not constraints.allow("n1", Ground(linux | of_gpu | {key: value})), (of_gpu, key)
+                assert not constraints.admits("n1", NodeLabels(linux | of_gpu | {key: value})), (of_gpu, key)
         (terms,) = [spec["affinity"]["nodeAffinity"][nodeconstraints.REQUIRED]["nodeSelectorTerms"]]
         assert len(terms) == len(labels), "no label more than doctor knows"
 

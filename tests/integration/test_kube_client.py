@@ -31,9 +31,9 @@ pytestmark = [
 class Patient(PatientClient):
     """Watches end as those of our parts."""
 
-    def _ask(self, *args, query=None, **settings):
+    def _open_response(self, *args, query=None, **settings):
         watches = "watch" in (query or {})
-        return (KubeClient if watches else PatientClient)._ask(self, *args, query=query, **settings)
+        return (KubeClient if watches else PatientClient)._open_response(self, *args, query=query, **settings)
 
 
 @pytest.fixture(scope="module")

@@ -127,11 +127,11 @@ def test_error_bodies_are_truncated_and_need_not_be_json(api: ApiServer, client:
 def test_an_answer_of_more_than_was_asked_for_is_not_read_to_its_end(api: ApiServer, client: KubeClient):
     large = b'"' + b"x" * 999_998 + b'"'
     for _ in range(3):
-        assert client.request("POST", "/x", body=large, most=1_000_000) == large
+        assert client.request("POST", "/x", body=large, max_bytes=1_000_000) == large
         with pytest.raises(errors.Unreachable, match="the answer has more than 999999 bytes"):
-            client.request("POST", "/x", body=large, most=999_999)
+            client.request("POST", "/x", body=large, max_bytes=999_999)
     with pytest.raises(errors.NotFound):
-        client.request("GET", paths.pods("ns", "none"), most=10)
+        client.request("GET", paths.pods("ns", "none"), max_bytes=10)
     assert client.request("POST", "/x", body=b"{}") == b"{}"
 
 

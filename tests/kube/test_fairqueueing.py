@@ -11,11 +11,11 @@ COSTS = {"fat": 2.0, "quick": 0.02, "medium": 0.5}
 def test_owners_that_all_wait_get_the_same_time():
     queue, spent = FairQueueing(), dict.fromkeys(COSTS, 0.0)
     for owner in COSTS:
-        queue.wait(owner)
+        queue.enqueue(owner)
     for _ in range(1000):
         owner = queue.next()
-        queue.wait(owner)  # it has more
-        queue.took(owner, COSTS[owner])
+        queue.enqueue(owner)  # it has more
+        queue.charge_write(owner, COSTS[owner])
         spent[owner] += COSTS[owner]
         assert max(spent.values()) - min(spent.values()) <= 2.0 + 0.02
 
@@ -24,17 +24,17 @@ def test_owners_that_all_wait_get_the_same_time():
 def test_an_owner_that_was_idle_is_next_and_has_saved_up_nothing(fat):
     queue, busy = FairQueueing(), [f"fat{i}" for i in range(fat)]
     for owner in busy:
-        queue.wait(owner)
+        queue.enqueue(owner)
     for _ in range(20):
         owner = queue.next()
-        queue.wait(owner)
-        queue.took(owner, 2.0)
-    queue.wait("idle")
+        queue.enqueue(owner)
+        queue.charge_write(owner, 2.0)
+    queue.enqueue("idle")
     order = []
     for _ in range(5 * fat):
         order.append(queue.next())
-        queue.wait(order[-1])
-        queue.took(order[-1], 2.0)
+        queue.enqueue(order[-1])
+        queue.charge_write(order[-1], 2.0)
     assert order[0] == "idle"
     assert order.count("idle") <= 5
 
@@ -43,11 +43,11 @@ def test_an_owner_that_is_passed_over_is_not_charged():
     queue, order = FairQueueing(), []
     for round_number in range(8):
         for owner in ("first", "second", "high"):
-            queue.wait(owner)
+            queue.enqueue(owner)
         owner = (
             queue.next(lambda owner: owner == "high") if round_number % 2 else queue.next(lambda owner: owner != "high")
         )
-        queue.took(owner, 0.015)
+        queue.charge_write(owner, 0.015)
         order.append(owner)
     assert sorted(order[::2][:2]) == sorted(order[::2][2:]) == ["first", "second"]
 
@@ -66,11 +66,11 @@ def test_owners_in_turn():
 def test_the_example_of_the_docstring():
     queue, seconds, order = FairQueueing(), {"a": 2.0, "b": 0.02}, list[str]()
     for owner in seconds:
-        queue.wait(owner)
+        queue.enqueue(owner)
     for _ in range(102):
         order.append(queue.next())
-        queue.wait(order[-1])
-        queue.took(order[-1], seconds[order[-1]])
+        queue.enqueue(order[-1])
+        queue.charge_write(order[-1], seconds[order[-1]])
     assert order == ["a", *["b"] * 100, "a"]
 
 

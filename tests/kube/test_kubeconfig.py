@@ -121,7 +121,7 @@ def test_it_is_as_the_official_client_has_it(tmp_path: Path, cluster: Json, user
     path = written(tmp_path, cluster, user, **context)
     found = kubeconfig.read(path)
     assert found is not None
-    assert shown(credentials._plain(found, "config")) == shown(credentials._by_library(str(path), ""))
+    assert shown(credentials._from_kubeconfig(found, "config")) == shown(credentials._by_library(str(path), ""))
     assert shown(credentials.load(path, "c")) == shown(credentials.load(path))
 
 

@@ -8,7 +8,7 @@ import pytest
 from cardwise.kube import errors, paths
 from cardwise.kube.mostcards import MostCards
 from cardwise.kube.survey import MOST_CARDS
-from cardwise.kube.watch.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.kube.watch.store import Store
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
@@ -24,7 +24,7 @@ class World:
 
     def __init__(self) -> None:
         self.store: Store[Card] = Store()
-        self.limited = MostCards(self.project, Woken())
+        self.limited = MostCards(self.project, WakeHandler())
 
     def project(self, content: bytes) -> tuple[str, Card]:
         key, _, node = content.decode().partition("@")
@@ -67,7 +67,7 @@ def test_a_list_that_ends_early_takes_no_places_away():
     def put(name, node="n1"):
         api.put(paths.extendedresources(), {"metadata": {"name": name}, "spec": {"nodeName": node}})
 
-    limited = MostCards(project, Woken())
+    limited = MostCards(project, WakeHandler())
     reflector = Reflector(
         api.client(clock=clock),
         paths.extendedresources(),

@@ -12,7 +12,7 @@ from cardwise.cli.cluster import usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.nesting import bounded, following, scanned, shallow
-from cardwise.kube.watch.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from tests.examples import examples
 from tests.fakes.apiserver import Answer, ApiServer, Request
 from tests.fakes.clock import FakeClock
@@ -147,7 +147,7 @@ def follow(api: ApiServer, client: KubeClient, clock: FakeClock, items: list[str
         return f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(items)}]}}'.encode()
 
     api.answers[PODS] = answer
-    reflector = Reflector(client, PODS, project, Woken(), clock=clock)
+    reflector = Reflector(client, PODS, project, WakeHandler(), clock=clock)
     reflector.start()
     clock.until_waiting()
     reflector.stop()

@@ -122,11 +122,11 @@ def test_an_empty_name_is_not_the_list():
 @given(value=TEXTS)
 def test_a_selector_selects_by_the_given_value_or_there_is_none(value: str):
     """Read back as k8s.io/apimachinery reads them: requirements by comma; in fields `\\` escapes."""
-    (query,) = paths.with_field("spec.nodeName", value).items()
+    (query,) = paths.field_query("spec.nodeName", value).items()
     text = query[1].removeprefix("spec.nodeName=")
     assert unescaped(text) == value
     try:
-        query = paths.with_label(names.GANG, value)
+        query = paths.label_query(names.GANG, value)
     except errors.InvalidName:
         return
     assert query == {"labelSelector": f"{names.GANG}={value}"}
@@ -143,9 +143,9 @@ def unescaped(text: str) -> str:
 
 
 def test_several_values_of_a_label():
-    assert paths.with_label_in("a", ["b", "c"]) == {"labelSelector": "a in (b,c)"}
+    assert paths.label_in_query("a", ["b", "c"]) == {"labelSelector": "a in (b,c)"}
     with pytest.raises(errors.InvalidName, match=r"no object has the label a='b\),c': it is no value of a label"):
-        paths.with_label_in("a", ["b", "b),c"])
+        paths.label_in_query("a", ["b", "b),c"])
 
 
 def test_a_query_is_one_value():

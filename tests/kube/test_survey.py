@@ -33,7 +33,7 @@ def test_a_card_knows_its_classes_and_their_highest_priority():
             resource_class("other", selector={"matchLabels": {"model": "Tesla P100"}}, priority=9),
         ]
     )
-    node = survey.take(api.kube).ledger.node("n1")
+    node = survey.take_survey(api.kube).ledger.node("n1")
     assert [(sorted(card.classes), card.priority) for card in node.cards] == [
         (["high", "low", K80_CLASS], 7),
         (["nvidia.tesla.p100", "other"], 9),
@@ -63,8 +63,8 @@ def test_without_a_classifier_a_card_is_in_no_class():
 
 
 def test_devices_are_no_cards_but_held_and_classed_as_they_are():
-    ledger = survey.take(lists_with_devices().kube).ledger
-    plain = survey.take(lists(pods=lists_with_devices().of("pods")).kube).ledger
+    ledger = survey.take_survey(lists_with_devices().kube).ledger
+    plain = survey.take_survey(lists(pods=lists_with_devices().of("pods")).kube).ledger
     first, third = ledger.node("n1"), ledger.node("n3")
     assert [card.uuid for card in first.cards] == [card.uuid for card in plain.node("n1").cards]
     assert (first.free, third.cards, plain.node("n3")) == (plain.node("n1").free, [], None)
@@ -72,7 +72,7 @@ def test_devices_are_no_cards_but_held_and_classed_as_they_are():
         ("rdma-n1-0", True, ["rdma"]),
         ("rdma-n1-1", True, ["fast", "rdma"]),
     ]
-    assert set(first.taken) == {"rdma-n1-0", "rdma-n1-1"}
+    assert set(first.device_holds) == {"rdma-n1-0", "rdma-n1-1"}
     assert not ledger.node("n2").devices[0].healthy
     assert (ledger.holding("n1/gone").mark, ledger.holding("n1/gone").assignment.shares()) == ("held", [])
     assert ledger.violations() == []
@@ -83,14 +83,14 @@ def test_a_pod_that_is_gone_holds_its_card_and_its_device_as_one():
     on_card = card("n1", 0)
     on_card["status"]["held"] = held
     api = lists(extendedresources=[on_card, device("n1", 0, held=[held[0] | {"memoryMiB": 0}])], pods=[])
-    (gone,) = survey.take(api.kube).ledger.holdings()
+    (gone,) = survey.take_survey(api.kube).ledger.holdings()
     assert (gone.assignment.mem, [share.uuid for share in gone.assignment.device_shares()]) == (64, ["rdma-n1-0"])
 
 
 def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
     moved = card("n1", 0)
     moved["spec"]["node"] = "n9"
-    before = survey.take(lists().kube).ledger
+    before = survey.take_survey(lists().kube).ledger
     held = sum(before.node("n1").used[:1])
     assert held
     moved["status"]["held"] = [
@@ -99,20 +99,20 @@ def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
         if moved["spec"]["uuid"] in one.assignment.uuids()
     ]
     others = [one for one in lists().of("extendedresources") if one["spec"]["uuid"] != moved["spec"]["uuid"]]
-    ledger = survey.take(lists(extendedresources=[*others, moved]).kube).ledger
+    ledger = survey.take_survey(lists(extendedresources=[*others, moved]).kube).ledger
     assert ledger.node("n9").used == [held]
 
 
 def test_a_waiting_pod_asks_for_devices_by_what_the_webhook_noted():
     limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
-    ((_, _, asked),) = survey.take(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting
+    ((_, _, asked),) = survey.take_survey(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting
     assert (asked.containers, [(one.resource_class, one.count) for one in asked.devices]) == ((), [("rdma", 2)])
 
 
 def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():
     api = lists()
     api.lack("resourceclasses", "gpuquotas")
-    seen = survey.take(api.kube)
+    seen = survey.take_survey(api.kube)
     assert (seen.classes, seen.quotas, seen.problems) == ({}, [], [])
     assert sum(len(node.cards) for node in seen.ledger.nodes()) == 4
 
@@ -121,7 +121,7 @@ def test_extendedresources_must_be_there():
     api = lists()
     api.lack("extendedresources")
     with pytest.raises(errors.NotFound):
-        survey.take(api.kube)
+        survey.take_survey(api.kube)
 
 
 def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
@@ -132,7 +132,7 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
             gpu_quota("team-a", {"class": "k80", "shares": 2}, name="ok"),
         ],
     )
-    seen = survey.take(api.kube)
+    seen = survey.take_survey(api.kube)
     assert list(seen.classes) == ["k80"]
     assert [quota.name for quota in seen.quotas] == ["ok"]
     assert [problem.partition(": ")[0] for problem in seen.problems] == ["ResourceClass bad", "GPUQuota team-a/team"]
@@ -140,28 +140,28 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
 
 
 def test_headroom_is_what_is_left_of_each_entry():
-    (first, second) = [left for _, left in survey.take(lists().kube).headroom("team-a")]
+    (first, second) = [left for _, left in survey.take_survey(lists().kube).headroom("team-a")]
     assert first.entry == Entry(resource_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
     assert second.memory == 32768 - K80 - 2000
-    assert survey.take(lists().kube).headroom("team-b") == []
+    assert survey.take_survey(lists().kube).headroom("team-b") == []
 
 
 def test_one_namespace_is_read_without_the_others_and_without_nodes():
     api = lists()
     api.forbid("nodes")
-    seen = survey.take(api.kube, namespace="team-b", addresses=False)
+    seen = survey.take_survey(api.kube, namespace="team-b", addresses=False)
     assert {holding.namespace for holding in seen.ledger.holdings()} == {"team-b"}
     assert seen.quotas == []
     with pytest.raises(errors.Forbidden, match='cannot list resource "nodes"'):
-        survey.take(api.kube)
+        survey.take_survey(api.kube)
 
 
 def test_a_pod_that_claims_devices_is_read_too():
     """`resources.claims` is a list, beside the maps of limits and requests."""
     pod = placed("team-a", "dra", "n1", 0, 100)
     pod["spec"]["containers"][0]["resources"] = {"claims": [{"name": "x"}], "limits": {"cpu": "1"}}
-    assert len(survey.take(lists(pods=[pod]).kube).ledger) == 1
+    assert len(survey.take_survey(lists(pods=[pod]).kube).ledger) == 1
 
 
 def test_of_native_quotas_only_the_lines_that_concern_us():

@@ -128,7 +128,7 @@ def test_a_larger_answer_is_not_read_to_its_end(serving, head):
     server, client = serving(answer)
     for _ in range(3):
         with pytest.raises(errors.TooLarge, match=f"GET /version: the answer has more than {MOST} bytes"):
-            client.get("/version", most=MOST)
+            client.get("/version", max_bytes=MOST)
     assert server.sent < SENT * len(piece) / 4
 
 
@@ -226,6 +226,6 @@ def test_an_answer_that_was_packed_is_measured_unpacked(api: ApiServer, clock):
     api.answers["/version"] = Answer(200, packed, {"Content-Encoding": "gzip"})
     client = KubeClient(api.serve(), clock=clock)
     with pytest.raises(errors.TooLarge):
-        client.request("GET", "/version", most=MOST)
+        client.request("GET", "/version", max_bytes=MOST)
     assert len(client.request("GET", "/version")) == 3_000_002
     client.close()

@@ -61,7 +61,7 @@ class World:
             if isinstance(placed, Placement):
                 uid = f"u{self.held}"
                 self.held += 1
-                self.ledger.hold(Holding(uid, "d", uid, placed.node, placed.assignment))
+                self.ledger.set_holding(Holding(uid, "d", uid, placed.node, placed.assignment))
                 self.loads.set_pod(uid, Placed(placed.node, Load(1, 1, 1)))
         elif what == "release":
             self.ledger.release(f"u{one}")
@@ -70,9 +70,9 @@ class World:
 
 def most(capacities, shape, looks=100):
     while True:
-        total, complete = capacities.most(shape, looks)
+        total, complete = capacities.count_pods(shape, looks)
         if complete:
-            return total, dict(capacities.nodes(shape).most)
+            return total, dict(capacities.nodes(shape).counts)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
@@ -82,7 +82,7 @@ def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everythin
     kept = Capacities(world.ledger, world.loads)
     for step in steps:
         if step[0] == "ask":
-            kept.most(MemberShape(asked(step[1]), Load(cpu, 1, 1)), step[2])
+            kept.count_pods(MemberShape(asked(step[1]), Load(cpu, 1, 1)), step[2])
         world.do(*step)
     shape = MemberShape(asked(which), Load(cpu, 1, 1))
     assert most(kept, shape, 2) == most(Capacities(world.ledger, world.loads), shape)
@@ -134,11 +134,11 @@ def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, 
 def test_the_order_of_room_is_as_if_all_nodes_were_sorted(changes, ahead):
     plain, kept = {}, Vacant()
     for node, room in changes:
-        assert kept.put(node, room) == room - plain.get(node, 0)
+        assert kept.set_count(node, room) == room - plain.get(node, 0)
         plain[node] = room
         in_order = sorted((node for node in plain if plain[node]), key=lambda node: (-plain[node], node))
         assert (list(kept), list(reversed(kept))) == (in_order, in_order[::-1])
-    more = kept.with_one(ahead)
-    assert kept.most == {node: room for node, room in plain.items() if room}
-    assert more.most == dict.fromkeys(ahead, 1) | kept.most
-    assert list(more) == list(Vacant(more.most))
+    more = kept.with_minimum(ahead)
+    assert kept.counts == {node: room for node, room in plain.items() if room}
+    assert more.counts == dict.fromkeys(ahead, 1) | kept.counts
+    assert list(more) == list(Vacant(more.counts))

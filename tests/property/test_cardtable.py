@@ -32,7 +32,7 @@ def times(ledger, node, asked):
         placed = placement.place_on(ledger.node(node), asked, "binpack")
         if not isinstance(placed, Placement):
             return count
-        ledger.hold(Holding(f"{node}-{count}", "default", "new", node, placed.assignment))
+        ledger.set_holding(Holding(f"{node}-{count}", "default", "new", node, placed.assignment))
     raise AssertionError("more than the card has")
 
 
@@ -43,7 +43,7 @@ def filled(held):
         ledger.set_cards(node, [Card(index=0, uuid=node, mem=CARD)])
         if mem:
             share = CardShare(0, node, mem, core, CARD)
-            ledger.hold(Holding(node, "default", "old", node, Assignment({"0": (share,)})))
+            ledger.set_holding(Holding(node, "default", "old", node, Assignment({"0": (share,)})))
     return ledger
 
 
@@ -52,11 +52,11 @@ def filled(held):
 def test_a_card_serves_who_can_be_put_there(requests, held):
     nodes = NodeTable()
     for state in filled(held).nodes():
-        nodes.set(state.name, state, Load(0, 0, 99))
-    shapes = [Shape(ask_of(one, fitting.claims(one), LOAD)) for one in requests]
+        nodes.set_node(state.name, state, Load(0, 0, 99))
+    shapes = [Shape(ask_of(one, fitting.card_requests(one), LOAD)) for one in requests]
     lines, table = nodes.lines, CardTable(shapes)
     at = list(nodes.slots.values())
     cards = CardArrays(lines.free[at, 0], lines.core[at, 0], lines.empty[at, 0], lines.kind[at, 0])
     wanted = [[times(filled(held), name, one) for one in requests] for name in nodes.slots]
-    assert table.times(cards).tolist() == wanted
+    assert table.count_pods(cards).tolist() == wanted
     assert table.serves(cards).tolist() == [[count > 0 for count in row] for row in wanted]

@@ -33,7 +33,7 @@ def made(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
         there = cards(*[SIZE] * count, node=node)
         ledger.set_cards(node, [replace(card, cordoned=(node, card.index) in closed) for card in there])
     for holding in holdings.values():
-        ledger.hold(holding)
+        ledger.set_holding(holding)
     return ledger
 
 

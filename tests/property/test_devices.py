@@ -9,7 +9,7 @@ from cardwise.core.api.assignment import Assignment, DeviceShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.devices import WantedDevices, in_order, is_good
+from cardwise.core.placement.devices import WantedDevices, in_order, is_valid_grant
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
@@ -99,7 +99,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     def picture(self, ledger):
         return {
-            node.name: (list(node.devices), dict(node.taken), node.cards, list(node.free), sorted(node.uids))
+            node.name: (list(node.devices), dict(node.device_holds), node.cards, list(node.free), sorted(node.uids))
             for node in ledger.nodes()
         }
 
@@ -129,16 +129,16 @@ class DeviceMachine(RuleBasedStateMachine):
             score = scores.get(name, refusals.get(name))
             assert (on_node.score if isinstance(on_node, Placement) else on_node) == score
         node = self.ledger.node(placed.node)
-        usable = [one for one in node.devices if one.healthy and one.uuid not in node.taken]
+        usable = [one for one in node.devices if one.healthy and one.uuid not in node.device_holds]
         check_granted(placed.assignment.devices, asked.devices, usable)
         assert placed.assignment.containers.keys() == {one.key for one in asked.containers}
         self.next_uid += 1
         holding = Holding(f"u{self.next_uid}", "d", "p", placed.node, placed.assignment)
-        self.ledger.hold(holding)()
+        self.ledger.set_holding(holding)()
         assert self.picture(self.ledger) == before
-        self.ledger.hold(holding)
+        self.ledger.set_holding(holding)
         self.held[holding.uid] = holding
-        assert is_good(holding.assignment, node.devices, node.taken)
+        assert is_valid_grant(holding.assignment, node.devices, node.device_holds)
 
     @rule(node=st.sampled_from(NODES), numbers=st.sets(st.integers(0, 5), min_size=1, max_size=2))
     def pod_was_bound_before(self, node, numbers):
@@ -149,7 +149,7 @@ class DeviceMachine(RuleBasedStateMachine):
             self.next_uid += 1
             uid = f"u{self.next_uid}"
             self.held[uid] = Holding(uid, "d", "p", node, Assignment({}, {"0": shares}))
-            self.ledger.hold(self.held[uid])
+            self.ledger.set_holding(self.held[uid])
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -173,7 +173,7 @@ class DeviceMachine(RuleBasedStateMachine):
     def counted_is_what_a_recount_gives(self):
         anew = Ledger()
         for holding in self.held.values():
-            anew.hold(holding)
+            anew.set_holding(holding)
         for node, devices in self.devices.items():
             anew.set_devices(node, devices)
         for node, cards in self.cards.items():
@@ -184,7 +184,9 @@ class DeviceMachine(RuleBasedStateMachine):
                 share.uuid for h in self.held.values() if h.node == node for share in h.assignment.device_shares()
             )
             state = self.ledger.node(node)
-            assert sorted(state.taken if state is not None else ()) == uuids, "every one that is held, and each once"
+            assert sorted(state.device_holds if state is not None else ()) == uuids, (
+                "every one that is held, and each once"
+            )
             assert list(state.devices if state is not None else ()) == in_order(self.devices.get(node, ()))
 
     @invariant()

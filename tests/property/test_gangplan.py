@@ -35,7 +35,7 @@ class Nodes:
     def __init__(self, lefts):
         self._lefts = {f"n{i}": Load(cpu, 10, pods) for i, (_, cpu, pods) in enumerate(lefts)}
 
-    def left(self, node):
+    def free_load(self, node):
         return self._lefts.get(node)
 
     def names(self):
@@ -64,7 +64,7 @@ def keep_busy(ledger, uid, node, namespace):
     asked = request.parse(pod(containers=[container(gpu_mem=40)]))
     placed = placement.place_on(ledger.node(node), asked, "binpack")
     if isinstance(placed, Placement):
-        ledger.hold(Holding(uid, namespace, uid, placed.node, placed.assignment))
+        ledger.set_holding(Holding(uid, namespace, uid, placed.node, placed.assignment))
 
 
 def some_plan(ledger, there, members, allowed):
@@ -72,7 +72,7 @@ def some_plan(ledger, there, members, allowed):
     for nodes in product(there.names(), repeat=len(members)):
         if not all(allowed(m, n) for m, n in zip(members, nodes, strict=True)):
             continue
-        loads = {name: there.left(name) for name in there.names()}
+        loads = {name: there.free_load(name) for name in there.names()}
         undo = []
         fits = True
         # The biggest first, as the engine would choose on one node.
@@ -88,7 +88,7 @@ def some_plan(ledger, there, members, allowed):
             if not isinstance(placed, Placement):
                 fits = False
                 break
-            undo.append(ledger.hold(Holding(m.uid, "d", m.name, n, placed.assignment)))
+            undo.append(ledger.set_holding(Holding(m.uid, "d", m.name, n, placed.assignment)))
         for back in reversed(undo):
             back()
         if fits:
@@ -98,7 +98,7 @@ def some_plan(ledger, there, members, allowed):
 
 def hold(ledger, planned):
     for uid, assignment in planned.assignments.items():
-        ledger.hold(Holding(uid, "d", uid, planned.nodes[uid], assignment))
+        ledger.set_holding(Holding(uid, "d", uid, planned.nodes[uid], assignment))
 
 
 def picture(ledger):
@@ -140,7 +140,7 @@ def test_what_is_planned_is_right_and_leaves_no_trace(nodes, shapes_of, busy, av
         before_load = taken.get(node, Load(0, 0, 0))
         taken[node] = Load(*(a + b for a, b in zip(before_load, m.load, strict=True)))
     for node, load in taken.items():
-        left = there.left(node)
+        left = there.free_load(node)
         assert all(a <= b for a, b in zip(load, left, strict=True))
 
 
@@ -224,8 +224,8 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
         return [headroom(entry, ledger.used("d", entry))]
 
     class Changing(Nodes):
-        def left(self, node):
-            return Nodes(lefts).left(node)
+        def free_load(self, node):
+            return Nodes(lefts).free_load(node)
 
     def change(turn, terms):
         what = changes[turn] if turn < len(changes) else ""

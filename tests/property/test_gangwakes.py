@@ -26,7 +26,7 @@ class Waking(World):
     """A kube-scheduler that tries pods when they are new, when their bind has failed, and when a node is touched."""
 
     def __init__(self) -> None:
-        super().__init__(dict(NODES), max_waiting=6, hold=1e6, most=1e6)  # no plan ends, which wakes all
+        super().__init__(dict(NODES), max_waiting=6, hold=1e6, max_hold=1e6)  # no plan ends, which wakes all
         self.active: set[str] = set()
         self.refused: set[str] = set()
         self.cordoned: set[tuple[str, int]] = set()
@@ -35,7 +35,7 @@ class Waking(World):
     def second(self) -> None:
         self.keep()
         self.look_up()
-        if self.state.touch_due() is not None:
+        if self.state.next_requeue_node() is not None:
             self.active |= self.refused
         self.try_pods()
         self.clock.advance(1.0)
@@ -56,7 +56,7 @@ class Waking(World):
         for node, index in self.cordoned:
             self.set_cordon(node, index, cordoned=True)
         with self.state.queue() as queue:
-            queue.move_all_of_others()
+            queue.requeue_all_refused_elsewhere()
 
     def set_quota(self, memory: int) -> None:
         """MiB that the namespace may hold; 0: it has no quota."""

@@ -50,7 +50,7 @@ def recounted(ledger, namespace, known):
     for h in ledger.holdings():
         for share in h.assignment.shares() if h.namespace == namespace else ():
             kind = known[h.node, share.uuid]
-            found[kind] = found.get(kind, NOTHING).plus(quotas.charge(share))
+            found[kind] = found.get(kind, NOTHING).add(quotas.charge(share))
     return found
 
 
@@ -79,7 +79,7 @@ def rebuilt(ledger, known):
     """The same ledger from nothing but its cards and holdings, and what is known of held cards that are gone."""
     anew = Ledger()
     for h in ledger.holdings():
-        anew.hold(h)
+        anew.set_holding(h)
     for node in ledger.nodes():
         here = {card.uuid for card in node.cards}
         gone = [
@@ -142,10 +142,10 @@ class LedgerMachine(RuleBasedStateMachine):
         before = picture(self.ledger)
         self.next_uid += 1
         uid = f"u{self.next_uid}"
-        undo = self.ledger.hold(Holding(uid, namespace, uid, placed.node, placed.assignment))
+        undo = self.ledger.set_holding(Holding(uid, namespace, uid, placed.node, placed.assignment))
         undo()
         assert picture(self.ledger) == before
-        self.ledger.hold(Holding(uid, namespace, uid, placed.node, placed.assignment))
+        self.ledger.set_holding(Holding(uid, namespace, uid, placed.node, placed.assignment))
         node = self.ledger.node(placed.node)
         for share in placed.assignment.shares():
             i = node.position(share)
@@ -172,10 +172,10 @@ class LedgerMachine(RuleBasedStateMachine):
         uid = data.draw(st.sampled_from(sorted(h.uid for h in self.ledger.holdings())))
         before = picture(self.ledger)
         held = self.ledger.holding(uid)
-        self.ledger.hold(Holding(uid, namespace, uid, node, held.assignment))()
+        self.ledger.set_holding(Holding(uid, namespace, uid, node, held.assignment))()
         assert picture(self.ledger) == before
         # Only to another namespace: the cards of another node would be over-full with it.
-        self.ledger.hold(Holding(uid, namespace, uid, held.node, held.assignment))
+        self.ledger.set_holding(Holding(uid, namespace, uid, held.node, held.assignment))
 
     @rule()
     def everything_ends(self):

@@ -9,7 +9,7 @@ from cardwise.core.api.classes import Classifier
 from cardwise.core.placement.devices import Device
 from extender.cache.membership import NO_CLASSES, ClassMembership
 from extender.records.objects import CardRecord
-from extender.reporting.classcontroller import automatic
+from extender.reporting.classcontroller import automatic_class
 from tests.examples import examples
 
 MODELS = ["", "Tesla K80", "NVIDIA Tesla K80", "Tesla-K80", "Tesla P100", "\u0130 \u2603"]
@@ -32,7 +32,7 @@ def of_a_person(name, conditions, priority):
 
 
 def of_ours(name, priority, count):
-    made = automatic(name, *[model for model in MODELS if model and classes.name_of_model(model) == name][:count])
+    made = automatic_class(name, *[model for model in MODELS if model and classes.name_of_model(model) == name][:count])
     return made | {"spec": made["spec"] | {"priority": priority}}  # with a priority it is edited
 
 
@@ -70,7 +70,7 @@ devices = st.builds(
 def test_members_are_what_the_classifier_says(of_classes, records):
     parsed = [classes.parse(made) for made in of_classes]
     membership, classifier = ClassMembership(parsed), Classifier(parsed)
-    members = [membership.of(record) for record in records]
+    members = [membership.classes_of(record) for record in records]
     for record, member in zip(records, members, strict=True):
         assert member.classes == classifier.classes_of(_labels(record))
         if isinstance(record.card, Card):
@@ -78,7 +78,7 @@ def test_members_are_what_the_classifier_says(of_classes, records):
     again = ClassMembership(parsed[::-1], known=members)
     by_value = {member: member for member in (NO_CLASSES, *members)}
     for record, member in zip(records, members, strict=True):
-        assert again.of(record) is by_value[member], "equal members are one object"
+        assert again.classes_of(record) is by_value[member], "equal members are one object"
 
 
 def _labels(record):

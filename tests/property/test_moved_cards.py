@@ -110,9 +110,9 @@ class MovedCards(RuleBasedStateMachine):
     @rule(holding=holdings)
     def pod_holds(self, holding):
         before = self.picture()
-        self.ledger.hold(holding)()
+        self.ledger.set_holding(holding)()
         assert self.picture() == before
-        self.ledger.hold(holding)
+        self.ledger.set_holding(holding)
         self.held[holding.uid] = holding
         self.step_done()
 
@@ -132,7 +132,7 @@ class MovedCards(RuleBasedStateMachine):
         """All that can be seen of the ledger."""
         kinds = self.ledger.kinds
         of_nodes = [
-            (node.name, node.cards, node.used, node.free, node.clients, node.taken, node.foreign, node.uids)
+            (node.name, node.cards, node.used, node.free, node.clients, node.device_holds, node.foreign, node.uids)
             for node in self.ledger.nodes()
         ]
         gone = [{card: kinds.get(kind) for card, kind in node.gone.items()} for node in self.ledger.nodes()]
@@ -169,7 +169,7 @@ class MovedCards(RuleBasedStateMachine):
                     where = [name for name in NODES if device.uuid in self.devices[name]] or [one.node]
                     if node.name in where:
                         expected[device.uuid] = expected.get(device.uuid, 0) + 1
-            assert node.taken == expected
+            assert node.device_holds == expected
 
     @invariant()
     def holders_are_listed_where_they_hold(self):
@@ -187,7 +187,7 @@ class MovedCards(RuleBasedStateMachine):
             for one in self.held.values():
                 for share in one.assignment.shares() if one.charged and one.namespace == namespace else ():
                     model = self.models[one.node, card_of(share)]
-                    expected[model] = expected.get(model, NOTHING).plus(quotas.charge(share))
+                    expected[model] = expected.get(model, NOTHING).add(quotas.charge(share))
             assert self.charges(namespace) == expected
 
     @invariant()
@@ -202,7 +202,7 @@ class MovedCards(RuleBasedStateMachine):
             (node.free[i], node.name, i)
             for node in self.ledger.nodes()
             for i in range(len(node.cards))
-            if node.open(i) and node.free[i] >= 0
+            if node.is_open(i) and node.free[i] >= 0
         }
         assert {entry[:3] for entry in self.ledger.index().smallest(0, NODES)} == expected
 

@@ -81,7 +81,7 @@ def closed(ledger, node, i, wanted):
     said, (container,) = node.cards[i].mps, wanted.containers
     if said is None:
         return "no manager" if wanted.mps is Mode.REQUIRED else ""
-    if wanted.mps.wanted and container.cards > 1 and not said.several:
+    if wanted.mps.uses_mps and container.cards > 1 and not said.several:
         return "several"
     if not said.ready:
         return "not ready"
@@ -116,7 +116,7 @@ def follow(ledger, step, uids, policy):
     elif what == "forget":
         before = ledger.holding(f"u{given_}")
         if before is not None:  # only its node still tells of it
-            ledger.hold(Holding(before.uid, "", "", before.node, before.assignment, "held", UNKNOWN))
+            ledger.set_holding(Holding(before.uid, "", "", before.node, before.assignment, "held", UNKNOWN))
     else:
         (container,) = given_.containers
         open_ = {
@@ -138,7 +138,7 @@ def follow(ledger, step, uids, policy):
         node = ledger.node(placed.node)
         assert {node.position(share) for share in placed.assignment.shares()} <= set(open_[placed.node])
         event(f"{given_.mps} placed beside {len(neighbours(ledger, node, 0)) if node.cards[0].mps else 'any'}")
-        ledger.hold(
+        ledger.set_holding(
             Holding(f"u{next(uids)}", "default", "p", placed.node, placed.assignment, mps_client=given_.mps_client)
         )
 
@@ -190,12 +190,16 @@ def test_what_is_counted_step_by_step_is_what_a_restart_finds(worlds, todo, rand
         if what == "cards":
             anew.set_cards(one, ledger.node(one).cards)
         else:
-            anew.hold(one)
+            anew.set_holding(one)
     for node in ledger.nodes():
         again = anew.node(node.name)
         for of in (node, again):
             twin = of.copy()
-            assert (twin.mps.taints, twin.mps.users, twin.most) == (of.mps.taints, of.mps.users, of.most)
+            assert (twin.mps.taints, twin.mps.users, twin.max_card_clients) == (
+                of.mps.taints,
+                of.mps.users,
+                of.max_card_clients,
+            )
         assert (again.mps.taints, again.mps.users, again.mps.tainted, again.mps.single) == (
             node.mps.taints,
             node.mps.users,

@@ -53,7 +53,7 @@ def one(cards, mem, core, resource_class):
 
 
 class Loads(dict):
-    def left(self, node):
+    def free_load(self, node):
         return self.get(node)
 
 
@@ -72,7 +72,7 @@ class Engines(RuleBasedStateMachine):
             self.set_cards(node, of_node)
             self.set_room(node, Load(16_000, 16_000, 8))
         for request in asked:
-            self.engine.saw(request, Load(1000, 1000, 1))
+            self.engine.count_arrival(request, Load(1000, 1000, 1))
         self.learn()
 
     @rule(policy=scored, request=requests, load=loads, among=st.one_of(st.none(), st.sets(nodes)))
@@ -99,7 +99,7 @@ class Engines(RuleBasedStateMachine):
             assert not asked.whole or not state.clients[at]
             assert not asked.resource_class or asked.resource_class in state.cards[at].classes
         self.count += 1
-        self.ledger.hold(Holding(str(self.count), "ns", "p", placed.node, placed.assignment))
+        self.ledger.set_holding(Holding(str(self.count), "ns", "p", placed.node, placed.assignment))
         self.held[str(self.count)] = placed.node, load
         self.take(placed.node, load, -1)
 
@@ -129,7 +129,7 @@ class Engines(RuleBasedStateMachine):
         placed = placement.place_on(self.ledger.node(node), one(1, mem, 0, ""), "spread")
         if not isinstance(placed, Refusal):
             self.count += 1
-            self.ledger.hold(Holding(str(self.count), "ns", "p", node, placed.assignment))
+            self.ledger.set_holding(Holding(str(self.count), "ns", "p", node, placed.assignment))
             self.held[str(self.count)] = node, Load(0, 0, 1)
             self.take(node, Load(0, 0, 1), -1)
         self.bring_all_up_to_date()
@@ -140,24 +140,24 @@ class Engines(RuleBasedStateMachine):
             self.loads.pop(node, None)
         else:
             self.loads[node] = room
-        self.engine.touch(node)
+        self.engine.mark_changed(node)
 
     @rule()
     def learn(self):
-        self.engine.adopt(learn(self.engine.study()))
+        self.engine.adopt(learn(self.engine.learning_input()))
 
     @rule()
     def bring_all_up_to_date(self):
         self.engine._refresh()
         for row in self.engine._rows.values():
-            row.refresh(row.stale())
+            row.refresh(row.stale_slots())
 
     @rule()
     def look_at_all_nodes(self):
         """Else it is done after hundreds of changes: at what is scarce, and whether pods leave."""
         self.engine._refresh()
-        self.engine._looked_at = -len(NODES) - 1000
-        self.engine._look()
+        self.engine._surveyed_at = -len(NODES) - 1000
+        self.engine._start_survey()
 
     @rule(most=st.integers(0, 8))
     def warm(self, most):
@@ -170,15 +170,15 @@ class Engines(RuleBasedStateMachine):
         self.engine._refresh()
         table = self.engine._table
         for (policy, shape), row in self.engine._rows.items():
-            stale = row.stale()
+            stale = row.stale_slots()
             anew = Row(table, NodeFeatures(table, self.engine._views[policy].scoring), shape)
-            anew.refresh(anew.stale())
+            anew.refresh(anew.stale_slots())
             fresh = np.setdiff1d(np.arange(len(table.lines)), stale)
             assert np.all(row.points[stale] == -np.inf)
             assert np.array_equal(row.points[fresh], anew.points[fresh])
             fits = fresh[anew.points[fresh] > -np.inf]
             assert np.array_equal(row.card[fits], anew.card[fits])
-            assert row.behind() >= len(stale)
+            assert row.max_stale() >= len(stale)
 
     @invariant()
     def no_card_holds_more_than_it_has(self):
@@ -193,7 +193,7 @@ class Engines(RuleBasedStateMachine):
         room = self.loads.get(node)
         if room is not None:
             self.loads[node] = Load(room.cpu + sign * load.cpu, room.memory + sign * load.memory, room.pods + sign)
-            self.engine.touch(node)
+            self.engine.mark_changed(node)
 
 
 Engines.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)

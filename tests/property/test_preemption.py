@@ -17,7 +17,7 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.preemption import preemption
-from cardwise.core.preemption.preemption import Full, Newcomer, Resident
+from cardwise.core.preemption.preemption import FullNode, Newcomer, Resident
 from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 from tests.examples import examples
@@ -41,12 +41,12 @@ class World:
     """A node, those on it, and who wants to come."""
 
     ledger: Ledger
-    full: Full
+    full: FullNode
     newcomer: Newcomer
 
     def fits(self, gone: frozenset[str]) -> bool:
         """By the engine and the sums, as it is when these are gone."""
-        left = self.full.left
+        left = self.full.free
         back = []
         for resident in self.full.residents:
             if resident.uid in gone or resident.going:
@@ -127,7 +127,7 @@ def worlds(draw: st.DrawFn) -> World:
             if not isinstance(placed, Placement):
                 continue
             holding = Holding(uid, "default", uid, NODE, placed.assignment, mps_client=asked.mps_client)
-            ledger.hold(holding)
+            ledger.set_holding(holding)
         cpu, pods = cpu - load.cpu, pods - 1
         residents.append(
             Resident(
@@ -146,10 +146,10 @@ def worlds(draw: st.DrawFn) -> World:
         ledger.set_devices(NODE, DEVICES)
         for resident in residents:
             if resident.holding is not None:
-                ledger.hold(resident.holding)
-    full = Full(
+                ledger.set_holding(resident.holding)
+    full = FullNode(
         node=ledger.node(NODE),
-        left=Load(cpu, 0, pods),
+        free=Load(cpu, 0, pods),
         residents=residents,
         allowed={"a": draw(st.integers(0, 2)), "b": draw(st.integers(0, 1))},
     )
@@ -183,9 +183,9 @@ def test_cores_that_nobody_asks_for_cost_nobody_his_place() -> None:
     for uid, priority, mem, core in (("trains", 4, 600, 60), ("idles", 0, 300, 0)):
         share = CardShare(0, "GPU-0", mem, core, MEM)
         holding = Holding(uid, "default", uid, NODE, Assignment({"0": (share,)}))
-        ledger.hold(holding)
+        ledger.set_holding(holding)
         residents.append(Resident(uid, priority, Load(0, 0, 1), holding))
-    full = Full(node=ledger.node(NODE), left=Load(CPU, 0, PODS), residents=residents)
+    full = FullNode(node=ledger.node(NODE), free=Load(CPU, 0, PODS), residents=residents)
     found = preemption.best(full, Newcomer(request=asking(400), load=Load(0, 0, 1), priority=TOP))
     assert found is not None
     assert found.uids == ("idles",)

@@ -30,7 +30,7 @@ def test_charge_release_and_recount_agree_in_any_order(held, order: random.Rando
     used = NOTHING
     for i, sign in steps:
         charge = quotas.charge(held[i][0])
-        used = used.plus(charge) if sign > 0 else used.minus(charge)
+        used = used.add(charge) if sign > 0 else used.subtract(charge)
     left = [share for share, goes in held if not goes]
     assert used == quotas.total(quotas.charge(share) for share in left)
     assert used == (len(left), sum(share.mem for share in left), sum(share.whole for share in left))
@@ -42,9 +42,9 @@ def test_what_headroom_takes_never_exceeds_the_entry(entry, asked):
     used = NOTHING
     for charge in asked:
         if quotas.headroom(entry, used).takes(charge):
-            used = used.plus(charge)
+            used = used.add(charge)
         else:
-            over = used.plus(charge)
+            over = used.add(charge)
             assert any(limit is not None and got > limit for limit, got in limited(entry, over))
     assert all(limit is None or got <= limit for limit, got in limited(entry, used))
 
@@ -57,9 +57,9 @@ def limited(entry, charge):
 @settings(deadline=None)
 def test_less_is_taken_wherever_more_is(entry, used, charge, more):
     assert quotas.headroom(entry, used).takes(NOTHING)
-    if quotas.headroom(entry, used).takes(charge.plus(more)):
+    if quotas.headroom(entry, used).takes(charge.add(more)):
         assert quotas.headroom(entry, used).takes(charge)
-    if quotas.headroom(entry, used.plus(more)).takes(charge):
+    if quotas.headroom(entry, used.add(more)).takes(charge):
         assert quotas.headroom(entry, used).takes(charge)
 
 

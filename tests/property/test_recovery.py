@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cardwise.kube import paths
-from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector, Woken
+from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector, WakeHandler
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -58,7 +58,7 @@ def test_loops_that_wake_each_other_make_no_more_calls_than_their_back_off_allow
             api.fault(LIST_FAULTS[of_list], "list", collection)
             api.fault(WATCH_FAULTS[of_watch], "watch", collection)
     loops = [
-        Reflector(client, path, project, Woken(), pace=CENTRAL_PACE, clock=clock)
+        Reflector(client, path, project, WakeHandler(), pace=CENTRAL_PACE, clock=clock)
         for path in COLLECTIONS[: len(patterns)]
     ]
     try:

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cardwise.core.api import assignment, quotas, request
 from cardwise.core.placement.placement import Placement
 from extender.cache.placing import PlacementRequest
-from extender.cache.reservations import Begun, Phase
+from extender.cache.reservations import Assumed, Phase
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from tests.build import asking, resource
@@ -27,7 +27,7 @@ GONE_AFTER, PLANS_END_AFTER = 21, 31
 
 cards = st.sampled_from(CARDS)
 nodes = st.sampled_from(NODES)
-some_phases = st.sampled_from([Phase.RESERVED, Phase.BINDING, Phase.ASSUMED, Phase.BOUND, Phase.BOUND, Phase.BOUND])
+some_phases = st.sampled_from([Phase.RESERVED, Phase.BINDING, Phase.ACCEPTED, Phase.BOUND, Phase.BOUND, Phase.BOUND])
 
 
 class Pod:
@@ -94,11 +94,11 @@ class RenamedNodes(RuleBasedStateMachine):
         )
         if phase is Phase.RESERVED:
             return
-        begun = self.state.begin_bind(ref, asked, placed.node, "binpack", term=0)
-        assert isinstance(begun, Begun)
+        begun = self.state.assume(ref, asked, placed.node, "binpack", epoch=0)
+        assert isinstance(begun, Assumed)
         assert begun.assignment == placed.assignment
         if phase is not Phase.BINDING:
-            self.state.finish_bind(ref.uid, Phase.ASSUMED)
+            self.state.confirm(ref.uid, Phase.ACCEPTED)
         if phase is Phase.BOUND:
             self.state.set_pod(pod.as_bound())
 
@@ -117,7 +117,7 @@ class RenamedNodes(RuleBasedStateMachine):
         for uid, pod in list(self.pods.items()):
             age = self.clock.now() - pod.since
             if pod.phase is Phase.TERMINATING and age > GONE_AFTER - 1 and not self.is_reported_at_home(pod):
-                pod.phase = Phase.LAPSED
+                pod.phase = Phase.ORPHANED
             if pod.phase is Phase.RESERVED and age > PLANS_END_AFTER - 1:
                 del self.pods[uid]
 
@@ -164,7 +164,7 @@ class RenamedNodes(RuleBasedStateMachine):
         return any(self.where[card] == pod.node and pod.uid in self.reports[card] for card in CARDS)
 
     def counts(self, pod):
-        return pod.phase is not Phase.LAPSED or self.is_reported_at_home(pod)
+        return pod.phase is not Phase.ORPHANED or self.is_reported_at_home(pod)
 
     def used(self, card):
         """MiB of all that holds the card, whatever its node is called; and what its node reports beyond."""

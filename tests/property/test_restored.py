@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import assignment as codec
 from cardwise.core.api.assignment import Assignment
-from extender.cache.reservations import Begun, Phase
+from extender.cache.reservations import Assumed, Phase
 from extender.state import State
 from tests.build import P100, asking
 from tests.extender.worlds import as_pod, begin, free, state, with_cards
@@ -43,7 +43,7 @@ class World:
         """`how`: the Binding lands; or it lands and flies once more; or only flies, its answer lost."""
         shown = self.stored[name].version
         begun = begin(self.state, name, MEMORY, node=NODE, term=1)
-        if not isinstance(begun, Begun):
+        if not isinstance(begun, Assumed):
             return
         assert begun.assignment is not None
         posted = name, shown, begun.assignment
@@ -51,9 +51,9 @@ class World:
         if how != "landed":
             self.flying.append(posted)
         if landed:
-            self.state.finish_bind(f"uid-{name}", Phase.ASSUMED)
+            self.state.confirm(f"uid-{name}", Phase.ACCEPTED)
         else:
-            self.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED if how == "lost" else None)
+            self.state.confirm(f"uid-{name}", Phase.UNCONFIRMED if how == "lost" else None)
 
     def land(self, name: str) -> None:
         for posted in [each for each in self.flying if each[0] == name]:
@@ -92,7 +92,7 @@ class World:
             if stored.assignment is None:
                 self.version += 1
                 stored.version = self.version
-            self.state.looked_up(pod.uid, bound=stored.assignment is not None, exists=True)
+            self.state.on_lookup(pod.uid, bound=stored.assignment is not None, exists=True)
 
     def check(self) -> None:
         held = sum(MEMORY for stored in self.stored.values() if stored.assignment is not None)

@@ -106,7 +106,7 @@ def test_a_classifier_says_what_its_selectors_say_one_by_one(of_classes, of_card
     for labels in of_cards + of_cards:
         expected = {f"c{i}" for i, selector in enumerate(of_classes) if selected(labels, selector)}
         # Of the class that a model has by its name, another test tells.
-        assert classifier.classes_of(labels) - classifier.of_model(labels.get("model", "")) == expected
+        assert classifier.classes_of(labels) - classifier.automatic_class_of(labels.get("model", "")) == expected
         assert classifier.priority_of(expected) == max((int(name[1:]) - 1 for name in expected), default=0)
 
 
@@ -160,7 +160,7 @@ def test_a_card_is_in_the_class_of_its_model_unless_a_person_has_made_it(of_card
         name = classes.name_of_model(model)
         inside = theirs[name].selector.matches(card) if name in theirs else bool(model) or _selects(there, name, card)
         assert classifier.classes_of(card) == ({name} if inside else set())
-        assert [one.name for one in classifier.selecting(card)] == sorted(classifier.classes_of(card))
+        assert [one.name for one in classifier.select_classes(card)] == sorted(classifier.classes_of(card))
 
 
 def _selects(there, name, card):

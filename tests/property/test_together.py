@@ -84,7 +84,7 @@ def scenes(draw):
     for uid, (i, mem, core, who, namespace) in enumerate(draw(residents)):
         if i < len(many) and node.free[i] >= mem:
             share = CardShare(i, f"GPU-{i}", mem, core, many[i]["mem"])
-            ledger.hold(Holding(str(uid), namespace, "p", "n1", Assignment({"0": (share,)}), mps_client=who))
+            ledger.set_holding(Holding(str(uid), namespace, "p", "n1", Assignment({"0": (share,)}), mps_client=who))
     return ledger, quotas_left(ledger, draw(st.just([]) | limits))
 
 
@@ -124,7 +124,11 @@ def holds(node, request, chosen, headroom):
         if whole[i] and (clients[i] > 1 or node.clients[i]):
             return False
         if clients[i] and not whole[i]:
-            if mem[i] > node.free[i] or core[i] > node.free_core[i] or clients[i] + node.clients[i] > node.most[i]:
+            if (
+                mem[i] > node.free[i]
+                or core[i] > node.free_core[i]
+                or clients[i] + node.clients[i] > node.max_card_clients[i]
+            ):
                 return False
         elif clients[i] and node.free[i] <= 0:
             return False

@@ -89,28 +89,28 @@ def scenes(draw):
         state, i = there[which % len(there)]
         if state.free[i] >= mem and state.clients[i] < state.max_clients:
             share = quotas.CardShare(i, state.cards[i].uuid, mem, 20, state.cards[i].mem)
-            ledger.hold(Holding(str(uid), namespace, "p", state.name, placement.Assignment({"0": (share,)})))
+            ledger.set_holding(Holding(str(uid), namespace, "p", state.name, placement.Assignment({"0": (share,)})))
     if draw(st.booleans()):
         ledger.index()
     headroom = [quotas.headroom(entry, ledger.used(OURS, entry)) for entry in draw(limits)]
     return ledger, headroom
 
 
-def may_have(node, i, claim, resource_class):
+def may_have(node, i, card_request, resource_class):
     """Whether the card alone would do, but for quotas."""
     card = node.cards[i]
     if not card.healthy or card.cordoned or (resource_class and resource_class not in card.classes):
         return False
-    if claim.whole:
+    if card_request.whole:
         return node.clients[i] == 0 and node.free[i] > 0
     return (
         node.clients[i] < node.max_clients
-        and node.free[i] >= claim.mem_per_card
-        and node.free_core[i] >= claim.core_per_card
+        and node.free[i] >= card_request.mem_per_card
+        and node.free_core[i] >= card_request.core_per_card
     )
 
 
-def within(node, chosen, claim, headroom):
+def within(node, chosen, card_request, headroom):
     """Whether the cards together stay within every headroom."""
     for one in headroom:
         shares = memory = cards = 0
@@ -118,8 +118,8 @@ def within(node, chosen, claim, headroom):
             card = node.cards[i]
             if one.entry.covers(card.classes, card.model):
                 shares += 1
-                memory += card.mem - node.kept_back if claim.whole else claim.mem_per_card
-                cards += claim.whole
+                memory += card.mem - node.kept_back if card_request.whole else card_request.mem_per_card
+                cards += card_request.whole
         for asked, left in ((shares, one.shares), (memory, one.memory), (cards, one.cards)):
             if left is not None and asked and asked > left:
                 return False
@@ -128,19 +128,23 @@ def within(node, chosen, claim, headroom):
 
 def naively(ledger, nodes, wanted, policy, headroom):
     """The node and the cards for a request of one container, by trying every choice; None where there is none."""
-    (claim,) = wanted.containers
+    (card_request,) = wanted.containers
     priorities = sorted({card.priority for node in ledger.nodes() for card in node.cards})
     best = None
     for name in sorted(nodes):
         node = ledger.node(name)
 
         def preference(i, node=node):
-            rank = 0 if claim.resource_class else priorities.index(node.cards[i].priority)
+            rank = 0 if card_request.resource_class else priorities.index(node.cards[i].priority)
             return rank, -node.free[i] if policy == "spread" else node.free[i], i  # scored ones: as binpack
 
         positions = range(len(node.cards)) if node else ()
-        usable = sorted((i for i in positions if may_have(node, i, claim, claim.resource_class)), key=preference)
-        chosen = next((c for c in combinations(usable, claim.cards) if within(node, c, claim, headroom)), None)
+        usable = sorted(
+            (i for i in positions if may_have(node, i, card_request, card_request.resource_class)), key=preference
+        )
+        chosen = next(
+            (c for c in combinations(usable, card_request.cards) if within(node, c, card_request, headroom)), None
+        )
         if chosen is not None:
             ranks, frees, _ = (sum(column) for column in zip(*map(preference, chosen), strict=True))
             if best is None or (ranks, frees) < best[0]:
@@ -199,13 +203,13 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
     assert placed.score == max(scores.values())
     assert placement.exceeded(ledger, placed, headroom) == []
     node = ledger.node(placed.node)
-    for claim in wanted.containers:
-        cards = [node.cards[node.position(share)] for share in placed.assignment.containers[claim.key]]
-        assert len({card.uuid for card in cards}) == claim.cards
+    for card_request in wanted.containers:
+        cards = [node.cards[node.position(share)] for share in placed.assignment.containers[card_request.key]]
+        assert len({card.uuid for card in cards}) == card_request.cards
         assert all(card.healthy and not card.cordoned for card in cards)
-        assert all(not claim.resource_class or claim.resource_class in card.classes for card in cards)
+        assert all(not card_request.resource_class or card_request.resource_class in card.classes for card in cards)
     before = {one.entry: ledger.used(OURS, one.entry) for one in headroom}
-    ledger.hold(Holding("new", OURS, "new", placed.node, placed.assignment))
+    ledger.set_holding(Holding("new", OURS, "new", placed.node, placed.assignment))
     assert min([*node.free, *node.free_core]) >= 0
     assert max(node.clients) <= node.max_clients
     for entry, used in before.items():

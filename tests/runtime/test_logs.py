@@ -11,7 +11,7 @@ PROGRAM = """
 import logging, warnings, structlog
 from cardwise.runtime import logs
 early = structlog.get_logger("early")
-logs.setup("webhook", {level!r}, {fmt!r})
+logs.configure("webhook", {level!r}, {fmt!r})
 early.info("hello", pod="ns/p", odd=object)
 structlog.contextvars.bind_contextvars(request="r1")
 logging.getLogger("gunicorn.error").warning("from %s", "gunicorn")
@@ -56,7 +56,7 @@ def test_level_and_text():
 LONG = """
 import logging, structlog
 from cardwise.runtime import logs
-logs.setup("webhook", "info", {fmt!r})
+logs.configure("webhook", "info", {fmt!r})
 long = "\\u00e9" * 100_000
 structlog.get_logger().info("refused", message=long, many=[long] * 10, table={{long: long}}, odd=2**9999)
 structlog.get_logger().info(long)
@@ -96,7 +96,7 @@ VALUES = st.recursive(
 
 @given(st.dictionaries(st.sampled_from(["event", "pod", "error", "models"]), VALUES))
 def test_each_field_has_bounds_and_no_line_is_lost(fields):
-    line = json.loads(logs._json(logs._bounded(None, "", dict(fields))))
+    line = json.loads(logs._json(logs._cut_fields(None, "", dict(fields))))
     assert line.keys() == fields.keys()
     for value in line.values():
         assert len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()) <= 8 * 1024

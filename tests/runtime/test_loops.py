@@ -71,7 +71,7 @@ def test_turns_come_at_once_and_every_so_often(turns):
 
 
 def test_a_turn_can_have_the_next_one_earlier_but_not_later(turns):
-    turns.start(lambda: turns.loop.soon(0.1), lambda: turns.loop.soon(5.0))
+    turns.start(lambda: turns.loop.run_within(0.1), lambda: turns.loop.run_within(5.0))
     assert turns.step() == [0, 0.1]
     assert turns.step() == [0, 0.1, 1.1]
 

@@ -45,7 +45,7 @@ def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
 def test_the_webhook_takes_it_as_it_stands(path, annotations):
     pod = yaml.safe_load(path.read_text())
     pod["metadata"] |= {"annotations": annotations, "namespace": "default"}
-    known = Known(known_cards=CardSizes(largest=MiB(81559), most=4), scopes=frozenset({"card"}))
+    known = Known(known_cards=CardSizes(largest=MiB(81559), max_cards=4), scopes=frozenset({"card"}))
     after, warnings = admitted(pod, known)
     assert warnings == ()
     (container,) = after["spec"]["containers"]

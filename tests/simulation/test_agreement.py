@@ -61,7 +61,7 @@ def check_agreement(
             empty.memory - sum(load.memory for load in loads),
             empty.pods - sum(load.pods for load in loads),
         )
-        assert cluster.left(name) == free
+        assert cluster.free_load(name) == free
         assert min(free) >= 0
 
 

@@ -60,7 +60,7 @@ class Known:
             return self.cards_on.get((resource_class.name if resource_class else "", *sorted(nodes)), CardSizes())
         return self.known_cards if resource_class is None else self.cards_of.get(resource_class.name, CardSizes())
 
-    def selects(self, resource_class: ResourceClass) -> bool:
+    def has_card_of(self, resource_class: ResourceClass) -> bool:
         return any(resource_class.selector.matches(labels) for labels in self.card_labels)
 
     def classes(self) -> Mapping[str, ResourceClass]:
@@ -75,7 +75,7 @@ class Known:
     def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
         return self.standings.get(namespace, [])
 
-    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+    def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         found = self.numbers.get(f"{namespace}/{gang}")
         return found if found and found[1] != number else None
 
@@ -85,7 +85,7 @@ class Known:
     def mps_scopes(self) -> frozenset[str]:
         return self.scopes
 
-    def podgroups(self) -> bool:
+    def serves_podgroups(self) -> bool:
         return self.native
 
     def pod(self, namespace: str, name: str, caller: str) -> Json | None:
@@ -138,10 +138,10 @@ def asked(
     return decide(reviews.decode(body(obj, resource, **about)), known, settings or WebhookSettings())
 
 
-on_mutate = partial(asked, decisions.on_mutate)
-on_defaults = partial(asked, decisions.on_defaults)
-on_validate = partial(asked, decisions.on_validate)
-on_advise = partial(asked, decisions.on_advise)
+on_mutate = partial(asked, decisions.decide_mutate)
+on_defaults = partial(asked, decisions.decide_defaults)
+on_validate = partial(asked, decisions.decide_validate)
+on_advise = partial(asked, decisions.decide_advise)
 
 
 def patched(obj: Json, decision: Decision) -> Json:

@@ -29,7 +29,7 @@ def kubeconfig(tmp_path: Path) -> Path:
 def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(
     tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "setup", lambda *_: None)  # it is for a whole process
+    monkeypatch.setattr(logs, "configure", lambda *_: None)  # it is for a whole process
     for name in ("tls.crt", "tls.key"):
         (tmp_path / name).write_bytes(b"of cert-manager")
     done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--tls-dir={tmp_path}"])
@@ -84,7 +84,7 @@ def test_the_defaults_are_those_of_the_chart() -> None:
 def test_an_authority_that_cannot_be_read_is_refused_by_name(
     tmp_path: Path, kubeconfig: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "setup", lambda *_: None)
+    monkeypatch.setattr(logs, "configure", lambda *_: None)
     (tmp_path / "ca.crt").write_text("no PEM")
     done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--client-ca={tmp_path / 'ca.crt'}"])
     assert done.exit_code == 1

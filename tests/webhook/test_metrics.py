@@ -51,13 +51,13 @@ def context() -> Iterator[None]:
     ],
 )
 def test_the_reason_is_what_kind_of_field_was_wrong(field: str, reason: str) -> None:
-    assert metrics.reason(field) == reason
+    assert metrics.refusal_reason(field) == reason
 
 
 @given(st.text())
 def test_there_are_no_other_reasons(field: str) -> None:
     known = {reason for _, reason in metrics._REASONS} | {"other"}
-    assert {metrics.reason(field), metrics.reason(f"{LIMITS}[{field}]")} <= known
+    assert {metrics.refusal_reason(field), metrics.refusal_reason(f"{LIMITS}[{field}]")} <= known
 
 
 def value(**labels: str) -> float:

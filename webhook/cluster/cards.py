@@ -32,7 +32,7 @@ class CardFacts:
     other: bool = False
     mps: str = ""
 
-    def of(self, resource_class: ResourceClass | None) -> bool:
+    def is_of_class(self, resource_class: ResourceClass | None) -> bool:
         """Whether it is of the class; or, without one, a card."""
         if resource_class is None:
             return not self.other
@@ -74,7 +74,7 @@ class CardSums:
             if len(cards) < MOST_CARDS:
                 cards[key] = new
                 self._scopes[new.mps] += 1
-            self._mark(new.node)
+            self._mark_changed(new.node)
 
     def on_delete(self, key: str, old: CardFacts) -> None:
         """The card is gone."""
@@ -84,7 +84,7 @@ class CardSums:
     def on_synced(self) -> None:
         """All have come."""
 
-    def of(self, resource_class: ResourceClass | None) -> CardSizes:
+    def class_sizes(self, resource_class: ResourceClass | None) -> CardSizes:
         """The class as it is now: one that was edited is counted anew."""
         key = resource_class.name if resource_class else ""
         with self._lock:
@@ -95,23 +95,23 @@ class CardSums:
                     self._sums.popitem(last=False)
             self._sums.move_to_end(key)
             if known.changed:
-                self._count(known)
+                self._recount(known)
             return known.total
 
-    def of_unknown(self, resource_class: ResourceClass) -> CardSizes:
+    def unknown_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
         """The same of a class that is only asked about; not remembered, for anybody may ask about any."""
         with self._lock:
-            return _together(self._sizes(node, resource_class) for node in self._cards)
+            return _merge_sizes(self._sizes(node, resource_class) for node in self._cards)
 
-    def on(self, nodes: Collection[str], resource_class: ResourceClass | None) -> CardSizes:
+    def sizes_on(self, nodes: Collection[str], resource_class: ResourceClass | None) -> CardSizes:
         """The sizes of cards of these nodes only; not remembered."""
         with self._lock:
-            return _together(self._sizes(node, resource_class) for node in nodes)
+            return _merge_sizes(self._sizes(node, resource_class) for node in nodes)
 
-    def selects(self, resource_class: ResourceClass) -> bool:
+    def has_card_of(self, resource_class: ResourceClass) -> bool:
         """Whether a card is of the class."""
         with self._lock:
-            return any(card.of(resource_class) for cards in self._cards.values() for card in cards.values())
+            return any(card.is_of_class(resource_class) for cards in self._cards.values() for card in cards.values())
 
     def mps_scopes(self) -> frozenset[str]:
         """How many cards the MPS daemons serve: `CardFacts.mps` of all cards."""
@@ -130,13 +130,13 @@ class CardSums:
             del self._scopes[card.mps]
         if not cards:
             del self._cards[node]
-        self._mark(node)
+        self._mark_changed(node)
 
-    def _mark(self, node: str) -> None:
+    def _mark_changed(self, node: str) -> None:
         for known in self._sums.values():
             known.changed.add(node)
 
-    def _count(self, known: _ClassSum) -> None:
+    def _recount(self, known: _ClassSum) -> None:
         for node in known.changed:
             before, now = known.of_node.pop(node, ()), self._sizes(node, known.resource_class)
             if before:
@@ -147,17 +147,17 @@ class CardSums:
                 known.of_node[node] = now
                 known.nodes[now] += 1
         known.changed.clear()
-        known.total = _together(known.nodes)
+        known.total = _merge_sizes(known.nodes)
 
     def _sizes(self, node: str, resource_class: ResourceClass | None) -> Sizes:
         cards = self._cards.get(node, {}).values()
-        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if card.of(resource_class))
+        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if card.is_of_class(resource_class))
         return tuple(sorted(sizes, reverse=True))
 
 
-def _together(nodes: Iterable[Sizes]) -> CardSizes:
+def _merge_sizes(nodes: Iterable[Sizes]) -> CardSizes:
     """Of the cards of these nodes."""
-    there = {sizes for sizes in nodes if sizes}
-    each = tuple(max(rank) for rank in zip_longest(*there, fillvalue=MiB(0)))
-    smallest = min((sizes[-1] for sizes in there), default=MiB(0))
-    return CardSizes(max(each, default=MiB(0)), len(each), smallest, each if any(each) else ())
+    node_sizes = {sizes for sizes in nodes if sizes}
+    by_rank = tuple(max(rank) for rank in zip_longest(*node_sizes, fillvalue=MiB(0)))
+    smallest = min((sizes[-1] for sizes in node_sizes), default=MiB(0))
+    return CardSizes(max(by_rank, default=MiB(0)), len(by_rank), smallest, by_rank if any(by_rank) else ())

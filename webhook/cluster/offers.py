@@ -13,9 +13,9 @@ from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
 from cardwise.kube.pods import eligible, nodeconstraints
-from cardwise.kube.pods.nodeconstraints import Ground
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 
-_FEW: Final = 64  # nodes; of more, some will have what a pod asks for
+_MAX_NODES: Final = 64  # nodes; of more, some will have what a pod asks for
 _MOST_CONDITIONS: Final = 16
 _ANY_TAINT: Final = [{"operator": "Exists"}]  # taints come and go, as autoscalers', and are no fault of the pod
 
@@ -33,7 +33,7 @@ class NodeOffer:
 def project(raw: bytes) -> tuple[str, NodeOffer]:
     """The name and offer of a Node. Kubernetes keeps a resource that its plugin has taken back as 0."""
     node = _decode_node(raw)
-    has = {name for name, amount in node.status.capacity.items() if lookalikes.like_a_gpu(name) and amount != "0"}
+    has = {name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"}
     return node.metadata.name, NodeOffer(frozenset(has), node.metadata.labels if names.SHARE in has else None)
 
 
@@ -50,7 +50,7 @@ class Offers:
         with self._lock:
             return frozenset(self._counts)
 
-    def unmatched(self, selector: Mapping[str, str]) -> tuple[str, ...]:
+    def unmatched_entries(self, selector: Mapping[str, str]) -> tuple[str, ...]:
         """The entries of a node selector, as `key=value`, that leave no node with cards: one alone, or all together.
 
         Empty where a node is left, where no node has cards, and where there is more to compare than can be tried on
@@ -62,10 +62,10 @@ class Offers:
             nodes = list(self._labels.values())
         if not nodes or any(_matches(labels, selector.items()) for labels in nodes):
             return ()
-        alone = [one for one in selector.items() if not any(_matches(labels, [one]) for labels in nodes)]
-        return tuple(f"{key}={value}" for key, value in (alone[:1] or selector.items()))
+        alone = [entry for entry in selector.items() if not any(_matches(labels, [entry]) for labels in nodes)]
+        return tuple(f"{key}={text}" for key, text in (alone[:1] or selector.items()))
 
-    def left(self, pod: Json) -> frozenset[str] | None:
+    def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
         """The nodes with cards that the pod's node selector and required node affinity leave, where these are few.
 
         None where they bar none or leave many, where no node has cards, and where there is more to compare than can be
@@ -73,15 +73,15 @@ class Offers:
         """
         spec = pod.get("spec") or {}
         affinity = {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity")}
-        bars = {"nodeSelector": spec.get("nodeSelector"), "affinity": affinity, "tolerations": _ANY_TAINT}
-        if not 0 < eligible.conditions(bars) <= _MOST_CONDITIONS:
+        constrained = {"nodeSelector": spec.get("nodeSelector"), "affinity": affinity, "tolerations": _ANY_TAINT}
+        if not 0 < eligible.count_conditions(constrained) <= _MOST_CONDITIONS:
             return None
         with self._lock:
             nodes = dict(self._labels)
-        may = nodeconstraints.of(bars)
-        left = (name for name, labels in nodes.items() if may.allow(name, Ground(labels)))
-        few = frozenset(islice(left, _FEW + 1))
-        return few if len(few) <= _FEW and len(few) < len(nodes) else None
+        constraints = nodeconstraints.constraints_of(constrained)
+        admitting = (name for name, labels in nodes.items() if constraints.admits(name, NodeLabels(labels)))
+        first = frozenset(islice(admitting, _MAX_NODES + 1))
+        return first if len(first) <= _MAX_NODES and len(first) < len(nodes) else None
 
     def on_change(self, key: str, old: NodeOffer | None, new: NodeOffer) -> None:
         with self._lock:
@@ -103,4 +103,4 @@ class Offers:
 
 
 def _matches(labels: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> bool:
-    return all(labels.get(key) == value for key, value in wanted)
+    return all(labels.get(key) == text for key, text in wanted)

@@ -27,14 +27,14 @@ from cardwise.runtime.logs import LineLimit
 _LIST_SECONDS: Final = 2.0  # that a list may take
 
 _AGREED_SECONDS: Final = 10.0  # for which a gang's number is remembered
-_MOST: Final = 10_000  # gangs that are remembered
+_MAX_REMEMBERED: Final = 10_000  # gangs that are remembered
 _MOST_LOOKUPS: Final = 50  # a second, of all namespaces together
 _LOOKUPS_EACH: Final = 10  # a second, of one namespace
 _AT_ONCE: Final = 2  # look-ups that wait for the API server: half of the threads that answer reviews
 # For which a failure is remembered. After a time-out it is long: each further try would keep a thread as long again.
 _FAILED_SECONDS: Final = 1.0
 _TIMED_OUT_SECONDS: Final = 5.0
-_FEW: Final = 50  # members that are looked at, where the API server's cache counts them
+_MAX_MEMBERS: Final = 50  # members that are looked at, where the API server's cache counts them
 _MOST_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
 _MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 
@@ -58,15 +58,15 @@ class LookupLimit:
     Methods may be called from any thread.
     """
 
-    def __init__(self, clock: Clock, *, each: int, most: float = float("inf")) -> None:
+    def __init__(self, clock: Clock, *, per_owner: int, total: float = float("inf")) -> None:
         self._clock = clock
-        self._each = each
-        self._most = most
+        self._per_owner = per_owner
+        self._total = total
         self._lock = threading.Lock()
         self._begun = deque[tuple[float, str]]()  # in the last second: when, and the owner
         self._begun_by = Counter[str]()  # as many by owner
 
-    def begin(self, owner: str) -> bool:
+    def begin_lookup(self, owner: str) -> bool:
         """Whether the owner may look something up now. It counts."""
         with self._lock:
             now = self._clock.now()
@@ -75,22 +75,22 @@ class LookupLimit:
                 self._begun_by[former] -= 1
                 if not self._begun_by[former]:
                     del self._begun_by[former]
-            if self._begun_by[owner] >= self._each or len(self._begun) >= self._most:
+            if self._begun_by[owner] >= self._per_owner or len(self._begun) >= self._total:
                 return False
             self._begun.append((now, owner))
             self._begun_by[owner] += 1
             return True
 
 
-class _Remembered(Generic[_T]):
+class _CachedAnswer(Generic[_T]):
     """The answer to a question, which counts for so many seconds; a failure counts too, for some.
 
     Methods may be called from any thread: while one asks, the others wait for that answer.
     """
 
-    def __init__(self, ask: Callable[[], _T], seconds: float, clock: Clock) -> None:
-        """`ask` may raise KubeError."""
-        self._ask = ask
+    def __init__(self, fetch: Callable[[], _T], seconds: float, clock: Clock) -> None:
+        """`fetch` may raise KubeError."""
+        self._fetch = fetch
         self._seconds = seconds
         self._clock = clock
         self._lock = threading.Lock()
@@ -103,10 +103,10 @@ class _Remembered(Generic[_T]):
             if self._clock.now() >= self._until:
                 seconds = self._seconds
                 try:
-                    self._answer = self._ask()
+                    self._answer = self._fetch()
                 except errors.KubeError as error:
                     self._answer = error
-                    seconds = _seconds_failed(error)
+                    seconds = _failure_seconds(error)
                 self._until = self._clock.now() + seconds
             answer = self._answer
         if isinstance(answer, errors.KubeError):
@@ -114,7 +114,7 @@ class _Remembered(Generic[_T]):
         return answer
 
 
-def _seconds_failed(error: errors.KubeError) -> float:
+def _failure_seconds(error: errors.KubeError) -> float:
     return _TIMED_OUT_SECONDS if isinstance(error, errors.TimedOut) else _FAILED_SECONDS
 
 
@@ -138,7 +138,7 @@ class FreshList:
         self._client = client
         self._path = path
         self._query = query
-        self._listed = _Remembered(self._list, trusted, clock)
+        self._listed = _CachedAnswer(self._list, trusted, clock)
 
     def get(self, name: str) -> Json | None:
         """The object as it was `trusted` seconds ago at most, None where there was none. Raises KubeError."""
@@ -147,14 +147,14 @@ class FreshList:
     def _list(self) -> dict[str, Json]:
         try:
             page = self._client.request(
-                "GET", self._path, query=self._query, timeout=_LIST_SECONDS, most=_MOST_LIST_BYTES
+                "GET", self._path, query=self._query, timeout=_LIST_SECONDS, max_bytes=_MOST_LIST_BYTES
             )
             objects = [_decode_object(wire.trim(bytes(raw))) for raw in _decode_list(page).items or ()]
         except errors.NotFound:
             return {}  # their CRD is not installed
         except (msgspec.DecodeError, RecursionError) as error:
             raise errors.Unreachable(f"GET {self._path}: not a List: {error}") from error
-        return {obj["metadata"]["name"]: obj for obj in objects}
+        return {manifest["metadata"]["name"]: manifest for manifest in objects}
 
 
 class _Meta(Struct, rename="camel"):
@@ -187,22 +187,23 @@ class GangNumbers:
         self._client = client
         self._clock = clock
         self._lines = LineLimit(_log, clock)
-        self._limit = LookupLimit(clock, each=_LOOKUPS_EACH, most=_MOST_LOOKUPS)
+        self._limit = LookupLimit(clock, per_owner=_LOOKUPS_EACH, total=_MOST_LOOKUPS)
         self._places = threading.Semaphore(_AT_ONCE)
         # Until when, by namespace, gang and number. No number: its look-up failed; no gang: the namespace's timed out.
         self._skipped: dict[tuple[str, str, int | None], float] = {}
 
-    def other(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+    def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """A living pod of the gang that says another number, and which; None where none is known."""
         key, now = (namespace, gang, number), self._clock.now()
         if any(
-            self._skipped.get(each, now) > now for each in (key, (namespace, gang, None), (namespace, "", None), _ALL)
+            self._skipped.get(skipped, now) > now
+            for skipped in (key, (namespace, gang, None), (namespace, "", None), _ALL)
         ):
             return None
-        if not self._limit.begin(namespace) or not self._places.acquire(blocking=False):
+        if not self._limit.begin_lookup(namespace) or not self._places.acquire(blocking=False):
             return None
         try:
-            said = self._said(namespace, gang)
+            numbers = self._fetch_numbers(namespace, gang)
         except errors.KubeError as error:
             if isinstance(error, errors.TimedOut):
                 failed = namespace, "", None
@@ -217,23 +218,23 @@ class GangNumbers:
             return None
         finally:
             self._places.release()
-        found = next(((name, other) for name, other in said.items() if other != number), None)
-        if found is None and said:
+        conflict = next(((name, other) for name, other in numbers.items() if other != number), None)
+        if conflict is None and numbers:
             self._skip(key, _AGREED_SECONDS)
-        return found
+        return conflict
 
     def _skip(self, key: tuple[str, str, int | None], seconds: float) -> None:
-        if len(self._skipped) >= _MOST:
+        if len(self._skipped) >= _MAX_REMEMBERED:
             self._skipped = {}
         self._skipped[key] = self._clock.now() + seconds
 
-    def _said(self, namespace: str, gang: str) -> dict[str, int]:
+    def _fetch_numbers(self, namespace: str, gang: str) -> dict[str, int]:
         """The numbers by the names of the pods. Raises KubeError."""
-        query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_FEW)}
-        path, query = paths.pods(namespace), query | paths.with_label(names.GANG, gang)
-        found = self._client.request("GET", path, query=query, timeout=1.0, most=_MOST_BYTES)
+        query = {"fieldSelector": "status.phase!=Failed", "resourceVersion": "0", "limit": str(_MAX_MEMBERS)}
+        path, query = paths.pods(namespace), query | paths.label_query(names.GANG, gang)
+        body = self._client.request("GET", path, query=query, timeout=1.0, max_bytes=_MOST_BYTES)
         try:
-            pods = _decode(found).items or ()
+            pods = _decode(body).items or ()
         except msgspec.DecodeError as error:
             raise errors.ServerError(0, "NotAList", f"GET {path}: {error}") from error
         living = (pod.metadata for pod in pods if not pod.metadata.deletion_timestamp)
@@ -242,10 +243,10 @@ class GangNumbers:
 
 def _number(meta: _Meta) -> int | None:
     try:
-        said = gangs.membership({"metadata": {"labels": meta.labels, "annotations": meta.annotations}})
+        membership = gangs.membership({"metadata": {"labels": meta.labels, "annotations": meta.annotations}})
     except InvalidRequest:
         return None  # made while nobody checked
-    return said.minimum if said is not None else None
+    return membership.minimum if membership is not None else None
 
 
 class PodGroups:
@@ -258,15 +259,15 @@ class PodGroups:
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
         self._client = client
-        self._served = _Remembered(self._ask, _SERVED_SECONDS, clock)
+        self._served = _CachedAnswer(self._discover, _SERVED_SECONDS, clock)
 
-    def served(self) -> bool:
+    def is_served(self) -> bool:
         """Whether the API is served, by discovery, which all known users may ask. Raises KubeError."""
         return self._served.get()
 
-    def _ask(self) -> bool:
+    def _discover(self) -> bool:
         try:
-            resources = self._client.get(PODGROUPS, timeout=2.0, most=_MOST_BYTES).get("resources") or ()
+            resources = self._client.get(PODGROUPS, timeout=2.0, max_bytes=_MOST_BYTES).get("resources") or ()
         except errors.NotFound:
             return False
-        return any(one.get("name") == "podgroups" for one in resources)
+        return any(resource.get("name") == "podgroups" for resource in resources)

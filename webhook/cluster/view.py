@@ -19,7 +19,7 @@ from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
 from cardwise.kube.mostcards import MostCards
-from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, Woken
+from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
 from webhook.cluster import offers
 from webhook.cluster.cards import CardFacts, CardSums
@@ -59,10 +59,10 @@ class ClusterView:
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB = MiB(0)) -> None:
         self._client = client
-        self._unseen = LineLimit(_log, clock)
+        self._lookup_failures = LineLimit(_log, clock)
         self._sums = CardSums(kept_back)
         self._numbers = GangNumbers(client, clock)
-        self._bindings = LookupLimit(clock, each=_BINDINGS_EACH)
+        self._bindings = LookupLimit(clock, per_owner=_BINDINGS_EACH)
         self._podgroups = PodGroups(client, clock)
         self._new_classes = FreshList(client, paths.resourceclasses(), clock)
         self._standings: _ByNamespace[QuotaStanding] = _ByNamespace()
@@ -72,7 +72,13 @@ class ClusterView:
         # For less time: a pod that comes right after the label must not miss its default.
         self._new_namespaces = FreshList(client, paths.namespaces(), clock, query=selector, trusted=0.2)
         self._namespaces: Reflector[Defaults] = Reflector(
-            client, paths.namespaces(), _project_namespace, Woken(), query=selector, pace=CENTRAL_PACE, clock=clock
+            client,
+            paths.namespaces(),
+            _project_namespace,
+            WakeHandler(),
+            query=selector,
+            pace=CENTRAL_PACE,
+            clock=clock,
         )
         limited = MostCards(_project_card, self._sums)
         self._cards_known: Reflector[CardFacts] = Reflector(
@@ -87,15 +93,15 @@ class ClusterView:
         self._classes_known: Reflector[ResourceClass] = Reflector(
             client,
             paths.resourceclasses(),
-            self._readable("ResourceClass", classes.parse),
-            Woken(),
+            self._make_projection("ResourceClass", classes.parse),
+            WakeHandler(),
             pace=CENTRAL_PACE,
             clock=clock,
         )
         self._quotas_known: Reflector[QuotaStanding] = Reflector(
             client,
             paths.gpuquotas(),
-            self._readable("GPUQuota", gpuquotas.parse),
+            self._make_projection("GPUQuota", gpuquotas.parse),
             self._standings,
             pace=CENTRAL_PACE,
             clock=clock,
@@ -103,7 +109,7 @@ class ClusterView:
         self._ranges_known: Reflector[Bounds] = Reflector(
             client,
             LIMIT_RANGES,
-            self._readable("LimitRange", limitranges.parse),
+            self._make_projection("LimitRange", limitranges.parse),
             self._bounds,
             pace=CENTRAL_PACE,
             clock=clock,
@@ -114,27 +120,27 @@ class ClusterView:
         )
         # Without the first nobody is served. Clusters without types and quotas by type do without the others, and what
         # nodes offer is for warnings only.
-        self._needed = (self._namespaces, self._cards_known)
-        self._wanted = (self._classes_known, self._quotas_known, self._ranges_known, self._nodes_known)
+        self._required = (self._namespaces, self._cards_known)
+        self._optional = (self._classes_known, self._quotas_known, self._ranges_known, self._nodes_known)
 
     def start(self) -> None:
-        for reflector in (*self._needed, *self._wanted):
+        for reflector in (*self._required, *self._optional):
             reflector.start()
 
     def stop(self) -> None:
-        for reflector in (*self._needed, *self._wanted):
+        for reflector in (*self._required, *self._optional):
             reflector.stop()
 
     def staleness(self) -> dict[str, float]:
         """Seconds since each reflector last heard from the API server."""
-        return {each.name: each.staleness_seconds() for each in (*self._needed, *self._wanted)}
+        return {reflector.name: reflector.staleness_seconds() for reflector in (*self._required, *self._optional)}
 
     def problems(self) -> list[str]:
         """Why the view is not whole yet."""
-        wanted = (reflector for reflector in self._wanted if reflector.errors < _PATIENCE)
+        wanted = (reflector for reflector in self._optional if reflector.errors < _PATIENCE)
         return [
             f"{reflector.name} are not listed yet"
-            for reflector in (*self._needed, *wanted)
+            for reflector in (*self._required, *wanted)
             if not reflector.synced.is_set()
         ]
 
@@ -146,18 +152,18 @@ class ClusterView:
         if known is not None:
             return known
         # The API server says that it carries the label, so the watch is behind.
-        found = self._new_namespaces.get(namespace)
-        return defaults.of(found) if found is not None else None
+        manifest = self._new_namespaces.get(namespace)
+        return defaults.defaults_of(manifest) if manifest is not None else None
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         if nodes is not None:
-            return self._sums.on(nodes, resource_class)
+            return self._sums.sizes_on(nodes, resource_class)
         if resource_class is not None and self._classes_known.store.get(resource_class.name) != resource_class:
-            return self._sums.of_unknown(resource_class)
-        return self._sums.of(resource_class)
+            return self._sums.unknown_class_sizes(resource_class)
+        return self._sums.class_sizes(resource_class)
 
-    def selects(self, resource_class: ResourceClass) -> bool:
-        return self._sums.selects(resource_class)
+    def has_card_of(self, resource_class: ResourceClass) -> bool:
+        return self._sums.has_card_of(resource_class)
 
     def classes(self) -> Mapping[str, ResourceClass]:
         return self._classes_known.store.snapshot()
@@ -167,67 +173,69 @@ class ClusterView:
         if known is not None:
             return known
         # It may have been made a moment ago.
-        found = self._new_classes.get(name)
+        manifest = self._new_classes.get(name)
         try:
-            return classes.parse(found) if found is not None else None
+            return classes.parse(manifest) if manifest is not None else None
         except InvalidRequest:
             return None
 
     def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
-        return self._standings.of(namespace)
+        return self._standings.in_namespace(namespace)
 
     def offers(self) -> Offers | None:
         return self._offers if self._nodes_known.synced.is_set() else None
 
     def bounds(self, namespace: str) -> Bounds:
-        return limitranges.together(self._bounds.of(namespace))
+        return limitranges.combine_bounds(self._bounds.in_namespace(namespace))
 
     def mps_scopes(self) -> frozenset[str]:
         return self._sums.mps_scopes()
 
-    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        return self._numbers.other(namespace, gang, number)
+    def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+        return self._numbers.conflicting_member(namespace, gang, number)
 
-    def podgroups(self) -> bool:
-        return self._podgroups.served()
+    def serves_podgroups(self) -> bool:
+        return self._podgroups.is_served()
 
     def pod(self, namespace: str, name: str, caller: str) -> Json | None:
-        if caller and not self._bindings.begin(caller):
-            self._unseen.log("warning", caller, "a caller's Bindings pass unseen: they are too many", caller=caller)
+        if caller and not self._bindings.begin_lookup(caller):
+            self._lookup_failures.log(
+                "warning", caller, "a caller's Bindings pass unseen: they are too many", caller=caller
+            )
             return None
         try:
             raw = self._client.request(
-                "GET", paths.pods(namespace, name), timeout=BINDING_SECONDS, most=_MOST_POD_BYTES
+                "GET", paths.pods(namespace, name), timeout=BINDING_SECONDS, max_bytes=_MOST_POD_BYTES
             )
             return _decode_object(wire.trim(raw))
         except errors.NotFound:
             return None
         except (errors.KubeError, msgspec.DecodeError, RecursionError) as error:
             # As if we were down: others' Bindings must go on (failurePolicy Ignore).
-            self._unseen.log(
+            self._lookup_failures.log(
                 "warning", namespace, "a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error)
             )
             return None
 
-    def _readable(self, kind: str, parse: Callable[[Json], T]) -> Project[T]:
+    def _make_projection(self, kind: str, parse: Callable[[Json], T]) -> Project[T]:
         """What can be read of a kind, by "namespace/name" or by its name."""
 
         def project(raw: bytes) -> tuple[str, T] | None:
-            obj = _decode_object(wire.trim(raw))
-            key = "/".join(filter(None, (obj["metadata"].get("namespace"), obj["metadata"]["name"])))
+            manifest = _decode_object(wire.trim(raw))
+            key = "/".join(filter(None, (manifest["metadata"].get("namespace"), manifest["metadata"]["name"])))
             try:
-                return key, parse(obj)
+                return key, parse(manifest)
             except (InvalidRequest, InvalidQuantity) as error:
-                self._skipped(f"{kind} {key}", error)
+                self._log_unreadable(f"{kind} {key}", error)
                 return None
 
         return project
 
-    def _skipped(self, what: str, error: InvalidRequest | InvalidQuantity) -> None:
+    def _log_unreadable(self, object_name: str, error: InvalidRequest | InvalidQuantity) -> None:
         """It was made while nobody checked. Its status changes often, so this is said once."""
-        if self._unreadable.get(what) != str(error):
-            self._unreadable[what] = str(error)
-            _log.warning("failed to parse an object; ignoring it", object=what, error=str(error))
+        if self._unreadable.get(object_name) != str(error):
+            self._unreadable[object_name] = str(error)
+            _log.warning("failed to parse an object; ignoring it", object=object_name, error=str(error))
 
 
 class _ByNamespace(Generic[T]):
@@ -235,23 +243,23 @@ class _ByNamespace(Generic[T]):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._found: dict[str, dict[str, T]] = {}
+        self._records: dict[str, dict[str, T]] = {}
 
-    def of(self, namespace: str) -> Sequence[T]:
+    def in_namespace(self, namespace: str) -> Sequence[T]:
         with self._lock:  # the reflector's thread changes it meanwhile
-            return list(self._found.get(namespace, {}).values())
+            return list(self._records.get(namespace, {}).values())
 
     def on_change(self, key: str, old: T | None, new: T) -> None:  # noqa: ARG002
         with self._lock:
-            self._found.setdefault(key.partition("/")[0], {})[key] = new
+            self._records.setdefault(key.partition("/")[0], {})[key] = new
 
     def on_delete(self, key: str, old: T) -> None:  # noqa: ARG002
         namespace = key.partition("/")[0]
         with self._lock:
-            there = self._found.get(namespace, {})
+            there = self._records.get(namespace, {})
             there.pop(key, None)
             if not there:
-                self._found.pop(namespace, None)
+                self._records.pop(namespace, None)
 
     def on_synced(self) -> None:
         pass
@@ -259,7 +267,7 @@ class _ByNamespace(Generic[T]):
 
 def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
     metadata = _decode_namespace(raw).metadata
-    return metadata.name, defaults.said(metadata.annotations)
+    return metadata.name, defaults.read_defaults(metadata.annotations)
 
 
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:

@@ -25,7 +25,9 @@ from webhook.templates import containers
 AgentChoice = Literal["always", "mps", "never"]
 
 USER: Final = 65532
-RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType({"cpu": Amount.of("50m"), "memory": Amount.of("64Mi")})
+RESOURCES: Final[Mapping[str, Amount]] = MappingProxyType(
+    {"cpu": Amount.parse_amount("50m"), "memory": Amount.parse_amount("64Mi")}
+)
 _FIELD: Final = f"metadata.annotations[{names.SHARE_AGENT}]"
 _PLACES: Final = (shareagent.FOLDER, share.MOUNT)  # where containers have the agent's volume
 _COMMAND: Final = "cardwise-agent"
@@ -53,45 +55,53 @@ class Injection:
 
 
 def inject(
-    pod: Json, asked: PodRequest | None, settings: AgentSettings, bounds: Callable[[], Bounds], scopes: mpsmode.Scopes
+    pod: Json,
+    pod_request: PodRequest | None,
+    settings: AgentSettings,
+    bounds: Callable[[], Bounds],
+    scopes: mpsmode.Scopes,
 ) -> Injection:
-    """`asked` is what the pod asks for as it stands, `bounds` what LimitRanges say, `scopes` what MPS there is. Raises
-    InvalidRequest.
+    """`pod_request` is what the pod asks for as it stands, `bounds` what LimitRanges say, `scopes` what MPS there is.
+    Raises InvalidRequest.
     """
-    if asked is None or not asked.containers:
-        return Injection(_without(pod))
-    _refuse_mounts(pod, asked)
-    mode, hook = mpsmode.of(pod), frameworks.of(pod, asked)
-    said = _said(pod)
-    choice = said or settings.choice
+    if pod_request is None or not pod_request.containers:
+        return Injection(_remove_agent(pod))
+    _refuse_mounts(pod, pod_request)
+    mode, hook = mpsmode.mode_of(pod), frameworks.hook_of(pod, pod_request)
+    annotated = _read_choice(pod)
+    choice = annotated or settings.choice
     # Where no node has MPS there is nothing that it could wait for or tell.
-    by_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.wanted and bool(scopes())))
-    wanted = choice == "always" or by_mps or (bool(hook) and said != "never")
+    by_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.uses_mps and bool(scopes())))
+    wanted = choice == "always" or by_mps or (bool(hook) and annotated != "never")
     if not wanted:
-        return Injection(_without(pod), warnings=_no_hook(hook, f"{_FIELD} says never"))
+        return Injection(_remove_agent(pod), warnings=_no_hook(hook, f"{_FIELD} says never"))
     if not settings.image:
-        why = "the webhook knows no image of the share agent (--share-agent-image)"
-        told = (f"{_FIELD}: {why}, so the pod has none",) if said == "always" else ()
-        return Injection(_without(pod), warnings=told + _no_hook(hook, why))
+        reason = "the webhook knows no image of the share agent (--share-agent-image)"
+        warnings = (f"{_FIELD}: {reason}, so the pod has none",) if annotated == "always" else ()
+        return Injection(_remove_agent(pod), warnings=warnings + _no_hook(hook, reason))
     _refuse_names(pod)
     spec = pod.get("spec") or {}
-    init, order = spec.get("initContainers") or [], _order(spec.get("initContainers") or [], asked)
+    init, order = spec.get("initContainers") or [], _order(spec.get("initContainers") or [], pod_request)
     other_init = [init[i] for i in order if i is not None]
     before: Json = next((c for c, ours in zip(init, _stale(init), strict=True) if ours), {})
     known = bounds()
-    made = _container(spec, before, other_init, settings, known, hook=bool(hook))
-    misfit = agentresources.misfit(spec, made, [made if i is None else init[i] for i in order], known)
+    agent_container = _container(spec, before, other_init, settings, known, hook=bool(hook))
+    misfit = agentresources.misfit(
+        spec, agent_container, [agent_container if i is None else init[i] for i in order], known
+    )
     if misfit:
-        told = (f"spec.initContainers: the share agent is left out, since {misfit}; the pod runs without it",)
-        return Injection(_without(pod), warnings=told + _no_hook(hook, "there is no share agent"))
-    return _mounted(_moved(pod, order, made), asked, _renamed(order), hook, f"{_INIT}{order.index(None)}")
+        warnings = (f"spec.initContainers: the share agent is left out, since {misfit}; the pod runs without it",)
+        return Injection(_remove_agent(pod), warnings=warnings + _no_hook(hook, "there is no share agent"))
+    return _mounted(
+        _moved(pod, order, agent_container), pod_request, _renamed(order), hook, f"{_INIT}{order.index(None)}"
+    )
 
 
-def check(pod: Json, asked: PodRequest) -> None:
+def check(pod: Json, pod_request: PodRequest) -> None:
     """Raises InvalidRequest where agent, volume or mounts are not as `inject` leaves them."""
-    if not asked.containers:
+    if not pod_request.containers:
         return
-    _refuse_mounts(pod, asked)
+    _refuse_mounts(pod, pod_request)
     spec = pod.get("spec") or {}
     agent = next((c for c in request.containers(pod) if _is_ours(c)), None)
     for container in request.containers(pod):
@@ -104,15 +114,15 @@ def check(pod: Json, asked: PodRequest) -> None:
     volume: Json = next((v for v in spec.get("volumes") or () if v.get("name") == shareagent.VOLUME), {})
     if "emptyDir" not in volume:
         raise _changed(f"spec.volumes[{shareagent.VOLUME}]")
-    sharing = {container.key for container in asked.containers}
+    sharing = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
-        found = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
+        mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
         right = [_SHARED] if container.key == agent.key else _mounts(container.key, sharing, hook=False)
-        if [m for m in found if m != frameworks.MOUNT or container.key not in sharing] != right:
+        if [m for m in mounts if m != frameworks.MOUNT or container.key not in sharing] != right:
             raise _changed(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 
-def _said(pod: Json) -> str:
+def _read_choice(pod: Json) -> str:
     text = str(annotations_of(pod).get(names.SHARE_AGENT, ""))
     if text and text not in get_args(AgentChoice):
         raise InvalidRequest(
@@ -121,9 +131,9 @@ def _said(pod: Json) -> str:
     return text
 
 
-def _no_hook(hook: str, why: str) -> tuple[str, ...]:
+def _no_hook(hook: str, reason: str) -> tuple[str, ...]:
     """The warning for a pod that would have the hook, whose files the agent brings."""
-    return (f"{frameworks.FIELD}: the hook is left out, since {why}",) if hook else ()
+    return (f"{frameworks.FIELD}: the hook is left out, since {reason}",) if hook else ()
 
 
 def _is_ours(container: Container) -> bool:
@@ -137,13 +147,13 @@ def _stale(init: Sequence[Json]) -> list[bool]:
     return [_is_ours(container) for container in request.containers({"spec": {"initContainers": init}})]
 
 
-def _order(init: Sequence[Json], asked: PodRequest) -> list[int | None]:
+def _order(init: Sequence[Json], pod_request: PodRequest) -> list[int | None]:
     """The init containers by where they were, with None in the agent's place: where it is, but not behind a sidecar
     that has a share.
     """
     ours = _stale(init)
     kept: list[int | None] = [i for i, stale in enumerate(ours) if not stale]
-    sharing = {container.key for container in asked.containers}
+    sharing = {container.key for container in pod_request.containers}
     first = next((i for i in range(len(init)) if f"{_INIT}{i}" in sharing), len(init))
     place = min(ours.index(True) if True in ours else first, first - sum(ours[:first]))
     return [*kept[:place], None, *kept[place:]]
@@ -161,9 +171,11 @@ def _container(
     containers_of = spec.get("containers") or ()
     others = [*other_init, *containers_of]
     running = [*(c for c in other_init if c.get("restartPolicy") == "Always"), *containers_of]
-    taken = any(port.get("containerPort") == shareagent.METRICS_PORT for c in others for port in c.get("ports") or ())
-    port = 0 if spec.get("hostNetwork") or taken else shareagent.METRICS_PORT
-    resources = agentresources.named(spec, before, running, settings.resources, bounds)
+    port_used = any(
+        port.get("containerPort") == shareagent.METRICS_PORT for c in others for port in c.get("ports") or ()
+    )
+    port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
+    resources = agentresources.agent_resources(spec, before, running, settings.resources, bounds)
     limits = {**resources["limits"], names.SHARE: "1"}
     return {
         "name": shareagent.CONTAINER,
@@ -205,25 +217,25 @@ def _mounts(key: str, sharing: set[str], *, hook: bool) -> list[Json]:
     return [{**_SHARED, "subPath": key, "readOnly": True}, *([dict(frameworks.MOUNT)] if hook else [])]
 
 
-def _moved(pod: Json, order: Sequence[int | None], made: Json | None) -> Json:
-    """The pod with its init containers in this order, `made` for None, and the volume that goes with it."""
+def _moved(pod: Json, order: Sequence[int | None], agent: Json | None) -> Json:
+    """The pod with its init containers in this order, `agent` for None, and the volume that goes with it."""
     spec = pod.get("spec") or {}
     before, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
-    init = [made if i is None else before[i] for i in order]
+    init = [agent if i is None else before[i] for i in order]
     others = [volume for volume in volumes if volume.get("name") != shareagent.VOLUME]
-    if made is not None:
+    if agent is not None:
         at = next((i for i, volume in enumerate(volumes) if volume.get("name") == shareagent.VOLUME), len(others))
         others.insert(at, dict(_VOLUME))
     lists = {"initContainers": init, "volumes": others}
-    kept = {name: value for name, value in spec.items() if name not in lists}
+    kept = {name: content for name, content in spec.items() if name not in lists}
     return pod | {"spec": kept | {name: listed for name, listed in lists.items() if listed}}
 
 
-def _mounted(pod: Json, asked: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:
+def _mounted(pod: Json, pod_request: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:
     """With the mounts of each container that has a share, and of no other."""
     spec = dict(pod["spec"])
     warnings: list[str] = []
-    sharing = {renamed.get(container.key, container.key): container.whole for container in asked.containers}
+    sharing = {renamed.get(container.key, container.key): container.whole for container in pod_request.containers}
     for container in request.containers(pod):
         if container.key == agent:
             continue
@@ -234,28 +246,28 @@ def _mounted(pod: Json, asked: PodRequest, renamed: Mapping[str, str], hook: str
         if [m for m in existing if m.get("name") == shareagent.VOLUME] != wanted:
             changed["volumeMounts"] = [*(m for m in existing if m.get("name") != shareagent.VOLUME), *wanted]
         if hooked:
-            changed["env"], told = frameworks.environment(changed.get("env") or [], hook, container.path)
-            warnings += told
+            changed["env"], hook_warnings = frameworks.environment(changed.get("env") or [], hook, container.path)
+            warnings += hook_warnings
         if changed != container.spec:
-            containers.put(spec, container, changed)
+            containers.put_container(spec, container, changed)
     return Injection(pod | {"spec": spec}, agent, tuple(warnings))
 
 
-def _without(pod: Json) -> Json:
+def _remove_agent(pod: Json) -> Json:
     """Without the agent of a pod that this one is a copy of: nobody would assign cards to it, and it would wait."""
     spec = pod.get("spec") or {}
     init = spec.get("initContainers") or []
     ours = _stale(init)
     if True not in ours:
         return pod
-    left = _moved(pod, [i for i, stale in enumerate(ours) if not stale], None)
-    after = dict(left["spec"])
-    for container in request.containers(left):
+    stripped = _moved(pod, [i for i, stale in enumerate(ours) if not stale], None)
+    after = dict(stripped["spec"])
+    for container in request.containers(stripped):
         existing = container.spec.get("volumeMounts") or []
         kept = [m for m in existing if m.get("name") != shareagent.VOLUME]
         if kept != existing:
-            containers.put(after, container, {**container.spec, "volumeMounts": kept})
-    return left | {"spec": after}
+            containers.put_container(after, container, {**container.spec, "volumeMounts": kept})
+    return stripped | {"spec": after}
 
 
 def _refuse_names(pod: Json) -> None:
@@ -271,9 +283,9 @@ def _refuse_names(pod: Json) -> None:
             raise _reserved_volume(f"spec.volumes[{i}].name")
 
 
-def _refuse_mounts(pod: Json, asked: PodRequest) -> None:
+def _refuse_mounts(pod: Json, pod_request: PodRequest) -> None:
     """What a container finds below our folder tells it its share and leads it to MPS. Raises InvalidRequest."""
-    sharing = {container.key for container in asked.containers}
+    sharing = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
         if container.key not in sharing:
             continue
@@ -300,13 +312,13 @@ def _reserved(path: str) -> InvalidRequest:
     )
 
 
-def _reserved_volume(where: str) -> InvalidRequest:
+def _reserved_volume(field: str) -> InvalidRequest:
     return InvalidRequest(
-        where,
+        field,
         f"{shareagent.VOLUME} is the volume of Cardwise's share agent",
         f"give yours another name, or write {names.SHARE_AGENT}: never",
     )
 
 
-def _changed(where: str) -> InvalidRequest:
-    return changed_later(where, "is not as Cardwise leaves it for the share agent")
+def _changed(field: str) -> InvalidRequest:
+    return changed_later(field, "is not as Cardwise leaves it for the share agent")

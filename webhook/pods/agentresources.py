@@ -19,23 +19,25 @@ Listed = dict[str, dict[str, str]]
 _KINDS: Final = ("requests", "limits")
 
 
-def named(spec: Json, before: Json, running: Sequence[Json], wanted: ResourceAmounts, bounds: Bounds) -> Listed:
+def agent_resources(
+    spec: Json, before: Json, running: Sequence[Json], wanted: ResourceAmounts, bounds: Bounds
+) -> Listed:
     """Requests and limits of the agent by their field. `before` is the agent that is there already, or nothing;
     `running` are the pod's other containers and sidecars, without ordinary init containers.
     """
     if spec.get("resources"):
         # The pod as a whole names them. What the agent has, a LimitRange has given it since it is there.
-        given = {kind: (before.get("resources") or {}).get(kind) or {} for kind in _KINDS}
-        return {kind: {name: str(text) for name, text in given[kind].items() if name in COUNTED} for kind in _KINDS}
-    found: Listed = {kind: {} for kind in _KINDS}
+        existing = {kind: (before.get("resources") or {}).get(kind) or {} for kind in _KINDS}
+        return {kind: {name: str(text) for name, text in existing[kind].items() if name in COUNTED} for kind in _KINDS}
+    resources: Listed = {kind: {} for kind in _KINDS}
     for kind in _KINDS:
         for name in COUNTED:
             amounts = [_amount(container, kind, name) for container in running]
             if all(amount is not None for amount in amounts):
                 # Where all say nothing, it is no request for the QoS class.
                 nothing = not any(amounts)
-                found[kind][name] = "0" if nothing else _raised(name, wanted, bounds).text
-    return found
+                resources[kind][name] = "0" if nothing else _raised(name, wanted, bounds).text
+    return resources
 
 
 def misfit(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
@@ -43,19 +45,19 @@ def misfit(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str
 
     `init` are the pod's init containers with the agent among them.
     """
-    for name, most in bounds.most.items():
-        if any((_amount(agent, kind, name) or 0) > most.value for kind in _KINDS):
-            return f"a LimitRange allows a container {most.text} of {name} at most"
-    for name, most in bounds.most_of_pod.items():
+    for name, maximum in bounds.maximum.items():
+        if any((_amount(agent, kind, name) or 0) > maximum.number for kind in _KINDS):
+            return f"a LimitRange allows a container {maximum.text} of {name} at most"
+    for name, maximum in bounds.pod_maximum.items():
         for kind in _KINDS:
-            if _amount(agent, kind, name) and _sum(spec, init, kind, name) > most.value:
-                return f"a LimitRange allows a pod {most.text} of {name} at most"
+            if _amount(agent, kind, name) and _sum(spec, init, kind, name) > maximum.number:
+                return f"a LimitRange allows a pod {maximum.text} of {name} at most"
     return ""
 
 
 def _raised(name: str, wanted: ResourceAmounts, bounds: Bounds) -> Amount:
-    least = bounds.least.get(name)
-    return least if least is not None and least.value > wanted[name].value else wanted[name]
+    least = bounds.minimum.get(name)
+    return least if least is not None and least.number > wanted[name].number else wanted[name]
 
 
 def _amount(container: Json, kind: str, name: str) -> Fraction | None:

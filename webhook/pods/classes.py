@@ -14,7 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
 from webhook.pods import devices
 from webhook.templates import containers
-from webhook.templates.spellings import Lookup, Vocabulary, renamed
+from webhook.templates.spellings import Lookup, Vocabulary, rename_keys
 
 _AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)  # with one of them the class says only: of this type
 _NVIDIA = "nvidia.com/"
@@ -28,26 +28,26 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
     spec = dict(pod.get("spec") or {})
     for container in request.containers(pod):
         resources = dict(container.spec.get("resources") or {})
-        for kind, amounts in containers.lists(resources):
+        for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
-            resources[kind] = renamed(amounts, field, vocabulary.in_container)[0]
+            resources[kind] = rename_keys(amounts, field, vocabulary.spell_in_container)[0]
         containers.put_resources(spec, container, resources)
     named = _annotated(pod)
-    asked = {name for container in request.containers({"spec": spec}) for name in _asked(container)}
+    requested = {name for container in request.containers({"spec": spec}) for name in _requested_names(container)}
     if named:
-        devices.refuse_beside(named, asked, vocabulary.lookup)
-    if named and spec.get("containers") and not asked:
+        devices.refuse_beside(named, requested, vocabulary.lookup)
+    if named and spec.get("containers") and not requested:
         first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
         resources = dict(first.spec.get("resources") or {})
         resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + named: "1"}
         containers.put_resources(spec, first, resources)
     for container in request.containers({"spec": spec}):
         resources = dict(container.spec.get("resources") or {})
-        given = _given(container, resources, vocabulary.lookup)
-        if given:
-            resources["limits"] = resources["limits"] | given
+        added = _class_limits(container, resources, vocabulary.lookup)
+        if added:
+            resources["limits"] = resources["limits"] | added
             containers.put_resources(spec, container, resources)
-    return devices.noted(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
+    return devices.annotate_classes(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
 
 
 def _annotated(pod: Json) -> str:
@@ -58,18 +58,18 @@ def _annotated(pod: Json) -> str:
     return name
 
 
-def _asked(container: Container) -> set[str]:
+def _requested_names(container: Container) -> set[str]:
     """The cards and devices that it asks for by name, of ours or of NVIDIA's own device plugin."""
     resources = container.spec.get("resources") or {}
     return {
         name
-        for _, amounts in containers.lists(resources)
+        for _, amounts in containers.amount_lists(resources)
         for name, amount in amounts.items()
         if name in names.REQUESTED or names.class_of(name) or (name.startswith(_NVIDIA) and str(amount) != "0")
     }
 
 
-def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
+def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json:
     """The limits that the class of a container adds to it: where it asks for n of a class with a share, and no more.
 
     What is wrong with the request is not told here: reading it does so for all requests.
@@ -81,19 +81,19 @@ def _given(container: Container, resources: Json, lookup: Lookup) -> Json:
     typed = {name: known for name in limits if (known := _looked_up(name, lookup)) is not None and not known.other}
     if len(typed) != 1:
         return {}
-    ((asked, known),) = typed.items()
+    ((resource, known),) = typed.items()
     if known.share is None:
         return {}
     try:
-        count = quantity.count(limits[asked], most=request.MOST_CARDS)
+        count = quantity.count(limits[resource], maximum=request.MOST_CARDS)
     except InvalidQuantity:
         return {}
     # With the slot, reading the request takes the count for that of shares, not of cards.
-    given = {names.GPU_MEM: str(count * known.share.memory), names.SHARE: "1"}
+    added = {names.GPU_MEM: str(count * known.share.memory), names.SHARE: "1"}
     if known.share.core and names.GPU_CORE not in limits:
-        core = _core(known.name, count, known.share.core, f"{container.path}.resources.limits[{asked}]")
-        given[names.GPU_CORE] = str(core)
-    return given
+        core = _core(known.name, count, known.share.core, f"{container.path}.resources.limits[{resource}]")
+        added[names.GPU_CORE] = str(core)
+    return added
 
 
 def _looked_up(resource: str, lookup: Lookup) -> ResourceClass | None:
@@ -101,11 +101,11 @@ def _looked_up(resource: str, lookup: Lookup) -> ResourceClass | None:
     return lookup(name) if name else None
 
 
-def _core(name: str, count: int, each: int, field: str) -> int:
-    if count * each > FULL_CORE:
+def _core(name: str, count: int, percent: int, field: str) -> int:
+    if count * percent > FULL_CORE:
         raise InvalidRequest(
             field,
-            f"{count} of {name} are {count * each} percent of the cores of one card",
-            f"ask for at most {FULL_CORE // each}",
+            f"{count} of {name} are {count * percent} percent of the cores of one card",
+            f"ask for at most {FULL_CORE // percent}",
         )
-    return count * each
+    return count * percent

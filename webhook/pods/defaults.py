@@ -54,14 +54,14 @@ class Defaults:
             mpsmode.check_percent(self.sm_percent, f"{field}[{names.SM_PERCENT}]")
 
 
-def of(namespace: Json) -> Defaults | None:
+def defaults_of(namespace: Json) -> Defaults | None:
     """The defaults of a namespace; None if it has not opted in."""
     if labels_of(namespace).get(names.DEFAULTS_LABEL) != ENABLED:
         return None
-    return said(annotations_of(namespace))
+    return read_defaults(annotations_of(namespace))
 
 
-def said(annotations: Mapping[str, str]) -> Defaults:
+def read_defaults(annotations: Mapping[str, str]) -> Defaults:
     """The defaults in the annotations of a namespace that has opted in."""
     return Defaults(*(str(annotations.get(key, "")) for key in KEYS))
 

@@ -5,51 +5,51 @@ or the pod that this one is a copy of had, says nothing. Comes before requests a
 """
 
 from cardwise.core.api import names, request
-from cardwise.core.values.decoded import Json, annotated, annotations_of
+from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
 from webhook.templates import containers
 from webhook.templates.spellings import Lookup
 
 
-def asked(pod: Json, lookup: Lookup) -> list[str]:
+def device_classes(pod: Json, lookup: Lookup) -> list[str]:
     """The classes of devices that containers ask for. Raises KubeError."""
-    found = {
+    class_names = {
         names.class_of(name)
         for container in request.containers(pod)
-        for _, amounts in containers.lists(container.spec.get("resources") or {})
+        for _, amounts in containers.amount_lists(container.spec.get("resources") or {})
         for name in amounts
     }
-    return [name for name in found - {""} if is_one(name, lookup)]
+    return [name for name in class_names - {""} if is_device_class(name, lookup)]
 
 
-def is_one(name: str, lookup: Lookup) -> bool:
+def is_device_class(name: str, lookup: Lookup) -> bool:
     """Whether it names a class of devices. Raises KubeError."""
     known = lookup(name)
     return known is not None and known.other
 
 
-def noted(pod: Json, lookup: Lookup) -> Json:
+def annotate_classes(pod: Json, lookup: Lookup) -> Json:
     """The pod with the annotation as it has to be; the caller's own where it is so. Raises KubeError."""
     before = annotations_of(pod)
-    after = {key: value for key, value in before.items() if key != names.DEVICE_CLASSES}
-    of_devices = asked(pod, lookup)
+    after = {key: text for key, text in before.items() if key != names.DEVICE_CLASSES}
+    of_devices = device_classes(pod, lookup)
     if of_devices:
         after[names.DEVICE_CLASSES] = request.write_device_classes(of_devices)
-    return annotated(pod, after) if after != before else pod
+    return with_annotations(pod, after) if after != before else pod
 
 
 def replaced(before: Json, after: Json) -> tuple[str, ...]:
-    """The warning for who wrote the annotation, and it is another one or none after `noted`."""
+    """The warning for who wrote the annotation, and it is another one or none after `annotate_classes`."""
     written, noted_now = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
     if written in (None, noted_now):
         return ()
-    how = "removed" if noted_now is None else f"replaced by {noted_now}"
-    return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {how}, which only Cardwise writes",)
+    change = "removed" if noted_now is None else f"replaced by {noted_now}"
+    return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}, which only Cardwise writes",)
 
 
 def check_noted(pod: Json, lookup: Lookup) -> None:
-    """Raises InvalidRequest where the annotation is not as `noted` writes it, KubeError."""
-    if noted(pod, lookup) is not pod:
+    """Raises InvalidRequest where the annotation is not as `annotate_classes` writes it, KubeError."""
+    if annotate_classes(pod, lookup) is not pod:
         raise InvalidRequest(
             f"metadata.annotations[{names.DEVICE_CLASSES}]",
             "does not name the classes of devices that the containers ask for: another webhook has changed it, or a "
@@ -58,13 +58,13 @@ def check_noted(pod: Json, lookup: Lookup) -> None:
         )
 
 
-def refuse_beside(named: str, asked_for: set[str], lookup: Lookup) -> None:
-    """`named` is the class of the pod's annotation, and `asked_for` what its containers ask for.
+def refuse_beside(named: str, requested: set[str], lookup: Lookup) -> None:
+    """`named` is the class of the pod's annotation, and `requested` what its containers ask for.
 
     A class of devices says nothing of cards, so it stands there alone. Raises InvalidRequest, KubeError.
     """
-    others = asked_for - {names.CLASS_PREFIX + named}
-    if others and is_one(named, lookup):
+    others = requested - {names.CLASS_PREFIX + named}
+    if others and is_device_class(named, lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
             f"{named} is a class of devices that are not GPUs, and a container asks for {min(others)}",

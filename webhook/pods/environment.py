@@ -28,50 +28,54 @@ def from_annotation(name: str, annotation: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
-def owned(asked: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
+def owned(card_request: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
     """The entries that are ours alone, in a stable order. None is a container without a card. `mps`: the pod wants
     MPS.
     """
-    if asked is None:
+    if card_request is None:
         return [dict(_NO_CARD)]
-    limit = names.LIMIT_MIB_OF + asked.key
-    if asked.whole:
+    limit = names.LIMIT_MIB_OF + card_request.key
+    if card_request.whole:
         # Nobody knows before placement how much a whole card has.
         container_mem = from_annotation(names.CONTAINER_MEM, limit)
     else:
-        container_mem = {"name": names.CONTAINER_MEM, "value": str(asked.mem)}
+        container_mem = {"name": names.CONTAINER_MEM, "value": str(card_request.mem)}
     return [
         from_annotation(names.IDX, names.IDX),
         from_annotation(names.POD_MEM, names.POD_MEM),
         from_annotation(names.DEV_MEM, names.DEV_MEM),
         container_mem,
-        from_annotation(names.ENV_VISIBLE_DEVICES, names.DEVICES_OF + asked.key),
+        from_annotation(names.ENV_VISIBLE_DEVICES, names.DEVICES_OF + card_request.key),
         {"name": names.ENV_DEVICE_ORDER, "value": names.ENV_PCI_BUS_ID},
         from_annotation(names.ENV_LIMIT_MIB, limit),
-        from_annotation(names.ENV_FRACTION, names.FRACTION_OF + asked.key),
-        from_annotation(names.ENV_CUPY_LIMIT, names.LIMIT_BYTES_OF + asked.key),
-        *([{"name": names.ENV_GPU_COUNT, "value": str(asked.cards)}] if asked.cards > 1 and not asked.whole else []),
-        *(_of_mps(asked) if mps and not asked.whole else []),
+        from_annotation(names.ENV_FRACTION, names.FRACTION_OF + card_request.key),
+        from_annotation(names.ENV_CUPY_LIMIT, names.LIMIT_BYTES_OF + card_request.key),
+        *(
+            [{"name": names.ENV_GPU_COUNT, "value": str(card_request.cards)}]
+            if card_request.cards > 1 and not card_request.whole
+            else []
+        ),
+        *(_of_mps(card_request) if mps and not card_request.whole else []),
     ]
 
 
-def _of_mps(asked: ContainerRequest) -> list[Json]:
+def _of_mps(card_request: ContainerRequest) -> list[Json]:
     """The limits that are known before placement. The pipe's folder and a percentage by the memory's part are not: no
     annotation has them as MPS reads them, so only the node (CDI) writes those.
     """
-    limits = [asked.mem_per_card] * asked.cards
-    values = mps_values.environment(limits, asked.core_per_card or None)
-    return [{"name": name, "value": value} for name, value in values.items() if name != mps_values.PIPE_ENV]
+    limits = [card_request.mem_per_card] * card_request.cards
+    variables = mps_values.environment(limits, card_request.core_per_card or None)
+    return [{"name": name, "value": text} for name, text in variables.items() if name != mps_values.PIPE_ENV]
 
 
-def check(existing: list[Json], asked: ContainerRequest | None, path: str, *, mps: bool) -> None:
+def check(existing: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
     """Raises InvalidRequest where a container does not have our entries, each once, as `merged` leaves it."""
-    ours = {entry["name"]: [entry] for entry in owned(asked, mps=mps)}
-    found: dict[str, list[Json]] = {name: [] for name in ours}
+    ours = {entry["name"]: [entry] for entry in owned(card_request, mps=mps)}
+    present: dict[str, list[Json]] = {name: [] for name in ours}
     for entry in existing:
         if entry["name"] in ours or _is_reserved(entry["name"]):
-            found.setdefault(entry["name"], []).append(entry)
-    wrong = sorted(name for name in found if found[name] != ours.get(name))
+            present.setdefault(entry["name"], []).append(entry)
+    wrong = sorted(name for name in present if present[name] != ours.get(name))
     if wrong:
         raise changed_later(f"{path}.env", f"{', '.join(wrong)} not as Cardwise sets the access to cards")
 
@@ -84,11 +88,11 @@ def has_count(existing: list[Json]) -> bool:
     return names.ENV_GPU_COUNT in ours or ours.issuperset(_BESIDE_COUNT)
 
 
-def harmful(existing: list[Json], asked: ContainerRequest | None) -> list[tuple[str, str]]:
+def harmful(existing: list[Json], card_request: ContainerRequest | None) -> list[tuple[str, str]]:
     """Variables of a container with cards that keep its program from them, each with why."""
-    if asked is None:
+    if card_request is None:
         return []
-    seen = {str(index) for index in range(asked.cards)}
+    seen = {str(index) for index in range(card_request.cards)}
     return [
         (
             entry["name"],
@@ -102,18 +106,18 @@ def harmful(existing: list[Json], asked: ContainerRequest | None) -> list[tuple[
 
 
 def merged(
-    existing: list[Json], asked: ContainerRequest | None, *, env_from: bool, mps: bool = False
+    existing: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
     """Our entries, and behind them those of `existing` that are not replaced by one of ours. And the names that a user
     had set otherwise, which their value has now lost.
     """
-    ours = {entry["name"]: entry for entry in owned(asked, mps=mps)}
-    if asked is None or asked.whole:
+    ours = {entry["name"]: entry for entry in owned(card_request, mps=mps)}
+    if card_request is None or card_request.whole:
         # JAX keeps its own default: with the whole card it would leave nothing for the CUDA context and libraries. A
         # pod copied from one that had a share brings our entry along.
         existing = [entry for entry in existing if entry["name"] not in _XLA or not _is_ours(entry)]
     elif not env_from and all(_is_ours(entry) for entry in existing if entry["name"] in _XLA):
-        fraction = names.FRACTION_OF + asked.key
+        fraction = names.FRACTION_OF + card_request.key
         ours[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
     theirs: list[Json] = []
     overridden: set[str] = set()

@@ -9,7 +9,7 @@ from typing import Final
 from cardwise import share
 from cardwise.core.api import names, shareagent
 from cardwise.core.api.request import PodRequest
-from cardwise.core.values.decoded import Json, annotated, annotations_of
+from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quoted
 
@@ -39,35 +39,35 @@ def check(text: str, field: str = FIELD) -> str:
     return ",".join(dict.fromkeys(wanted))
 
 
-def noted(pod: Json, default: str) -> Json:
+def annotate_hook(pod: Json, default: str) -> Json:
     """The pod with what its namespace says, where it says nothing itself."""
     annotations = annotations_of(pod)
     if not default or names.FRAMEWORKS in annotations:
         return pod
-    return annotated(pod, annotations | {names.FRAMEWORKS: default})
+    return with_annotations(pod, annotations | {names.FRAMEWORKS: default})
 
 
-def of(pod: Json, asked: PodRequest) -> str:
+def hook_of(pod: Json, pod_request: PodRequest) -> str:
     """As `check`; "" where no container has a part of a card: a whole one needs no hook. Raises InvalidRequest."""
     text = annotations_of(pod).get(names.FRAMEWORKS)
-    said = check(text) if text is not None else ""
-    return said if any(not container.whole for container in asked.containers) else ""
+    hook = check(text) if text is not None else ""
+    return hook if any(not container.whole for container in pod_request.containers) else ""
 
 
-def environment(existing: list[Json], said: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
+def environment(existing: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
     """The entries of a container with the hook, and warnings. What it sets itself is kept, and ours put behind it."""
     names_set = {entry["name"] for entry in existing}
-    added = [] if said == ON or share.ENV_FRAMEWORKS in names_set else [{"name": share.ENV_FRAMEWORKS, "value": said}]
+    added = [] if hook == ON or share.ENV_FRAMEWORKS in names_set else [{"name": share.ENV_FRAMEWORKS, "value": hook}]
     if _PATH not in names_set:
         return [*existing, *added, {"name": _PATH, "value": share.MOUNT}], ()
     if any(entry["name"] == _PATH and entry.get("valueFrom") for entry in existing):
-        told = f"{path}.env: {_PATH} comes from elsewhere, so the hook of {names.FRAMEWORKS} is not put behind it"
-        return [*existing, *added], (f"{told}; add {share.MOUNT} to it",)
+        warning = f"{path}.env: {_PATH} comes from elsewhere, so the hook of {names.FRAMEWORKS} is not put behind it"
+        return [*existing, *added], (f"{warning}; add {share.MOUNT} to it",)
     return [*(_appended(entry) if entry["name"] == _PATH else entry for entry in existing), *added], ()
 
 
 def _appended(entry: Json) -> Json:
-    value = entry.get("value") or ""
-    if share.MOUNT in value.split(":"):
+    path = entry.get("value") or ""
+    if share.MOUNT in path.split(":"):
         return entry
-    return entry | {"value": f"{value}:{share.MOUNT}" if value else share.MOUNT}
+    return entry | {"value": f"{path}:{share.MOUNT}" if path else share.MOUNT}

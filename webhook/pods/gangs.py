@@ -44,44 +44,46 @@ _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 
 
-def of(pod: Json, schedulers: Collection[str]) -> Membership | None:
+def gang_of(pod: Json, schedulers: Collection[str]) -> Membership | None:
     """The gang that a pod or a template names by annotation or label, whatever it asks for; `schedulers` are those that
     ask the extender. Raises InvalidRequest.
     """
-    said = _said(pod, schedulers)
-    return said if said is not None and said.foreign is not Foreign.KUBERNETES else None
+    gang = _read_membership(pod, schedulers)
+    return gang if gang is not None and gang.foreign is not Foreign.KUBERNETES else None
 
 
-def native(pod: Json, schedulers: Collection[str], served: Callable[[], bool]) -> tuple[Membership | None, Warnings]:
+def native_gang_of(
+    pod: Json, schedulers: Collection[str], served: Callable[[], bool]
+) -> tuple[Membership | None, Warnings]:
     """The gang of a pod that asks for something, by the PodGroup of Kubernetes that it names. `served`: whether there
     are such. With warnings. Raises InvalidRequest, KubeError.
     """
-    said = _said(pod, schedulers)
-    if said is None or said.foreign is not Foreign.KUBERNETES:
+    gang = _read_membership(pod, schedulers)
+    if gang is None or gang.foreign is not Foreign.KUBERNETES:
         return None, ()
     if not served():
         return None, (_NOT_SERVED,)
-    if not _SHORT.fullmatch(said.name):
-        fault = "is too long for" if objectnames.is_subdomain(said.name) else "cannot be"
-        problem = f"{quoted(said.name)} {fault} the name of a gang"
+    if not _SHORT.fullmatch(gang.name):
+        fault = "is too long for" if objectnames.is_subdomain(gang.name) else "cannot be"
+        problem = f"{quoted(gang.name)} {fault} the name of a gang"
         raise InvalidRequest(f"{_NATIVE}.podGroupName", problem, "give the PodGroup a name of 63 characters at most")
-    return said, ()
+    return gang, ()
 
 
-def _said(pod: Json, schedulers: Collection[str]) -> Membership | None:
+def _read_membership(pod: Json, schedulers: Collection[str]) -> Membership | None:
     scheduler = (pod.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
     return gangs.membership(pod) if scheduler in schedulers else None
 
 
-def joined(pod: Json, said: Membership | None) -> tuple[Json, tuple[str, ...]]:
+def joined(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
     """The pod with gate and label if it is in a gang, and without if not. And warnings. Raises InvalidRequest."""
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     labels, gates = metadata.get("labels") or {}, spec.get("schedulingGates") or []
-    gated = gangs.gated(pod)
-    if said is None:
+    gated = gangs.is_gated(pod)
+    if gang is None:
         warnings = []
         if names.GANG in labels:
-            metadata["labels"] = {key: value for key, value in labels.items() if key != names.GANG}
+            metadata["labels"] = {key: text for key, text in labels.items() if key != names.GANG}
             warnings.append(f"{_LABEL}: removed, since the pod is in no gang")
         if gated:
             spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
@@ -91,24 +93,24 @@ def joined(pod: Json, said: Membership | None) -> tuple[Json, tuple[str, ...]]:
     if spec.get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
         raise InvalidRequest("spec.nodeName", "a pod of a gang must be placed by the scheduler", remedy)
-    if labels.get(names.GANG) != said.name:
-        metadata["labels"] = labels | {names.GANG: said.name}
+    if labels.get(names.GANG) != gang.name:
+        metadata["labels"] = labels | {names.GANG: gang.name}
         if names.GANG in labels:
-            warnings.append(f"{_LABEL}: replaced by {said.name}, the gang that the pod names")
+            warnings.append(f"{_LABEL}: replaced by {gang.name}, the gang that the pod names")
     if not gated:
         spec["schedulingGates"] = [*gates, {"name": names.GANG}]
     return _with(pod, metadata, spec), tuple(warnings)
 
 
-def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple[str, ...]:
+def check(pod: Json, gang: Membership | None, pod_request: PodRequest | None) -> tuple[str, ...]:
     """Warnings. Raises InvalidRequest where the pod is not as `joined` and `mutate` leave it, or asks for nonsense."""
     label = labels_of(pod).get(names.GANG)
-    if label != (said.name if said else None) or gangs.gated(pod) != (said is not None):
+    if label != (gang.name if gang else None) or gangs.is_gated(pod) != (gang is not None):
         raise changed_later(_LABEL, "label and scheduling gate are not those of the gang that the pod names")
-    if said is not None and asked is None and not mutate.is_marked(pod):
+    if gang is not None and pod_request is None and not mutate.is_marked(pod):
         problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing"
         raise changed_later("spec.containers[0].resources.limits", problem)
-    if said is None:
+    if gang is None:
         return ()
     gangs.queue_priority(annotations_of(pod))
     return tuple(_differences(pod))
@@ -116,104 +118,104 @@ def check(pod: Json, said: Membership | None, asked: PodRequest | None) -> tuple
 
 def check_number(
     pod: Json,
-    said: Membership,
+    gang: Membership,
     namespace: str,
-    other_number: Callable[[str, str, int], tuple[str, int] | None],
+    conflicting_member: Callable[[str, str, int], tuple[str, int] | None],
     *,
-    told: bool,
+    detailed: bool,
 ) -> None:
-    """Raises InvalidRequest where living members of the gang say another number, as `Lookups` has it. `told`: who asks
-    may know which.
+    """Raises InvalidRequest where living members of the gang say another number, as `Lookups` has it. `detailed`: who
+    asks may know which.
     """
-    if said.minimum is None:
+    if gang.minimum is None:
         return
-    other = other_number(namespace, said.name, said.minimum)
+    other = conflicting_member(namespace, gang.name, gang.minimum)
     if other is not None:
         name, number = other
         raise InvalidRequest(
-            _where(pod.get("metadata") or {}, names.GROUP_NUM),
-            f"{said.minimum} differs from what {f'pod {name}' if told else 'another pod'} of the same gang says"
-            + (f", {number}" if told else ""),
-            f"write {number if told else 'that number'}, or another {names.GROUP_NAME}",
+            _field_of(pod.get("metadata") or {}, names.GROUP_NUM),
+            f"{gang.minimum} differs from what {f'pod {name}' if detailed else 'another pod'} of the same gang says"
+            + (f", {number}" if detailed else ""),
+            f"write {number if detailed else 'that number'}, or another {names.GROUP_NAME}",
         )
 
 
-def workload(obj: Json, old: Json | None, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
+def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
     """Warnings about the gang that a workload's template makes. `old` is the stored object at an update.
 
     Raises InvalidRequest for what can never start; where it was stored so before, it is a warning, since other changes
     of the object must go on.
     """
-    if templates.is_controlled(obj):
+    if templates.is_controlled(manifest):
         return ()  # whoever wrote its owner has been told
     try:
-        return _judged(obj, resource, schedulers)
+        return _judged(manifest, resource, schedulers)
     except InvalidRequest as error:
         if old is None or _fault(old, resource, schedulers) != str(error):
             raise
         return (str(error),)
 
 
-def _judged(obj: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
-    path, template = templates.template_of(obj, resource)
+def _judged(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
+    path, template = templates.template_of(manifest, resource)
     try:
-        said = of(template, schedulers)
+        gang = gang_of(template, schedulers)
     except InvalidRequest as error:
         raise InvalidRequest(f"{path}.{error.field}", error.problem, error.remedy) from error
-    if said is None:
+    if gang is None:
         return ()
     warnings = [f"{path}.{text}" for text in _differences(template)]
-    made = _made(obj, resource)
-    if made is None:
+    size = _count_parallel_pods(manifest, resource)
+    if size is None:
         return tuple(warnings)
-    if resource == "statefulsets" and made != 1 and _one_by_one(obj):
+    if resource == "statefulsets" and size != 1 and _one_by_one(manifest):
         remedy = "write podManagementPolicy: Parallel"
-        if said.minimum is None:
-            warnings.append(f"spec.podManagementPolicy: {_ordered(said, 'all its pods')}; {remedy}")
-        elif said.minimum > 1:
-            raise InvalidRequest("spec.podManagementPolicy", _ordered(said, f"{said.minimum} pods"), remedy)
-    if said.minimum is not None and 0 < made < said.minimum:
+        if gang.minimum is None:
+            warnings.append(f"spec.podManagementPolicy: {_ordered(gang, 'all its pods')}; {remedy}")
+        elif gang.minimum > 1:
+            raise InvalidRequest("spec.podManagementPolicy", _ordered(gang, f"{gang.minimum} pods"), remedy)
+    if gang.minimum is not None and 0 < size < gang.minimum:
         warnings.append(
-            f"{'.'.join(_SIZES[resource])}: gang {said.name} needs {said.minimum} pods to start and this makes {made}; "
-            f"right where other workloads make the other {said.minimum - made}"
+            f"{'.'.join(_SIZES[resource])}: gang {gang.name} needs {gang.minimum} pods to start and this makes {size}; "
+            f"right where other workloads make the other {gang.minimum - size}"
         )
     return tuple(warnings)
 
 
-def _fault(obj: Json, resource: str, schedulers: Collection[str]) -> str:
+def _fault(manifest: Json, resource: str, schedulers: Collection[str]) -> str:
     try:
-        _judged(obj, resource, schedulers)
+        _judged(manifest, resource, schedulers)
     except InvalidRequest as error:
         return str(error)
     return ""
 
 
-def _made(obj: Json, resource: str) -> int | None:
+def _count_parallel_pods(manifest: Json, resource: str) -> int | None:
     """How many pods the workload makes at a time; None where the cluster says it."""
     if resource not in _SIZES:
         return None
     *path, size = _SIZES[resource]
-    spec: Any = obj
+    spec: Any = manifest
     for name in path:
         spec = spec.get(name) or {}
-    made = spec.get(size)
-    made = 1 if made is None else made
+    size_set = spec.get(size)
+    size_set = 1 if size_set is None else size_set
     completions = spec.get("completions")
-    return made if completions is None else min(made, completions)
+    return size_set if completions is None else min(size_set, completions)
 
 
 def _one_by_one(stateful_set: Json) -> bool:
     return ((stateful_set.get("spec") or {}).get("podManagementPolicy") or _ORDERED) == _ORDERED
 
 
-def _ordered(said: Membership, pods: str) -> str:
-    return f"{_ORDERED} makes a pod only when the one before it runs, and gang {said.name} starts only with {pods}"
+def _ordered(gang: Membership, pods: str) -> str:
+    return f"{_ORDERED} makes a pod only when the one before it runs, and gang {gang.name} starts only with {pods}"
 
 
 def _differences(pod: Json) -> list[str]:
     """Warnings of what is said twice, and differs."""
     annotations, labels = annotations_of(pod), labels_of(pod)
-    told = [
+    warnings = [
         f"metadata.labels[{key}]: {labels[key]} differs from the annotation, which says {annotations[key]} and holds"
         for key in _GROUP_KEYS
         if key in labels and key in annotations and labels[key] != annotations[key]
@@ -221,11 +223,11 @@ def _differences(pod: Json) -> list[str]:
     name = annotations.get(names.GROUP_NAME, labels.get(names.GROUP_NAME))
     if name is not None and labels.get(names.COSCHEDULING, name) != name:
         field = f"metadata.labels[{names.COSCHEDULING}]"
-        told.append(f"{field}: differs from {names.GROUP_NAME}, which says {name} and holds")
-    return told
+        warnings.append(f"{field}: differs from {names.GROUP_NAME}, which says {name} and holds")
+    return warnings
 
 
-def _where(metadata: Json, key: str) -> str:
+def _field_of(metadata: Json, key: str) -> str:
     return f"metadata.{'annotations' if key in (metadata.get('annotations') or {}) else 'labels'}[{key}]"
 
 

@@ -17,56 +17,56 @@ class Amount:
     """A quantity as it is written, and what it is worth."""
 
     text: str
-    value: Fraction
+    number: Fraction
 
     @classmethod
-    def of(cls, text: object) -> "Amount":
+    def parse_amount(cls, text: object) -> "Amount":
         """Raises InvalidQuantity."""
         return cls(str(text), quantity.parse(str(text))[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The bounds of one LimitRange, or of several together, by resource. `least`, `most`: of a container."""
+    """The bounds of one LimitRange, or of several together, by resource. `minimum`, `maximum`: of a container."""
 
-    least: Mapping[str, Amount] = field(default_factory=dict)
-    most: Mapping[str, Amount] = field(default_factory=dict)
-    most_of_pod: Mapping[str, Amount] = field(default_factory=dict)
+    minimum: Mapping[str, Amount] = field(default_factory=dict)
+    maximum: Mapping[str, Amount] = field(default_factory=dict)
+    pod_maximum: Mapping[str, Amount] = field(default_factory=dict)
 
 
-def parse(obj: Json) -> Bounds:
+def parse(manifest: Json) -> Bounds:
     """Raises InvalidQuantity."""
-    items = (obj.get("spec") or {}).get("limits") or ()
-    of_containers = [item for item in items if item.get("type") == _CONTAINER]
-    of_pods = [item for item in items if item.get("type") == _POD]
+    entries = (manifest.get("spec") or {}).get("limits") or ()
+    of_containers = [entry for entry in entries if entry.get("type") == _CONTAINER]
+    of_pods = [entry for entry in entries if entry.get("type") == _POD]
     return Bounds(
-        least=_tightest((_amounts(item.get("min")) for item in of_containers), gt),
-        most=_tightest((_amounts(item.get("max")) for item in of_containers), lt),
-        most_of_pod=_tightest((_amounts(item.get("max")) for item in of_pods), lt),
+        minimum=_tightest((_amounts(entry.get("min")) for entry in of_containers), gt),
+        maximum=_tightest((_amounts(entry.get("max")) for entry in of_containers), lt),
+        pod_maximum=_tightest((_amounts(entry.get("max")) for entry in of_pods), lt),
     )
 
 
-def together(all_bounds: Iterable[Bounds]) -> Bounds:
+def combine_bounds(all_bounds: Iterable[Bounds]) -> Bounds:
     """The tightest of each."""
     several = list(all_bounds)
     return Bounds(
-        least=_tightest((bounds.least for bounds in several), gt),
-        most=_tightest((bounds.most for bounds in several), lt),
-        most_of_pod=_tightest((bounds.most_of_pod for bounds in several), lt),
+        minimum=_tightest((bounds.minimum for bounds in several), gt),
+        maximum=_tightest((bounds.maximum for bounds in several), lt),
+        pod_maximum=_tightest((bounds.pod_maximum for bounds in several), lt),
     )
 
 
 def _amounts(listed: Json | None) -> dict[str, Amount]:
-    return {name: Amount.of(text) for name, text in (listed or {}).items() if name in COUNTED}
+    return {name: Amount.parse_amount(text) for name, text in (listed or {}).items() if name in COUNTED}
 
 
 def _tightest(
     several: Iterable[Mapping[str, Amount]], tighter: Callable[[Fraction, Fraction], bool]
 ) -> dict[str, Amount]:
     """Of each resource the amount that is tighter than the others."""
-    found: dict[str, Amount] = {}
+    tightest: dict[str, Amount] = {}
     for amounts in several:
         for name, amount in amounts.items():
-            if name not in found or tighter(amount.value, found[name].value):
-                found[name] = amount
-    return found
+            if name not in tightest or tighter(amount.number, tightest[name].number):
+                tightest[name] = amount
+    return tightest

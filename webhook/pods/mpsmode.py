@@ -10,7 +10,7 @@ from typing import Final
 from cardwise.core.api import mps, names
 from cardwise.core.api.mps import Mode, Scope, SmPercent
 from cardwise.core.api.request import PodRequest
-from cardwise.core.values.decoded import Json, annotated, annotations_of
+from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quoted
 
@@ -29,8 +29,8 @@ def check(text: str, field: str = FIELD) -> Mode:
         raise InvalidRequest(field, f"{quoted(text)} is no mode of MPS", f"write one of: {', '.join(Mode)}") from None
 
 
-def of(pod: Json) -> Mode:
-    """The MPS mode of a pod that has passed `noted`. Raises InvalidRequest."""
+def mode_of(pod: Json) -> Mode:
+    """The MPS mode of a pod that has passed `annotate_mode`. Raises InvalidRequest."""
     text = annotations_of(pod).get(names.MPS)
     return Mode.OFF if text is None else check(text)
 
@@ -44,26 +44,26 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
         raise InvalidRequest(field, f"{quoted(text)} is nothing to take a percentage from", remedy) from None
 
 
-def least(asked: PodRequest, setting: Mode, namespace: str) -> Mode:
+def least_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
     """The least that such a pod may say: setting and namespace can only add to each other. Raises InvalidRequest.
 
     A pod with whole cards only may say anything: nobody shares them.
     """
-    if all(container.whole for container in asked.containers):
+    if all(container.whole for container in pod_request.containers):
         return Mode.OFF
     return max(setting, check(namespace or Mode.OFF, names.LEAST_MPS), key=lambda mode: mode.isolation)
 
 
 def check_least(pod: Json, bound: Mode) -> None:
     """Raises InvalidRequest for a pod that wants less than its administrators allow."""
-    if (mode := of(pod)).isolation < bound.isolation:
+    if (mode := mode_of(pod)).isolation < bound.isolation:
         problem = f"{mode} is less than the {bound} that the administrators ask of pods that share cards here"
         raise InvalidRequest(FIELD, problem, f"write {bound}, or leave it out")
 
 
-def noted(
+def annotate_mode(
     pod: Json,
-    asked: PodRequest,
+    pod_request: PodRequest,
     default: Mode,
     scopes: Scopes,
     *,
@@ -74,38 +74,38 @@ def noted(
     them. `bound`: the least that it gets where it says nothing. Raises InvalidRequest.
     """
     annotations = annotations_of(pod)
-    said: dict[str, str] = {}
+    added: dict[str, str] = {}
     if names.MPS in annotations:
         mode = check(annotations[names.MPS])
     else:
-        mode = max(_fitting(asked, default, scopes), bound, key=lambda mode: mode.isolation)
-        said[names.MPS] = str(mode)
+        mode = max(_fitting(pod_request, default, scopes), bound, key=lambda mode: mode.isolation)
+        added[names.MPS] = str(mode)
     if names.SM_PERCENT in annotations:
         check_percent(annotations[names.SM_PERCENT])
-    elif percent is SmPercent.MEMORY and mode.wanted:
-        said[names.SM_PERCENT] = str(percent)
-    return annotated(pod, annotations | said) if said else pod
+    elif percent is SmPercent.MEMORY and mode.uses_mps:
+        added[names.SM_PERCENT] = str(percent)
+    return with_annotations(pod, annotations | added) if added else pod
 
 
-def _fitting(asked: PodRequest, default: Mode, scopes: Scopes) -> Mode:
+def _fitting(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
     """The default mode; `off` for a pod with several cards in a container if no daemon serves several."""
-    if default is Mode.PREFERRED and _several(asked) and Scope.NODE not in scopes():
+    if default is Mode.PREFERRED and _several(pod_request) and Scope.NODE not in scopes():
         return Mode.OFF
     return default
 
 
-def judged(pod: Json, asked: PodRequest, scopes: Scopes) -> tuple[str, ...]:
+def judged(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     """Warnings. Raises InvalidRequest where no node there is could ever keep to what the pod says."""
-    mode = of(pod)
+    mode = mode_of(pod)
     if mode is Mode.OFF:
         return ()
     known = scopes()
     if not known:
         waits = f"{FIELD}: no node has an MPS manager now; the pod waits until one comes"
-        return (waits, *_too_small(asked)) if mode is Mode.REQUIRED else ()
-    several = _several(asked)
+        return (waits, *_too_small(pod_request)) if mode is Mode.REQUIRED else ()
+    several = _several(pod_request)
     if not several or Scope.NODE in known:
-        return _too_small(asked)
+        return _too_small(pod_request)
     problem = f"container {several} has several cards, and the MPS daemons of all nodes serve one card each"
     if mode is Mode.REQUIRED:
         remedy = f"write {Mode.OFF}, ask for one card in each container, or have cardwise-mps run with --scope=node"
@@ -114,16 +114,16 @@ def judged(pod: Json, asked: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     return (f"{FIELD}: {problem}; the pod goes on nodes without a manager only: {remedy}",)
 
 
-def _too_small(asked: PodRequest) -> tuple[str, ...]:
+def _too_small(pod_request: PodRequest) -> tuple[str, ...]:
     """A warning for each container with a limit in which CUDA may not start."""
     return tuple(
         f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a card, and with "
         f"MPS its programs may not start: CUDA needs {mps.LEAST_LIMIT} MiB for itself on some cards; ask for more"
-        for container in asked.containers
+        for container in pod_request.containers
         if not container.whole and container.mem_per_card < mps.LEAST_LIMIT
     )
 
 
-def _several(asked: PodRequest) -> str:
+def _several(pod_request: PodRequest) -> str:
     """The first container with several cards, by name; "" where there is none."""
-    return next((container.name or container.key for container in asked.containers if container.cards > 1), "")
+    return next((container.name or container.key for container in pod_request.containers if container.cards > 1), "")

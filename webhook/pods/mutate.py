@@ -64,27 +64,27 @@ def mutate(
 
     Raises InvalidRequest, before anything is changed.
     """
-    asked = request.parse(pod)
+    pod_request = request.parse(pod)
     warnings: list[str] = []
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     before = metadata.get("annotations") or {}
-    after = _annotations(before, asked, policy, warnings)
+    after = _annotations(before, pod_request, policy, warnings)
     if after != before:
         metadata["annotations"] = after
-    parts = _parts(asked, in_gang=in_gang)
+    parts = _parts(pod_request, in_gang=in_gang)
     if agent:
         parts[agent] = _Part(markers=(names.SHARE,))
-    mps = bool(asked and asked.containers) and mpsmode.of(pod).wanted
+    mps = bool(pod_request and pod_request.containers) and mpsmode.mode_of(pod).uses_mps
     for container in request.containers(pod):
-        changed = _container(container, parts.get(container.key), warnings, closed=asked is not None, mps=mps)
+        changed = _container(container, parts.get(container.key), warnings, closed=pod_request is not None, mps=mps)
         if changed != container.spec:
-            containers.put(spec, container, changed)
-    if asked is not None and asked.containers:
+            containers.put_container(spec, container, changed)
+    if pod_request is not None and pod_request.containers:
         spec = tolerations.with_all(spec, tolerated)
         if runtime_class and not spec.get("runtimeClassName"):
             spec["runtimeClassName"] = runtime_class
-    made = pod | {"metadata": metadata, "spec": spec}
-    return Mutation(scheduled(made, scheduler) if asked is not None or in_gang else made, tuple(warnings))
+    mutated = pod | {"metadata": metadata, "spec": spec}
+    return Mutation(scheduled(mutated, scheduler) if pod_request is not None or in_gang else mutated, tuple(warnings))
 
 
 def scheduled(pod: Json, scheduler: str) -> Json:
@@ -110,8 +110,8 @@ def unplaced(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]
         return pod, ()
     del spec["nodeName"]
     metadata.pop("resourceVersion", None)
-    told = "spec.nodeName: removed, since the pod is a copy of a placed one and will be scheduled anew"
-    return pod | {"metadata": metadata, "spec": spec}, (told,)
+    warning = "spec.nodeName: removed, since the pod is a copy of a placed one and will be scheduled anew"
+    return pod | {"metadata": metadata, "spec": spec}, (warning,)
 
 
 def check_counts(pod: Json) -> None:
@@ -119,10 +119,10 @@ def check_counts(pod: Json) -> None:
     become a share of one card. To be called before anything is rewritten.
     """
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
-    counts, found = request.read_counts(annotations), list(request.containers(pod))
-    if counts and counts.keys() <= {container.spec.get("name") for container in found}:
+    counts, pod_containers = request.read_counts(annotations), list(request.containers(pod))
+    if counts and counts.keys() <= {container.spec.get("name") for container in pod_containers}:
         return  # the annotation is that of this pod, and names all shares that are split
-    for container in found:
+    for container in pod_containers:
         limits = (container.spec.get("resources") or {}).get("limits") or {}
         is_written = str(limits.get(names.SHARE)) == "1" and names.GPU_MEM in limits and names.GPU_COUNT not in limits
         if is_written and not environment.has_count(container.spec.get("env") or []):
@@ -131,38 +131,42 @@ def check_counts(pod: Json) -> None:
 
 def is_marked(pod: Json) -> bool:
     """Whether the pod comes by filter and bind without asking for anything."""
-    found = [(container.spec.get("resources") or {}).get("limits") or {} for container in request.containers(pod)]
-    return any(all(str(limits.get(name)) == "0" for name in _MARKERS) for limits in found)
+    all_limits = [(container.spec.get("resources") or {}).get("limits") or {} for container in request.containers(pod)]
+    return any(all(str(limits.get(name)) == "0" for name in _MARKERS) for limits in all_limits)
 
 
-def _annotations(before: Json, asked: PodRequest | None, policy: str, warnings: list[str]) -> Json:
-    counts = request.write_counts(asked.containers) if asked else ""
+def _annotations(before: Json, pod_request: PodRequest | None, policy: str, warnings: list[str]) -> Json:
+    counts = request.write_counts(pod_request.containers) if pod_request else ""
     split = {names.GPU_COUNTS: counts} if counts else {}
     # The classes of devices have been noted before the request was read, which needs them.
     ours = {names.DEVICE_CLASSES, *split}
     stripped = {key for key in before if names.is_placement_annotation(key) and key not in ours}
     # Each is compared with all that there are.
-    meant = {key: near for key in sorted(stripped)[:_MOST_MEANT] if (near := lookalikes.annotation(key))}
-    warnings += [f"metadata.annotations[{key}]: removed; did you mean {near}?" for key, near in sorted(meant.items())]
-    if written := sorted(stripped - meant.keys()):
-        warnings.append(f"metadata.annotations: removed {wording.few(written, 3)}, which only Cardwise writes")
-    after = {key: value for key, value in before.items() if key not in stripped} | split
-    if asked is not None and asked.containers and policy:
+    suggestions = {key: near for key in sorted(stripped)[:_MOST_MEANT] if (near := lookalikes.suggest_annotation(key))}
+    warnings += [
+        f"metadata.annotations[{key}]: removed; did you mean {near}?" for key, near in sorted(suggestions.items())
+    ]
+    if written := sorted(stripped - suggestions.keys()):
+        warnings.append(
+            f"metadata.annotations: removed {wording.enumerate_first(written, 3)}, which only Cardwise writes"
+        )
+    after = {key: text for key, text in before.items() if key not in stripped} | split
+    if pod_request is not None and pod_request.containers and policy:
         after.setdefault(names.POLICY, policy)
     return after
 
 
-def _parts(asked: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
+def _parts(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
     """What each container has of the request, by its key."""
-    if asked is None:
+    if pod_request is None:
         # Its members are planned together, so one that asks for nothing comes to the extender as well.
         return {"0": _Part(markers=_MARKERS)} if in_gang else {}
     devices: dict[str, dict[str, int]] = {}
-    for one in asked.devices:
-        devices.setdefault(one.key, {})[names.CLASS_PREFIX + one.resource_class] = one.count
-    cards = {container.key: container for container in asked.containers}
+    for device in pod_request.devices:
+        devices.setdefault(device.key, {})[names.CLASS_PREFIX + device.resource_class] = device.count
+    cards = {container.key: container for container in pod_request.containers}
     # What brings a pod to filter comes with a card; what brings it to bind, the slot, with a device too.
-    markers = {} if asked.containers else {asked.devices[0].key: (names.PLACE_MARKER,)}
+    markers = {} if pod_request.containers else {pod_request.devices[0].key: (names.PLACE_MARKER,)}
     keys = dict.fromkeys((*cards, *devices))
     return {key: _Part(cards.get(key), devices.get(key, {}), markers.get(key, ())) for key in keys}
 
@@ -171,17 +175,17 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
     """`closed`: the pod asks for something, so a container that does not ask gets no card by its image either."""
     changed, path = dict(container.spec), container.path
     resources = dict(changed.get("resources") or {})
-    wanted = _wanted(part, resources.get("limits") or {})
-    if rounding := quantity.rounding((resources.get("limits") or {}).get(names.GPU_MEM, "")):
+    wanted = _amounts_of(part, resources.get("limits") or {})
+    if rounding := quantity.describe_rounding((resources.get("limits") or {}).get(names.GPU_MEM, "")):
         warnings.append(f"{path}.resources.limits[{names.GPU_MEM}]: {rounding}")
-    for kind, amounts in containers.lists(resources):
+    for kind, amounts in containers.amount_lists(resources):
         warnings += [
             f"{path}.resources.{kind}[{name}]: removed, which only Cardwise writes"
             for name in INTERNAL
             if name in amounts and not (name in wanted and str(amounts[name]) == str(wanted[name]))
         ]
     lists: dict[str, Json] = {"limits": {}} if wanted else {}  # where a marker comes alone, there may be no limits
-    for kind, amounts in (lists | dict(containers.lists(resources))).items():
+    for kind, amounts in (lists | dict(containers.amount_lists(resources))).items():
         kept = {name: amount for name, amount in amounts.items() if name in wanted or not _written_by_us(name)}
         # Requests follow from limits when they are missing, so only what a user wrote there is put right.
         names_of_kind = wanted if kind == "limits" else [name for name in wanted if name in amounts]
@@ -192,13 +196,13 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
         existing = changed.get("env") or []
         env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
         changed["env"], overridden = environment.merged(existing, card, env_from=env_from, mps=mps)
-        warnings += [f"{path}.env[{name}]: {why}" for name, why in environment.harmful(existing, card)]
+        warnings += [f"{path}.env[{name}]: {reason}" for name, reason in environment.harmful(existing, card)]
         if overridden:
             warnings.append(f"{path}.env: {', '.join(overridden)} replaced, since Cardwise sets the access to cards")
     return changed
 
 
-def _wanted(part: _Part | None, limits: Json) -> dict[str, int]:
+def _amounts_of(part: _Part | None, limits: Json) -> dict[str, int]:
     if part is None:
         return {}
     slot = {names.SHARE: 1} if part.card or part.devices else {}
@@ -206,28 +210,28 @@ def _wanted(part: _Part | None, limits: Json) -> dict[str, int]:
     return {**_of_card(part.card, limits), **part.devices, **slot, **markers}
 
 
-def _of_card(asked: ContainerRequest | None, limits: Json) -> dict[str, int]:
-    if asked is None:
+def _of_card(card_request: ContainerRequest | None, limits: Json) -> dict[str, int]:
+    if card_request is None:
         return {}
     typed: dict[str, int] = {}
-    if asked.resource_class:
-        key = names.CLASS_PREFIX + asked.resource_class
+    if card_request.resource_class:
+        key = names.CLASS_PREFIX + card_request.resource_class
         # As many as were asked for: of a class with a share they are no cards.
-        typed[key] = int(quantity.parse(limits[key])[0]) if key in limits else asked.cards
-    if asked.whole:
-        return {names.WHOLE_GPU: asked.cards, **typed}
-    core = {names.GPU_CORE: int(asked.core)} if asked.core else {}
-    return {names.GPU_MEM: int(asked.mem), **core, **typed}
+        typed[key] = int(quantity.parse(limits[key])[0]) if key in limits else card_request.cards
+    if card_request.whole:
+        return {names.WHOLE_GPU: card_request.cards, **typed}
+    core = {names.GPU_CORE: int(card_request.core)} if card_request.core else {}
+    return {names.GPU_MEM: int(card_request.mem), **core, **typed}
 
 
 def _written_by_us(name: str) -> bool:
     return name in INTERNAL or name in names.REQUESTED
 
 
-def spelling(text: object, value: int) -> str:
+def spelling(text: object, number: int) -> str:
     """The number as digits, or as the API server has already spelled it: it stores 8000 as 8k."""
-    suffix, rest = 0, value
-    while rest and rest % 1000 == 0 and suffix < len(_SUFFIXES) - 1:
-        suffix, rest = suffix + 1, rest // 1000
-    stored = f"{rest}{_SUFFIXES[suffix]}"
-    return stored if text == stored else str(value)
+    suffix, shortened = 0, number
+    while shortened and shortened % 1000 == 0 and suffix < len(_SUFFIXES) - 1:
+        suffix, shortened = suffix + 1, shortened // 1000
+    stored = f"{shortened}{_SUFFIXES[suffix]}"
+    return stored if text == stored else str(number)

@@ -14,7 +14,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import tolerations
 from webhook.templates import containers
-from webhook.templates.spellings import equal
+from webhook.templates.spellings import is_equal
 
 
 def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) -> Json:
@@ -33,35 +33,35 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) ->
             continue
         ours = True
         resources = dict(container.spec.get("resources") or {})
-        for kind, amounts in containers.lists(resources):
+        for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
             split = str(request.split_cards(known, annotations))
             resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field, unit)
         containers.put_resources(spec, container, resources)
     if ours:
-        spec = tolerations.kept(spec, stored.get("spec") or {}, tolerated)
+        spec = tolerations.keep_added(spec, stored.get("spec") or {}, tolerated)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 
 def _respelled(amounts: Json, stored: Json, split: str, field: str, unit: Unit) -> Json:
     """One list of amounts by its stored names; `split` is over how many cards a share is."""
-    result: Json = {}
+    respelled: Json = {}
     for name, amount in amounts.items():
         key = _stored_as(name, stored)
         of_share = key == names.GPU_COUNT and names.GPU_MEM in stored
-        meant = split if of_share else stored.get(key)
+        former = split if of_share else stored.get(key)
         ours = key in names.REQUESTED or names.class_of(key)
-        if not ours or meant is None or (name in stored and str(amount) == str(meant)):
-            result[name] = amount
-        elif not _same(key, amount, meant, unit):
+        if not ours or former is None or (name in stored and str(amount) == str(former)):
+            respelled[name] = amount
+        elif not _same(key, amount, former, unit):
             raise InvalidRequest(
                 f"{field}[{name}]",
-                f"{amount} is not what the pod was created with ({meant}), and nobody can change what a pod asks for",
+                f"{amount} is not what the pod was created with ({former}), and nobody can change what a pod asks for",
                 "delete the pod and create it again",
             )
         elif key in stored:
-            result[key] = meant
-    return result
+            respelled[key] = former
+    return respelled
 
 
 def _stored_as(name: str, stored: Json) -> str:
@@ -75,7 +75,7 @@ def _stored_as(name: str, stored: Json) -> str:
 
 def _same(key: str, amount: object, stored: object, unit: Unit) -> bool:
     if key != names.GPU_MEM:
-        return equal(amount, stored)
+        return is_equal(amount, stored)
     try:
         return quantity.memory(quantity.with_unit(str(amount), unit)) == quantity.memory(str(stored))
     except InvalidQuantity:

@@ -16,27 +16,27 @@ _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect
 
 def of_taint(text: str) -> Json:
     """The toleration of `KEY:EFFECT`, with any value, or of `KEY=VALUE:EFFECT`. Raises ValueError."""
-    found = _TAINT.fullmatch(text)
-    if found is None:
+    match = _TAINT.fullmatch(text)
+    if match is None:
         raise ValueError(f"{text!r} is no taint; write KEY:EFFECT or KEY=VALUE:EFFECT, as nvidia.com/gpu:NoSchedule")
-    key, value, effect = found["key"], found["value"], found["effect"]
-    how = {"operator": "Exists"} if value is None else {"operator": "Equal", "value": value}
-    return {"key": key, **how, "effect": effect}
+    key, taint_value, effect = match["key"], match["value"], match["effect"]
+    matching = {"operator": "Exists"} if taint_value is None else {"operator": "Equal", "value": taint_value}
+    return {"key": key, **matching, "effect": effect}
 
 
 def with_all(spec: Json, wanted: Iterable[Json]) -> Json:
     """The pod's spec with those of `wanted` that no toleration of its own makes needless."""
     own = spec.get("tolerations") or []
-    lacking = [one for one in wanted if not any(_covers(each, one) for each in own)]
+    lacking = [toleration for toleration in wanted if not any(_covers(existing, toleration) for existing in own)]
     return spec | {"tolerations": [*own, *lacking]} if lacking else spec
 
 
-def kept(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
+def keep_added(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
     """The spec of an update with what `with_all` had added: Kubernetes lets nobody take a toleration away."""
     had = stored.get("tolerations") or ()
-    return with_all(spec, [one for one in wanted if one in had])
+    return with_all(spec, [toleration for toleration in wanted if toleration in had])
 
 
 def _covers(own: Json, wanted: Json) -> bool:
-    each = own.get("operator") == "Exists" or wanted["operator"] == "Equal"
-    return each and Toleration.of(own).tolerates(Taint.of(wanted))
+    matches_any = own.get("operator") == "Exists" or wanted["operator"] == "Equal"
+    return matches_any and Toleration.from_json(own).tolerates(Taint.from_json(wanted))

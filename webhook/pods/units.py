@@ -23,25 +23,29 @@ _PREFIX: Final = "LimitRanger plugin set: "
 _GIVEN: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
 
 
-def spelled(pod: Json, unit: Unit, most: Callable[[], int] = lambda: 0) -> Json:
-    """The pod with units, the caller's own object where nothing changes. `most`: MiB that one node may have on all its
-    cards, 0 where nobody knows. Raises InvalidRequest, also for a number that is more than this: it was meant in MiB.
+def spelled(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0) -> Json:
+    """The pod with units, the caller's own object where nothing changes. `largest_node`: MiB that one node may have
+    on all its cards, 0 where nobody knows. Raises InvalidRequest, also for a number that is more than this: it was
+    meant in MiB.
     """
     if unit is Unit.MIB:
         return pod
-    given = _of_limit_range(annotations_of(pod).get(names.LIMIT_RANGER, ""))
+    from_limit_range = _of_limit_range(annotations_of(pod).get(names.LIMIT_RANGER, ""))
     spec = dict(pod.get("spec") or {})
     for container in request.containers(pod):
         resources = dict(container.spec.get("resources") or {})
         if str((resources.get("limits") or {}).get(names.SHARE)) == "1":
             continue
-        for kind, amounts in containers.lists(resources):
-            if names.GPU_MEM in amounts and (_kind(container), container.spec.get("name"), kind) not in given:
+        for kind, amounts in containers.amount_lists(resources):
+            if (
+                names.GPU_MEM in amounts
+                and (_kind(container), container.spec.get("name"), kind) not in from_limit_range
+            ):
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 text = amounts[names.GPU_MEM]
                 resources[kind] = amounts | {names.GPU_MEM: amount(text, unit, field)}
                 if resources[kind][names.GPU_MEM] != str(text):
-                    _refuse_mib(text, unit, most(), field)
+                    _refuse_mib(text, unit, largest_node(), field)
         containers.put_resources(spec, container, resources)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
@@ -54,15 +58,17 @@ def amount(text: str | int, unit: Unit, field: str) -> str:
         raise InvalidRequest(field, error.problem, error.remedy) from error
 
 
-def _refuse_mib(text: str | int, unit: Unit, most: int, field: str) -> None:
-    """Raises InvalidRequest where the bare number counts more than any node has. `most` is in MiB, 0 for unknown."""
-    value, _ = quantity.parse(text)
-    if most and value * unit.mib > most:
+def _refuse_mib(text: str | int, unit: Unit, largest_node: int, field: str) -> None:
+    """Raises InvalidRequest where the bare number counts more than any node has. `largest_node` is in MiB, 0 for
+    unknown.
+    """
+    number, _ = quantity.parse(text)
+    if largest_node and number * unit.mib > largest_node:
         raise InvalidRequest(
             field,
             f"{text} counts {unit} in this namespace ({names.GPU_MEM_UNIT}, or webhook.gpuMemUnit of the chart): "
-            f"{int(value * unit.mib)} MiB, more than all cards of any node have ({most})",
-            f"write {int(value)}Mi where MiB are meant",
+            f"{int(number * unit.mib)} MiB, more than all cards of any node have ({largest_node})",
+            f"write {int(number)}Mi where MiB are meant",
         )
 
 
@@ -70,11 +76,11 @@ def _kind(container: Container) -> str:
     return "init" if container.key.startswith("init-") else ""
 
 
-def _of_limit_range(said: str) -> set[tuple[str, str, str]]:
+def _of_limit_range(annotation: str) -> set[tuple[str, str, str]]:
     """Where Kubernetes has put gpu-mem out of a LimitRange: kind and name of the container, and the list."""
-    found = set()
-    for one in said.removeprefix(_PREFIX).split("; ") if said.startswith(_PREFIX) else ():
-        match = _GIVEN.fullmatch(one)
+    lists = set()
+    for sentence in annotation.removeprefix(_PREFIX).split("; ") if annotation.startswith(_PREFIX) else ():
+        match = _GIVEN.fullmatch(sentence)
         if match and names.GPU_MEM in match[1].split(", "):
-            found.add(((match[3] or "").strip(), match[4], f"{match[2]}s"))
-    return found
+            lists.add(((match[3] or "").strip(), match[4], f"{match[2]}s"))
+    return lists

@@ -28,23 +28,27 @@ class QuotaStanding:
     used: Mapping[tuple[str, str], Charge]
 
 
-def parse(obj: Json) -> QuotaStanding:
+def parse(manifest: Json) -> QuotaStanding:
     """Raises InvalidRequest."""
-    return QuotaStanding(quotas.parse(obj), quotas.used_by_status(obj))
+    return QuotaStanding(quotas.parse(manifest), quotas.used_by_status(manifest))
 
 
-def check(
-    asked: PodRequest, standings: Iterable[QuotaStanding], smallest: Smallest = lambda _: MiB(1), *, told: bool = True
+def check_pod(
+    pod_request: PodRequest,
+    standings: Iterable[QuotaStanding],
+    smallest: Smallest = lambda _: MiB(1),
+    *,
+    detailed: bool = True,
 ) -> None:
     """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then.
 
     `smallest` is the memory of the smallest card that a container could get; without it, of any that there may be.
-    `told`: who asks may know which quotas there are and what is used.
+    `detailed`: who asks may know which quotas there are and what is used.
     """
     for standing in standings:
         quota = standing.quota
         for i, entry in enumerate(quota.entries):
-            wanted = quotas.total(_least(c, smallest) for c in asked.containers if _is_sure(entry, c))
+            wanted = quotas.total(_least_charge(c, smallest) for c in pod_request.containers if _is_sure(entry, c))
             if wanted == NOTHING:
                 continue
             used = _used(standing, entry)
@@ -54,23 +58,24 @@ def check(
                 problem, remedy = "the pod does not fit now", "create it again when something has ended"
             else:
                 continue
-            fields = {one.field for one in over}
+            fields = {limit.field for limit in over}
             exceeded = ", ".join(
-                f"{one.field} asked {one.asked}" + (f", used {one.used}, hard {one.hard}" if told else "")
-                for one in quotas.limits(entry, used, wanted)
-                if one.field in fields
+                f"{limit.field} asked {limit.requested}"
+                + (f", used {limit.used}, hard {limit.hard}" if detailed else "")
+                for limit in quotas.limits(entry, used, wanted)
+                if limit.field in fields
             )
             raise InvalidRequest(
-                f"GPUQuota {quota.name}: spec.hard[{i}] ({_what(entry)})" if told else "GPUQuota",
+                f"GPUQuota {quota.name}: spec.hard[{i}] ({_describe_entry(entry)})" if detailed else "GPUQuota",
                 f"{problem}: {exceeded}",
-                f"{remedy}, or have the quota raised{'' if told else _where_to_look(quota.namespace)}",
+                f"{remedy}, or have the quota raised{'' if detailed else _describe_usage_command(quota.namespace)}",
             )
 
 
-def validate(obj: Json, lookup: Lookup) -> tuple[str, ...]:
+def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
     """Refuses a GPUQuota that cannot be read. Returns warnings for its author. Raises InvalidRequest, KubeError."""
-    standing = parse(obj)
-    found = []
+    standing = parse(manifest)
+    warnings = []
     for i, entry in enumerate(standing.quota.entries):
         field = f"spec.hard[{i}]"
         if entry.resource_class:
@@ -83,42 +88,44 @@ def validate(obj: Json, lookup: Lookup) -> tuple[str, ...]:
                 f"write requests.{names.CLASS_PREFIX}{known.name} in spec.hard of a ResourceQuota",
             )
         if entry.resource_class and known is None:
-            found.append(
+            warnings.append(
                 f"{field}.class: there is no ResourceClass {entry.resource_class} now; until there is, the entry "
                 "limits nothing (kubectl get resourceclass)"
             )
-        if rounding := quantity.rounding(amounts.kubernetes(str(obj["spec"]["hard"][i].get("memoryMiB", "")))):
-            found.append(f"{field}.memoryMiB: {rounding}")
-        found += [
-            f"{field}.{one.field}: {one.hard} is below the {one.used} that are used now; nothing is taken away, but no "
-            "more is given"
-            for one in quotas.limits(entry, _used(standing, entry))
-            if one.used > one.hard
+        if rounding := quantity.describe_rounding(
+            amounts.kubernetes(str(manifest["spec"]["hard"][i].get("memoryMiB", "")))
+        ):
+            warnings.append(f"{field}.memoryMiB: {rounding}")
+        warnings += [
+            f"{field}.{limit.field}: {limit.hard} is below the {limit.used} that are used now; nothing is taken away, "
+            "but no more is given"
+            for limit in quotas.limits(entry, _used(standing, entry))
+            if limit.used > limit.hard
         ]
-    return tuple(found)
+    return tuple(warnings)
 
 
-def _is_sure(entry: Entry, asked: ContainerRequest) -> bool:
+def _is_sure(entry: Entry, container: ContainerRequest) -> bool:
     """Whether every card that the container could get falls under the entry."""
     if entry.resource_class:
-        return entry.resource_class == asked.resource_class
+        return entry.resource_class == container.resource_class
     return not entry.model
 
 
-def _least(asked: ContainerRequest, smallest: Smallest) -> Charge:
+def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
     """The least that the container takes: which card it will get, where it asks for a whole one, nobody knows yet."""
-    return quotas.asked(asked.cards, asked.mem, smallest(asked) if asked.whole else 0)
+    return quotas.least_charge(container.cards, container.mem, smallest(container) if container.whole else 0)
 
 
 def _used(standing: QuotaStanding, entry: Entry) -> Charge:
     return standing.used.get((entry.resource_class, entry.model), NOTHING)
 
 
-def _where_to_look(namespace: str) -> str:
+def _describe_usage_command(namespace: str) -> str:
     """Whoever may read the quotas of the namespace finds there what a stranger is not told: used and hard."""
     show = command("kubectl get gpuquotas -n {namespace}", namespace=namespace)
     return f"; the GPUQuotas of namespace {namespace} say what is used and allowed: {show}"
 
 
-def _what(entry: Entry) -> str:
+def _describe_entry(entry: Entry) -> str:
     return f"class {entry.resource_class}" if entry.resource_class else "every card"

@@ -16,57 +16,60 @@ _SELECTOR = "selector"
 _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals that ResourceClass follows
 
 
-def normal(obj: Json, old: Json | None) -> Json:
+def normalize(manifest: Json, old: Json | None) -> Json:
     """The class with its selector under `spec.selector`. `old` is the stored one at an update.
 
     Two spellings that differ are left to be refused, but where an update brings one and leaves the stored selector as
     it was: `kubectl apply` does so for a manifest with the other spelling, and that one is meant.
     """
-    spec = obj.get("spec") or {}
+    spec = manifest.get("spec") or {}
     others = [name for name in _OTHER_SPELLINGS if name in spec]
     if len(others) != 1:
-        return obj
-    brought, stored = spec[others[0]], ((old or {}).get("spec") or {}).get(_SELECTOR)
-    if _SELECTOR in spec and spec[_SELECTOR] not in (brought, stored):
-        return obj
-    kept = {name: value for name, value in spec.items() if name != others[0]}
-    return obj | {"spec": kept | {_SELECTOR: brought}}
+        return manifest
+    written, stored = spec[others[0]], ((old or {}).get("spec") or {}).get(_SELECTOR)
+    if _SELECTOR in spec and spec[_SELECTOR] not in (written, stored):
+        return manifest
+    kept = {name: content for name, content in spec.items() if name != others[0]}
+    return manifest | {"spec": kept | {_SELECTOR: written}}
 
 
-def warnings(
-    obj: Json, old: Json | None, selects: Callable[[ResourceClass], bool], cards: Callable[[ResourceClass], CardSizes]
+def warn(
+    manifest: Json,
+    old: Json | None,
+    has_card_of: Callable[[ResourceClass], bool],
+    cards: Callable[[ResourceClass], CardSizes],
 ) -> tuple[str, ...]:
     """What the author of a class should know. `old` is the stored one at an update. Raises InvalidRequest."""
-    parsed = classes.parse(obj)
-    what = "device" if parsed.other else "card"
-    found = []
-    if not selects(parsed):
-        labels = ((key, lookalikes.card_label(key)) for key in sorted(parsed.selector.keys))
+    parsed = classes.parse(manifest)
+    device_noun = "device" if parsed.other else "card"
+    texts = []
+    if not has_card_of(parsed):
+        labels = ((key, lookalikes.suggest_card_label(key)) for key in sorted(parsed.selector.keys))
         hint = next((f"; did you mean {near} by {key}?" for key, near in labels if near), "")
-        found.append(
-            f"spec.selector: selects no {what} now; pods that ask for {parsed.name} wait until one comes{hint}"
+        texts.append(
+            f"spec.selector: selects no {device_noun} now; pods that ask for {parsed.name} wait until one comes{hint}"
         )
     if parsed.share is not None and (
-        rounding := quantity.rounding(amounts.kubernetes(str(obj["spec"]["share"]["memoryMiB"])))
+        rounding := quantity.describe_rounding(amounts.kubernetes(str(manifest["spec"]["share"]["memoryMiB"])))
     ):
-        found.append(f"spec.share.memoryMiB: {rounding}")
+        texts.append(f"spec.share.memoryMiB: {rounding}")
     if not parsed.other:
-        found += _bytes_meant_otherwise(parsed.selector)
+        texts += _warn_byte_amounts(parsed.selector)
     if parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:
-        found.append(
+        texts.append(
             f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest card of the class has ({largest}); "
             f"nobody is given {parsed.name} until a larger one comes"
         )
     if old is not None and _was_other(old) not in (None, parsed.other):
         was, now = ("GPUs", "other devices") if parsed.other else ("other devices", "GPUs")
-        found.append(
+        texts.append(
             f"spec.selector: the class was of {was} and is of {now}; pods that have asked for {parsed.name} keep what "
             "they hold, but those that wait find none any more: create them again"
         )
-    return tuple(found)
+    return tuple(texts)
 
 
-def _bytes_meant_otherwise(selector: Selector) -> list[str]:
+def _warn_byte_amounts(selector: Selector) -> list[str]:
     """Warnings of amounts of memory that no card can have: a number without a suffix is bytes, as in Kubernetes."""
     compared = (
         (condition.operator, number)

@@ -18,35 +18,35 @@ from webhook.pods import defaults
 from webhook.pods.mutate import DEFAULT_SCHEDULER
 from webhook.quotas.gpuquotas import QuotaStanding
 from webhook.templates import containers, records
-from webhook.templates.spellings import counted, is_zero
+from webhook.templates.spellings import counted_resource, is_zero
 
 QUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of workloads that Kueue starts
-_MOST_TOLD: Final = 8  # names of resources that nobody offers
-_FEW: Final = 4  # keys of a node selector in one warning
+_MAX_WARNINGS: Final = 8  # names of resources that nobody offers
+_MAX_SHOWN_KEYS: Final = 4  # keys of a node selector in one warning
 _MOST_COMPARED: Final = 16  # keys of an object: each is compared with all that there are
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
 
 
-def foreign_names(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
+def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
     """Resources of other domains, about GPUs, that no node offers: misspelled, or of another GPU sharer."""
-    there = offers.resources()
-    told: dict[str, str] = {}
+    offered = offers.resources()
+    warnings: dict[str, str] = {}
     for container in request.containers(pod):
-        for kind, amounts in containers.lists(container.spec.get("resources") or {}):
+        for kind, amounts in containers.amount_lists(container.spec.get("resources") or {}):
             for name, amount in amounts.items():
-                if name in told or name in there or _is_known(name) or is_zero(amount):
+                if name in warnings or name in offered or _is_known(name) or is_zero(amount):
                     continue
-                if len(told) >= _MOST_TOLD:  # each is compared with all that there are
-                    return tuple(told.values())
-                near = lookalikes.meant(name, (*sorted(there), *classes))
+                if len(warnings) >= _MAX_WARNINGS:  # each is compared with all that there are
+                    return tuple(warnings.values())
+                near = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
                 remedy = f"did you mean {near}?" if near else "the pod waits until one does"
-                if lookalikes.of_other_vendor(name):
+                if lookalikes.is_of_other_vendor(name):
                     remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
-                told[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
-    return tuple(told.values())
+                warnings[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
+    return tuple(warnings.values())
 
 
-def keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
+def warn_unread_keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
     """Annotations and labels of a pod that nobody reads: misspelled, or of another GPU sharer or gang scheduler.
 
     A pod for another scheduler may have them for that one. `schedulers` ask the extender.
@@ -54,156 +54,158 @@ def keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
     scheduler = (pod.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
     if schedulers and scheduler not in schedulers:
         return ()
-    told = []
-    for where, values in (("annotations", annotations_of(pod)), ("labels", labels_of(pod))):
-        for key in _maybe_ours(values):
-            field = f"metadata.{where}[{key}]"
-            if near := lookalikes.pod_key(key, values[key]):
-                told.append(f"{field}: Cardwise does not read it; did you mean {near}?")
-            elif where == "labels" and key in names.USER_ANNOTATIONS:
-                told.append(f"{field}: Cardwise reads it as an annotation only")
-    return tuple(told[:_MOST_TOLD])
+    warnings = []
+    for part, metadata in (("annotations", annotations_of(pod)), ("labels", labels_of(pod))):
+        for key in _keys_to_compare(metadata):
+            field = f"metadata.{part}[{key}]"
+            if near := lookalikes.suggest_pod_key(key, metadata[key]):
+                warnings.append(f"{field}: Cardwise does not read it; did you mean {near}?")
+            elif part == "labels" and key in names.USER_ANNOTATIONS:
+                warnings.append(f"{field}: Cardwise reads it as an annotation only")
+    return tuple(warnings[:_MAX_WARNINGS])
 
 
-def namespace(obj: Json) -> tuple[str, ...]:
+def warn_namespace(manifest: Json) -> tuple[str, ...]:
     """What a namespace says of defaults, and what has no effect so."""
-    annotations, labels = annotations_of(obj), labels_of(obj)
-    told: list[str] = []
-    for where, values in (("annotations", annotations), ("labels", labels)):
-        told += [
-            f"metadata.{where}[{key}]: Cardwise does not read it; did you mean {near}?"
-            for key in _maybe_ours(values)
-            if (near := lookalikes.namespace_key(key, label=where == "labels"))
+    annotations, labels = annotations_of(manifest), labels_of(manifest)
+    warnings: list[str] = []
+    for part, metadata in (("annotations", annotations), ("labels", labels)):
+        warnings += [
+            f"metadata.{part}[{key}]: Cardwise does not read it; did you mean {near}?"
+            for key in _keys_to_compare(metadata)
+            if (near := lookalikes.suggest_namespace_key(key, label=part == "labels"))
         ]
     opted_in = labels.get(names.DEFAULTS_LABEL)
     if opted_in not in (None, defaults.ENABLED, defaults.DISABLED):
         field = f"metadata.labels[{names.DEFAULTS_LABEL}]"
-        told.append(f"{field}: {wording.quoted(opted_in)} gives no defaults; write {defaults.ENABLED}")
+        warnings.append(f"{field}: {wording.quoted(opted_in)} gives no defaults; write {defaults.ENABLED}")
     elif opted_in is None:
-        told += [
+        warnings += [
             f"metadata.annotations[{key}]: has no effect without the label {names.DEFAULTS_LABEL}={defaults.ENABLED}"
             for key in defaults.KEYS
             if key in annotations
         ]
-    return tuple(told[:_MOST_TOLD])
+    return tuple(warnings[:_MAX_WARNINGS])
 
 
-def resource_quota(
-    obj: Json, standings: Iterable[QuotaStanding], offers: Offers | None, known: Mapping[str, object]
+def warn_resource_quota(
+    manifest: Json, standings: Iterable[QuotaStanding], offers: Offers | None, known: Mapping[str, object]
 ) -> tuple[str, ...]:
     """What a ResourceQuota counts less of than it seems to. `standings` are the GPUQuotas of its namespace, `known` the
     classes.
     """
-    hard = (obj.get("spec") or {}).get("hard") or {}
-    rewritten = frozenset(records.read(obj).get("hard", ()))  # of these the author has been told
+    hard = (manifest.get("spec") or {}).get("hard") or {}
+    rewritten = frozenset(records.read_record(manifest).get("hard", ()))  # of these the author has been told
     ours = {key: amount for key, amount in hard.items() if key not in rewritten}
-    told = [f"spec.hard[{key}]: {why}" for key, why in _uncounted(ours, offers, known)]
+    warnings = [f"spec.hard[{key}]: {reason}" for key, reason in _uncounted_keys(ours, offers, known)]
     missing = quotas.uncounted(hard)
-    if missing == quotas.WHOLE_CARDS and not any(quotas.counts_instead(one.quota, missing) for one in standings):
-        told.append(
+    if missing == quotas.WHOLE_CARDS and not any(
+        quotas.counts_instead(standing.quota, missing) for standing in standings
+    ):
+        warnings.append(
             f"spec.hard[{quotas.SHARES}]: counts no whole cards: pods that ask for {names.GPU_COUNT} or a class get "
             f"past it; add {missing}, or a GPUQuota, unless another quota of the namespace counts them"
         )
-    return tuple(told[:_MOST_TOLD])
+    return tuple(warnings[:_MAX_WARNINGS])
 
 
-def limit_range(obj: Json, offers: Offers | None, known: Mapping[str, object]) -> tuple[str, ...]:
+def warn_limit_range(manifest: Json, offers: Offers | None, known: Mapping[str, object]) -> tuple[str, ...]:
     """Resources in a LimitRange that are those of no container. `known` are the classes."""
-    items = (obj.get("spec") or {}).get("limits") or ()
-    told = [
-        f"spec.limits[{i}].{name}[{key}]: {why}"
-        for i, item in enumerate(items)
+    entries = (manifest.get("spec") or {}).get("limits") or ()
+    warnings = [
+        f"spec.limits[{i}].{name}[{key}]: {reason}"
+        for i, entry in enumerate(entries)
         for name in _RANGES
-        for key, why in _uncounted(item.get(name) or {}, offers, known, written=lambda near: near)
+        for key, reason in _uncounted_keys(entry.get(name) or {}, offers, known, spell=lambda near: near)
     ]
-    return tuple(told[:_MOST_TOLD])
+    return tuple(warnings[:_MAX_WARNINGS])
 
 
-def _maybe_ours(values: Json) -> list[str]:
-    return list(islice(filter(lookalikes.maybe_ours, sorted(values)), _MOST_COMPARED))
+def _keys_to_compare(metadata: Json) -> list[str]:
+    return list(islice(filter(lookalikes.may_be_ours, sorted(metadata)), _MOST_COMPARED))
 
 
-def _uncounted(
+def _uncounted_keys(
     amounts: Json,
     offers: Offers | None,
     known: Mapping[str, object],
-    written: Callable[[str], str] = lambda near: f"requests.{near}",
+    spell: Callable[[str], str] = lambda near: f"requests.{near}",
 ) -> Iterator[tuple[str, str]]:
-    """The keys about GPUs that mean nothing, each with why. `written`: how a key for a resource is spelled."""
-    there = offers.resources() if offers is not None else None
+    """The keys about GPUs that mean nothing, each with why. `spell`: how a key for a resource is spelled."""
+    offered = offers.resources() if offers is not None else None
     foreign = []
     for key in sorted(amounts):
-        name = counted(key)
-        if not lookalikes.like_a_gpu(name) or name in (*names.REQUESTED, *names.OWN_RESOURCES):
+        name = counted_resource(key)
+        if not lookalikes.is_like_gpu(name) or name in (*names.REQUESTED, *names.OWN_RESOURCES):
             continue
         if of_class := names.class_of(name):
             if of_class not in known:
                 yield key, f"there is no ResourceClass {of_class} now; until there is, it counts nothing"
-        elif there is not None and name not in there:
+        elif offered is not None and name not in offered:
             foreign.append((key, name))
-    for key, name in foreign[:_MOST_TOLD]:
-        near = lookalikes.meant(name, (*sorted(there or ()), *known))
+    for key, name in foreign[:_MAX_WARNINGS]:
+        near = lookalikes.suggest_resource(name, (*sorted(offered or ()), *known))
         if near:
-            meant = written(near if "/" in near else f"{names.CLASS_PREFIX}{near}")
-            yield key, f"no node offers it, so it counts nothing; did you mean {meant}?"
+            suggestion = spell(near if "/" in near else f"{names.CLASS_PREFIX}{near}")
+            yield key, f"no node offers it, so it counts nothing; did you mean {suggestion}?"
         elif not is_zero(amounts[key]):
             yield key, "no node offers it, so it counts nothing until one does"
 
 
-def placing(
-    pod: Json, schedulers: Collection[str], offers: Offers | None, left: Collection[str] | None
+def warn_placement(
+    pod: Json, schedulers: Collection[str], offers: Offers | None, admitting: Collection[str] | None
 ) -> tuple[str, ...]:
     """Warnings about a pod that asks for cards: its scheduler, its gates, its nodes. `schedulers` ask the extender.
-    `left`: as `Offers.left`.
+    `admitting`: as `Offers.left`.
     """
     spec = pod.get("spec") or {}
-    found = []
+    warnings = []
     scheduler = spec.get("schedulerName") or DEFAULT_SCHEDULER
     if schedulers and scheduler not in schedulers:
-        asking = DEFAULT_SCHEDULER if DEFAULT_SCHEDULER in schedulers else min(schedulers)
-        found.append(
+        own_scheduler = DEFAULT_SCHEDULER if DEFAULT_SCHEDULER in schedulers else min(schedulers)
+        warnings.append(
             f"spec.schedulerName: {scheduler} does not ask Cardwise, so the pod gets no card and waits; leave it out, "
-            f"or write {asking}"
+            f"or write {own_scheduler}"
         )
-    found += [
-        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is taken away{_by_whom(gate['name'])}"
+    warnings += [
+        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is taken away{_remover_of(gate['name'])}"
         for gate in spec.get("schedulingGates") or ()
         if gate.get("name") not in (None, "", names.GANG)
     ]
-    if offers is not None and (unmatched := offers.unmatched(spec.get("nodeSelector") or {})):
-        shown = ", ".join(unmatched[:_FEW])
-        found.append(f"spec.nodeSelector: no node with cards has {shown} now; the pod waits until one does")
-    elif left is not None and not left:
+    if offers is not None and (unmatched := offers.unmatched_entries(spec.get("nodeSelector") or {})):
+        shown = ", ".join(unmatched[:_MAX_SHOWN_KEYS])
+        warnings.append(f"spec.nodeSelector: no node with cards has {shown} now; the pod waits until one does")
+    elif admitting is not None and not admitting:
         field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
-        found.append(f"{field}: no node with cards meets it now; the pod waits until one does")
-    return tuple(found)
+        warnings.append(f"{field}: no node with cards meets it now; the pod waits until one does")
+    return tuple(warnings)
 
 
-def of_kueue(template: Json, unit: Unit) -> tuple[str, ...]:
+def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
     """Warnings about a template whose workload waits in a queue of Kueue. Kueue adds up the numbers that are written
     there and knows no units, so it can only count bare numbers of one `unit`.
     """
-    found = []
+    warnings = []
     for container in request.containers(template):
-        for kind, amounts in containers.lists(container.spec.get("resources") or {}):
+        for kind, amounts in containers.amount_lists(container.spec.get("resources") or {}):
             amount = str(amounts.get(names.GPU_MEM, ""))
             try:
                 counted = quantity.parse(amount)[0]
-                meant = Fraction(quantity.memory(quantity.with_unit(amount, unit)), unit.mib)
+                in_unit = Fraction(quantity.memory(quantity.with_unit(amount, unit)), unit.mib)
             except quantity.InvalidQuantity:
                 continue  # told by who judges it
-            if counted != meant:
-                where = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
-                whole = meant.denominator == 1
-                remedy = f"{meant}, which is the same in {unit}" if whole else f"whole {unit}"
-                found.append(f"{where}: Kueue counts {counted} of {amount}; write {remedy}")
-    return tuple(found)
+            if counted != in_unit:
+                field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
+                whole = in_unit.denominator == 1
+                remedy = f"{in_unit}, which is the same in {unit}" if whole else f"whole {unit}"
+                warnings.append(f"{field}: Kueue counts {counted} of {amount}; write {remedy}")
+    return tuple(warnings)
 
 
-def _by_whom(gate: str) -> str:
+def _remover_of(gate: str) -> str:
     return ", by Kueue" if gate.startswith("kueue.x-k8s.io/") else ""
 
 
 def _is_known(name: str) -> bool:
     """Whether the name is none that only a node can give a meaning."""
-    return not lookalikes.like_a_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)
+    return not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)

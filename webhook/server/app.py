@@ -35,11 +35,11 @@ _ADVICE = "/advise"  # where nothing is ever refused
 BINDINGS = "/validate/bindings"
 
 PATHS: Mapping[str, Decide] = {
-    "/mutate": decisions.on_mutate,
-    "/mutate/defaults": decisions.on_defaults,
-    "/validate": decisions.on_validate,
-    BINDINGS: decisions.on_validate,
-    _ADVICE: decisions.on_advise,
+    "/mutate": decisions.decide_mutate,
+    "/mutate/defaults": decisions.decide_defaults,
+    "/validate": decisions.decide_validate,
+    BINDINGS: decisions.decide_validate,
+    _ADVICE: decisions.decide_advise,
 }
 
 UNITS: Final[Mapping[str, Unit]] = {"": Unit.MIB, "/gib": Unit.GIB}  # by what is behind the path
@@ -50,7 +50,7 @@ _NAMESPACE_WITHIN: Final = 4096  # bytes: before it stand a uid, kinds, resource
 _log = structlog.get_logger("webhook.app")
 
 
-def whose(environ: Mapping[str, Any]) -> str:
+def namespace_of(environ: Mapping[str, Any]) -> str:
     """The namespace of a review, "" where there is none. The API server asks for all: without turns one who creates
     pods in parallel, by dry run if need be, would keep everybody else's from being answered in time.
 
@@ -68,7 +68,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
     refusals, failures = LineLimit(_log, clock), LineLimit(_log, clock)
     by_unit = {unit: replace(settings, unit=unit) for unit in UNITS.values()}
 
-    def answer(path: str, decide: Decide, unit: Unit) -> Response:
+    def answer_review(path: str, decide: Decide, unit: Unit) -> Response:
         started = time.perf_counter()
         structlog.contextvars.clear_contextvars()  # the thread's last review was about another object
         # Not `request.mimetype`: werkzeug reads the parameters too, which takes 95 ms for 60 KB of them.
@@ -76,44 +76,44 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         if media_type != "application/json":
             raise review.BadReview(f"Content-Type must be application/json, not {media_type or 'nothing'}")
         try:
-            asked = replace(review.decode(request.get_data(cache=False)), caller=request.environ["REMOTE_ADDR"])
+            received = replace(review.decode(request.get_data(cache=False)), caller=request.environ["REMOTE_ADDR"])
         except review.Unreadable as error:
             # A status of HTTP would reach the user as "the server rejected our request for an unknown reason".
             namespace, uid = "", error.uid
             decision = Decision(allowed=path == _ADVICE, message=str(error))
         else:
-            structlog.contextvars.bind_contextvars(**_subject(asked))
-            namespace, uid = asked.namespace, asked.uid
-            decision = decide(asked, view, by_unit[unit])
+            structlog.contextvars.bind_contextvars(**_log_context(received))
+            namespace, uid = received.namespace, received.uid
+            decision = decide(received, view, by_unit[unit])
         body = review.encode(uid, decision)
         metrics.REVIEWS.labels(path, _outcome(decision)).inc()
         metrics.SECONDS.labels(path).observe(time.perf_counter() - started)
         if not decision.allowed:
-            metrics.REFUSALS.labels(path, metrics.reason(decision.about)).inc()
+            metrics.REFUSALS.labels(path, metrics.refusal_reason(decision.about)).inc()
             refusals.log("info", namespace, "refused", path=path, message=decision.message)
         return Response(body, mimetype="application/json")
 
     for path, decide in PATHS.items():
-        for behind, unit in UNITS.items():
-            given = {"path": path, "decide": decide, "unit": unit}
-            app.add_url_rule(path + behind, path + behind, answer, methods=["POST"], defaults=given)
-    app.add_url_rule("/healthz", "healthz", lambda: _text("ok", 200), methods=["GET"])
-    app.register_error_handler(review.BadReview, _malformed)
-    app.register_error_handler(HTTPException, _http_error)
-    app.register_error_handler(Exception, lambda error: _failed(error, failures))
+        for suffix, unit in UNITS.items():
+            arguments = {"path": path, "decide": decide, "unit": unit}
+            app.add_url_rule(path + suffix, path + suffix, answer_review, methods=["POST"], defaults=arguments)
+    app.add_url_rule("/healthz", "healthz", lambda: _text_response("ok", 200), methods=["GET"])
+    app.register_error_handler(review.BadReview, _answer_malformed)
+    app.register_error_handler(HTTPException, _answer_http_error)
+    app.register_error_handler(Exception, lambda error: _answer_failure(error, failures))
     return app
 
 
-def _subject(asked: Review) -> dict[str, str]:
+def _log_context(received: Review) -> dict[str, str]:
     """The object, as lines of the log name it. Of a pod that is being created there may be the beginning of a name."""
-    metadata = asked.object.get("metadata") or {}
-    name = asked.name or metadata.get("name") or metadata.get("generateName") or ""
-    about = (
-        {"pod": f"{asked.namespace}/{name}"}
-        if asked.resource.partition("/")[0] in ("pods", "bindings")
-        else {"resource": asked.resource, "object": f"{asked.namespace}/{name}" if asked.namespace else name}
+    metadata = received.object.get("metadata") or {}
+    name = received.name or metadata.get("name") or metadata.get("generateName") or ""
+    subject = (
+        {"pod": f"{received.namespace}/{name}"}
+        if received.resource.partition("/")[0] in ("pods", "bindings")
+        else {"resource": received.resource, "object": f"{received.namespace}/{name}" if received.namespace else name}
     )
-    return about | {"uid": str(metadata.get("uid") or "")}
+    return subject | {"uid": str(metadata.get("uid") or "")}
 
 
 def _outcome(decision: Decision) -> str:
@@ -122,31 +122,31 @@ def _outcome(decision: Decision) -> str:
     return "patched" if decision.patch else "allowed"
 
 
-def _path() -> str:
+def _request_path() -> str:
     """That of the request, as metrics and the log name it."""
     path = request.path.removesuffix("/gib")
     return path if path in PATHS else "other"
 
 
-def _malformed(error: review.BadReview) -> Response:
-    metrics.REVIEWS.labels(_path(), "malformed").inc()
-    return _text(str(error), 400)
+def _answer_malformed(error: review.BadReview) -> Response:
+    metrics.REVIEWS.labels(_request_path(), "malformed").inc()
+    return _text_response(str(error), 400)
 
 
-def _http_error(error: HTTPException) -> Response:
-    return _text(f"{error.name}: {error.description}", error.code or 500)
+def _answer_http_error(error: HTTPException) -> Response:
+    return _text_response(f"{error.name}: {error.description}", error.code or 500)
 
 
-def _failed(error: Exception, lines: LineLimit) -> Response:
-    path = _path()
+def _answer_failure(error: Exception, lines: LineLimit) -> Response:
+    path = _request_path()
     metrics.REVIEWS.labels(path, "failed").inc()
     if isinstance(error, KubeError):
         # The API server shows the text to whoever created the object.
         lines.log("warning", "cannot decide", "cannot decide", path=path, error=str(error))
-        return _text("the webhook cannot read what it needs from the API server; try again", 503)
+        return _text_response("the webhook cannot read what it needs from the API server; try again", 503)
     lines.log("error", "review failed", "review failed", path=path, exc_info=error)
-    return _text("the webhook failed on this review; its log says why", 500)
+    return _text_response("the webhook failed on this review; its log says why", 500)
 
 
-def _text(message: str, status: int) -> Response:
+def _text_response(message: str, status: int) -> Response:
     return Response(wording.message(message) + "\n", status, mimetype="text/plain")

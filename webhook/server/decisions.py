@@ -37,7 +37,7 @@ from webhook.pods.validate import CardSizes, Oversize
 from webhook.quotas import gpuquotas, quotas, resourceclasses
 from webhook.quotas.gpuquotas import QuotaStanding
 from webhook.server import advice, patches, sizes
-from webhook.server.review import CREATE, Decision, Review, shaped_like_pod
+from webhook.server.review import CREATE, Decision, Review, is_pod_shaped
 from webhook.templates import templates
 from webhook.templates.spellings import NvidiaGpu, Vocabulary
 
@@ -57,7 +57,7 @@ class Lookups(Protocol):
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
         """The sizes of the cards or devices of the class, or of all cards; of these nodes only."""
 
-    def selects(self, resource_class: ResourceClass) -> bool:
+    def has_card_of(self, resource_class: ResourceClass) -> bool:
         """Whether a card or a device that there is now is of the class, which need not be known."""
 
     def classes(self) -> Mapping[str, ResourceClass]:
@@ -72,7 +72,7 @@ class Lookups(Protocol):
     def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
         """The GPUQuotas of the namespace."""
 
-    def other_number(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
+    def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
         """A living pod of the gang that says another number, and which; None where none is known."""
 
     def bounds(self, namespace: str) -> Bounds:
@@ -81,7 +81,7 @@ class Lookups(Protocol):
     def mps_scopes(self) -> frozenset[str]:
         """How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""
 
-    def podgroups(self) -> bool:
+    def serves_podgroups(self) -> bool:
         """Whether the cluster serves PodGroups of Kubernetes. Raises KubeError."""
 
     def pod(self, namespace: str, name: str, caller: str) -> Json | None:
@@ -120,30 +120,30 @@ class WebhookSettings:
 Decide = Callable[[Review, Lookups, WebhookSettings], Decision]
 
 
-def on_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
+def decide_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /mutate: pods that ask for a card or a device, their templates, quotas, LimitRanges, ResourceClasses.
 
     Raises KubeError.
     """
     match review.resource:
-        case "pods" if _concerns(review, settings):
+        case "pods" if _is_rewritten(review, settings):
             return _mutate_pod(review, view, view.defaults(review.namespace), settings, apply=False)
         case "pods" if review.old is not None and review.namespace not in settings.exempt_namespaces:
-            return _refusable(lambda: _reapply_pod(review, settings))
+            return _refuse_invalid(lambda: _reapply_pod(review, settings))
         case "resourcequotas":
-            return _refusable(lambda: _mutate_quota(review, view, settings))
+            return _refuse_invalid(lambda: _mutate_quota(review, view, settings))
         case "limitranges":
-            return _refusable(lambda: _mutate_limit_range(review, settings))
+            return _refuse_invalid(lambda: _mutate_limit_range(review, settings))
         case "resourceclasses":
-            return _refusable(lambda: _mutate_class(review))
+            return _refuse_invalid(lambda: _mutate_class(review))
         case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
-            return _refusable(lambda: _mutate_workload(review, view, settings))
+            return _refuse_invalid(lambda: _mutate_workload(review, view, settings))
     return Decision()
 
 
-def on_defaults(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
+def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /mutate/defaults: pods of a namespace that opted in. Raises KubeError."""
-    if review.resource != "pods" or not _concerns(review, settings):
+    if review.resource != "pods" or not _is_rewritten(review, settings):
         return Decision()
     known = view.fresh_defaults(review.namespace)
     if known is None or not known.gpu_mem or not defaults.wants(review.object):
@@ -151,25 +151,25 @@ def on_defaults(review: Review, view: Lookups, settings: WebhookSettings) -> Dec
     return _mutate_pod(review, view, known, settings, apply=True)
 
 
-def on_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
+def decide_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /validate. Raises KubeError."""
     match review.resource:
-        case "pods" if _concerns(review, settings):
-            return _refusable(lambda: _validate_pod(review, view, settings))
+        case "pods" if _is_rewritten(review, settings):
+            return _refuse_invalid(lambda: _validate_pod(review, view, settings))
         case "pods/binding" | "bindings":
-            return _refusable(lambda: _validate_binding(review, view, settings))
+            return _refuse_invalid(lambda: _validate_binding(review, view, settings))
         case "namespaces":
-            return _refusable(lambda: _validate_namespace(review))
+            return _refuse_invalid(lambda: _validate_namespace(review))
         case "resourceclasses":
-            return _refusable(lambda: _validate_class(review, view))
+            return _refuse_invalid(lambda: _validate_class(review, view))
         case "gpuquotas":
-            return _refusable(lambda: _validate_gpu_quota(review, view))
+            return _refuse_invalid(lambda: _validate_gpu_quota(review, view))
         case kind if kind in templates.KINDS and review.namespace not in settings.exempt_namespaces:
-            return _refusable(lambda: _validate_workload(review, settings))
+            return _refuse_invalid(lambda: _validate_workload(review, settings))
     return Decision()
 
 
-def on_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
+def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     """POST /advise: warnings for pods and quotas that name what nobody reads, and for all that makes pods which could
     never run.
 
@@ -180,39 +180,41 @@ def on_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decis
     offers = view.offers()
     match review.resource:
         case "pods":
-            found = advice.foreign_names(review.object, offers, view.classes()) if offers else ()
-            return Decision(warnings=found + advice.keys(review.object, settings.gang_schedulers))
+            warnings = advice.warn_foreign_resources(review.object, offers, view.classes()) if offers else ()
+            return Decision(warnings=warnings + advice.warn_unread_keys(review.object, settings.gang_schedulers))
         case "resourcequotas":
             standings = view.quotas(review.namespace)
-            return Decision(warnings=advice.resource_quota(review.object, standings, offers, view.classes()))
+            return Decision(warnings=advice.warn_resource_quota(review.object, standings, offers, view.classes()))
         case "limitranges":
-            return Decision(warnings=advice.limit_range(review.object, offers, view.classes()))
+            return Decision(warnings=advice.warn_limit_range(review.object, offers, view.classes()))
     if templates.is_controlled(review.object):
         return Decision()  # whoever wrote its owner has been told
-    told: dict[str, None] = {}
+    unique_texts: dict[str, None] = {}
     queued = advice.QUEUE in labels_of(review.object)
-    for path, template in templates.all_of(review.object, review.resource):
-        texts = _of_template(template, review.namespace, view, settings)
-        if queued and shaped_like_pod(template):
-            texts += advice.of_kueue(template, settings.unit)
-        told |= {templates.field(path, text) if text.startswith(_IN_POD) else text: None for text in texts}
-    return Decision(warnings=tuple(told)[:_MOST_WARNINGS])
+    for path, template in templates.find_templates(review.object, review.resource):
+        texts = _judge_template(template, review.namespace, view, settings)
+        if queued and is_pod_shaped(template):
+            texts += advice.warn_kueue_amounts(template, settings.unit)
+        unique_texts |= {
+            templates.field_in_workload(path, text) if text.startswith(_IN_POD) else text: None for text in texts
+        }
+    return Decision(warnings=tuple(unique_texts)[:_MOST_WARNINGS])
 
 
-def _of_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
+def _judge_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """What a person who creates such a pod is told; of a controller's pods nobody is."""
-    if not shaped_like_pod(template):
+    if not is_pod_shaped(template):
         return ()
     pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
     try:
-        sizes.check(pod)
-        pod, told = _rewritten(pod, namespace, view, view.defaults(namespace), settings)
-        return told + _judged(pod, namespace, view, settings)
+        sizes.check_template(pod)
+        pod, warnings = _rewrite_pod(pod, namespace, view, view.defaults(namespace), settings)
+        return warnings + _judge_pod(pod, namespace, view, settings)
     except InvalidRequest as error:
         return (f"{error}; its pods will be refused",)
 
 
-def _concerns(review: Review, settings: WebhookSettings) -> bool:
+def _is_rewritten(review: Review, settings: WebhookSettings) -> bool:
     """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
     annotations = annotations_of(review.object)
     # By the word of a kubelet only: a user may write the annotation too.
@@ -228,127 +230,137 @@ def _mutate_pod(
     review: Review, view: Lookups, known: Defaults | None, settings: WebhookSettings, *, apply: bool
 ) -> Decision:
     def decide() -> Decision:
-        sizes.check(review.object)
-        after, warnings = _rewritten(review.object, review.namespace, view, known, settings, apply=apply)
-        return _patch(review.object, after, warnings)
+        sizes.check_template(review.object)
+        after, warnings = _rewrite_pod(review.object, review.namespace, view, known, settings, apply=apply)
+        return _make_patch(review.object, after, warnings)
 
-    return _refusable(decide)
+    return _refuse_invalid(decide)
 
 
-def _rewritten(
-    obj: Json, namespace: str, view: Lookups, known: Defaults | None, settings: WebhookSettings, *, apply: bool = False
+def _rewrite_pod(
+    manifest: Json,
+    namespace: str,
+    view: Lookups,
+    known: Defaults | None,
+    settings: WebhookSettings,
+    *,
+    apply: bool = False,
 ) -> tuple[Json, tuple[str, ...]]:
     """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
-    mutate.check_counts(obj)
-    gang = gangs.of(obj, settings.gang_schedulers)
+    mutate.check_counts(manifest)
+    gang = gangs.gang_of(manifest, settings.gang_schedulers)
 
     def most_mib() -> int:
         cards = view.cards()
-        return cards.largest * cards.most if settings.oversize == "refuse" else 0
+        return cards.largest * cards.max_cards if settings.oversize == "refuse" else 0
 
-    pod = units.spelled(obj, settings.unit, most_mib)
-    pod, given = classes.rewritten(pod, _vocabulary(view, settings)), Defaults()
+    pod = units.spelled(manifest, settings.unit, most_mib)
+    pod, pod_defaults = classes.rewritten(pod, _vocabulary(view, settings)), Defaults()
     # First of all: where it was placed decides what it takes of its namespace's defaults.
     pod, unplaced = mutate.unplaced(pod, gang)
     if known is not None and defaults.wants(pod):
         known.check(namespace)
-        given = known
+        pod_defaults = known
         if apply and gang is None and request.parse(pod) is None:
             pod = units.spelled(defaults.applied(pod, known), settings.unit, most_mib)
-    replaced = devices.replaced(obj, pod)
-    asked = request.parse(pod)
+    replaced = devices.replaced(manifest, pod)
+    pod_request = request.parse(pod)
     native: tuple[str, ...] = ()
-    if gang is None and asked is not None:
-        coming = mutate.scheduled(pod, settings.scheduler)
-        gang = gangs.of(coming, settings.gang_schedulers)
+    if gang is None and pod_request is not None:
+        scheduled = mutate.scheduled(pod, settings.scheduler)
+        gang = gangs.gang_of(scheduled, settings.gang_schedulers)
         if gang is None:
-            gang, native = gangs.native(coming, settings.gang_schedulers, view.podgroups)
-    if asked is not None and asked.containers:
-        percent = SmPercent(given.sm_percent or settings.sm_percent)
-        bound = mpsmode.least(asked, settings.least_mps, known.least_mps if known is not None else "")
-        default = Mode(given.mps or settings.mps)
-        pod = mpsmode.noted(pod, asked, default, view.mps_scopes, percent=percent, bound=bound)
-        pod = frameworks.noted(pod, given.frameworks)
-    injected = agent.inject(pod, asked, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes)
+            gang, native = gangs.native_gang_of(scheduled, settings.gang_schedulers, view.serves_podgroups)
+    if pod_request is not None and pod_request.containers:
+        percent = SmPercent(pod_defaults.sm_percent or settings.sm_percent)
+        least_mode = mpsmode.least_mode(pod_request, settings.least_mps, known.least_mps if known is not None else "")
+        default = Mode(pod_defaults.mps or settings.mps)
+        pod = mpsmode.annotate_mode(pod, pod_request, default, view.mps_scopes, percent=percent, bound=least_mode)
+        pod = frameworks.annotate_hook(pod, pod_defaults.frameworks)
+    injected = agent.inject(pod, pod_request, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes)
     mutation = mutate.mutate(
         injected.pod,
         runtime_class=settings.runtime_class,
-        policy=given.policy,
+        policy=pod_defaults.policy,
         in_gang=gang is not None,
         agent=injected.key,
         scheduler=settings.scheduler,
         tolerated=settings.tolerated,
     )
-    joined, told = gangs.joined(mutation.pod, gang)
-    return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + told
+    joined, gang_warnings = gangs.joined(mutation.pod, gang)
+    return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + gang_warnings
 
 
 def _reapply_pod(review: Review, settings: WebhookSettings) -> Decision:
-    sizes.check(review.object, update=True)
+    sizes.check_template(review.object, update=True)
     pod = reapplied.as_stored(review.object, review.old or {}, settings.unit, settings.tolerated)
-    return _patch(review.object, pod)
+    return _make_patch(review.object, pod)
 
 
 def _mutate_workload(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, f"{path}.", update=review.update)
+    sizes.check_template(template, f"{path}.", update=review.is_update)
     vocabulary = _vocabulary(view, settings)
-    workload = templates.rewrite(review.object, review.old, review.resource, vocabulary, update=review.update)
-    return _patch(review.object, workload)
+    workload = templates.rewrite_workload(
+        review.object, review.old, review.resource, vocabulary, update=review.is_update
+    )
+    return _make_patch(review.object, workload)
 
 
 def _mutate_class(review: Review) -> Decision:
     sizes.check_object(review.object)
-    return _patch(review.object, resourceclasses.normal(review.object, review.old))
+    return _make_patch(review.object, resourceclasses.normalize(review.object, review.old))
 
 
 def _mutate_quota(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object)
-    quota, warnings = quotas.resource_quota(
-        review.object, review.old, _vocabulary(view, settings), update=review.update, unit=settings.unit
+    quota, warnings = quotas.rewrite_resource_quota(
+        review.object, review.old, _vocabulary(view, settings), update=review.is_update, unit=settings.unit
     )
-    return _patch(review.object, quota, tuple(warnings))
+    return _make_patch(review.object, quota, tuple(warnings))
 
 
 def _mutate_limit_range(review: Review, settings: WebhookSettings) -> Decision:
     sizes.check_object(review.object)
-    limits, warnings = quotas.limit_range(review.object, review.old, unit=settings.unit)
-    return _patch(review.object, limits, tuple(warnings))
+    limits, warnings = quotas.rewrite_limit_range(review.object, review.old, unit=settings.unit)
+    return _make_patch(review.object, limits, tuple(warnings))
 
 
 def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    sizes.check(review.object)
-    warnings = _judged(review.object, review.namespace, view, settings)
-    gang = gangs.of(review.object, settings.gang_schedulers)
+    sizes.check_template(review.object)
+    warnings = _judge_pod(review.object, review.namespace, view, settings)
+    gang = gangs.gang_of(review.object, settings.gang_schedulers)
     if gang is not None:
-        gangs.check_number(review.object, gang, review.namespace, view.other_number, told=settings.callers_known)
+        gangs.check_number(
+            review.object, gang, review.namespace, view.conflicting_member, detailed=settings.callers_known
+        )
     return Decision(warnings=warnings)
 
 
-def _judged(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
+def _judge_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
     """Warnings about a pod as it should be. Raises InvalidRequest, KubeError."""
-    asked, told = validate.pod(pod, view, settings.oversize)
-    gang = gangs.of(pod, settings.gang_schedulers)
-    if gang is None and asked is not None:
-        gang, _ = gangs.native(pod, settings.gang_schedulers, view.podgroups)
-    told += gangs.check(pod, gang, asked)
+    pod_request, warnings = validate.check_pod(pod, view, settings.oversize)
+    gang = gangs.gang_of(pod, settings.gang_schedulers)
+    if gang is None and pod_request is not None:
+        gang, _ = gangs.native_gang_of(pod, settings.gang_schedulers, view.serves_podgroups)
+    warnings += gangs.check(pod, gang, pod_request)
     offers = view.offers()
     if offers is not None:
-        told += advice.foreign_names(pod, offers, view.classes())
-    unread = advice.keys(pod, settings.gang_schedulers)
-    if asked is None:
-        return told + unread
-    left = offers.left(pod) if offers is not None else None
-    told += advice.placing(pod, settings.gang_schedulers, offers, left)
-    if not told:
-        told += validate.kept_to(asked, view, left)
-    told += validate.small(asked, view, settings.least_share)
-    told += _judge_quotas(asked, view.quotas(namespace), view, settings)
-    return told + _judge_sharing(pod, namespace, asked, view, settings) + unread
+        warnings += advice.warn_foreign_resources(pod, offers, view.classes())
+    unread = advice.warn_unread_keys(pod, settings.gang_schedulers)
+    if pod_request is None:
+        return warnings + unread
+    admitting = offers.admitting_nodes(pod) if offers is not None else None
+    warnings += advice.warn_placement(pod, settings.gang_schedulers, offers, admitting)
+    if not warnings:
+        warnings += validate.check_nodes(pod_request, view, admitting)
+    warnings += validate.warn_small_shares(pod_request, view, settings.least_share)
+    warnings += _judge_quotas(pod_request, view.quotas(namespace), view, settings)
+    return warnings + _judge_sharing(pod, namespace, pod_request, view, settings) + unread
 
 
 def _judge_quotas(
-    asked: PodRequest, standings: Sequence[QuotaStanding], view: Lookups, settings: WebhookSettings
+    pod_request: PodRequest, standings: Sequence[QuotaStanding], view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
     """Warnings about a pod that asks for cards, by the GPUQuotas of its namespace."""
 
@@ -356,35 +368,35 @@ def _judge_quotas(
         of_class = view.resource_class(container.resource_class) if container.resource_class else None
         return max(view.cards(of_class).smallest, MiB(1))
 
-    def now() -> tuple[str, ...]:
-        gpuquotas.check(asked, standings, smallest, told=settings.callers_known)
+    def check_smallest() -> tuple[str, ...]:
+        gpuquotas.check_pod(pod_request, standings, smallest, detailed=settings.callers_known)
         return ()
 
-    gpuquotas.check(asked, standings, told=settings.callers_known)
-    return validate.or_waits(settings.oversize, now, "a smaller card comes or the quota is raised")
+    gpuquotas.check_pod(pod_request, standings, detailed=settings.callers_known)
+    return validate.collect_warnings(settings.oversize, check_smallest, "a smaller card comes or the quota is raised")
 
 
 def _judge_sharing(
-    pod: Json, namespace: str, asked: PodRequest, view: Lookups, settings: WebhookSettings
+    pod: Json, namespace: str, pod_request: PodRequest, view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
     """Warnings about a pod that asks for something: its environment, its agent and what it says of MPS."""
     known = view.defaults(namespace)
-    cards = {container.key: container for container in asked.containers}
-    mps = bool(cards) and mpsmode.of(pod).wanted
+    cards = {container.key: container for container in pod_request.containers}
+    mps = bool(cards) and mpsmode.mode_of(pod).uses_mps
     for container in request.containers(pod):
         environment.check(container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps)
-    agent.check(pod, asked)
+    agent.check(pod, pod_request)
     if not cards:
         return ()
-    mpsmode.check_least(pod, mpsmode.least(asked, settings.least_mps, known.least_mps if known else ""))
-    judge = partial(mpsmode.judged, pod, asked, view.mps_scopes)
-    return validate.or_waits(settings.oversize, judge, "one serves several")
+    mpsmode.check_least(pod, mpsmode.least_mode(pod_request, settings.least_mps, known.least_mps if known else ""))
+    judge = partial(mpsmode.judged, pod, pod_request, view.mps_scopes)
+    return validate.collect_warnings(settings.oversize, judge, "one serves several")
 
 
 def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:
     path, template = templates.template_of(review.object, review.resource)
-    sizes.check(template, f"{path}.", update=review.update)
-    return Decision(warnings=gangs.workload(review.object, review.old, review.resource, settings.gang_schedulers))
+    sizes.check_template(template, f"{path}.", update=review.is_update)
+    return Decision(warnings=gangs.check_workload(review.object, review.old, review.resource, settings.gang_schedulers))
 
 
 def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
@@ -393,35 +405,35 @@ def _validate_binding(review: Review, view: Lookups, settings: WebhookSettings) 
     name = review.name or ((review.object.get("metadata") or {}).get("name") or "")
     pod = view.pod(review.namespace, name, "" if settings.callers_known else review.caller)
     if pod is not None:
-        validate.binding(pod)
+        validate.check_binding(pod)
     return Decision()
 
 
 def _validate_class(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object)
-    return Decision(warnings=resourceclasses.warnings(review.object, review.old, view.selects, view.cards))
+    return Decision(warnings=resourceclasses.warn(review.object, review.old, view.has_card_of, view.cards))
 
 
 def _validate_gpu_quota(review: Review, view: Lookups) -> Decision:
     sizes.check_object(review.object)
-    return Decision(warnings=gpuquotas.validate(review.object, view.resource_class))
+    return Decision(warnings=gpuquotas.check_quota(review.object, view.resource_class))
 
 
 def _validate_namespace(review: Review) -> Decision:
     sizes.check_object(review.object)
-    known = defaults.of(review.object)
+    known = defaults.defaults_of(review.object)
     if known is not None:
         known.check(str((review.object.get("metadata") or {}).get("name", review.name)))
-    return Decision(warnings=advice.namespace(review.object))
+    return Decision(warnings=advice.warn_namespace(review.object))
 
 
-def _patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:
+def _make_patch(before: Json, after: Json, warnings: tuple[str, ...] = ()) -> Decision:
     # What was left as it was is the same object: no need to compare.
-    patch = patches.between(before, after) if after is not before else []
+    patch = patches.make_patch(before, after) if after is not before else []
     return Decision(patch=patch, warnings=warnings)
 
 
-def _refusable(decide: Callable[[], Decision]) -> Decision:
+def _refuse_invalid(decide: Callable[[], Decision]) -> Decision:
     try:
         return decide()
     except InvalidRequest as error:

@@ -12,11 +12,11 @@ import jsonpatch
 
 from cardwise.core.values.decoded import Json
 
-_PLACED = ("/containers", "/initContainers")  # lists whose entries keep their places: we change their fields
+_INDEXED = ("/containers", "/initContainers")  # lists whose entries keep their places: we change their fields
 _POINTERS = ("path", "from")  # the fields of an operation that are JSON pointers
 
 
-def between(before: Json, after: Json) -> list[Json]:
+def make_patch(before: Json, after: Json) -> list[Json]:
     """The operations that turn `before` into `after`; neither is changed."""
     return _compare(before, after, "")
 
@@ -46,7 +46,7 @@ def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -
     if isinstance(before, list) and isinstance(after, list):
         if before == after:
             return None, None
-        if path.endswith(_PLACED) and len(before) == len(after):
+        if path.endswith(_INDEXED) and len(before) == len(after):
             for i, (old, new) in enumerate(zip(before, after, strict=True)):
                 operations += _compare(old, new, f"{path}/{i}")
         else:

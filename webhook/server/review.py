@@ -259,7 +259,7 @@ class _LimitRange(Struct):
     spec: _LimitRangeSpec | None = None
 
 
-class _Ours(Struct):
+class _CustomResource(Struct):
     """A ResourceClass or a GPUQuota, which come before their schema is checked: what is inside is read with care."""
 
     metadata: _ObjectMeta | None = None
@@ -278,16 +278,16 @@ _SHAPES: dict[str, type[Struct]] = {
     "podtemplates": _PodTemplate,
     "resourcequotas": _ResourceQuota,
     "limitranges": _LimitRange,
-    "resourceclasses": _Ours,
-    "gpuquotas": _Ours,
+    "resourceclasses": _CustomResource,
+    "gpuquotas": _CustomResource,
 }
 _TOO_DEEP = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
 _OBJECT = b'"object"'  # of a review, which has all else that we read before it
 # Of these kinds, those that are in no namespace.
-_OF_THE_CLUSTER = frozenset({"namespaces", "resourceclasses"})
-_IN_NAMESPACES = frozenset({*_SHAPES, "bindings"}) - _OF_THE_CLUSTER
+_CLUSTER_SCOPED = frozenset({"namespaces", "resourceclasses"})
+_NAMESPACED = frozenset({*_SHAPES, "bindings"}) - _CLUSTER_SCOPED
 # Where the decision needs the stored object too; of these but pods, also what server-side apply noted in both.
-_COMPARED = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
+_WITH_OLD_OBJECT = templates.KINDS | {"pods", "resourcequotas", "limitranges", "resourceclasses"}
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 # Python's own reader of floats: msgspec takes fifteen times as long for some of them, so that a review of 7 MB would
 # keep everybody from the interpreter for three seconds.
@@ -316,7 +316,7 @@ class Review:
     caller: str = ""
 
     @property
-    def update(self) -> bool:
+    def is_update(self) -> bool:
         """Whether the object was there before."""
         return self.operation == UPDATE
 
@@ -339,25 +339,25 @@ def decode(body: bytes) -> Review:
     try:
         envelope = _decode_envelope(body)
     except RecursionError as error:
-        raise _too_deep(body) from error
+        raise _nesting_error(body) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadReview(f"the body is no {KIND}: {error}") from error
     if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
         raise BadReview(f"expected {API_VERSION} {KIND}, got {quoted(envelope.api_version)} {quoted(envelope.kind)}")
     request = envelope.request
     resource = request.resource.resource
-    compared = resource in _COMPARED and request.operation == UPDATE and bytes(request.old_object) != b"null"
+    compared = resource in _WITH_OLD_OBJECT and request.operation == UPDATE and bytes(request.old_object) != b"null"
     managed_fields = compared and resource != "pods"
     try:
-        obj = _object(request, "object", request.object, managed_fields=managed_fields)
+        manifest = _decode_manifest(request, "object", request.object, managed_fields=managed_fields)
     except InvalidRequest as error:
         raise Unreadable(request.uid, str(error)) from error
     old = None
     if compared:
         # An object that was made too large while nobody checked can be made smaller.
         with contextlib.suppress(InvalidRequest):
-            old = _object(request, "oldObject", request.old_object, managed_fields=managed_fields)
-    _check_names(request, obj)
+            old = _decode_manifest(request, "oldObject", request.old_object, managed_fields=managed_fields)
+    _check_names(request, manifest)
     sub = f"/{request.sub_resource}" if request.sub_resource else ""
     return Review(
         uid=request.uid,
@@ -366,12 +366,12 @@ def decode(body: bytes) -> Review:
         namespace=request.namespace,
         name=request.name,
         username=request.user_info.username,
-        object=obj,
+        object=manifest,
         old=old,
     )
 
 
-def _too_deep(body: bytes) -> BadReview:
+def _nesting_error(body: bytes) -> BadReview:
     """The error for a review in which something is nested too deep. The API server writes what we read of it before
     the objects, so a user is told why; to search for the part that is too deep would take a second.
     """
@@ -382,27 +382,27 @@ def _too_deep(body: bytes) -> BadReview:
         return BadReview(f"the body is no {KIND}: it {_TOO_DEEP}")
 
 
-def _object(asked: _Request, field: str, raw: msgspec.Raw, *, managed_fields: bool) -> Json:
+def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed_fields: bool) -> Json:
     """Raises InvalidRequest where it is too large to be decoded, and Unreadable."""
-    resource = asked.resource.resource
+    resource = request.resource.resource
     try:
         text = wire.trim(bytes(raw), managed_fields=managed_fields)
         sizes.check_text(text)
         _decode_shape.get(resource, _decode_any)(text)
         return _decode_object(text)
     except RecursionError as error:  # to make objects of it may take more than to skip it
-        raise Unreadable(asked.uid, f"{field} {_TOO_DEEP}") from error
+        raise Unreadable(request.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         kind = wording.message(resource, 80)
         problem = f"{field} is not shaped like one of {kind}: {error}; correct the field that is named"
-        raise Unreadable(asked.uid, problem) from error
+        raise Unreadable(request.uid, problem) from error
 
 
-def _check_names(request: _Request, obj: Json) -> None:
+def _check_names(request: _Request, manifest: Json) -> None:
     """Raises Unreadable where a name is one that the API server gives no object of the kind. "" is none: an object that
     is being created may have a `generateName` only. Kinds that may have other names, such as roles, are not reviewed.
     """
-    kind, metadata = request.resource.resource, obj.get("metadata") or {}
+    kind, metadata = request.resource.resource, manifest.get("metadata") or {}
     is_name = objectnames.is_label if kind == "namespaces" else objectnames.is_subdomain
     for path, text, is_valid in (
         ("request.namespace", request.namespace, objectnames.is_label),
@@ -414,11 +414,11 @@ def _check_names(request: _Request, obj: Json) -> None:
         if text and not is_valid(text):
             rule = "63 of a-z, 0-9 and '-'" if is_valid is objectnames.is_label else "253 of a-z, 0-9, '-' and '.'"
             raise Unreadable(request.uid, f"{path}: {quoted(text)} is no name in Kubernetes; write at most {rule}")
-    if kind in _IN_NAMESPACES and not request.namespace:
+    if kind in _NAMESPACED and not request.namespace:
         raise Unreadable(request.uid, "request.namespace: is empty; name the namespace of the object")
 
 
-def shaped_like_pod(template: Json) -> bool:
+def is_pod_shaped(template: Json) -> bool:
     """Whether a template that came in an object of whatever kind has the fields of a pod, as `decode` sees to it."""
     try:
         msgspec.convert(template, _Pod)
@@ -434,8 +434,8 @@ def encode(uid: str, decision: Decision) -> bytes:
         response["status"] = {"code": 422, "reason": "Invalid", "message": wording.message(decision.message)}
     if decision.warnings:
         response["warnings"] = [wording.message(warning) for warning in decision.warnings[:_MOST_WARNINGS]]
-        if (more := len(decision.warnings) - _MOST_WARNINGS) > 0:
-            response["warnings"][-1] = f"and {wording.count(more + 1, 'more warning')}"
+        if (omitted := len(decision.warnings) - _MOST_WARNINGS) > 0:
+            response["warnings"][-1] = f"and {wording.count(omitted + 1, 'more warning')}"
     if decision.allowed and decision.patch:
         # Bytes become base64, which is what the field wants.
         response |= {"patchType": "JSONPatch", "patch": _encode(decision.patch)}

@@ -43,7 +43,7 @@ def check_text(text: bytes) -> None:
         raise InvalidRequest("metadata", problem, f"write at most {MOST_PARTS} in all its lists and maps")
 
 
-def check(template: Json, path: str = "", *, update: bool = False) -> None:
+def check_template(template: Json, path: str = "", *, update: bool = False) -> None:
     """Check a pod template. `path`: where it is in its object, with a dot behind. Raises InvalidRequest."""
     annotations = annotations_of(template)
     _check_count(f"{path}metadata.annotations", len(annotations), MOST_ANNOTATIONS)
@@ -51,41 +51,43 @@ def check(template: Json, path: str = "", *, update: bool = False) -> None:
     if written > MOST_ANNOTATION_BYTES:
         problem = f"they have {written >> 10} KiB, which is too much for a pod that requests GPUs"
         raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATION_BYTES >> 10} KiB")
-    found = list(request.containers(template))
-    if len(found) > MOST_CONTAINERS:
-        problem = f"{len(found)} containers are too many for a pod that requests GPUs"
+    pod_containers = list(request.containers(template))
+    if len(pod_containers) > MOST_CONTAINERS:
+        problem = f"{len(pod_containers)} containers are too many for a pod that requests GPUs"
         raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MOST_CONTAINERS}")
-    resources = [c.spec.get("resources") or {} for c in found]
-    asked = {name for each in resources for _, amounts in containers.lists(each) for name in amounts}
-    if len(asked) > MOST_NAMES:
-        problem = f"the containers name {len(asked)} different resources, which is too many for a pod"
+    resources = [c.spec.get("resources") or {} for c in pod_containers]
+    resource_names = {
+        name for requirements in resources for _, amounts in containers.amount_lists(requirements) for name in amounts
+    }
+    if len(resource_names) > MOST_NAMES:
+        problem = f"the containers name {len(resource_names)} different resources, which is too many for a pod"
         raise InvalidRequest(f"{path}spec.containers", problem, f"name at most {MOST_NAMES} in limits and requests")
     if not update:  # what is there already was allowed when it was made, and must stay changeable
-        _check_lists(template, found, path)
+        _check_lists(template, pod_containers, path)
 
 
-def check_object(obj: Json) -> None:
+def check_object(manifest: Json) -> None:
     """Checks the size of an object that has no containers. Raises InvalidRequest."""
-    for field, value in (obj.get("spec") or {}).items():
-        if isinstance(value, list | dict) and len(value) > MOST_IN_SPEC:
-            problem = f"{len(value)} entries are too many"
+    for field, content in (manifest.get("spec") or {}).items():
+        if isinstance(content, list | dict) and len(content) > MOST_IN_SPEC:
+            problem = f"{len(content)} entries are too many"
             raise InvalidRequest(f"spec.{field}", problem, f"write at most {MOST_IN_SPEC}")
 
 
-def _check_lists(template: Json, found: list[Container], path: str) -> None:
+def _check_lists(template: Json, pod_containers: list[Container], path: str) -> None:
     """Any list, of whatever field: a newer Kubernetes may have more."""
     for field in _OF_METADATA:
         listed = (template.get("metadata") or {}).get(field) or ()
         _check_count(f"{path}metadata.{field}", len(listed), MOST_IN_METADATA)
-    for field, value in (template.get("spec") or {}).items():
-        if isinstance(value, list | dict):
-            _check_count(f"{path}spec.{field}", len(value), MOST_LISTED)
+    for field, content in (template.get("spec") or {}).items():
+        if isinstance(content, list | dict):
+            _check_count(f"{path}spec.{field}", len(content), MOST_LISTED)
     together: Counter[str] = Counter()
-    for container in found:
-        for field, value in container.spec.items():
-            if not isinstance(value, list):
+    for container in pod_containers:
+        for field, content in container.spec.items():
+            if not isinstance(content, list):
                 continue
-            together[field] += len(value)
+            together[field] += len(content)
             if together[field] > MOST_IN_CONTAINERS:
                 problem = f"more than {MOST_IN_CONTAINERS} in all containers are too many for a pod that requests GPUs"
                 remedy = f"write at most {MOST_IN_CONTAINERS} in all"
@@ -94,6 +96,6 @@ def _check_lists(template: Json, found: list[Container], path: str) -> None:
                 raise InvalidRequest(f"{path}{container.path}.{field}", problem, remedy)
 
 
-def _check_count(field: str, count: int, most: int) -> None:
-    if count > most:
-        raise InvalidRequest(field, f"{count} are too many for a pod that requests GPUs", f"write at most {most}")
+def _check_count(field: str, count: int, maximum: int) -> None:
+    if count > maximum:
+        raise InvalidRequest(field, f"{count} are too many for a pod that requests GPUs", f"write at most {maximum}")

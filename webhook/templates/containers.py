@@ -6,7 +6,7 @@ from cardwise.core.api.request import Container
 from cardwise.core.values.decoded import Json
 
 
-def lists(resources: Json) -> Iterator[tuple[str, Json]]:
+def amount_lists(resources: Json) -> Iterator[tuple[str, Json]]:
     """The lists of amounts that are there and not empty, by their field."""
     for kind in ("limits", "requests"):
         if resources.get(kind):
@@ -14,12 +14,12 @@ def lists(resources: Json) -> Iterator[tuple[str, Json]]:
 
 
 def put_resources(spec: Json, container: Container, resources: Json) -> None:
-    """As `put`, of a container with these resources, where it had others."""
+    """As `put_container`, of a container with these resources, where it had others."""
     if resources != (container.spec.get("resources") or {}):
-        put(spec, container, {**container.spec, "resources": resources})
+        put_container(spec, container, {**container.spec, "resources": resources})
 
 
-def put(spec: Json, container: Container, changed: Json) -> None:
+def put_container(spec: Json, container: Container, changed: Json) -> None:
     """`spec` is the caller's own; its lists are replaced, not changed."""
     kind = "initContainers" if container.key.startswith("init-") else "containers"
     index = int(container.key.removeprefix("init-"))

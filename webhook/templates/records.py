@@ -15,8 +15,8 @@ from typing import Any, Final
 import msgspec
 
 from cardwise.core.api import names
-from cardwise.core.values.decoded import Json, annotated, annotations_of
-from webhook.templates.spellings import renamed, sources
+from cardwise.core.values.decoded import Json, annotations_of, with_annotations
+from webhook.templates.spellings import possible_spellings, rename_keys
 
 Names = Mapping[str, frozenset[str]]
 """The names that a manifest has, by place."""
@@ -29,19 +29,19 @@ _decode_object = msgspec.json.Decoder(dict[str, Any], float_hook=float).decode  
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class AppliedNames:
     """The names in the manifest that is applied now, and in the one that was applied before."""
 
     now: Names
     before: Names
 
-    def lost(self, place: str, keys: frozenset[str]) -> frozenset[str]:
+    def dropped_keys(self, place: str, keys: frozenset[str]) -> frozenset[str]:
         """Those of our keys that were named, in any spelling, and are named no longer."""
         now, before = (names_of.get(place, frozenset()) for names_of in (self.now, self.before))
-        return frozenset(key for key in keys if sources(key) & before and not sources(key) & now)
+        return frozenset(key for key in keys if possible_spellings(key) & before and not possible_spellings(key) & now)
 
 
-NO_MANIFEST: Final = Manifest({}, {})
+NO_MANIFEST: Final = AppliedNames({}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,9 @@ class Applied:
     `new`: this update brings the first. Else what it does not name has come in other ways since, and stays.
     """
 
-    client: Manifest | None = None
+    client: AppliedNames | None = None
     new: bool = False
-    server: Manifest = NO_MANIFEST
+    server: AppliedNames = NO_MANIFEST
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,34 +66,34 @@ class RewrittenPlace:
     changed: bool
 
 
-def read(obj: Json) -> dict[str, list[str]]:
+def read_record(manifest: Json) -> dict[str, list[str]]:
     """Empty where there is no record, or none that can be read."""
-    text = annotations_of(obj).get(names.REWRITTEN)
+    text = annotations_of(manifest).get(names.REWRITTEN)
     try:
         return _decode_record(text) if text else {}
     except msgspec.DecodeError:
         return {}
 
 
-def written(obj: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
+def with_record(manifest: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
     """The object with this record."""
-    kept = {key: value for key, value in annotations_of(obj).items() if key != names.REWRITTEN}
-    text = {place: list(keys) for place, keys in record.items() if keys}
-    own = {names.REWRITTEN: json.dumps(text, sort_keys=True)} if text else {}
-    return annotated(obj, kept | own)
+    kept = {key: text for key, text in annotations_of(manifest).items() if key != names.REWRITTEN}
+    encoded = {place: list(keys) for place, keys in record.items() if keys}
+    own = {names.REWRITTEN: json.dumps(encoded, sort_keys=True)} if encoded else {}
+    return with_annotations(manifest, kept | own)
 
 
-def applied(obj: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
+def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
     """`old` is the stored object at an update. `places` reads a manifest, which may be anything."""
-    manifest, before = _manifest(obj), _manifest(old) if old else None
+    manifest, before = _last_applied(workload), _last_applied(old) if old else None
     return Applied(
-        client=None if manifest is None else Manifest(places(manifest), places(before) if before else {}),
-        new=old is None or annotations_of(old).get(_LAST_APPLIED) != annotations_of(obj).get(_LAST_APPLIED),
-        server=_server_side(obj, old, places),
+        client=None if manifest is None else AppliedNames(places(manifest), places(before) if before else {}),
+        new=old is None or annotations_of(old).get(_LAST_APPLIED) != annotations_of(workload).get(_LAST_APPLIED),
+        server=_server_side(workload, old, places),
     )
 
 
-def rewrite(
+def rewrite_place(
     amounts: Mapping[str, Json],
     spell: Callable[[str, object], str],
     *,
@@ -107,89 +107,89 @@ def rewrite(
 
     `several`: the place may name many classes, as a quota does, so one that is brought replaces no other.
     """
-    there = {name for listed in amounts.values() for name in listed}
+    present = {name for listed in amounts.values() for name in listed}
     spelled = ((name, spell(name, amount)) for listed in amounts.values() for name, amount in listed.items())
     brought = frozenset(new for name, new in spelled if new != name)
     stale = frozenset[str]()
     if update:
-        find = _stale_of_several if several else _stale
-        stale = find(frozenset(recorded), place, manifests, brought) & there
-    result: dict[str, Json] = {}
+        find_stale = _stale_keys_of_several if several else _stale_keys
+        stale = find_stale(frozenset(recorded), place, manifests, brought) & present
+    rewritten: dict[str, Json] = {}
     origins: dict[str, str] = {}
     for field, listed in amounts.items():
         kept = {name: amount for name, amount in listed.items() if name not in stale}
-        result[field], new = renamed(kept, field, spell)
+        rewritten[field], new = rename_keys(kept, field, spell)
         origins |= new
-    left = {name for listed in result.values() for name in listed}
-    ours = sorted({*(key for key in recorded if key in left and key not in stale), *origins})
-    return RewrittenPlace(result, tuple(ours), origins, changed=bool(stale or origins))
+    remaining = {name for listed in rewritten.values() for name in listed}
+    ours = sorted({*(key for key in recorded if key in remaining and key not in stale), *origins})
+    return RewrittenPlace(rewritten, tuple(ours), origins, changed=bool(stale or origins))
 
 
-def _stale(recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]) -> frozenset[str]:
+def _stale_keys(recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]) -> frozenset[str]:
     client = manifests.client
     named = client.now.get(place) if client else None
-    lost, ours = manifests.server.lost(place, recorded), recorded - (named or frozenset())
+    dropped, ours = manifests.server.dropped_keys(place, recorded), recorded - (named or frozenset())
     if brought:
-        return lost | ours
+        return dropped | ours
     if not manifests.new or named is None:
-        return lost
-    return lost | {key for key in ours if named.isdisjoint(sources(key))}
+        return dropped
+    return dropped | {key for key in ours if named.isdisjoint(possible_spellings(key))}
 
 
-def _stale_of_several(
+def _stale_keys_of_several(
     recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]
 ) -> frozenset[str]:
     """What is brought again, and what a manifest named and names no longer.
 
     Any other key may be there by a patch of its own: a limit that stays is safer than one that vanishes unseen.
     """
-    client, lost = manifests.client, manifests.server.lost(place, recorded)
+    client, dropped = manifests.client, manifests.server.dropped_keys(place, recorded)
     if client is None:
-        return lost | (recorded & brought)
+        return dropped | (recorded & brought)
     ours = recorded - client.now.get(place, frozenset())
-    return lost | (ours & brought) | (client.lost(place, ours) if manifests.new else frozenset())
+    return dropped | (ours & brought) | (client.dropped_keys(place, ours) if manifests.new else frozenset())
 
 
-def _server_side(obj: Json, old: Json | None, places: Callable[[Json], Names]) -> Manifest:
+def _server_side(manifest: Json, old: Json | None, places: Callable[[Json], Names]) -> AppliedNames:
     """Empty if nobody uses server-side apply. An update that removes all managedFields removes no name."""
-    now = _entries(obj)
-    if not now or not old:
+    applied_fields = _applied_fields(manifest)
+    if not applied_fields or not old:
         return NO_MANIFEST
-    return Manifest(_together(map(places, now)), _together(map(places, _entries(old))))
+    return AppliedNames(_merge_names(map(places, applied_fields)), _merge_names(map(places, _applied_fields(old))))
 
 
-def _entries(obj: Json) -> list[Json]:
+def _applied_fields(manifest: Json) -> list[Json]:
     """The fields of each server-side apply, as a manifest without values."""
-    managed = (obj.get("metadata") or {}).get("managedFields") or ()
+    managed = (manifest.get("metadata") or {}).get("managedFields") or ()
     try:
-        found = [_unfolded(one.get("fieldsV1") or {}) for one in managed if one.get("operation") == _APPLY]
+        unfolded = [_unfold(fields.get("fieldsV1") or {}) for fields in managed if fields.get("operation") == _APPLY]
     except (msgspec.DecodeError, RecursionError):
         return []
-    return [one for one in found if isinstance(one, dict)]
+    return [fields for fields in unfolded if isinstance(fields, dict)]
 
 
-def _unfolded(fields: Json) -> Json | list[Json]:
+def _unfold(fields: Json) -> Json | list[Json]:
     """`f:name` stands for a field, `k:{"name":"main"}` for the element of a list that has these values."""
-    inner = {name: _unfolded(value) for name, value in fields.items() if isinstance(value, dict)}
+    inner = {name: _unfold(content) for name, content in fields.items() if isinstance(content, dict)}
     elements = [
-        (value if isinstance(value, dict) else {}) | _decode_object(name.removeprefix("k:"))
-        for name, value in inner.items()
+        (content if isinstance(content, dict) else {}) | _decode_object(name.removeprefix("k:"))
+        for name, content in inner.items()
         if name.startswith("k:")
     ]
-    return elements or {name.removeprefix("f:"): value for name, value in inner.items() if name.startswith("f:")}
+    return elements or {name.removeprefix("f:"): content for name, content in inner.items() if name.startswith("f:")}
 
 
-def _together(found: Iterable[Names]) -> Names:
+def _merge_names(name_sets: Iterable[Names]) -> Names:
     union: dict[str, set[str]] = {}
-    for one in found:
-        for place, named in one.items():
+    for names_by_place in name_sets:
+        for place, named in names_by_place.items():
             union.setdefault(place, set()).update(named)
     return {place: frozenset(named) for place, named in union.items()}
 
 
-def _manifest(obj: Json) -> Json | None:
+def _last_applied(manifest: Json) -> Json | None:
     """None where `kubectl apply` left none, or none that can be read."""
-    text = annotations_of(obj).get(_LAST_APPLIED)
+    text = annotations_of(manifest).get(_LAST_APPLIED)
     try:
         return _decode_object(text) if text else None
     except (msgspec.DecodeError, RecursionError):

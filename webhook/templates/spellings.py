@@ -34,16 +34,16 @@ class Vocabulary:
     def without_nvidia(self) -> "Vocabulary":
         return replace(self, take_nvidia=False)
 
-    def in_container(self, name: str, amount: object) -> str:
+    def spell_in_container(self, name: str, amount: object) -> str:
         """What a limit or request stands for; itself where there is nothing to rewrite. Raises KubeError."""
         if name == names.NVIDIA_GPU:
             # None of ours would be refused.
             return names.WHOLE_GPU if self.take_nvidia and not is_zero(amount) else name
         return names.CLASS_PREFIX + name if self._is_class(name) else name
 
-    def in_quota(self, name: str, amount: object) -> str:  # noqa: ARG002 - as in_container
+    def spell_in_quota(self, name: str, amount: object) -> str:  # noqa: ARG002 - as spell_in_container
         """The stored name of a key of a ResourceQuota. Raises KubeError."""
-        plain = counted(name)
+        plain = counted_resource(name)
         if plain == names.GPU_COUNT or (self.take_nvidia and plain == names.NVIDIA_GPU):
             return _IN_QUOTA + names.WHOLE_GPU
         if plain in _COUNTED or names.class_of(plain):
@@ -51,25 +51,25 @@ class Vocabulary:
         return _IN_QUOTA + names.CLASS_PREFIX + name if self._is_class(name) else name
 
     def _is_class(self, name: str) -> bool:
-        return classes.is_bare(name, lambda one: self.lookup(one) is not None)
+        return classes.is_bare(name, lambda bare: self.lookup(bare) is not None)
 
 
-def unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
+def warn_unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
     """Warnings of the classes that there are not; `written` is what they stand under now, and how they were spelled."""
-    asked = ((names.class_of(counted(key)), spelled) for key, spelled in written.items())
+    named_classes = ((names.class_of(counted_resource(key)), spelled) for key, spelled in written.items())
     return [
         f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is, it counts nothing"
-        for name, spelled in asked
+        for name, spelled in named_classes
         if name and vocabulary.lookup(name) is None
     ]
 
 
-def counted(key: str) -> str:
+def counted_resource(key: str) -> str:
     """The resource that a key of a ResourceQuota is about."""
     return key.removeprefix(_LIMITS).removeprefix(_IN_QUOTA)
 
 
-def sources(key: str) -> frozenset[str]:
+def possible_spellings(key: str) -> frozenset[str]:
     """All that may have been written where we wrote `key`, and itself."""
     plain = key.removeprefix(_IN_QUOTA)
     bare = {plain.removeprefix(names.CLASS_PREFIX)} if names.class_of(plain) else set()
@@ -79,27 +79,27 @@ def sources(key: str) -> frozenset[str]:
     return frozenset({*bare, *(prefix + name for name in same for prefix in ("", _IN_QUOTA, _LIMITS))})
 
 
-def renamed(amounts: Json, field: str, spell: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:
+def rename_keys(amounts: Json, field: str, spell: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:
     """The amounts by the names that they stand for, and of the rewritten ones: new name to written name.
 
     Raises InvalidRequest where two spellings of one name differ in the amount.
     """
-    result: Json = {}
+    renamed: Json = {}
     written: dict[str, str] = {}
     for name, amount in amounts.items():
         new = spell(name, amount)
-        if new in result and not equal(result[new], amount):
+        if new in renamed and not is_equal(renamed[new], amount):
             other = written.get(new, new)
             raise InvalidRequest(
                 f"{field}[{name}]",
-                f"{amount} differs from {other}, which means the same and says {result[new]}",
+                f"{amount} differs from {other}, which means the same and says {renamed[new]}",
                 f"write only {min(name, other, key=len)}",
             )
         # The API server's own spelling of the amount, where both are there.
-        result[new] = amount if new == name else result.get(new, amount)
+        renamed[new] = amount if new == name else renamed.get(new, amount)
         if new != name:
             written[new] = name
-    return result, written
+    return renamed, written
 
 
 def is_zero(amount: object) -> bool:
@@ -110,9 +110,9 @@ def is_zero(amount: object) -> bool:
         return False
 
 
-def equal(one: object, other: object) -> bool:
+def is_equal(amount: object, other: object) -> bool:
     """Whether two amounts are the same quantity."""
     try:
-        return quantity.parse(str(one))[0] == quantity.parse(str(other))[0]
+        return quantity.parse(str(amount))[0] == quantity.parse(str(other))[0]
     except InvalidQuantity:
-        return one == other
+        return amount == other

@@ -31,22 +31,22 @@ _PER_NODE: Final = "resourcesPerNode"  # of a TrainJob: all that it says of the 
 _IN_POD: Final = "spec.containers[0].resources."
 
 
-def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabulary, *, update: bool) -> Json:
+def rewrite_workload(workload: Json, old: Json | None, resource: str, vocabulary: Vocabulary, *, update: bool) -> Json:
     """The workload as it should be, the caller's own object where nothing changes. `old`: the stored one at an update.
 
     Of classes that there are not nothing is said here: the advice says it, and which there are. Raises InvalidRequest,
     KubeError.
     """
     path = _PLACES[resource]
-    template = _dig(workload, path)
+    template = _get_map(workload, path)
     if not template or (resource == "replicasets" and is_controlled(workload)):
         # Who made the ReplicaSet compares its template with its own, and would make another one for ever.
         return workload
-    if _names_nvidia(_dig(old or {}, path)):
+    if _names_nvidia(_get_map(old or {}, path)):
         # Kubernetes takes it, and its pods are rewritten: no reason to change what is stored.
         vocabulary = vocabulary.without_nvidia()
-    record = records.read(workload)
-    manifests = records.applied(workload, old, lambda applied: _named(_dig(applied, path)))
+    record = records.read_record(workload)
+    manifests = records.read_manifests(workload, old, lambda applied: _names_by_container(_get_map(applied, path)))
     if resource == "jobs":
         # Its template may never change: to drop a key from it would make the update fail.
         manifests = replace(manifests, new=False, server=records.NO_MANIFEST)
@@ -57,9 +57,9 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
         name = str(container.spec.get("name") or "")
         resources = dict(container.spec.get("resources") or {})
         field = f"{'.'.join(path)}.{container.path}.resources."
-        place = records.rewrite(
-            {field + kind: amounts for kind, amounts in containers.lists(resources)},
-            vocabulary.in_container,
+        place = records.rewrite_place(
+            {field + kind: amounts for kind, amounts in containers.amount_lists(resources)},
+            vocabulary.spell_in_container,
             place=name,
             recorded=record.get(name, []),
             manifests=manifests,
@@ -70,46 +70,46 @@ def rewrite(workload: Json, old: Json | None, resource: str, vocabulary: Vocabul
             changed = True
             resources |= {key.removeprefix(field): amounts for key, amounts in place.amounts.items()}
             containers.put_resources(spec, container, resources)
-    return records.written(_placed(workload, path, template | {"spec": spec}), ours) if changed else workload
+    return records.with_record(_with_template(workload, path, template | {"spec": spec}), ours) if changed else workload
 
 
 def template_of(workload: Json, resource: str) -> tuple[str, Json]:
     """Where the pod template is, for messages, and the template; empty where there is none."""
     path = _PLACES[resource]
-    return ".".join(path), _dig(workload, path)
+    return ".".join(path), _get_map(workload, path)
 
 
-def all_of(obj: Json, resource: str) -> Iterator[tuple[str, Json]]:
+def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
     """As `template_of`, also of kinds that Kubernetes does not have: wherever a pod template is in them."""
     if resource in _PLACES:
-        yield template_of(obj, resource)
+        yield template_of(manifest, resource)
     else:
-        yield from islice(_search({"spec": obj.get("spec")}, ""), _MOST)
+        yield from islice(_search_templates({"spec": manifest.get("spec")}, ""), _MOST)
 
 
-def field(path: str, in_template: str) -> str:
-    """Where in the workload that is which is there in the template that `all_of` gave for the path."""
+def field_in_workload(path: str, in_template: str) -> str:
+    """Where in the workload that is which is there in the template that `find_templates` gave for the path."""
     if path.endswith(f".{_PER_NODE}"):
         return f"{path}.{in_template.removeprefix(_IN_POD)}"
     return f"{path}.{in_template}"
 
 
-def _search(obj: object, path: str) -> Iterator[tuple[str, Json]]:
+def _search_templates(node: object, path: str) -> Iterator[tuple[str, Json]]:
     """Depth first. A map whose `spec` has containers is a template; nothing inside of one is."""
-    if isinstance(obj, list):
-        for i, inner in enumerate(obj):
-            yield from _search(inner, f"{path}[{i}]")
-    elif isinstance(obj, dict):
-        spec = obj.get("spec")
+    if isinstance(node, list):
+        for i, inner in enumerate(node):
+            yield from _search_templates(inner, f"{path}[{i}]")
+    elif isinstance(node, dict):
+        spec = node.get("spec")
         if path and isinstance(spec, dict) and isinstance(spec.get("containers"), list):
-            yield path, obj
+            yield path, node
             return
-        for name, inner in obj.items():
-            where = f"{path}.{name}" if path else name
+        for name, inner in node.items():
+            inner_path = f"{path}.{name}" if path else name
             if name == _PER_NODE:
-                yield where, {"spec": {"containers": [{"name": "node", "resources": inner}]}}
+                yield inner_path, {"spec": {"containers": [{"name": "node", "resources": inner}]}}
             else:
-                yield from _search(inner, where)
+                yield from _search_templates(inner, inner_path)
 
 
 def is_controlled(workload: Json) -> bool:
@@ -122,32 +122,32 @@ def _names_nvidia(template: Json) -> bool:
     return any(
         names.NVIDIA_GPU in amounts
         for container in request.containers(template)
-        for _, amounts in containers.lists(dict(container.spec.get("resources") or {}))
+        for _, amounts in containers.amount_lists(dict(container.spec.get("resources") or {}))
     )
 
 
-def _named(template: Json) -> dict[str, frozenset[str]]:
+def _names_by_container(template: Json) -> dict[str, frozenset[str]]:
     """The resources that each container of a manifest's template names. The manifest is a text that anybody wrote."""
-    found: dict[str, frozenset[str]] = {}
+    named: dict[str, frozenset[str]] = {}
     for kind in ("containers", "initContainers"):
-        listed = _dig(template, ("spec",)).get(kind)
+        listed = _get_map(template, ("spec",)).get(kind)
         for container in listed if isinstance(listed, list) else ():
-            resources = _dig({"container": container}, ("container", "resources"))
+            resources = _get_map({"container": container}, ("container", "resources"))
             name = str(container.get("name") or "") if isinstance(container, dict) else ""
-            found[name] = frozenset({*_dig(resources, ("limits",)), *_dig(resources, ("requests",))})
-    return found
+            named[name] = frozenset({*_get_map(resources, ("limits",)), *_get_map(resources, ("requests",))})
+    return named
 
 
-def _dig(obj: Json, path: tuple[str, ...]) -> Json:
+def _get_map(tree: Json, path: tuple[str, ...]) -> Json:
     """What lies at the path; empty where there is no map."""
     for name in path:
-        inner = obj.get(name)
+        inner = tree.get(name)
         if not isinstance(inner, dict):
             return {}
-        obj = inner
-    return obj
+        tree = inner
+    return tree
 
 
-def _placed(obj: Json, path: tuple[str, ...], value: Json) -> Json:
+def _with_template(tree: Json, path: tuple[str, ...], template: Json) -> Json:
     first, *rest = path
-    return obj | {first: _placed(obj[first], tuple(rest), value) if rest else value}
+    return tree | {first: _with_template(tree[first], tuple(rest), template) if rest else template}

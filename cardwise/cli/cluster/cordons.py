@@ -38,10 +38,10 @@ def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str
     """For a shell that completes: NODE/INDEX of the first cards; none where they cannot be read at once."""
     node = begun.partition("/")[0] if "/" in begun else ""
     try:
-        client = options.client(context)
-        query = paths.with_label(names.NODE_LABEL, node) if node else None
-        found = client.items(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
-        cards = list(islice(found, _SUGGESTED))
+        client = options.load_client(context)
+        query = paths.label_query(names.NODE_LABEL, node) if node else None
+        listed = client.items(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
+        cards = list(islice(listed, _SUGGESTED))
     except (errors.KubeError, errors.KubeConfigError):
         return []
     places = (f"{card.spec.node}/{card.spec.index}" for card in cards if card.spec.kind == classes.KIND)
@@ -53,7 +53,9 @@ def card_argument(function: _F) -> _F:
     return click.argument("card", shell_complete=_suggest)(function)
 
 
-def mark(client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, *, dry_run: bool = False) -> bool:
+def cordon_card(
+    client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, *, dry_run: bool = False
+) -> bool:
     """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`."""
     if card.spec.unschedulable and not reason:
         return False
@@ -63,7 +65,7 @@ def mark(client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, 
 
 def new(client: KubeClient, reason: str, clock: Clock) -> Cordon:
     """A cordon of the user's, of now."""
-    return Cordon(reason[:_LONGEST], _myself(client), clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return Cordon(reason[:_LONGEST], _own_user_name(client), clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 def new_of_defrag(client: KubeClient, clock: Clock) -> Cordon:
@@ -100,7 +102,7 @@ def write(client: KubeClient, card: ExtendedResource, cordon: Cordon, *, dry_run
         )
 
 
-def unmark(client: KubeClient, card: ExtendedResource) -> None:
+def uncordon_card(client: KubeClient, card: ExtendedResource) -> None:
     """Gives it back. Raises `KubeError`."""
     client.patch(paths.extendedresources(card.metadata.name), {"spec": {"unschedulable": None, "cordon": None}})
 
@@ -117,35 +119,35 @@ def author(card: ExtendedResource) -> str:
     return by + (f" at {wording.quote_unless_name(cordon.at)}" if cordon.at else "")
 
 
-def title(card: ExtendedResource) -> str:
+def describe_card(card: ExtendedResource) -> str:
     """What it is called in a message."""
     spec = card.spec
-    what = "card" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
-    return f"{what} {spec.index} of node {spec.node} ({wording.quote_unless_name(spec.uuid)})"
+    noun = "card" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
+    return f"{noun} {spec.index} of node {spec.node} ({wording.quote_unless_name(spec.uuid)})"
 
 
-def find(client: KubeClient, text: str) -> ExtendedResource:
+def find_card(client: KubeClient, text: str) -> ExtendedResource:
     """The one card or device that is meant. Raises `ClickException` and `KubeError`."""
     node, slash, index = text.rpartition("/")
     if slash:
-        return _at(client, node, index)
+        return _card_at(client, node, index)
     name = names.extended_resource_name(text)
     cards = list(_resources(client))
-    found = [card for card in cards if card.metadata.name == name]
-    found = found or [card for card in cards if _begins(card.metadata.name, name)]
-    if not found:
+    matching = [card for card in cards if card.metadata.name == name]
+    matching = matching or [card for card in cards if _has_prefix(card.metadata.name, name)]
+    if not matching:
         raise click.ClickException(f"no card has a UUID that begins with {text!r}; `cardwise top` shows them")
-    if len(found) > 1:
-        some = wording.few([title(card) for card in found], _MOST)
+    if len(matching) > 1:
+        some = wording.enumerate_first([describe_card(card) for card in matching], _MOST)
         raise click.ClickException(f"{text!r} is the beginning of several UUIDs: {some}; write more of it")
-    return found[0]
+    return matching[0]
 
 
-def _at(client: KubeClient, node: str, index: str) -> ExtendedResource:
+def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
-    there = _resources(client, paths.with_label(names.NODE_LABEL, node))
+    listed = _resources(client, paths.label_query(names.NODE_LABEL, node))
     # The label is what its writer made it: another node's card can carry it.
-    cards = {str(card.spec.index): card for card in there if card.spec.kind == classes.KIND and card.spec.node == node}
+    cards = {str(card.spec.index): card for card in listed if card.spec.kind == classes.KIND and card.spec.node == node}
     if not cards:
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares")
     if index not in cards:
@@ -158,12 +160,12 @@ def _resources(client: KubeClient, query: dict[str, str] | None = None) -> Itera
     return client.items(paths.extendedresources(), _CARDS, query)
 
 
-def _begins(name: str, prefix: str) -> bool:
+def _has_prefix(name: str, prefix: str) -> bool:
     """With or without the "GPU-" that all UUIDs of cards begin with."""
     return bool(prefix) and (name.startswith(prefix) or name.partition("-")[2].startswith(prefix))
 
 
-def _myself(client: KubeClient) -> str:
+def _own_user_name(client: KubeClient) -> str:
     """The user name that the API server knows us by; "" if it does not say."""
     try:
         review = client.create(paths.selfsubjectreviews(), _WHO)

@@ -15,37 +15,37 @@ from cardwise.simulation.workload import UNLIMITED_LOAD
 
 
 class SurveyedEngine(Engine):
-    """`left`: what nodes have left beside cards; those that are not in it have no bounds. `workload`: as the extender
-    has saved it; `note` says why that is of no use.
+    """`free_load`: what nodes have left beside cards; those that are not in it have no bounds. `workload`: as the
+    extender has saved it; `note` says why that is of no use.
     """
 
-    def __init__(self, ledger: Ledger, left: Mapping[str, Load], workload: str) -> None:
+    def __init__(self, ledger: Ledger, free_loads: Mapping[str, Load], workload: str) -> None:
         super().__init__(ledger, self)
         self.note = ""
-        self._left = dict(left)
+        self._free_loads = dict(free_loads)
         for node in ledger.nodes():
-            self.touch(node.name)
+            self.mark_changed(node.name)
         try:
             if workload:
                 self.workload.load(workload)
         except InvalidWorkload as error:
             self.note = f"what the extender has saved cannot be read ({error})"
-        study = self.study()
-        if study.counts and study.sizes:
-            self.adopt(learn(study))
+        sample = self.learning_input()
+        if sample.counts and sample.sizes:
+            self.adopt(learn(sample))
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """As the engine asks."""
-        return self._left.get(node, UNLIMITED_LOAD)
+        return self._free_loads.get(node, UNLIMITED_LOAD)
 
-    def take(self, node: str, load: Load, sign: int = 1) -> None:
+    def add_load(self, node: str, load: Load, sign: int = 1) -> None:
         """A pod with this load comes (1) or goes (-1)."""
-        left = self._left.get(node)
-        if left is not None:
-            self._left[node] = left.plus(load, -sign)
-            self.touch(node)
+        free = self._free_loads.get(node)
+        if free is not None:
+            self._free_loads[node] = free.add(load, -sign)
+            self.mark_changed(node)
 
-    def ranked(
+    def rank_nodes(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom]
     ) -> dict[str, int] | None:
         """The nodes that take the pod, the best with the most; None where the policy leaves it to `binpack`."""

@@ -25,7 +25,7 @@ _ASK_SECONDS: Final = 5.0  # between two requests to evict a pod that a disrupti
 
 
 @dataclass(slots=True)
-class Carrying:
+class MoveRun:
     """`timeout`: seconds for each pod until its eviction is allowed, and as many again until the new one is ready."""
 
     client: KubeClient
@@ -33,152 +33,160 @@ class Carrying:
     clock: Clock
     _written: dict[str, Cordon] = field(default_factory=dict)  # the last cordon of each card
 
-    def cordon(self, held: Holding, until: ExitStack) -> None:
+    def cordon_cards(self, holding: Holding, until: ExitStack) -> None:
         """The cards take nobody until the end, whatever that is; those that are cordoned already stay so after it.
 
         A card that another defrag has cordoned is taken over: that one has been killed, or leaves it to this one now.
 
         Raises `ClickException` and `KubeError`.
         """
-        for share in held.assignment.shares():
+        for share in holding.assignment.shares():
             # By the UUID: if a card has failed and the node has booted, the index may be another card's.
-            card = cordons.find(self.client, share.uuid or f"{held.node}/{share.index}")
+            card = cordons.find_card(self.client, share.uuid or f"{holding.node}/{share.index}")
             is_own = card.spec.cordon == self._written.get(card.metadata.name)
             if card.spec.unschedulable and (is_own or not cordons.is_of_defrag(card)):
                 continue
             cordon = self._written[card.metadata.name] = cordons.new_of_defrag(self.client, self.clock)
-            until.callback(self.give_back, card, cordon)  # first, since the answer to what follows may be lost
+            until.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
             try:
                 cordons.write(self.client, card, cordon)
             except errors.Forbidden as error:
-                raise self._stop(
-                    f"{cordons.title(card)} may not be cordoned by you ({error.message}): that takes the "
+                raise self._stop_error(
+                    f"{cordons.describe_card(card)} may not be cordoned by you ({error.message}): that takes the "
                     "ClusterRole cardwise-drain too, --no-cordon does without"
                 ) from error
-            console.say(f"{cordons.title(card)} cordoned", err=True)
+            console.print_text(f"{cordons.describe_card(card)} cordoned", err=True)
             self.clock.sleep(_LOOK_SECONDS)
 
-    def give_back(self, card: ExtendedResource, cordon: Cordon) -> None:
+    def restore_card(self, card: ExtendedResource, cordon: Cordon) -> None:
         """Unless it is not cordoned, or has another cordon by now: of a person, or of another defrag.
 
         Names the command that does it where it fails, or a second Ctrl-C ends it.
         """
-        why = "interrupted"
+        failure = "interrupted"
         try:
             now = msgspec.convert(self.client.get(paths.extendedresources(card.metadata.name)), ExtendedResource)
             if now.spec.unschedulable and now.spec.cordon == cordon:
-                cordons.unmark(self.client, card)
-                console.say(f"{cordons.title(card)} uncordoned", err=True)
-            why = ""
+                cordons.uncordon_card(self.client, card)
+                console.print_text(f"{cordons.describe_card(card)} uncordoned", err=True)
+            failure = ""
         except errors.KubeError as error:
-            why = str(error)
+            failure = str(error)
         finally:
-            if why:
+            if failure:
                 again = cordons.uncordon_command(card)
-                console.say(f"{cordons.title(card)} is still cordoned ({why}); give it back with: {again}", err=True)
+                console.print_text(
+                    f"{cordons.describe_card(card)} is still cordoned ({failure}); give it back with: {again}", err=True
+                )
 
-    def carry(self, move: Move, pod: Json, number: str) -> None:
+    def move_pod(self, move: Move, pod: Json, number: str) -> None:
         """Evicts the pod and waits for the one that comes for it. Raises `ClickException` where anything else happens
         than was planned, and `KubeError`.
         """
         name = f"{move.before.namespace}/{move.before.name}"
-        owner = workloads.controller(pod)["uid"]
+        owner = workloads.controller_of(pod)["uid"]
         before = self._evict(move, pod, name, number)
         until = self.clock.now() + self.timeout
-        while (came := self._came(move, owner, before, name)) is None:
+        while (came := self._replacement_ready(move, owner, before, name)) is None:
             if self.clock.now() >= until:
-                raise self._stop(f"no pod is ready in place of {name} after {self.timeout:g} s")
+                raise self._stop_error(f"no pod is ready in place of {name} after {self.timeout:g} s")
             self.clock.sleep(_LOOK_SECONDS)
         cards = ",".join(map(str, move.after.assignment.indices()))
-        console.say(f"{number} {came} runs on {move.after.node} {cards}", err=True)
+        console.print_text(f"{number} {came} runs on {move.after.node} {cards}", err=True)
 
     def _evict(self, move: Move, pod: Json, name: str, number: str) -> set[str]:
         """Evicts it as soon as disruption budgets allow. Returns the UIDs of its controller's pods just before.
 
         Raises `ClickException` and `KubeError`.
         """
-        owner = workloads.controller(pod)["uid"]
+        owner = workloads.controller_of(pod)["uid"]
         until = self.clock.now() + self.timeout
-        said = ""
+        last_message = ""
         while True:
-            self._check(move, name)
+            self._check_unchanged(move, name)
             self._check_job(move, pod, name)
-            before = {one["metadata"]["uid"] for one in self._of(owner, move)}
+            before = {listed["metadata"]["uid"] for listed in self._pods_of(owner, move)}
             try:
                 eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
             except errors.TooManyRequests as error:
                 if self.clock.now() >= until:
-                    raise self._stop(f"{name} may not be evicted after {self.timeout:g} s: {error.message}") from error
-                if error.message != said:
-                    said = error.message
+                    raise self._stop_error(
+                        f"{name} may not be evicted after {self.timeout:g} s: {error.message}"
+                    ) from error
+                if error.message != last_message:
+                    last_message = error.message
                     again = f"asked again every {_ASK_SECONDS:g} s"
-                    console.say(f"{number} {name} cannot be evicted yet: {said}; {again}", err=True)
+                    console.print_text(f"{number} {name} cannot be evicted yet: {last_message}; {again}", err=True)
                 self.clock.sleep(max(0.0, min(_ASK_SECONDS, until - self.clock.now())))
             except (errors.NotFound, errors.Conflict) as error:
-                raise self._stop(f"{name} has gone by itself") from error
+                raise self._stop_error(f"{name} has gone by itself") from error
             else:
-                console.say(f"{number} evicted {name}", err=True)
+                console.print_text(f"{number} evicted {name}", err=True)
                 return before
 
-    def _check(self, move: Move, name: str) -> None:
+    def _check_unchanged(self, move: Move, name: str) -> None:
         """The pod is as it was when it was looked at."""
         try:
             now = self.client.get(paths.pods(move.before.namespace, move.before.name))
         except errors.NotFound:
-            raise self._stop(f"{name} has gone by itself") from None
+            raise self._stop_error(f"{name} has gone by itself") from None
         metadata = now["metadata"]
         if metadata["uid"] != move.before.uid or metadata.get("deletionTimestamp"):
-            raise self._stop(f"{name} has gone by itself")
+            raise self._stop_error(f"{name} has gone by itself")
 
     def _check_job(self, move: Move, pod: Json, name: str) -> None:
         """The pod's Job, if it has one, still goes on without it: pods may have failed since the plan was made."""
-        if not movables.is_jobs(pod):
+        if not movables.is_job_pod(pod):
             return
-        owner = workloads.controller(pod)
+        owner = workloads.controller_of(pod)
         # A list, since the ClusterRole cardwise-defrag has no other verb for Jobs.
-        named = paths.with_field("metadata.name", owner["name"])
+        named = paths.field_query("metadata.name", owner["name"])
         jobs = self.client.objects(paths.jobs(move.before.namespace), named)
         job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
         if movables.failures_left(job) == 0:
-            raise self._stop(f"{name} is of a Job that would fail by it ({owner['name']})")
+            raise self._stop_error(f"{name} is of a Job that would fail by it ({owner['name']})")
 
-    def _came(self, move: Move, owner: str, before: set[str], name: str) -> str | None:
+    def _replacement_ready(self, move: Move, owner: str, before: set[str], name: str) -> str | None:
         """The pod that is ready in place of the old one, which is gone; None while that is not so yet.
 
         Running is not enough: until it is ready, a PodDisruptionBudget counts it as missing.
         """
-        pods = self._of(owner, move)
+        pods = self._pods_of(owner, move)
         new = [pod for pod in pods if pod["metadata"]["uid"] not in before]
-        held = [(pod, found) for pod in new if (found := _held(pod)) is not None]
-        for pod, found in held:
-            if (pod["spec"]["nodeName"], _cards(found)) == (move.after.node, _cards(move.after.assignment)):
+        placed = [(pod, assigned) for pod in new if (assigned := _assignment_of(pod)) is not None]
+        for pod, assigned in placed:
+            if (pod["spec"]["nodeName"], _cards(assigned)) == (move.after.node, _cards(move.after.assignment)):
                 phase = (pod.get("status") or {}).get("phase")
                 if phase in names.FINISHED_PHASES:
-                    raise self._stop(f"{pod['metadata']['name']}, in place of {name}, has ended already ({phase})")
-                there = any(one["metadata"]["uid"] == move.before.uid for one in pods)
-                return pod["metadata"]["name"] if _ready(pod) and not there else None
-        if held:
-            pod, found = held[0]
-            where = f"{pod['spec']['nodeName']} {','.join(map(str, found.indices()))}"
+                    raise self._stop_error(
+                        f"{pod['metadata']['name']}, in place of {name}, has ended already ({phase})"
+                    )
+                there = any(listed["metadata"]["uid"] == move.before.uid for listed in pods)
+                return pod["metadata"]["name"] if _is_ready(pod) and not there else None
+        if placed:
+            pod, assigned = placed[0]
+            actual = f"{pod['spec']['nodeName']} {','.join(map(str, assigned.indices()))}"
             planned = f"{move.after.node} {','.join(map(str, move.after.assignment.indices()))}"
-            raise self._stop(f"{pod['metadata']['name']}, in place of {name}, is on {where} and not on {planned}")
+            raise self._stop_error(
+                f"{pod['metadata']['name']}, in place of {name}, is on {actual} and not on {planned}"
+            )
         return None
 
-    def _of(self, owner: str, move: Move) -> list[Json]:
+    def _pods_of(self, owner: str, move: Move) -> list[Json]:
         """The pods of the controller."""
         pods = self.client.objects(paths.pods(move.before.namespace))
-        return [pod for pod in pods if workloads.controller(pod).get("uid") == owner]
+        return [pod for pod in pods if workloads.controller_of(pod).get("uid") == owner]
 
-    def _stop(self, why: str) -> click.ClickException:
-        return click.ClickException(f"stopped: {why}; look at the cluster, and run cardwise defrag again")
+    def _stop_error(self, reason: str) -> click.ClickException:
+        return click.ClickException(f"stopped: {reason}; look at the cluster, and run cardwise defrag again")
 
 
-def _ready(pod: Json) -> bool:
+def _is_ready(pod: Json) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
-def _held(pod: Json) -> Assignment | None:
+def _assignment_of(pod: Json) -> Assignment | None:
     """What a pod that is on a node holds there."""
     if not (pod.get("spec") or {}).get("nodeName"):
         return None

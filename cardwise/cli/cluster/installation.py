@@ -34,22 +34,26 @@ class Webhook:
     exempt: frozenset[str] = frozenset()
 
 
-def webhook(client: KubeClient, namespace: str) -> Webhook | None:
+def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
     """None where its configuration may not be read. `namespace`: of Cardwise."""
     try:
-        found = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
+        configuration = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
         return Webhook(exempt=planned_exempt_namespaces(_deployments(client, namespace), namespace))
     except errors.Forbidden:
         return None
-    since = found["metadata"].get("creationTimestamp")
-    return Webhook(datetime.fromisoformat(since) if since else None, exempt_namespaces(found))
+    since = configuration["metadata"].get("creationTimestamp")
+    return Webhook(datetime.fromisoformat(since) if since else None, exempt_namespaces(configuration))
 
 
 def exempt_namespaces(configuration: Json) -> frozenset[str]:
     """The namespaces that a webhook configuration of the chart leaves out (webhook.exemptNamespaces)."""
-    conditions = (one for hook in configuration.get("webhooks") or () for one in hook.get("matchConditions") or ())
-    text = next((one.get("expression") or "" for one in conditions if one.get("name") == _NOT_EXEMPT), "")
+    conditions = (
+        condition for hook in configuration.get("webhooks") or () for condition in hook.get("matchConditions") or ()
+    )
+    text = next(
+        (condition.get("expression") or "" for condition in conditions if condition.get("name") == _NOT_EXEMPT), ""
+    )
     return frozenset(_NAME.findall(text))
 
 
@@ -76,7 +80,7 @@ def _deployments(client: KubeClient, namespace: str) -> list[Json]:
         return []
 
 
-def silent_seconds(client: KubeClient, namespace: str) -> float | None:
+def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
     """For how long no extender has renewed the Lease, if that is long; None where one leads or that is unknown.
 
     Infinite where there is no Lease: no extender has ever led there, or Cardwise was uninstalled. `namespace`: of
@@ -104,9 +108,9 @@ def lease_age(lease: Json, now: datetime | None) -> float | None:
     return (now - renewed).total_seconds() if now is not None else 0.0
 
 
-def last_write(obj: Json) -> datetime | None:
+def last_write(manifest: Json) -> datetime | None:
     """When the API server took the last write of the object, by its own clock; None where it does not tell."""
-    entries = obj["metadata"].get("managedFields") or ()
+    entries = manifest["metadata"].get("managedFields") or ()
     times = (datetime.fromisoformat(entry["time"]).astimezone(UTC) for entry in entries if entry.get("time"))
     return max(times, default=None)
 

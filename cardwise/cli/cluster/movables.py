@@ -35,65 +35,65 @@ class ClusterFacts:
     nodes: Sequence[Json]
     jobs: Mapping[str, Json]
     budgets: Budgets
-    told: Published
+    published: Published
     now: datetime
 
 
 @dataclass(slots=True)
-class Found:
-    """`pods` may be moved, `objects` are theirs by UID; `kept`: how many may not, by why."""
+class MovablePods:
+    """`pods` may be moved, `objects` are theirs by UID; `unmovable`: how many may not, by why."""
 
     pods: list[Movable] = field(default_factory=list)
     objects: dict[str, Json] = field(default_factory=dict)
-    kept: Counter[str] = field(default_factory=Counter)
+    unmovable: Counter[str] = field(default_factory=Counter)
 
 
-def find(seen: ClusterFacts, ledger: Ledger, wanted: Callable[[Holding], bool]) -> Found:
-    """The pods that hold cards and may be moved, of those that are `wanted`."""
-    found = Found()
+def find_movable_pods(seen: ClusterFacts, ledger: Ledger, is_wanted: Callable[[Holding], bool]) -> MovablePods:
+    """The pods that hold cards and may be moved, of those that are `is_wanted`."""
+    movable = MovablePods()
     for pod in seen.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))
-        if holding is None or not holding.assignment.containers or not wanted(holding):
+        if holding is None or not holding.assignment.containers or not is_wanted(holding):
             continue
-        why = _kept(pod, seen)
+        reason = _unmovable_reason(pod, seen)
         if ledger.nodes_of(holding) != {holding.node}:
             # Nobody would end it there: the machine has come back under another name.
-            why = why or "have cards that another node reports now"
-        asked = None
+            reason = reason or "have cards that another node reports now"
+        pod_request = None
         try:
-            asked = request.parse_mutated(pod)
+            pod_request = request.parse_mutated(pod)
         except InvalidRequest:
-            why = why or "ask for what cannot be read"
-        if why or asked is None:
-            found.kept[why or "ask for nothing any more"] += 1
+            reason = reason or "ask for what cannot be read"
+        if reason or pod_request is None:
+            movable.unmovable[reason or "ask for nothing any more"] += 1
             continue
-        found.objects[holding.uid] = pod
-        owner = workloads.controller(pod).get("uid", "")
-        found.pods.append(
+        movable.objects[holding.uid] = pod
+        owner = workloads.controller_of(pod).get("uid", "")
+        movable.pods.append(
             Movable(
                 uid=holding.uid,
-                request=asked,
+                request=pod_request,
                 load=snapshots.load_of(pod),
-                policy=published.in_force(pod, seen.told),
-                nodes=nodes(pod, seen.nodes, ledger),
+                policy=published.policy_of_pod(pod, seen.published),
+                nodes=allowed_nodes(pod, seen.nodes, ledger),
                 priority=int(pod["spec"].get("priority") or 0),
                 mem=holding.assignment.mem,
                 age=_age(pod, seen.now),
                 owner=owner,
-                at_most=failures_left(seen.jobs.get(owner)) if is_jobs(pod) else None,
+                at_most=failures_left(seen.jobs.get(owner)) if is_job_pod(pod) else None,
             )
         )
-    return found
+    return movable
 
 
-def of_jobs(pods: Iterable[Json]) -> bool:
+def has_job_pods(pods: Iterable[Json]) -> bool:
     """Whether any of them is a Job's."""
-    return any(map(is_jobs, pods))
+    return any(map(is_job_pod, pods))
 
 
-def is_jobs(pod: Json) -> bool:
+def is_job_pod(pod: Json) -> bool:
     """Whether its controller is a Job of Kubernetes."""
-    return _kind(workloads.controller(pod)) == _JOB
+    return _kind(workloads.controller_of(pod)) == _JOB
 
 
 def _kind(owner: Json) -> tuple[str, str]:
@@ -101,16 +101,16 @@ def _kind(owner: Json) -> tuple[str, str]:
     return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
 
 
-def _kept(pod: Json, seen: ClusterFacts) -> str:
+def _unmovable_reason(pod: Json, seen: ClusterFacts) -> str:
     """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
     metadata = pod["metadata"]
     annotations, labels = annotations_of(pod), labels_of(pod)
-    owner = workloads.controller(pod)
+    owner = workloads.controller_of(pod)
     if not owner:
         return "have no controller that would make them anew"
     if owner.get("kind") in _DAEMONS:
         return "are of a DaemonSet"
-    if is_jobs(pod) and failures_left(seen.jobs.get(owner.get("uid", ""))) == 0:
+    if is_job_pod(pod) and failures_left(seen.jobs.get(owner.get("uid", ""))) == 0:
         return "are of Jobs that would fail by it"
     if _kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
         # To a workflow or a training operator a pod that is gone may be a failure of the whole.
@@ -123,9 +123,12 @@ def _kept(pod: Json, seen: ClusterFacts) -> str:
         return f"say {names.NO_DEFRAG}"
     if annotations.get(names.SAFE_TO_EVICT) == "false":
         return f"say {names.SAFE_TO_EVICT}: false"
-    if any(left < 1 for left in seen.budgets.allowed(seen.budgets.matching(metadata["namespace"], labels)).values()):
+    if any(
+        allowance < 1
+        for allowance in seen.budgets.allowed(seen.budgets.matching(metadata["namespace"], labels)).values()
+    ):
         return "are held by a PodDisruptionBudget"
-    bound = eligible.bound_otherwise(pod)
+    bound = eligible.other_constraint(pod)
     return f"are bound by {bound}" if bound else ""
 
 
@@ -137,28 +140,32 @@ def failures_left(job: Json | None) -> int | None:
     """
     spec = (job or {}).get("spec") or {}
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
-    if job is None or spec.get("backoffLimitPerIndex") is not None or any(_evicted(rule, _ENDING) for rule in rules):
+    if (
+        job is None
+        or spec.get("backoffLimitPerIndex") is not None
+        or any(_rule_applies(rule, _ENDING) for rule in rules)
+    ):
         return 0
-    if rules and _evicted(rules[0], _IGNORING):  # a rule before it may take the exit code for a failure
+    if rules and _rule_applies(rules[0], _IGNORING):  # a rule before it may take the exit code for a failure
         return None
     status = job.get("status") or {}
     failed = (status.get("failed") or 0) + len((status.get("uncountedTerminatedPods") or {}).get("failed") or ())
     return max(0, int(spec.get("backoffLimit", _BACKOFF_LIMIT)) - failed)
 
 
-def _evicted(rule: Json, actions: Sequence[str]) -> bool:
+def _rule_applies(rule: Json, actions: Sequence[str]) -> bool:
     """Whether the rule of a podFailurePolicy does one of these about an evicted pod."""
     conditions = rule.get("onPodConditions") or ()
     return rule.get("action") in actions and any(condition.get("type") == _EVICTED for condition in conditions)
 
 
-def nodes(pod: Json, there: Sequence[Json], ledger: Ledger) -> frozenset[str] | None:
+def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset[str] | None:
     """Of the Node objects that are there, those that the pod may be on; None where it may be on all with cards.
 
     The cards of a node that is gone may still be known.
     """
-    may = eligible.nodes(pod, there)
-    return None if ledger.by_name().keys() <= may else may
+    allowed = eligible.nodes(pod, nodes)
+    return None if ledger.by_name().keys() <= allowed else allowed
 
 
 def usual_tolerations(seen: ClusterFacts, ledger: Ledger) -> list[Json]:
@@ -169,11 +176,15 @@ def usual_tolerations(seen: ClusterFacts, ledger: Ledger) -> list[Json]:
     """
     held = [pod for pod in seen.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
     first, *others = [pod["spec"].get("tolerations") or [] for pod in held] or [[]]
-    shared = [one for one in first if _of_a_purpose(one) and all(one in tolerations for tolerations in others)]
+    shared = [
+        toleration
+        for toleration in first
+        if _is_of_one_taint(toleration) and all(toleration in tolerations for tolerations in others)
+    ]
     return [_OF_NVIDIA, *shared]
 
 
-def _of_a_purpose(toleration: Json) -> bool:
+def _is_of_one_taint(toleration: Json) -> bool:
     """Whether it is of one taint, and that is not what Kubernetes itself says of a node's state."""
     key = toleration.get("key") or ""
     return bool(key) and not key.startswith(_STATES)

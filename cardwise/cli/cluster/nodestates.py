@@ -37,12 +37,12 @@ _PRESSURES: Final = {  # by the type of a node's condition
 }
 
 
-def of_taint(key: str) -> str:
+def state_of_taint(key: str) -> str:
     """The state that a taint of this key stands for; "" where people or other programs set it."""
     return _TAINTS.get(key, "")
 
 
-def closed(node: Json) -> str:
+def closed_reason(node: Json) -> str:
     """Why the node takes no new pods, by its conditions, taints and cordon; "" where it takes them."""
     spec, states = node.get("spec") or {}, []
     for condition in (node.get("status") or {}).get("conditions") or ():
@@ -53,40 +53,40 @@ def closed(node: Json) -> str:
             states.append(NOT_READY)
         elif kind in _PRESSURES and status == "True":
             states.append(_PRESSURES[kind])
-    taints = [one["key"] for one in spec.get("taints") or () if one.get("effect") in HARD]
-    states += [state for state in map(of_taint, taints) if state and not (state == NOT_READY and states)]
+    taints = [taint["key"] for taint in spec.get("taints") or () if taint.get("effect") in HARD]
+    states += [state for state in map(state_of_taint, taints) if state and not (state == NOT_READY and states)]
     if spec.get("unschedulable"):
         states.append(CORDONED)
     return " and ".join(dict.fromkeys(states))
 
 
-def closed_nodes(nodes: Iterable[Json]) -> dict[str, str]:
+def closed_reasons(nodes: Iterable[Json]) -> dict[str, str]:
     """By name, why nodes take no new pods; without those that take them."""
-    states = {node["metadata"]["name"]: closed(node) for node in nodes}
+    states = {node["metadata"]["name"]: closed_reason(node) for node in nodes}
     return {name: state for name, state in states.items() if state}
 
 
-def read(client: KubeClient, names: Sequence[str]) -> dict[str, str]:
-    """As `closed_nodes`, of the nodes of these names; empty where nodes may not be read. Raises `KubeError`.
+def read_closed_reasons(client: KubeClient, names: Sequence[str]) -> dict[str, str]:
+    """As `closed_reasons`, of the nodes of these names; empty where nodes may not be read. Raises `KubeError`.
 
     Read from the API server's cache, which may be a second old.
     """
-    selectors = [paths.with_field("metadata.name", name) for name in names] if len(names) <= _MANY else [{}]
+    selectors = [paths.field_query("metadata.name", name) for name in names] if len(names) <= _MANY else [{}]
     states: dict[str, str] = {}
     try:
         for selector in selectors:
-            states |= closed_nodes(client.items(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | selector, 0))
+            states |= closed_reasons(client.items(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | selector, 0))
     except errors.Forbidden:
         return {}
     return {name: states[name] for name in names if name in states}
 
 
-def notes(states: Mapping[str, str]) -> list[str]:
+def describe_closed(states: Mapping[str, str]) -> list[str]:
     """A sentence for each of these nodes."""
     return [f"node {name} takes no new pods: it is {states[name]}" for name in sorted(states)]
 
 
-def remedy(state: str, node: str) -> str:
+def suggest_remedy(state: str, node: str) -> str:
     """What to do about a state, for an administrator."""
     if state == CORDONED:
         return command("`kubectl uncordon {node}`", node=node)

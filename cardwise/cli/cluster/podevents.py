@@ -1,7 +1,7 @@
 """Recent events about pods, nodes and what makes pods. The API server keeps events for an hour.
 
 Everybody with the role `edit` writes Events into a namespace, with any text and any writer in them: what an Event says
-is shown as what somebody says. `read` is the only reader of Events.
+is shown as what somebody says. `parse_event` is the only reader of Events.
 """
 
 import re
@@ -54,27 +54,31 @@ class Event:
         return datetime.fromisoformat(self.at).astimezone(UTC)
 
 
-def read(obj: Json) -> Event | None:
+def parse_event(manifest: Json) -> Event | None:
     """The event; None where it is not about an object as Kubernetes names them, of its own namespace, or has no time.
 
     Events about objects of the whole cluster, such as nodes, are in the namespace `default`.
     """
-    about, metadata, source = obj.get("involvedObject") or {}, obj.get("metadata") or {}, obj.get("source") or {}
+    about, metadata, source = (
+        manifest.get("involvedObject") or {},
+        manifest.get("metadata") or {},
+        manifest.get("source") or {},
+    )
     kind, name, namespace = (str(about.get(key) or "") for key in ("kind", "name", "namespace"))
     if metadata.get("namespace") != (namespace or _OF_CLUSTER_OBJECTS):
         return None
-    if not _KIND.fullmatch(kind) or not objectnames.is_subdomain(name) or not _is_time(at := last_time(obj)):
+    if not _KIND.fullmatch(kind) or not objectnames.is_subdomain(name) or not _is_time(at := last_time(manifest)):
         return None
     return Event(
         at=at,
-        reason=wording.message(str(obj.get("reason") or ""), _MOST_WORD),
-        message=wording.message(str(obj.get("message") or "")),
+        reason=wording.message(str(manifest.get("reason") or ""), _MOST_WORD),
+        message=wording.message(str(manifest.get("message") or "")),
         kind=kind,
         name=name,
         uid=str(about.get("uid") or ""),
-        warns=obj.get("type") == "Warning",
+        warns=manifest.get("type") == "Warning",
         namespace=namespace,
-        writer=wording.message(str(obj.get("reportingComponent") or source.get("component") or ""), _MOST_WORD),
+        writer=wording.message(str(manifest.get("reportingComponent") or source.get("component") or ""), _MOST_WORD),
     )
 
 
@@ -85,7 +89,7 @@ def _is_time(text: str) -> bool:
         return False
 
 
-def about_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
+def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
     """All of the pod, and those by which controllers say that they have deleted it; the oldest first."""
     own = (event for event in _events(client, namespace, "involvedObject.name", name) if event.kind == "Pod")
     deletions = _events(client, namespace, "reason", _DELETED)
@@ -103,21 +107,21 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
     return max((event for event in mine if event.reason not in _OVER), key=lambda event: event.at, default=None)
 
 
-def bound_past(client: KubeClient, namespace: str) -> list[Event]:
+def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
     """The pods that the extender has deleted since a scheduler that does not ask it had bound them."""
     events = _events(client, namespace, "reason", names.BOUND_PAST_CARDWISE)
     return [event for event in events if event.kind == "Pod"]
 
 
-def refused(client: KubeClient, namespace: str) -> list[Event]:
+def refused_creations(client: KubeClient, namespace: str) -> list[Event]:
     """By which controllers say that they could not create a pod, the oldest first."""
     return sorted(_events(client, namespace, "reason", REFUSED), key=lambda event: event.at)
 
 
-def _events(client: KubeClient, namespace: str, field: str, value: str) -> Iterator[Event]:
+def _events(client: KubeClient, namespace: str, field: str, text: str) -> Iterator[Event]:
     """None where they may not be read."""
     try:
-        events = map(read, client.objects(paths.events(namespace), paths.with_field(field, value)))
+        events = map(parse_event, client.objects(paths.events(namespace), paths.field_query(field, text)))
         yield from (event for event in events if event is not None)
     except errors.Forbidden:
         return
@@ -137,6 +141,6 @@ def last_time(event: Json) -> str:
     return max((str(time) for time in times if time), default="")
 
 
-def cause(refusal: str) -> str:
+def refusal_cause(refusal: str) -> str:
     """What a controller that could not create a pod says, without the name of the pod: each try has another."""
     return _OF_A_TRY.sub("", refusal, count=1)

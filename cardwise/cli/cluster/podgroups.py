@@ -14,11 +14,11 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 _UNKNOWN = "Unknown"
-_UNTOLD = "no extender has told of it"
+_NO_STATUS = "no extender has told of it"
 
 
 @dataclass(frozen=True, slots=True)
-class NodeHold:
+class NodeReservation:
     """What a gang that is planned holds on one node, for so many of its members."""
 
     node: str
@@ -38,14 +38,14 @@ class GangView:
     members: tuple[str, ...]
     bound: tuple[str, ...]
     waiting_for: tuple[str, ...]
-    held: tuple[NodeHold, ...]
+    reserved: tuple[NodeReservation, ...]
     created: str
     since: str
 
     @property
     def cards(self) -> int:
         """Cards that are held for it."""
-        return sum(held.cards for held in self.held)
+        return sum(reservation.cards for reservation in self.reserved)
 
     @property
     def waiting(self) -> frozenset[str]:
@@ -53,27 +53,27 @@ class GangView:
         return frozenset(self.members) - frozenset(self.bound)
 
 
-def views(client: KubeClient, namespace: str = "", name: str = "") -> list[GangView]:
+def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[GangView]:
     """The gangs of a namespace or of all, or the one of that name. Raises `KubeError`."""
     groups = {_key(group): group for group in _groups(client, namespace)}
     pods: dict[tuple[str, str], list[Json]] = {}
-    selector = paths.with_label(names.GANG, name) if name else {"labelSelector": names.GANG}
+    selector = paths.label_query(names.GANG, name) if name else {"labelSelector": names.GANG}
     for pod in client.objects(paths.pods(namespace), selector):
         pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
-    found = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
-    return [_view(key, groups.get(key, {}), pods.get(key, [])) for key in found if name in ("", key[1])]
+    keys = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
+    return [_view(key, groups.get(key, {}), pods.get(key, [])) for key in keys if name in ("", key[1])]
 
 
-def of_pod(client: KubeClient, pod: Json) -> GangView | None:
+def gang_of_pod(client: KubeClient, pod: Json) -> GangView | None:
     """The gang of the pod; None if it is in none. Raises `KubeError`."""
     name = _gang_of(pod)
-    return next(iter(views(client, pod["metadata"]["namespace"], name)), None) if name else None
+    return next(iter(list_gangs(client, pod["metadata"]["namespace"], name)), None) if name else None
 
 
-def holds(client: KubeClient) -> list[GangView]:
+def reserving_gangs(client: KubeClient) -> list[GangView]:
     """The gangs for which cards are held; none where PodGroups are not ours to read, or are not known."""
     try:
-        return [view for group in _groups(client, "") if (view := _view(_key(group), group, [])).held]
+        return [view for group in _groups(client, "") if (view := _view(_key(group), group, [])).reserved]
     except errors.Forbidden:
         return []
 
@@ -89,33 +89,34 @@ def _groups(client: KubeClient, namespace: str) -> Iterator[Json]:
         return  # an older installation knows no PodGroups
 
 
-def _key(obj: Json) -> tuple[str, str]:
-    return obj["metadata"]["namespace"], obj["metadata"]["name"]
+def _key(manifest: Json) -> tuple[str, str]:
+    return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
 def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
     status = group.get("status") or {}
-    there = [pod for pod in pods if _is_there(pod)]
-    created = [obj["metadata"].get("creationTimestamp") or "" for obj in (group or {"metadata": {}}, *pods)]
-    told = bool(status.get("phase"))
+    counted = [pod for pod in pods if _is_counted(pod)]
+    created = [manifest["metadata"].get("creationTimestamp") or "" for manifest in (group or {"metadata": {}}, *pods)]
+    has_status = bool(status.get("phase"))
     return GangView(
         namespace=key[0],
         name=key[1],
-        phase=status["phase"] if told else _UNKNOWN,
-        reason=(status.get("reason") or "") if told else _UNTOLD,
-        minimum=status.get("minMember") or (group.get("spec") or {}).get("minMember") or _minimum(there),
-        members=tuple(sorted(_names(there))),
-        bound=tuple(sorted(_names(pod for pod in there if (pod.get("spec") or {}).get("nodeName")))),
+        phase=status["phase"] if has_status else _UNKNOWN,
+        reason=(status.get("reason") or "") if has_status else _NO_STATUS,
+        minimum=status.get("minMember") or (group.get("spec") or {}).get("minMember") or _minimum(counted),
+        members=tuple(sorted(_names(counted))),
+        bound=tuple(sorted(_names(pod for pod in counted if (pod.get("spec") or {}).get("nodeName")))),
         waiting_for=tuple(status.get("waitingFor") or ()),
-        held=tuple(
-            NodeHold(one["node"], one.get("members", 0), one.get("cards", 0)) for one in status.get("held") or ()
+        reserved=tuple(
+            NodeReservation(reservation["node"], reservation.get("members", 0), reservation.get("cards", 0))
+            for reservation in status.get("held") or ()
         ),
         created=min(filter(None, created), default=""),
         since=status.get("since") or "",
     )
 
 
-def _is_there(pod: Json) -> bool:
+def _is_counted(pod: Json) -> bool:
     """As the extender counts: it is not being deleted and has not failed."""
     return not pod["metadata"].get("deletionTimestamp") and (pod.get("status") or {}).get("phase") != "Failed"
 
@@ -124,7 +125,7 @@ def _is_basic(pods: Sequence[Json]) -> bool:
     """Whether the PodGroup of Kubernetes that they name has no minimum: the extender has let them go, and keeps no
     PodGroup of its own for them.
     """
-    return all((pod.get("spec") or {}).get("schedulingGroup") and not gangs.gated(pod) for pod in pods)
+    return all((pod.get("spec") or {}).get("schedulingGroup") and not gangs.is_gated(pod) for pod in pods)
 
 
 def _names(pods: Iterator[Json] | Sequence[Json]) -> list[str]:
@@ -133,11 +134,11 @@ def _names(pods: Iterator[Json] | Sequence[Json]) -> list[str]:
 
 def _minimum(pods: Sequence[Json]) -> int:
     """What the pods say, where nobody else does."""
-    said = []
+    minimums = []
     for pod in pods:
         try:
             member = gangs.membership(pod)
         except InvalidRequest:
             continue  # made while nobody checked
-        said.append(member.minimum or 0 if member is not None else 0)
-    return max(said, default=0)
+        minimums.append(member.minimum or 0 if member is not None else 0)
+    return max(minimums, default=0)

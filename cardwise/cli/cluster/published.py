@@ -37,7 +37,7 @@ class Published:
         return self.known_limits or CardLimits()
 
 
-def take(client: KubeClient, namespace: str = names.NAMESPACE) -> Published:
+def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Published:
     """Reads it. `namespace`: of Cardwise. What is not there is as an extender without settings has it."""
     configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
     try:
@@ -57,7 +57,7 @@ def take(client: KubeClient, namespace: str = names.NAMESPACE) -> Published:
     return Published(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
 
 
-def in_force(pod: Json, told: Published) -> str:
+def policy_of_pod(pod: Json, published: Published) -> str:
     """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
     own = annotations_of(pod).get(names.POLICY)
-    return own if own in policies.POLICIES else told.policy
+    return own if own in policies.POLICIES else published.policy

@@ -15,7 +15,7 @@ from cardwise.kube.client import KubeClient
 _APPS: Final = "/apis/apps/v1"
 
 
-def take(client: KubeClient, installed: str) -> list[Json] | None:
+def read_deployments(client: KubeClient, installed: str) -> list[Json] | None:
     """Its Deployment, if it is there; None where Deployments may not be read.
 
     `installed`: the namespace of Cardwise. One of that name in any other namespace is a tenant's.
@@ -27,13 +27,13 @@ def take(client: KubeClient, installed: str) -> list[Json] | None:
         return None
 
 
-def named(deployments: Iterable[Json]) -> frozenset[str]:
+def scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
     """The `spec.schedulerName` of the pods that it places; empty where its Deployment is not among these."""
     return frozenset(map(_name, _ours(deployments)))
 
 
-def stopped(deployments: Iterable[Json]) -> frozenset[str]:
-    """As `named`, of those Deployments that have no ready pod: nothing is placed."""
+def stopped_names(deployments: Iterable[Json]) -> frozenset[str]:
+    """As `scheduler_names`, of those Deployments that have no ready pod: nothing is placed."""
     return frozenset(_name(ours) for ours in _ours(deployments) if not (ours.get("status") or {}).get("readyReplicas"))
 
 

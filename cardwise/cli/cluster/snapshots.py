@@ -46,43 +46,46 @@ class Snapshot:
         return list(dict.fromkeys(card.model for node in self.nodes for card in node.cards))
 
 
-def take(client: KubeClient, installed: str = names.NAMESPACE) -> Snapshot:
+def take_snapshot(client: KubeClient, installed: str = names.NAMESPACE) -> Snapshot:
     """Reads it. `installed`: the namespace of Cardwise. Raises `KubeError`."""
-    seen = survey.take(client, addresses=False, own=client.namespace)
-    found = Snapshot(holdings=seen.ledger.holdings(), classes=seen.classes, notes=list(seen.problems))
+    seen = survey.take_survey(client, addresses=False, own=client.namespace)
+    snapshot = Snapshot(holdings=seen.ledger.holdings(), classes=seen.classes, notes=list(seen.problems))
     if seen.partial:
-        found.notes.append(seen.partial)
+        snapshot.notes.append(seen.partial)
     try:
         nodes = list(client.objects(paths.nodes()))
-        pods = [pod for pod in client.objects(paths.pods()) if not _over(pod)]
+        pods = [pod for pod in client.objects(paths.pods()) if not _is_finished(pod)]
     except errors.Forbidden as error:
-        found.notes.append(unlimited(error))
-        found.pods += [SimulatedPod(f"{where}/{name}", PodShape(asked, Load())) for where, name, asked in seen.waiting]
-        found.waiting = len(found.pods)
+        snapshot.notes.append(describe_unlimited(error))
+        snapshot.pods += [
+            SimulatedPod(f"{namespace}/{name}", PodShape(pod_request, Load()))
+            for namespace, name, pod_request in seen.waiting
+        ]
+        snapshot.waiting = len(snapshot.pods)
         now = empty = {node.name: UNLIMITED_LOAD for node in seen.ledger.nodes()}
     else:
-        now, empty = left(nodes, pods), left(nodes, [pod for pod in pods if not _take(found, pod)])
-    found.learned = published.take(client, installed).workload
+        now, empty = free_loads(nodes, pods), free_loads(nodes, [pod for pod in pods if not _add_pod(snapshot, pod)])
+    snapshot.learned = published.read_published(client, installed).workload
     for node in seen.ledger.nodes():
         if node.cards or node.devices:
             cards, devices = tuple(node.cards), tuple(node.devices)
-            found.nodes.append(SimulatedNode(node.name, cards, now.get(node.name, _NOTHING), devices))
-            found.empty.append(SimulatedNode(node.name, cards, empty.get(node.name, _NOTHING), devices))
-    return found
+            snapshot.nodes.append(SimulatedNode(node.name, cards, now.get(node.name, _NOTHING), devices))
+            snapshot.empty.append(SimulatedNode(node.name, cards, empty.get(node.name, _NOTHING), devices))
+    return snapshot
 
 
-def classified(found: Snapshot) -> Callable[[Card, str], Card]:
+def card_classifier(snapshot: Snapshot) -> Callable[[Card, str], Card]:
     """Puts a card that is not there yet into the classes that it will be in on the node of this name."""
-    classifier = Classifier(found.classes.values())
+    classifier = Classifier(snapshot.classes.values())
 
-    def named(card: Card, node: str) -> Card:
+    def classify_card(card: Card, node: str) -> Card:
         seen = classes.labels(
             node=node, index=card.index, uuid=card.uuid, model=card.model, memory=card.mem, properties={}, own={}
         )
-        of = classifier.classes_of(seen)
-        return dataclasses.replace(card, classes=of, priority=classifier.priority_of(of))
+        names_of_classes = classifier.classes_of(seen)
+        return dataclasses.replace(card, classes=names_of_classes, priority=classifier.priority_of(names_of_classes))
 
-    return named
+    return classify_card
 
 
 _NOTHING = Load(0, 0, 0)
@@ -93,51 +96,51 @@ def _allocatable(node: Json) -> Load:
     if (node.get("spec") or {}).get("unschedulable"):
         return _NOTHING
     allocatable = (node.get("status") or {}).get("allocatable")
-    return loads.of_node(msgspec.convert(allocatable, loads.ResourceList)) if allocatable else UNLIMITED_LOAD
+    return loads.load_of_node(msgspec.convert(allocatable, loads.ResourceList)) if allocatable else UNLIMITED_LOAD
 
 
-def left(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
+def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
     """What each node has left beside cards with these pods on it."""
-    have = {node["metadata"]["name"]: _allocatable(node) for node in nodes}
+    free = {node["metadata"]["name"]: _allocatable(node) for node in nodes}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName") or ""
-        if node in have and not _over(pod):
-            have[node] = have[node].plus(load_of(pod), -1)
-    return have
+        if node in free and not _is_finished(pod):
+            free[node] = free[node].add(load_of(pod), -1)
+    return free
 
 
-def read_left(client: KubeClient) -> tuple[dict[str, Load], str]:
-    """`left` of the cluster; nothing of any node where they may not be read, and why."""
+def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
+    """`free_loads` of the cluster; nothing of any node where they may not be read, and why."""
     try:
-        return left(client.objects(paths.nodes()), client.objects(paths.pods())), ""
+        return free_loads(client.objects(paths.nodes()), client.objects(paths.pods())), ""
     except errors.Forbidden as error:
-        return {}, unlimited(error)
+        return {}, describe_unlimited(error)
 
 
 def load_of(pod: Json) -> Load:
     """What the pod takes beside cards."""
-    return loads.of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
+    return loads.load_of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
 
 
-def _over(pod: Json) -> bool:
+def _is_finished(pod: Json) -> bool:
     return (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES
 
 
-def _take(found: Snapshot, pod: Json) -> bool:
+def _add_pod(snapshot: Snapshot, pod: Json) -> bool:
     """Enters the pod if it uses cards or waits for some; whether it does."""
     metadata = pod["metadata"]
     try:
-        asked = request.parse(pod)
+        pod_request = request.parse(pod)
     except InvalidRequest:  # of what runs, or can never be placed; the survey has told it
-        asked = None
-    if asked is None:
+        pod_request = None
+    if pod_request is None:
         return False
-    shape = PodShape(asked, load_of(pod))
-    found.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", shape))
-    found.waiting += not (pod.get("spec") or {}).get("nodeName")
+    shape = PodShape(pod_request, load_of(pod))
+    snapshot.pods.append(SimulatedPod(f"{metadata['namespace']}/{metadata['name']}", shape))
+    snapshot.waiting += not (pod.get("spec") or {}).get("nodeName")
     return True
 
 
-def unlimited(error: errors.Forbidden) -> str:
+def describe_unlimited(error: errors.Forbidden) -> str:
     """What is less exact where nodes or pods may not be read."""
     return f"cpu and memory of nodes are taken as unlimited: {error.message}"

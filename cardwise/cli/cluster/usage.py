@@ -73,18 +73,21 @@ class NodeUsage:
     closed: str = ""
 
     @property
-    def part(self) -> float:
+    def granted_fraction(self) -> float:
         """How much of its memory is granted, from 0 to 1."""
         return granted_of(self.cards) / max(1, sum(card.total for card in self.cards))
 
 
-def by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
+def group_by_node(cards: Iterable[CardUsage]) -> list[NodeUsage]:
     """The most used first."""
-    found: dict[str, list[CardUsage]] = {}
+    cards_by_node: dict[str, list[CardUsage]] = {}
     for card in cards:
-        found.setdefault(card.node, []).append(card)
-    nodes = [NodeUsage(name, tuple(sorted(of, key=lambda card: card.index))) for name, of in found.items()]
-    return sorted(nodes, key=lambda node: (-node.part, node.name))
+        cards_by_node.setdefault(card.node, []).append(card)
+    nodes = [
+        NodeUsage(name, tuple(sorted(node_cards, key=lambda card: card.index)))
+        for name, node_cards in cards_by_node.items()
+    ]
+    return sorted(nodes, key=lambda node: (-node.granted_fraction, node.name))
 
 
 def granted_of(cards: Iterable[CardUsage]) -> int:
@@ -137,20 +140,25 @@ class _Pod(msgspec.Struct):
     status: wire.PodStatusHead = msgspec.field(default_factory=wire.PodStatusHead)
 
 
-def cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
+def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsage]:
     """All, or those of the nodes. Raises `KubeError`."""
     query = dict(_FROM_CACHE)
     if nodes:
-        query |= paths.with_label_in(names.NODE_LABEL, sorted(nodes))
-    found = client.items(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
+        query |= paths.label_in_query(names.NODE_LABEL, sorted(nodes))
+    resources = client.items(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
     # The label is what its writer made it: another node's card can carry it.
-    return [_card(one) for one in found if one.spec.kind == classes.KIND and (not nodes or one.spec.node in nodes)]
+    return [
+        _card(resource)
+        for resource in resources
+        if resource.spec.kind == classes.KIND and (not nodes or resource.spec.node in nodes)
+    ]
 
 
 def _card(read: _Resource) -> CardUsage:
-    spec, status, told = read.spec, read.status, read.status.allocated
+    spec, status, allocated = read.spec, read.status, read.status.allocated
     ended = tuple([
-        Holder(namespace=one.namespace, name=one.name, granted=one.memory_mib, ended=True) for one in status.held or ()
+        Holder(namespace=share.namespace, name=share.name, granted=share.memory_mib, ended=True)
+        for share in status.held or ()
     ])  # fmt: skip
     return CardUsage(
         node=spec.node,
@@ -158,10 +166,10 @@ def _card(read: _Resource) -> CardUsage:
         uuid=spec.uuid,
         model=spec.model,
         total=spec.memory_mib,
-        granted=told.memory_mib,
-        core=told.core_percent,
-        pods=told.pods,
-        whole=told.whole,
+        granted=allocated.memory_mib,
+        core=allocated.core_percent,
+        pods=allocated.pods,
+        whole=allocated.whole,
         healthy=status.health == "Healthy",
         reason=status.reason,
         cordoned=spec.unschedulable,
@@ -187,52 +195,54 @@ class Details:
     closed: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def of(self, card: CardUsage) -> CardUsage:
+    def with_details(self, card: CardUsage) -> CardUsage:
         """The card with them."""
         ended = card.holders or ()
         if self.holders is None:
             return replace(card, holders=None)
-        there = self.holders.get(card.uuid, []) + self.holders.get(_place(card.node, card.index), [])
-        living = {(one.namespace, one.name) for one in there}
-        everyone = [*there, *(one for one in ended if (one.namespace, one.name) not in living)]
+        living_holders = self.holders.get(card.uuid, []) + self.holders.get(_place(card.node, card.index), [])
+        living = {(holder.namespace, holder.name) for holder in living_holders}
+        everyone = [*living_holders, *(holder for holder in ended if (holder.namespace, holder.name) not in living)]
         holders = [
-            replace(one, used=self.measured.get((one.namespace, one.name, card.uuid)))
-            for one in sorted(everyone, key=lambda one: (-one.granted, one.namespace, one.name))
+            replace(holder, used=self.measured.get((holder.namespace, holder.name, card.uuid)))
+            for holder in sorted(everyone, key=lambda holder: (-holder.granted, holder.namespace, holder.name))
         ]
         # A card of which the extender has not told yet.
-        granted = sum(one.granted for one in holders) if card.granted is None and not self.own else card.granted
+        granted = sum(holder.granted for holder in holders) if card.granted is None and not self.own else card.granted
         return replace(card, holders=tuple(holders), granted=granted)
 
 
-def details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAMESPACE) -> Details:
+def read_details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAMESPACE) -> Details:
     """The holders and users of cards on these nodes. Raises `KubeError`."""
-    found = Details()
+    gathered = Details()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        measuring = pool.submit(_measured, client, nodes, installed, found.notes)
-        reading = pool.submit(nodestates.read, client, nodes)
+        measuring = pool.submit(_measured, client, nodes, installed, gathered.notes)
+        reading = pool.submit(nodestates.read_closed_reasons, client, nodes)
         try:
-            found.holders = _holders(
-                pod for of_node in pool.map(partial(_pods, client), _asked(nodes)) for pod in of_node
+            gathered.holders = _holders(
+                pod for of_node in pool.map(partial(_pods, client), _nodes_to_query(nodes)) for pod in of_node
             )
         except errors.Forbidden:
-            found.own = True
-            found.holders = _own_holders(client, nodes)
-            shown = "who holds what is not shown" if found.holders is None else "of the holders only your own are shown"
-            found.notes.append(f"you may not read the pods of all namespaces: {shown}")
-        found.measured = measuring.result()
-        found.closed = reading.result()
-        found.notes += nodestates.notes(found.closed)
-    return found
+            gathered.own = True
+            gathered.holders = _own_holders(client, nodes)
+            shown = (
+                "who holds what is not shown" if gathered.holders is None else "of the holders only your own are shown"
+            )
+            gathered.notes.append(f"you may not read the pods of all namespaces: {shown}")
+        gathered.measured = measuring.result()
+        gathered.closed = reading.result()
+        gathered.notes += nodestates.describe_closed(gathered.closed)
+    return gathered
 
 
-def _asked(nodes: Sequence[str]) -> Sequence[str]:
+def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
     """The nodes to ask for one by one, since the API server has an index of those; many of them as all at once."""
     return nodes if len(nodes) <= _MANY else [""]
 
 
 def _pods(client: KubeClient, node: str) -> list[_Pod]:
     """The pods of the node; "": of all nodes."""
-    query = _FROM_CACHE | (paths.with_field("spec.nodeName", node) if node else {})
+    query = _FROM_CACHE | (paths.field_query("spec.nodeName", node) if node else {})
     return list(client.items(paths.pods(), wire.ListOf[_Pod], query, 0))
 
 
@@ -247,7 +257,7 @@ def _own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[H
 
 def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
     """The holders by the card's UUID; for pods of gpushare, which have none, by the card's place."""
-    found: dict[str, list[Holder]] = defaultdict(list)
+    holders: dict[str, list[Holder]] = defaultdict(list)
     for pod in pods:
         meta = pod.metadata
         if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in meta.annotations:
@@ -258,8 +268,8 @@ def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
             continue  # it holds nothing that anybody could tell; `cardwise inspect` warns of it
         shares = _by_card(pod.spec.node_name, assigned.shares() if assigned is not None else ())
         for card, granted in shares.items():
-            found[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
-    return found
+            holders[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
+    return holders
 
 
 def _by_card(node: str, shares: Iterable[CardShare]) -> dict[str, int]:
@@ -281,21 +291,21 @@ def _measured(
         managers = _managers(client, installed)
     except errors.KubeError:
         managers = {}
-    here = [managers[node] for node in nodes if node in managers]
-    if not here:
+    queried = [managers[node] for node in nodes if node in managers]
+    if not queried:
         notes.append("what pods use is not measured: no MPS manager of these nodes is to be seen")
         return {}
-    found: dict[tuple[str, str, str], int] = {}
+    usage: dict[tuple[str, str, str], int] = {}
     refused = ""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for answer in pool.map(lambda name: _ask(client, installed, name), here):
+        for answer in pool.map(lambda name: _read_manager(client, installed, name), queried):
             if isinstance(answer, errors.KubeError):
                 refused = answer.message or answer.reason
             else:
-                found |= answer
+                usage |= answer
     if refused:
         notes.append(f"what pods use is not known of all nodes: {refused}")
-    return found
+    return usage
 
 
 def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
@@ -304,23 +314,23 @@ def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 
 
-def _ask(client: KubeClient, installed: str, name: str) -> dict[tuple[str, str, str], int] | errors.KubeError:
+def _read_manager(client: KubeClient, installed: str, name: str) -> dict[tuple[str, str, str], int] | errors.KubeError:
     """Through the API server's proxy, which takes the right to get `pods/proxy`."""
     path = paths.pods(installed, f"{name}:{_METRICS_PORT}", "proxy", "metrics")
     try:
-        return measured(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))
+        return parse_usage(client.request("GET", path, timeout=_PROXY_SECONDS).decode("utf-8", "replace"))
     except errors.KubeError as error:
         return error
 
 
-def measured(exposition: str) -> dict[tuple[str, str, str], int]:
+def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
     """MiB by namespace, pod and card's UUID, out of what a manager tells Prometheus."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - the first screen waits for it
 
     lines = [line for line in exposition.splitlines() if line.startswith(_METRIC)]
-    found: dict[tuple[str, str, str], int] = defaultdict(int)
+    used_bytes: dict[tuple[str, str, str], int] = defaultdict(int)
     for family in text_string_to_metric_families("\n".join([*lines, ""])):
         for sample in family.samples:
-            of = sample.labels
-            found[of.get("namespace", ""), of.get("pod", ""), of.get("card", "")] += int(sample.value)
-    return {key: amount // _BYTES for key, amount in found.items()}
+            labels = sample.labels
+            used_bytes[labels.get("namespace", ""), labels.get("pod", ""), labels.get("card", "")] += int(sample.value)
+    return {key: amount // _BYTES for key, amount in used_bytes.items()}

@@ -23,16 +23,16 @@ AMOUNTS: Final = (*COLUMNS.values(), HEALTHY)
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class ClassSummary:
     """A class, with AMOUNTS by their names in its status; None where the extender has not told.
 
-    `one`: what one of it is, in words. `priority` and `auto` as the columns have them, "-" for a class that cannot be
+    `share`: what one of it is, in words. `priority` and `auto` as the columns have them, "-" for a class that cannot be
     read; `auto` is whether Cardwise has made it, "edited" where a person has changed it since and Cardwise leaves it
     alone. `other`: it is of devices that are no GPUs.
     """
 
     name: str
-    one: str
+    share: str
     amounts: Mapping[str, int | None]
     priority: str = "-"
     auto: str = "-"
@@ -51,47 +51,49 @@ class PodShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Visible:
-    """`shares` are of pods of the namespace. Both `types` and `shares` are None where they may not be read either."""
+class VisibleCluster:
+    """`shares` are of pods of the namespace. Both `types` and `shares` are None where they may not be read
+    either.
+    """
 
     namespace: str
-    types: tuple[Type, ...] | None
+    types: tuple[ClassSummary, ...] | None
     shares: tuple[PodShare, ...] | None
 
 
-def typed(known: ResourceClass, amounts: Mapping[str, int | None]) -> Type:
+def summarize_class(known: ResourceClass, amounts: Mapping[str, int | None]) -> ClassSummary:
     """A class that can be read."""
     auto = "no" if not known.auto else "yes" if known.untouched else "edited"
-    one = "device" if known.other else _share(known)
-    return Type(known.name, one, amounts, str(known.priority), auto, known.other)
+    share = "device" if known.other else _describe_share(known)
+    return ClassSummary(known.name, share, amounts, str(known.priority), auto, known.other)
 
 
-def _share(known: ResourceClass) -> str:
+def _describe_share(known: ResourceClass) -> str:
     if known.share is None:
         return "whole card"
     core = f" {known.share.core}%" if known.share.core else ""
     return f"{known.share.memory} MiB{core}"
 
 
-def _type(obj: Json) -> Type:
-    status = obj.get("status") or {}
+def _summarize_manifest(manifest: Json) -> ClassSummary:
+    status = manifest.get("status") or {}
     amounts = {key: status.get(key) for key in AMOUNTS}
     try:
-        return typed(classes.parse(obj), amounts)
+        return summarize_class(classes.parse(manifest), amounts)
     except InvalidRequest:
-        return Type(obj["metadata"]["name"], "-", amounts)
+        return ClassSummary(manifest["metadata"]["name"], "-", amounts)
 
 
-def types(client: KubeClient) -> tuple[Type, ...]:
+def read_classes(client: KubeClient) -> tuple[ClassSummary, ...]:
     """All, by name. Raises `KubeError`."""
-    found = map(_type, client.objects(paths.resourceclasses()))
-    return tuple(sorted(found, key=lambda each: each.name))
+    summaries = map(_summarize_manifest, client.objects(paths.resourceclasses()))
+    return tuple(sorted(summaries, key=lambda summary: summary.name))
 
 
-def look(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] = ()) -> Visible:
+def read_visible(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] = ()) -> VisibleCluster:
     """`nodes`: show pods of these only. Raises `missing` where nothing may be read, and `KubeError`."""
     try:
-        known: tuple[Type, ...] | None = types(client)
+        known: tuple[ClassSummary, ...] | None = read_classes(client)
     except errors.Forbidden:
         known = None
     try:
@@ -99,11 +101,11 @@ def look(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] =
     except errors.Forbidden:
         if known is None:
             raise missing from None
-        return Visible(client.namespace, known, None)
+        return VisibleCluster(client.namespace, known, None)
     shares = (
-        PodShare(holding.namespace, holding.name, holding.node, share.index, share.mem)
+        PodShare(holding.namespace, holding.name, holding.node, card_share.index, card_share.mem)
         for holding in held.holdings()
-        for share in holding.assignment.shares()
+        for card_share in holding.assignment.shares()
         if not nodes or holding.node in nodes
     )
-    return Visible(client.namespace, known, tuple(sorted(shares, key=lambda one: (one.pod, one.card))))
+    return VisibleCluster(client.namespace, known, tuple(sorted(shares, key=lambda share: (share.pod, share.card))))

@@ -20,7 +20,7 @@ from cardwise.core.values.quantity import InvalidQuantity, Unit
 from cardwise.kube.pods import loads, nodeconstraints
 from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 
-Named = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
+CardClassifier = Callable[[Card, str], Card]  # the card with the classes that it is in on the node of this name
 
 _LIMITS: Final = {
     "gpu-mem": names.GPU_MEM, "gpu-count": names.GPU_COUNT, "gpu": names.WHOLE_GPU, "core": names.GPU_CORE,
@@ -73,13 +73,15 @@ class NamedPod(NamedTuple):
     spec: Json
 
 
-def shapes(given: str, known: Mapping[str, ResourceClass], *, unit: Unit = Unit.MIB) -> list[tuple[str, PodShape]]:
-    """As `pods`, without their specs."""
-    return [(one.name, one.shape) for one in pods(given, known, unit=unit)]
+def parse_shapes(
+    written: str, known: Mapping[str, ResourceClass], *, unit: Unit = Unit.MIB
+) -> list[tuple[str, PodShape]]:
+    """As `parse_pods`, without their specs."""
+    return [(named_pod.name, named_pod.shape) for named_pod in parse_pods(written, known, unit=unit)]
 
 
-def pods(
-    given: str, known: Mapping[str, ResourceClass], option: str = _POD, *, unit: Unit = Unit.MIB
+def parse_pods(
+    written: str, known: Mapping[str, ResourceClass], option: str = _POD, *, unit: Unit = Unit.MIB
 ) -> list[NamedPod]:
     """The pods of `--pod`: of `gpu-mem=8138,cpu=2`, or of a file of manifests, each with a name. Raises
     InvalidRequest.
@@ -87,119 +89,121 @@ def pods(
     `known`: the classes of the cluster. `option`: by which it was given. `unit`: what bare numbers of gpu-mem count in
     the manifests.
     """
-    field = f"{option} {given}"
-    if "=" in given:
-        pod = _pod(given, field)
-        return [NamedPod(given, _shape(pod, known, field), pod["spec"])]
-    path = Path(given)
+    field = f"{option} {written}"
+    if "=" in written:
+        pod = _pod(written, field)
+        return [NamedPod(written, _shape(pod, known, field), pod["spec"])]
+    path = Path(written)
     if not path.is_file():
         raise InvalidRequest(field, "is no file, and has no =", "write for example gpu-mem=8138,cpu=2")
-    found = [
+    named_pods = [
         NamedPod(name, _shape(pod, known, f"{path.name}: {name}", unit), pod.get("spec") or {})
         for name, pod in _pods(path)
     ]
-    if not found:
+    if not named_pods:
         raise InvalidRequest(path.name, "has no Pod and nothing with a pod's template", "name another file")
-    return found
+    return named_pods
 
 
-def _pod(given: str, field: str) -> Json:
+def _pod(written: str, field: str) -> Json:
     limits: dict[str, str] = {}
     requests: dict[str, str] = {}
     annotations: dict[str, str] = {}
-    for part in given.split(","):
-        key, _, value = part.partition("=")
+    for part in written.split(","):
+        key, _, amount = part.partition("=")
         key = key.strip()
         if key in _BESIDE:
-            _check_amount(f"{field}: {key}", value)
-            requests[key] = value
+            _check_amount(f"{field}: {key}", amount)
+            requests[key] = amount
         elif key == "class":
-            annotations[names.CLASS] = value
+            annotations[names.CLASS] = amount
         elif key in _LIMITS or "/" in key:
-            limits[_LIMITS.get(key, key)] = value
+            limits[_LIMITS.get(key, key)] = amount
         else:
             raise InvalidRequest(field, f"{key!r} is unknown", f"write {_KEYS}, or the name of a resource")
     container = {"name": "main", "resources": {"limits": limits, "requests": requests}}
     return {"metadata": {"annotations": annotations}, "spec": {"containers": [container]}}
 
 
-def _check_amount(field: str, value: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
+def _check_amount(field: str, written: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
     """As Kubernetes reads it: who adds the loads up takes what is no quantity for 0."""
     try:
-        amount, _ = quantity.parse(value)
+        amount, _ = quantity.parse(written)
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error
     if amount < 0:
-        raise InvalidRequest(field, f"{value} is below zero", remedy)
+        raise InvalidRequest(field, f"{written} is below zero", remedy)
 
 
 def _pods(path: Path) -> Iterator[tuple[str, Json]]:
     try:
-        read = [one for one in yaml.safe_load_all(path.read_text()) if isinstance(one, dict)]
+        read = [document for document in yaml.safe_load_all(path.read_text()) if isinstance(document, dict)]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidRequest(path.name, f"cannot be read ({error})", "write manifests as YAML") from error
-    for obj in (each for one in read for each in _objects(one, path.name)):
-        kind = obj.get("kind")
+    for manifest in (listed for document in read for listed in _objects(document, path.name)):
+        kind = manifest.get("kind")
         called = str(kind).lower()
-        name = f"{called}/{_part(obj, 'metadata', f'{path.name}: {called}: metadata').get('name', '')}"
-        where = f"{path.name}: {name}: spec"
-        spec = _part(obj, "spec", where)
-        job = _part(spec, "jobTemplate", f"{where}.jobTemplate")
-        template = (_part(job, "spec", f"{where}.jobTemplate.spec") or spec).get("template")
-        pod = obj if kind == "Pod" else template
+        name = f"{called}/{_part(manifest, 'metadata', f'{path.name}: {called}: metadata').get('name', '')}"
+        spec_field = f"{path.name}: {name}: spec"
+        spec = _part(manifest, "spec", spec_field)
+        job = _part(spec, "jobTemplate", f"{spec_field}.jobTemplate")
+        template = (_part(job, "spec", f"{spec_field}.jobTemplate.spec") or spec).get("template")
+        pod = manifest if kind == "Pod" else template
         if isinstance(pod, dict):
             yield name, pod
 
 
-def _objects(obj: Json, file: str) -> Iterator[Json]:
+def _objects(manifest: Json, file: str) -> Iterator[Json]:
     """What is in a List, as `kubectl get -o yaml` writes it; else the object itself."""
-    kind = str(obj.get("kind"))
-    if kind.endswith("List") and "items" in obj:
-        for one in _sequence(obj, "items", f"{file}: {kind}: items"):
-            yield {"kind": kind.removesuffix("List"), **one}
+    kind = str(manifest.get("kind"))
+    if kind.endswith("List") and "items" in manifest:
+        for listed in _sequence(manifest, "items", f"{file}: {kind}: items"):
+            yield {"kind": kind.removesuffix("List"), **listed}
     else:
-        yield obj
+        yield manifest
 
 
-def _part(of: Json, key: str, field: str) -> Json:
+def _part(parent: Json, key: str, field: str) -> Json:
     """A mapping in a manifest, empty where it is not there. Raises InvalidRequest where it is something else."""
-    return _mapping(of.get(key) or {}, field)
+    return _mapping(parent.get(key) or {}, field)
 
 
-def _mapping(found: Any, field: str) -> Json:
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise InvalidRequest(field, f"{found!r} is no mapping of names", "write it as Kubernetes reads it")
-    return found
+def _mapping(content: Any, field: str) -> Json:
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise InvalidRequest(field, f"{content!r} is no mapping of names", "write it as Kubernetes reads it")
+    return content
 
 
-def _sequence(of: Json, key: str, field: str) -> list[Json]:
+def _sequence(parent: Json, key: str, field: str) -> list[Json]:
     """As `_part`, of a list of mappings."""
-    found = of.get(key) or []
-    if not isinstance(found, list):
-        raise InvalidRequest(field, f"{found!r} is no list", "write it as Kubernetes reads it")
-    return [_mapping(one, f"{field}[{i}]") for i, one in enumerate(found)]
+    listed = parent.get(key) or []
+    if not isinstance(listed, list):
+        raise InvalidRequest(field, f"{listed!r} is no list", "write it as Kubernetes reads it")
+    return [_mapping(content, f"{field}[{i}]") for i, content in enumerate(listed)]
 
 
-def _shape(pod: Json, known: Mapping[str, ResourceClass], where: str, unit: Unit = Unit.MIB) -> PodShape:
+def _shape(pod: Json, known: Mapping[str, ResourceClass], source: str, unit: Unit = Unit.MIB) -> PodShape:
     """What the pod asks once the webhook and the API server have filled it in."""
-    of_devices = request.write_device_classes(name for name, one in known.items() if one.other)
+    of_devices = request.write_device_classes(name for name, resource_class in known.items() if resource_class.other)
     try:
         metadata = _part(pod, "metadata", "metadata")
         annotations = {**_annotations(metadata), **({names.DEVICE_CLASSES: of_devices} if of_devices else {})}
         spec = _filled(_part(pod, "spec", "spec"), known, unit)
         load = _load(spec)
-        asked = _asked(request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), known)
+        pod_request = _check_request(
+            request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), known
+        )
     except InvalidRequest as error:
-        raise InvalidRequest(f"{where}: {error.field}", error.problem, error.remedy) from error
-    return PodShape(asked, load)
+        raise InvalidRequest(f"{source}: {error.field}", error.problem, error.remedy) from error
+    return PodShape(pod_request, load)
 
 
 def _annotations(metadata: Json) -> Json:
-    found = _part(metadata, "annotations", "metadata.annotations")
-    for name, value in found.items():
-        if not isinstance(value, str):
-            raise InvalidRequest(f"metadata.annotations[{name}]", f"{value!r} is no text", "write it in quotes")
-    return found
+    annotations = _part(metadata, "annotations", "metadata.annotations")
+    for name, text in annotations.items():
+        if not isinstance(text, str):
+            raise InvalidRequest(f"metadata.annotations[{name}]", f"{text!r} is no text", "write it in quotes")
+    return annotations
 
 
 def _load(spec: Json) -> Load:
@@ -209,30 +213,30 @@ def _load(spec: Json) -> Load:
     _part(spec, "securityContext", "spec.securityContext")
     try:
         msgspec.convert(spec, _NodeSpec)
-        return loads.of_pod(msgspec.convert(spec, loads.PodSpec))
+        return loads.load_of_pod(msgspec.convert(spec, loads.PodSpec))
     except msgspec.ValidationError as error:
         raise InvalidRequest("spec", str(error), "write it as Kubernetes reads it") from error
 
 
-def _check_resources(of: Json, field: str) -> None:
+def _check_resources(parent: Json, field: str) -> None:
     """Those of a container, or of the pod as a whole."""
-    resources = _part(of, "resources", f"{field}.resources")
+    resources = _part(parent, "resources", f"{field}.resources")
     for kind in ("limits", "requests"):
         _check_amounts(_part(resources, kind, f"{field}.resources.{kind}"), f"{field}.resources.{kind}")
 
 
-def _check_amounts(given: Json, field: str) -> None:
+def _check_amounts(amounts: Json, field: str) -> None:
     for key in _BESIDE:
-        if key in given:
-            _check_amount(f"{field}[{key}]", given[key], "write for example cpu: 2 or memory: 4Gi")
+        if key in amounts:
+            _check_amount(f"{field}[{key}]", amounts[key], "write for example cpu: 2 or memory: 4Gi")
 
 
 def _filled(spec: Json, known: Mapping[str, ResourceClass], unit: Unit) -> Json:
     """With units, bare names of classes in our domain, and requests of cpu and memory where limits stand alone."""
     containers = {
         key: [
-            _container(one, known, f"spec.{key}[{i}]", unit)
-            for i, one in enumerate(_sequence(spec, key, f"spec.{key}"))
+            _container(container, known, f"spec.{key}[{i}]", unit)
+            for i, container in enumerate(_sequence(spec, key, f"spec.{key}"))
         ]
         for key in _CONTAINERS
     }
@@ -265,40 +269,40 @@ def _with_unit(amounts: Json, unit: Unit, field: str) -> Json:
         raise InvalidRequest(f"{field}[{names.GPU_MEM}]", error.problem, error.remedy) from error
 
 
-def _asked(asked: request.PodRequest | None, known: Mapping[str, ResourceClass]) -> request.PodRequest:
+def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, ResourceClass]) -> request.PodRequest:
     """Raises InvalidRequest where it asks for nothing, or for a class with a share: what one of that is, the webhook
     writes into the pod.
     """
-    if asked is None:
+    if pod_request is None:
         field = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         raise InvalidRequest(field, "the pod asks for no card", "write for example gpu-mem=8138")
-    for container in asked.containers:
-        one = known.get(container.resource_class)
-        if container.whole and one is not None and one.share is not None:
-            resource = names.CLASS_PREFIX + one.name
+    for container in pod_request.containers:
+        resource_class = known.get(container.resource_class)
+        if container.whole and resource_class is not None and resource_class.share is not None:
+            resource = names.CLASS_PREFIX + resource_class.name
             raise InvalidRequest(
                 resource,
-                f"one of it is a share of {one.share.memory} MiB",
-                f"write gpu-mem={container.cards * one.share.memory},class={one.name}",
+                f"one of it is a share of {resource_class.share.memory} MiB",
+                f"write gpu-mem={container.cards * resource_class.share.memory},class={resource_class.name}",
             )
-    return asked
+    return pod_request
 
 
 def check_classes(name: str, shape: PodShape, there: Collection[str], option: str = _POD) -> None:
     """Raises InvalidRequest where the pod asks for a class that is not there."""
-    asked = shape.request.containers if shape.request is not None else ()
-    for missing in (c.resource_class for c in asked if c.resource_class and c.resource_class not in there):
+    containers = shape.request.containers if shape.request is not None else ()
+    for missing in (c.resource_class for c in containers if c.resource_class and c.resource_class not in there):
         known = ", ".join(sorted(there)) or "none"
         raise InvalidRequest(f"{option} {name}", f"nothing is of class {missing}", f"write one that is there: {known}")
 
 
-def nodes(given: str, number: int, models: Sequence[str], named: Named) -> list[SimulatedNode]:
+def parse_nodes(written: str, number: int, models: Sequence[str], classify_card: CardClassifier) -> list[SimulatedNode]:
     """The nodes of one `--add-nodes 4x8xTesla-T4:16384`, whose names have the number. Raises InvalidRequest.
 
     `models`: those that are there already, of which `Tesla-T4` may be one that is spelled with blanks.
     """
-    field = f"{_ADD} {given}"
-    match = _NODES.fullmatch(given)
+    field = f"{_ADD} {written}"
+    match = _NODES.fullmatch(written)
     if match is None:
         remedy = "write nodes x cards x model : MiB of a card, for example 4x8xTesla-T4:16384,cpu=64,memory=256Gi"
         raise InvalidRequest(field, "cannot be read", remedy)
@@ -310,30 +314,32 @@ def nodes(given: str, number: int, models: Sequence[str], named: Named) -> list[
         mem = quantity.memory(match[4])
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, error.remedy) from error
-    left = _left(field, match[5])
+    free_load = _parse_free_load(field, match[5])
     alike = classes.accelerator_of_model(match[3])
-    model = next((one for one in models if classes.accelerator_of_model(one) == alike), match[3])
+    model = next(
+        (known_model for known_model in models if classes.accelerator_of_model(known_model) == alike), match[3]
+    )
     card = Card(index=0, uuid="", mem=mem, model=model)
-    return [_node(f"added-{number}-{i}", [card] * cards, left, named) for i in range(count)]
+    return [_node(f"added-{number}-{i}", [card] * cards, free_load, classify_card) for i in range(count)]
 
 
-def _left(field: str, given: str) -> Load:
+def _parse_free_load(field: str, written: str) -> Load:
     """What the nodes have beside cards; without bounds where nothing is said."""
-    said: dict[str, str] = {}
-    for part in filter(None, given.split(",")):
-        key, _, value = part.partition("=")
+    amounts: dict[str, str] = {}
+    for part in filter(None, written.split(",")):
+        key, _, amount = part.partition("=")
         if key not in _BESIDE:
             raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_BESIDE)} after the cards")
-        _check_amount(f"{field}: {key}", value)
-        said[key] = value
-    has = loads.of_node(loads.ResourceList(**said))
+        _check_amount(f"{field}: {key}", amount)
+        amounts[key] = amount
+    parsed = loads.load_of_node(loads.ResourceList(**amounts))
     return Load(
-        has.cpu if "cpu" in said else UNLIMITED_LOAD.cpu,
-        has.memory if "memory" in said else UNLIMITED_LOAD.memory,
+        parsed.cpu if "cpu" in amounts else UNLIMITED_LOAD.cpu,
+        parsed.memory if "memory" in amounts else UNLIMITED_LOAD.memory,
         UNLIMITED_LOAD.pods,
     )
 
 
-def _node(name: str, cards: Sequence[Card], left: Load, named: Named) -> SimulatedNode:
-    made = (dataclasses.replace(card, index=i, uuid=f"{name}-{i}") for i, card in enumerate(cards))
-    return SimulatedNode(name, tuple(named(card, name) for card in made), left)
+def _node(name: str, cards: Sequence[Card], free_load: Load, classify_card: CardClassifier) -> SimulatedNode:
+    numbered = (dataclasses.replace(card, index=i, uuid=f"{name}-{i}") for i, card in enumerate(cards))
+    return SimulatedNode(name, tuple(classify_card(card, name) for card in numbered), free_load)

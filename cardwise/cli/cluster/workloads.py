@@ -38,7 +38,7 @@ _MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class WorkloadState:
     """A workload and its pods.
 
     makers: what makes the pods for it (ReplicaSets, Jobs), else itself.
@@ -48,25 +48,25 @@ class Made:
     """
 
     kind: str
-    obj: Json
+    manifest: Json
     makers: tuple[Json, ...] = ()
     pods: tuple[Json, ...] = ()
     refused: str = ""
     refused_maker: str = ""
-    bound_past: tuple[str, ...] = ()
+    directly_bound: tuple[str, ...] = ()
 
 
 def kind_of(word: str) -> str:
     """The kind by any word for it, "" for none that is known."""
     plain = word.lower().partition(".")[0]
     for name in (plain, plain.removesuffix("s")):
-        found = _SHORT.get(name, name)
-        if found in KINDS:
-            return found
+        kind = _SHORT.get(name, name)
+        if kind in KINDS:
+            return kind
     return ""
 
 
-def find(client: KubeClient, kind: str, namespace: str, name: str) -> Json | None:
+def read_workload(client: KubeClient, kind: str, namespace: str, name: str) -> Json | None:
     """The object; None where there is none. Raises KubeError."""
     path = paths.pods(namespace, name) if kind == POD else paths.namespaced(*_PATHS[kind], namespace, name)
     try:
@@ -75,22 +75,22 @@ def find(client: KubeClient, kind: str, namespace: str, name: str) -> Json | Non
         return None
 
 
-def made_by(client: KubeClient, kind: str, obj: Json) -> Made:
+def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
     """Raises KubeError."""
-    namespace = obj["metadata"]["namespace"]
-    makers: tuple[Json, ...] = (obj,)
+    namespace = manifest["metadata"]["namespace"]
+    makers: tuple[Json, ...] = (manifest,)
     if kind in _MAKERS:
         api, plural = _PATHS[_MAKERS[kind]]
         makers = tuple(_owned(client.objects(paths.namespaced(api, plural, namespace)), makers))
     pods = tuple(_owned(client.objects(paths.pods(namespace)), makers))
-    there = {pod["metadata"]["name"] for pod in pods}
-    called = [one["metadata"]["name"] for one in makers]
-    past = dict.fromkeys(one.name for one in podevents.bound_past(client, namespace))
-    bound_past = tuple(
-        name for name in past if name not in there and any(_is_called_by(name, maker) for maker in called)
+    present = {pod["metadata"]["name"] for pod in pods}
+    maker_names = [maker["metadata"]["name"] for maker in makers]
+    deleted = dict.fromkeys(maker.name for maker in podevents.direct_bind_events(client, namespace))
+    directly_bound = tuple(
+        name for name in deleted if name not in present and any(_is_called_by(name, maker) for maker in maker_names)
     )
-    refused, refused_maker = _refused(client, namespace, kind, (obj, *makers))
-    return Made(kind, obj, makers, pods, refused, refused_maker, bound_past)
+    refused, refused_maker = _refused(client, namespace, kind, (manifest, *makers))
+    return WorkloadState(kind, manifest, makers, pods, refused, refused_maker, directly_bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +103,17 @@ class Replicas:
     fellows: frozenset[str] = frozenset()
 
 
-def replicas(client: KubeClient, pod: Json) -> Replicas:
+def other_replicas(client: KubeClient, pod: Json) -> Replicas:
     """Raises KubeError."""
     namespace, deployment, mine = pod["metadata"].get("namespace", ""), _deployment(pod), _remaker(pod)
     if not mine:
         return Replicas()
     name = pod["metadata"]["name"]
-    pods = [one for one in client.objects(paths.pods(namespace)) if one["metadata"]["name"] != name]
-    of_same = [one for one in pods if deployment and _deployment(one) == deployment]
+    pods = [other for other in client.objects(paths.pods(namespace)) if other["metadata"]["name"] != name]
+    of_same = [other for other in pods if deployment and _deployment(other) == deployment]
     return Replicas(
-        frozenset(one["metadata"]["name"] for one in of_same if _remaker(one) != mine),
-        frozenset(one["metadata"]["name"] for one in pods if _remaker(one) == mine),
+        frozenset(other["metadata"]["name"] for other in of_same if _remaker(other) != mine),
+        frozenset(other["metadata"]["name"] for other in pods if _remaker(other) == mine),
     )
 
 
@@ -124,21 +124,21 @@ def _deployment(pod: Json) -> str:
     return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""
 
 
-def controller(obj: Json) -> Json:
+def controller_of(manifest: Json) -> Json:
     """The owner that has made it, and makes it anew; an empty one where nobody does."""
-    owners: Iterable[Json] = obj["metadata"].get("ownerReferences") or ()
+    owners: Iterable[Json] = manifest["metadata"].get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), {})
 
 
 def _remaker(pod: Json) -> tuple[str, ...]:
     """Kind and name of its controller, if that makes another pod for each that ends."""
-    owner = controller(pod)
+    owner = controller_of(pod)
     return (owner["kind"], owner["name"]) if owner.get("kind") in _REMAKING else ()
 
 
 def is_bare(pod: Json) -> bool:
     """Whether no controller recreates the pod once it is deleted."""
-    return not controller(pod) and names.MIRROR not in annotations_of(pod)
+    return not controller_of(pod) and names.MIRROR not in annotations_of(pod)
 
 
 def recreate_command(namespace: str, pods: Sequence[str], *, dropping: Sequence[str] = ()) -> str:
@@ -155,7 +155,7 @@ def recreate_command(namespace: str, pods: Sequence[str], *, dropping: Sequence[
     return command(recreate, namespace=namespace, pods=pods, file=file)
 
 
-def recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
+def describe_recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
     """How another pod takes the place of this one: the command and what it does, as the end of a sentence.
 
     `dropping`: fields of the spec that keep this pod from running; its controller's template must not have them.
@@ -183,8 +183,8 @@ def retry_command(namespace: str, maker: str) -> str:
 def successor(pod: Json) -> str:
     """Which pod takes the place of this one when it is gone, as the end of a sentence."""
     if is_bare(pod):
-        return recreation(pod)
-    kind = str(controller(pod).get("kind") or "")
+        return describe_recreation(pod)
+    kind = str(controller_of(pod).get("kind") or "")
     if names.MIRROR in annotations_of(pod):
         return "the kubelet makes another while the manifest is there"
     if kind == "Job":
@@ -194,7 +194,7 @@ def successor(pod: Json) -> str:
 
 def _owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:
     uids = {owner["metadata"].get("uid") for owner in owners}
-    return (one for one in objects if controller(one).get("uid") in uids)
+    return (candidate for candidate in objects if controller_of(candidate).get("uid") in uids)
 
 
 def _is_called_by(pod: str, maker: str) -> bool:
@@ -203,7 +203,7 @@ def _is_called_by(pod: str, maker: str) -> bool:
 
 
 def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
-    """`refused` and `refused_maker` of `Made`, by the last event.
+    """`refused` and `refused_maker` of `WorkloadState`, by the last event.
 
     Events are kept for an hour; a condition of ReplicaSets says it too, and longer. `owners`: the workload, of this
     kind, and its makers.
@@ -211,7 +211,7 @@ def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Jso
     kinds = {owner["metadata"].get("uid"): _MAKERS.get(kind, kind) for owner in owners}
     kinds[owners[0]["metadata"].get("uid")] = kind
     called = {owner["metadata"].get("uid"): owner["metadata"]["name"] for owner in owners}
-    events = [event for event in podevents.refused(client, namespace) if event.uid in kinds]
+    events = [event for event in podevents.refused_creations(client, namespace) if event.uid in kinds]
     if events:
         return events[-1].message, f"{kinds[events[-1].uid]} {called[events[-1].uid]}"
     for owner in owners:
@@ -222,10 +222,12 @@ def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Jso
     return "", ""
 
 
-def scheduler_says(pod: Json) -> str:
+def scheduler_message(pod: Json) -> str:
     """Why kube-scheduler has not placed the pod; "" where it has said nothing since the pod has no gates any more."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    condition: Json = next((one for one in conditions if one.get("type") == "PodScheduled" and one.get("message")), {})
+    condition: Json = next(
+        (listed for listed in conditions if listed.get("type") == "PodScheduled" and listed.get("message")), {}
+    )
     was_gated = condition.get("reason") == _GATED and not (pod.get("spec") or {}).get("schedulingGates")
     return "" if was_gated else str(condition.get("message") or "")
 
@@ -239,11 +241,11 @@ def deleted_at(metadata: Json) -> str:
 def kept_by_finalizers(metadata: Json) -> str:
     """Why a deleted object is still there, as the end of a sentence; "" where it has no finalizers."""
     finalizers = metadata.get("finalizers") or ()
-    some = wording.few([*map(quote_unless_name, finalizers)], _FEW)
+    some = wording.enumerate_first([*map(quote_unless_name, finalizers)], _FEW)
     return f", and is there as long as it has the finalizers {some}" if finalizers else ""
 
 
-def state(pod: Json) -> str:
+def pod_state(pod: Json) -> str:
     """In one word for people: runs, waits, starts, ends or has ended."""
     status = pod.get("status") or {}
     if status.get("phase") in names.FINISHED_PHASES:

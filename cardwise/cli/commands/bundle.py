@@ -57,23 +57,25 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
 
     FILE is cardwise-bundle.tar.gz, if you name none.
     """
-    client = options.client()
+    client = options.load_client()
     try:
         findings = checks.examine(client, cardwise_namespace)
-        missing, wanted = write(client, file, findings, cardwise_namespace, options.clock().wall())
+        missing, wanted = write_bundle(client, file, findings, cardwise_namespace, options.current_clock().wall())
     except FileExistsError:
         raise click.ClickException(f"{file} is there already; name another file") from None
     except OSError as error:
         raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None
     for unread in (finding for finding in findings if finding.unread):
-        console.say(f"note: doctor {'' if unread.text.startswith('could') else 'says: '}{unread.text}", err=True)
+        console.print_text(f"note: doctor {'' if unread.text.startswith('could') else 'says: '}{unread.text}", err=True)
     if missing:
         some = ", ".join(line.partition(":")[0] for line in missing)
-        console.say(f"note: could not read {len(missing)} of {wanted} files (missing.json says why): {some}", err=True)
-    console.say(f"wrote {file}; look through it before you send it")
+        console.print_text(
+            f"note: could not read {len(missing)} of {wanted} files (missing.json says why): {some}", err=True
+        )
+    console.print_text(f"wrote {file}; look through it before you send it")
 
 
-def write(
+def write_bundle(
     client: KubeClient, target: Path, findings: Sequence[Finding], installed: str, now: datetime
 ) -> tuple[list[str], int]:
     """Makes the archive (gzip). `installed`: the namespace of Cardwise.
@@ -110,20 +112,20 @@ def _fill(
 
 def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:
     def objects(
-        path: str, clean: Callable[[Json], Json] = _cleaned, query: Mapping[str, str] | None = None
+        path: str, clean: Callable[[Json], Json] = _clean, query: Mapping[str, str] | None = None
     ) -> Callable[[], object]:
-        return lambda: [clean(one) for one in client.objects(path, query)]
+        return lambda: [clean(manifest) for manifest in client.objects(path, query)]
 
     yield "version.json", lambda: client.get("/version")
     yield "nodes.json", objects(paths.nodes())
     yield "extendedresources.json", objects(paths.extendedresources())
     yield "resourceclasses.json", objects(paths.resourceclasses())
-    yield "gpuquotas.json", objects(paths.gpuquotas(), _of_users)
-    yield "podgroups.json", objects(paths.podgroups(), _of_users)
+    yield "gpuquotas.json", objects(paths.gpuquotas(), _redact_annotations)
+    yield "podgroups.json", objects(paths.podgroups(), _redact_annotations)
     yield "mutatingwebhooks.json", objects(paths.mutatingwebhookconfigurations())
     yield "validatingwebhooks.json", objects(paths.validatingwebhookconfigurations())
     yield "events.json", objects(paths.events())
-    yield "pods.json", lambda: [_discreet(pod) for pod in client.objects(paths.pods()) if _is_of_interest(pod)]
+    yield "pods.json", lambda: [_redact_pod(pod) for pod in client.objects(paths.pods()) if _is_of_interest(pod)]
     for kind in ("daemonsets", "deployments"):
         yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, installed), query=_PARTS)
     yield "leases.json", objects(paths.leases(installed))
@@ -134,7 +136,7 @@ def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callabl
         return  # said by the line above
     for pod in parts:
         statuses = (pod.get("status") or {}).get("containerStatuses") or ()
-        restarted = {each["name"] for each in statuses if each.get("restartCount")}
+        restarted = {status["name"] for status in statuses if status.get("restartCount")}
         for container in pod["spec"]["containers"]:
             yield _log(client, pod, container["name"], previous=False)
             if container["name"] in restarted:
@@ -153,89 +155,91 @@ def _is_of_interest(pod: Json) -> bool:
     """Whether it asks for something of ours, or is in a gang."""
     if labels_of(pod).get(names.GANG):
         return True
-    asked = {
+    requested = {
         resource
         for group in _CONTAINERS
         for container in pod["spec"].get(group) or ()
         for resource in (container.get("resources") or {}).get("limits") or ()
     }
-    return any(resource in names.REQUESTED or resource.startswith(names.CLASS_PREFIX) for resource in asked)
+    return any(resource in names.REQUESTED or resource.startswith(names.CLASS_PREFIX) for resource in requested)
 
 
-def _cleaned(obj: Json) -> Json:
-    metadata = obj.get("metadata") or {}
+def _clean(manifest: Json) -> Json:
+    metadata = manifest.get("metadata") or {}
     metadata.pop("managedFields", None)
     for key in _NOISE:
         (metadata.get("annotations") or {}).pop(key, None)
-    return obj
+    return manifest
 
 
-def _discreet(pod: Json) -> Json:
+def _redact_pod(pod: Json) -> Json:
     """What helps, of a pod of somebody's: what is listed, and nothing that people write into the rest of it."""
     spec = pod["spec"]
-    kept = _only(_SPEC, spec)
+    kept = _select_fields(_SPEC, spec)
     for group in _CONTAINERS:
         if group in spec:
-            kept[group] = [_container(each) for each in spec[group] or ()]
+            kept[group] = [_redact_container(listed) for listed in spec[group] or ()]
     if "volumes" in spec:
-        kept["volumes"] = [_volume(each) for each in spec["volumes"] or ()]
-    return _of_users({"metadata": pod["metadata"], "spec": kept, "status": _status(pod.get("status") or {})})
+        kept["volumes"] = [_redact_volume(listed) for listed in spec["volumes"] or ()]
+    return _redact_annotations(
+        {"metadata": pod["metadata"], "spec": kept, "status": _redact_status(pod.get("status") or {})}
+    )
 
 
-def _of_users(obj: Json) -> Json:
+def _redact_annotations(manifest: Json) -> Json:
     """Without the annotations that are none of ours."""
-    metadata = _only(_METADATA, obj["metadata"])
-    annotations = annotations_of(obj)
-    return obj | {
-        "metadata": metadata | {"annotations": {key: annotations[key] for key in annotations if _is_told(key)}}
+    metadata = _select_fields(_METADATA, manifest["metadata"])
+    annotations = annotations_of(manifest)
+    return manifest | {
+        "metadata": metadata | {"annotations": {key: annotations[key] for key in annotations if _is_kept(key)}}
     }
 
 
-def _only(listed: str, obj: Json) -> Json:
-    return {key: obj[key] for key in listed.split() if key in obj}
+def _select_fields(listed: str, manifest: Json) -> Json:
+    return {key: manifest[key] for key in listed.split() if key in manifest}
 
 
-def _container(container: Json) -> Json:
-    kept = _only(_CONTAINER, container) | {key: HIDDEN for key in _PRESENCE if key in container}
+def _redact_container(container: Json) -> Json:
+    kept = _select_fields(_CONTAINER, container) | {key: HIDDEN for key in _PRESENCE if key in container}
     if "env" in container:
-        kept["env"] = [_variable(each) for each in container["env"] or ()]
+        kept["env"] = [_redact_variable(variable) for variable in container["env"] or ()]
     return kept
 
 
-def _variable(variable: Json) -> Json:
+def _redact_variable(variable: Json) -> Json:
     """Where a value comes from is a name; the value itself is told only where it is ours."""
     if "value" not in variable or _is_ours(variable):
         return variable
     return variable | {"value": HIDDEN}
 
 
-def _volume(volume: Json) -> Json:
+def _redact_volume(volume: Json) -> Json:
     """Its name and type, such as csi; what that is given is its user's."""
-    return {key: value if key == "name" else HIDDEN for key, value in volume.items()}
+    return {key: content if key == "name" else HIDDEN for key, content in volume.items()}
 
 
-def _status(status: Json) -> Json:
+def _redact_status(status: Json) -> Json:
     """How it fares. Messages of its containers are not told, reasons and exit codes are."""
     kept = dict(status)
     for group in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
         if group in kept:
-            kept[group] = [_fares(each) for each in kept[group] or ()]
+            kept[group] = [_redact_container_status(container_status) for container_status in kept[group] or ()]
     return kept
 
 
-def _fares(container: Json) -> Json:
+def _redact_container_status(container: Json) -> Json:
     """A program writes the message of a container that has ended. That of one that could not start may have its
     command in it (RunContainerError).
     """
     kept = dict(container)
     for key in ("state", "lastState"):
-        for phase, told in (kept.get(key) or {}).items():
-            if "message" in (told or {}):
-                kept[key] = {phase: told | {"message": HIDDEN}}
+        for phase, state in (kept.get(key) or {}).items():
+            if "message" in (state or {}):
+                kept[key] = {phase: state | {"message": HIDDEN}}
     return kept
 
 
-def _is_told(annotation: str) -> bool:
+def _is_kept(annotation: str) -> bool:
     """Whether it is of Cardwise, gpushare or gangs."""
     return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _DOMAINS
 

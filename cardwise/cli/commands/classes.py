@@ -18,35 +18,39 @@ from cardwise.kube.client import KubeClient
 @click.argument("name", required=False)
 def classes(output: str, name: str | None) -> None:
     """Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it."""
-    client = options.client()
+    client = options.load_client()
     try:
-        seen = survey.take(client, addresses=False, own=client.namespace)
+        seen = survey.take_survey(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:
         _by_status(client, name, output, error)
         return
-    printing.warn(seen)
+    printing.print_survey_warnings(seen)
     if name is not None and name not in seen.classes:
         raise _unknown(name, seen.classes)
     of_cards = totals.classes_of_cards(seen.ledger, seen.classes, name)
     of_devices = totals.classes_of_devices(seen.ledger, seen.classes, name)
     if output in ("json", "yaml"):
-        printing.dump(
+        printing.print_object(
             {"classes": classtable.cards_as_json(of_cards), "deviceClasses": classtable.devices_as_json(of_devices)},
             output,
         )
     elif not seen.classes:
-        console.say("there is no ResourceClass yet; the first card of a model brings one", err=True)
+        console.print_text("there is no ResourceClass yet; the first card of a model brings one", err=True)
     elif name is not None and output == "table":
         of_one = (
-            classtable.one_of_devices(of_devices[0])
+            classtable.format_device_class(of_devices[0])
             if of_devices
-            else classtable.one_of_cards(of_cards[0], console.columns())
+            else classtable.format_card_class(of_cards[0], console.terminal_columns())
         )
         console.show(of_one)
     else:
         wide = output == "wide"
-        parts = [classtable.of_cards(of_cards, None if wide else console.columns(), wide=wide)] if of_cards else []
-        parts += [classtable.of_devices(of_devices, wide=wide)] if of_devices else []
+        parts = (
+            [classtable.format_card_classes(of_cards, None if wide else console.terminal_columns(), wide=wide)]
+            if of_cards
+            else []
+        )
+        parts += [classtable.format_device_classes(of_devices, wide=wide)] if of_devices else []
         console.show("\n".join(parts))
 
 
@@ -57,13 +61,13 @@ def _unknown(name: str, there: Iterable[str]) -> click.ClickException:
 
 def _by_status(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
     """What the extender says of each class, for who may read no card. Raises `KubeError`."""
-    there = list(visible.types(client))
-    if name is not None and name not in {one.name for one in there}:
-        raise _unknown(name, [one.name for one in there])
-    found = [one for one in there if name in (None, one.name)]
-    why = rights.missing(missing)
-    console.say(f"note: as the extender says it, without who uses what: {why}", err=True)
+    there = list(visible.read_classes(client))
+    if name is not None and name not in {summary.name for summary in there}:
+        raise _unknown(name, [summary.name for summary in there])
+    summaries = [summary for summary in there if name in (None, summary.name)]
+    reason = rights.describe_missing(missing)
+    console.print_text(f"note: as the extender says it, without who uses what: {reason}", err=True)
     if output in ("json", "yaml"):
-        printing.dump({"classes": [classtable.type_as_json(one) for one in found]}, output)
+        printing.print_object({"classes": [classtable.summary_as_json(summary) for summary in summaries]}, output)
         return
-    console.show(classtable.of_types(found, None if output == "wide" else console.columns()))
+    console.show(classtable.format_summaries(summaries, None if output == "wide" else console.terminal_columns()))

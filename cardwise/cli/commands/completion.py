@@ -28,20 +28,20 @@ kubectl completes `kubectl cardwise` by itself, where kubectl_complete-cardwise 
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    made = get_completion_class(shell)
-    if made is None:
+    shell_class = get_completion_class(shell)
+    if shell_class is None:
         raise click.ClickException(f"click knows no completion for {shell}")
-    console.data(made(context.find_root().command, {}, PROGRAM, _VARIABLE).source())
+    console.print_data(shell_class(context.find_root().command, {}, PROGRAM, _VARIABLE).source())
 
 
-def for_kubectl(root: click.Command, words: Sequence[str]) -> str:
+def complete_for_kubectl(root: click.Command, words: Sequence[str]) -> str:
     """What kubectl_complete-cardwise prints. `words`: typed behind `kubectl cardwise`, the last one not to its end."""
     *whole, begun = words or [""]
-    found = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(whole, begun)
-    files = any(item.type != "plain" for item in found)
-    lines = [_line(item) for item in found if item.type == "plain"]
+    completions = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(whole, begun)
+    files = any(entry.type != "plain" for entry in completions)
+    lines = [_line(entry) for entry in completions if entry.type == "plain"]
     return "\n".join([*lines, _FILES if files else _NO_FILES])
 
 
-def _line(item: CompletionItem) -> str:
-    return f"{item.value}\t{item.help}" if item.help else str(item.value)
+def _line(entry: CompletionItem) -> str:
+    return f"{entry.value}\t{entry.help}" if entry.help else str(entry.value)

@@ -14,10 +14,14 @@ from cardwise.kube.wire import ExtendedResource
 @cordons.card_argument
 def cordon(reason: str, card: str) -> None:
     """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""
-    client = options.client()
-    found = cordons.find(client, card)
-    done = cordons.mark(client, found, reason, options.clock())
-    console.say(f"{cordons.title(found)} cordoned" if done else f"{cordons.title(found)} already cordoned{_why(found)}")
+    client = options.load_client()
+    resource = cordons.find_card(client, card)
+    done = cordons.cordon_card(client, resource, reason, options.current_clock())
+    console.print_text(
+        f"{cordons.describe_card(resource)} cordoned"
+        if done
+        else f"{cordons.describe_card(resource)} already cordoned{_describe_cordon(resource)}"
+    )
 
 
 @click.command()
@@ -25,15 +29,15 @@ def cordon(reason: str, card: str) -> None:
 @cordons.card_argument
 def uncordon(card: str) -> None:
     """Give a cordoned card back; pods that wait are tried again. CARD: a UUID, its beginning, or NODE/INDEX."""
-    client = options.client()
-    found = cordons.find(client, card)
-    if not found.spec.unschedulable:
-        console.say(f"{cordons.title(found)} already uncordoned")
+    client = options.load_client()
+    resource = cordons.find_card(client, card)
+    if not resource.spec.unschedulable:
+        console.print_text(f"{cordons.describe_card(resource)} already uncordoned")
         return
-    cordons.unmark(client, found)
-    console.say(f"{cordons.title(found)} uncordoned")
+    cordons.uncordon_card(client, resource)
+    console.print_text(f"{cordons.describe_card(resource)} uncordoned")
 
 
-def _why(card: ExtendedResource) -> str:
+def _describe_cordon(card: ExtendedResource) -> str:
     reason = wording.message(card.spec.cordon.reason)
     return cordons.author(card) + (f": {reason}" if reason else "")

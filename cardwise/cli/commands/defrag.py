@@ -57,8 +57,8 @@ _UNKNOWN_LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragRequest:
-    """What the person wants. `text`: of what is to fit, such as "2 whole cards". `spec`: of a pod that is to fit, as it
-    is written; empty where none is.
+    """What the person wants. `format_outcome`: of what is to fit, such as "2 whole cards". `spec`: of a pod that is
+    to fit, as it is written; empty where none is.
     """
 
     text: str
@@ -67,7 +67,7 @@ class DefragRequest:
     count: int
     resource_class: str
     namespace: str | None
-    most: int | None
+    max_moves: int | None
     cordon: bool
     spec: Json
 
@@ -78,27 +78,27 @@ class DefragOutcome:
     wanted; "" where there are none.
     """
 
-    asked: DefragRequest
+    wanted: DefragRequest
     plan: MovePlan
-    found: movables.Found
+    movable: movables.MovablePods
     barred: str = ""
 
     def steps(self) -> Iterator[tuple[Move, Movable, Json, int]]:
         """Each move with its pod, who makes that anew, and how many of what is wanted fit then."""
-        by_uid = {pod.uid: pod for pod in self.found.pods}
+        by_uid = {pod.uid: pod for pod in self.movable.pods}
         for move, fits in zip(self.plan.moves, self.plan.fits[1:], strict=True):
             pod = by_uid[move.before.uid]
-            yield move, pod, workloads.controller(self.found.objects[pod.uid]), fits
+            yield move, pod, workloads.controller_of(self.movable.objects[pod.uid]), fits
 
     def unneeded(self, cordoned: Iterable[ExtendedResource]) -> list[ExtendedResource]:
         """Those of these cards that the plan does not cordon."""
-        moves = self.plan.moves if self.plan.cordons and self.reached else ()
+        moves = self.plan.moves if self.plan.cordons and self.is_reached else ()
         uuids = {share.uuid for move in moves for share in move.before.assignment.shares()}
         return [card for card in cordoned if card.spec.uuid not in uuids]
 
     @property
-    def reached(self) -> bool:
-        return self.plan.fits[-1] >= self.asked.count
+    def is_reached(self) -> bool:
+        return self.plan.fits[-1] >= self.wanted.count
 
 
 @click.command("defrag", help=_HELP)
@@ -141,57 +141,60 @@ def defrag(
 ) -> None:
     if (free_cards is None) is (fit is None):
         raise click.UsageError("write either --free-cards N or --fit SHAPE")
-    client = options.client()
-    clock = options.clock()
-    told = published.take(client, cardwise_namespace)
-    seen = survey.take(client, addresses=False, beyond=True, limits=told.limits)
+    client = options.load_client()
+    clock = options.current_clock()
+    settings = published.read_published(client, cardwise_namespace)
+    seen = survey.take_survey(client, addresses=False, beyond=True, limits=settings.limits)
     try:
-        asked = _asked(
+        wanted = _parse_request(
             seen,
             free_cards,
             fit,
             resource_class,
             unit=Unit(gpu_mem_unit),
             namespace=namespace,
-            most=max_moves,
+            max_moves=max_moves,
             cordon=cordon,
         )
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
-    if told.note:
-        console.say(f"note: the extender's policy is taken as {told.policy}: {told.note}", err=True)
-    left = _ignore_cordons_of_defrag(seen)
-    for card in left:
-        what = "--evict gives it back or takes it over" if dry_run else "it is given back or taken over"
+    if settings.note:
+        console.print_text(f"note: the extender's policy is taken as {settings.policy}: {settings.note}", err=True)
+    abandoned = _ignore_cordons_of_defrag(seen)
+    for card in abandoned:
+        next_step = "--evict gives it back or takes it over" if dry_run else "it is given back or taken over"
         by = cordons.author(card)
-        console.say(
-            f"note: {cordons.title(card)} was cordoned{by} by another defrag, and counts as free: {what}", err=True
+        console.print_text(
+            f"note: {cordons.describe_card(card)} was cordoned{by} by another defrag, and counts as free: {next_step}",
+            err=True,
         )
-    outcome = _planned(client, seen, asked, told, clock.wall())
+    outcome = _search_plan(client, seen, wanted, settings, clock.wall())
     if output == "table":
-        console.show(text(outcome))
+        console.show(format_outcome(outcome))
     else:
-        printing.dump(as_json(outcome), output)
-    work = evicting.Carrying(client, timeout, clock)
+        printing.print_object(as_json(outcome), output)
+    work = evicting.MoveRun(client, timeout, clock)
     if not dry_run:
-        for card in outcome.unneeded(left):
-            work.give_back(card, card.spec.cordon)
-    if not outcome.reached:
+        for card in outcome.unneeded(abandoned):
+            work.restore_card(card, card.spec.cordon)
+    if not outcome.is_reached:
         sys.exit(1)
     if outcome.plan.moves and dry_run:
-        console.say("nothing was changed; --evict moves them", err=True)
+        console.print_text("nothing was changed; --evict moves them", err=True)
     elif outcome.plan.moves:
-        if told.known_limits is None:
-            console.say(_UNKNOWN_LIMITS, err=True)
+        if settings.known_limits is None:
+            console.print_text(_UNKNOWN_LIMITS, err=True)
         _carry_out(work, outcome)
-        now = survey.take(client, addresses=False, limits=told.limits)
-        after = _planned(client, now, asked, told, clock.wall()).plan.fits[0]
-        if after < asked.count:
-            raise click.ClickException(f"all pods have moved, but {_fits(after, asked)}: others have come meanwhile")
-        console.say(f"done: {_fits(after, asked)}", err=True)
+        now = survey.take_survey(client, addresses=False, limits=settings.limits)
+        after = _search_plan(client, now, wanted, settings, clock.wall()).plan.fits[0]
+        if after < wanted.count:
+            raise click.ClickException(
+                f"all pods have moved, but {_describe_fits(after, wanted)}: others have come meanwhile"
+            )
+        console.print_text(f"done: {_describe_fits(after, wanted)}", err=True)
 
 
-def _asked(
+def _parse_request(
     seen: survey.Survey,
     cards: int | None,
     fit: str | None,
@@ -199,19 +202,19 @@ def _asked(
     *,
     unit: Unit,
     namespace: str | None,
-    most: int | None,
+    max_moves: int | None,
     cordon: bool,
 ) -> DefragRequest:
     """Raises InvalidRequest."""
     there = {name for node in seen.ledger.nodes() for card in node.cards for name in card.classes}
     if cards is not None:
-        one = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
-        shape = PodShape(PodRequest(containers=(one,)), Load(0, 0, 0))
+        container = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
+        shape = PodShape(PodRequest(containers=(container,)), Load(0, 0, 0))
         whatif.check_classes(resource_class, shape, there, "--class")
         spec: Json = {}
         text, count = f"free whole card{' of class ' * bool(resource_class)}{resource_class}", cards
     else:
-        count, pod = _pod(seen, fit or "", resource_class, unit)
+        count, pod = _parse_pod(seen, fit or "", resource_class, unit)
         text, shape, spec = f"pod {pod.name}", pod.shape, pod.spec
         whatif.check_classes(text, shape, there, _FIT)
     if shape.request is None:
@@ -223,7 +226,7 @@ def _asked(
         count=count,
         resource_class=resource_class,
         namespace=namespace,
-        most=most,
+        max_moves=max_moves,
         cordon=cordon,
         spec=spec,
     )
@@ -231,104 +234,109 @@ def _asked(
 
 def _ignore_cordons_of_defrag(seen: survey.Survey) -> list[ExtendedResource]:
     """Count the cards that a defrag has cordoned as free, and return them."""
-    left = [card for card in seen.resources if cordons.is_of_defrag(card)]
-    uuids = {card.spec.uuid for card in left}
-    for name in {card.spec.node for card in left}:
+    abandoned = [card for card in seen.resources if cordons.is_of_defrag(card)]
+    uuids = {card.spec.uuid for card in abandoned}
+    for name in {card.spec.node for card in abandoned}:
         if (node := seen.ledger.node(name)) is not None:
             cards = [replace(card, cordoned=card.cordoned and card.uuid not in uuids) for card in node.cards]
             seen.ledger.set_cards(name, cards)
-    return left
+    return abandoned
 
 
-def _carry_out(work: evicting.Carrying, outcome: DefragOutcome) -> None:
+def _carry_out(work: evicting.MoveRun, outcome: DefragOutcome) -> None:
     """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
-    with signals.as_exceptions(), ExitStack() as until:
+    with signals.raise_on_signals(), ExitStack() as until:
         for i, move in enumerate(outcome.plan.moves, 1):
             if outcome.plan.cordons:
-                work.cordon(move.before, until)
-            work.carry(move, outcome.found.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
+                work.cordon_cards(move.before, until)
+            work.move_pod(move, outcome.movable.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
-def _pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[int, whatif.NamedPod]:
+def _parse_pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[int, whatif.NamedPod]:
     """How many, and one of them. Raises InvalidRequest."""
     times = _TIMES.fullmatch(fit)
-    given, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
+    written, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
     if not 1 <= count <= _MOST_FITS:
         raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MOST_FITS}")
-    if resource_class and "=" not in given:
+    if resource_class and "=" not in written:
         raise InvalidRequest(f"{_FIT} {fit}", "a file says its class itself", "leave --class out")
-    named = f"{given},class={resource_class}" if resource_class else given
-    pods = whatif.pods(named, seen.classes, _FIT, unit=unit)
+    with_class = f"{written},class={resource_class}" if resource_class else written
+    pods = whatif.parse_pods(with_class, seen.classes, _FIT, unit=unit)
     if len(pods) > 1:
         known = ", ".join(pod.name for pod in pods)
         raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write them into files of their own")
     return count, pods[0]
 
 
-def _planned(
-    client: KubeClient, seen: survey.Survey, asked: DefragRequest, told: published.Published, now: datetime
+def _search_plan(
+    client: KubeClient, seen: survey.Survey, wanted: DefragRequest, settings: published.Published, now: datetime
 ) -> DefragOutcome:
     """Reads what the survey lacks, and searches. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
 
     nodes, pods = list(client.objects(paths.nodes())), list(client.objects(paths.pods()))
-    found_jobs = client.objects(paths.jobs()) if movables.of_jobs(pods) else ()
-    jobs = {job["metadata"]["uid"]: job for job in found_jobs}
+    listed_jobs = client.objects(paths.jobs()) if movables.has_job_pods(pods) else ()
+    jobs = {job["metadata"]["uid"]: job for job in listed_jobs}
     limits = budgets.Budgets()
     for budget in client.objects(paths.poddisruptionbudgets()):
-        record = budgets.record(msgspec.json.encode(budget))
+        record = budgets.decode_budget(msgspec.json.encode(budget))
         if record is not None:
-            limits.set(*record)
+            limits.set_budget(*record)
     ledger = seen.ledger
-    engine = SurveyedEngine(ledger, snapshots.left(nodes, pods), told.workload)
+    engine = SurveyedEngine(ledger, snapshots.free_loads(nodes, pods), settings.workload)
     if engine.note:
-        console.say(f"note: {engine.note}", err=True)
+        console.print_text(f"note: {engine.note}", err=True)
 
-    def wanted(holding: Holding) -> bool:
-        return asked.namespace in (None, holding.namespace)
+    def is_in_namespace(holding: Holding) -> bool:
+        return wanted.namespace in (None, holding.namespace)
 
-    facts = movables.ClusterFacts(pods, nodes, jobs, limits, told, now)
-    found = movables.find(facts, ledger, wanted)
-    world = World(ledger, engine, lambda namespace: [left for _, left in seen.headroom(namespace)])
-    tolerations = [*(asked.spec.get("tolerations") or ()), *movables.usual_tolerations(facts, ledger)]
-    may = movables.nodes({"spec": {**asked.spec, "tolerations": tolerations}}, nodes, ledger)
-    goal = Goal(request=asked.request, load=asked.load, count=asked.count, policy=told.policy, nodes=may)
-    made = plan(world, goal, found.pods, most=asked.most, cordon=asked.cordon)
-    return DefragOutcome(asked, made, found, _barred(ledger, may))
+    facts = movables.ClusterFacts(pods, nodes, jobs, limits, settings, now)
+    movable = movables.find_movable_pods(facts, ledger, is_in_namespace)
+    world = World(ledger, engine, lambda namespace: [headroom for _, headroom in seen.headroom(namespace)])
+    tolerations = [*(wanted.spec.get("tolerations") or ()), *movables.usual_tolerations(facts, ledger)]
+    allowed = movables.allowed_nodes({"spec": {**wanted.spec, "tolerations": tolerations}}, nodes, ledger)
+    goal = Goal(request=wanted.request, load=wanted.load, count=wanted.count, policy=settings.policy, nodes=allowed)
+    move_plan = plan(world, goal, movable.pods, max_moves=wanted.max_moves, cordon=wanted.cordon)
+    return DefragOutcome(wanted, move_plan, movable, _count_barred(ledger, allowed))
 
 
-def _barred(ledger: Ledger, may: frozenset[str] | None) -> str:
+def _count_barred(ledger: Ledger, allowed: frozenset[str] | None) -> str:
     with_cards = [node.name for node in ledger.nodes()]
-    barred = sum(name not in may for name in with_cards) if may is not None else 0
+    barred = sum(name not in allowed for name in with_cards) if allowed is not None else 0
     return f"{barred} of {wording.count(len(with_cards), 'node')} with cards" if barred else ""
 
 
-def text(outcome: DefragOutcome) -> str:
+def format_outcome(outcome: DefragOutcome) -> str:
     """What fits, what moves, and what is in the way."""
-    asked, made = outcome.asked, outcome.plan
+    wanted, move_plan = outcome.wanted, outcome.plan
     # Nobody counts further than to what is wanted.
-    enough = made.fits[0] >= asked.count
-    lines = [f"Now {_fits(made.fits[0], asked, least=enough)}, of {asked.count} that are wanted."]
-    if not outcome.reached:
-        lines += _no_way(outcome)
+    enough = move_plan.fits[0] >= wanted.count
+    lines = [f"Now {_describe_fits(move_plan.fits[0], wanted, least=enough)}, of {wanted.count} that are wanted."]
+    if not outcome.is_reached:
+        lines += _describe_failure(outcome)
         return "\n".join(lines) + "\n"
-    if not made.moves:
+    if not move_plan.moves:
         return f"{lines[0]} Nothing has to move.\n"
-    lines.append(f"{wording.count(len(made.moves), 'pod')} would move{_surely(made)}:")
+    lines.append(f"{wording.count(len(move_plan.moves), 'pod')} would move{_describe_bound(move_plan)}:")
     rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
     for i, (move, pod, owner, fits) in enumerate(outcome.steps(), 1):
-        row = [str(i), f"{move.before.namespace}/{move.before.name}", _where(move.before), _where(move.after)]
+        row = [
+            str(i),
+            f"{move.before.namespace}/{move.before.name}",
+            _format_place(move.before),
+            _format_place(move.after),
+        ]
         row += [
             str(pod.mem),
             str(pod.priority),
-            tables.age(pod.age),
+            tables.format_age(pod.age),
             f"{owner['kind']}/{owner['name']}",
             str(fits),
         ]
         rows.append(row)
-    lines.append(tables.aligned(rows).rstrip("\n"))
+    lines.append(tables.align_rows(rows).rstrip("\n"))
     lines.append("Each is ended and started anew: what it has in memory and on its own disk is lost.")
-    if made.cordons:
+    if move_plan.cordons:
         lines.append(
             "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more "
             "would have to move. --no-cordon does without."
@@ -336,59 +344,60 @@ def text(outcome: DefragOutcome) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _surely(made: MovePlan) -> str:
-    return "" if made.exact else f", perhaps more than needed (at least {made.least})"
+def _describe_bound(move_plan: MovePlan) -> str:
+    return "" if move_plan.exact else f", perhaps more than needed (at least {move_plan.least})"
 
 
-def _fits(fits: int, asked: DefragRequest, *, least: bool = False) -> str:
+def _describe_fits(fits: int, wanted: DefragRequest, *, least: bool = False) -> str:
     """Such as "there is 1 free whole card", "there is room for 2 pods gpu-mem=100". `least`: there may be more."""
     at = "at least " * least
-    what, of = asked.text.split(" ", 1) if asked.text.startswith("pod ") else (asked.text, "")
-    if of:
-        return f"there is room for {at}{wording.count(fits, what)} of {of}"
-    head, _, tail = what.partition(" of class ")
+    noun, shape = wanted.text.split(" ", 1) if wanted.text.startswith("pod ") else (wanted.text, "")
+    if shape:
+        return f"there is room for {at}{wording.count(fits, noun)} of {shape}"
+    head, _, tail = noun.partition(" of class ")
     return f"there {'is' if fits == 1 else 'are'} {at}{wording.count(fits, head)}{f' of class {tail}' if tail else ''}"
 
 
-def _no_way(outcome: DefragOutcome) -> list[str]:
-    made, asked = outcome.plan, outcome.asked
-    none = f"{'There is no way' if made.searched else 'No way was found'} to move pods for that"
-    if asked.most is not None:
-        none += f" by at most {wording.count(asked.most, 'move')}"
-    if not asked.cordon:
-        none += " without cordoning their cards meanwhile"
-    if made.moves:
-        none += f"; the best that was found: {_fits(made.fits[-1], asked)}, by {wording.count(len(made.moves), 'move')}"
-    lines = [f"{none}."]
-    if not made.searched:
+def _describe_failure(outcome: DefragOutcome) -> list[str]:
+    move_plan, wanted = outcome.plan, outcome.wanted
+    verdict = f"{'There is no way' if move_plan.searched else 'No way was found'} to move pods for that"
+    if wanted.max_moves is not None:
+        verdict += f" by at most {wording.count(wanted.max_moves, 'move')}"
+    if not wanted.cordon:
+        verdict += " without cordoning their cards meanwhile"
+    if move_plan.moves:
+        moves = wording.count(len(move_plan.moves), "move")
+        verdict += f"; the best that was found: {_describe_fits(move_plan.fits[-1], wanted)}, by {moves}"
+    lines = [f"{verdict}."]
+    if not move_plan.searched:
         lines.append("There may be one all the same: not everything could be tried.")
-    if not asked.cordon:
+    if not wanted.cordon:
         lines.append(
             "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX."
         )
     if outcome.barred:
         lines.append(f"No room: {outcome.barred}, by a taint or by what the pod asks of its node.")
-    lines.append(f"{wording.count(len(outcome.found.pods), 'pod')} may be moved.")
-    for why, many in sorted(outcome.found.kept.items(), key=lambda one: (-one[1], one[0])):
-        lines.append(f"Not so those that {why}: {many}.")
+    lines.append(f"{wording.count(len(outcome.movable.pods), 'pod')} may be moved.")
+    for reason, count in sorted(outcome.movable.unmovable.items(), key=lambda pair: (-pair[1], pair[0])):
+        lines.append(f"Not so those that {reason}: {count}.")
     return lines
 
 
-def _where(holding: Holding) -> str:
+def _format_place(holding: Holding) -> str:
     """Such as "n1 0,1"."""
     return f"{holding.node} {','.join(map(str, holding.assignment.indices()))}"
 
 
 def as_json(outcome: DefragOutcome) -> Json:
     """All of it, for programs."""
-    made, asked = outcome.plan, outcome.asked
+    move_plan, wanted = outcome.plan, outcome.wanted
     moves = [
         {
             "namespace": move.before.namespace,
             "name": move.before.name,
             "uid": pod.uid,
-            "from": _place(move.before),
-            "to": _place(move.after),
+            "from": _place_as_json(move.before),
+            "to": _place_as_json(move.after),
             "memoryMiB": pod.mem,
             "priority": pod.priority,
             "ageSeconds": round(pod.age),
@@ -398,18 +407,18 @@ def as_json(outcome: DefragOutcome) -> Json:
         for move, pod, owner, fits in outcome.steps()
     ]
     return {
-        "wanted": asked.count,
-        "fitsNow": made.fits[0],
-        "fitsThen": made.fits[-1],
-        "reached": outcome.reached,
-        "fewestPossible": made.exact if outcome.reached else None,
-        "everythingTried": made.searched,
-        "cordons": made.cordons,
+        "wanted": wanted.count,
+        "fitsNow": move_plan.fits[0],
+        "fitsThen": move_plan.fits[-1],
+        "reached": outcome.is_reached,
+        "fewestPossible": move_plan.exact if outcome.is_reached else None,
+        "everythingTried": move_plan.searched,
+        "cordons": move_plan.cordons,
         "moves": moves,
-        "kept": dict(sorted(outcome.found.kept.items())),
+        "kept": dict(sorted(outcome.movable.unmovable.items())),
     }
 
 
-def _place(holding: Holding) -> Json:
+def _place_as_json(holding: Holding) -> Json:
     cards = [{"index": share.index, "uuid": share.uuid} for share in holding.assignment.shares()]
     return {"node": holding.node, "cards": cards}

@@ -37,29 +37,29 @@ def doctor(
     --before-install pods are tried by dry run in the namespace of --cardwise-namespace. Ends with 1 where there is a
     problem.
     """
-    client = options.client()
+    client = options.load_client()
     if before_install:
         _propose(client, cardwise_namespace, output, probe=probe)
         return
     probe_in = (namespace or client.namespace) if probe else ""
     if probe_in:
         options.check_namespace(client, probe_in)
-    found = list(checks.examine(client, cardwise_namespace, probe_in, probe_image))
+    findings = list(checks.examine(client, cardwise_namespace, probe_in, probe_image))
     if output == "table":
-        console.show(finding.table(found))
+        console.show(finding.table(findings))
     else:
-        printing.dump(finding.as_json(found), output)
-    if finding.worst(found) is finding.Severity.PROBLEM:
+        printing.print_object(finding.as_json(findings), output)
+    if finding.worst_severity(findings) is finding.Severity.PROBLEM:
         sys.exit(1)
 
 
 def _propose(client: "KubeClient", namespace: str, output: str, *, probe: bool) -> None:
     """Print the findings before an installation, and the installation with the values that they propose."""
     findings = before.examine(client, namespace, probe=probe)
-    command = before.command(findings, namespace)
+    command = before.install_command(findings, namespace)
     if output == "table":
         console.show(f"{finding.table(findings, before.KINDS)}\nProposed installation:\n{command}")
     else:
-        printing.dump(finding.as_json(findings) | {"command": command}, output)
-    if finding.worst(findings) is finding.Severity.PROBLEM:
+        printing.print_object(finding.as_json(findings) | {"command": command}, output)
+    if finding.worst_severity(findings) is finding.Severity.PROBLEM:
         sys.exit(1)

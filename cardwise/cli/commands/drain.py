@@ -85,9 +85,9 @@ def drain(
     Disruption budgets are kept: what one holds back is asked again until --timeout. Ends with 1 where the card does not
     get empty; it stays cordoned then.
     """
-    client = options.client()
+    client = options.load_client()
     rules = Rules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
-    work = Drain(client, cordons.find(client, card), rules, options.clock())
+    work = Drain(client, cordons.find_card(client, card), rules, options.current_clock())
     if dry_run:
         work.rehearse(reason)
     else:
@@ -102,63 +102,65 @@ class Drain:
     card: ExtendedResource
     rules: Rules
     clock: Clock
-    _asked: dict[str, float] = field(default_factory=dict)  # by UID, when its eviction was asked for
+    _requested_at: dict[str, float] = field(default_factory=dict)  # by UID, when its eviction was asked for
     _accepted: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted
-    _said: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
+    _refusals: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
 
     def rehearse(self, reason: str) -> None:
         """Says what `run` would do. Raises `ClickException` where that would be refused, and `KubeError`."""
         pods = self._on_card()
         self._check(pods)
-        cordons.mark(self.client, self.card, reason, self.clock, dry_run=True)
-        for pod in self._to_go(pods):
-            why = self._evict(pod, dry_run=True)
-            console.say(f"pod {pod.name} would be evicted" + (f", once it may be: {why}" if why else ""))
-        console.say(f"{cordons.title(self.card)} would be drained; nothing was changed")
+        cordons.cordon_card(self.client, self.card, reason, self.clock, dry_run=True)
+        for pod in self._evictable(pods):
+            refusal = self._evict(pod, dry_run=True)
+            console.print_text(f"pod {pod.name} would be evicted" + (f", once it may be: {refusal}" if refusal else ""))
+        console.print_text(f"{cordons.describe_card(self.card)} would be drained; nothing was changed")
 
     def run(self, reason: str) -> None:
         """Cordons, evicts and waits. Raises `ClickException` where the card does not get empty, and `KubeError`."""
         self._check(self._on_card())  # before anything is changed
-        if cordons.mark(self.client, self.card, reason, self.clock):
-            console.say(f"{cordons.title(self.card)} cordoned")
+        if cordons.cordon_card(self.client, self.card, reason, self.clock):
+            console.print_text(f"{cordons.describe_card(self.card)} cordoned")
         until = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
         empty = 0
         while True:
-            left, held = self._look()
+            remaining, terminating = self._evict_due_pods()
             # Twice, since a pod that was being bound while the card was cordoned comes a moment later.
-            empty = 0 if left or held else empty + 1
+            empty = 0 if remaining or terminating else empty + 1
             if empty > 1:
                 break
             if self.clock.now() >= until:
-                raise click.ClickException(self._not_empty(left, held))
+                raise click.ClickException(self._describe_timeout(remaining, terminating))
             self.clock.sleep(min(_LOOK_SECONDS, max(0.0, until - self.clock.now())))
-        console.say(f"{cordons.title(self.card)} drained")
+        console.print_text(f"{cordons.describe_card(self.card)} drained")
 
-    def _look(self) -> tuple[list[_Pod], list[str]]:
+    def _evict_due_pods(self) -> tuple[list[_Pod], list[str]]:
         """The pods that still have to go, asked to if that is due, and those whose containers alone are there."""
         pods = self._on_card()
         self._check(pods)
-        left = self._to_go(pods)
-        there = {pod.metadata.uid for pod in pods}
-        for uid in [uid for uid in self._accepted if uid not in there]:
-            console.say(f"pod {self._accepted.pop(uid)} is gone")
-        for pod in left:
+        remaining = self._evictable(pods)
+        present = {pod.metadata.uid for pod in pods}
+        for uid in [uid for uid in self._accepted if uid not in present]:
+            console.print_text(f"pod {self._accepted.pop(uid)} is gone")
+        for pod in remaining:
             uid = pod.metadata.uid
             if pod.metadata.deletion_timestamp is not None or uid in self._accepted:
                 continue
-            if self.clock.now() - self._asked.get(uid, float("-inf")) >= _ASK_SECONDS:
-                self._asked[uid] = self.clock.now()
-                self._ask(pod)
-        return left, self._held(there)
+            if self.clock.now() - self._requested_at.get(uid, float("-inf")) >= _ASK_SECONDS:
+                self._requested_at[uid] = self.clock.now()
+                self._request_eviction(pod)
+        return remaining, self._terminating(present)
 
-    def _ask(self, pod: _Pod) -> None:
-        uid, why = pod.metadata.uid, self._evict(pod)
-        if not why:
-            console.say(f"evicting pod {pod.name}")
+    def _request_eviction(self, pod: _Pod) -> None:
+        uid, refusal = pod.metadata.uid, self._evict(pod)
+        if not refusal:
+            console.print_text(f"evicting pod {pod.name}")
             self._accepted[uid] = pod.name
-        elif self._said.get(uid) != why:
-            console.say(f"pod {pod.name} cannot be evicted yet: {why}; asked again every {_ASK_SECONDS:g} s", err=True)
-        self._said[uid] = why
+        elif self._refusals.get(uid) != refusal:
+            console.print_text(
+                f"pod {pod.name} cannot be evicted yet: {refusal}; asked again every {_ASK_SECONDS:g} s", err=True
+            )
+        self._refusals[uid] = refusal
 
     def _evict(self, pod: _Pod, *, dry_run: bool = False) -> str:
         """Why not yet, "" if it goes. Raises `KubeError` where asking again would not help."""
@@ -177,22 +179,24 @@ class Drain:
         bare = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
         if bare and not self.rules.force:
             raise click.ClickException(
-                f"pods without a controller would not be made anew: {wording.few(bare, _FEW)}; --force evicts them all "
+                "pods without a controller would not be made anew: "
+                f"{wording.enumerate_first(bare, _FEW)}; --force evicts them all "
                 "the same"
             )
         daemons = [pod.name for pod in pods if pod.controller == "DaemonSet"]
         if daemons and not self.rules.ignore_daemonsets:
             raise click.ClickException(
-                f"pods of DaemonSets would come back at once: {wording.few(daemons, _FEW)}; --ignore-daemonsets leaves "
+                f"pods of DaemonSets would come back at once: {wording.enumerate_first(daemons, _FEW)}; "
+                "--ignore-daemonsets leaves "
                 "them on the card"
             )
 
-    def _to_go(self, pods: Sequence[_Pod]) -> list[_Pod]:
+    def _evictable(self, pods: Sequence[_Pod]) -> list[_Pod]:
         return [pod for pod in pods if pod.controller != "DaemonSet"]
 
     def _on_card(self) -> list[_Pod]:
         """The pods that hold something of the card."""
-        query = paths.with_field("spec.nodeName", self.card.spec.node)
+        query = paths.field_query("spec.nodeName", self.card.spec.node)
         return [pod for pod in self.client.items(paths.pods(), wire.ListOf[_Pod], query) if self._holds(pod)]
 
     def _holds(self, pod: _Pod) -> bool:
@@ -201,7 +205,7 @@ class Drain:
         try:
             assigned = assignment.decode(pod.metadata.annotations)
         except assignment.InvalidAssignment as error:
-            console.say(f"warning: what pod {pod.name} holds is not known: {error}", err=True)
+            console.print_text(f"warning: what pod {pod.name} holds is not known: {error}", err=True)
             return False
         if assigned is None:
             return False
@@ -209,25 +213,25 @@ class Drain:
         on_card = any(share.uuid == uuid or (not share.uuid and share.index == index) for share in assigned.shares())
         return on_card or any(device.uuid == uuid for device in assigned.device_shares())
 
-    def _held(self, there: set[str]) -> list[str]:
+    def _terminating(self, present: set[str]) -> list[str]:
         """Pods that are gone, while the node still has containers of them on the card."""
         try:
-            found = self.client.get(paths.extendedresources(self.card.metadata.name))
+            resource = self.client.get(paths.extendedresources(self.card.metadata.name))
         except errors.NotFound:
             return []
-        held = msgspec.convert(found, ExtendedResource).status.held or ()
-        return sorted({f"{one.namespace}/{one.name}" for one in held if one.pod_uid not in there})
+        shares = msgspec.convert(resource, ExtendedResource).status.held or ()
+        return sorted({f"{share.namespace}/{share.name}" for share in shares if share.pod_uid not in present})
 
-    def _not_empty(self, left: Sequence[_Pod], held: Sequence[str]) -> str:
-        still = [f"{pod.name} ({self._state(pod)})" for pod in left]
-        still += [f"{one} (its containers still run)" for one in held]
-        what = wording.few(still, _FEW) if still else "nothing any more, but it was seen so only once"
+    def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:
+        still = [f"{pod.name} ({self._state(pod)})" for pod in remaining]
+        still += [f"{name} (its containers still run)" for name in terminating]
+        summary = wording.enumerate_first(still, _FEW) if still else "nothing any more, but it was seen so only once"
         return (
-            f"{cordons.title(self.card)} is not empty after {self.rules.timeout:g} s: {what}; it stays cordoned, "
-            "and `cardwise drain` goes on where it stopped"
+            f"{cordons.describe_card(self.card)} is not empty after {self.rules.timeout:g} s: {summary}; it stays "
+            "cordoned, and `cardwise drain` goes on where it stopped"
         )
 
     def _state(self, pod: _Pod) -> str:
         if pod.metadata.deletion_timestamp is not None or pod.metadata.uid in self._accepted:
             return "ending"
-        return self._said.get(pod.metadata.uid) or "not evicted yet"
+        return self._refusals.get(pod.metadata.uid) or "not evicted yet"

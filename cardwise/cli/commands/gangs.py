@@ -14,14 +14,16 @@ from cardwise.cli.render import gangtable, printing
 @options.output
 def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""
-    client = options.client()
-    of = "" if all_namespaces else namespace or client.namespace
-    views = podgroups.views(client, of)
-    if of and not views:
-        options.check_namespace(client, of)
+    client = options.load_client()
+    scope = "" if all_namespaces else namespace or client.namespace
+    views = podgroups.list_gangs(client, scope)
+    if scope and not views:
+        options.check_namespace(client, scope)
     if output in ("json", "yaml"):
-        printing.dump(gangtable.as_json(views), output)
+        printing.print_object(gangtable.as_json(views), output)
     elif views:
-        console.show(gangtable.table(views, options.clock().wall(), wide=output == "wide"))
+        console.show(gangtable.table(views, options.current_clock().wall(), wide=output == "wide"))
     else:
-        console.say(f"there is no gang{f' in namespace {of!r}; -A shows those of all' if of else ''}", err=True)
+        console.print_text(
+            f"there is no gang{f' in namespace {scope!r}; -A shows those of all' if scope else ''}", err=True
+        )

@@ -19,25 +19,27 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     from cardwise.cli.render import inspecttable, printing  # noqa: PLC0415 - see above
     from cardwise.kube import errors, survey  # noqa: PLC0415 - see above
 
-    client = options.client()
+    client = options.load_client()
     try:
-        seen = survey.take(client, own=client.namespace)
+        seen = survey.take_survey(client, own=client.namespace)
     except errors.Forbidden as error:
         # Who sees the cards does not wait for it.
         from cardwise.cli.cluster import visible  # noqa: PLC0415 - see above
         from cardwise.cli.render import visibletable  # noqa: PLC0415 - see above
 
-        visibletable.show(visible.look(client, error, [node] if node else []), error, output)
+        visibletable.print_visible(visible.read_visible(client, error, [node] if node else []), error, output)
         return
-    shown = (inspecttable.with_any if details or output != "table" else inspecttable.with_cards)(seen.ledger)
-    if node is not None and node not in {one.name for one in shown}:
-        known = ", ".join(one.name for one in shown) or "none"
+    shown = (inspecttable.nodes_with_devices if details or output != "table" else inspecttable.nodes_with_cards)(
+        seen.ledger
+    )
+    if node is not None and node not in {state.name for state in shown}:
+        known = ", ".join(state.name for state in shown) or "none"
         raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
-    closed = nodestates.read(client, [state.name for state in shown if node in (None, state.name)])
-    for note in nodestates.notes(closed):
-        console.say(f"note: {note}", err=True)
+    closed = nodestates.read_closed_reasons(client, [state.name for state in shown if node in (None, state.name)])
+    for note in nodestates.describe_closed(closed):
+        console.print_text(f"note: {note}", err=True)
     if output != "table":
-        printing.dump(inspecttable.as_json(seen.ledger, seen.addresses, closed, node), output)
+        printing.print_object(inspecttable.as_json(seen.ledger, seen.addresses, closed, node), output)
         return
     draw = inspecttable.details if details else inspecttable.summary
     console.show(draw(seen.ledger, seen.addresses, node))
@@ -45,5 +47,5 @@ def inspect(details: bool, output: str, node: str | None) -> None:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
-        console.show(gangtable.holds_table(podgroups.holds(client), node))
-    printing.warn(seen)
+        console.show(gangtable.reservations_table(podgroups.reserving_gangs(client), node))
+    printing.print_survey_warnings(seen)

@@ -34,14 +34,14 @@ _SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSummary:
     """A node, or all together. `largest`: MiB of the biggest share that still fits on one card; `mps`: the states of
-    its cards. `closed`: why the whole node takes no new pods, "" where it takes them. `takers`:
+    its cards. `closed`: why the whole node takes no new pods, "" where it takes them. `usable`:
     how many of its cards take new pods.
     """
 
     name: str
     models: tuple[str, ...]
     cards: int
-    sick: tuple[str, ...]
+    unhealthy: tuple[str, ...]
     cordoned: tuple[str, ...]
     empty: int
     largest: int
@@ -49,7 +49,7 @@ class NodeSummary:
     mps: tuple[str, ...]
     memory: "Memory"
     closed: str = ""
-    takers: int = 0
+    usable: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,79 +80,79 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     CARDS are those that take new pods, of all. LARGEST is the biggest share that still fits on one card. FRAGMENTED are
     free MiB that the pods which come cannot use, in the mean. The last line is the whole cluster.
     """
-    client = options.client()
+    client = options.load_client()
     try:
-        seen = survey.take(client, addresses=False, own=client.namespace)
+        seen = survey.take_survey(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:
-        visibletable.show(visible.look(client, error, node), error, output)
+        visibletable.print_visible(visible.read_visible(client, error, node), error, output)
         return
-    known = [one.name for one in inspecttable.with_cards(seen.ledger)]
+    known = [state.name for state in inspecttable.nodes_with_cards(seen.ledger)]
     missing = [name for name in node if name not in known]
     if missing:
         there = ", ".join(known) or "none"
         raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
-    found = views(client, seen, cardwise_namespace)
-    for card in cordons.left_by_defrag(seen.resources, options.clock().wall()):
-        found.notes.append(
-            f"{cordons.title(card)} was cordoned{cordons.author(card)} by a defrag; if none runs any more: "
+    summary = summarize_cluster(client, seen, cardwise_namespace)
+    for card in cordons.left_by_defrag(seen.resources, options.current_clock().wall()):
+        summary.notes.append(
+            f"{cordons.describe_card(card)} was cordoned{cordons.author(card)} by a defrag; if none runs any more: "
             f"{cordons.uncordon_command(card)}"
         )
-    for note in found.notes:
-        console.say(f"note: {note}", err=True)
-    printing.warn(seen)
+    for note in summary.notes:
+        console.print_text(f"note: {note}", err=True)
+    printing.print_survey_warnings(seen)
     if output in ("json", "yaml"):
-        printing.dump(as_json(found, node), output)
+        printing.print_object(as_json(summary, node), output)
     else:
-        console.show(table(found, node, console.columns(), wide=output == "wide"))
+        console.show(table(summary, node, console.terminal_columns(), wide=output == "wide"))
 
 
-def views(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
+def summarize_cluster(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
     """Reads what the survey lacks. `installed`: the namespace of Cardwise. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
-    left, closed, without_left = _beside_cards(client)
-    asks, typical, without_asks = _asks(client, seen, installed)
+    free_loads, closed, without_left = _read_free_loads(client)
+    asks, typical, without_asks = _read_requests(client, seen, installed)
     fragments = fragmentation.Fragments(fragmentation.typical(asks, seen.ledger.kinds))
     cordoned = {state.name: _cordoned(state) for state in seen.ledger.nodes()}
     for name in closed:  # its cards take no pods: what is free of them is neither free nor a fragment
         if (node := seen.ledger.node(name)) is not None:
             seen.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
-    states = inspecttable.with_cards(seen.ledger)
+    states = inspecttable.nodes_with_cards(seen.ledger)
     for state in states:
-        fragments.set(state.name, state, left.get(state.name, UNLIMITED_LOAD))
+        fragments.set_node(state.name, state, free_loads.get(state.name, UNLIMITED_LOAD))
     mps: dict[str, set[str]] = {}
     for resource in seen.resources:
         if resource.status.mps is not None:
             mps.setdefault(resource.spec.node, set()).add(resource.status.mps.state)
-    each = [
+    summaries = [
         replace(
-            _view(seen, state, mps.get(state.name, ()), fragments.node(state.name)),
+            _summarize_node(seen, state, mps.get(state.name, ()), fragments.memory_of_node(state.name)),
             cordoned=cordoned[state.name],
             closed=closed.get(state.name, ""),
         )
         for state in states
     ]
-    cluster = _together(each, fragments.total())
-    notes = nodestates.notes({node.name: node.closed for node in each if node.closed})
+    cluster = _summarize_all(summaries, fragments.total())
+    notes = nodestates.describe_closed({node.name: node.closed for node in summaries if node.closed})
     notes += filter(None, (without_left, without_asks))
-    return ClusterSummary(each, cluster, fragments.classes(seen.ledger.kinds), typical, notes)
+    return ClusterSummary(summaries, cluster, fragments.memory_by_class(seen.ledger.kinds), typical, notes)
 
 
-def _beside_cards(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
+def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
     """What each node has left beside cards, which nodes take no new pods and why, and what could not be read."""
     try:
         nodes = list(client.objects(paths.nodes()))
-        left = snapshots.left(nodes, client.objects(paths.pods()))
+        free_loads = snapshots.free_loads(nodes, client.objects(paths.pods()))
     except errors.Forbidden as error:
-        return {}, {}, snapshots.unlimited(error)
-    return left, nodestates.closed_nodes(nodes), ""
+        return {}, {}, snapshots.describe_unlimited(error)
+    return free_loads, nodestates.closed_reasons(nodes), ""
 
 
 def _cordoned(state: NodeState) -> tuple[str, ...]:
     return tuple(str(card.index) for card in state.cards if card.cordoned)
 
 
-def _asks(client: KubeClient, seen: Survey, installed: str) -> "tuple[Mapping[Ask, float], str, str]":
+def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[Mapping[Ask, float], str, str]":
     """What the pods that come ask for: as the extender has learned it, else as those do that hold cards now.
 
     And which of these, as `ClusterSummary` has it, and why.
@@ -160,88 +160,92 @@ def _asks(client: KubeClient, seen: Survey, installed: str) -> "tuple[Mapping[As
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
 
-    told = published.take(client, installed)
-    why = told.note or "the extender has learned nothing yet"
-    if told.workload:
+    settings = published.read_published(client, installed)
+    reason = settings.note or "the extender has learned nothing yet"
+    if settings.workload:
         learned = Workload()
         try:
-            learned.load(told.workload)
+            learned.load(settings.workload)
         except InvalidWorkload as error:
-            why = f"what the extender has saved cannot be read ({error})"
+            reason = f"what the extender has saved cannot be read ({error})"
         asks = fragmentation.of_cards(learned.counts)
         if asks:
             return asks, "learned", ""
-    holding = fragmentation.asks_of(one for one in seen.ledger.holdings() if one.namespace != survey.OTHERS)
+    holding = fragmentation.asks_of(
+        share_holding for share_holding in seen.ledger.holdings() if share_holding.namespace != survey.OTHERS
+    )
     if holding:
-        return holding, "running", f"fragmentation is measured by the pods that hold cards now: {why}"
-    return {}, "", f"fragmentation is not known, since no pod is known that comes: {why}"
+        return holding, "running", f"fragmentation is measured by the pods that hold cards now: {reason}"
+    return {}, "", f"fragmentation is not known, since no pod is known that comes: {reason}"
 
 
-def _view(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:
+def _summarize_node(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:
     ascending = state.ascending()
     return NodeSummary(
         name=state.name,
         models=tuple(dict.fromkeys(card.model or "unknown" for card in state.cards)),
         cards=len(state.cards),
-        sick=tuple(str(card.index) for card in state.cards if not card.healthy),
+        unhealthy=tuple(str(card.index) for card in state.cards if not card.healthy),
         cordoned=_cordoned(state),
-        empty=sum(state.empty(i) for i in range(len(state.cards))),
+        empty=sum(state.is_empty(i) for i in range(len(state.cards))),
         largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
         pods=sum(bool(holding.assignment.containers) for holding in seen.ledger.holdings(state.name)),
         mps=tuple(sorted(mps)),
         memory=memory,
-        takers=sum(card.healthy and not card.cordoned for card in state.cards),
+        usable=sum(card.healthy and not card.cordoned for card in state.cards),
     )
 
 
-def _together(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummary:
+def _summarize_all(nodes: Sequence[NodeSummary], memory: "Memory") -> NodeSummary:
     return NodeSummary(
         name=_ALL,
         models=tuple(sorted({model for node in nodes for model in node.models})),
         cards=sum(node.cards for node in nodes),
-        sick=tuple(f"{node.name}/{index}" for node in nodes for index in node.sick),
+        unhealthy=tuple(f"{node.name}/{index}" for node in nodes for index in node.unhealthy),
         cordoned=tuple(f"{node.name}/{index}" for node in nodes for index in node.cordoned),
         empty=sum(node.empty for node in nodes),
         largest=max((node.largest for node in nodes), default=0),
         pods=sum(node.pods for node in nodes),
         mps=tuple(sorted({state for node in nodes for state in node.mps})),
         memory=memory,
-        takers=sum(node.takers for node in nodes),
+        usable=sum(node.usable for node in nodes),
     )
 
 
-def table(found: ClusterSummary, only: Collection[str] = (), columns: int | None = None, *, wide: bool = False) -> str:
+def table(
+    summary: ClusterSummary, only: Collection[str] = (), columns: int | None = None, *, wide: bool = False
+) -> str:
     """One row for each node, or each of these, and one for the cluster; wide, also which cards, models, and classes.
 
     `columns`: of the terminal.
     """
     heads = ["NAME", "CARDS", "USED/TOTAL(MiB)", "FREE-CARDS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
     rows = [[*heads, "SICK", "CORDONED", "MODELS"] if wide else heads]
-    for view in _shown(found, only):
+    for view in _shown(summary, only):
         memory = view.memory
-        row = [view.name, f"{view.takers}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
-        row += [str(view.largest), found.fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
-        more = [",".join(view.sick) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
-        rows.append([*row, *more] if wide else row)
-    return tables.together([rows, _of_classes(found)]) if wide else tables.within(rows, columns, _SPARE)
+        row = [view.name, f"{view.usable}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
+        row += [str(view.largest), summary.fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
+        wide_cells = [",".join(view.unhealthy) or "-", ",".join(view.cordoned) or "-", ", ".join(view.models)]
+        rows.append([*row, *wide_cells] if wide else row)
+    return tables.stack_tables([rows, _class_rows(summary)]) if wide else tables.fit_columns(rows, columns, _SPARE)
 
 
-def _of_classes(found: ClusterSummary) -> list[list[str]]:
+def _class_rows(summary: ClusterSummary) -> list[list[str]]:
     rows = [["CLASS", "USED/TOTAL(MiB)", "FREE(MiB)", "FRAGMENTED(MiB)"]]
-    for name, memory in sorted(found.classes.items()):
-        rows.append([name, f"{memory.used}/{memory.total}", str(memory.free), found.fragmented(memory)])
+    for name, memory in sorted(summary.classes.items()):
+        rows.append([name, f"{memory.used}/{memory.total}", str(memory.free), summary.fragmented(memory)])
     return rows
 
 
-def as_json(found: ClusterSummary, only: Collection[str] = ()) -> Json:
+def as_json(summary: ClusterSummary, only: Collection[str] = ()) -> Json:
     """All of it, for programs."""
-    measured = bool(found.typical)
-    *each, cluster = [_object(view, measured=measured) for view in _shown(found, only)]
+    measured = bool(summary.typical)
+    *node_objects, cluster = [_object(view, measured=measured) for view in _shown(summary, only)]
     del cluster["name"], cluster["closed"]
     of_classes = [
-        {"name": name, **_amounts(memory, measured=measured)} for name, memory in sorted(found.classes.items())
+        {"name": name, **_amounts(memory, measured=measured)} for name, memory in sorted(summary.classes.items())
     ]
-    return {"nodes": each, "classes": of_classes, "cluster": cluster, "typicalPods": found.typical or None}
+    return {"nodes": node_objects, "classes": of_classes, "cluster": cluster, "typicalPods": summary.typical or None}
 
 
 def _amounts(memory: "Memory", *, measured: bool) -> Json:
@@ -254,8 +258,8 @@ def _amounts(memory: "Memory", *, measured: bool) -> Json:
     }
 
 
-def _shown(found: ClusterSummary, only: Collection[str]) -> list[NodeSummary]:
-    return [*(view for view in found.nodes if not only or view.name in only), found.cluster]
+def _shown(summary: ClusterSummary, only: Collection[str]) -> list[NodeSummary]:
+    return [*(view for view in summary.nodes if not only or view.name in only), summary.cluster]
 
 
 def _object(view: NodeSummary, *, measured: bool) -> Json:
@@ -263,7 +267,7 @@ def _object(view: NodeSummary, *, measured: bool) -> Json:
         "name": view.name,
         "models": list(view.models),
         "cards": view.cards,
-        "sickCards": list(view.sick),
+        "sickCards": list(view.unhealthy),
         "cordonedCards": list(view.cordoned),
         **_amounts(view.memory, measured=measured),
         "freeCards": view.empty,

@@ -15,24 +15,26 @@ from cardwise.kube import errors, paths, survey
 @options.output
 def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
-    client = options.client()
-    of = "" if all_namespaces else namespace or client.namespace
-    native = survey.native_quotas(client, of)
+    client = options.load_client()
+    scope = "" if all_namespaces else namespace or client.namespace
+    native = survey.native_quotas(client, scope)
     try:
-        seen = survey.take(client, namespace=of, addresses=False)
+        seen = survey.take_survey(client, namespace=scope, addresses=False)
     except errors.Forbidden as error:
-        why = rights.missing(error)
-        views = totals.entries_by_status(client.objects(paths.gpuquotas(of)))
-        console.say(f"note: as the extender says it, without the pods: {why}", err=True)
+        reason = rights.describe_missing(error)
+        views = totals.entries_by_status(client.objects(paths.gpuquotas(scope)))
+        console.print_text(f"note: as the extender says it, without the pods: {reason}", err=True)
     else:
-        printing.warn(seen)
-        views = totals.entries(seen.ledger, seen.quotas, seen.missing, of)
-    if of and not views and not native:
-        options.check_namespace(client, of)
+        printing.print_survey_warnings(seen)
+        views = totals.quota_entries(seen.ledger, seen.quotas, seen.missing, scope)
+    if scope and not views and not native:
+        options.check_namespace(client, scope)
     if output in ("json", "yaml"):
-        printing.dump(quotatable.as_json(views, native), output)
+        printing.print_object(quotatable.as_json(views, native), output)
         return
     console.show(quotatable.table(views, native, wide=output == "wide"))
     if not views and not native:
-        where = f"namespace {of!r} has" if of else "there is"
-        console.say(f"{where} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True)
+        subject = f"namespace {scope!r} has" if scope else "there is"
+        console.print_text(
+            f"{subject} no GPUQuota, and no ResourceQuota on GPU resources: nothing is limited", err=True
+        )

@@ -31,4 +31,4 @@ def scheduler_config(filter_url: str, bind_url: str, tls_dir: Path | None) -> No
         "percentageOfNodesToScore": 100,
         "extenders": stanzas,
     }
-    console.data(yaml.safe_dump(config, sort_keys=False), nl=False)
+    console.print_data(yaml.safe_dump(config, sort_keys=False), nl=False)

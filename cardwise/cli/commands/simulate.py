@@ -53,9 +53,9 @@ class _Positive(click.FloatRange):
         return number
 
 
-def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[str, ...]) -> tuple[str, ...]:
     """Without what is named twice: its runs would be the same, and counted as more of them."""
-    return tuple(dict.fromkeys(given))
+    return tuple(dict.fromkeys(written))
 
 
 @click.command("simulate", help=_HELP)
@@ -66,7 +66,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 @click.option(
     "--pods",
     multiple=True,
-    callback=_once,
+    callback=_deduplicate,
     metavar="NAME",
     help="Which list of pods of the trace to place. Default: default.",
 )
@@ -76,7 +76,7 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 @click.option(
     "--policy",
     multiple=True,
-    callback=_once,
+    callback=_deduplicate,
     type=click.Choice(sorted(POLICIES)),
     help="Which policy to try. Default: each of them.",
 )
@@ -117,22 +117,22 @@ def _once(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) 
 )
 @click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) into this folder.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
-def simulate(*, trace: Path | None, from_cluster: bool, **given: Any) -> None:
+def simulate(*, trace: Path | None, from_cluster: bool, **settings: Any) -> None:
     if (trace is None) is not from_cluster:
         raise click.UsageError("name the folder of a trace, or write --from-cluster")
-    if from_cluster and given["pods"]:
+    if from_cluster and settings["pods"]:
         raise click.UsageError("--pods names lists of a trace, and --from-cluster has none: leave one of them out")
-    if given["leaving"] and given["pod"]:
+    if settings["leaving"] and settings["pod"]:
         raise click.UsageError("--pod asks what fits at the end, and --churn has none: leave one of them out")
-    unheeded = ("tune",) if given["leaving"] else ("load", "lifetimes")
+    unheeded = ("tune",) if settings["leaving"] else ("load", "lifetimes")
     for name in unheeded:
         if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            said = "leave it out with --churn" if given["leaving"] else "it belongs to --churn, which is not there"
-            raise click.UsageError(f"--{name} changes nothing: {said}")
+            advice = "leave it out with --churn" if settings["leaving"] else "it belongs to --churn, which is not there"
+            raise click.UsageError(f"--{name} changes nothing: {advice}")
     from cardwise.cli import simulation  # noqa: PLC0415 - see above
 
-    asked = simulation.SimulationOptions(**given)
+    parsed = simulation.SimulationOptions(**settings)
     try:
-        simulation.show(asked, trace if trace is not None else options.client())
+        simulation.run_simulation(parsed, trace if trace is not None else options.load_client())
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error

@@ -49,31 +49,33 @@ def top(
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
-    client = options.client()
-    look = TopView(client, nodes=node, limit=limit, installed=cardwise_namespace, clock=options.clock())
+    client = options.load_client()
+    view = TopView(client, nodes=node, limit=limit, installed=cardwise_namespace, clock=options.current_clock())
     try:
         if watch or (watch is None and output == "table" and sys.stdout.isatty()):
-            live(look, max(1.0, interval), options.clock())
+            show_live(view, max(1.0, interval), options.current_clock())
             return
-        look.look()
+        view.refresh()
     except errors.Forbidden as error:
-        visibletable.show(visible.look(client, error, node), error, output)
+        visibletable.print_visible(visible.read_visible(client, error, node), error, output)
         return
     if output == "table":
-        console.show(look.screen(console.columns()))
+        console.show(view.render_screen(console.terminal_columns()))
     else:
-        printing.dump(look.as_json(), output)
+        printing.print_object(view.as_json(), output)
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
+class _Screen:
     everything: list[NodeUsage] = field(default_factory=list)
     shown: list[NodeUsage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 class TopView:
-    """What is seen; `look` again for what is there now. `limit`: nodes, 0 for all; no limit on those that are named."""
+    """What is seen; `refresh` again for what is there now. `limit`: nodes, 0 for all; no limit on those that are
+    named.
+    """
 
     def __init__(
         self,
@@ -91,79 +93,86 @@ class TopView:
         self._clock = clock
         self._all_at = float("-inf")
         self._cards: list[CardUsage] = []
-        self._seen = _Seen()
+        self._seen = _Screen()
 
-    def look(self, most: int | None = None) -> None:
-        """`most`: lines that there is room for. Raises `ClickException` for a node without cards, and `KubeError`."""
+    def refresh(self, max_lines: int | None = None) -> None:
+        """`max_lines`: lines that there is room for. Raises `ClickException` for a node without cards, and
+        `KubeError`.
+        """
         now = self._clock.now()
         if len(self._cards) < _BIG or now - self._all_at >= _ALL_SECONDS:
-            self._cards = usage.cards(self._client, self._nodes)
+            self._cards = usage.read_cards(self._client, self._nodes)
             self._all_at = now
-            everything = usage.by_node(self._cards)
-            shown = self._first(everything, most)
+            everything = usage.group_by_node(self._cards)
+            shown = self._first_nodes(everything, max_lines)
         else:
             everything = self._seen.everything
-            wanted = [node.name for node in self._first(everything, most)]
-            shown = usage.by_node(usage.cards(self._client, wanted))
+            wanted = [node.name for node in self._first_nodes(everything, max_lines)]
+            shown = usage.group_by_node(usage.read_cards(self._client, wanted))
         missing = set(self._nodes) - {node.name for node in everything}
         if missing:
-            raise click.ClickException(f"no card that Cardwise shares on {wording.few(sorted(missing), 5, 'node')}")
-        details = usage.details(self._client, [node.name for node in shown], self._installed) if shown else None
+            raise click.ClickException(
+                f"no card that Cardwise shares on {wording.enumerate_first(sorted(missing), 5, 'node')}"
+            )
+        details = usage.read_details(self._client, [node.name for node in shown], self._installed) if shown else None
         if details is not None:
             closed = details.closed
             shown = [
-                NodeUsage(node.name, tuple(map(details.of, node.cards)), closed.get(node.name, "")) for node in shown
+                NodeUsage(node.name, tuple(map(details.with_details, node.cards)), closed.get(node.name, ""))
+                for node in shown
             ]
-        self._seen = _Seen(everything=everything, shown=shown, notes=details.notes if details is not None else [])
+        self._seen = _Screen(everything=everything, shown=shown, notes=details.notes if details is not None else [])
 
-    def _first(self, nodes: Sequence[NodeUsage], most: int | None) -> list[NodeUsage]:
+    def _first_nodes(self, nodes: Sequence[NodeUsage], max_lines: int | None) -> list[NodeUsage]:
         """As many as are wanted and have room, one at least."""
-        found: list[NodeUsage] = []
+        chosen: list[NodeUsage] = []
         lines = 0
         for node in nodes[: self._limit or None]:
             lines += len(node.cards)
-            if most is not None and lines > most and found:
+            if max_lines is not None and lines > max_lines and chosen:
                 break
-            found.append(node)
-        return found
+            chosen.append(node)
+        return chosen
 
-    def screen(self, columns: int | None = None) -> str:
+    def render_screen(self, columns: int | None = None) -> str:
         """For people. `columns`: of the terminal, None where there is none."""
         seen = self._seen
         if not seen.everything:
             return "no card is shared: `cardwise doctor` says why\n"
-        left = len(seen.everything) - len(seen.shown)
-        more = f"{wording.count(left, 'more node')}, less used; --limit shows more, NODE one of them\n" if left else ""
-        notes = "".join(f"{console.line(f'note: {note}')}\n" for note in seen.notes)
-        return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{more}{notes}"
+        hidden = len(seen.everything) - len(seen.shown)
+        hidden_note = (
+            f"{wording.count(hidden, 'more node')}, less used; --limit shows more, NODE one of them\n" if hidden else ""
+        )
+        notes = "".join(f"{console.clean_line(f'note: {note}')}\n" for note in seen.notes)
+        return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{hidden_note}{notes}"
 
     def as_json(self) -> dict[str, object]:
         """For programs."""
         return toptable.as_json(self._seen.everything, self._seen.shown, self._seen.notes)
 
 
-def live(look: TopView, interval: float, clock: Clock = SYSTEM) -> None:
+def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
     """Shows the live screen until q or Ctrl-C is typed."""
     from cardwise.cli.render import livescreen  # noqa: PLC0415 - rich, for which no other command waits
 
-    look.look(_room()[1])  # what is wrong from the start is told as of any other command
+    view.refresh(_terminal_size()[1])  # what is wrong from the start is told as of any other command
     problem = ""
-    with suppress(KeyboardInterrupt), livescreen.opened() as draw, livescreen.keyboard(clock) as keys:
-        ends = "q ends" if keys.is_there else "Ctrl-C ends"
+    with suppress(KeyboardInterrupt), livescreen.open_screen() as draw, livescreen.keyboard(clock) as keys:
+        ends = "q ends" if keys.has_terminal else "Ctrl-C ends"
         while True:
             now = clock.wall().astimezone()
             head = f"cardwise top, {now:%H:%M:%S}, {ends}{problem}"
-            draw(console.clean(f"{head}\n{look.screen(_room()[0])}"))
-            if keys.wait_for("q", interval):
+            draw(console.clean(f"{head}\n{view.render_screen(_terminal_size()[0])}"))
+            if keys.wait_for_key("q", interval):
                 return
             try:
-                look.look(_room()[1])
+                view.refresh(_terminal_size()[1])
                 problem = ""
             except errors.KubeError as error:
                 problem = f"; not of now: {wording.message(str(error))}"
 
 
-def _room() -> tuple[int, int]:
+def _terminal_size() -> tuple[int, int]:
     """Columns, and lines for cards."""
     columns, lines = shutil.get_terminal_size()
     return columns, max(1, lines - 7)  # the lines around the table

@@ -1,7 +1,8 @@
 """`cardwise doctor --before-install`: looks at a cluster without Cardwise and proposes the values of the chart.
 
-Each check is a function of a `Preview`; a finding that proposes values has them in `values`, and `command` puts them
-together. What the chart finds by itself (`auto`) is proposed too, since `helm template` and GitOps tools cannot look.
+Each check is a function of a `Preview`; a finding that proposes values has them in `values`, and `install_command`
+puts them together. What the chart finds by itself (`auto`) is proposed too, since `helm template` and GitOps tools
+cannot look.
 """
 
 import shlex
@@ -18,7 +19,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.pods.nodeconstraints import Ground
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 
 _APPS: Final = "/apis/apps/v1"
 _BATCH: Final = "/apis/batch/v1"
@@ -63,7 +64,7 @@ KINDS: Final = facts.KINDS + len(fields(Preview)) - len(fields(Facts))
 def read(client: KubeClient, namespace: str) -> Preview:
     """`namespace`: where Cardwise is to be installed. Raises `errors.Unreachable` only."""
     seen = Preview(installed=namespace)
-    facts.fill(seen, client, namespace)
+    facts.fill_facts(seen, client, namespace)
     lists = {
         "pods": paths.pods(),
         "statefulsets": paths.namespaced(_APPS, "statefulsets"),
@@ -71,7 +72,7 @@ def read(client: KubeClient, namespace: str) -> Preview:
         "jobs": paths.namespaced(_BATCH, "jobs"),
         "cronjobs": paths.namespaced(_BATCH, "cronjobs"),
     }
-    facts.collect(seen, client, {kind: (path, {}) for kind, path in lists.items()})
+    facts.collect_lists(seen, client, {kind: (path, {}) for kind, path in lists.items()})
     return seen
 
 
@@ -84,7 +85,7 @@ def examine(client: KubeClient, namespace: str, *, probe: bool = True) -> list[F
     findings = [*judge(seen, namespace)]
     if probe and seen.namespace is not None:
         findings += admission(client, namespace)
-    return finding.in_order(findings)
+    return finding.sort_findings(findings)
 
 
 def judge(seen: Preview, namespace: str) -> Iterator[Finding]:
@@ -106,12 +107,12 @@ def judge(seen: Preview, namespace: str) -> Iterator[Finding]:
     yield from finding.report_unread(seen.unread, KINDS)
 
 
-def command(findings: Iterable[Finding], namespace: str) -> str:
+def install_command(findings: Iterable[Finding], namespace: str) -> str:
     """The installation with the proposed values: the namespace if it needs something, helm, and the chart's test."""
-    found = list(findings)
-    first = [finding.remedy for finding in found if finding.check == _NAMESPACE and finding.remedy]
-    values = dict.fromkeys(shlex.quote(value) for proposal in found for value in proposal.values)
-    flags = [f"--set {value}" for value in ("image.repository=$REGISTRY/cardwise", *values)]
+    all_findings = list(findings)
+    first = [finding.remedy for finding in all_findings if finding.check == _NAMESPACE and finding.remedy]
+    settings = dict.fromkeys(shlex.quote(setting) for proposal in all_findings for setting in proposal.values)
+    flags = [f"--set {setting}" for setting in ("image.repository=$REGISTRY/cardwise", *settings)]
     helm = shellcommand.command("helm install cardwise helm/cardwise --namespace {namespace}", namespace=namespace)
     test = shellcommand.command("helm test cardwise --namespace {namespace}", namespace=namespace)
     return "\n".join([*first, " \\\n  ".join([helm, *flags, "--wait"]), test, ""])
@@ -124,9 +125,9 @@ def control_plane(seen: Preview) -> Iterator[Finding]:
     static = [pod["spec"].get("nodeName", "") for pod in seen.schedulers if names.MIRROR in annotations_of(pod)]
     planes = {node["metadata"]["name"]: labels_of(node)[_CONTROL_PLANE] for node in seen.nodes if _is_plane(node)}
     own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(seen)}")
-    by_kubeadm = [name for name, value in planes.items() if not value]  # k3s and RKE2 write "true"
+    by_kubeadm = [name for name, label in planes.items() if not label]  # k3s and RKE2 write "true"
     if static and by_kubeadm:
-        text = f"kube-scheduler is a static pod on {finding.nodes(sorted(static))}, as kubeadm makes it"
+        text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, as kubeadm makes it"
         remedy = (
             f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it alone ({_MODES}); for helm "
             f"template also scheduler.controlPlaneNodes={len(by_kubeadm)}"
@@ -134,9 +135,11 @@ def control_plane(seen: Preview) -> Iterator[Finding]:
         yield Finding("scheduler", Severity.OK, text, remedy, values=("scheduler.mode=kubeadm",))
         return
     if static and planes:
-        text = f"kube-scheduler is a static pod on {finding.nodes(sorted(static))}, and not one that kubeadm has made"
+        text = (
+            f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, and not one that kubeadm has made"
+        )
     elif planes:
-        text = f"kube-scheduler is no static pod of the control plane ({finding.nodes(sorted(planes))})"
+        text = f"kube-scheduler is no static pod of the control plane ({finding.name_nodes(sorted(planes))})"
     else:
         text = "no node is visible as a control plane: a provider runs it"
     remedy = (
@@ -157,13 +160,14 @@ def gpu_nodes(seen: Preview) -> Iterator[Finding]:
     labelled = [node["metadata"]["name"] for node in _with_gpus(seen)]
     offering = [name for name, offered in _offering(seen).items() if offered and name not in labelled]
     if labelled:
-        text = f"{finding.nodes(labelled)} with the label of a GPU: the parts on nodes would run there"
+        text = f"{finding.name_nodes(labelled)} with the label of a GPU: the parts on nodes would run there"
         yield Finding("nodes", Severity.OK, text)
     put = shellcommand.command("kubectl label node NODE {label:text}", label=f"{gpunodes.PRESENT}=true")
     label = f"{put}, or nodes.selector with a label that they have"
     if offering:
         offer, have = ("offers", "has") if len(offering) == 1 else ("offer", "have")
-        text = f"{finding.nodes(offering)} {offer} {names.NVIDIA_GPU}, but {have} no label of a GPU that Cardwise knows"
+        nodes = finding.name_nodes(offering)
+        text = f"{nodes} {offer} {names.NVIDIA_GPU}, but {have} no label of a GPU that Cardwise knows"
         yield Finding("nodes", Severity.WARNING, text, label)
     if not labelled and not offering:
         text = "no node has a label of a GPU: no card will be found until one comes"
@@ -175,15 +179,17 @@ def taints(seen: Preview) -> Iterator[Finding]:
     unusual = {
         quote_unless_name(taint)
         for node in _with_gpus(seen)
-        for taint in Ground.of(node).taints
+        for taint in NodeLabels.from_node(node).taints
         if not taint.key.startswith(_OF_KUBERNETES) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
     }
     if unusual:
         some = sorted(unusual)
-        text = f"nodes with GPUs have taints that pods with a share do not tolerate: {wording.few(some, _FEW)}"
+        text = (
+            f"nodes with GPUs have taints that pods with a share do not tolerate: {wording.enumerate_first(some, _FEW)}"
+        )
         remedy = "tolerate those that are there to keep pods without GPU away; the taint of a team's own nodes: not"
-        value = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *some])}}}"
-        yield Finding("taints", Severity.NOTE, text, f"{remedy}: {value}")
+        setting = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *some])}}}"
+        yield Finding("taints", Severity.NOTE, text, f"{remedy}: {setting}")
 
 
 def container_runtimes(seen: Preview) -> Iterator[Finding]:
@@ -193,18 +199,20 @@ def container_runtimes(seen: Preview) -> Iterator[Finding]:
         runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
         by_runtime.setdefault(runtime, []).append(node["metadata"]["name"])
     sockets = {_socket(runtime) for runtime in by_runtime} - {""}
-    values = tuple(f"nodes.criSocket={socket}" for socket in sockets) if len(sockets) == 1 else ()
+    settings = tuple(f"nodes.criSocket={socket}" for socket in sockets) if len(sockets) == 1 else ()
     for runtime, nodes in by_runtime.items():
         name, _, number = runtime.partition("://")
-        where = f"{finding.nodes(nodes)}: {quote_unless_name(runtime) if runtime else 'unknown container runtime'}"
+        subject = (
+            f"{finding.name_nodes(nodes)}: {quote_unless_name(runtime) if runtime else 'unknown container runtime'}"
+        )
         if name not in cdiruntimes.CDI_AT_ALL:
-            yield Finding("runtime", Severity.PROBLEM, f"{where} has no CDI", cluster.cdi_remedy(name, number))
+            yield Finding("runtime", Severity.PROBLEM, f"{subject} has no CDI", cluster.cdi_remedy(name, number))
         elif not cdiruntimes.has_cdi(name, number):
-            text = f"{where} takes no CDI devices as it is delivered; without CDI a container can get past its card"
-            yield Finding("runtime", Severity.WARNING, text, cluster.cdi_remedy(name, number), values=values)
+            text = f"{subject} takes no CDI devices as it is delivered; without CDI a container can get past its card"
+            yield Finding("runtime", Severity.WARNING, text, cluster.cdi_remedy(name, number), values=settings)
         else:
-            remedy = f"its socket: {values[0]}" if values else ""
-            yield Finding("runtime", Severity.OK, f"{where} takes CDI devices", remedy, values=values)
+            remedy = f"its socket: {settings[0]}" if settings else ""
+            yield Finding("runtime", Severity.OK, f"{subject} takes CDI devices", remedy, values=settings)
     if len(sockets) > 1:
         text = f"the runtimes of nodes with GPUs have different sockets ({', '.join(sorted(sockets))})"
         yield Finding("runtime", Severity.PROBLEM, text, "keep to nodes of one kind by nodes.selector")
@@ -239,10 +247,10 @@ def runtime_classes(seen: Preview) -> Iterator[Finding]:
             "container toolkit there, and its RuntimeClass"
         )
         yield Finding("driver", Severity.NOTE, text, remedy)
-    if more := [name for name in classes if name not in bypasses.RUNTIME_CLASSES]:
-        text = f"pods without a share would get cards by {', '.join(more)}"
-        value = f"policies.runtimeClasses={{{','.join([*bypasses.RUNTIME_CLASSES, *more])}}}"
-        yield Finding("policies", Severity.NOTE, text, f"let a policy refuse that: {value}", values=(value,))
+    if unlisted := [name for name in classes if name not in bypasses.RUNTIME_CLASSES]:
+        text = f"pods without a share would get cards by {', '.join(unlisted)}"
+        setting = f"policies.runtimeClasses={{{','.join([*bypasses.RUNTIME_CLASSES, *unlisted])}}}"
+        yield Finding("policies", Severity.NOTE, text, f"let a policy refuse that: {setting}", values=(setting,))
 
 
 def pod_security(seen: Preview, namespace: str) -> Iterator[Finding]:
@@ -311,14 +319,14 @@ def other_plugins(seen: Preview) -> Iterator[Finding]:
     """Nodes that both NVIDIA's device plugin and ours would serve, and others that share GPUs."""
     offering = _offering(seen)
     names_of = [node["metadata"]["name"] for node in _with_gpus(seen)]
-    both = {name: offering[name] for name in names_of if name in offering}
+    contested = {name: offering[name] for name in names_of if name in offering}
     for other in cluster.other_plugins(seen):
-        if not (both and other.level is Severity.OK):
+        if not (contested and other.level is Severity.OK):
             yield other
-    if both:
+    if contested:
         text = (
-            f"{finding.nodes(sorted(both))}, {wording.count(sum(both.values()), 'card')}: NVIDIA's device plugin "
-            "offers them, and Cardwise takes none of these while it does"
+            f"{finding.name_nodes(sorted(contested))}, {wording.count(sum(contested.values()), 'card')}: NVIDIA's "
+            "device plugin offers them, and Cardwise takes none of these while it does"
         )
         remedy = (
             "take it off the nodes that Cardwise is to share (docs/integrations/gpu-operator.md: devicePlugin.enabled, "
@@ -345,15 +353,17 @@ def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
     """Pods and templates whose pods the chart's policies would refuse when they are created again."""
     by_reason: dict[bypasses.Bypass, list[str]] = {}
     ours = parts.service_namespaces(seen)
-    for kind, obj, spec in _specs(seen):
-        where = obj["metadata"]["namespace"]
-        if where in (*bypasses.INFRASTRUCTURE, namespace) or (where in ours and facts.is_of_chart(obj)):
+    for kind, manifest, spec in _specs(seen):
+        workload_namespace = manifest["metadata"]["namespace"]
+        if workload_namespace in (*bypasses.INFRASTRUCTURE, namespace) or (
+            workload_namespace in ours and facts.is_of_chart(manifest)
+        ):
             continue
-        for reason in bypasses.of(spec):
-            by_reason.setdefault(reason, []).append(f"{kind} {name_of(obj)}")
+        for reason in bypasses.find_bypasses(spec):
+            by_reason.setdefault(reason, []).append(f"{kind} {name_of(manifest)}")
     for reason, workloads in by_reason.items():
-        which = f"{wording.count(len(workloads), 'workload')} ({wording.few(sorted(workloads), _FEW)})"
-        text = f"{which} would be refused when created again, because of {reason.text}"
+        listed = f"{wording.count(len(workloads), 'workload')} ({wording.enumerate_first(sorted(workloads), _FEW)})"
+        text = f"{listed} would be refused when created again, because of {reason.text}"
         yield Finding("policies", Severity.WARNING, text, reason.remedy)
     lists = {"pods", "daemonsets", "deployments", "statefulsets", "replicasets", "jobs", "cronjobs"}
     if not by_reason and not seen.unread.keys() & lists:
@@ -371,17 +381,17 @@ def _specs(seen: Preview) -> Iterator[tuple[str, Json, Json]]:
         "CronJob": seen.cronjobs,
     }
     for kind, objects in kinds.items():
-        for obj in objects:
-            if _owner(obj) not in kinds:
-                spec = obj.get("spec") or {}
+        for manifest in objects:
+            if _controller_kind(manifest) not in kinds:
+                spec = manifest.get("spec") or {}
                 template = ((spec.get("jobTemplate") or {}).get("spec") or spec).get("template") or {}
-                yield kind, obj, template.get("spec") or {}
+                yield kind, manifest, template.get("spec") or {}
     for pod in seen.pods:
-        if _owner(pod) not in kinds and names.MIRROR not in annotations_of(pod):
+        if _controller_kind(pod) not in kinds and names.MIRROR not in annotations_of(pod):
             yield "Pod", pod, pod.get("spec") or {}
 
 
-def _owner(obj: Json) -> str:
+def _controller_kind(manifest: Json) -> str:
     """The kind of the controller that made it; "" for none."""
-    owners = obj["metadata"].get("ownerReferences") or ()
+    owners = manifest["metadata"].get("ownerReferences") or ()
     return next((str(owner.get("kind")) for owner in owners if owner.get("controller")), "")

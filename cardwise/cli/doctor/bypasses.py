@@ -65,7 +65,7 @@ OPEN_CONTAINER: Final = Bypass(
 )
 
 
-def of(spec: Json) -> Iterator[Bypass]:
+def find_bypasses(spec: Json) -> Iterator[Bypass]:
     """The reasons for which a new pod of this spec is refused, each once."""
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
     asks = any(_is_ours(name) for container in containers for name in _resources(container))
@@ -109,7 +109,7 @@ def _is_of_webhook(entry: Json) -> bool:
 
 def _mounts_cards(spec: Json, containers: list[Json], *, asks: bool) -> bool:
     host = {
-        str(volume.get("name")): _bare(str(volume["hostPath"].get("path", "")))
+        str(volume.get("name")): _normalize_path(str(volume["hostPath"].get("path", "")))
         for volume in spec.get("volumes") or ()
         if volume.get("hostPath")
     }
@@ -121,13 +121,13 @@ def _mounts_cards(spec: Json, containers: list[Json], *, asks: bool) -> bool:
     mounts = [mount for container in containers for mount in container.get("volumeMounts") or ()]
     return any(
         ".." in str(mount.get("mountPath", "")).split("/")
-        or _bare(str(mount.get("mountPath", ""))).startswith(_CONTAINER_DEVICES)
+        or _normalize_path(str(mount.get("mountPath", ""))).startswith(_CONTAINER_DEVICES)
         for mount in mounts
         if mount.get("name") in host
     )
 
 
-def _bare(path: str) -> str:
+def _normalize_path(path: str) -> str:
     """Without empty and "." parts."""
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
@@ -154,5 +154,5 @@ def _asks_nvidia(container: Json) -> bool:
 
 
 def _is_closed(container: Json) -> bool:
-    values = [e.get("value") for e in container.get("env") or () if e.get("name") == names.ENV_VISIBLE_DEVICES]
-    return bool(values) and all(value == names.NO_CARDS for value in values)
+    visible_devices = [e.get("value") for e in container.get("env") or () if e.get("name") == names.ENV_VISIBLE_DEVICES]
+    return bool(visible_devices) and all(devices == names.NO_CARDS for devices in visible_devices)

@@ -64,18 +64,20 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
 
     Raises `errors.KubeError` where nothing at all can be read.
     """
-    seen = facts.read(client, installed)
-    found = [*judge(seen), *_schedulers(client, seen)]
+    seen = facts.read_facts(client, installed)
+    findings = [*judge(seen), *_schedulers(client, seen)]
     if parts.is_installed(seen) is False or any(parts.in_another_namespace(seen)):
-        return finding.in_order(found)
+        return finding.sort_findings(findings)
     if probe_in in waiting.exempt_namespaces(seen):
         text = f"no probe pod was sent: the webhook is not asked about pods of namespace {probe_in}, which is exempt"
-        found.append(Finding("probe", Severity.NOTE, text, "name a namespace of users: cardwise doctor -n NAMESPACE"))
+        findings.append(
+            Finding("probe", Severity.NOTE, text, "name a namespace of users: cardwise doctor -n NAMESPACE")
+        )
     elif probe_in:
         wire, renew = repairs.wire_scheduler(seen), repairs.renew_certificates(seen)
-        found += probing.probe(client, probe_in, installed, wire=wire, renew=renew)
-        found += exposure.look(client, probe_in, installed, seen, image=image)
-    return finding.in_order(found)
+        findings += probing.send_probe(client, probe_in, installed, wire=wire, renew=renew)
+        findings += exposure.check_exposure(client, probe_in, installed, seen, image=image)
+    return finding.sort_findings(findings)
 
 
 def judge(seen: Facts) -> Iterator[Finding]:
@@ -92,9 +94,9 @@ def judge(seen: Facts) -> Iterator[Finding]:
 def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
     for pod in seen.schedulers:
         name = pod["metadata"]["name"]
-        config = facts.configz(client, pod)
+        config = facts.read_configz(client, pod)
         if config is None:
             text = f"{name} does not tell its configuration (kubeadm binds it to loopback)"
             yield Finding("scheduler", Severity.NOTE, text, "the probe pod tells whether it asks the extender")
         else:
-            yield from scheduler.wiring(config, name, repairs.wire_scheduler(seen))
+            yield from scheduler.check_wiring(config, name, repairs.wire_scheduler(seen))

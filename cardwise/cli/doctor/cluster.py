@@ -5,14 +5,14 @@ from typing import Final
 
 from cardwise.cli.cluster import installation, nodestates
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of, time
+from cardwise.cli.doctor.facts import Facts, is_infrastructure, name_of, parse_time
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import cdiruntimes, names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
 from cardwise.core.values.wording import quote_unless_name
 
-_LEAST: Final = (1, 31)  # as the chart says
+_MIN_VERSION: Final = (1, 31)  # as the chart says
 _SKEW_SECONDS: Final = 5.0  # a Lease loses its safety margin with the clocks of those who share it
 _FEW: Final = 5
 
@@ -32,18 +32,20 @@ _GPUSHARE_LABEL: Final = "gpushare"
 
 def version(facts: Facts) -> Iterator[Finding]:
     """Kubernetes itself."""
-    said = str(facts.version.get("gitVersion", ""))
-    least = cdiruntimes.dotted(_LEAST)
-    if cdiruntimes.version(said) >= _LEAST:
-        yield Finding("kubernetes", Severity.OK, f"Kubernetes {said}")
+    running = str(facts.version.get("gitVersion", ""))
+    least = cdiruntimes.dotted(_MIN_VERSION)
+    if cdiruntimes.parse_version(running) >= _MIN_VERSION:
+        yield Finding("kubernetes", Severity.OK, f"Kubernetes {running}")
     else:
         remedy = f"upgrade the control plane to {least} or later"
-        yield Finding("kubernetes", Severity.PROBLEM, f"Kubernetes {said or 'of unknown version'}, not {least}", remedy)
+        yield Finding(
+            "kubernetes", Severity.PROBLEM, f"Kubernetes {running or 'of unknown version'}, not {least}", remedy
+        )
 
 
 def closed_nodes(facts: Facts) -> Iterator[Finding]:
     """Nodes with cards that are not ready, cordoned or under pressure: no new pod comes there."""
-    states = {node["metadata"]["name"]: nodestates.closed(node) for node in facts.nodes}
+    states = {node["metadata"]["name"]: nodestates.closed_reason(node) for node in facts.nodes}
     with_cards = sorted(name for name in facts.card_nodes() if name in states)
     closed: dict[str, list[str]] = {}
     for name in with_cards:
@@ -52,9 +54,9 @@ def closed_nodes(facts: Facts) -> Iterator[Finding]:
     usable = any(not states[name] for name in with_cards)
     for state, nodes in closed.items():
         some = nodes[0] if len(nodes) == 1 else "NODE"
-        text = f"{finding.nodes(nodes)} take{'s' * (len(nodes) == 1)} no new pods: {state}"
+        text = f"{finding.name_nodes(nodes)} take{'s' * (len(nodes) == 1)} no new pods: {state}"
         level = Severity.WARNING if usable else Severity.PROBLEM
-        yield Finding("nodes", level, text, nodestates.remedy(state, some).replace("`", ""))
+        yield Finding("nodes", level, text, nodestates.suggest_remedy(state, some).replace("`", ""))
 
 
 def runtimes(facts: Facts) -> Iterator[Finding]:
@@ -65,23 +67,21 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
         name = node["metadata"]["name"]
         if name not in access or access[name] == "cdi":
             continue
-        said = node.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "")
-        open_.setdefault((access[name] or "", said), []).append(name)
-    for (how, said), nodes in open_.items():
-        where = finding.nodes(nodes)
-        runtime, _, number = said.partition("://")
-        if how == "env":
-            text = (
-                f"{where}: cards are given by environment only, a container can get past it ({quote_unless_name(said)})"
-            )
+        reported = node.get("status", {}).get("nodeInfo", {}).get("containerRuntimeVersion", "")
+        open_.setdefault((access[name] or "", reported), []).append(name)
+    for (method, reported), nodes in open_.items():
+        subject = finding.name_nodes(nodes)
+        runtime, _, number = reported.partition("://")
+        if method == "env":
+            version_text = quote_unless_name(reported)
+            text = f"{subject}: cards are given by environment only, a container can get past it ({version_text})"
             yield Finding("card-access", Severity.WARNING, text, cdi_remedy(runtime, number))
         else:
-            text = (
-                f"{where}: the device plugin has not said how it gives cards ({quote_unless_name(said or 'unknown')})"
-            )
+            version_text = quote_unless_name(reported or "unknown")
+            text = f"{subject}: the device plugin has not said how it gives cards ({version_text})"
             log = repairs.log(facts, "daemonset/cardwise-deviceplugin")
             yield Finding("card-access", Severity.WARNING, text, f"the log of the device plugin there says why: {log}")
-    closed = sum(how == "cdi" for how in access.values())
+    closed = sum(method == "cdi" for method in access.values())
     if closed:
         yield Finding(
             "card-access",
@@ -94,7 +94,7 @@ def cdi_remedy(runtime: str, number: str) -> str:
     if runtime not in cdiruntimes.CDI_AT_ALL:
         return "use containerd 2 or CRI-O: this runtime has no CDI"
     least = cdiruntimes.CDI_AT_ALL[runtime]
-    if cdiruntimes.version(number) < least:
+    if cdiruntimes.parse_version(number) < least:
         return f"upgrade {runtime} to {cdiruntimes.dotted(least)} or later: before, it takes no CDI devices"
     if not cdiruntimes.has_cdi(runtime, number):
         since = cdiruntimes.dotted(cdiruntimes.CDI_BY_DEFAULT[runtime])
@@ -110,7 +110,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         if difference is not None and abs(difference) > _SKEW_SECONDS:
             skewed.append(f"{lease['metadata']['name']} ({difference:+.0f} s)")
     if skewed:
-        text = f"clocks differ from the API server's: {wording.few(skewed, _FEW)}"
+        text = f"clocks differ from the API server's: {wording.enumerate_first(skewed, _FEW)}"
         yield Finding(
             "clocks", Severity.WARNING, text, "run NTP or chrony there: Leases and ages are told by these clocks"
         )
@@ -125,10 +125,10 @@ def clocks(facts: Facts) -> Iterator[Finding]:
 def _skew(lease: Json) -> float | None:
     """Seconds that the holder's clock is ahead."""
     renewed = (lease.get("spec") or {}).get("renewTime")
-    noted = installation.last_write(lease)
-    if not renewed or noted is None:
+    recorded = installation.last_write(lease)
+    if not renewed or recorded is None:
         return None
-    return (time(renewed) - noted).total_seconds()
+    return (parse_time(renewed) - recorded).total_seconds()
 
 
 def other_plugins(facts: Facts) -> Iterator[Finding]:
@@ -140,36 +140,39 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
         if (offered := (node.get("status", {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0")) != "0"
         and node["metadata"]["name"] in ours
     }
-    found = bool(theirs)
+    is_shared = bool(theirs)
     if theirs:
         cards = sum(int(number) for number in theirs.values() if number.isdigit())
-        where = f"{finding.nodes(list(theirs))}, {wording.count(cards, 'card')}"
+        subject = f"{finding.name_nodes(list(theirs))}, {wording.count(cards, 'card')}"
         yield Finding(
             "other-plugins",
             Severity.WARNING,
-            f"{where}: NVIDIA's device plugin offers them, so Cardwise takes none without nodes.cards",
+            f"{subject}: NVIDIA's device plugin offers them, so Cardwise takes none without nodes.cards",
             "stop NVIDIA's plugin there, or divide the cards by nodes.cards and its NVIDIA_VISIBLE_DEVICES",
         )
     similar: list[str] = []
     for kind, workload in _workloads(facts):
-        for part, who in _OTHERS.items():
+        for part, vendor in _OTHERS.items():
             if part not in workload["metadata"]["name"]:
                 continue
-            found = True
+            is_shared = True
             if not is_infrastructure(facts, workload):
                 similar.append(f"{kind} {name_of(workload)}")
                 continue
             yield Finding(
                 "other-plugins",
                 Severity.NOTE,
-                f"{who} is installed: {kind} {name_of(workload)}",
+                f"{vendor} is installed: {kind} {name_of(workload)}",
                 "keep its nodes and those of Cardwise apart by a nodeSelector",
             )
     if similar:
-        text = f"workloads in namespaces of users have names of other GPU plugins: {wording.few(similar, _FEW)}"
+        text = (
+            "workloads in namespaces of users have names of other GPU plugins: "
+            f"{wording.enumerate_first(similar, _FEW)}"
+        )
         remedy = "if they are such plugins, keep their nodes and those of Cardwise apart by a nodeSelector"
         yield Finding("other-plugins", Severity.NOTE, text, remedy)
-    if not found and not facts.unread.keys() & {"nodes", "daemonsets"}:
+    if not is_shared and not facts.unread.keys() & {"nodes", "daemonsets"}:
         yield Finding("other-plugins", Severity.OK, "nobody else gives out cards of Cardwise's nodes")
 
 
@@ -181,23 +184,25 @@ def gpushare(facts: Facts) -> Iterator[Finding]:
         for kind, workload in _workloads(facts)
         if any(part in workload["metadata"]["name"] for part in _GPUSHARE)
     ]
-    left = [f"{kind} {name_of(workload)}" for kind, workload in named if is_infrastructure(facts, workload)]
+    leftovers = [f"{kind} {name_of(workload)}" for kind, workload in named if is_infrastructure(facts, workload)]
     similar = [f"{kind} {name_of(workload)}" for kind, workload in named if not is_infrastructure(facts, workload)]
     for node in facts.nodes:
         metadata = node["metadata"]
         capacity = (node.get("status", {}).get("capacity") or {}).get(names.GPU_MEM, "0")
         if _GPUSHARE_LABEL in labels_of(node):
-            left.append(f"label {_GPUSHARE_LABEL} of node {metadata['name']}")
+            leftovers.append(f"label {_GPUSHARE_LABEL} of node {metadata['name']}")
         elif capacity != "0" and metadata["name"] not in ours:
-            left.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise knows no card")
-    if left:
+            leftovers.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise knows no card")
+    if leftovers:
         remedy = "end its DaemonSet node by node and its extender last; its running pods stay and are counted"
-        yield Finding("gpushare", Severity.WARNING, f"left of gpushare: {wording.few(left, _FEW)}", remedy)
+        yield Finding(
+            "gpushare", Severity.WARNING, f"left of gpushare: {wording.enumerate_first(leftovers, _FEW)}", remedy
+        )
     if similar:
-        text = f"workloads in namespaces of users have names of gpushare's: {wording.few(similar, _FEW)}"
+        text = f"workloads in namespaces of users have names of gpushare's: {wording.enumerate_first(similar, _FEW)}"
         remedy = "if they are gpushare's, see what its numbers mean and how it ends (docs/migration.md)"
         yield Finding("gpushare", Severity.NOTE, text, remedy)
-    elif not left and not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
+    elif not leftovers and not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
         yield Finding("gpushare", Severity.OK, "nothing of gpushare is left")
 
 

@@ -30,9 +30,9 @@ _AT_ONCE: Final = 50  # pods
 _FEW: Final = 5
 _SHOWN: Final = 200  # bytes of a reason
 _SETTING: Final = "accept-nvidia-visible-devices-envvar-when-unprivileged"
-_LOOKED: Final = "looked"
+_STARTED: Final = "looked"
 _SCRIPT: Final = (
-    f"echo {_LOOKED} >/dev/termination-log; ls -d /dev/nvidia[0-9]* >>/dev/termination-log 2>/dev/null; exit 0"
+    f"echo {_STARTED} >/dev/termination-log; ls -d /dev/nvidia[0-9]* >>/dev/termination-log 2>/dev/null; exit 0"
 )
 _REMEDIES: Final = {
     "cdi": f"set {_SETTING} = false in config.toml of NVIDIA's container toolkit there, and deviceplugin.privileged of "
@@ -42,7 +42,7 @@ _REMEDIES: Final = {
 }
 
 
-def look(
+def check_exposure(
     client: KubeClient, namespace: str, installed: str, seen: Facts, *, image: str = "", clock: Clock = SYSTEM
 ) -> Iterator[Finding]:
     """`namespace`: of the dry runs. `installed`: that of Cardwise. `image` has a shell; "": that of the device plugin,
@@ -67,22 +67,22 @@ def look(
         if not served:
             continue
         try:
-            client.create(paths.pods(namespace), _pod(image, name, served[0]), query={"dryRun": "All"})
+            client.create(paths.pods(namespace), _probe_pod(image, name, served[0]), query={"dryRun": "All"})
         except errors.Unreachable:
             raise
         except errors.KubeError as error:
             yield _refused(by, error)
             continue
-        found: dict[str, _Told] = {}
+        results_by_node: dict[str, _ProbeResult] = {}
         for start in range(0, len(served), _AT_ONCE):
-            pods = {node: _pod(image, name, node) for node in served[start : start + _AT_ONCE]}
+            pods = {node: _probe_pod(image, name, node) for node in served[start : start + _AT_ONCE]}
             try:
-                found |= _tried(client, installed, pods, clock)
+                results_by_node |= _run_probes(client, installed, pods, clock)
             except errors.Forbidden as error:
                 yield _refused(by, error)
                 return
         listed = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
-        yield from _judged(by, found, access, listed)
+        yield from _judge_results(by, results_by_node, access, listed)
 
 
 def _image(seen: Facts) -> str:
@@ -95,18 +95,18 @@ def _image(seen: Facts) -> str:
 
 def _serves(node: Json, handler: str) -> bool:
     """Where the kubelet does not tell its handlers, it may."""
-    told = node.get("status", {}).get("runtimeHandlers") or ()
-    return not told or any(one.get("name") == handler for one in told)
+    handlers = node.get("status", {}).get("runtimeHandlers") or ()
+    return not handlers or any(known_handler.get("name") == handler for known_handler in handlers)
 
 
-def _pod(image: str, runtime_class: str, node: str) -> Json:
+def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
     asking = {"CUDA_VERSION": "1.0", "NVIDIA_DISABLE_REQUIRE": "true"}
     container = {
         "name": "look",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["sh", "-c", _SCRIPT],
-        "env": [{"name": name, "value": value} for name, value in asking.items()],
+        "env": [{"name": name, "value": text} for name, text in asking.items()],
     }
     return probing.pod_of(
         container,
@@ -126,80 +126,91 @@ def _refused(by: str, error: errors.KubeError) -> Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
+class _ProbeResult:
     """What a pod has said; or why it has said nothing, as Kubernetes tells it, "" where that is not told."""
 
-    said: str = ""
-    why: str = ""
+    message: str = ""
+    reason: str = ""
 
     @property
-    def looked(self) -> bool:
-        return self.said.startswith(_LOOKED)
+    def has_run(self) -> bool:
+        return self.message.startswith(_STARTED)
 
 
-def _tried(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _Told]:
+def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _ProbeResult]:
     """What the pod of each node has told; the pods are deleted."""
-    told: dict[str, _Told] = {}
+    outcomes: dict[str, _ProbeResult] = {}
     seen: dict[str, Json] = {}
-    made = []
+    created = []
     try:
         for pod in pods.values():
-            made.append(pod["metadata"]["name"])
+            created.append(pod["metadata"]["name"])
             client.create(paths.pods(namespace), pod)
         deadline = clock.now() + _SECONDS
-        while len(told) < len(pods) and clock.now() < deadline:
+        while len(outcomes) < len(pods) and clock.now() < deadline:
             for node, pod in pods.items():
-                if node not in told:
+                if node not in outcomes:
                     seen[node] = client.get(paths.pods(namespace, pod["metadata"]["name"]))
-                    said = _said(seen[node])
-                    told |= {node: _Told(said, _why(seen[node]))} if said is not None else {}
+                    message = _termination_message(seen[node])
+                    outcomes |= (
+                        {node: _ProbeResult(message, _failure_reason(seen[node]))} if message is not None else {}
+                    )
             clock.sleep(_EVERY)
-        return {node: told.get(node) or _Told(why=_why(seen.get(node, {}))) for node in pods}
+        return {node: outcomes.get(node) or _ProbeResult(reason=_failure_reason(seen.get(node, {}))) for node in pods}
     finally:
-        for name in made:
+        for name in created:
             probing.delete(client, namespace, name, {"gracePeriodSeconds": 0})
 
 
-def _said(pod: Json) -> str | None:
+def _termination_message(pod: Json) -> str | None:
     """None while it has not ended."""
     status = pod.get("status") or {}
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
-    states = [one.get("state", {}).get("terminated") or {} for one in status.get("containerStatuses") or ()]
+    states = [status.get("state", {}).get("terminated") or {} for status in status.get("containerStatuses") or ()]
     return next((str(state.get("message") or "") for state in states), "")
 
 
-def _why(pod: Json) -> str:
+def _failure_reason(pod: Json) -> str:
     """Why its container has not looked."""
     status = pod.get("status") or {}
-    for one in status.get("containerStatuses") or ():
-        state = one.get("state") or {}
-        told = state.get("terminated") or state.get("waiting") or {}
-        if told.get("reason"):
-            message = f": {told['message']}" if told.get("message") else ""
-            return wording.message(f"{told['reason']}{message}", _SHOWN)
+    for container_status in status.get("containerStatuses") or ():
+        state = container_status.get("state") or {}
+        end = state.get("terminated") or state.get("waiting") or {}
+        if end.get("reason"):
+            message = f": {end['message']}" if end.get("message") else ""
+            return wording.message(f"{end['reason']}{message}", _SHOWN)
     return wording.message(": ".join(filter(None, (status.get("reason"), status.get("message")))), _SHOWN)
 
 
-def _judged(by: str, found: Mapping[str, _Told], access: Mapping[str, str], listed: str) -> Iterator[Finding]:
-    cards = {node: [line for line in one.said.split() if line.startswith("/dev/")] for node, one in found.items()}
-    for how, remedy in _REMEDIES.items():
+def _judge_results(
+    by: str, probe_results: Mapping[str, _ProbeResult], access: Mapping[str, str], listed: str
+) -> Iterator[Finding]:
+    cards = {
+        node: [line for line in probed.message.split() if line.startswith("/dev/")]
+        for node, probed in probe_results.items()
+    }
+    for method, remedy in _REMEDIES.items():
         open_to_all = [
-            f"{node} ({', '.join(there)})" for node, there in cards.items() if there and access.get(node, "cdi") == how
+            f"{node} ({', '.join(there)})"
+            for node, there in cards.items()
+            if there and access.get(node, "cdi") == method
         ]
         if open_to_all:
-            text = f"a pod that asks for no card gets cards by {by}: {wording.few(open_to_all, _FEW)}"
+            text = f"a pod that asks for no card gets cards by {by}: {wording.enumerate_first(open_to_all, _FEW)}"
             yield Finding(CHECK, Severity.WARNING, text, listed + remedy)
     silent: dict[str, list[str]] = {}
-    for node, one in found.items():
-        if not one.looked:
-            silent.setdefault(one.why, []).append(node)
-    for why, nodes in silent.items():
-        text = f"whether pods that ask for no card get one by {by} is not known of {wording.few(nodes, _FEW)}"
-        said = f": of the pod that was to look Kubernetes says {why}" if why else ""
+    for node, probed in probe_results.items():
+        if not probed.has_run:
+            silent.setdefault(probed.reason, []).append(node)
+    for reason, nodes in silent.items():
+        text = (
+            f"whether pods that ask for no card get one by {by} is not known of {wording.enumerate_first(nodes, _FEW)}"
+        )
+        detail = f": of the pod that was to look Kubernetes says {reason}" if reason else ""
         remedy = "see whether pods start there; name an image with a shell, which they have, by --probe-image"
-        yield Finding(CHECK, Severity.NOTE, text + said, remedy)
-    closed = sum(one.looked and not cards[node] for node, one in found.items())
+        yield Finding(CHECK, Severity.NOTE, text + detail, remedy)
+    closed = sum(probed.has_run and not cards[node] for node, probed in probe_results.items())
     if closed:
         text = f"a pod that asks for no card gets none by {by} on {wording.count(closed, 'node')}"
         yield Finding(CHECK, Severity.OK, text)

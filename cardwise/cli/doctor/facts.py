@@ -31,7 +31,7 @@ class Facts:
     """Decoded objects by kind. A kind that the API server does not know is in `absent`, one that may not be read in
     `unread`, with what the API server said if it was not a missing right; both are then empty here.
 
-    Tenants create workloads with any name and label in their namespaces. So `collect` separates the workloads of
+    Tenants create workloads with any name and label in their namespaces. So `collect_lists` separates the workloads of
     Cardwise's namespace from all others: the checks of Cardwise's parts see only the former.
     """
 
@@ -78,15 +78,15 @@ _NOT_READ: Final = ("installed", "version", "now", "absent", "unread", *_SEPARAT
 KINDS = len(fields(Facts)) - len(_NOT_READ)  # of objects that are read
 
 
-def read(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
+def read_facts(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
     """`namespace`: where Cardwise is installed. Raises `errors.Unreachable` only: then there is nothing to say."""
     facts = Facts(installed=namespace)
-    fill(facts, client, namespace)
+    fill_facts(facts, client, namespace)
     return facts
 
 
-def fill(facts: Facts, client: KubeClient, namespace: str) -> None:
-    """As `read`, into the fields of Facts."""
+def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
+    """As `read_facts`, into the fields of Facts."""
     lists = {
         "nodes": (paths.nodes(), ""),
         "cards": (paths.extendedresources(), ""),
@@ -115,15 +115,15 @@ def fill(facts: Facts, client: KubeClient, namespace: str) -> None:
     about_nodes = f"reason={names.CARD_OF_ANOTHER_NODE},involvedObject.kind=Node"
     queries["node_events"] = (paths.events("default"), {"fieldSelector": about_nodes})
     facts.version, facts.now = client.get("/version"), client.clock()
-    collect(facts, client, queries)
+    collect_lists(facts, client, queries)
     # Those of another doctor, or of the chart's test, which delete them themselves.
     facts.waiting_pods = [pod for pod in facts.waiting_pods if not pod["metadata"]["name"].startswith(PROBE_POD_PREFIX)]
-    with _noted(facts, "namespace"):
+    with _recording_errors(facts, "namespace"):
         facts.namespace = client.get(paths.namespaces(namespace))
 
 
 def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """What `collect` reads to say why the parts on nodes do not run, all of it in the namespace of Cardwise."""
+    """What `collect_lists` reads to say why the parts on nodes do not run, all of it in the namespace of Cardwise."""
     return {
         "daemonsets": (paths.namespaced(_APPS, "daemonsets", namespace), {}),
         "own_pods": (paths.pods(namespace), {"labelSelector": _OF_CARDWISE}),
@@ -132,23 +132,25 @@ def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]
     }
 
 
-def collect(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, Mapping[str, str]]]) -> None:
+def collect_lists(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, Mapping[str, str]]]) -> None:
     """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
     for kind, (path, query) in queries.items():
-        with _noted(facts, kind):
+        with _recording_errors(facts, kind):
             objects = list(client.objects(path, query))
             if kind in _SEPARATED:
-                setattr(facts, _SEPARATED[kind], [obj for obj in objects if not _is_in(facts.installed, obj)])
-                objects = [obj for obj in objects if _is_in(facts.installed, obj)]
-            setattr(facts, kind, [*filter(None, map(podevents.read, objects))] if kind in _EVENTS else objects)
+                setattr(
+                    facts, _SEPARATED[kind], [manifest for manifest in objects if not _is_in(facts.installed, manifest)]
+                )
+                objects = [manifest for manifest in objects if _is_in(facts.installed, manifest)]
+            setattr(facts, kind, [*filter(None, map(podevents.parse_event, objects))] if kind in _EVENTS else objects)
 
 
-def _is_in(namespace: str, obj: Json) -> bool:
-    return bool(obj["metadata"]["namespace"] == namespace)
+def _is_in(namespace: str, manifest: Json) -> bool:
+    return bool(manifest["metadata"]["namespace"] == namespace)
 
 
 @contextmanager
-def _noted(facts: Facts, kind: str) -> Iterator[None]:
+def _recording_errors(facts: Facts, kind: str) -> Iterator[None]:
     """Notes in `absent` or `unread` why the kind cannot be read. Raises `errors.Unreachable` only."""
     try:
         yield
@@ -162,41 +164,44 @@ def _noted(facts: Facts, kind: str) -> Iterator[None]:
         facts.unread[kind] = error.message
 
 
-def is_infrastructure(facts: Facts, obj: Json) -> bool:
+def is_infrastructure(facts: Facts, workload: Json) -> bool:
     """Whether the object is in a namespace of Cardwise or of other infrastructure, as the chart names these by default.
 
     A workload in any other namespace may be a tenant's, whatever it is called.
     """
-    return obj["metadata"]["namespace"] in (facts.installed, *bypasses.INFRASTRUCTURE)
+    return workload["metadata"]["namespace"] in (facts.installed, *bypasses.INFRASTRUCTURE)
 
 
-def name_of(obj: Json) -> str:
+def name_of(manifest: Json) -> str:
     """With its namespace."""
-    return f"{obj['metadata']['namespace']}/{obj['metadata']['name']}"
+    return f"{manifest['metadata']['namespace']}/{manifest['metadata']['name']}"
 
 
-def is_of_chart(obj: Json) -> bool:
+def is_of_chart(manifest: Json) -> bool:
     """Whether the chart has made it, or what the chart has made."""
-    return labels_of(obj).get(_NAME_LABEL) == "cardwise"
+    return labels_of(manifest).get(_NAME_LABEL) == "cardwise"
 
 
-def is_recent(facts: Facts, event: Event, most: timedelta) -> bool:
+def is_recent(facts: Facts, event: Event, max_age: timedelta) -> bool:
     """Whether the event was repeated in that time. A time that is as far ahead was not written by a true clock."""
-    return facts.now is None or abs(facts.now - event.time) < most
+    return facts.now is None or abs(facts.now - event.time) < max_age
 
 
 def nvidia_runtimes(facts: Facts) -> list[tuple[str, str]]:
     """The RuntimeClasses that are NVIDIA's, by name and handler."""
-    classes = [(one["metadata"]["name"], str(one.get("handler", ""))) for one in facts.runtimeclasses]
-    return [one for one in classes if "nvidia" in " ".join(one)]
+    classes = [
+        (runtime_class["metadata"]["name"], str(runtime_class.get("handler", "")))
+        for runtime_class in facts.runtimeclasses
+    ]
+    return [runtime_class for runtime_class in classes if "nvidia" in " ".join(runtime_class)]
 
 
-def time(text: str) -> datetime:
+def parse_time(text: str) -> datetime:
     """As Kubernetes writes it."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def configz(client: KubeClient, pod: Json) -> Json | None:
+def read_configz(client: KubeClient, pod: Json) -> Json | None:
     """The configuration that this kube-scheduler runs with; None where it does not answer the API server's proxy.
 
     kubeadm binds it to loopback, and then nobody outside of its node can ask.
@@ -206,5 +211,5 @@ def configz(client: KubeClient, pod: Json) -> Json | None:
         answer = client.get(paths.pods(SYSTEM, f"https:{name}:10259", "proxy", "configz"), timeout=5.0)
     except errors.KubeError:
         return None
-    found = answer.get("componentconfig")
-    return found if isinstance(found, dict) else None
+    configuration = answer.get("componentconfig")
+    return configuration if isinstance(configuration, dict) else None

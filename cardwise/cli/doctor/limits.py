@@ -18,13 +18,17 @@ _FEW: Final = 5
 def classes_without_cards(facts: Facts) -> Iterator[Finding]:
     """Automatic classes outlive their cards, so that pods may wait for a node group that is scaled to zero."""
     empty = [
-        one["metadata"]["name"]
-        for one in facts.classes
-        if labels_of(one).get(names.AUTO_LABEL) == "true" and (one.get("status") or {}).get("cards") == 0
+        resource_class["metadata"]["name"]
+        for resource_class in facts.classes
+        if labels_of(resource_class).get(names.AUTO_LABEL) == "true"
+        and (resource_class.get("status") or {}).get("cards") == 0
     ]
     if empty:
-        it = "it" if len(empty) == 1 else "them"
-        text = f"there is no card of {wording.few(empty, _FEW)}: pods that ask for {it} wait until a node brings one"
+        pronoun = "it" if len(empty) == 1 else "them"
+        text = (
+            f"there is no card of {wording.enumerate_first(empty, _FEW)}: pods that "
+            f"ask for {pronoun} wait until a node brings one"
+        )
         delete = command("kubectl delete resourceclass {name}", name=empty[0])
         remedy = f"remove a type that does not come back: {delete}"
         yield Finding("classes", Severity.NOTE, text, remedy)
@@ -38,48 +42,50 @@ def resource_quotas(facts: Facts) -> Iterator[Finding]:
         name
         for node in facts.nodes
         for name, amount in ((node.get("status") or {}).get("capacity") or {}).items()
-        if lookalikes.like_a_gpu(name) and amount != "0"
+        if lookalikes.is_like_gpu(name) and amount != "0"
     }
-    known = [one["metadata"]["name"] for one in facts.classes]
+    known = [resource_class["metadata"]["name"] for resource_class in facts.classes]
     of_namespace: dict[str, set[str]] = {}
     for quota in facts.resourcequotas:
         hard = (quota.get("spec") or {}).get("hard") or {}
         of_namespace.setdefault(quota["metadata"]["namespace"], set()).update(hard)
         for key in sorted(hard):
-            if near := _meant(key, offered, known):
+            if near := _suggest_key(key, offered, known):
                 text = (
                     f"ResourceQuota {name_of(quota)}: {quote_unless_name(key)} counts nothing, since no node offers it"
                 )
                 yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{near}?")
-    for missing, there in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
+    for missing, counted in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
         open_ = sorted(
             namespace
             for namespace, keys in of_namespace.items()
-            if quotas.uncounted(keys) == missing and not _counted_instead(facts.gpuquotas, namespace, missing)
+            if quotas.uncounted(keys) == missing and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing)
         )
         if open_:
-            what = "whole cards, by gpu-count or a class," if missing == quotas.WHOLE_CARDS else "shares"
-            text = f"{wording.few(open_, _FEW)}: a ResourceQuota limits {there}, and {what} get past it"
+            uncounted = "whole cards, by gpu-count or a class," if missing == quotas.WHOLE_CARDS else "shares"
+            text = (
+                f"{wording.enumerate_first(open_, _FEW)}: a ResourceQuota limits {counted}, and {uncounted} get past it"
+            )
             yield Finding("quotas", Severity.WARNING, text, f"add {missing} to it, or make a GPUQuota")
 
 
-def _meant(key: str, offered: set[str], classes: list[str]) -> str:
+def _suggest_key(key: str, offered: set[str], classes: list[str]) -> str:
     """The resource that was probably meant by the key of a ResourceQuota that counts nothing; "" for none."""
     name = key.removeprefix("requests.")
     ours = name in (*names.REQUESTED, *names.OWN_RESOURCES) or names.class_of(name)
-    if ours or name in offered or not lookalikes.like_a_gpu(name):
+    if ours or name in offered or not lookalikes.is_like_gpu(name):
         return ""
-    near = lookalikes.meant(name, (*sorted(offered), *classes))
+    near = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
     return near if not near or "/" in near else f"{names.CLASS_PREFIX}{near}"
 
 
-def _counted_instead(gpu_quotas: Sequence[Json], namespace: str, missing: str) -> bool:
+def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing: str) -> bool:
     """Whether a GPUQuota of the namespace limits what ResourceQuotas let past."""
-    for obj in gpu_quotas:
-        if obj["metadata"]["namespace"] != namespace:
+    for manifest in gpu_quotas:
+        if manifest["metadata"]["namespace"] != namespace:
             continue
         try:
-            if quotas.counts_instead(quotas.parse(obj), missing):
+            if quotas.counts_instead(quotas.parse(manifest), missing):
                 return True
         except InvalidRequest:
             continue

@@ -19,7 +19,7 @@ from cardwise.core.values.shellcommand import command
 from cardwise.core.values.wording import quote_unless_name
 from cardwise.kube.leases.election import MAX_DURATION
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import Ground
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 from cardwise.kube.wire import ExtendedResource
 
 _EXTENDER: Final = "cardwise-extender"
@@ -29,7 +29,7 @@ _RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at 
 _USABLE: Final = ("Ready", "Off")
 _FEW_REASONS: Final = 3
 _CARD: Final = re.compile(r"ExtendedResource (\S+) belongs to a card of node ")  # in an event of the device plugin
-_OF_OURS: Final = f".{names.GROUP}"  # how names of our policies end
+_POLICY_SUFFIX: Final = f".{names.GROUP}"  # how names of our policies end
 
 
 def is_installed(facts: Facts) -> bool | None:
@@ -38,9 +38,9 @@ def is_installed(facts: Facts) -> bool | None:
     """
     if facts.absent >= {"cards", "classes"}:
         return False
-    present = {obj["metadata"]["name"] for obj in (*facts.mutating, *facts.validating, *facts.daemonsets)}
+    present = {manifest["metadata"]["name"] for manifest in (*facts.mutating, *facts.validating, *facts.daemonsets)}
     ours = {names.WEBHOOK_CONFIGURATION, _PLUGIN}
-    if present & ours or _of_ours(facts.policies) or facts.cards:
+    if present & ours or _count_own_policies(facts.policies) or facts.cards:
         return True
     return None if facts.unread.keys() & {"mutating", "validating", "policies", "daemonsets", "cards"} else False
 
@@ -51,32 +51,39 @@ def in_another_namespace(facts: Facts) -> Iterator[Finding]:
     The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Where that
     names none, workloads with the chart's label are a hint, and no command: each tenant can give a workload this label.
     """
-    given = facts.installed
+    chosen = facts.installed
     namespaces = service_namespaces(facts)
-    others = (obj for obj in (*facts.other_daemonsets, *facts.other_deployments) if is_of_chart(obj))
+    others = (manifest for manifest in (*facts.other_daemonsets, *facts.other_deployments) if is_of_chart(manifest))
     hints = sorted({workload["metadata"]["namespace"] for workload in others})
     is_here = any(map(is_of_chart, (*facts.daemonsets, *facts.deployments)))
-    if namespaces and given not in namespaces:
-        text = f"Cardwise is not in namespace {given}, but in {wording.few(sorted(namespaces), _FEW_REASONS)}"
+    if namespaces and chosen not in namespaces:
+        text = (
+            f"Cardwise is not in namespace {chosen}, but in {wording.enumerate_first(sorted(namespaces), _FEW_REASONS)}"
+        )
         again = command("cardwise doctor --cardwise-namespace {namespace}", namespace=min(namespaces))
         remedy = f"{again} (or $CARDWISE_NAMESPACE)"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif not namespaces and hints and not is_here:
         text = (
-            f"no workload in namespace {given} has Cardwise's label, but some have in "
-            f"{wording.few(hints, _FEW_REASONS)}"
+            f"no workload in namespace {chosen} has Cardwise's label, but some have in "
+            f"{wording.enumerate_first(hints, _FEW_REASONS)}"
         )
         remedy = "name that of Cardwise, if it is another: cardwise doctor --cardwise-namespace NAMESPACE"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif "namespace" in facts.absent:
-        text = f"there is no namespace {given}, in which Cardwise was to be looked for"
+        text = f"there is no namespace {chosen}, in which Cardwise was to be looked for"
         remedy = "name that of Cardwise: cardwise doctor --cardwise-namespace NAMESPACE (kubectl get namespaces)"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
 
 
 def service_namespaces(facts: Facts) -> set[str]:
     """The namespaces of the webhook's Service, by its configurations: that of Cardwise. Empty where they name none."""
-    hooks = (hook for obj in facts.mutating if _is_ours(obj) for hook in obj.get("webhooks") or ())
+    hooks = (
+        hook
+        for configuration in facts.mutating
+        if _is_ours(configuration)
+        for hook in configuration.get("webhooks") or ()
+    )
     services = ((hook.get("clientConfig") or {}).get("service") or {} for hook in hooks)
     return {service["namespace"] for service in services if "namespace" in service}
 
@@ -86,8 +93,8 @@ def _is_ours(configuration: Json) -> bool:
     return bool(configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION)
 
 
-def _of_ours(policies: Sequence[Json]) -> int:
-    return sum(one["metadata"]["name"].endswith(_OF_OURS) for one in policies)
+def _count_own_policies(policies: Sequence[Json]) -> int:
+    return sum(policy["metadata"]["name"].endswith(_POLICY_SUFFIX) for policy in policies)
 
 
 def definitions(facts: Facts) -> Iterator[Finding]:
@@ -110,23 +117,25 @@ def webhooks(facts: Facts) -> Iterator[Finding]:
     """
     if facts.unread.keys() & {"mutating", "validating"}:
         return
-    for kind, found, name in (
+    for kind, configurations, name in (
         ("Mutating", facts.mutating, names.WEBHOOK_CONFIGURATION),
         ("Mutating", facts.mutating, names.LATE_CONFIGURATION),
         ("Validating", facts.validating, names.WEBHOOK_CONFIGURATION),
     ):
-        ours = next((one for one in found if one["metadata"]["name"] == name), None)
-        what = f"{kind}WebhookConfiguration {name}"
+        ours = next(
+            (configuration for configuration in configurations if configuration["metadata"]["name"] == name), None
+        )
+        title = f"{kind}WebhookConfiguration {name}"
         if ours is None:
             is_there = _plugins(facts) or "daemonsets" in facts.unread
             remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if is_there else repairs.install(facts)
-            yield Finding("webhook", Severity.PROBLEM, f"there is no {what}", remedy)
+            yield Finding("webhook", Severity.PROBLEM, f"there is no {title}", remedy)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
             remedy = f"its log says why: {repairs.log(facts, f'deployment/{installation.WEBHOOK}')}"
-            yield Finding("webhook", Severity.PROBLEM, f"{what} has no CA: the webhook has never run", remedy)
-    for one in facts.mutating:
-        name = one["metadata"]["name"]
-        if name > names.LATE_CONFIGURATION and any(map(_changes_new_pods, one.get("webhooks") or ())):
+            yield Finding("webhook", Severity.PROBLEM, f"{title} has no CA: the webhook has never run", remedy)
+    for configuration in facts.mutating:
+        name = configuration["metadata"]["name"]
+        if name > names.LATE_CONFIGURATION and any(map(_changes_new_pods, configuration.get("webhooks") or ())):
             text = f"MutatingWebhookConfiguration {name} runs after Cardwise's: pods to which it adds cards are refused"
             remedy = f"give it a name that sorts before {names.WEBHOOK_CONFIGURATION}, if it does"
             yield Finding("webhook", Severity.NOTE, text, remedy)
@@ -143,37 +152,41 @@ def _changes_new_pods(hook: Json) -> bool:
 
 def open_webhook(facts: Facts) -> Iterator[Finding]:
     """Whether pods can connect to the webhook: it asks for no certificate, and no NetworkPolicy names who may come."""
-    webhook = next((one for one in facts.deployments if one["metadata"]["name"] == installation.WEBHOOK), None)
+    webhook = next((listed for listed in facts.deployments if listed["metadata"]["name"] == installation.WEBHOOK), None)
     if webhook is None or "networkpolicies" in facts.unread:
         return
     template = webhook["spec"]["template"]
     spec = template["spec"]
-    if any(arg.startswith("--client-ca=") for one in spec["containers"] for arg in one.get("args") or ()):
+    if any(arg.startswith("--client-ca=") for listed in spec["containers"] for arg in listed.get("args") or ()):
         return
-    served = [port for one in spec["containers"] for port in one.get("ports") or () if port.get("name") == "https"]
+    served = [
+        port for listed in spec["containers"] for port in listed.get("ports") or () if port.get("name") == "https"
+    ]
     ports = {"https", *(port["containerPort"] for port in served)}
     labels = (template.get("metadata") or {}).get("labels") or {}
     remedy = "set webhook.clientCA of the chart (docs/admin.md, Only the API server asks the webhook)"
     if spec.get("hostNetwork"):
-        why = "it is on the nodes' network, where no NetworkPolicy holds"
+        reason = "it is on the nodes' network, where no NetworkPolicy holds"
     elif _names_callers(facts.networkpolicies, labels, ports):
         return
     else:
-        why = "it asks for no certificate, and no NetworkPolicy says who may connect"
+        reason = "it asks for no certificate, and no NetworkPolicy says who may connect"
         remedy += ", or networkPolicies.enabled and networkPolicies.sources.apiServer"
-    yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {why}", remedy)
+    yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {reason}", remedy)
 
 
 def _names_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
     """Whether NetworkPolicies select the pods of these labels, and all that opens these ports says for whom."""
     chosen = [
-        one["spec"]
-        for one in policies
-        if ((one["spec"].get("podSelector") or {}).get("matchLabels") or {}).items() <= labels.items()
-        and "Ingress" in (one["spec"].get("policyTypes") or ("Ingress",))
+        listed["spec"]
+        for listed in policies
+        if ((listed["spec"].get("podSelector") or {}).get("matchLabels") or {}).items() <= labels.items()
+        and "Ingress" in (listed["spec"].get("policyTypes") or ("Ingress",))
     ]
     rules = [rule for spec in chosen for rule in spec.get("ingress") or ()]
-    opened = (rule for rule in rules if not rule.get("ports") or any(one.get("port") in ports for one in rule["ports"]))
+    opened = (
+        rule for rule in rules if not rule.get("ports") or any(listed.get("port") in ports for listed in rule["ports"])
+    )
     return bool(chosen) and all(rule.get("from") for rule in opened)
 
 
@@ -181,7 +194,7 @@ def policies(facts: Facts) -> Iterator[Finding]:
     """The rules that hold also while the webhook is down."""
     if "policies" in facts.unread:
         return
-    if ours := _of_ours(facts.policies):
+    if ours := _count_own_policies(facts.policies):
         yield Finding(
             "policies", Severity.OK, f"ValidatingAdmissionPolicies hold also while the webhook is down: {ours}"
         )
@@ -194,12 +207,12 @@ def leader(facts: Facts) -> Iterator[Finding]:
     """Whether an extender leads. By the API server's clock: it noted the last renewal, and says what time it is."""
     if "leases" in facts.unread:
         return
-    lease = next((one for one in facts.leases if one["metadata"]["name"] == names.LEASE), None)
+    lease = next((listed for listed in facts.leases if listed["metadata"]["name"] == names.LEASE), None)
     spec = (lease or {}).get("spec") or {}
     holder = quote_unless_name(spec.get("holderIdentity") or "")
     if lease is None or not spec.get("holderIdentity"):
         text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
-        deployment = next((one for one in facts.deployments if one["metadata"]["name"] == _EXTENDER), None)
+        deployment = next((listed for listed in facts.deployments if listed["metadata"]["name"] == _EXTENDER), None)
         if lease is None and deployment is None:
             remedy = "start the extender (extender.enabled); with --no-lease (one extender alone) this says nothing"
             yield Finding("extender", Severity.WARNING, text, remedy)
@@ -224,9 +237,9 @@ def _start_extender(facts: Facts, deployment: Json | None) -> str:
     """What to do where no extender leads, and one has led, or there is a Deployment of it."""
     if deployment is None:
         return f"let the chart start it: {repairs.upgrade(facts, extender_enabled='true')}"
-    if not startup.replicas(deployment):
+    if not startup.wanted_replicas(deployment):
         return repairs.scale(facts, _EXTENDER)
-    if startup.is_troubled(facts, "extender"):
+    if startup.is_faulty(facts, "extender"):
         return "first mend what `parts` says of its pods"
     return f"see whether one runs: {_see_extender(facts)}"
 
@@ -247,12 +260,12 @@ def cards(facts: Facts) -> Iterator[Finding]:
         text = "no card is known"
         plugins = _plugins(facts)
         theirs = [name for name, _ in nvidia_runtimes(facts)]
-        if startup.is_troubled(facts, "deviceplugin"):
+        if startup.is_faulty(facts, "deviceplugin"):
             remedy = "first mend what `parts` says of the device plugin, which reports the cards"
-        elif plugins and not any((one.get("status") or {}).get("desiredNumberScheduled") for one in plugins):
+        elif plugins and not any((listed.get("status") or {}).get("desiredNumberScheduled") for listed in plugins):
             text = "no card is known: no node has the labels that nodes.selector asks for"
             remedy = "write nodes.selector, or: kubectl label node NODE nvidia.com/gpu.present=true"
-        elif plugins and theirs and not any(_pod_spec(one).get("runtimeClassName") for one in plugins):
+        elif plugins and theirs and not any(_pod_spec(listed).get("runtimeClassName") for listed in plugins):
             text = f"no card is known: the device plugin runs without NVIDIA's RuntimeClass {theirs[0]}"
             remedy = (
                 "it finds no driver where NVIDIA's runtime is not the default: "
@@ -263,10 +276,10 @@ def cards(facts: Facts) -> Iterator[Finding]:
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
     cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
     usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
-    for reason, some in _by(
+    for reason, some in _group_by_reason(
         sick, lambda card: wording.message(card["status"].get("reason") or "no reason told")
     ).items():
-        text = f"{_many(some)} unhealthy: {reason}"
+        text = f"{_name_cards(some)} unhealthy: {reason}"
         remedy = "nobody gets a card before one is well: fix that, or give others to Cardwise (nodes.cards)"
         level = Severity.WARNING if usable else Severity.PROBLEM
         yield Finding(
@@ -274,20 +287,21 @@ def cards(facts: Facts) -> Iterator[Finding]:
         )
     now = facts.now or datetime.now(UTC)
     resources = msgspec.convert(cordoned, list[ExtendedResource])
-    for one in cordons.left_by_defrag(resources, now):
-        text = f"{cordons.title(one)} was cordoned{cordons.author(one)} by a defrag, and has not been given back"
-        remedy = f"if none runs any more: {cordons.uncordon_command(one)}"
+    for listed in cordons.left_by_defrag(resources, now):
+        card = cordons.describe_card(listed)
+        text = f"{card} was cordoned{cordons.author(listed)} by a defrag, and has not been given back"
+        remedy = f"if none runs any more: {cordons.uncordon_command(listed)}"
         yield Finding("cards", Severity.WARNING, text, remedy)
     if cordoned and not usable:
-        text = f"{_many(cordoned)} cordoned, and no other is well"
+        text = f"{_name_cards(cordoned)} cordoned, and no other is well"
         yield Finding("cards", Severity.PROBLEM, text, f"give some back: {cordons.uncordon_command(resources[0])}")
-    yield from _conflicts(facts)
+    yield from _find_conflicts(facts)
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
-        yield from _slots(facts, {name: by_name.get(name) for name in with_cards}, _plugins(facts))
+        yield from _check_slots(facts, {name: by_name.get(name) for name in with_cards}, _plugins(facts))
     number = "1 card or device" if len(facts.cards) == 1 else f"{len(facts.cards)} cards and devices"
-    closed = {name for name in with_cards if name not in by_name or nodestates.closed(by_name[name])}
+    closed = {name for name in with_cards if name not in by_name or nodestates.closed_reason(by_name[name])}
     withheld = {card["spec"]["uuid"] for card in (*sick, *cordoned)}
     if "nodes" not in facts.unread:  # of a node that takes no pods another finding tells
         withheld |= {card["spec"]["uuid"] for card in facts.cards if card["spec"]["node"] in closed}
@@ -296,7 +310,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
         yield Finding("cards", Severity.OK, text)
 
 
-def _conflicts(facts: Facts) -> Iterator[Finding]:
+def _find_conflicts(facts: Facts) -> Iterator[Finding]:
     """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately.
 
     Of the event counts which ExtendedResource it names. That object says whose the card is, and the other node's state
@@ -315,7 +329,7 @@ def _conflicts(facts: Facts) -> Iterator[Finding]:
         if other == node:
             continue
         text = f"node {node}: ExtendedResource {card} belongs to a card of node {other}, so this node cannot publish it"
-        state = nodestates.closed(nodes[other]) if other in nodes else "gone"
+        state = nodestates.closed_reason(nodes[other]) if other in nodes else "gone"
         if "nodes" not in facts.unread and (state == "gone" or nodestates.NOT_READY in state):
             delete = command("kubectl delete node {node}", node=other)
             remedy = f"node {other} is {state}; if {node} was called {other} before: {delete}"
@@ -327,95 +341,111 @@ def _conflicts(facts: Facts) -> Iterator[Finding]:
         yield Finding("cards", Severity.WARNING, text, remedy)
 
 
-def _slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
+def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
     gone = [name for name, node in nodes.items() if node is None]
     if gone:
         delete = command(f"kubectl delete extendedresources -l {names.NODE_LABEL}={{node}}", node=gone[0])
         remedy = f"they go by themselves within minutes, or: {delete}"
-        text = f"{finding.nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, the cards still known"
+        text = f"{finding.name_nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, the cards still known"
         yield Finding("cards", Severity.NOTE, text, remedy)
-    deaf = {
+    without_slots = {
         name: node
         for name, node in nodes.items()
         if node is not None and (node.get("status", {}).get("allocatable") or {}).get(names.SHARE, "0") == "0"
     }
-    meant = [nodeconstraints.of(_pod_spec(one)) for one in plugins]
-    grounds = {name: Ground(node["metadata"].get("labels") or {}) for name, node in deaf.items()}
-    left = [name for name, ground in grounds.items() if meant and not any(one.allow(name, ground) for one in meant)]
-    upgrading = [name for name in left if gpunodes.upgrading(grounds[name].labels)]
+    selections = [nodeconstraints.constraints_of(_pod_spec(selection)) for selection in plugins]
+    node_labels = {name: NodeLabels(node["metadata"].get("labels") or {}) for name, node in without_slots.items()}
+    unselected = [
+        name
+        for name, labels_of_node in node_labels.items()
+        if selections and not any(selection.admits(name, labels_of_node) for selection in selections)
+    ]
+    upgrading = [name for name in unselected if gpunodes.upgrade_label(node_labels[name].labels)]
     if upgrading:
-        label = gpunodes.upgrading(grounds[upgrading[0]].labels)
-        text = f"{finding.nodes(upgrading)}: NVIDIA's GPU Operator replaces the driver, so the device plugin has left"
+        label = gpunodes.upgrade_label(node_labels[upgrading[0]].labels)
+        text = (
+            f"{finding.name_nodes(upgrading)}: NVIDIA's GPU Operator replaces the driver, so the device plugin has left"
+        )
         remedy = f"it comes back once the operator has changed the label {label}"
         yield Finding("cards", Severity.WARNING, text, remedy)
-    left = [name for name in left if name not in upgrading]
-    if left:
-        text = f"{finding.nodes(left)}: the device plugin does not run there: nodes.selector does not choose it"
-        label = command("kubectl label node {node} nvidia.com/gpu.present=true", node=left[0])
+    unselected = [name for name in unselected if name not in upgrading]
+    if unselected:
+        text = (
+            f"{finding.name_nodes(unselected)}: the device plugin does not run there: nodes.selector does not choose it"
+        )
+        label = command("kubectl label node {node} nvidia.com/gpu.present=true", node=unselected[0])
         remedy = f"{label}, or write nodes.selector"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
-    rest = [name for name in deaf if name not in (*left, *upgrading)]
-    if rest:
-        text = f"{finding.nodes(rest)}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
+    others = [name for name in without_slots if name not in (*unselected, *upgrading)]
+    if others:
+        nodes_of = finding.name_nodes(others)
+        text = f"{nodes_of}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
         remedy = (
             "see that the device plugin runs there, and its folder (nodes.kubeletDir): "
             f"{repairs.get_pods(facts.installed, 'deviceplugin')} -o wide"
         )
-        if startup.is_troubled(facts, "deviceplugin"):
+        if startup.is_faulty(facts, "deviceplugin"):
             remedy = "first mend what `parts` says of the device plugin"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
 
 
-def _by(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
+def _group_by_reason(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
     """The cards of each reason."""
-    found: dict[str, list[Json]] = {}
+    by_reason: dict[str, list[Json]] = {}
     for card in some:
-        found.setdefault(reason(card), []).append(card)
-    return found
+        by_reason.setdefault(reason(card), []).append(card)
+    return by_reason
 
 
 def _plugins(facts: Facts) -> list[Json]:
     """The DaemonSet of the device plugin, if it is there."""
-    return [one for one in facts.daemonsets if one["metadata"]["name"] == _PLUGIN]
+    return [daemonset for daemonset in facts.daemonsets if daemonset["metadata"]["name"] == _PLUGIN]
 
 
 def _pod_spec(daemonset: Json) -> Json:
-    found: Json = ((daemonset.get("spec") or {}).get("template") or {}).get("spec") or {}
-    return found
+    spec: Json = ((daemonset.get("spec") or {}).get("template") or {}).get("spec") or {}
+    return spec
 
 
-def _many(some: Sequence[Json]) -> str:
+def _name_cards(some: Sequence[Json]) -> str:
     """Such cards in a few words: one by its name, more by their number and nodes."""
     if len(some) == 1:
         return f"{some[0]['spec']['node']}: {quote_unless_name(some[0]['spec']['uuid'])} is"
     nodes = sorted({card["spec"]["node"] for card in some})
-    return f"{finding.nodes(nodes)}, {len(some)} cards:"
+    return f"{finding.name_nodes(nodes)}, {len(some)} cards:"
 
 
 def mps(facts: Facts) -> Iterator[Finding]:
     """The daemons, where there is a manager."""
     known = {card["spec"]["uuid"]: (card.get("status") or {}).get("mps") for card in facts.cards if _is_card(card)}
-    told = {uuid: status for uuid, status in known.items() if status}
-    if known and not told:
+    reported = {uuid: status for uuid, status in known.items() if status}
+    if known and not reported:
         text = "no node has an MPS manager: nothing but their frameworks holds programs to their memory"
         yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
-    ill = [card for card in facts.cards if (told.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE]
-    reasons = _by(ill, lambda card: f"{quote_unless_name(told[card['spec']['uuid']].get('state'))}: {_why(card)}")
+    ill = [
+        card for card in facts.cards if (reported.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE
+    ]
+    reasons = _group_by_reason(
+        ill, lambda card: f"{quote_unless_name(reported[card['spec']['uuid']].get('state'))}: {_mps_reason(card)}"
+    )
     if ill and len(ill) == len(known):
         by_number = sorted(reasons, key=lambda reason: -len(reasons[reason]))
-        text = f"{_many(ill)} without MPS, {wording.few(by_number, _FEW_REASONS)}: no card is left for pods that use it"
+        text = (
+            f"{_name_cards(ill)} without MPS, {wording.enumerate_first(by_number, _FEW_REASONS)}: "
+            "no card is left for pods that use it"
+        )
         yield Finding("mps", Severity.PROBLEM, text, _mps_remedy(facts, by_number[0]))
     else:
         for reason, some in reasons.items():
-            text = f"{_many(some)} without MPS, {reason}"
+            text = f"{_name_cards(some)} without MPS, {reason}"
             yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
-    ready = sum(status.get("state") in _USABLE for status in told.values())
+    ready = sum(status.get("state") in _USABLE for status in reported.values())
     if ready:
         yield Finding("mps", Severity.OK, f"MPS of {wording.count(ready, 'card')} is ready or off on purpose")
 
 
 def _mps_remedy(facts: Facts, reason: str) -> str:
-    if startup.is_troubled(facts, "mps"):
+    if startup.is_faulty(facts, "mps"):
         return "first mend what `parts` says of cardwise-mps"
     if MANAGER_GONE in reason:
         return (
@@ -430,7 +460,7 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
     return f"it is tried again by itself; more of it: {repairs.log(facts, 'daemonset/cardwise-mps')}"
 
 
-def _why(card: Json) -> str:
+def _mps_reason(card: Json) -> str:
     return wording.message(card["status"]["mps"].get("reason") or "no reason told")
 
 

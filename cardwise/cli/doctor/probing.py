@@ -36,7 +36,7 @@ _TAINTED: Final = "untolerated taint"  # of kube-scheduler; of a node it says no
 _REACH: Final = ("connection refused", "context deadline", "no such host", "i/o timeout", "x509", "EOF", "no route")
 
 
-def probe(
+def send_probe(
     client: KubeClient,
     namespace: str,
     installed: str,
@@ -50,14 +50,14 @@ def probe(
     `installed`: the namespace of Cardwise. `wire`: the remedy that makes kube-scheduler ask the extender. `renew`: the
     remedy that gives it the certificates of now.
     """
-    made = None
+    created = None
     try:
         admitted = client.create(paths.pods(namespace), _pod(), query={"dryRun": "All"})
-        yield from _admitted(admitted)
+        yield from _judge_admission(admitted)
         if names.SHARE not in _limits(admitted):
             return  # the extender refuses it rightly
-        made = client.create(paths.pods(installed), _moved(admitted, installed))
-        yield from _placed(client, made, clock, wire, renew)
+        created = client.create(paths.pods(installed), _own_namespace_pod(admitted, installed))
+        yield from _await_placement(client, created, clock, wire, renew)
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, a missing PriorityClass, or the webhook itself: which, the message says.
         remedy = (
@@ -74,8 +74,8 @@ def probe(
         remedy = f"see that the webhook runs ({pods}), and that the API server reaches its Service or URL"
         yield Finding("webhook", Severity.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:
-        if made is not None:
-            delete(client, installed, made["metadata"]["name"])
+        if created is not None:
+            delete(client, installed, created["metadata"]["name"])
 
 
 def _pod() -> Json:
@@ -112,22 +112,22 @@ def delete(client: KubeClient, namespace: str, name: str, options: Json | None =
         client.delete(paths.pods(namespace, name), options)
 
 
-def _moved(pod: Json, namespace: str) -> Json:
+def _own_namespace_pod(pod: Json, namespace: str) -> Json:
     """The probe with what Cardwise's webhook has made of it, to be created in another namespace.
 
     Whatever else was added in the user's namespace stays behind: containers, volumes, a priority or a node of other
     webhooks would get the rights of Cardwise's namespace.
     """
     own, spec = _pod(), pod["spec"]
-    annotations = {key: value for key, value in annotations_of(pod).items() if key.partition("/")[0] == names.GROUP}
+    annotations = {key: text for key, text in annotations_of(pod).items() if key.partition("/")[0] == names.GROUP}
     metadata = {"name": pod["metadata"]["name"], "namespace": namespace, "annotations": annotations}
     (container,) = own["spec"]["containers"]
     resources = _container(pod).get("resources") or {}
-    asked = {
+    requested = {
         group: {name: amount for name, amount in (resources.get(group) or {}).items() if _is_ours(name)}
         for group in ("limits", "requests")
     }
-    containers = [container | {"resources": asked}]
+    containers = [container | {"resources": requested}]
     placing = {key: spec[key] for key in ("schedulerName", "tolerations") if key in spec}
     placing["priorityClassName"] = names.PROBE_PRIORITY_CLASS
     return own | {"metadata": metadata, "spec": own["spec"] | placing | {"containers": containers}}
@@ -146,7 +146,7 @@ def _limits(pod: Json) -> Mapping[str, str]:
     return (_container(pod).get("resources") or {}).get("limits") or {}
 
 
-def _admitted(pod: Json) -> Iterator[Finding]:
+def _judge_admission(pod: Json) -> Iterator[Finding]:
     if names.SHARE in _limits(pod):
         yield Finding("webhook", Severity.OK, "the webhook rewrote the probe pod")
         return
@@ -158,8 +158,8 @@ def _admitted(pod: Json) -> Iterator[Finding]:
     )
 
 
-def _placed(client: KubeClient, made: Json, clock: Clock, wire: str, renew: str) -> Iterator[Finding]:
-    namespace, name = made["metadata"]["namespace"], made["metadata"]["name"]
+def _await_placement(client: KubeClient, created: Json, clock: Clock, wire: str, renew: str) -> Iterator[Finding]:
+    namespace, name = created["metadata"]["namespace"], created["metadata"]["name"]
     deadline = clock.now() + _SECONDS
     while clock.now() < deadline:
         try:
@@ -169,13 +169,13 @@ def _placed(client: KubeClient, made: Json, clock: Clock, wire: str, renew: str)
             yield Finding("scheduler", Severity.PROBLEM, text, wire)
             return
         if node := pod["spec"].get("nodeName"):
-            yield _bound(pod, node, wire)
+            yield _judge_binding(pod, node, wire)
             return
-        if said := workloads.scheduler_says(pod):
-            yield _refused(said, pod, _nodes(client), renew)
+        if message := workloads.scheduler_message(pod):
+            yield _judge_refusal(message, pod, _nodes(client), renew)
             return
         clock.sleep(_EVERY)
-    scheduler = wording.quote_unless_name(made["spec"].get("schedulerName"))
+    scheduler = wording.quote_unless_name(created["spec"].get("schedulerName"))
     yield Finding(
         "scheduler",
         Severity.PROBLEM,
@@ -184,7 +184,7 @@ def _placed(client: KubeClient, made: Json, clock: Clock, wire: str, renew: str)
     )
 
 
-def _bound(pod: Json, node: str, wire: str) -> Finding:
+def _judge_binding(pod: Json, node: str, wire: str) -> Finding:
     if assignment.decode(annotations_of(pod)) is not None:
         return Finding("scheduler", Severity.OK, f"the probe pod was placed on a card of {node} by the extender")
     text = (
@@ -213,29 +213,29 @@ def _barring(nodes: Sequence[Json], pod: Json) -> Collection[str]:
     return sorted({taint for of_node in taints for taint in of_node}) if all(taints) else ()
 
 
-def _refused(said: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> Finding:
+def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> Finding:
     """What kube-scheduler's message says of the installation. `nodes`: None where they are not known."""
-    shown = wording.message(said)
-    barring = _barring(nodes or (), pod) if _TAINTED in said else ()
+    shown = wording.message(message)
+    barring = _barring(nodes or (), pod) if _TAINTED in message else ()
     if barring:
-        some = wording.few([*map(wording.quote_unless_name, barring)], _FEW)
+        some = wording.enumerate_first([*map(wording.quote_unless_name, barring)], _FEW)
         text = f"every node with cards has a taint that keeps out pods which ask for cards: {some}"
         return Finding(
             "scheduler", Severity.WARNING, text, "add it to webhook.toleratedTaints, if all of them may run there"
         )
-    if any(refusal.text in said for refusal in Refusal):
+    if any(refusal.text in message for refusal in Refusal):
         return Finding("scheduler", Severity.OK, f"kube-scheduler asks the extender, which has no room now: {shown}")
-    if f"Insufficient {names.GPU_MEM}" in said:
+    if f"Insufficient {names.GPU_MEM}" in message:
         if nodes is not None and not any(_offers(node, names.GPU_MEM) for node in nodes):
             text = f"no node offers {names.GPU_MEM}, so kube-scheduler had nothing to ask the extender: {shown}"
             remedy = "the findings about cards and the device plugin say why; then run `cardwise doctor` again"
             return Finding("scheduler", Severity.NOTE, text, remedy)
         text = f"no card is free, so kube-scheduler had nothing to ask the extender: {shown}"
         return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
-    if any(sign in said for sign in _REACH):
+    if any(sign in message for sign in _REACH):
         remedy = (
             f"its certificates are those of an earlier installation, or have expired: {renew}"
-            if "x509" in said
+            if "x509" in message
             else "see that the extender runs, and its URL in kube-scheduler's configuration"
         )
         return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler does not reach the extender: {shown}", remedy)

@@ -20,8 +20,8 @@ _VERSION: Final = re.compile(r"v\d+\.\d+\.\d+")  # without what providers add: v
 
 def install(facts: Facts) -> str:
     """Installs the chart: by the command that doctor proposes for this cluster."""
-    where = "" if facts.installed == names.NAMESPACE else " --cardwise-namespace {namespace}"
-    propose = command("cardwise doctor --before-install" + where, namespace=facts.installed)
+    namespace_option = "" if facts.installed == names.NAMESPACE else " --cardwise-namespace {namespace}"
+    propose = command("cardwise doctor --before-install" + namespace_option, namespace=facts.installed)
     return f"install the chart; {propose} prints the command (docs/admin.md#install)"
 
 
@@ -30,20 +30,20 @@ def upgrade(facts: Facts, **settings: str) -> str:
 
     An installation that Helm does not know (`helm template`, GitOps) takes them from its values.
     """
-    values = ",".join(f"{name.replace('_', '.')}={value}" for name, value in settings.items())
+    changed_values = ",".join(f"{name.replace('_', '.')}={text}" for name, text in settings.items())
     release = _release(facts)
     if release is None:
-        with_values = f" with {values}" if values else ""
+        with_values = f" with {changed_values}" if changed_values else ""
         return f"render and apply the chart again{with_values}"
     name, namespace = release
     change = "helm upgrade {name} {chart:text} -n {namespace} --reset-then-reuse-values"
-    set_ = " --set {values:text}" if values else ""
-    return command(change + set_, name=name, chart=_CHART, namespace=namespace, values=values)
+    set_ = " --set {values:text}" if changed_values else ""
+    return command(change + set_, name=name, chart=_CHART, namespace=namespace, values=changed_values)
 
 
 def wire_scheduler(facts: Facts) -> str:
     """Makes kube-scheduler ask the extender, by the scheduler.mode that this cluster can have."""
-    if schedulers.named(facts.deployments):
+    if schedulers.scheduler_names(facts.deployments):
         return f"let the chart write its scheduler's configuration again: {upgrade(facts)}"
     if any(names.MIRROR in annotations_of(pod) for pod in facts.schedulers):
         change = upgrade(facts, scheduler_mode="kubeadm")
@@ -54,7 +54,7 @@ def wire_scheduler(facts: Facts) -> str:
 
 def renew_certificates(facts: Facts) -> str:
     """Gives kube-scheduler the extender's certificates of now, which it reads when it starts."""
-    if schedulers.named(facts.deployments):
+    if schedulers.scheduler_names(facts.deployments):
         restart = "kubectl rollout restart deployment/{name} -n {namespace}"
         return command(restart, name=names.SCHEDULER, namespace=facts.installed)
     if any(names.FORMER_CONFIG in annotations_of(pod) for pod in facts.schedulers):
@@ -84,30 +84,30 @@ def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] 
     if controlled:
         commands = [
             command("kubectl delete pods -n {namespace} {pods}", namespace=namespace, pods=some)
-            for namespace, some in _named(controlled)
+            for namespace, some in _group_names(controlled)
         ]
-        deletion = delete if delete and not bare else " && ".join(commands) + _and_more(controlled)
+        deletion = delete if delete and not bare else " && ".join(commands) + _describe_omitted(controlled)
         parts.append(f"delete those of controllers, which make new ones: {deletion}")
     if bare:
-        one_by_one = [(namespace, [name]) for namespace, some in _named(bare) for name in some]
+        one_by_one = [(namespace, [name]) for namespace, some in _group_names(bare) for name in some]
         commands = [
             workloads.recreate_command(namespace, some, dropping=dropping)
-            for namespace, some in (one_by_one if dropping else _named(bare))
+            for namespace, some in (one_by_one if dropping else _group_names(bare))
         ]
-        saved = f"{' && '.join(commands)}{_and_more(bare)}"
+        saved = f"{' && '.join(commands)}{_describe_omitted(bare)}"
         parts.append(f"save and recreate those of no controller, which nothing else does: {saved}")
     return "; ".join(parts)
 
 
-def _named(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
+def _group_names(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
     """The names of the first pods by namespace."""
-    named: dict[str, list[str]] = {}
+    by_namespace: dict[str, list[str]] = {}
     for pod in pods[:_MOST]:
-        named.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
-    return [*named.items()]
+        by_namespace.setdefault(pod["metadata"]["namespace"], []).append(pod["metadata"]["name"])
+    return [*by_namespace.items()]
 
 
-def _and_more(pods: Sequence[Json]) -> str:
+def _describe_omitted(pods: Sequence[Json]) -> str:
     return f" (and so on: {wording.count(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
 
 

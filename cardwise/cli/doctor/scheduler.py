@@ -28,11 +28,12 @@ def stranded(facts: Facts) -> Iterator[Finding]:
     """Pods that wait for the chart's own kube-scheduler where it has gone, or has another name now."""
     waiting = [pod for pod in facts.waiting_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
     pods = [name_of(pod) for pod in waiting]
-    if not pods or "deployments" in facts.unread or names.SCHEDULER in schedulers.named(facts.deployments):
+    if not pods or "deployments" in facts.unread or names.SCHEDULER in schedulers.scheduler_names(facts.deployments):
         return
     alone = len(pods) == 1
     text = (
-        f"{wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) wait{'s' * alone} for the scheduler "
+        f"{wording.count(len(pods), 'pod')} ({wording.enumerate_first(pods, _FEW)}) "
+        f"wait{'s' * alone} for the scheduler "
         f"{names.SCHEDULER}, which is not here any more: nobody places {'it' if alone else 'them'}"
     )
     delete = command("kubectl delete pods -A --field-selector={selector:text}", selector=_LEFT)
@@ -51,7 +52,8 @@ def unwired(facts: Facts) -> Iterator[Finding]:
     late = [node for node in sorted(nodes) if node not in wired]
     if wired and late:
         text = (
-            f"kube-scheduler asks the extender on {finding.nodes(wired)}, and does not on {finding.nodes(late)}: "
+            f"kube-scheduler asks the extender on {finding.name_nodes(wired)}, and does not on "
+            f"{finding.name_nodes(late)}: "
             "when it leads there, it binds pods without a card, and the extender deletes them"
         )
         remedy = (
@@ -73,22 +75,24 @@ def deleted(facts: Facts) -> Iterator[Finding]:
     if pods:
         writers = sorted({quote_unless_name(event.writer) if event.writer else "no name" for event in events})
         text = (
-            f"in the last 10 minutes {wording.count(len(pods), 'pod')} ({wording.few(pods, _FEW)}) disappeared: bound "
-            f"without the extender, so without a card, and deleted, by Events of {wording.few(writers, _FEW)}"
+            f"in the last 10 minutes {wording.count(len(pods), 'pod')} "
+            f"({wording.enumerate_first(pods, _FEW)}) disappeared: bound "
+            "without the extender, so without a card, and deleted, by Events "
+            f"of {wording.enumerate_first(writers, _FEW)}"
         )
         level = Severity.WARNING if _lacks_extender(facts) else Severity.NOTE
         yield Finding("scheduler", level, text, _stop_deletions(facts, len(pods)))
 
 
 def _stop_deletions(facts: Facts, number: int) -> str:
-    it = "it" if number == 1 else "them"
+    them = "it" if number == 1 else "them"
     if _lacks_extender(facts):
         return (
-            f"if nobody bound {it} by hand, kube-scheduler does not ask the extender; {repairs.wire_scheduler(facts)}"
+            f"if nobody bound {them} by hand, kube-scheduler does not ask the extender; {repairs.wire_scheduler(facts)}"
         )
     if not _asks_extender(facts):
         return (
-            f"if nobody bound {it} by hand, see whether kube-scheduler asks the extender: cardwise doctor, without "
+            f"if nobody bound {them} by hand, see whether kube-scheduler asks the extender: cardwise doctor, without "
             "--no-probe, tries that with a pod"
         )
     pods, were = ("the pod", "was") if number == 1 else ("the pods", "were")
@@ -103,15 +107,17 @@ def _asks_extender(facts: Facts) -> bool:
     """Whether the chart has configured each kube-scheduler that places pods with cards."""
     static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     wired = bool(static) and all(names.FORMER_CONFIG in annotations_of(pod) for pod in static)
-    return wired or bool(schedulers.named(facts.deployments))
+    return wired or bool(schedulers.scheduler_names(facts.deployments))
 
 
 def _lacks_extender(facts: Facts) -> bool:
     """Whether no kube-scheduler has a configuration file: extenders are nowhere but there."""
     static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
-    commands = [[str(word) for one in pod["spec"].get("containers") or () for word in _words(one)] for pod in static]
+    commands = [
+        [str(word) for container in pod["spec"].get("containers") or () for word in _words(container)] for pod in static
+    ]
     has_none = all(words and not any(map(_CONFIG.search, words)) for words in commands)
-    return bool(static) and has_none and not schedulers.named(facts.deployments)
+    return bool(static) and has_none and not schedulers.scheduler_names(facts.deployments)
 
 
 def _words(container: Json) -> tuple[Any, ...]:
@@ -119,43 +125,43 @@ def _words(container: Json) -> tuple[Any, ...]:
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 
 
-def wiring(config: Json, who: str, remedy: str) -> Iterator[Finding]:
+def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
     """What a KubeSchedulerConfiguration lacks: a stanza for each of our resources, which ignores the markers.
 
-    `who`: the pod of kube-scheduler. `remedy`: what makes it ask the extender.
+    `title`: the pod of kube-scheduler. `remedy`: what makes it ask the extender.
     """
     stanzas = config.get("Extenders") or config.get("extenders") or ()
     managed = {
-        _get(resource, "name"): (stanza, bool(_get(resource, "ignoredByScheduler")))
+        _get_field(resource, "name"): (stanza, bool(_get_field(resource, "ignoredByScheduler")))
         for stanza in stanzas
-        for resource in _get(stanza, "managedResources") or ()
+        for resource in _get_field(stanza, "managedResources") or ()
     }
     missing = [name for name in (*_FAST, *_SLOW) if name not in managed]
     if len(missing) == len(_FAST) + len(_SLOW):
-        yield Finding("scheduler", Severity.PROBLEM, f"{who} has no extender for our resources", remedy)
+        yield Finding("scheduler", Severity.PROBLEM, f"{title} has no extender for our resources", remedy)
         return
     if missing:
-        text = f"{who} does not ask an extender for {', '.join(missing)}"
+        text = f"{title} does not ask an extender for {', '.join(missing)}"
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
     unignored = [name for name in _MARKERS if name in managed and not managed[name][1]]
     if unignored:
-        text = f"{who} looks for {', '.join(unignored)} on nodes, where nobody offers it: gang members never start"
+        text = f"{title} looks for {', '.join(unignored)} on nodes, where nobody offers it: gang members never start"
         yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {remedy}")
-    ignorable = [stanza for stanza, _ in managed.values() if _get(stanza, "ignorable")]
+    ignorable = [stanza for stanza, _ in managed.values() if _get_field(stanza, "ignorable")]
     if ignorable:
         text = (
-            f"{who} goes on without the extender when it does not answer (ignorable: true): pods are bound without a "
+            f"{title} goes on without the extender when it does not answer (ignorable: true): pods are bound without a "
             "card, and deleted"
         )
         yield Finding("scheduler", Severity.PROBLEM, text, "set ignorable: false")
-    percent = _get(config, "percentageOfNodesToScore")
+    percent = _get_field(config, "percentageOfNodesToScore")
     if percent not in (None, 100):
-        text = f"{who} looks at {percent or 'some'} % of the nodes only: pods are packed less tightly"
+        text = f"{title} looks at {percent or 'some'} % of the nodes only: pods are packed less tightly"
         yield Finding("scheduler", Severity.NOTE, text, "set percentageOfNodesToScore: 100")
     if not missing and not unignored and not ignorable:
-        yield Finding("scheduler", Severity.OK, f"{who} asks the extender for all our resources")
+        yield Finding("scheduler", Severity.OK, f"{title} asks the extender for all our resources")
 
 
-def _get(obj: Json, key: str) -> Any:
+def _get_field(manifest: Json, key: str) -> Any:
     """A field as YAML spells it, or as kube-scheduler's own /configz does."""
-    return obj.get(key, obj.get(key[0].upper() + key[1:]))
+    return manifest.get(key, manifest.get(key[0].upper() + key[1:]))

@@ -14,7 +14,7 @@ from typing import Final
 
 from cardwise.cli.cluster import nodestates, podevents, workloads
 from cardwise.cli.doctor import finding, repairs
-from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, time
+from cardwise.cli.doctor.facts import Facts, is_recent, nvidia_runtimes, parse_time
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
@@ -41,7 +41,7 @@ _STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  
 
 
 @dataclass(frozen=True, slots=True)
-class _Trouble:
+class _Fault:
     """Why a pod of a part is not ready. `state` is a sentence's end, `reason` what Kubernetes or the part says."""
 
     component: str
@@ -59,7 +59,7 @@ def uncreated(facts: Facts) -> Iterator[Finding]:
         if ours and is_recent(facts, event, _CREATION) and _lacks_pods(facts, kind, name):
             latest[kind, name] = event.message
     for (kind, name), message in latest.items():
-        refused = wording.message(podevents.cause(message), _SHOWN)
+        refused = wording.message(podevents.refusal_cause(message), _SHOWN)
         text = f"no pod of {kind} {name} can be created: {refused}"
         remedy = _admission_remedy(facts, name, message)
         retry = workloads.retry_command(facts.installed, f"{kind.lower()} {name}")
@@ -75,7 +75,7 @@ def _lacks_pods(facts: Facts, kind: str, name: str) -> bool:
         if kind == "DaemonSet" and metadata["name"] == name:
             return int(status.get("currentNumberScheduled", 0)) < int(status.get("desiredNumberScheduled", 0))
         if kind == "ReplicaSet" and metadata["name"] == name.rpartition("-")[0]:
-            return int(status.get("replicas", 0)) < replicas(workload) or bool(status.get("unavailableReplicas"))
+            return int(status.get("replicas", 0)) < wanted_replicas(workload) or bool(status.get("unavailableReplicas"))
     return kind == "Job" or bool(facts.unread.keys() & {"daemonsets", "deployments"})
 
 
@@ -83,8 +83,8 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
     part = name.removeprefix(_PREFIX).partition("-")[0]
     if "violates PodSecurity" in message:
         return repairs.label_namespace(facts.installed)
-    if found := re.search(r"exceeded quota: ([^,\s]+)", message):
-        edit = command("kubectl edit resourcequota {quota} -n {namespace}", quota=found[1], namespace=facts.installed)
+    if quota := re.search(r"exceeded quota: ([^,\s]+)", message):
+        edit = command("kubectl edit resourcequota {quota} -n {namespace}", quota=quota[1], namespace=facts.installed)
         return f"raise that quota: {edit}"
     if "insufficient quota to match these scopes" in message:
         return (
@@ -103,12 +103,12 @@ def scaled_down(facts: Facts) -> Iterator[Finding]:
     for workload in facts.deployments:
         metadata = workload["metadata"]
         part = metadata["name"].removeprefix(_PREFIX)
-        if part in ("webhook", "scheduler") and not replicas(workload):
+        if part in ("webhook", "scheduler") and not wanted_replicas(workload):
             text = f"Deployment {metadata['name']} is scaled to 0"
             yield Finding(CHECK, Severity.PROBLEM, text, repairs.scale(facts, metadata["name"]))
 
 
-def replicas(deployment: Json) -> int:
+def wanted_replicas(deployment: Json) -> int:
     """How many pods it is to have."""
     number = (deployment.get("spec") or {}).get("replicas")
     return 1 if number is None else int(number)
@@ -116,47 +116,47 @@ def replicas(deployment: Json) -> int:
 
 def unready(facts: Facts) -> Iterator[Finding]:
     """Pods of ours that crash, do not start, or are not ready."""
-    troubles: dict[_Trouble, list[Json]] = {}
+    faults: dict[_Fault, list[Json]] = {}
     ready: set[str] = set()
     for pod in facts.own_pods:
         component = labels_of(pod).get(_COMPONENT, "")
         if component not in (*_LONG_RUNNING, *_JOBS) or pod["metadata"].get("deletionTimestamp"):
             continue
-        trouble = _trouble(facts, component, pod)
-        if trouble is not None:
-            troubles.setdefault(trouble, []).append(pod)
+        fault = _find_fault(facts, component, pod)
+        if fault is not None:
+            faults.setdefault(fault, []).append(pod)
         elif _is_ready(pod):
             ready.add(component)
-    for trouble, pods in troubles.items():
-        level = Severity.WARNING if trouble.component in ready else Severity.PROBLEM
-        text = f"{_where(trouble.component, pods)} {trouble.state}"
-        text += f": {trouble.reason}" if trouble.reason else ""
-        yield Finding(CHECK, level, text, _remedy(facts, trouble, pods[0]))
+    for fault, pods in faults.items():
+        level = Severity.WARNING if fault.component in ready else Severity.PROBLEM
+        text = f"{_describe_pods(fault.component, pods)} {fault.state}"
+        text += f": {fault.reason}" if fault.reason else ""
+        yield Finding(CHECK, level, text, _suggest_remedy(facts, fault, pods[0]))
 
 
-def is_troubled(facts: Facts, component: str) -> bool:
+def is_faulty(facts: Facts, component: str) -> bool:
     """Whether pods of this part are not created, do not start or crash: what it should do is not done then."""
-    refused = any(f"{_PREFIX}{component}" in one.text for one in uncreated(facts))
+    refused = any(f"{_PREFIX}{component}" in finding.text for finding in uncreated(facts))
     pods = [pod for pod in facts.own_pods if labels_of(pod).get(_COMPONENT) == component]
-    return refused or any(_trouble(facts, component, pod) is not None for pod in pods)
+    return refused or any(_find_fault(facts, component, pod) is not None for pod in pods)
 
 
-def _where(component: str, pods: list[Json]) -> str:
+def _describe_pods(component: str, pods: list[Json]) -> str:
     nodes = sorted({str((pod.get("spec") or {}).get("nodeName") or "") for pod in pods} - {""})
     if component in _ON_NODES and nodes:
-        return f"{_PREFIX}{component} on {finding.nodes(nodes)}"
+        return f"{_PREFIX}{component} on {finding.name_nodes(nodes)}"
     names_of = [pod["metadata"]["name"] for pod in pods]
     if len(pods) == 1:
         return f"pod {names_of[0]}"
-    return f"{_PREFIX}{component} in {len(pods)} pods ({wording.few(names_of, _FEW)})"
+    return f"{_PREFIX}{component} in {len(pods)} pods ({wording.enumerate_first(names_of, _FEW)})"
 
 
 def _is_ready(pod: Json) -> bool:
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
+    return any(condition.get("type") == "Ready" and condition.get("status") == "True" for condition in conditions)
 
 
-def _trouble(facts: Facts, component: str, pod: Json) -> _Trouble | None:
+def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     """None where the pod is ready, has only just begun to start, or has ended without a fault."""
     status = pod.get("status") or {}
     if component in _JOBS:
@@ -165,63 +165,63 @@ def _trouble(facts: Facts, component: str, pod: Json) -> _Trouble | None:
         return None  # evicted, say: its controller has made another
     if not _is_ready(pod) and (state := _state_of_dead_node(facts, pod)):
         is_told = component in _ON_NODES and pod["spec"]["nodeName"] in facts.card_nodes()  # by the check `nodes`
-        return None if is_told else _Trouble(component, f"is not ready, since its node is {state}", "", "node")
+        return None if is_told else _Fault(component, f"is not ready, since its node is {state}", "", "node")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
-        trouble = _of_container(facts, component, container)
-        if trouble is not None:
-            return trouble
+        fault = _find_container_fault(facts, component, container)
+        if fault is not None:
+            return fault
     if _is_ready(pod):
         return None
     event = _reason_of_start(facts, pod)
     if event:
-        return _Trouble(component, "does not start", event)
+        return _Fault(component, "does not start", event)
     created = pod["metadata"].get("creationTimestamp")
-    if created and facts.now is not None and facts.now - time(created) < _SOON:
+    if created and facts.now is not None and facts.now - parse_time(created) < _SOON:
         return None
     if status.get("phase") == "Pending":
-        return _Trouble(component, "does not start", "", "describe")
-    return _Trouble(component, "runs and is not ready", "", "readyz")
+        return _Fault(component, "does not start", "", "describe")
+    return _Fault(component, "runs and is not ready", "", "readyz")
 
 
 def _state_of_dead_node(facts: Facts, pod: Json) -> str:
     """The state of the pod's node, if no kubelet reports from there or it does not run pods; "" otherwise."""
     name = (pod.get("spec") or {}).get("nodeName")
     node = next((node for node in facts.nodes if name and node["metadata"]["name"] == name), None)
-    state = nodestates.closed(node) if node is not None else ""
+    state = nodestates.closed_reason(node) if node is not None else ""
     return state if nodestates.NOT_READY in state else ""
 
 
-def _failed_job(component: str, status: Json) -> _Trouble:
-    ends = [(one.get("state") or {}).get("terminated") or {} for one in status.get("containerStatuses") or ()]
-    reason = next((said for said in map(_last_words, ends) if said), str(status.get("message") or ""))
-    return _Trouble(component, "failed", wording.message(reason, _SHOWN), "log")
+def _failed_job(component: str, status: Json) -> _Fault:
+    ends = [(status.get("state") or {}).get("terminated") or {} for status in status.get("containerStatuses") or ()]
+    reason = next((error for error in map(_last_error, ends) if error), str(status.get("message") or ""))
+    return _Fault(component, "failed", wording.message(reason, _SHOWN), "log")
 
 
-def _of_container(facts: Facts, component: str, container: Json) -> _Trouble | None:
+def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fault | None:
     state = container.get("state") or {}
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     reason = str(waiting.get("reason") or "")
     if reason not in ("", _BACK_OFF, "ContainerCreating", "PodInitializing"):
         message, named = wording.message(str(waiting.get("message") or ""), _SHOWN), wording.quote_unless_name(reason)
-        return _Trouble(component, "does not start", f"{named}: {message}" if message else named, "describe")
+        return _Fault(component, "does not start", f"{named}: {message}" if message else named, "describe")
     end = ended or (container.get("lastState") or {}).get("terminated") or {}
     if not (reason == _BACK_OFF or ended.get("exitCode") or _has_just_crashed(facts, container, end)):
         return None
-    why = _last_words(end) or f"exit code {end.get('exitCode')}, and nothing in its log"
+    error = _last_error(end) or f"exit code {end.get('exitCode')}, and nothing in its log"
     if end.get("reason") == _MEMORY:
-        why = f"{_MEMORY}: it uses more memory than its limit"
-    return _Trouble(component, "crashes, last error", wording.message(why, _SHOWN), "previous log")
+        error = f"{_MEMORY}: it uses more memory than its limit"
+    return _Fault(component, "crashes, last error", wording.message(error, _SHOWN), "previous log")
 
 
 def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
     """Whether a container that runs now ended with an error a moment ago: again and again, or it is not ready yet."""
     finished = end.get("finishedAt")
-    if not end.get("exitCode") or not finished or facts.now is None or facts.now - time(finished) > _LATELY:
+    if not end.get("exitCode") or not finished or facts.now is None or facts.now - parse_time(finished) > _LATELY:
         return False
     return not container.get("ready") or int(container.get("restartCount", 0)) >= _RESTARTS
 
 
-def _last_words(end: Mapping[str, object]) -> str:
+def _last_error(end: Mapping[str, object]) -> str:
     """The last error of a container that has ended: the message of its end is the end of its log."""
     last = ""
     for line in reversed(str(end.get("message") or "").splitlines()):
@@ -259,8 +259,8 @@ def _reason_of_start(facts: Facts, pod: Json) -> str:
     return f"{wording.quote_unless_name(last.reason)}: {wording.message(last.message, _SHOWN)}"
 
 
-def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:
-    reason, part, name = trouble.reason, trouble.component, pod["metadata"]["name"]
+def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
+    reason, part, name = fault.reason, fault.component, pod["metadata"]["name"]
     if "NVML does not start" in reason or "NVML Shared Library" in reason:
         return _driver(facts, pod)
     if "no runtime for" in reason or "RuntimeHandler" in reason:
@@ -274,12 +274,12 @@ def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:
         return "see image.repository, image.tag and image.pullSecrets of the chart (of `own` scheduler.image too)"
     if reason.startswith(_MEMORY):
         return f"raise its memory in {part}.resources of the chart"
-    match trouble.hint:
+    match fault.hint:
         case "readyz":
             ready = "kubectl get --raw /api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/readyz"
             return f"what it lacks: {command(ready, namespace=facts.installed, pod=name, port=_metrics_port(pod))}"
         case "node":
-            return nodestates.remedy(nodestates.NOT_READY, pod["spec"]["nodeName"]).replace("`", "")
+            return nodestates.suggest_remedy(nodestates.NOT_READY, pod["spec"]["nodeName"]).replace("`", "")
         case "log":
             return f"all of it: {repairs.log(facts, name)}"
         case "previous log":
@@ -289,7 +289,9 @@ def _remedy(facts: Facts, trouble: _Trouble, pod: Json) -> str:
 
 
 def _metrics_port(pod: Json) -> int:
-    ports = [port for one in (pod.get("spec") or {}).get("containers") or () for port in one.get("ports") or ()]
+    ports = [
+        port for container in (pod.get("spec") or {}).get("containers") or () for port in container.get("ports") or ()
+    ]
     return next((int(port["containerPort"]) for port in ports if port.get("name") == "metrics"), 9400)
 
 

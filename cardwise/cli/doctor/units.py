@@ -22,16 +22,16 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
     """Whether `aliyun.com/gpu-mem: 2` still means what its author meant."""
     named: dict[Unit, list[str]] = {unit: [] for unit in Unit}
     for namespace in facts.namespaces:
-        name, said = namespace["metadata"]["name"], labels_of(namespace).get(names.GPU_MEM_UNIT)
-        if said in list(Unit):
-            named[Unit(said)].append(name)
-        elif said is not None:
-            label = f"its label {names.GPU_MEM_UNIT} says {wording.quoted(said)}"
+        name, unit_label = namespace["metadata"]["name"], labels_of(namespace).get(names.GPU_MEM_UNIT)
+        if unit_label in list(Unit):
+            named[Unit(unit_label)].append(name)
+        elif unit_label is not None:
+            label = f"its label {names.GPU_MEM_UNIT} says {wording.quoted(unit_label)}"
             text = f"namespace {name}: {label}, no unit, which counts for nothing"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
-    ours = _ours(facts.mutating)
+    ours = _configured_unit(facts.mutating)
     theirs = {
-        name_of(daemonset): _of_gpushare(daemonset)
+        name_of(daemonset): _gpushare_unit(daemonset)
         for daemonset in (*facts.daemonsets, *facts.other_daemonsets)
         if _PLUGIN in daemonset["metadata"]["name"] and is_infrastructure(facts, daemonset)
     }
@@ -55,26 +55,28 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
     if not others:
         apart = [name for unit, names_of in named.items() if unit is not ours for name in names_of]
         other = Unit.MIB if ours is Unit.GIB else Unit.GIB
-        beside = f", in {wording.few(apart, _FEW)} {other}" if apart else ""
+        beside = f", in {wording.enumerate_first(apart, _FEW)} {other}" if apart else ""
         yield Finding("gpu-mem-unit", Severity.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{beside}")
 
 
-def _ours(configurations: Sequence[Json]) -> Unit | None:
+def _configured_unit(configurations: Sequence[Json]) -> Unit | None:
     """webhook.gpuMemUnit, as the API server goes by it; None where the webhook is not installed."""
-    for one in configurations:
-        for hook in one.get("webhooks") or ():
+    for configuration in configurations:
+        for hook in configuration.get("webhooks") or ():
             client = hook.get("clientConfig") or {}
-            if one["metadata"]["name"] == names.WEBHOOK_CONFIGURATION and hook.get("name") == _PODS:
+            if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION and hook.get("name") == _PODS:
                 path = str((client.get("service") or {}).get("path") or client.get("url") or "")
                 return Unit.GIB if path.endswith(_GIB_PATH) else Unit.MIB
     return None
 
 
-def _of_gpushare(daemonset: Json) -> Unit:
+def _gpushare_unit(daemonset: Json) -> Unit:
     """What its device plugin counts in: GiB, where it is told nothing that it knows (`cmd/nvidia/main.go`)."""
     containers = daemonset.get("spec", {}).get("template", {}).get("spec", {}).get("containers") or ()
     words = " ".join(
-        str(word) for one in containers for word in (*(one.get("command") or ()), *(one.get("args") or ()))
+        str(word)
+        for container in containers
+        for word in (*(container.get("command") or ()), *(container.get("args") or ()))
     )
-    said = _FLAG.findall(words)
-    return Unit.MIB if said and said[-1] == Unit.MIB else Unit.GIB
+    flags = _FLAG.findall(words)
+    return Unit.MIB if flags and flags[-1] == Unit.MIB else Unit.GIB

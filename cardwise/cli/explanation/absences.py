@@ -5,7 +5,7 @@ from typing import Final
 
 from cardwise.cli.cluster import nodestates, podevents, workloads
 from cardwise.cli.cluster.podevents import Event
-from cardwise.cli.cluster.workloads import Made
+from cardwise.cli.cluster.workloads import WorkloadState
 from cardwise.core.api import names
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json, labels_of
@@ -21,29 +21,29 @@ _UNWIRED: Final = (
 )
 
 
-def of_workload(made: Made) -> list[str]:
+def explain_workload(workload: WorkloadState) -> list[str]:
     """A line for each thing that keeps the workload from making pods, or that makes its pods vanish."""
-    if made.obj["metadata"].get("deletionTimestamp"):
-        metadata = made.obj["metadata"]
+    if workload.manifest["metadata"].get("deletionTimestamp"):
+        metadata = workload.manifest["metadata"]
         since, kept = workloads.deleted_at(metadata), workloads.kept_by_finalizers(metadata)
         return [f"It is being deleted (since {since}){kept}: no more pods are made."]
-    lines = [*_stopped(made)]
-    running = sum(workloads.state(pod) != "ended" for pod in made.pods)
-    wanted = _wanted(made)
-    if made.refused and (wanted is None or running < wanted):
-        lines.append(f"Kubernetes could not create one: {wording.message(podevents.cause(made.refused))}")
-        namespace = made.obj["metadata"]["namespace"]
-        retry = workloads.retry_command(namespace, made.refused_maker)
+    lines = [*_explain_stopped(workload)]
+    running = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
+    wanted = _desired_pods(workload)
+    if workload.refused and (wanted is None or running < wanted):
+        lines.append(f"Kubernetes could not create one: {wording.message(podevents.refusal_cause(workload.refused))}")
+        namespace = workload.manifest["metadata"]["namespace"]
+        retry = workloads.retry_command(namespace, workload.refused_maker)
         lines.append(
             "Its controller pauses longer after each failure, up to 17 minutes. Once the cause is gone, "
             f"`{retry}` makes it try at once."
         )
-    if made.bound_past:
-        which = wording.few(made.bound_past, _FEW, "pod")
-        lines.append(f"The extender has deleted pods of it within the hour ({which}): {_UNWIRED.format(them='them')}.")
-    if not made.pods and not lines:
-        metadata = made.obj["metadata"]
-        fields = {"kind": made.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
+    if workload.directly_bound:
+        listed = wording.enumerate_first(workload.directly_bound, _FEW, "pod")
+        lines.append(f"The extender has deleted pods of it within the hour ({listed}): {_UNWIRED.format(them='them')}.")
+    if not workload.pods and not lines:
+        metadata = workload.manifest["metadata"]
+        fields = {"kind": workload.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
         lines.append(
             "Its controller has not made one yet, or the reason is older than an hour, which is how long events are "
             f"kept: `{command('kubectl describe {kind} -n {namespace} {name}', **fields)}`"
@@ -51,24 +51,24 @@ def of_workload(made: Made) -> list[str]:
     return lines
 
 
-def of_nodes(pods: Iterable[Json], closed: Mapping[str, str]) -> list[str]:
+def explain_nodes(pods: Iterable[Json], closed: Mapping[str, str]) -> list[str]:
     """A line for each of these nodes on which some of the pods are. `closed`: by node, why it takes no new pods."""
     lines = []
     on_node: dict[str, list[str]] = {}
     for pod in pods:
         node = str((pod.get("spec") or {}).get("nodeName") or "")
-        if node in closed and workloads.state(pod) != "ended":
+        if node in closed and workloads.pod_state(pod) != "ended":
             on_node.setdefault(node, []).append(pod["metadata"]["name"])
     for node, names_of in on_node.items():
         old = ", so that what they say of themselves may be old" if nodestates.NOT_READY in closed[node] else ""
-        lines.append(f"Node {node} is {closed[node]}{old}: {wording.few(names_of, _FEW, 'pod')}.")
+        lines.append(f"Node {node} is {closed[node]}{old}: {wording.enumerate_first(names_of, _FEW, 'pod')}.")
     return lines
 
 
-def _wanted(made: Made) -> int | None:
+def _desired_pods(workload: WorkloadState) -> int | None:
     """How many pods there should be; None where only its controller knows."""
-    spec, status = made.obj.get("spec") or {}, made.obj.get("status") or {}
-    match made.kind:
+    spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
+    match workload.kind:
         case "deployment" | "statefulset" | "replicaset":
             return int(spec.get("replicas", 1))
         case "daemonset":
@@ -76,18 +76,18 @@ def _wanted(made: Made) -> int | None:
     return None
 
 
-def _stopped(made: Made) -> Iterator[str]:
+def _explain_stopped(workload: WorkloadState) -> Iterator[str]:
     """What its own fields say of why there are none, or no new ones."""
-    spec, status = made.obj.get("spec") or {}, made.obj.get("status") or {}
-    metadata = made.obj["metadata"]
-    fields = {"kind": made.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
-    match made.kind:
+    spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
+    metadata = workload.manifest["metadata"]
+    fields = {"kind": workload.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
+    match workload.kind:
         case "deployment" | "statefulset" | "replicaset":
             if spec.get("replicas") == 0:
                 scale = command("kubectl scale {kind} -n {namespace} {name} --replicas=1", **fields)
-                whose = workloads.controller(made.obj)
-                maker = " ".join(quote_unless_name(whose[key]) for key in ("kind", "name") if whose)
-                of = f"{maker} has another one now, or wants no pod" if whose else ""
+                owner = workloads.controller_of(workload.manifest)
+                maker = " ".join(quote_unless_name(owner[key]) for key in ("kind", "name") if owner)
+                of = f"{maker} has another one now, or wants no pod" if owner else ""
                 yield f"It is to have none (spec.replicas is 0): {of or f'`{scale}` asks for one'}."
             if spec.get("paused"):
                 resume = command("kubectl rollout resume {kind} -n {namespace} {name}", **fields)
@@ -96,16 +96,16 @@ def _stopped(made: Made) -> Iterator[str]:
             if status.get("desiredNumberScheduled") == 0:
                 yield "No node is right for it: its nodeSelector, node affinity and tolerations leave none."
         case "job":
-            yield from _of_job(made.obj)
+            yield from _explain_job(workload.manifest)
         case "cronjob":
-            yield from _of_cronjob(made)
+            yield from _explain_cronjob(workload)
 
 
-def _of_job(job: Json) -> Iterator[str]:
+def _explain_job(job: Json) -> Iterator[str]:
     spec = job.get("spec") or {}
     if (manager := spec.get("managedBy") or _JOB_CONTROLLER) != _JOB_CONTROLLER:
-        who = quote_unless_name(manager)
-        yield f"It is left to the controller {who} (spec.managedBy), which may make pods elsewhere."
+        controller = quote_unless_name(manager)
+        yield f"It is left to the controller {controller} (spec.managedBy), which may make pods elsewhere."
     if spec.get("suspend"):
         namespace = job["metadata"]["namespace"]
         if _KUEUE in labels_of(job):
@@ -115,27 +115,31 @@ def _of_job(job: Json) -> Iterator[str]:
             yield "It is suspended (spec.suspend): whoever has suspended it sets that to false."
     if spec.get("parallelism") == 0:
         yield "It is to have none at a time (spec.parallelism is 0)."
-    if end := _end(job):
-        why = ": ".join(filter(None, (end.get("reason"), end.get("message"))))
-        says = f" Its status says: {wording.message(why)}" if end["type"] == "Failed" and why else ""
+    if end := _end_condition(job):
+        reason = ": ".join(filter(None, (end.get("reason"), end.get("message"))))
+        says = f" Its status says: {wording.message(reason)}" if end["type"] == "Failed" and reason else ""
         yield f"It {'is complete' if end['type'] == 'Complete' else 'has failed'}: no more pods are made.{says}"
 
 
-def _end(job: Json) -> Json:
+def _end_condition(job: Json) -> Json:
     """The condition that says how the job has ended; an empty one where it has not."""
     conditions = (job.get("status") or {}).get("conditions") or ()
-    ends = (one for one in conditions if one.get("type") in ("Complete", "Failed") and one.get("status") == "True")
+    ends = (
+        condition
+        for condition in conditions
+        if condition.get("type") in ("Complete", "Failed") and condition.get("status") == "True"
+    )
     return next(ends, {})
 
 
-def _of_cronjob(made: Made) -> Iterator[str]:
-    spec, status = made.obj.get("spec") or {}, made.obj.get("status") or {}
+def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
+    spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     if spec.get("suspend"):
         yield "It is suspended (spec.suspend): it makes no job until that is false."
         return
-    unfinished = [job for job in made.makers if not _end(job)]
+    unfinished = [job for job in workload.makers if not _end_condition(job)]
     for job in unfinished:
-        yield from (f"Of its job {job['metadata']['name']}: {line}" for line in _of_job(job))
+        yield from (f"Of its job {job['metadata']['name']}: {line}" for line in _explain_job(job))
     if not unfinished:
         zone = f" {quote_unless_name(spec['timeZone'])}" if spec.get("timeZone") else ""
         last = status.get("lastScheduleTime")
@@ -143,7 +147,7 @@ def _of_cronjob(made: Made) -> Iterator[str]:
         yield f"It is not due: its schedule is {wording.quoted(spec.get('schedule', '?'))}{zone}, and {when}."
 
 
-def of_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
+def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
     """What became of a pod that is not there any more; empty where no event tells. `events`: the oldest first."""
     if not events:
         return []

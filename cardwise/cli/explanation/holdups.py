@@ -10,7 +10,7 @@ from cardwise.cli.cluster import nodestates, workloads
 from cardwise.cli.cluster.installation import Webhook
 from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.cluster.podgroups import GangView
-from cardwise.cli.cluster.workloads import scheduler_says
+from cardwise.cli.cluster.workloads import scheduler_message
 from cardwise.core.api import lookalikes, names, quotas, request
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
@@ -32,7 +32,7 @@ _NO_MATCH: Final = "didn't match Pod's node affinity/selector"  # of kube-schedu
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class Surroundings:
     """Facts about a pod besides cards.
 
     nodes: decoded Nodes, None where they may not be read.
@@ -56,62 +56,65 @@ class Around:
 
     nodes: Sequence[Json] | None = None
     former: frozenset[str] = frozenset()
-    fellows: frozenset[str] = frozenset()
+    siblings: frozenset[str] = frozenset()
     bare: frozenset[str] = frozenset()
     partners: Mapping[str, PodRequest] = field(default_factory=dict)
-    reach: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    reachable_nodes: Mapping[str, frozenset[str]] = field(default_factory=dict)
     bound: frozenset[str] = frozenset()
     needed: int = 0
     is_planned: bool = False
     schedulers: frozenset[str] | None = None
     stopped: frozenset[str] = frozenset()
     webhook: Webhook | None = None
-    silent: float | None = None
-    bound_past: tuple[str, ...] = ()
+    leaderless_seconds: float | None = None
+    directly_bound: tuple[str, ...] = ()
     quotas: Sequence[EntryView] = ()
     warning: Event | None = None
 
-    def is_gone(self, node: str) -> bool:
+    def is_node_gone(self, node: str) -> bool:
         """Whether there is no Node of the name any more."""
-        return self.nodes is not None and all(one["metadata"]["name"] != node for one in self.nodes)
+        return self.nodes is not None and all(listed["metadata"]["name"] != node for listed in self.nodes)
 
-    def admitted(self, pod: Json) -> frozenset[str] | None:
+    def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
         """The nodes that the pod may be on by selector, affinity and taints; None where that is not known."""
         return None if self.nodes is None else eligible.nodes(pod, self.nodes)
 
-    def resources(self) -> frozenset[str] | None:
+    def offered_resources(self) -> frozenset[str] | None:
         """The resources about GPUs that some node offers."""
         if self.nodes is None:
             return None
         offered = ((node.get("status") or {}).get("capacity") or {} for node in self.nodes)
         return frozenset(
-            name for has in offered for name, amount in has.items() if lookalikes.like_a_gpu(name) and amount != "0"
+            name
+            for capacity in offered
+            for name, amount in capacity.items()
+            if lookalikes.is_like_gpu(name) and amount != "0"
         )
 
 
-def state_of_node(pod: Json, around: Around) -> list[str]:
+def explain_node_state(pod: Json, around: Surroundings) -> list[str]:
     """What is wrong with the node of a placed pod, in one line; empty where nothing is, or it may not be read."""
     name = pod["spec"]["nodeName"]
     if around.nodes is None:
         return []
-    if around.is_gone(name):
+    if around.is_node_gone(name):
         another = workloads.successor(pod)
-        if workloads.controller(pod).get("kind") in ("DaemonSet", "Node"):
+        if workloads.controller_of(pod).get("kind") in ("DaemonSet", "Node"):
             another = "nothing makes another for a node that is gone"
         return [f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes, and {another}."]
     node = next((node for node in around.nodes if node["metadata"]["name"] == name), None)
-    state = nodestates.closed(node) if node is not None else ""
+    state = nodestates.closed_reason(node) if node is not None else ""
     if not state:
         return []
     old = ": what the pod says of itself may be old" if nodestates.NOT_READY in state else ""
     return [f"Node {name} is {state}{old}."]
 
 
-def not_rewritten(pod: Json, around: Around) -> str:
+def explain_not_rewritten(pod: Json, around: Surroundings) -> str:
     """Why the webhook has not rewritten the pod, and what to do: one or two sentences."""
     metadata, known = pod["metadata"], around.webhook
     namespace = metadata["namespace"]
-    recreation = workloads.recreation(pod)
+    recreation = workloads.describe_recreation(pod)
     if known is None:
         return (
             "It was created while the webhook was not registered, or its namespace is exempt from it "
@@ -137,27 +140,27 @@ def not_rewritten(pod: Json, around: Around) -> str:
     )
 
 
-def only_node(pod: Json) -> str:
+def daemonset_node(pod: Json) -> str:
     """The node for which a DaemonSet has made the pod; "" of all other pods."""
     required = (((pod.get("spec") or {}).get("affinity") or {}).get("nodeAffinity") or {}).get(
         nodeconstraints.REQUIRED
     ) or {}
     fields = [
-        one
+        expression
         for term in required.get("nodeSelectorTerms") or ()
-        for one in term.get("matchFields") or ()
-        if one.get("key") == "metadata.name" and one.get("operator") == "In"
+        for expression in term.get("matchFields") or ()
+        if expression.get("key") == "metadata.name" and expression.get("operator") == "In"
     ]
-    named = {str(name) for one in fields for name in one.get("values") or ()}
-    return named.pop() if len(named) == 1 and workloads.controller(pod).get("kind") == "DaemonSet" else ""
+    named = {str(name) for expression in fields for name in expression.get("values") or ()}
+    return named.pop() if len(named) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else ""
 
 
-def of_only_node(name: str, around: Around, *, has_some: bool) -> list[str]:
+def explain_daemonset_node(name: str, around: Surroundings, *, has_some: bool) -> list[str]:
     """What is to know of the node for which a DaemonSet has made a pod that waits. `has_some`: cards or devices."""
     lines = [f"It is for node {name} only: its DaemonSet makes one for each node that its template admits."]
-    if around.is_gone(name):
+    if around.is_node_gone(name):
         return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
-    states = (nodestates.closed(one) for one in around.nodes or () if one["metadata"]["name"] == name)
+    states = (nodestates.closed_reason(listed) for listed in around.nodes or () if listed["metadata"]["name"] == name)
     if nodestates.NOT_READY in (state := next(states, "")):
         lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
     if not has_some:
@@ -168,23 +171,23 @@ def of_only_node(name: str, around: Around, *, has_some: bool) -> list[str]:
     return lines
 
 
-def installation(pod: Json, around: Around) -> list[str]:
+def explain_installation(pod: Json, around: Surroundings) -> list[str]:
     """What of the installation keeps all pods from a card, or lets them vanish, as far as that is seen."""
     lines = []
-    if around.silent == math.inf:
+    if around.leaderless_seconds == math.inf:
         lines.append(
             "No extender of Cardwise has ever led here, so that no pod gets a card: Cardwise is not installed (any "
             "more), does not start, or is in another namespace (--cardwise-namespace). Your administrator runs "
             "`cardwise doctor`."
         )
-    elif around.silent is not None:
+    elif around.leaderless_seconds is not None:
         lines.append(
-            f"No extender of Cardwise has led for {around.silent:.0f} s, so that no pod gets a card: your "
+            f"No extender of Cardwise has led for {around.leaderless_seconds:.0f} s, so that no pod gets a card: your "
             "administrator runs `cardwise doctor`."
         )
-    if around.bound_past:
-        which = wording.few(around.bound_past, _FEW, "pod")
-        asks = any(refusal.text in scheduler_says(pod) for refusal in Refusal)
+    if around.directly_bound:
+        listed = wording.enumerate_first(around.directly_bound, _FEW, "pod")
+        asks = any(refusal.text in scheduler_message(pod) for refusal in Refusal)
         cause = (
             "The scheduler of this pod does ask the extender."
             if asks
@@ -193,12 +196,12 @@ def installation(pod: Json, around: Around) -> list[str]:
         )
         lines.append(
             "Something other than Cardwise's extender has bound pods of this namespace within the hour "
-            f"({which}), and the extender has deleted them. {cause}"
+            f"({listed}), and the extender has deleted them. {cause}"
         )
     return lines
 
 
-def nobody_places(pod: Json, around: Around) -> list[str]:
+def explain_scheduler(pod: Json, around: Surroundings) -> list[str]:
     """Why no scheduler that asks Cardwise looks at the pod; empty where one does."""
     schedulers = around.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
@@ -222,12 +225,12 @@ def nobody_places(pod: Json, around: Around) -> list[str]:
     if scheduler in {_DEFAULT, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
         return lines
     if scheduler == names.SCHEDULER:
-        recreation = workloads.recreation(pod, dropping=["schedulerName"])
+        recreation = workloads.describe_recreation(pod, dropping=["schedulerName"])
         lines.append(
             f"It is left to the scheduler {scheduler}, which is not here any more, so no scheduler places it: "
             f"{recreation}. The new pod gets a scheduler that is here."
         )
-    elif not any(refusal.text in scheduler_says(pod) for refusal in Refusal):
+    elif not any(refusal.text in scheduler_message(pod) for refusal in Refusal):
         lines.append(
             f"It is left to the scheduler {quote_unless_name(scheduler)}, and nothing says that this one asks "
             f"Cardwise: if not, it never gets a card. {_without_scheduler(pod)}"
@@ -238,13 +241,13 @@ def nobody_places(pod: Json, around: Around) -> list[str]:
 def _without_scheduler(pod: Json) -> str:
     """How to leave the pod to the default scheduler: one sentence."""
     if workloads.is_bare(pod):
-        recreation = workloads.recreation(pod, dropping=["schedulerName"])
+        recreation = workloads.describe_recreation(pod, dropping=["schedulerName"])
         return f"Without spec.schedulerName it would be left to {_DEFAULT}: {recreation}."
-    maker = quote_unless_name(workloads.controller(pod).get("kind") or "manifest")
+    maker = quote_unless_name(workloads.controller_of(pod).get("kind") or "manifest")
     return f"Remove spec.schedulerName from the template of its {maker}, or write {_DEFAULT} there."
 
 
-def gang(view: GangView) -> list[str]:
+def explain_gang(view: GangView) -> list[str]:
     """How far it is, and who is missing."""
     since = f" since {quote_unless_name(view.since)}" if view.since else ""
     there = f"{len(view.members)} are there, {len(view.bound)} have a node"
@@ -259,81 +262,85 @@ def gang(view: GangView) -> list[str]:
     waiting_for = [*map(quote_unless_name, view.waiting_for)]
     missing = view.minimum - len(view.members)
     if missing > 0:
-        there = wording.few(view.members, _FEW) or "none"
+        there = wording.enumerate_first(view.members, _FEW) or "none"
         lines.append(f"{missing} more must be created before any of them is scheduled; there are {there}.")
     elif len(view.bound) < view.minimum and view.waiting_for:
-        lines.append(f"It fits, and waits for {wording.few(waiting_for, _FEW)} to be scheduled.")
-    if view.held:
-        on = [f"{quote_unless_name(held.node)} ({held.cards})" for held in view.held]
-        lines.append(f"Cards held for it: {view.cards}, on {wording.few(on, _FEW_NODES, 'node')}.")
+        lines.append(f"It fits, and waits for {wording.enumerate_first(waiting_for, _FEW)} to be scheduled.")
+    if view.reserved:
+        on = [f"{quote_unless_name(reservation.node)} ({reservation.cards})" for reservation in view.reserved]
+        lines.append(f"Cards held for it: {view.cards}, on {wording.enumerate_first(on, _FEW_NODES, 'node')}.")
     if view.reason:
         lines.append(f"Last said of it: {wording.message(view.reason)}.")
     return lines
 
 
-def no_node(pod: Json, with_cards: Sequence[str], around: Around) -> list[str]:
+def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: Surroundings) -> list[str]:
     """Which nodes with cards the pod keeps away from, in one line, and which of them take no pods; empty where none."""
-    admitted = around.admitted(pod)
+    admitted = around.admitting_nodes(pod)
     if admitted is None:
         selector = _selector(pod)
-        if not selector or _NO_MATCH not in scheduler_says(pod):
+        if not selector or _NO_MATCH not in scheduler_message(pod):
             return []
         by = f"its nodeSelector ({selector}), or its node affinity"
         return [f"It keeps away from nodes by {by}; which labels they have, an administrator can tell."]
     away = [name for name in with_cards if name not in admitted]
-    gone = [name for name in away if around.is_gone(name)]
+    gone = [name for name in away if around.is_node_gone(name)]
     lines = [f"Node {name} is gone from the cluster; its cards are known for some minutes more." for name in gone]
     away = [name for name in away if name not in gone]
     if not away:
         return lines
-    states = closed_nodes(pod, away, around)
+    states = closed_states(pod, away, around)
     lines += [
         f"Node {node} takes no new pods: it is {state}."
         if len(names_of) == 1
-        else f"{wording.few(names_of, _FEW, 'node')} take no new pods: they are {state}."
-        for state, names_of in _by_state(states).items()
+        else f"{wording.enumerate_first(names_of, _FEW, 'node')} take no new pods: they are {state}."
+        for state, names_of in _group_by_state(states).items()
         for node in names_of[:1]
     ]
     avoided = [name for name in away if not states.get(name) or not _admits_if_open(pod, name, around)]
     if avoided:
-        which = "every node with cards" if len(avoided) == len(with_cards) else wording.few(avoided, _FEW, "node")
-        lines.append(f"It keeps away from {which} by {kept_away_by(pod, avoided, around)}.")
+        listed = (
+            "every node with cards"
+            if len(avoided) == len(with_cards)
+            else wording.enumerate_first(avoided, _FEW, "node")
+        )
+        lines.append(f"It keeps away from {listed} by {avoidance_reasons(pod, avoided, around)}.")
     return lines
 
 
-def closed_nodes(pod: Json, away: Collection[str], around: Around) -> dict[str, str]:
+def closed_states(pod: Json, away: Collection[str], around: Surroundings) -> dict[str, str]:
     """Those of these nodes that the pod may not be on for a taint of Kubernetes' own, with the node's state."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
     for node in around.nodes or ():
         keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated(node, tolerations)]
-        if node["metadata"]["name"] in away and any(map(nodestates.of_taint, keys)):
-            states[node["metadata"]["name"]] = nodestates.closed(node)
+        if node["metadata"]["name"] in away and any(map(nodestates.state_of_taint, keys)):
+            states[node["metadata"]["name"]] = nodestates.closed_reason(node)
     return states
 
 
-def kept_away_by_state(pod: Json, away: Collection[str], around: Around) -> dict[str, str]:
+def blocking_states(pod: Json, away: Collection[str], around: Surroundings) -> dict[str, str]:
     """Those of these nodes that would take the pod if their state were another, with that state."""
-    states = closed_nodes(pod, away, around)
+    states = closed_states(pod, away, around)
     return {name: state for name, state in states.items() if _admits_if_open(pod, name, around)}
 
 
-def _admits_if_open(pod: Json, name: str, around: Around) -> bool:
+def _admits_if_open(pod: Json, name: str, around: Surroundings) -> bool:
     """Whether the pod might be on the node, were it not for the node's state."""
     node = next(node for node in around.nodes or () if node["metadata"]["name"] == name)
     spec = node.get("spec") or {}
-    taints = [taint for taint in spec.get("taints") or () if not nodestates.of_taint(taint["key"])]
+    taints = [taint for taint in spec.get("taints") or () if not nodestates.state_of_taint(taint["key"])]
     return eligible.admits(node | {"spec": spec | {"taints": taints}}, pod)
 
 
-def _by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
+def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
     nodes: dict[str, list[str]] = {}
     for name, state in states.items():
         nodes.setdefault(state, []).append(name)
     return nodes
 
 
-def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
+def avoidance_reasons(pod: Json, away: Collection[str], around: Surroundings) -> str:
     """What of the pod keeps it from some of these nodes."""
     spec = pod.get("spec") or {}
     tolerating = [{"operator": "Exists"}]
@@ -342,51 +349,58 @@ def kept_away_by(pod: Json, away: Collection[str], around: Around) -> str:
         f"its nodeSelector ({_selector(pod)})": {"nodeSelector": spec.get("nodeSelector"), "tolerations": tolerating},
         "its node affinity": {"affinity": spec.get("affinity"), "tolerations": tolerating},
     }
-    found = [why for why, part in parts.items() if not all(eligible.admits(node, {"spec": part}) for node in nodes)]
+    reasons = [
+        reason for reason, part in parts.items() if not all(eligible.admits(node, {"spec": part}) for node in nodes)
+    ]
     taints = {
         taint
         for node in nodes
         for taint in eligible.untolerated(node, spec.get("tolerations") or ())
-        if not nodestates.of_taint(taint.partition(":")[0].partition("=")[0])
+        if not nodestates.state_of_taint(taint.partition(":")[0].partition("=")[0])
     }
     if taints:
-        found.append(
-            f"taints that it does not tolerate ({wording.few([*map(quote_unless_name, sorted(taints))], _FEW)})"
+        reasons.append(
+            "taints that it does not tolerate "
+            f"({wording.enumerate_first([*map(quote_unless_name, sorted(taints))], _FEW)})"
         )
-    return " and ".join(found)
+    return " and ".join(reasons)
 
 
 def _selector(pod: Json) -> str:
     labels = ((pod.get("spec") or {}).get("nodeSelector") or {}).items()
-    return wording.few([quote_unless_name(f"{key}={value}") for key, value in labels], _FEW)
+    return wording.enumerate_first([quote_unless_name(f"{key}={text}") for key, text in labels], _FEW)
 
 
-def beside_cards(pod: Json, said: str, foreign: Sequence[str]) -> str:
+def explain_despite_cards(pod: Json, message: str, foreign: Sequence[str]) -> str:
     """What keeps a pod waiting for which cards are free, as far as it is known; "" where it is not.
 
-    `said` is kube-scheduler's reason. It may be older than the cards that are free now, where it is about cards.
+    `message` is kube-scheduler's reason. It may be older than the cards that are free now, where it is about cards.
     """
     gates = [gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
     if names.GANG in gates:
         return "it waits for its gang"
     if foreign:
         return "what it waits for is said above"
-    if f"Insufficient {names.SHARE}" in said:
+    if f"Insufficient {names.SHARE}" in message:
         return f"their device plugins offer no {names.SHARE} now: your administrator runs cardwise doctor"
-    if f"{names.EXTENDER_PREFIX}/" in said:
+    if f"{names.EXTENDER_PREFIX}/" in message:
         return "no extender of Cardwise answers kube-scheduler: your administrator runs cardwise doctor"
     about_us = (*(refusal.text for refusal in Refusal), *(f"Insufficient {name}" for name in names.REQUESTED))
-    if said and not any(text in said for text in about_us) and f"Insufficient {names.CLASS_PREFIX}" not in said:
+    if (
+        message
+        and not any(text in message for text in about_us)
+        and f"Insufficient {names.CLASS_PREFIX}" not in message
+    ):
         return "it waits for what kube-scheduler says above"
     return ""
 
 
-def foreign(pod: Json, around: Around, classes: Sequence[str]) -> list[str]:
+def explain_foreign(pod: Json, around: Surroundings, classes: Sequence[str]) -> list[str]:
     """The resources about GPUs that it asks for and that are none of Cardwise."""
-    offered = around.resources()
+    offered = around.offered_resources()
     lines = []
-    for name in dict.fromkeys(_asked(pod)):
-        if not lookalikes.like_a_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):
+    for name in dict.fromkeys(_requested_names(pod)):
+        if not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):
             continue
         if offered is not None and name in offered:
             resource = quote_unless_name(name)
@@ -394,14 +408,14 @@ def foreign(pod: Json, around: Around, classes: Sequence[str]) -> list[str]:
                 f"It asks for {resource}, which is not of Cardwise: the device plugin that offers it gives it."
             )
             continue
-        near = lookalikes.meant(name, (*sorted(offered or ()), *classes))
+        near = lookalikes.suggest_resource(name, (*sorted(offered or ()), *classes))
         no = "which no node offers" if offered is not None else "which is not of Cardwise"
-        other = " Cardwise shares NVIDIA GPUs only." if lookalikes.of_other_vendor(name) else ""
+        other = " Cardwise shares NVIDIA GPUs only." if lookalikes.is_of_other_vendor(name) else ""
         lines.append(f"It asks for {quote_unless_name(name)}, {no}{f'; did you mean {near}?' if near else '.'}{other}")
     return lines
 
 
-def _asked(pod: Json) -> list[str]:
+def _requested_names(pod: Json) -> list[str]:
     return [
         name
         for container in request.containers(pod)
@@ -410,16 +424,16 @@ def _asked(pod: Json) -> list[str]:
     ]
 
 
-def types(asked: PodRequest, survey: Survey) -> list[str]:
+def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
     """A line for each class that the pod names: which cards or devices are in it."""
-    named = dict.fromkeys(c.resource_class for c in asked.containers if c.resource_class)
-    of_devices = dict.fromkeys(one.resource_class for one in asked.devices)
-    return [_unknown(name, survey) or _of_class(name, survey) for name in named] + [
-        _unknown(name, survey) or _of_devices(name, survey) for name in of_devices
+    named = dict.fromkeys(c.resource_class for c in pod_request.containers if c.resource_class)
+    of_devices = dict.fromkeys(device.resource_class for device in pod_request.devices)
+    return [_unknown_class(name, survey) or _explain_card_class(name, survey) for name in named] + [
+        _unknown_class(name, survey) or _explain_device_class(name, survey) for name in of_devices
     ]
 
 
-def _unknown(name: str, survey: Survey) -> str:
+def _unknown_class(name: str, survey: Survey) -> str:
     """Why there is nothing to say of the class; "" where it can be read."""
     if not survey.missing(name):
         return ""
@@ -428,7 +442,7 @@ def _unknown(name: str, survey: Survey) -> str:
     return broken or f"There is no ResourceClass {name}; those there are: {known}."
 
 
-def _of_class(name: str, survey: Survey) -> str:
+def _explain_card_class(name: str, survey: Survey) -> str:
     nodes = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
     cards = [card for of_node in nodes.values() for card in of_node]
     if not cards and survey.classes[name].untouched:
@@ -442,17 +456,17 @@ def _of_class(name: str, survey: Survey) -> str:
     )
 
 
-def _of_devices(name: str, survey: Survey) -> str:
+def _explain_device_class(name: str, survey: Survey) -> str:
     """Which devices are of the class and where some are free."""
     nodes = {node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()}
     devices = [device for of_node in nodes.values() for device in of_node]
     if not devices:
         return f"No device is of class {name}: see its selector with `{_show_class(name)}`."
-    there = {node.name: len(of_node) for node, of_node in nodes.items()}
-    free = {node.name: sum(node.is_free(one) for one in of_node) for node, of_node in nodes.items()}
+    counts = {node.name: len(of_node) for node, of_node in nodes.items()}
+    free = {node.name: sum(node.is_free(device) for device in of_node) for node, of_node in nodes.items()}
     sick = sum(not device.healthy for device in devices)
     return (
-        f"Of class {name}: {wording.count(len(devices), 'device')} on {_listed(there)}"
+        f"Of class {name}: {wording.count(len(devices), 'device')} on {_listed(counts)}"
         + (f", {sick} of them unhealthy" if sick else "")
         + f"; free: {_listed(free) or 'none'}."
     )
@@ -465,10 +479,10 @@ def _show_class(name: str) -> str:
 def _listed(counts: Mapping[str, int]) -> str:
     """Nodes with a number each, without those that have none."""
     on = [f"{node} ({count})" for node, count in counts.items() if count]
-    return wording.few(on, _FEW_NODES, "node")
+    return wording.enumerate_first(on, _FEW_NODES, "node")
 
 
-def quotas_by_status(asked: PodRequest, views: Sequence[EntryView]) -> list[str]:
+def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) -> list[str]:
     """What each entry of the namespace's GPUQuotas has used, and what is asked, for users who may read no card.
 
     Which entries count the cards that the pod will get is known only of those for all cards and for the class that the
@@ -477,35 +491,36 @@ def quotas_by_status(asked: PodRequest, views: Sequence[EntryView]) -> list[str]
     lines = []
     for view in views:
         entry = view.entry
-        claims = [
-            one
-            for one in fitting.claims(asked)
-            if not (entry.resource_class or entry.model) or one.resource_class == entry.resource_class != ""
+        card_requests = [
+            counted
+            for counted in fitting.card_requests(pod_request)
+            if not (entry.resource_class or entry.model) or counted.resource_class == entry.resource_class != ""
         ]
-        charge = quotas.total(one.charge(one.cards, 0) for one in claims)
+        charge = quotas.total(counted.charge(counted.cards, 0) for counted in card_requests)
         amounts = ", ".join(
-            f"{one.used} of {one.hard} {one.unit} used" + (f", {one.asked} asked" if one.asked else "")
-            for one in quotas.limits(entry, view.used, charge)
+            f"{counted.used} of {counted.hard} {counted.unit} used"
+            + (f", {counted.requested} asked" if counted.requested else "")
+            for counted in quotas.limits(entry, view.used, charge)
         )
         closes = "closes" if quotas.exceeded(entry, view.used, charge) else "on"
         lines.append(f"GPUQuota {view.quota.name} {closes} {quotas.title(entry)}: {amounts}.")
     return lines
 
 
-def quotas_in_the_way(asked: PodRequest, namespace: str, survey: Survey) -> list[str]:
+def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> list[str]:
     """The entries of GPUQuotas that close cards to the pod, each with what is hard, used and asked."""
     lines = []
-    claims = fitting.claims(asked)
-    for quota, left in survey.headroom(namespace):
-        found = explanation.exceeding(claims, left, survey.ledger)
-        if found is None:
+    card_requests = fitting.card_requests(pod_request)
+    for quota, headroom in survey.headroom(namespace):
+        excess = explanation.exceeding(card_requests, headroom, survey.ledger)
+        if excess is None:
             continue
-        charge, everywhere = found
-        used = survey.ledger.used(namespace, left.entry)
+        charge, everywhere = excess
+        used = survey.ledger.used(namespace, headroom.entry)
         full = ", ".join(
-            f"{one.used} of {one.hard} {one.unit} used, {one.asked} asked"
-            for one in quotas.exceeded(left.entry, used, charge)
+            f"{limit.used} of {limit.hard} {limit.unit} used, {limit.requested} asked"
+            for limit in quotas.exceeded(headroom.entry, used, charge)
         )
         steer = "" if everywhere else "; cards that it does not limit are open"
-        lines.append(f"GPUQuota {quota.name} closes {quotas.title(left.entry)}: {full}{steer}.")
+        lines.append(f"GPUQuota {quota.name} closes {quotas.title(headroom.entry)}: {full}{steer}.")
     return lines

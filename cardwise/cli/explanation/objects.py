@@ -20,42 +20,42 @@ def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
         "name": metadata["name"],
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
-        "cards": _held(pod) if spec.get("nodeName") else [],
+        "cards": _card_shares(pod) if spec.get("nodeName") else [],
         "nodes": _nodes(pod, survey, policy) if waits and survey is not None else [],
         "text": text.splitlines(),
     }
 
 
-def _held(pod: Json) -> list[Json]:
+def _card_shares(pod: Json) -> list[Json]:
     try:
         assigned = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
         return []  # the text says so
-    called = {one.key: one.spec.get("name") for one in request.containers(pod)}
+    container_names = {listed.key: listed.spec.get("name") for listed in request.containers(pod)}
     return [
         {
-            "container": called.get(key) or key,
-            "index": one.index,
-            "uuid": one.uuid,
-            "memoryMiB": one.mem,
-            "corePercent": one.core,
+            "container": container_names.get(key) or key,
+            "index": listed.index,
+            "uuid": listed.uuid,
+            "memoryMiB": listed.mem,
+            "corePercent": listed.core,
         }
         for key, shares in (assigned.containers.items() if assigned is not None else ())
-        for one in shares
+        for listed in shares
     ]
 
 
 def _nodes(pod: Json, survey: Survey, policy: str) -> list[Json]:
     try:
-        asked = request.parse_mutated(pod)
+        pod_request = request.parse_mutated(pod)
     except InvalidRequest:
         return []  # the text says so
-    if asked is None:
+    if pod_request is None:
         return []
-    headroom = [left for _, left in survey.headroom(pod["metadata"]["namespace"])]
-    ledger, only = survey.ledger, holdups.only_node(pod)
-    there = [node.name for node in ledger.nodes() if only in ("", node.name)]
-    views = explanation.explain(ledger, there, asked, policy, headroom)
+    headroom = [entry_headroom for _, entry_headroom in survey.headroom(pod["metadata"]["namespace"])]
+    ledger, only = survey.ledger, holdups.daemonset_node(pod)
+    node_names = [node.name for node in ledger.nodes() if only in ("", node.name)]
+    views = explanation.explain(ledger, node_names, pod_request, policy, headroom)
     return [_node(view) for view in views]
 
 
@@ -66,8 +66,8 @@ def _node(view: NodeView) -> Json:
         "reason": "" if view.refusal is None else view.refusal.text,
         "cards": [_card(card) for card in view.cards],
         "devices": [
-            {"class": one.resource_class, "asked": one.asked, "free": one.free, "total": one.total}
-            for one in view.devices
+            {"class": device.resource_class, "asked": device.requested, "free": device.free, "total": device.total}
+            for device in view.devices
         ],
     }
 
@@ -83,5 +83,5 @@ def _card(card: CardView) -> Json:
         "closedBy": card.closed,
         "healthy": card.healthy,
         "cordoned": card.cordoned,
-        "pods": [{"namespace": one.namespace, "name": one.name} for one in card.holders],
+        "pods": [{"namespace": holding.namespace, "name": holding.name} for holding in card.holders],
     }

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cardwise.cli.cluster import nodestates
 from cardwise.cli.explanation import holdups
-from cardwise.cli.explanation.holdups import Around
+from cardwise.cli.explanation.holdups import Surroundings
 from cardwise.core.api import names, quotas
 from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
@@ -26,15 +26,15 @@ _LEAST = 256  # MiB: less is nothing to advise
 _MEMBERS = 16  # of a gang, for whom room is looked for
 
 
-def remedies(
+def suggest_remedies(
     pod: Json,
-    asked: PodRequest,
+    pod_request: PodRequest,
     survey: Survey,
     views: Sequence[NodeView],
     policy: str,
     *,
     away: Sequence[str],
-    around: Around,
+    around: Surroundings,
 ) -> list[str]:
     """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already.
 
@@ -43,163 +43,190 @@ def remedies(
     if any(view.refusal is None for view in views):
         return []
     namespace = pod["metadata"]["namespace"]
-    headroom = [left for _, left in survey.headroom(namespace)]
-    found = [
-        *_less(asked, survey.ledger, views, policy, headroom),
-        *_elsewhere(pod, explanation.explain(survey.ledger, away, asked, policy, headroom), around),
-        *_without_mps(asked, survey.ledger, views, policy, headroom),
-        *_withheld(asked, views),
-        *_former(namespace, views, around),
-        *_holders(asked, survey.ledger, views, policy, headroom, namespace=namespace, around=around),
-        *_quotas(asked, namespace, survey),
-        *_too_big(asked, survey.ledger, views),
-        *_apart(views),
+    headroom = [entry_headroom for _, entry_headroom in survey.headroom(namespace)]
+    suggestions = [
+        *_suggest_less(pod_request, survey.ledger, views, policy, headroom),
+        *_suggest_elsewhere(pod, explanation.explain(survey.ledger, away, pod_request, policy, headroom), around),
+        *_suggest_without_mps(pod_request, survey.ledger, views, policy, headroom),
+        *_suggest_withheld(pod_request, views),
+        *_suggest_former(namespace, views, around),
+        *_suggest_holders(pod_request, survey.ledger, views, policy, headroom, namespace=namespace, around=around),
+        *_suggest_quotas(pod_request, namespace, survey),
+        *_suggest_split(pod_request, survey.ledger, views),
+        *_suggest_own_pods(views),
     ]
-    return ["It would run if:", *(f"  - {line}" for line in found)] if found else []
+    return ["It would run if:", *(f"  - {line}" for line in suggestions)] if suggestions else []
 
 
-def holder(holding: Holding, uuid: str = "") -> str:
+def describe_holder(holding: Holding, uuid: str = "") -> str:
     """A pod and what it holds, of one card if `uuid` names it. A pod that is ending or gone has a mark."""
     gone = ", is ending" if holding.mark == ENDING else ", its pod has gone" if holding.mark else ""
     of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
     return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{gone})"
 
 
-def _less(
-    asked: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
+def _suggest_less(
+    pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
     """What it could have at once, where that is enough for anything."""
-    found = explanation.smaller(ledger, [view.name for view in views], asked, policy, headroom)
-    if found is not None and found.mem >= _LEAST:
-        yield f"it asked for at most {found.mem} MiB: that runs now, on {_cards(found.node, found.cards)}"
+    smaller = explanation.smaller(ledger, [view.name for view in views], pod_request, policy, headroom)
+    if smaller is not None and smaller.mem >= _LEAST:
+        yield f"it asked for at most {smaller.mem} MiB: that runs now, on {_name_cards(smaller.node, smaller.cards)}"
 
 
-def _former(namespace: str, views: Sequence[NodeView], around: Around) -> Iterator[str]:
+def _suggest_former(namespace: str, views: Sequence[NodeView], around: Surroundings) -> Iterator[str]:
     """A rolling update starts the new pod before it ends the old one, which holds the card."""
-    holders = (one for view in views for card in view.cards for one in card.holders if one.mark != ENDING)
-    own = dict.fromkeys(one.name for one in holders if one.namespace == namespace and one.name in around.former)
+    holders = (holding for view in views for card in view.cards for holding in card.holders if holding.mark != ENDING)
+    own = dict.fromkeys(
+        holding.name for holding in holders if holding.namespace == namespace and holding.name in around.former
+    )
     if own:
         yield (
-            f"its own former replica ended ({wording.few(list(own), _FEW, 'pod')}): write strategy.type: Recreate in "
+            f"its own former replica ended ({wording.enumerate_first(list(own), _FEW, 'pod')}): "
+            "write strategy.type: Recreate in "
             "the Deployment, or maxSurge: 0 with maxUnavailable: 1"
         )
 
 
-def _holders(
-    asked: PodRequest,
+def _suggest_holders(
+    pod_request: PodRequest,
     ledger: Ledger,
     views: Sequence[NodeView],
     policy: str,
     headroom: Sequence[Headroom],
     *,
     namespace: str,
-    around: Around,
+    around: Surroundings,
 ) -> Iterator[str]:
-    kept = {one.uid for one in ledger.holdings() if one.namespace == namespace and one.name in around.fellows}
+    kept = {
+        holding.uid
+        for holding in ledger.holdings()
+        if holding.namespace == namespace and holding.name in around.siblings
+    }
     if around.partners:
-        asking = [asked, *around.partners.values()][:_MEMBERS]
-        every = explanation.together(ledger, [view.name for view in views], asking, policy, headroom, kept=kept)
+        asking = [pod_request, *around.partners.values()][:_MEMBERS]
+        every = explanation.pods_in_the_way(ledger, [view.name for view in views], asking, policy, headroom, kept=kept)
         if every:
-            who = wording.few([holder(one) for one in every], _FEW, "pod")
-            bare = _bare_among(every, around)
-            yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {who}{bare}"
+            listed = wording.enumerate_first([describe_holder(holding) for holding in every], _FEW, "pod")
+            bare = _warn_bare_pods(every, around)
+            yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {listed}{bare}"
         return
-    near = explanation.nearest(ledger, views, asked, policy, headroom, kept=kept)
+    near = explanation.nearest(ledger, views, pod_request, policy, headroom, kept=kept)
     if near is None:
         return
-    if near.holders and all(one.namespace == namespace and one.name in around.former for one in near.holders):
+    if near.holders and all(
+        holding.namespace == namespace and holding.name in around.former for holding in near.holders
+    ):
         return  # said with what to do about it
-    where = _cards(near.node, near.cards)
+    place = _name_cards(near.node, near.cards)
     short = f", {near.short} MiB short" if near.short else ""
     if not near.holders:
         yield f"what is ending on {near.node} is gone: nobody else has to go"
         return
-    who = wording.few([holder(one) for one in near.holders], _FEW, "pod")
-    yield f"these ended ({where}{short}): {who}{_bare_among(near.holders, around)}"
+    listed = wording.enumerate_first([describe_holder(holding) for holding in near.holders], _FEW, "pod")
+    yield f"these ended ({place}{short}): {listed}{_warn_bare_pods(near.holders, around)}"
 
 
-def _bare_among(holders: Sequence[Holding], around: Around) -> str:
+def _warn_bare_pods(holders: Sequence[Holding], around: Surroundings) -> str:
     """Which of these pods are lost when they end, as the end of a sentence; "" where none is."""
-    bare = [f"{one.namespace}/{one.name}" for one in holders if one.uid in around.bare]
+    bare = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in around.bare]
     if not bare:
         return ""
     return (
-        f"; no controller recreates {wording.few(bare, _FEW, 'pod')}, so save what is deleted: kubectl get pod -o yaml"
+        f"; no controller recreates {wording.enumerate_first(bare, _FEW, 'pod')}, "
+        "so save what is deleted: kubectl get pod -o yaml"
     )
 
 
-def _without_mps(
-    asked: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
+def _suggest_without_mps(
+    pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
     """A pod that requires MPS, and would run at once if it did not."""
-    if asked.mps is not Mode.REQUIRED:
+    if pod_request.mps is not Mode.REQUIRED:
         return
-    content = replace(asked, mps=Mode.PREFERRED)
+    content = replace(pod_request, mps=Mode.PREFERRED)
     there = [view.name for view in views]
-    fits = [one.name for one in explanation.explain(ledger, there, content, policy, headroom) if one.refusal is None]
+    fits = [
+        view_without_mps.name
+        for view_without_mps in explanation.explain(ledger, there, content, policy, headroom)
+        if view_without_mps.refusal is None
+    ]
     if fits:
         yield f"it said {MODE}: {Mode.PREFERRED}, so that it need not have MPS: that runs now, on {fits[0]}"
 
 
-def _elsewhere(pod: Json, away: Sequence[NodeView], around: Around) -> Iterator[str]:
+def _suggest_elsewhere(pod: Json, away: Sequence[NodeView], around: Surroundings) -> Iterator[str]:
     """Nodes that would take the pod, if it did not keep away from them."""
     free = [view.name for view in away if view.refusal is None]
-    closed = holdups.kept_away_by_state(pod, free, around)
+    closed = holdups.blocking_states(pod, free, around)
     for name, state in list(closed.items())[:_FEW]:
-        yield f"node {name} were not {state} ({nodestates.remedy(state, name)}): what it asks for is free there"
+        yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): what it asks for is free there"
     # What a node's state keeps away as well would not run there for another selector alone.
-    free = [name for name in free if name not in holdups.closed_nodes(pod, free, around)]
+    free = [name for name in free if name not in holdups.closed_states(pod, free, around)]
     if free:
-        why = holdups.kept_away_by(pod, free, around)
-        yield f"it did not keep away from {wording.few(free, _FEW, 'node')} by {why}: what it asks for is free there"
+        causes = holdups.avoidance_reasons(pod, free, around)
+        yield (
+            f"it did not keep away from {wording.enumerate_first(free, _FEW, 'node')} "
+            f"by {causes}: what it asks for is free there"
+        )
 
 
-def _cards(node: str, indices: Sequence[int]) -> str:
+def _name_cards(node: str, indices: Sequence[int]) -> str:
     return f"card{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} of {node}" if indices else node
 
 
-def _withheld(asked: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
+def _suggest_withheld(pod_request: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
     """Cards that would do and that take nothing new."""
     for view in views:
         for card in view.cards:
-            if not card.closed and _would_do(asked, card):
-                where = f"card {card.index} of {view.name}"
+            if not card.closed and _would_fit(pod_request, card):
+                place = f"card {card.index} of {view.name}"
                 if not card.healthy:
-                    yield f"{where} became healthy: it has {card.free} MiB free"
+                    yield f"{place} became healthy: it has {card.free} MiB free"
                 elif card.cordoned:
                     again = command("cardwise uncordon {node}/{index}", node=view.name, index=card.index)
-                    yield f"{where} were given back (`{again}`)"
+                    yield f"{place} were given back (`{again}`)"
 
 
-def _would_do(asked: PodRequest, card: CardView) -> bool:
+def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
     """Whether the card takes the whole request, were it given."""
-    claims = fitting.claims(asked)
-    if len(claims) != 1 or claims[0].cards != 1 or (card.healthy and not card.cordoned):
+    card_requests = fitting.card_requests(pod_request)
+    if len(card_requests) != 1 or card_requests[0].cards != 1 or (card.healthy and not card.cordoned):
         return False
-    return not card.holders if claims[0].whole else card.free >= claims[0].mem
+    return not card.holders if card_requests[0].whole else card.free >= card_requests[0].mem
 
 
-def _quotas(asked: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
+def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
     """Each entry that is in the way, and who holds most of it."""
-    claims = fitting.claims(asked)
-    for quota, left in survey.headroom(namespace):
-        if explanation.exceeding(claims, left, survey.ledger) is None:
+    card_requests = fitting.card_requests(pod_request)
+    for quota, headroom in survey.headroom(namespace):
+        if explanation.exceeding(card_requests, headroom, survey.ledger) is None:
             continue
-        charges = [(one, totals.charge(survey.ledger, one, left.entry).memory) for one in survey.ledger.holdings()]
-        here = [(one, mem) for one, mem in charges if one.namespace == namespace and mem]
-        most = sorted(here, key=lambda one: (-one[1], one[0].name))
-        by = f"; it is held by {wording.few([holder(one) for one, _ in most], _FEW, 'pod')}" if most else ""
-        yield f"GPUQuota {quota.name} left room on {quotas.title(left.entry)}{by}"
+        charges = [
+            (holding, totals.charge(survey.ledger, holding, headroom.entry).memory)
+            for holding in survey.ledger.holdings()
+        ]
+        here = [(holding, mem) for holding, mem in charges if holding.namespace == namespace and mem]
+        largest = sorted(here, key=lambda holding: (-holding[1], holding[0].name))
+        by = (
+            (
+                "; it is held by "
+                f"{wording.enumerate_first([describe_holder(holding) for holding, _ in largest], _FEW, 'pod')}"
+            )
+            if largest
+            else ""
+        )
+        yield f"GPUQuota {quota.name} left room on {quotas.title(headroom.entry)}{by}"
 
 
-def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
+def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
     """Where no card there is could ever hold the share."""
-    shares = [c for c in asked.containers if not c.whole]
+    shares = [c for c in pod_request.containers if not c.whole]
     impossible = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
     if not shares or not views or {view.refusal for view in views} - impossible:
         return
-    may = [claim for claim in fitting.claims(asked) if not claim.whole]
-    classes = {claim.resource_class for claim in may}
+    shares_asked = [card_request for card_request in fitting.card_requests(pod_request) if not card_request.whole]
+    classes = {card_request.resource_class for card_request in shares_asked}
     may_be_on = {view.name for view in views}
     sizes = [
         card.mem - node.kept_back
@@ -208,12 +235,12 @@ def _too_big(asked: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> It
         for card in node.cards
         if all(not name or name in card.classes for name in classes)
     ]
-    if sizes and max(claim.mem for claim in may) > max(sizes):
+    if sizes and max(card_request.mem for card_request in shares_asked) > max(sizes):
         split = f"more than that can be split over cards with {names.GPU_COUNT}"
         yield f"it asked for at most {max(sizes)} MiB of a card, the biggest that it may be on; {split}"
 
 
-def _apart(views: Sequence[NodeView]) -> Iterator[str]:
+def _suggest_own_pods(views: Sequence[NodeView]) -> Iterator[str]:
     """Where the requests of one pod are too much for the cards of a node."""
     if any(view.refusal is Refusal.NEVER_TOGETHER for view in views):
         yield "its containers asked for less, or were pods of their own"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from cardwise.cli.cluster import visible
-from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, Type
+from cardwise.cli.cluster.visible import COLUMNS, HEALTHY, ClassSummary
 from cardwise.cli.render import tables
 from cardwise.core.placement.totals import CardClassView, DeviceClassView
 from cardwise.core.values.decoded import Json
@@ -19,19 +19,19 @@ _NOBODY: Final = "Nobody uses it.\n"
 # Classes of cards.
 
 
-def of_cards(seen: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
+def format_card_classes(seen: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
     """One row for each class; wide, also who uses each. `columns`: of the terminal."""
-    rows = _cards(visible.typed(view.known, view.amounts) for view in seen)
+    rows = _card_rows(visible.summarize_class(view.known, view.amounts) for view in seen)
     if not wide:
-        return tables.within(rows, columns, _SPARE)
+        return tables.fit_columns(rows, columns, _SPARE)
     healthy = ["HEALTHY", *(str(view.amounts[HEALTHY]) for view in seen)]
-    return tables.together([[[*row, cell] for row, cell in zip(rows, healthy, strict=True)], _users_of_cards(seen)])
+    return tables.stack_tables([[[*row, cell] for row, cell in zip(rows, healthy, strict=True)], _users_of_cards(seen)])
 
 
-def one_of_cards(view: CardClassView, columns: int | None = None) -> str:
+def format_card_class(view: CardClassView, columns: int | None = None) -> str:
     """The row of one class and who uses it. `columns`: of the terminal."""
     users = [row[1:] for row in _users_of_cards([view])]
-    return f"{of_cards([view], columns)}\n{tables.aligned(users) if view.users else _NOBODY}"
+    return f"{format_card_classes([view], columns)}\n{tables.align_rows(users) if view.users else _NOBODY}"
 
 
 def cards_as_json(seen: Sequence[CardClassView]) -> list[Json]:
@@ -68,7 +68,7 @@ def _users_of_cards(seen: Sequence[CardClassView]) -> list[list[str]]:
 # Classes of devices.
 
 
-def of_devices(seen: Sequence[DeviceClassView], *, wide: bool = False) -> str:
+def format_device_classes(seen: Sequence[DeviceClassView], *, wide: bool = False) -> str:
     """One row for each class; wide, also who uses each."""
     heads = ["DEVICE-CLASS", "DEVICES", "NODES", "FREE", "USED"]
     rows = [[*heads, "HEALTHY"] if wide else heads]
@@ -76,13 +76,13 @@ def of_devices(seen: Sequence[DeviceClassView], *, wide: bool = False) -> str:
         counts = (view.devices, view.nodes, view.free, view.used)
         row = [view.known.name, *map(str, counts)]
         rows.append([*row, str(view.healthy)] if wide else row)
-    return tables.together([rows, _users_of_devices(seen)]) if wide else tables.aligned(rows)
+    return tables.stack_tables([rows, _users_of_devices(seen)]) if wide else tables.align_rows(rows)
 
 
-def one_of_devices(view: DeviceClassView) -> str:
+def format_device_class(view: DeviceClassView) -> str:
     """The row of one class and who uses it."""
     users = [row[1:] for row in _users_of_devices([view])]
-    return f"{of_devices([view])}\n{tables.aligned(users) if view.users else _NOBODY}"
+    return f"{format_device_classes([view])}\n{tables.align_rows(users) if view.users else _NOBODY}"
 
 
 def devices_as_json(seen: Sequence[DeviceClassView]) -> list[Json]:
@@ -109,29 +109,40 @@ def _users_of_devices(seen: Sequence[DeviceClassView]) -> list[list[str]]:
 # Both, as the extender says it.
 
 
-def of_types(found: Sequence[Type], columns: int | None) -> str:
-    """As `of_cards` and `of_devices` have them. `columns`: of the terminal."""
-    cards = _cards(one for one in found if not one.other)
+def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> str:
+    """As `format_card_classes` and `format_device_classes` have them. `columns`: of the terminal."""
+    cards = _card_rows(summary for summary in summaries if not summary.other)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
-    devices += [[one.name, *(_amount(one, key) for key in ("cards", "nodes", HEALTHY))] for one in found if one.other]
-    parts = [tables.within(cards, columns, _SPARE)] if len(cards) > 1 or len(devices) == 1 else []
-    return "\n".join([*parts, *([tables.aligned(devices)] if len(devices) > 1 else [])])
+    devices += [
+        [summary.name, *(_amount(summary, key) for key in ("cards", "nodes", HEALTHY))]
+        for summary in summaries
+        if summary.other
+    ]
+    parts = [tables.fit_columns(cards, columns, _SPARE)] if len(cards) > 1 or len(devices) == 1 else []
+    return "\n".join([*parts, *([tables.align_rows(devices)] if len(devices) > 1 else [])])
 
 
-def type_as_json(one: Type) -> dict[str, Any]:
+def summary_as_json(summary: ClassSummary) -> dict[str, Any]:
     """All of it, for programs."""
-    return {"name": one.name, "one": one.one, **one.amounts}
+    return {"name": summary.name, "one": summary.share, **summary.amounts}
 
 
-def _cards(found: Iterable[Type]) -> list[list[str]]:
+def _card_rows(summaries: Iterable[ClassSummary]) -> list[list[str]]:
     """The rows of classes of cards, with their heads."""
     rows = [["CLASS", *COLUMNS, "SHARE", "PRIORITY", "AUTO"]]
     rows += [
-        [one.name, *(_amount(one, key) for key in COLUMNS.values()), one.one, one.priority, one.auto] for one in found
+        [
+            summary.name,
+            *(_amount(summary, key) for key in COLUMNS.values()),
+            summary.share,
+            summary.priority,
+            summary.auto,
+        ]
+        for summary in summaries
     ]
     return rows
 
 
-def _amount(one: Type, key: str) -> str:
-    amount = one.amounts[key]
+def _amount(summary: ClassSummary, key: str) -> str:
+    amount = summary.amounts[key]
     return "-" if amount is None else str(amount)

@@ -13,26 +13,32 @@ _FEW = 5  # pods that a cell names
 
 def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
     """One row for each; wide, also the pods that it waits for and the nodes on which it holds cards."""
-    more = ["WAITING-FOR", "HELD-ON"] if wide else []
-    rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-HELD", "AGE", *more, "REASON"]]
+    wide_heads = ["WAITING-FOR", "HELD-ON"] if wide else []
+    rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-HELD", "AGE", *wide_heads, "REASON"]]
     for view in seen:
         counts = [f"{len(view.members)}/{view.minimum or '?'}", str(len(view.bound)), str(view.cards)]
-        where = ",".join(f"{held.node}:{held.cards}" for held in view.held)
-        row = [view.namespace, view.name, view.phase, *counts, age(view.created, now)]
-        rows.append([*row, *([wording.few(view.waiting_for, _FEW) or "-", where or "-"] if wide else []), view.reason])
-    return tables.aligned(rows)
+        places = ",".join(f"{reservation.node}:{reservation.cards}" for reservation in view.reserved)
+        row = [view.namespace, view.name, view.phase, *counts, format_age(view.created, now)]
+        rows.append(
+            [
+                *row,
+                *([wording.enumerate_first(view.waiting_for, _FEW) or "-", places or "-"] if wide else []),
+                view.reason,
+            ]
+        )
+    return tables.align_rows(rows)
 
 
-def holds_table(seen: Sequence[GangView], only: str | None) -> str:
+def reservations_table(seen: Sequence[GangView], only: str | None) -> str:
     """What is held for gangs, by node; "" where nothing is."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "CARDS"]]
     rows += [
-        [view.name, view.namespace, held.node, str(held.members), str(held.cards)]
+        [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]
         for view in seen
-        for held in view.held
-        if only in (None, held.node)
+        for reservation in view.reserved
+        if only in (None, reservation.node)
     ]
-    return f"\nHeld for gangs that are not bound yet:\n{tables.aligned(rows)}" if len(rows) > 1 else ""
+    return f"\nHeld for gangs that are not bound yet:\n{tables.align_rows(rows)}" if len(rows) > 1 else ""
 
 
 def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
@@ -49,7 +55,10 @@ def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
                 "bound": list(view.bound),
                 "waitingFor": list(view.waiting_for),
                 "cardsHeld": view.cards,
-                "held": [{"node": held.node, "members": held.members, "cards": held.cards} for held in view.held],
+                "held": [
+                    {"node": reservation.node, "members": reservation.members, "cards": reservation.cards}
+                    for reservation in view.reserved
+                ],
                 "created": view.created,
                 "since": view.since,
             }
@@ -58,9 +67,9 @@ def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
     }
 
 
-def age(created: str, now: datetime) -> str:
+def format_age(created: str, now: datetime) -> str:
     """As of `tables.age`."""
     try:
-        return tables.age((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds())
+        return tables.format_age((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds())
     except ValueError:
         return "-"

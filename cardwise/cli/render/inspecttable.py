@@ -16,28 +16,28 @@ from cardwise.core.values.decoded import Json
 
 def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
     """One row per node: used/total MiB of each card and of the node."""
-    nodes = with_cards(ledger, only)
-    most = max((card.index + 1 for node in nodes for card in node.cards), default=0)
-    rows = [["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in range(most)), "GPU Memory(MiB)"]]
+    nodes = nodes_with_cards(ledger, only)
+    columns = max((card.index + 1 for node in nodes for card in node.cards), default=0)
+    rows = [["NAME", "IPADDRESS", *(f"GPU{i}(Allocated/Total)" for i in range(columns)), "GPU Memory(MiB)"]]
     for node in nodes:
-        cells = ["0/0"] * most
+        cells = ["0/0"] * columns
         for used, card in zip(node.used, node.cards, strict=True):
             cells[card.index] = f"{used}/{card.mem}"
         rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used(node)}/{_total(node)}"])
-    table = tables.aligned(rows)
+    table = tables.align_rows(rows)
     line = "-" * max(len(row) for row in table.splitlines())
     # Below, since scripts split the rows above.
-    marked = _marked("Unhealthy", nodes, _sick) + _marked("Cordoned", nodes, _cordoned)
+    marked = _mark_cards("Unhealthy", nodes, _unhealthy) + _mark_cards("Cordoned", nodes, _cordoned)
     return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_cluster(nodes)}\n{marked}"
 
 
 def details(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
     """Per node one table of its pods and what each holds on each card, in MiB, and one of its other devices."""
-    nodes = with_cards(ledger, only)
+    nodes = nodes_with_cards(ledger, only)
     parts = []
-    for node in with_any(ledger, only):
+    for node in nodes_with_devices(ledger, only):
         names = [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]]
-        head = tables.aligned([*names, *_models(node), *_out_of_use(node)])
+        head = tables.align_rows([*names, *_models(node), *_unusable_rows(node)])
         body = [_pods(ledger, node)] if node.cards else []
         body += [_devices(ledger, node).rstrip()] if node.devices else []
         parts.append("\n{}\n{}\n".format(head, "\n\n".join(body)))
@@ -62,7 +62,7 @@ def _pods(ledger: Ledger, node: NodeState) -> str:
         ["Allocated :", f"{_used(node)} ({_percent(_used(node), _total(node))})"],
         ["Total :", str(_total(node))],
     ]
-    table = tables.aligned(rows) + tables.aligned(sums)
+    table = tables.align_rows(rows) + tables.align_rows(sums)
     line = "-" * max(len(row) for row in table.splitlines())
     return f"{table}{line}"
 
@@ -72,19 +72,19 @@ def _devices(ledger: Ledger, node: NodeState) -> str:
     held = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "HELD-BY"]]
     for device in node.devices:
-        by = ", ".join(f"{one.namespace}/{one.marked_name}" for one in held.get(device.uuid, ()))
-        why = ", ".join(["unhealthy"] * (not device.healthy) + ["cordoned"] * device.cordoned)
-        state = (by or "-") + (f" ({why})" if why and (device.cordoned or not by) else "")
+        by = ", ".join(f"{holding.namespace}/{holding.marked_name}" for holding in held.get(device.uuid, ()))
+        reason = ", ".join(["unhealthy"] * (not device.healthy) + ["cordoned"] * device.cordoned)
+        state = (by or "-") + (f" ({reason})" if reason and (device.cordoned or not by) else "")
         rows.append([device.uuid, device.kind, device.model or "-", ",".join(sorted(device.classes)) or "-", state])
-    return tables.together([rows])
+    return tables.stack_tables([rows])
 
 
-def with_cards(ledger: Ledger, only: str | None = None) -> list[NodeState]:
+def nodes_with_cards(ledger: Ledger, only: str | None = None) -> list[NodeState]:
     """The nodes that have cards, or the one of them."""
     return [node for node in ledger.nodes() if node.cards and only in (None, node.name)]
 
 
-def with_any(ledger: Ledger, only: str | None = None) -> list[NodeState]:
+def nodes_with_devices(ledger: Ledger, only: str | None = None) -> list[NodeState]:
     """The nodes that have cards or other devices, or the one of them."""
     return [node for node in ledger.nodes() if (node.cards or node.devices) and only in (None, node.name)]
 
@@ -99,7 +99,7 @@ def _models(node: NodeState) -> list[list[str]]:
     return [[f"GPU{card.index}:", model] for card, model in zip(node.cards, models, strict=True)]
 
 
-def _sick(node: NodeState) -> list[str]:
+def _unhealthy(node: NodeState) -> list[str]:
     """The cards that are unhealthy."""
     return [f"GPU{card.index}" for card in node.cards if not card.healthy]
 
@@ -109,14 +109,14 @@ def _cordoned(node: NodeState) -> list[str]:
     return [f"GPU{card.index}" for card in node.cards if card.cordoned]
 
 
-def _marked(what: str, nodes: Sequence[NodeState], which: Callable[[NodeState], list[str]]) -> str:
-    found = [f"{node.name} {name}" for node in nodes for name in which(node)]
-    return f"{what}, so without new shares: {', '.join(found)}\n" if found else ""
+def _mark_cards(state: str, nodes: Sequence[NodeState], cards_of: Callable[[NodeState], list[str]]) -> str:
+    listed = [f"{node.name} {name}" for node in nodes for name in cards_of(node)]
+    return f"{state}, so without new shares: {', '.join(listed)}\n" if listed else ""
 
 
-def _out_of_use(node: NodeState) -> list[list[str]]:
-    both = [["UNHEALTHY:", ", ".join(_sick(node))], ["CORDONED:", ", ".join(_cordoned(node))]]
-    return [line for line in both if line[1]]
+def _unusable_rows(node: NodeState) -> list[list[str]]:
+    rows = [["UNHEALTHY:", ", ".join(_unhealthy(node))], ["CORDONED:", ", ".join(_cordoned(node))]]
+    return [line for line in rows if line[1]]
 
 
 def _used(node: NodeState) -> int:

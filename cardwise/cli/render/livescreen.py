@@ -33,14 +33,14 @@ _KEYS: Final = 64  # bytes read at once: more than a hand types in a moment
 
 
 @contextmanager
-def opened() -> Iterator[Callable[[str], None]]:
+def open_screen() -> Iterator[Callable[[str], None]]:
     """Yields what draws a text, cut to the terminal. Afterwards the terminal shows what it showed before."""
     console = Console(highlight=False, force_terminal=True)
     with (
-        signals.as_exceptions(),
+        signals.raise_on_signals(),
         Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False) as live,
     ):
-        yield lambda text: live.update(coloured(text), refresh=True)
+        yield lambda text: live.update(color_text(text), refresh=True)
 
 
 class Keyboard:
@@ -51,14 +51,14 @@ class Keyboard:
         self._clock = clock
 
     @property
-    def is_there(self) -> bool:
+    def has_terminal(self) -> bool:
         return self._terminal is not None
 
-    def wait_for(self, key: str, seconds: float) -> bool:
+    def wait_for_key(self, key: str, seconds: float) -> bool:
         """Waits so long, or until the key is typed, in either case; returns whether it was."""
         until = self._clock.now() + seconds
-        while self._terminal is not None and (left := until - self._clock.now()) > 0:
-            if not select.select([self._terminal], [], [], min(left, _LOOK_SECONDS))[0]:
+        while self._terminal is not None and (remaining := until - self._clock.now()) > 0:
+            if not select.select([self._terminal], [], [], min(remaining, _LOOK_SECONDS))[0]:
                 continue
             typed = os.read(self._terminal, _KEYS)
             if key.encode() in typed.lower():
@@ -94,9 +94,9 @@ def _own_terminal() -> int | None:
         return None
 
 
-def coloured(text: str) -> Text:
+def color_text(text: str) -> Text:
     """The text with colours, no line of which wraps."""
-    made = Text(text, no_wrap=True, overflow="crop")
+    colored = Text(text, no_wrap=True, overflow="crop")
     for style, pattern in _COLOURS.items():
-        made.highlight_regex(rf"(?m){pattern}", style)
-    return made
+        colored.highlight_regex(rf"(?m){pattern}", style)
+    return colored

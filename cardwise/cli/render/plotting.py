@@ -18,12 +18,12 @@ Curve = Sequence[tuple[float, float, float]]  # how far it is, and what is alloc
 _PLAIN: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
 
 
-def check() -> None:
+def check_pygal() -> None:
     """Raises InvalidRequest where there is nothing to draw with."""
     _pygal()
 
 
-def prepare(folder: Path) -> None:
+def prepare_folder(folder: Path) -> None:
     """Makes the folder where it is not there. Raises InvalidRequest where nothing can be written into it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,9 @@ def prepare(folder: Path) -> None:
         raise _unwritable(folder, error) from error
 
 
-def draw(below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence[RefusedPods]]) -> dict[str, bytes]:
+def draw_plots(
+    below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence[RefusedPods]]
+) -> dict[str, bytes]:
     """The SVG by the name of a plot. `curves` and `refused` are by policy; `below` is the label of the x axis."""
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
@@ -44,8 +46,8 @@ def draw(below: str, curves: Mapping[str, Curve], refused: Mapping[str, Sequence
     }
 
 
-def write(folder: Path, prefix: str, plots: Mapping[str, bytes]) -> list[Path]:
-    """Into the folder, which `prepare` has made. What was written. Raises InvalidRequest."""
+def write_plots(folder: Path, prefix: str, plots: Mapping[str, bytes]) -> list[Path]:
+    """Into the folder, which `prepare_folder` has made. What was written. Raises InvalidRequest."""
     paths = []
     for name, svg in plots.items():
         paths.append(folder / f"{prefix}-{name}.svg")

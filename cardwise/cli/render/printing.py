@@ -12,21 +12,21 @@ from cardwise.kube.survey import Survey
 _FEW: Final = 3  # objects named in one warning
 
 
-def dump(data: dict[str, Any], output: str) -> None:
+def print_object(data: dict[str, Any], output: str) -> None:
     """`output`: json or yaml."""
     if output == "json":
-        console.data(json.dumps(data, indent=2))
+        console.print_data(json.dumps(data, indent=2))
     else:
-        console.data(yaml.safe_dump(data, sort_keys=False), nl=False)
+        console.print_data(yaml.safe_dump(data, sort_keys=False), nl=False)
 
 
-def warn(seen: Survey) -> None:
+def print_survey_warnings(seen: Survey) -> None:
     """What is not in what is shown."""
     if seen.partial:
-        console.say(f"note: {seen.partial}", err=True)
+        console.print_text(f"note: {seen.partial}", err=True)
     objects_by_problem: dict[str, list[str]] = {}
     for problem in seen.problems:
         name, _, text = problem.partition(": ")
         objects_by_problem.setdefault(text, []).append(name)
     for text, objects in objects_by_problem.items():
-        console.say(f"warning: {wording.few(objects, _FEW)}: {text}", err=True)
+        console.print_text(f"warning: {wording.enumerate_first(objects, _FEW)}: {text}", err=True)

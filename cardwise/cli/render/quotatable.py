@@ -17,22 +17,22 @@ def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: boo
     """Used and hard amounts; wide, also the pods."""
     rows = [["NAMESPACE", "GPUQUOTA", "CARDS-OF", "SHARES", "MIB", "WHOLE-CARDS", "ON-EXCEED"]]
     for view in seen:
-        hard = quotas.written(view.entry)
-        counted = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.written(view.used).items()]
+        hard = quotas.to_fields(view.entry)
+        counted = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
-        of = quotas.title(view.entry)
+        selection = quotas.title(view.entry)
         if view.missing:  # amounts would look as if something were limited
-            of, counted = f"{of}: {view.missing}", ["-"] * len(counted)
-        rows.append([view.quota.namespace, view.quota.name, of, *counted, on_exceed])
-    return tables.together([rows, *([_holders(seen)] if wide else []), _native(native)])
+            selection, counted = f"{selection}: {view.missing}", ["-"] * len(counted)
+        rows.append([view.quota.namespace, view.quota.name, selection, *counted, on_exceed])
+    return tables.stack_tables([rows, *([_holders(seen)] if wide else []), _native(native)])
 
 
 def _holders(seen: Sequence[EntryView]) -> list[list[str]]:
     rows = [["NAMESPACE", "GPUQUOTA", "CARDS-OF", "POD", "NODE", "SHARES", "MIB", "WHOLE-CARDS"]]
     for view in seen:
         for holding, part in view.holders:
-            whose = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
-            rows.append([*whose, holding.marked_name, holding.node, *map(str, part)])
+            quota_cells = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
+            rows.append([*quota_cells, holding.marked_name, holding.node, *map(str, part)])
     return rows
 
 
@@ -61,11 +61,11 @@ def _object(view: EntryView) -> Json:
         "name": view.quota.name,
         "onExceed": "Refuse" if view.quota.refuse else "Wait",
         **quotas.selection(view.entry),
-        "hard": quotas.written(view.entry),
-        "used": quotas.written(view.used),
+        "hard": quotas.to_fields(view.entry),
+        "used": quotas.to_fields(view.used),
         **({"problem": view.missing} if view.missing else {}),
         "pods": [
-            {"name": holding.name, "uid": holding.uid, "node": holding.node, **quotas.written(part)}
+            {"name": holding.name, "uid": holding.uid, "node": holding.node, **quotas.to_fields(part)}
             for holding, part in view.holders
         ],
     }

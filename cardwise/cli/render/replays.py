@@ -18,94 +18,94 @@ _FRAGMENTED_AT: Final = 95  # percent arrived: there policies differ, and at 100
 Rows = list[list[str]]
 
 
-def of_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[FillSummary]) -> str:
+def format_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[FillSummary]) -> str:
     """Both tables."""
     shown = list(summaries[0].at) if summaries else []
     reference = max((level for level in shown if level <= 100), default=0)
     least = min(_FRAGMENTED_AT, reference)
     heads = ["TRACE", "POLICY", "SEEDS", *(f"{level}%" for level in shown)]
     rows = [[*heads, "S.D.", "IDLE CARDS", "FRAGMENTED", "FIRST REFUSAL"]]
-    for one in summaries:
-        workload = workloads[one.workload]
-        idle = (100 - one.at[reference].mean) / 100 * workload.capacity / workload.mean_card_size
-        fragmented = next((p.fragmented for p in reversed(one.points) if p.arrived <= least), 0.0)
-        first = f"{one.first_refusal:.1f}%" if one.first_refusal is not None else "none"
+    for fill in summaries:
+        workload = workloads[fill.workload]
+        idle = (100 - fill.at[reference].mean) / 100 * workload.capacity / workload.mean_card_size
+        fragmented = next((p.fragmented for p in reversed(fill.points) if p.arrived <= least), 0.0)
+        first = f"{fill.first_refusal:.1f}%" if fill.first_refusal is not None else "none"
         rows.append(
             [
-                workload.name, one.policy, f"{one.seeds}", *(f"{mean.mean:.2f}" for mean in one.at.values()),
-                f"{one.at[reference].sd:.2f}", f"{idle:.0f}", f"{fragmented:.1f}%", first,
+                workload.name, fill.policy, f"{fill.seeds}", *(f"{mean.mean:.2f}" for mean in fill.at.values()),
+                f"{fill.at[reference].sd:.2f}", f"{idle:.0f}", f"{fragmented:.1f}%", first,
             ]
         )  # fmt: skip
-    refusals = [(workloads[one.workload].name, one.policy, one.refused) for one in summaries]
+    refusals = [(workloads[fill.workload].name, fill.policy, fill.refused) for fill in summaries]
     return (
         "Allocated, in percent of all cards, when so many percent had been asked for;\n"
         f"s.d. over the seeds and idle cards at {reference}%, what of the idle cannot be used at {least}%:\n"
-        f"{tables.aligned(rows)}\n{_refusals(refusals)}"
+        f"{tables.align_rows(rows)}\n{_refusals(refusals)}"
     )
 
 
-def of_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[ChurnSummary]) -> str:
-    """As `of_fills`."""
+def format_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[ChurnSummary]) -> str:
+    """As `format_fills`."""
     rows = [["TRACE", "POLICY", "SEEDS", "ALLOCATED", "S.D.", "REFUSED", "S.D.", "FRAGMENTED"]]
     rows += [
         [
-            workloads[one.workload].name, one.policy, f"{one.seeds}", f"{one.allocated.mean:.2f}",
-            f"{one.allocated.sd:.2f}", f"{one.lost.mean:.2f}", f"{one.lost.sd:.2f}", f"{one.fragmented:.1f}%",
+            workloads[churn.workload].name, churn.policy, f"{churn.seeds}", f"{churn.allocated.mean:.2f}",
+            f"{churn.allocated.sd:.2f}", f"{churn.lost.mean:.2f}", f"{churn.lost.sd:.2f}", f"{churn.fragmented:.1f}%",
         ]
-        for one in summaries
+        for churn in summaries
     ]  # fmt: skip
-    refusals = [(workloads[one.workload].name, one.policy, one.refused) for one in summaries]
+    refusals = [(workloads[churn.workload].name, churn.policy, churn.refused) for churn in summaries]
     return (
         "Allocated, in percent of all cards, in the mean over time; refused, in percent of what was asked for:\n"
-        f"{tables.aligned(rows)}\n{_refusals(refusals)}"
+        f"{tables.align_rows(rows)}\n{_refusals(refusals)}"
     )
 
 
-def _refusals(of: Iterable[tuple[str, str, Sequence[RefusedPods]]]) -> str:
+def _refusals(refusals: Iterable[tuple[str, str, Sequence[RefusedPods]]]) -> str:
     rows = []
-    for trace, policy, refused in of:
-        by_size = {one.size: one for one in refused}
+    for trace, policy, refused in refusals:
+        by_size = {row.size: row for row in refused}
         rows.append([trace, policy, *(_share(by_size.get(size)) for size in SIZES)])
     heads = ["TRACE", "POLICY", *(size.upper() for size in SIZES)]
-    return f"Pods refused, in percent of those that asked for so many cards:\n{tables.aligned([heads, *rows])}"
+    return f"Pods refused, in percent of those that asked for so many cards:\n{tables.align_rows([heads, *rows])}"
 
 
 def _share(refused: RefusedPods | None) -> str:
     return "-" if refused is None else f"{refused.percent:.2f}"
 
 
-def of_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
+def format_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
     """How many more pods fit, by shape and policy: now, and with the added nodes."""
     body = [[pod, policy, *(f"{count:.1f}".removesuffix(".0") for count in counts)] for pod, policy, counts in rows]
     heads = ["POD", "POLICY", "NOW", "WITH ADDED NODES"]
-    return tables.aligned([heads[: len(body[0])] if body else heads, *body])
+    return tables.align_rows([heads[: len(body[0])] if body else heads, *body])
 
 
-def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[FillResult]) -> Rows:
+def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], fills: Sequence[FillResult]) -> Rows:
     """Every point of every run."""
     return [
         ["trace", "policy", "seed", "arrived", "allocated", "fragmented"],
         *(
-            [*_of(workloads, run), f"{p.arrived}", f"{p.allocated:.4f}", f"{p.fragmented:.4f}"]
-            for run, result in zip(runs, results, strict=True)
-            for p in result.points
+            [*_run_cells(workloads, run), f"{p.arrived}", f"{p.allocated:.4f}", f"{p.fragmented:.4f}"]
+            for run, fill in zip(runs, fills, strict=True)
+            for p in fill.points
         ),
     ]
 
 
-def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[ChurnResult]) -> Rows:
+def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], churns: Sequence[ChurnResult]) -> Rows:
     """Every moment of every run."""
     return [
         ["trace", "policy", "seed", "time", "allocated", "fragmented"],
         *(
-            [*_of(workloads, run), f"{m.time:.4f}", f"{m.allocated:.4f}", f"{m.fragmented:.4f}"]
-            for run, result in zip(runs, results, strict=True)
-            for m in result.moments
+            [*_run_cells(workloads, run), f"{m.time:.4f}", f"{m.allocated:.4f}", f"{m.fragmented:.4f}"]
+            for run, churn in zip(runs, churns, strict=True)
+            for m in churn.moments
         ),
     ]
 
 
-def _of(workloads: Sequence[SimulatedWorkload], run: Run) -> list[str]:
+def _run_cells(workloads: Sequence[SimulatedWorkload], run: Run) -> list[str]:
     return [workloads[run.workload].name, run.policy, f"{run.seed}"]
 
 
@@ -116,14 +116,19 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def as_json(
-    workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], results: Sequence[FillResult | ChurnResult]
+    workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], outcomes: Sequence[FillResult | ChurnResult]
 ) -> list[dict[str, Any]]:
     """The runs, without how long they took: the same seeds give the same text."""
     return [
-        {"trace": workloads[run.workload].name, "policy": run.policy, "seed": run.seed, **_plain(asdict(result))}
-        for run, result in zip(runs, results, strict=True)
+        {
+            "trace": workloads[run.workload].name,
+            "policy": run.policy,
+            "seed": run.seed,
+            **_without_seconds(asdict(outcome)),
+        }
+        for run, outcome in zip(runs, outcomes, strict=True)
     ]
 
 
-def _plain(result: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key != "seconds"}
+def _without_seconds(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: content for key, content in fields.items() if key != "seconds"}

@@ -8,7 +8,7 @@ from cardwise.core.values import wording
 _MOST_CELL: Final = 512  # bytes
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def align_rows(rows: Sequence[Sequence[str]]) -> str:
     """Columns with two spaces between them; rows may be of different length. A cell is one line, whatever is in it.
 
     No cell but the last of a row makes its column wide.
@@ -24,20 +24,21 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def within(rows: Sequence[Sequence[str]], columns: int | None, spare: Sequence[str]) -> str:
-    """As `aligned`; where that is wider than so many columns, without the columns of these heads, the first one first.
+def fit_columns(rows: Sequence[Sequence[str]], columns: int | None, spare: Sequence[str]) -> str:
+    """As `align_rows`; where that is wider than so many columns, without the columns of these heads, the first one
+    first.
 
     Each row has a cell below each head.
     """
     for head in spare:
-        if columns is None or max(map(len, aligned(rows).splitlines())) <= columns:
+        if columns is None or max(map(len, align_rows(rows).splitlines())) <= columns:
             break
         at = list(rows[0]).index(head)
         rows = [[cell for i, cell in enumerate(row) if i != at] for row in rows]
-    return aligned(rows)
+    return align_rows(rows)
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """As kubectl writes it, such as 90s, 5m, 3h or 2d."""
     for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * size:
@@ -45,6 +46,6 @@ def age(seconds: float) -> str:
     return f"{max(0, int(seconds))}s"
 
 
-def together(tables: Iterable[Sequence[Sequence[str]]]) -> str:
+def stack_tables(tables: Iterable[Sequence[Sequence[str]]]) -> str:
     """Tables under each other, a blank line between them; those with nothing below their heads are left out."""
-    return "\n".join(aligned(rows) for rows in tables if len(rows) > 1)
+    return "\n".join(align_rows(rows) for rows in tables if len(rows) > 1)

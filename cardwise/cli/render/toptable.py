@@ -13,7 +13,7 @@ _FEW = 3  # holders named in a line
 _UNKNOWN = "-"
 _AMOUNTS = ("USED-MIB", "GRANTED-MIB", "TOTAL-MIB")
 _NODE = 24  # characters of a node's name where columns are few
-_FEWER = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
+_NARROW_HEADS = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)")
 _HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNTS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
 
 
@@ -24,7 +24,9 @@ def headline(nodes: Sequence[NodeUsage]) -> str:
     sick, cordoned = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
     return (
         f"{wording.count(len(cards), 'card')} on {wording.count(len(nodes), 'node')}: {granted} of {total} MiB granted "
-        f"({percent(granted, total)})" + f", {sick} unhealthy" * bool(sick) + f", {cordoned} cordoned" * bool(cordoned)
+        f"({format_percent(granted, total)})"
+        + f", {sick} unhealthy" * bool(sick)
+        + f", {cordoned} cordoned" * bool(cordoned)
     )
 
 
@@ -32,21 +34,21 @@ def table(nodes: Sequence[NodeUsage], columns: int | None = None) -> str:
     """A line for each card. Where a terminal has too few columns for all of it, what matters, cut to its width."""
     rows = [list(_HEADS)]
     rows += [_row(card) for node in nodes for card in node.cards]
-    whole = tables.aligned(rows)
+    whole = tables.align_rows(rows)
     if columns is None or max(map(len, whole.splitlines())) <= columns:
         return whole
-    rows = [list(_FEWER)]
+    rows = [list(_NARROW_HEADS)]
     rows += [_narrow(card) for node in nodes for card in node.cards]
-    return "".join(f"{_cut(line, columns)}\n" for line in tables.aligned(rows).splitlines())
+    return "".join(f"{_cut(line, columns)}\n" for line in tables.align_rows(rows).splitlines())
 
 
 def _narrow(card: CardUsage) -> list[str]:
     name = _cut(card.node, _NODE)
-    return [name, str(card.index), state(card), f"{_known(card.granted)}/{card.total}", _holders(card)]
+    return [name, str(card.index), describe_state(card), f"{_known(card.granted)}/{card.total}", _holders(card)]
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+def _cut(text: str, max_length: int) -> str:
+    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def _row(card: CardUsage) -> list[str]:
@@ -54,19 +56,19 @@ def _row(card: CardUsage) -> list[str]:
         card.node,
         str(card.index),
         card.model or _UNKNOWN,
-        bar(card.granted or 0, card.total),
-        percent(card.granted, card.total),
+        draw_bar(card.granted or 0, card.total),
+        format_percent(card.granted, card.total),
         _known(card.used),
         _known(card.granted),
         str(card.total),
         _UNKNOWN if card.core is None else f"{card.core}%",
         _known(card.pods),
-        state(card),
+        describe_state(card),
         _holders(card),
     ]
 
 
-def bar(part: int, whole: int) -> str:
+def draw_bar(part: int, whole: int) -> str:
     """Full only where nothing is left, and empty only where nothing is granted."""
     marks = min(_BAR, part * _BAR // whole) if whole else 0
     if part > 0:
@@ -74,28 +76,28 @@ def bar(part: int, whole: int) -> str:
     return f"[{'#' * marks}{'.' * (_BAR - marks)}]"
 
 
-def percent(part: int | None, whole: int) -> str:
+def format_percent(part: int | None, whole: int) -> str:
     return _UNKNOWN if part is None or not whole else f"{part * 100 // whole}%"
 
 
-def state(card: CardUsage) -> str:
+def describe_state(card: CardUsage) -> str:
     """What is to be known of the card beside its memory; `ok` where that is nothing."""
-    said = ["unhealthy"] * (not card.healthy) + ["cordoned"] * card.cordoned + ["whole"] * card.whole
+    states = ["unhealthy"] * (not card.healthy) + ["cordoned"] * card.cordoned + ["whole"] * card.whole
     if card.mps not in ("", "Ready", "Off"):
-        said.append(f"MPS-{card.mps}")
-    return ",".join(said) or "ok"
+        states.append(f"MPS-{card.mps}")
+    return ",".join(states) or "ok"
 
 
 def _holders(card: CardUsage) -> str:
     """The holders of the card, each with what it uses and what it was granted: `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
-    return wording.few([_holder(one) for one in card.holders], _FEW, "pod") or _UNKNOWN
+    return wording.enumerate_first([_holder(holder) for holder in card.holders], _FEW, "pod") or _UNKNOWN
 
 
-def _holder(one: Holder) -> str:
-    over = "!" * (one.used is not None and one.used > one.granted + mps.CONTEXT)
-    return f"{one.namespace}/{one.name} {_known(one.used)}/{one.granted}{over}" + " (ended)" * one.ended
+def _holder(holder: Holder) -> str:
+    over = "!" * (holder.used is not None and holder.used > holder.granted + mps.CONTEXT)
+    return f"{holder.namespace}/{holder.name} {_known(holder.used)}/{holder.granted}{over}" + " (ended)" * holder.ended
 
 
 def _known(amount: int | None) -> str:
@@ -123,13 +125,13 @@ def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: 
 def _object(card: CardUsage) -> dict[str, Any]:
     holders = None if card.holders is None else [
         {
-            "namespace": one.namespace,
-            "name": one.name,
-            "grantedMiB": one.granted,
-            "usedMiB": one.used,
-            "ended": one.ended,
+            "namespace": holder.namespace,
+            "name": holder.name,
+            "grantedMiB": holder.granted,
+            "usedMiB": holder.used,
+            "ended": holder.ended,
         }
-        for one in card.holders
+        for holder in card.holders
     ]  # fmt: skip
     return {
         "index": card.index,

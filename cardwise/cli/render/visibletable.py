@@ -4,34 +4,40 @@ from collections.abc import Iterable
 from typing import Any
 
 from cardwise.cli import console, rights
-from cardwise.cli.cluster.visible import PodShare, Visible
+from cardwise.cli.cluster.visible import PodShare, VisibleCluster
 from cardwise.cli.render import classtable, printing, tables
 from cardwise.kube import errors
 
 
-def show(seen: Visible, missing: errors.Forbidden, output: str) -> None:
+def print_visible(seen: VisibleCluster, missing: errors.Forbidden, output: str) -> None:
     """Prints it in the place of cards, and the right that is missing."""
-    console.say(f"note: types, and the cards of your own pods: {rights.missing(missing)}", err=True)
+    console.print_text(f"note: types, and the cards of your own pods: {rights.describe_missing(missing)}", err=True)
     if output in ("json", "yaml"):
-        found = {
+        visible = {
             "nodes": None,
-            "classes": None if seen.types is None else [classtable.type_as_json(one) for one in seen.types],
-            "pods": None if seen.shares is None else [_pod(one) for one in seen.shares],
+            "classes": None if seen.types is None else [classtable.summary_as_json(listed) for listed in seen.types],
+            "pods": None if seen.shares is None else [_pod(listed) for listed in seen.shares],
         }
-        printing.dump(found, output)
+        printing.print_object(visible, output)
         return
-    parts = [classtable.of_types(seen.types, console.columns())] if seen.types else []
-    parts += [tables.aligned(_of_pods(seen.shares))] if seen.shares else []
+    parts = [classtable.format_summaries(seen.types, console.terminal_columns())] if seen.types else []
+    parts += [tables.align_rows(_pod_rows(seen.shares))] if seen.shares else []
     console.show("\n".join(parts))
     if seen.shares is not None and not seen.shares:
-        console.say(f"no pod of namespace {seen.namespace!r} holds a card", err=True)
+        console.print_text(f"no pod of namespace {seen.namespace!r} holds a card", err=True)
 
 
-def _of_pods(found: Iterable[PodShare]) -> list[list[str]]:
+def _pod_rows(shares: Iterable[PodShare]) -> list[list[str]]:
     rows = [["POD", "NODE", "GPU", "MIB"]]
-    rows += [[f"{one.namespace}/{one.pod}", one.node, str(one.card), str(one.mem)] for one in found]
+    rows += [[f"{share.namespace}/{share.pod}", share.node, str(share.card), str(share.mem)] for share in shares]
     return rows
 
 
-def _pod(one: PodShare) -> dict[str, Any]:
-    return {"namespace": one.namespace, "name": one.pod, "node": one.node, "card": one.card, "memoryMiB": one.mem}
+def _pod(share: PodShare) -> dict[str, Any]:
+    return {
+        "namespace": share.namespace,
+        "name": share.pod,
+        "node": share.node,
+        "card": share.card,
+        "memoryMiB": share.mem,
+    }

@@ -85,15 +85,19 @@ class Assignment:
         cards = {share.uuid for share in self.shares() if share.uuid}
         return cards.union(share.uuid for share in self.device_shares())
 
-    def without(self, uuids: Collection[str]) -> "Assignment | None":
+    def without_cards(self, uuids: Collection[str]) -> "Assignment | None":
         """The assignment without these cards and devices; None if nothing remains."""
-        cards = {key: tuple(one for one in shares if one.uuid not in uuids) for key, shares in self.containers.items()}
-        devices = {key: tuple(one for one in shares if one.uuid not in uuids) for key, shares in self.devices.items()}
-        rest = Assignment(
+        cards = {
+            key: tuple(share for share in shares if share.uuid not in uuids) for key, shares in self.containers.items()
+        }
+        devices = {
+            key: tuple(share for share in shares if share.uuid not in uuids) for key, shares in self.devices.items()
+        }
+        remaining = Assignment(
             {key: shares for key, shares in cards.items() if shares},
             {key: shares for key, shares in devices.items() if shares},
         )
-        return rest if rest.containers or rest.devices else None
+        return remaining if remaining.containers or remaining.devices else None
 
     @property
     def mem(self) -> MiB:
@@ -186,18 +190,18 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
     """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:
-        found = _decode_ours(text, loads)
+        assignment = _decode_ours(text, loads)
     elif names.GPUSHARE_ALLOCATION in annotations:
-        found = _decode_framework(annotations)
+        assignment = _decode_framework(annotations)
     elif names.IDX in annotations:
-        found = _decode_gpushare(annotations)
+        assignment = _decode_gpushare(annotations)
     else:
         return None
-    if any(share.mem > MOST_MIB or share.total > MOST_MIB for share in found.shares()):
+    if any(share.mem > MOST_MIB or share.total > MOST_MIB for share in assignment.shares()):
         raise InvalidAssignment("a share has more MiB than any card")
-    if any(share.index > _MOST_NUMBER or share.core > _MOST_NUMBER for share in found.shares()):
+    if any(share.index > _MOST_NUMBER or share.core > _MOST_NUMBER for share in assignment.shares()):
         raise InvalidAssignment("a share has an index or percent beyond those of any card")
-    return found
+    return assignment
 
 
 def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
@@ -239,8 +243,8 @@ def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) 
     return CardShare(index, _text(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
 
 
-def _devices(given: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
-    return {_text(key): tuple(_device(*share) for share in shares) for key, shares in given.items()}
+def _devices(encoded: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
+    return {_text(key): tuple(_device(*share) for share in shares) for key, shares in encoded.items()}
 
 
 def _device(resource_class: str, uuid: str) -> DeviceShare:

@@ -40,8 +40,8 @@ class CardLimits:
         return cls(kept_back=MiB(kept_back), max_clients=clients or None, core=core)
 
 
-def _number(text: str | None, least: int, most: int) -> int | None:
-    if text is None or not text.isdecimal() or len(text) > len(str(most)):
+def _number(text: str | None, minimum: int, maximum: int) -> int | None:
+    if text is None or not text.isdecimal() or len(text) > len(str(maximum)):
         return None
     number = int(text)
-    return number if least <= number <= most else None
+    return number if minimum <= number <= maximum else None

@@ -8,18 +8,18 @@ CDI_AT_ALL: Final = {"containerd": (1, 7), "cri-o": (1, 28)}
 CDI_BY_DEFAULT: Final = {"containerd": (2, 0), "cri-o": (1, 28)}
 
 
-def version(said: str) -> tuple[int, ...]:
+def parse_version(text: str) -> tuple[int, ...]:
     """(1, 34, 4) of "v1.34.4-eks-1"."""
-    return tuple(map(int, re.findall(r"\d+", said.split("-", maxsplit=1)[0])))
+    return tuple(map(int, re.findall(r"\d+", text.split("-", maxsplit=1)[0])))
 
 
 def dotted(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def has_cdi(name: str, said: str) -> bool:
+def has_cdi(name: str, version: str) -> bool:
     """Whether a runtime of this version takes CDI devices as it is delivered."""
-    return name in CDI_BY_DEFAULT and version(said) >= CDI_BY_DEFAULT[name]
+    return name in CDI_BY_DEFAULT and parse_version(version) >= CDI_BY_DEFAULT[name]
 
 
 CDI_SINCE: Final = (

@@ -75,42 +75,49 @@ class Classifier:
 
     def __init__(self, classes: Iterable[ResourceClass]) -> None:
         self._classes = tuple(classes)
-        self._priorities = {one.name: one.priority for one in self._classes}
-        self._by_name = {one.name: one for one in self._classes}
-        self._keys = sorted({key for one in self._classes for key in one.selector.keys} | {_KIND_LABEL, _MODEL_LABEL})
+        self._priorities = {resource_class.name: resource_class.priority for resource_class in self._classes}
+        self._by_name = {resource_class.name: resource_class for resource_class in self._classes}
+        self._keys = sorted(
+            {key for resource_class in self._classes for key in resource_class.selector.keys}
+            | {_KIND_LABEL, _MODEL_LABEL}
+        )
         self._known: dict[tuple[str | None, ...], frozenset[str]] = {}
         self._of_models: dict[str, frozenset[str]] = {}
 
     def classes_of(self, labels: Mapping[str, str]) -> frozenset[str]:
         """The names of the classes that a card or device with these labels (of `labels`) is in."""
-        asked = tuple(map(labels.get, self._keys))
-        found = self._known.get(asked)
-        if found is None:
+        selected_values = tuple(map(labels.get, self._keys))
+        names_of_classes = self._known.get(selected_values)
+        if names_of_classes is None:
             other = labels.get(_KIND_LABEL, KIND) != KIND
-            found = frozenset(one.name for one in self._classes if one.other == other and one.selector.matches(labels))
+            names_of_classes = frozenset(
+                resource_class.name
+                for resource_class in self._classes
+                if resource_class.other == other and resource_class.selector.matches(labels)
+            )
             if not other:
-                found |= self.of_model(labels.get(_MODEL_LABEL, ""))
+                names_of_classes |= self.automatic_class_of(labels.get(_MODEL_LABEL, ""))
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
-            if sum(len(value) for value in asked if value is not None) <= _LONGEST_REMEMBERED:
-                self._known[asked] = found
-        return found
+            if sum(len(text) for text in selected_values if text is not None) <= _LONGEST_REMEMBERED:
+                self._known[selected_values] = names_of_classes
+        return names_of_classes
 
-    def of_model(self, model: str) -> frozenset[str]:
+    def automatic_class_of(self, model: str) -> frozenset[str]:
         """The automatic class of the cards of a model, whether or not it has an object; none where the class of that
         name is a person's, whose selector decides.
         """
-        found = self._of_models.get(model)
-        if found is None:
+        automatic = self._of_models.get(model)
+        if automatic is None:
             name = name_of_model(model)
-            there = self._by_name.get(name)
-            keeps = model and (there is None or there.untouched)
+            existing = self._by_name.get(name)
+            is_automatic = model and (existing is None or existing.untouched)
             if len(self._of_models) >= _REMEMBERED_MODELS:
                 self._of_models.clear()
-            found = self._of_models[model] = frozenset({name} if keeps else ())
-        return found
+            automatic = self._of_models[model] = frozenset({name} if is_automatic else ())
+        return automatic
 
-    def selecting(self, labels: Mapping[str, str]) -> list[ResourceClass]:
+    def select_classes(self, labels: Mapping[str, str]) -> list[ResourceClass]:
         """As `classes_of`, the classes themselves."""
         return [
             self._by_name.get(name) or _without_object(name, labels[_MODEL_LABEL]) for name in self.classes_of(labels)
@@ -142,8 +149,8 @@ def labels(
 
     `own` are the labels of its ExtendedResource; the one of ours among them says nothing that `node` does not.
     """
-    theirs = {key: value for key, value in own.items() if key != names.NODE_LABEL}
-    seen = {key.lower(): value for from_whom in (theirs, properties) for key, value in sorted(from_whom.items())}
+    theirs = {key: text for key, text in own.items() if key != names.NODE_LABEL}
+    seen = {key.lower(): text for from_whom in (theirs, properties) for key, text in sorted(from_whom.items())}
     seen |= {
         _KIND_LABEL: kind, "model": model, "node": node, "hostname": node, "index": str(index), "uuid": uuid,
     }  # fmt: skip
@@ -160,14 +167,14 @@ def most_shares(mem: MiB, resource_class: ResourceClass) -> int:
     return MOST_CLIENTS + (mem // share.memory if share is not None else 0)
 
 
-def parse(obj: Mapping[str, Any]) -> ResourceClass:
+def parse(manifest: Mapping[str, Any]) -> ResourceClass:
     """A ResourceClass object from its decoded JSON. Raises InvalidRequest."""
-    metadata, spec = obj.get("metadata") or {}, obj.get("spec")
+    metadata, spec = manifest.get("metadata") or {}, manifest.get("spec")
     name = metadata.get("name") or ""
     check_name(name)
     if not isinstance(spec, Mapping):
         raise InvalidRequest("spec", "is missing", "write spec.selector, which says what cards are of the class")
-    _only(spec, _SPEC_FIELDS, "spec", "a ResourceClass")
+    _check_fields(spec, _SPEC_FIELDS, "spec", "a ResourceClass")
     written = [field for field in _SELECTORS if field in spec]
     if len(written) > 1:
         raise InvalidRequest(f"spec.{written[1]}", f"spec.{written[0]} is there as well", "write one of them")
@@ -186,8 +193,8 @@ def parse(obj: Mapping[str, Any]) -> ResourceClass:
         share=share,
         priority=priority,
         other=other,
-        auto=_is_auto(obj),
-        untouched=bool(auto_models(obj)),
+        auto=_is_auto(manifest),
+        untouched=bool(auto_models(manifest)),
     )
 
 
@@ -233,14 +240,16 @@ def _is_other(selector: Selector, field: str) -> bool:
 
 def _kinds(conditions: Iterable[Expression]) -> frozenset[str]:
     """The kinds that an alternative says; one that says none is of GPUs."""
-    said = [one.texts for one in conditions if (one.key, one.operator) == (_KIND_LABEL, "In")]
-    return frozenset.intersection(*said) if said else frozenset({KIND})
+    kinds_by_condition = [
+        condition.texts for condition in conditions if (condition.key, condition.operator) == (_KIND_LABEL, "In")
+    ]
+    return frozenset.intersection(*kinds_by_condition) if kinds_by_condition else frozenset({KIND})
 
 
-def _only(given: Mapping[str, Any], fields: Iterable[str], field: str, what: str) -> None:
-    for name in given:
+def _check_fields(mapping: Mapping[str, Any], fields: Iterable[str], field: str, noun: str) -> None:
+    for name in mapping:
         if name not in fields:
-            raise InvalidRequest(f"{field}.{name}", f"is no field of {what}", f"write {', '.join(fields)}")
+            raise InvalidRequest(f"{field}.{name}", f"is no field of {noun}", f"write {', '.join(fields)}")
 
 
 def _share(share: object) -> ClassShare:
@@ -248,7 +257,7 @@ def _share(share: object) -> ClassShare:
         raise InvalidRequest(
             "spec.share", f"{quoted(share)} is no share", f"write a map with {', '.join(_SHARE_FIELDS)}"
         )
-    _only(share, _SHARE_FIELDS, "spec.share", "a share")
+    _check_fields(share, _SHARE_FIELDS, "spec.share", "a share")
     memory, core = share.get("memoryMiB"), share.get("corePercent", 0)
     if type(memory) is not int and not isinstance(memory, str):
         problem = "is missing" if memory is None else f"{quoted(memory)} is no amount of memory"
@@ -289,14 +298,14 @@ def auto_spec(*models: str) -> dict[str, Any]:
     return {"selector": {"matchExpressions": [{"key": _MODEL_LABEL, "operator": "In", "values": sorted(models)}]}}
 
 
-def auto_models(obj: Mapping[str, Any]) -> tuple[str, ...]:
+def auto_models(manifest: Mapping[str, Any]) -> tuple[str, ...]:
     """The models that Cardwise wrote the class for, while its spec still is what was written.
 
     None where a person has made or edited it; nor in a copy under another name, which is somebody's own.
     """
-    metadata, spec = obj.get("metadata") or {}, obj.get("spec") or {}
+    metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
     text = (metadata.get("annotations") or {}).get(names.AUTO_SPEC)
-    if not _is_auto(obj) or text is None:
+    if not _is_auto(manifest) or text is None:
         return ()
     try:
         written = json.loads(text)
@@ -313,15 +322,15 @@ def _models(selector: object) -> tuple[str, ...]:
     match selector:
         case {"matchLabels": {"model": str(model)}}:
             return (model,)
-        case {"matchExpressions": [{"values": [*values]}]} if all(isinstance(value, str) for value in values):
-            return tuple(values)
+        case {"matchExpressions": [{"values": [*models]}]} if all(isinstance(model, str) for model in models):
+            return tuple(models)
     return ()
 
 
-def _is_auto(obj: Mapping[str, Any]) -> bool:
-    return ((obj.get("metadata") or {}).get("labels") or {}).get(names.AUTO_LABEL) == "true"
+def _is_auto(manifest: Mapping[str, Any]) -> bool:
+    return ((manifest.get("metadata") or {}).get("labels") or {}).get(names.AUTO_LABEL) == "true"
 
 
 def _without_default(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The API server adds the default priority to what was written."""
-    return {key: value for key, value in spec.items() if (key, value) != ("priority", 0)}
+    return {key: setting for key, setting in spec.items() if (key, setting) != ("priority", 0)}

@@ -30,9 +30,9 @@ UPGRADING: Final[Mapping[str, str]] = {
 
 def is_labelled(labels: Mapping[str, str]) -> bool:
     """Whether the node has a label of a GPU of NVIDIA's."""
-    return any(key in labels and (not values or labels[key] in values) for key, values in LABELS.items())
+    return any(key in labels and (not allowed or labels[key] in allowed) for key, allowed in LABELS.items())
 
 
-def upgrading(labels: Mapping[str, str]) -> str:
+def upgrade_label(labels: Mapping[str, str]) -> str:
     """The label, as KEY=VALUE, by which the node says that its driver is being replaced; "" if it does not."""
-    return next((f"{key}={value}" for key, value in UPGRADING.items() if labels.get(key) == value), "")
+    return next((f"{key}={state}" for key, state in UPGRADING.items() if labels.get(key) == state), "")

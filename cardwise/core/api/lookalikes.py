@@ -76,56 +76,58 @@ _PART: Final = 4  # of a longer name a quarter
 _LONGEST: Final = 128  # Kubernetes takes no longer ones but for the domain; distance is quadratic
 
 
-def like_a_gpu(name: str) -> bool:
+def is_like_gpu(name: str) -> bool:
     """Whether the resource, of whatever domain, is about GPUs by its name."""
     return "/" in name and _LIKE_A_GPU.search(name) is not None
 
 
-def of_other_vendor(name: str) -> bool:
+def is_of_other_vendor(name: str) -> bool:
     """Whether the resource is by its domain a GPU that is not NVIDIA's."""
     domain = name.partition("/")[0]
     return any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _VENDORS)
 
 
-def meant(name: str, others: Iterable[str] = ()) -> str:
+def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
     """The resource that was probably meant, of ours and of `others` (offered resources, classes); "" for none."""
     if name in _FOREIGN:
         return _FOREIGN[name]
-    if of_other_vendor(name):
-        others = [other for other in others if of_other_vendor(other)]
-        return min((other for other in others if _apart(name, other, _LEAST) <= _LEAST), default="")
+    if is_of_other_vendor(name):
+        others = [other for other in others if is_of_other_vendor(other)]
+        return min((other for other in others if _name_distance(name, other, _LEAST) <= _LEAST), default="")
     if len(name) > _LONGEST:
         return ""
     limit = max(_LEAST, len(name) // _PART)
     candidates = dict.fromkeys((names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, _CORE, *others))
-    near = {one: found for one in candidates if (found := _apart(name, one, limit)) <= limit}
-    nearest = min(near, key=lambda one: near[one], default="")
+    near = {
+        candidate: distance for candidate in candidates if (distance := _name_distance(name, candidate, limit)) <= limit
+    }
+    nearest = min(near, key=lambda candidate: near[candidate], default="")
     return _SPELLED.get(nearest, nearest)
 
 
-def card_label(key: str) -> str:
+def suggest_card_label(key: str) -> str:
     """The label that every card has and that was probably meant by a key of a selector; "" for none."""
     if key in CARD_LABELS or len(key) > _LONGEST:
         return ""
     limit = max(1, len(key) // _PART)
-    near = {label: found for label in CARD_LABELS if (found := _edits(key, label, limit)) <= limit}
+    near = {label: distance for label in CARD_LABELS if (distance := _edit_distance(key, label, limit)) <= limit}
     return min(near, key=lambda label: near[label], default="")
 
 
-def annotation(key: str) -> str:
+def suggest_annotation(key: str) -> str:
     """What users write that was probably meant by an annotation of our domain that they do not; "" for none."""
     return _nearest(key, names.USER_ANNOTATIONS)
 
 
-def maybe_ours(key: str) -> bool:
-    """Whether an annotation or label could be meant for Cardwise: cheap, as `pod_key` and `namespace_key` are not."""
+def may_be_ours(key: str) -> bool:
+    """Whether an annotation or label could be meant for Cardwise. Cheap, unlike `suggest_pod_key`."""
     return len(key) <= _LONGEST and _MAYBE_OURS.search(key) is not None
 
 
-def pod_key(key: str, value: str = "") -> str:
+def suggest_pod_key(key: str, text: str = "") -> str:
     """What was probably meant by an annotation or label of a pod that nobody reads; "" for none.
 
-    Keys of our own domain are left to `annotation`: the webhook takes them out.
+    Keys of our own domain are left to `suggest_annotation`: the webhook takes them out.
     """
     if key in _FOREIGN_KEYS:
         return _FOREIGN_KEYS[key]
@@ -133,16 +135,16 @@ def pod_key(key: str, value: str = "") -> str:
     if not domain or domain == names.GROUP or key in _GANG_KEYS or len(key) > _LONGEST:
         return ""
     if ours := _of_our_domain(domain, name):
-        return annotation(ours) or (ours if ours in names.USER_ANNOTATIONS else "")
-    of_gangs = min(_edits(domain, known, _LEAST) for known in _GANG_DOMAINS) <= _LEAST
+        return suggest_annotation(ours) or (ours if ours in names.USER_ANNOTATIONS else "")
+    of_gangs = min(_edit_distance(domain, known, _LEAST) for known in _GANG_DOMAINS) <= _LEAST
     if not of_gangs or not _OF_GANGS.match(name):
         return ""
-    if value.isdigit():
+    if text.isdigit():
         return names.GROUP_NUM
     return names.COSCHEDULING if name.startswith("pod") else names.GROUP_NAME
 
 
-def namespace_key(key: str, *, label: bool) -> str:
+def suggest_namespace_key(key: str, *, label: bool) -> str:
     """What was probably meant by an annotation (or a label) of a namespace that is not read there; "" for none."""
     domain, _, name = key.rpartition("/")
     ours = _of_our_domain(domain, name)
@@ -158,7 +160,7 @@ def namespace_key(key: str, *, label: bool) -> str:
 def _of_our_domain(domain: str, name: str) -> str:
     """The key in our domain, if the domain is ours or a misspelling of it; "" else."""
     plain = domain.lower()
-    near = "cardwise" in plain or _edits(plain, names.GROUP, _LEAST) <= _LEAST
+    near = "cardwise" in plain or _edit_distance(plain, names.GROUP, _LEAST) <= _LEAST
     return f"{names.GROUP}/{name.lower()}" if near else ""
 
 
@@ -166,32 +168,36 @@ def _nearest(key: str, known: Iterable[str]) -> str:
     if len(key) > _LONGEST:
         return ""
     limit = max(1, len(key.partition("/")[2]) // _PART)
-    near = {one: found for one in sorted(known) if (found := _edits(key, one, limit)) <= limit}
-    return min(near, key=lambda one: near[one], default="")
+    near = {
+        candidate: distance
+        for candidate in sorted(known)
+        if (distance := _edit_distance(key, candidate, limit)) <= limit
+    }
+    return min(near, key=lambda candidate: near[candidate], default="")
 
 
-def _apart(one: str, other: str, limit: int) -> int:
+def _name_distance(name: str, other: str, limit: int) -> int:
     """Edits between two names; another domain counts as two, however it differs, a class as of a domain as one."""
-    whole = _edits(one, other, limit)
-    domain, slash, rest = one.partition("/")
+    whole = _edit_distance(name, other, limit)
+    domain, slash, rest = name.partition("/")
     if not slash:
         return whole
     if "/" not in other:
-        return min(whole, 1 + _edits(f"{domain.partition('.')[0]}.{rest}", other, limit - 1))
-    return min(whole, 2 + _edits(rest, other.partition("/")[2], limit - 2))
+        return min(whole, 1 + _edit_distance(f"{domain.partition('.')[0]}.{rest}", other, limit - 1))
+    return min(whole, 2 + _edit_distance(rest, other.partition("/")[2], limit - 2))
 
 
-def _edits(one: str, other: str, limit: int) -> int:
+def _edit_distance(name: str, other: str, limit: int) -> int:
     """Insertions, deletions, substitutions and swaps of neighbours from one to the other; more than `limit` if more."""
-    if abs(len(one) - len(other)) > limit:
+    if abs(len(name) - len(other)) > limit:
         return limit + 1
     before: list[int] = []
     row = list(range(len(other) + 1))
-    for i, a in enumerate(one, start=1):
+    for i, a in enumerate(name, start=1):
         last, before, row = before, row, [i]
         for j, b in enumerate(other, start=1):
             cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (a != b))
-            if i > 1 and j > 1 and a == other[j - 2] and one[i - 2] == b:
+            if i > 1 and j > 1 and a == other[j - 2] and name[i - 2] == b:
                 cost = min(cost, last[j - 2] + 1)
             row.append(cost)
         if min(row) > limit:

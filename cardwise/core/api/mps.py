@@ -61,7 +61,7 @@ class Mode(StrEnum):
     REQUIRED = "required"
 
     @property
-    def wanted(self) -> bool:
+    def uses_mps(self) -> bool:
         return self is not Mode.OFF
 
     @property
@@ -134,7 +134,7 @@ class Status:
     max_clients: int = 0
 
 
-def short(uuid: str) -> str:
+def folder_name(uuid: str) -> str:
     """A card's folder name: short, readable, and of no other card."""
     lower = uuid.lower()
     start = re.sub(r"[^a-z0-9-]", "-", lower)[:_READABLE].strip("-")
@@ -143,7 +143,7 @@ def short(uuid: str) -> str:
 
 def folder(root: str, uuid: str) -> PurePosixPath:
     """The folder of one card's daemon."""
-    return PurePosixPath(root) / short(uuid)
+    return PurePosixPath(root) / folder_name(uuid)
 
 
 def node_folder(root: str) -> PurePosixPath:
@@ -156,8 +156,8 @@ def check_root(root: str, uuids: Sequence[str], scope: Scope) -> None:
     if not PurePosixPath(root).is_absolute():
         raise InvalidRequest("--root", f"{quoted(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
     folders = [node_folder(root)] if scope is Scope.NODE else [folder(root, uuid) for uuid in uuids]
-    for each in folders:
-        pipe = each / PIPE
+    for daemon_folder in folders:
+        pipe = daemon_folder / PIPE
         length = len(str(pipe).encode())
         if length > LONGEST_PIPE:
             raise InvalidRequest(
@@ -188,10 +188,10 @@ def check_limits(text: str) -> None:
     """Raises InvalidRequest for what MPS would read as another limit than it says, or as none."""
     ordinals = []
     for entry in text.split(","):
-        found = _LIMIT.fullmatch(entry)
-        if found is None:
+        match = _LIMIT.fullmatch(entry)
+        if match is None:
             raise InvalidRequest(LIMIT_ENV, f"{quoted(entry)} in {quoted(text)} is misread by MPS", _LIMIT_REMEDY)
-        ordinals.append(int(found[1]))
+        ordinals.append(int(match[1]))
     if ordinals != list(range(len(ordinals))):
         raise InvalidRequest(
             LIMIT_ENV,
@@ -207,17 +207,19 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
     With several cards there is no memory limit by environment: a process that narrows its cards to some would have
     entries for cards that it does not see, and those lift all limits. The daemon's ceilings hold there.
     """
-    found = {PIPE_ENV: CONTAINER_PIPE}
+    variables = {PIPE_ENV: CONTAINER_PIPE}
     if len(limits) == 1:
-        found[LIMIT_ENV] = limits_value(limits)
+        variables[LIMIT_ENV] = limits_value(limits)
     if percent is not None:
         if not 1 <= percent <= 100:
             raise InvalidRequest(PERCENT_ENV, f"{percent} is not from 1 to 100", "write a whole number of percent")
-        found[PERCENT_ENV] = str(percent)
-    return found
+        variables[PERCENT_ENV] = str(percent)
+    return variables
 
 
-def unusable(status: Status, uuid: str, *, now: float, wanted: MpsState = MpsState.READY, need: MiB = MiB(0)) -> str:
+def start_problem(
+    status: Status, uuid: str, *, now: float, wanted: MpsState = MpsState.READY, need: MiB = MiB(0)
+) -> str:
     """Why a container may not start on the card yet; "" if it may. `now` is CLOCK_BOOTTIME; `need` its limit there.
 
     What only I/O can tell (does the manager live, does the daemon take connections) is asked by cardwise.gpus.mpsfiles.
@@ -226,7 +228,7 @@ def unusable(status: Status, uuid: str, *, now: float, wanted: MpsState = MpsSta
         return f"the state file is about {', '.join(status.uuids) or 'no card'}, not {uuid}"
     if status.state is not wanted:
         return f"MPS on card {uuid} is {status.state}, not {wanted}" + (f": {status.reason}" if status.reason else "")
-    if stale(status, now):
+    if is_stale(status, now):
         # How long is not said: a text that is another one each second would be told each second.
         return f"the MPS manager has not looked at card {uuid} for over {status.valid_seconds:.0f} s; is it hanging?"
     allowed = status.ceilings.get(uuid, 0)
@@ -237,7 +239,7 @@ def unusable(status: Status, uuid: str, *, now: float, wanted: MpsState = MpsSta
     return ""
 
 
-def stale(status: Status, now: float) -> bool:
+def is_stale(status: Status, now: float) -> bool:
     """Whether a state in which containers start is too old to be believed. `now` is CLOCK_BOOTTIME."""
     return status.state in (MpsState.READY, MpsState.OFF) and now - status.checked > status.valid_seconds
 

@@ -44,7 +44,7 @@ SILENT: Final = MpsClient(off=False, wants=False, user=NOBODY)  # who takes memo
 @lru_cache(maxsize=65_536)
 def mps_client(mode: Mode, user: int) -> MpsClient:
     """One object for all pods that are alike: tens of thousands are kept."""
-    return MpsClient(off=not mode.wanted, wants=mode.wanted, user=user if mode.wanted else NOBODY)
+    return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NOBODY)
 
 
 COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
@@ -52,8 +52,8 @@ COMMON: Final = mps_client(Mode.PREFERRED, IMAGE)  # of a pod that says nothing
 
 def user(pods: int | None, containers: Iterable[int | None]) -> int:
     """The user that these containers run as, by their own `runAsUser` and the pod's."""
-    found = {pods if own is None else own for own in containers}
-    if len(found) > 1:
+    users = {pods if own is None else own for own in containers}
+    if len(users) > 1:
         return MIXED
-    one = next(iter(found), pods)
-    return IMAGE if one is None else one
+    only = next(iter(users), pods)
+    return IMAGE if only is None else only

@@ -36,10 +36,10 @@ class Charge(NamedTuple):
     memory: int = 0
     cards: int = 0
 
-    def plus(self, other: "Charge") -> "Charge":
+    def add(self, other: "Charge") -> "Charge":
         return Charge(self.shares + other.shares, self.memory + other.memory, self.cards + other.cards)
 
-    def minus(self, other: "Charge") -> "Charge":
+    def subtract(self, other: "Charge") -> "Charge":
         return Charge(self.shares - other.shares, self.memory - other.memory, self.cards - other.cards)
 
 
@@ -70,7 +70,7 @@ class Limit(NamedTuple):
     unit: str
     used: int
     hard: int
-    asked: int
+    requested: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Headroom:
             and (self.cards is None or not charge.cards or charge.cards <= self.cards)
         )
 
-    def less(self, charge: Charge) -> "Headroom":
+    def subtract(self, charge: Charge) -> "Headroom":
         """What is left when the charge is taken as well."""
         return Headroom(
             entry=self.entry,
@@ -112,7 +112,7 @@ class GPUQuota:
 
 def headroom(entry: Entry, used: Charge) -> Headroom:
     """What is left of the entry when `used` is held."""
-    return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).less(used)
+    return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).subtract(used)
 
 
 def charge(share: CardShare) -> Charge:
@@ -120,7 +120,7 @@ def charge(share: CardShare) -> Charge:
     return Charge(shares=1, memory=share.mem, cards=int(share.whole))
 
 
-def asked(cards: int, mem: int, smallest: int) -> Charge:
+def least_charge(cards: int, mem: int, smallest: int) -> Charge:
     """What so many cards for one container count at least: `mem` MiB over all of them; 0: whole cards, of no less than
     `smallest` MiB each.
     """
@@ -146,14 +146,14 @@ def counts_instead(quota: GPUQuota, missing: str) -> bool:
 def total(charges: Iterable[Charge]) -> Charge:
     """The sum of charges."""
     shares = memory = cards = 0
-    for one in charges:
-        shares, memory, cards = shares + one.shares, memory + one.memory, cards + one.cards
+    for part in charges:
+        shares, memory, cards = shares + part.shares, memory + part.memory, cards + part.cards
     return Charge(shares, memory, cards)
 
 
-def parse(obj: Mapping[str, Any]) -> GPUQuota:
+def parse(manifest: Mapping[str, Any]) -> GPUQuota:
     """A GPUQuota object from its decoded JSON. Raises InvalidRequest."""
-    metadata, spec = obj.get("metadata") or {}, obj.get("spec")
+    metadata, spec = manifest.get("metadata") or {}, manifest.get("spec")
     if not isinstance(spec, Mapping):
         raise InvalidRequest("spec", "is missing", "write spec.hard, a list of limits")
     for name in spec:
@@ -166,8 +166,8 @@ def parse(obj: Mapping[str, Any]) -> GPUQuota:
     if on_exceed not in ("Wait", "Refuse"):
         raise InvalidRequest("spec.onExceed", f"{quoted(on_exceed)} is not known", "write Wait or Refuse")
     entries: dict[tuple[str, str], Entry] = {}
-    for i, item in enumerate(hard):
-        entry = _entry(item, f"spec.hard[{i}]")
+    for i, fields in enumerate(hard):
+        entry = _entry(fields, f"spec.hard[{i}]")
         selects = (entry.resource_class, entry.model)
         if selects in entries:
             _refuse_twice(entry, f"spec.hard[{i}]", list(entries).index(selects))
@@ -180,7 +180,7 @@ def parse(obj: Mapping[str, Any]) -> GPUQuota:
     )
 
 
-def written(amounts: Charge | Entry) -> dict[str, int]:
+def to_fields(amounts: Charge | Entry) -> dict[str, int]:
     """Amounts, or limits, as the fields of a GPUQuota have them; limits that there are none of are left out."""
     fields = ((field, getattr(amounts, name)) for name, field, _ in AMOUNTS)
     return {field: amount for field, amount in fields if amount is not None}
@@ -196,23 +196,29 @@ def title(entry: Entry) -> str:
     return message(entry.resource_class or entry.model, _MOST_TITLE) or "all cards"
 
 
-def limits(entry: Entry, used: Charge, asked: Charge = NOTHING) -> list[Limit]:
+def limits(entry: Entry, used: Charge, requested: Charge = NOTHING) -> list[Limit]:
     """Each limit of the entry, beside what is used of it and what is asked."""
     return [
-        Limit(field, unit, getattr(used, name), limit, getattr(asked, name))
+        Limit(field, unit, getattr(used, name), limit, getattr(requested, name))
         for name, field, unit in AMOUNTS
         if (limit := getattr(entry, name)) is not None
     ]
 
 
-def exceeded(entry: Entry, used: Charge, asked: Charge) -> list[Limit]:
-    """The limits that `asked` beside `used` would exceed. Where nothing is asked of an amount, it does not matter."""
-    return [one for one in limits(entry, used, asked) if one.asked and one.used + one.asked > one.hard]
+def exceeded(entry: Entry, used: Charge, requested: Charge) -> list[Limit]:
+    """The limits that `least_charge` beside `used` would exceed. Where nothing is asked of an amount, it does not
+    matter.
+    """
+    return [
+        limit
+        for limit in limits(entry, used, requested)
+        if limit.requested and limit.used + limit.requested > limit.hard
+    ]
 
 
-def used_by_status(obj: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
+def used_by_status(manifest: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
     """What the namespace of a GPUQuota holds by its status, by class and model. What cannot be read counts as none."""
-    status = obj.get("status")
+    status = manifest.get("status")
     lines = status.get("used") if isinstance(status, dict) else None
     return {
         (str(line.get("class") or ""), str(line.get("model") or "")): Charge(
@@ -223,72 +229,72 @@ def used_by_status(obj: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
     }
 
 
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0
+def _number(decoded: object) -> int:
+    return decoded if isinstance(decoded, int) else 0
 
 
 def _refuse_twice(entry: Entry, field: str, first: int) -> None:
-    what = f"class {entry.resource_class}" if entry.resource_class else f"model {entry.model}"
+    subject = f"class {entry.resource_class}" if entry.resource_class else f"model {entry.model}"
     if not (entry.resource_class or entry.model):
-        what = "every card"
+        subject = "every card"
     name = "class" if entry.resource_class else "model" if entry.model else ""
     raise InvalidRequest(
         f"{field}.{name}" if name else field,
-        f"{what} is limited by spec.hard[{first}] already",
+        f"{subject} is limited by spec.hard[{first}] already",
         "write all its limits in one entry",
     )
 
 
-def _entry(item: object, field: str) -> Entry:
-    if not isinstance(item, Mapping):
-        raise InvalidRequest(field, f"{quoted(item)} is no entry", f"write class or model, and {_AMOUNTS}")
-    for name in item:
+def _entry(fields: object, field: str) -> Entry:
+    if not isinstance(fields, Mapping):
+        raise InvalidRequest(field, f"{quoted(fields)} is no entry", f"write class or model, and {_AMOUNTS}")
+    for name in fields:
         if name not in _ENTRY_FIELDS:
             raise InvalidRequest(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
-    resource_class, model = _text(item, "class", field), _text(item, "model", field)
+    resource_class, model = _text(fields, "class", field), _text(fields, "model", field)
     if resource_class and model:
         raise InvalidRequest(f"{field}.model", "the entry names a class as well", "write class or model, not both")
     entry = Entry(
         resource_class=resource_class,
         model=model,
-        shares=_count(item, "shares", field),
-        memory=_memory(item, field),
-        cards=_count(item, "cards", field),
+        shares=_count(fields, "shares", field),
+        memory=_memory(fields, field),
+        cards=_count(fields, "cards", field),
     )
     if entry.shares is None and entry.memory is None and entry.cards is None:
         raise InvalidRequest(field, "limits nothing", f"write {_AMOUNTS}")
     return entry
 
 
-def _text(item: Mapping[str, Any], name: str, field: str) -> str:
-    value = item.get(name)
-    if value is None:
+def _text(fields: Mapping[str, Any], name: str, field: str) -> str:
+    text = fields.get(name)
+    if text is None:
         return ""
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(text, str) or not text.strip():
         raise InvalidRequest(
-            f"{field}.{name}", f"{quoted(value)} is no name", f"write a {name}, or leave it out for every card"
+            f"{field}.{name}", f"{quoted(text)} is no name", f"write a {name}, or leave it out for every card"
         )
-    return value
+    return text
 
 
-def _count(item: Mapping[str, Any], name: str, field: str) -> int | None:
-    value = item.get(name)
-    if value is None:
+def _count(fields: Mapping[str, Any], name: str, field: str) -> int | None:
+    number = fields.get(name)
+    if number is None:
         return None
-    if type(value) is not int or not 0 <= value <= _MOST:
-        raise InvalidRequest(f"{field}.{name}", f"{quoted(value)} is out of range", "write a whole number from 0")
-    return value
+    if type(number) is not int or not 0 <= number <= _MOST:
+        raise InvalidRequest(f"{field}.{name}", f"{quoted(number)} is out of range", "write a whole number from 0")
+    return number
 
 
-def _memory(item: Mapping[str, Any], field: str) -> int | None:
-    value = item.get("memoryMiB")
-    if value is None:
+def _memory(fields: Mapping[str, Any], field: str) -> int | None:
+    amount = fields.get("memoryMiB")
+    if amount is None:
         return None
     field = f"{field}.memoryMiB"
     remedy = "write MiB such as 65536, or a quantity such as 64Gi"
-    if type(value) is not int and not isinstance(value, str):
-        raise InvalidRequest(field, f"{quoted(value)} is no amount of memory", remedy)
+    if type(amount) is not int and not isinstance(amount, str):
+        raise InvalidRequest(field, f"{quoted(amount)} is no amount of memory", remedy)
     try:
-        return amounts.memory(value)
+        return amounts.memory(amount)
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error

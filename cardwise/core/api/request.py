@@ -29,7 +29,7 @@ class Load(NamedTuple):
     memory: int = 0
     pods: int = 1
 
-    def plus(self, other: "Load", sign: int = 1) -> "Load":
+    def add(self, other: "Load", sign: int = 1) -> "Load":
         """Both together; with sign -1 what is left of this without the other."""
         return Load(self.cpu + sign * other.cpu, self.memory + sign * other.memory, self.pods + sign * other.pods)
 
@@ -117,7 +117,7 @@ class PodRequest:
         return MiB(max([*together.values(), *split], default=0))
 
 
-_VALUES: Final = tuple(each.name for each in fields(PodRequest) if each.compare)
+_VALUES: Final = tuple(field.name for field in fields(PodRequest) if field.compare)
 
 
 class NotRewritten(InvalidRequest):
@@ -168,7 +168,7 @@ def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
     for entry in filter(None, annotations.get(names.GPU_COUNTS, "").split(",")):
         name, _, number = entry.partition("=")
         try:
-            counts[name] = quantity.count(number, most=MOST_CARDS)
+            counts[name] = quantity.count(number, maximum=MOST_CARDS)
         except quantity.InvalidQuantity as error:
             field = f"metadata.annotations[{names.GPU_COUNTS}]"
             raise InvalidRequest(field, f"{quoted(entry)}: {error.problem}", error.remedy) from error
@@ -179,22 +179,22 @@ def parse(pod: Json) -> PodRequest | None:
     """The request of a pod as written by a user or as rewritten by the webhook. Raises InvalidRequest."""
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     of_devices = read_device_classes(annotations)
-    found: list[ContainerRequest] = []
+    container_requests: list[ContainerRequest] = []
     devices: list[DeviceRequest] = []
     # Percent of the one card that the containers of a class with a share of one card have in common.
     together: dict[str, int] = {}
     for c in containers(pod):
         if of_devices:
             devices += _device_requests(c, of_devices)
-        asked = _container_request(c, annotations, of_devices)
-        if asked is None:
+        container_request = _container_request(c, annotations, of_devices)
+        if container_request is None:
             continue
-        found.append(asked)
-        if asked.cards == 1 and asked.core:
-            others = together.get(asked.resource_class, 0)
-            _check_core(c, asked.core, cards=1, others=others)
-            together[asked.resource_class] = others + asked.core
-    if not found and not devices:
+        container_requests.append(container_request)
+        if container_request.cards == 1 and container_request.core:
+            others = together.get(container_request.resource_class, 0)
+            _check_core(c, container_request.core, cards=1, others=others)
+            together[container_request.resource_class] = others + container_request.core
+    if not container_requests and not devices:
         return None
     policy = annotations.get(names.POLICY)
     if policy is not None and policy not in policies.POLICIES:
@@ -203,12 +203,12 @@ def parse(pod: Json) -> PodRequest | None:
         raise InvalidRequest(field, f"{quoted(policy)} is no placement policy", f"write one of: {known}")
     priority = (pod.get("spec") or {}).get("priority") or 0
     return PodRequest(
-        containers=tuple(found),
+        containers=tuple(container_requests),
         policy=policy,
         devices=tuple(devices),
         priority=priority,
         mps=mps.mode(annotations),
-        user=_user(pod, {one.key for one in found}),
+        user=_user(pod, {container_request.key for container_request in container_requests}),
     )
 
 
@@ -217,8 +217,8 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     request = parse(pod)
     if request is None:
         return None
-    asked = {container.key for container in request.containers}
-    slots = asked | {device.key for device in request.devices}
+    card_containers = {container.key for container in request.containers}
+    slots = card_containers | {device.key for device in request.devices}
     for c in containers(pod):
         limits = _resources(c, "limits")
         # Without a binary suffix; 8000 comes back from the API server as 8k.
@@ -227,7 +227,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
             and (names.GPU_MEM in limits or names.WHOLE_GPU in limits)
             and not quantity.parse(limits.get(names.GPU_MEM, "0"))[1]
         )
-        if (c.key in slots and str(limits.get(names.SHARE)) != "1") or (c.key in asked and not canonical):
+        if (c.key in slots and str(limits.get(names.SHARE)) != "1") or (c.key in card_containers and not canonical):
             raise NotRewritten(
                 f"{c.path}.resources.limits",
                 "the pod was not rewritten by the Cardwise webhook",
@@ -256,16 +256,16 @@ def _resources(container: Container, kind: str) -> Json:
 
 def _device_requests(c: Container, classes: Collection[str]) -> list[DeviceRequest]:
     limits, requests = _resources(c, "limits"), _resources(c, "requests")
-    asked = sorted({name for name in (*limits, *requests) if names.class_of(name) in classes})
-    if asked and c.ordinary_init:
-        raise _not_in_init(c, asked[0], "a device")
-    return [DeviceRequest(c.key, names.class_of(name), _amount(c, name, limits, requests)) for name in asked]
+    resources = sorted({name for name in (*limits, *requests) if names.class_of(name) in classes})
+    if resources and c.ordinary_init:
+        raise _not_in_init(c, resources[0], "a device")
+    return [DeviceRequest(c.key, names.class_of(name), _amount(c, name, limits, requests)) for name in resources]
 
 
-def _not_in_init(c: Container, asked: str, what: str) -> InvalidRequest:
+def _not_in_init(c: Container, resource: str, noun: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{c.path}.resources.limits[{asked}]",
-        f"an ordinary init container cannot hold {what}",
+        f"{c.path}.resources.limits[{resource}]",
+        f"an ordinary init container cannot hold {noun}",
         "ask in a container, or give this one restartPolicy: Always",
     )
 
@@ -274,23 +274,23 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
     limits, requests = _resources(c, "limits"), _resources(c, "requests")
     classes = {name: names.class_of(name) for name in (*limits, *requests)}
     typed = sorted(name for name, of in classes.items() if of and of not in of_devices)
-    asked = [*(name for name in names.REQUESTED if name in limits or name in requests), *typed]
-    if not asked:
+    resources = [*(name for name in names.REQUESTED if name in limits or name in requests), *typed]
+    if not resources:
         return None
     if c.ordinary_init:
-        raise _not_in_init(c, asked[0], "a GPU share")
+        raise _not_in_init(c, resources[0], "a GPU share")
     field = f"{c.path}.resources.limits"
     if len(typed) > 1:
         raise InvalidRequest(
             f"{field}[{typed[1]}]", f"{typed[0]} is asked for as well", "ask for one class in each container"
         )
-    values = {name: _amount(c, name, limits, requests) for name in asked}
-    mem, core = values.get(names.GPU_MEM, 0), values.get(names.GPU_CORE, 0)
+    amounts_by_name = {name: _amount(c, name, limits, requests) for name in resources}
+    mem, core = amounts_by_name.get(names.GPU_MEM, 0), amounts_by_name.get(names.GPU_CORE, 0)
     # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
     rewritten = _is_rewritten(c)
-    noted = annotations.get(names.CLASS) if not rewritten else None
-    resource_class = names.class_of(typed[0]) if typed else noted or ""
-    counts = _counts(field, values, typed, split=bool(mem) and rewritten)
+    class_annotation = annotations.get(names.CLASS) if not rewritten else None
+    resource_class = names.class_of(typed[0]) if typed else class_annotation or ""
+    counts = _counts(field, amounts_by_name, typed, split=bool(mem) and rewritten)
     cards = next(iter(counts.values()), 1)
     if not mem:
         if not counts:
@@ -310,14 +310,14 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
         )
     if not counts and rewritten:
         cards = split_cards(c, annotations)
-    if typed and cards > 1 and values[typed[0]] != cards:  # a ResourceQuota counts what stands there
+    if typed and cards > 1 and amounts_by_name[typed[0]] != cards:  # a ResourceQuota counts what stands there
         raise InvalidRequest(f"{field}[{typed[0]}]", f"is not the number of cards, {cards}", f"write {cards}")
-    for name, value, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
-        if value % cards:
-            low = value - value % cards
+    for name, amount, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
+        if amount % cards:
+            low = amount - amount % cards
             near = f"{low}{unit} or {low + cards}{unit}" if low else f"{cards}{unit}"
             raise InvalidRequest(
-                f"{field}[{name}]", f"{value}{unit} does not divide over {cards} cards", f"write {near}"
+                f"{field}[{name}]", f"{amount}{unit} does not divide over {cards} cards", f"write {near}"
             )
     _check_core(c, core, cards=cards, others=0)
     return ContainerRequest(
@@ -340,7 +340,7 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
         if entry.get("name") == names.ENV_GPU_COUNT:
             number = str(entry.get("value"))
             try:
-                return quantity.count(number, most=MOST_CARDS)
+                return quantity.count(number, maximum=MOST_CARDS)
             except quantity.InvalidQuantity as error:
                 field = f"{container.path}.env[{names.ENV_GPU_COUNT}]"
                 raise InvalidRequest(field, f"{quoted(number)}: {error.problem}", "leave it out") from error
@@ -359,13 +359,13 @@ def _is_rewritten(container: Container) -> bool:
     )
 
 
-def _counts(field: str, values: Mapping[str, int], typed: Sequence[str], *, split: bool) -> dict[str, int]:
+def _counts(field: str, amounts_by_name: Mapping[str, int], typed: Sequence[str], *, split: bool) -> dict[str, int]:
     """The resources that say how many cards; they must agree. `split`: the webhook has written it into an annotation.
 
     It is then no matter how many of the class were asked for: they may be so many shares of one card.
     """
     names_of_counts = [names.GPU_COUNT, names.WHOLE_GPU, *(() if split else typed)]
-    counts = {name: values[name] for name in names_of_counts if name in values}
+    counts = {name: amounts_by_name[name] for name in names_of_counts if name in amounts_by_name}
     if len(set(counts.values())) > 1:
         first, *others = counts
         other = next(name for name in others if counts[name] != counts[first])
@@ -376,8 +376,8 @@ def _counts(field: str, values: Mapping[str, int], typed: Sequence[str], *, spli
 
 def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
     """`others`: what the containers before it take of the same card."""
-    left = FULL_CORE * cards - others
-    if core <= left:
+    available = FULL_CORE * cards - others
+    if core <= available:
         return
     field = f"{c.path}.resources.limits[{names.GPU_CORE}]"
     if not others:
@@ -386,7 +386,7 @@ def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
     raise InvalidRequest(
         field,
         f"the containers of the pod share a card and ask for {others + core} percent of it in sum",
-        f"write at most {left}" if left else f"write at most {FULL_CORE} in sum, or leave it out",
+        f"write at most {available}" if available else f"write at most {FULL_CORE} in sum, or leave it out",
     )
 
 
@@ -413,8 +413,8 @@ def _parse_amount(field: str, name: str, text: str | int) -> int:
         if name == names.GPU_MEM:
             return quantity.memory(text)
         if name == names.GPU_CORE:
-            return quantity.count(text, most=6400)
-        return quantity.count(text, most=MOST_CARDS)
+            return quantity.count(text, maximum=6400)
+        return quantity.count(text, maximum=MOST_CARDS)
     except quantity.InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, _remedy(name, text, error.remedy)) from error
 
@@ -423,16 +423,16 @@ def _remedy(name: str, text: str | int, remedy: str) -> str:
     """What to write instead of an amount that is none."""
     if name == names.GPU_MEM:
         return remedy
-    if names.class_of(name) and (near := lookalikes.meant(name)):
+    if names.class_of(name) and (near := lookalikes.suggest_resource(name)):
         return f"did you mean {near}? One of a class is a card or a share of one, so its amount is a whole number"
     if name == names.GPU_CORE:
         remedy = f"write percent of a card, from 1 to {FULL_CORE}, times its cards"
     try:
-        value, _ = quantity.parse(text)
+        number, _ = quantity.parse(text)
     except quantity.InvalidQuantity:
         return remedy
-    if value == 0:
+    if number == 0:
         return f"{remedy}, or leave it out"
-    if name != names.GPU_CORE and value > 0 and value.denominator != 1:
+    if name != names.GPU_CORE and number > 0 and number.denominator != 1:
         return f"{remedy}; for a part of a card write {names.GPU_MEM}, such as 8Gi"
     return remedy

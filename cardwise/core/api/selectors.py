@@ -38,24 +38,24 @@ class Expression:
     numbers: frozenset[Fraction] = frozenset()
     bound: Fraction = Fraction(0)
 
-    def holds(self, value: str | None) -> bool:
+    def matches(self, text: str | None) -> bool:
         """Whether a card with this value of the label meets the condition; None: it has no such label."""
         match self.operator:
             case "In":
-                return self._among(value)
+                return self._is_listed(text)
             case "NotIn":
-                return not self._among(value)
+                return not self._is_listed(text)
             case "Exists":
-                return value is not None
+                return text is not None
             case "DoesNotExist":
-                return value is None
-        number = None if value is None else _number(value)
+                return text is None
+        number = None if text is None else _number(text)
         return number is not None and _COMPARE[self.operator](number, self.bound)
 
-    def _among(self, value: str | None) -> bool:
-        if value is None:
+    def _is_listed(self, text: str | None) -> bool:
+        if text is None:
             return False
-        return value in self.texts or (bool(self.numbers) and _number(value) in self.numbers)
+        return text in self.texts or (bool(self.numbers) and _number(text) in self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Selector:
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether it selects a card with these labels, whose keys are in lower case."""
         return any(
-            all(condition.holds(labels.get(condition.key)) for condition in conditions)
+            all(condition.matches(labels.get(condition.key)) for condition in conditions)
             for conditions in self.alternatives
         )
 
@@ -82,7 +82,7 @@ def parse(selector: object, field: str = "spec.selector") -> Selector:
     if isinstance(selector, Mapping):
         return Selector((_conditions(selector, field),))
     if isinstance(selector, list) and selector:
-        return Selector(tuple(_conditions(item, f"{field}[{i}]") for i, item in enumerate(selector)))
+        return Selector(tuple(_conditions(alternative, f"{field}[{i}]") for i, alternative in enumerate(selector)))
     if selector is None or selector == []:
         raise _empty(field)
     raise InvalidRequest(
@@ -116,15 +116,17 @@ def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
             f"{quoted(expressions)} is no list",
             f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
         )
-    found = [_equal(key, value, f"{field}.matchLabels[{key}]") for key, value in labels.items()]
-    found += [_expression(item, f"{field}.matchExpressions[{i}]") for i, item in enumerate(expressions)]
-    if not found:
+    expressions_found = [_equal(key, text, f"{field}.matchLabels[{key}]") for key, text in labels.items()]
+    expressions_found += [
+        _expression(expression, f"{field}.matchExpressions[{i}]") for i, expression in enumerate(expressions)
+    ]
+    if not expressions_found:
         raise _empty(field)
-    return tuple(found)
+    return tuple(expressions_found)
 
 
-def _equal(key: str, value: object, field: str) -> Expression:
-    return _in(_key(key, field), "In", [_text(value, field)])
+def _equal(key: str, text: object, field: str) -> Expression:
+    return _in(_key(key, field), "In", [_text(text, field)])
 
 
 def _in(key: str, name: str, texts: list[str]) -> Expression:
@@ -132,31 +134,31 @@ def _in(key: str, name: str, texts: list[str]) -> Expression:
     return Expression(key=key, operator=name, texts=frozenset(texts), numbers=numbers)
 
 
-def _expression(item: object, field: str) -> Expression:
-    if not isinstance(item, Mapping):
+def _expression(fields: object, field: str) -> Expression:
+    if not isinstance(fields, Mapping):
         raise InvalidRequest(
-            field, f"{quoted(item)} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
+            field, f"{quoted(fields)} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
         )
-    for name in item:
+    for name in fields:
         if name not in _EXPRESSION_FIELDS:
             remedy = f"write {', '.join(_EXPRESSION_FIELDS)}"
             raise InvalidRequest(f"{field}.{name}", "is no field of an expression", remedy)
-    key = _key(item.get("key"), f"{field}.key")
-    name, values = item.get("operator"), item.get("values")
+    key = _key(fields.get("key"), f"{field}.key")
+    name, operands = fields.get("operator"), fields.get("values")
     if not isinstance(name, str) or name not in _OPERATORS:
         problem = "is missing" if name is None else f"{quoted(name)} is no operator"
         raise InvalidRequest(f"{field}.operator", problem, f"write one of {', '.join(_OPERATORS)}")
     field = f"{field}.values"
     if name in _PRESENT:
-        if values is not None and values != []:
+        if operands is not None and operands != []:
             raise InvalidRequest(field, f"{name} takes no values", "leave them out, or write In or NotIn")
         return Expression(key=key, operator=name)
     if name in _COMPARE:
-        return Expression(key=key, operator=name, bound=_bound(name, values, field))
-    if not isinstance(values, list) or not values:
-        problem = f"{name} needs values" if values is None or values == [] else f"{quoted(values)} is no list"
+        return Expression(key=key, operator=name, bound=_bound(name, operands, field))
+    if not isinstance(operands, list) or not operands:
+        problem = f"{name} needs values" if operands is None or operands == [] else f"{quoted(operands)} is no list"
         raise InvalidRequest(field, problem, "write a list of at least one value, such as [Tesla K80]")
-    return _in(key, name, [_text(value, f"{field}[{i}]") for i, value in enumerate(values)])
+    return _in(key, name, [_text(operand, f"{field}[{i}]") for i, operand in enumerate(operands)])
 
 
 def _key(key: object, field: str) -> str:
@@ -166,26 +168,26 @@ def _key(key: object, field: str) -> str:
     return key.lower()
 
 
-def _bound(name: str, values: object, field: str) -> Fraction:
+def _bound(name: str, operands: object, field: str) -> Fraction:
     remedy = "write one quantity, such as 10GiB, 1480 or 3.5"
-    if values is None or (isinstance(values, list) and len(values) != 1):
+    if operands is None or (isinstance(operands, list) and len(operands) != 1):
         raise InvalidRequest(field, f"{name} takes exactly one value", remedy)
-    if isinstance(values, list):
-        values, field = values[0], f"{field}[0]"
+    if isinstance(operands, list):
+        operands, field = operands[0], f"{field}[0]"
     try:
-        return amounts.parse(_text(values, field))
+        return amounts.parse(_text(operands, field))
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error
 
 
-def _text(value: object, field: str) -> str:
+def _text(scalar: object, field: str) -> str:
     """A value as the text that labels are; YAML makes numbers of `8.6` and `0`."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)
+    if isinstance(scalar, str):
+        return scalar
+    if isinstance(scalar, int | float) and not isinstance(scalar, bool):
+        return str(scalar)
     raise InvalidRequest(
-        field, f"{quoted(value)} is neither text nor a number", "write text, in quotes where YAML needs them"
+        field, f"{quoted(scalar)} is neither text nor a number", "write text, in quotes where YAML needs them"
     )
 
 

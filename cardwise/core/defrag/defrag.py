@@ -46,31 +46,31 @@ def plan(
     goal: Goal,
     movables: Sequence[Movable],
     *,
-    most: int | None = None,
+    max_moves: int | None = None,
     effort: int = _EFFORT,
     cordon: bool = True,
 ) -> MovePlan:
-    """The fewest moves, at most `most`, after which the goal's pods fit. The world is as before.
+    """The fewest moves, at most `max_moves`, after which the goal's pods fit. The world is as before.
 
     With `cordon` cards may be cordoned meanwhile; that is done only where it saves moves, or there is no other way.
     """
-    now = world.fits(goal)
+    now = world.count_fitting(goal)
     if now >= goal.count:
         return MovePlan(moves=(), fits=(now,), least=0)
     order = sorted(movables, key=lambda pod: (pod.priority, pod.mem, pod.age, pod.uid))
-    bound = len(order) if most is None else min(most, len(order))
-    plain = _plan(_Try(world, goal, order, cordon=False), now, bound, effort)
+    bound = len(order) if max_moves is None else min(max_moves, len(order))
+    plain = _plan(_Attempt(world, goal, order, cordon=False), now, bound, effort)
     reached = plain.fits[-1] >= goal.count
     if not cordon or (reached and len(plain.moves) <= 1):
         return plain
-    closing = _plan(_Try(world, goal, order, cordon=True), now, len(plain.moves) - 1 if reached else bound, effort)
+    closing = _plan(_Attempt(world, goal, order, cordon=True), now, len(plain.moves) - 1 if reached else bound, effort)
     better = closing if closing.fits[-1] > plain.fits[-1] or closing.fits[-1] >= goal.count else plain
     least, searched = min(plain.least, closing.least), plain.searched and closing.searched
     return replace(better, least=least, searched=searched)
 
 
 @dataclass(frozen=True, slots=True)
-class _Try:
+class _Attempt:
     """What is asked, and how it is to be done. `movables`: the least important first."""
 
     world: World
@@ -82,20 +82,20 @@ class _Try:
         return self.world.move(pod, cordon=self.cordon)
 
     def fits(self) -> int:
-        return self.world.fits(self.goal)
+        return self.world.count_fitting(self.goal)
 
 
-def _plan(asked: _Try, now: int, bound: int, effort: int) -> MovePlan:
-    found = _Greedy(asked, bound).plan(now)
-    reached = found.fits[-1] >= asked.goal.count
-    search = _Search(asked, CoverEffort(effort))
-    for depth in range(1, (len(found.moves) if reached else bound) + 1):
-        better = search.within(depth, now)  # of as many moves, perhaps of less important pods
+def _plan(attempt: _Attempt, now: int, bound: int, effort: int) -> MovePlan:
+    greedy = _Greedy(attempt, bound).plan(now)
+    reached = greedy.fits[-1] >= attempt.goal.count
+    search = _Search(attempt, CoverEffort(effort))
+    for depth in range(1, (len(greedy.moves) if reached else bound) + 1):
+        better = search.search_depth(depth, now)  # of as many moves, perhaps of less important pods
         if better is not None:
             return better
         if search.effort.spent:
-            return replace(found, least=depth, searched=False)
-    return replace(found, least=bound + 1)
+            return replace(greedy, least=depth, searched=False)
+    return replace(greedy, least=bound + 1)
 
 
 def _harm(pods: Sequence[Movable]) -> tuple[int, int]:
@@ -114,30 +114,30 @@ def _state(move: Move) -> _State:
 class _Search:
     """All orders of all moves, but none twice that leads to the same cluster."""
 
-    def __init__(self, asked: _Try, effort: CoverEffort) -> None:
+    def __init__(self, attempt: _Attempt, effort: CoverEffort) -> None:
         self.effort = effort
-        self._asked = asked
+        self._attempt = attempt
 
-    def within(self, depth: int, now: int) -> MovePlan | None:
+    def search_depth(self, depth: int, now: int) -> MovePlan | None:
         """The least harmful plan of so many moves; None where there is none, or the effort is spent before."""
-        found: MovePlan | None = None
+        best: MovePlan | None = None
         least: tuple[int, int] | None = None
-        by_uid = {pod.uid: pod for pod in self._asked.movables}
+        by_uid = {pod.uid: pod for pod in self._attempt.movables}
         for moves, fits in self._walk(depth, [], [now], set()):
             harm = _harm([by_uid[move.before.uid] for move in moves])
             if least is None or harm < least:
-                found, least = MovePlan(moves=moves, fits=fits, least=depth, cordons=self._asked.cordon), harm
-        return found
+                best, least = MovePlan(moves=moves, fits=fits, least=depth, cordons=self._attempt.cordon), harm
+        return best
 
     def _walk(
         self, depth: int, moves: list[Move], fits: list[int], seen: set[frozenset[_State]]
     ) -> Iterator[tuple[tuple[Move, ...], tuple[int, ...]]]:
         gone = {move.before.uid for move in moves}
-        for pod in self._asked.movables:
+        for pod in self._attempt.movables:
             if pod.uid in gone or self.effort.spent:
                 continue
-            self.effort.spend(2 + self._asked.goal.count)
-            moved = self._asked.move(pod)
+            self.effort.spend(2 + self._attempt.goal.count)
+            moved = self._attempt.move(pod)
             if moved is None:
                 continue
             move, undo = moved
@@ -145,10 +145,10 @@ class _Search:
             state = frozenset(map(_state, moves))
             if state not in seen:
                 seen.add(state)
-                fits.append(self._asked.fits())
+                fits.append(self._attempt.fits())
                 if depth > 1:
                     yield from self._walk(depth - 1, moves, fits, seen)
-                elif fits[-1] >= self._asked.goal.count:
+                elif fits[-1] >= self._attempt.goal.count:
                     yield tuple(moves), tuple(fits)
                 fits.pop()
             moves.pop()
@@ -158,17 +158,17 @@ class _Search:
 class _Greedy:
     """Makes room for one of the goal's pods after another, each time where the fewest pods are in the way."""
 
-    def __init__(self, asked: _Try, most: int) -> None:
-        self._asked = asked
-        self._world = asked.world
-        self._most = most
-        self._movables = {pod.uid: pod for pod in asked.movables}
+    def __init__(self, attempt: _Attempt, max_moves: int) -> None:
+        self._attempt = attempt
+        self._world = attempt.world
+        self._max_moves = max_moves
+        self._movables = {pod.uid: pod for pod in attempt.movables}
         self._moves: list[Move] = []
         self._stuck: set[str] = set()  # whose moves lead nowhere as things are
         self._patience = _PATIENCE
         # By node, who is in the way there beside the goal's pods on these cards; as long as the node is as it was.
         self._ways: dict[str, tuple[set[str], list[Movable]]] = {}
-        goal = asked.goal
+        goal = attempt.goal
         self._newcomer = preemption.Newcomer(
             request=goal.request, load=goal.load, priority=1, policy=goal.policy, headroom=goal.headroom
         )
@@ -176,18 +176,18 @@ class _Greedy:
     def plan(self, now: int) -> MovePlan:
         """With all moves that were of use. The world is as before."""
         fits, undos = [now], list[Undo]()
-        while fits[-1] < self._asked.goal.count and (step := self._step(fits[-1])) is not None:
+        while fits[-1] < self._attempt.goal.count and (step := self._step(fits[-1])) is not None:
             undos += step[0]
             fits += step[1]
         for undo in reversed(undos):
             undo()
-        return MovePlan(moves=tuple(self._moves), fits=tuple(fits), least=1, cordons=self._asked.cordon)
+        return MovePlan(moves=tuple(self._moves), fits=tuple(fits), least=1, cordons=self._attempt.cordon)
 
     def _step(self, before: int) -> tuple[list[Undo], list[int]] | None:
         """The next way that leads somewhere; None where none was found."""
         while ways := self._cheapest_first():
             for way in ways:
-                step = self._go(way, before)
+                step = self._move_all(way, before)
                 if step is not None:
                     self._forget(self._stuck)  # who was in their way may have moved
                     self._stuck.clear()
@@ -207,24 +207,26 @@ class _Greedy:
     def _cheapest_first(self) -> list[list[Movable]]:
         ways = []
         # With those that fit already in their places, what is freed for one more is freed beside them.
-        with self._world.filled(self._asked.goal) as placed:
-            taken: dict[str, set[str]] = {}
-            for one in placed:
-                taken.setdefault(one.node, set()).update(share.uuid for share in one.assignment.shares())
-            may = self._asked.goal.nodes
+        with self._world.fill_with(self._attempt.goal) as placed:
+            filled_cards: dict[str, set[str]] = {}
+            for placement in placed:
+                filled_cards.setdefault(placement.node, set()).update(
+                    share.uuid for share in placement.assignment.shares()
+                )
+            may = self._attempt.goal.nodes
             here = (node for node in self._world.ledger.nodes() if may is None or node.name in may)
             nodes = sorted(here, key=lambda node: (-max(node.free, default=0), node.name))
             for node in nodes[:_NODES]:
-                known, filled = self._ways.get(node.name), taken.get(node.name, set())
+                known, filled = self._ways.get(node.name), filled_cards.get(node.name, set())
                 if known is None or known[0] != filled:
-                    self._ways[node.name] = known = filled, self._in_the_way(node)
+                    self._ways[node.name] = known = filled, self._blocking_pods(node)
                 ways.append(known[1])
-        left = self._most - len(self._moves)
+        remaining = self._max_moves - len(self._moves)
         return sorted(
-            (way for way in ways if 0 < len(way) <= left), key=lambda way: (len(way), *_harm(way), way[0].uid)
+            (way for way in ways if 0 < len(way) <= remaining), key=lambda way: (len(way), *_harm(way), way[0].uid)
         )
 
-    def _in_the_way(self, node: NodeState) -> list[Movable]:
+    def _blocking_pods(self, node: NodeState) -> list[Movable]:
         """The fewest of those who may still move, the biggest first; nobody where that would not be enough."""
         staying = {move.before.uid for move in self._moves} | self._stuck
         residents = []
@@ -234,25 +236,25 @@ class _Greedy:
             load = pod.load if pod is not None else Load(0, 0, 0)
             residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
         # What nodes have left counts the loads of these pods already.
-        full = preemption.Full(node=node, left=self._world.left(node.name), residents=residents)
+        full = preemption.FullNode(node=node, free=self._world.free_load(node.name), residents=residents)
         victims = preemption.best(full, self._newcomer)
-        found = [self._movables[uid] for uid in victims.uids] if victims is not None else []
-        return sorted(found, key=lambda pod: (-pod.mem, pod.uid))
+        blocking = [self._movables[uid] for uid in victims.uids] if victims is not None else []
+        return sorted(blocking, key=lambda pod: (-pod.mem, pod.uid))
 
-    def _go(self, way: Sequence[Movable], before: int) -> tuple[list[Undo], list[int]] | None:
+    def _move_all(self, way: Sequence[Movable], before: int) -> tuple[list[Undo], list[int]] | None:
         """All of them move; None where one cannot, or nothing more fits afterwards. How to undo it, and what fits."""
         stuck = list(way)
         undos: list[Undo] = []
         moves: list[Move] = []
         fits: list[int] = []
         for pod in way:
-            moved = self._asked.move(pod)
+            moved = self._attempt.move(pod)
             if moved is None:
                 stuck = [pod]
                 break
             moves.append(moved[0])
             undos.append(moved[1])
-            fits.append(self._asked.fits())
+            fits.append(self._attempt.fits())
         if len(moves) == len(way) and fits[-1] > before:
             self._moves += moves
             for move in moves:

@@ -17,7 +17,7 @@ from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodetable import Floats, NodeTable
-from cardwise.core.placement.scored.scoring import Market, Weighted
+from cardwise.core.placement.scored.scoring import Weighted, WorkloadModel
 from cardwise.core.placement.scored.shapes import Ask, Shape
 
 
@@ -29,7 +29,7 @@ class Memory(NamedTuple):
     free: int = 0
     fragmented: float = 0.0
 
-    def plus(self, other: "Memory") -> "Memory":
+    def add(self, other: "Memory") -> "Memory":
         return Memory(
             self.total + other.total,
             self.used + other.used,
@@ -67,17 +67,17 @@ def asks_of(holdings: Iterable[Holding]) -> dict[Ask, float]:
 
     The most frequent ones.
     """
-    found: Counter[Ask] = Counter()
+    counts: Counter[Ask] = Counter()
     for holding in holdings:
         by_card: dict[str | int, tuple[int, int, bool]] = {}
         for share in holding.assignment.shares():
             mem, core, whole = by_card.get(share.uuid or share.index, (0, 0, False))
             by_card[share.uuid or share.index] = mem + share.mem, core + share.core, whole or share.whole
-        asked = {(0, 0) if whole else (mem, core) for mem, core, whole in by_card.values() if mem}
-        if len(asked) == 1:  # different parts of several cards are no one ask
-            mem, core = asked.pop()
-            found[Ask(len(by_card), mem, core, "", 0, 0)] += 1
-    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0]))[:_MOST])
+        amounts = {(0, 0) if whole else (mem, core) for mem, core, whole in by_card.values() if mem}
+        if len(amounts) == 1:  # different parts of several cards are no one ask
+            mem, core = amounts.pop()
+            counts[Ask(len(by_card), mem, core, "", 0, 0)] += 1
+    return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST])
 
 
 def typical(counts: Mapping[Ask, float], kinds: CardKinds) -> list[Weighted]:
@@ -102,34 +102,34 @@ class Fragments:
 
     def learn(self, pods: Sequence[Weighted]) -> None:
         """From now on these come."""
-        self._measure = Fgd(Market(pods, yardstick=1.0, prices={}))
+        self._measure = Fgd(WorkloadModel(pods, yardstick=1.0, prices={}))
         self._stale = True
 
-    def set(self, name: str, node: NodeState | None, left: Load | None) -> None:
-        """The node is so now; `left`: what it has for further pods, None where there is no such node any more."""
+    def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:
+        """The node is so now; `free_load`: what it has for further pods, None where there is no such node any more."""
         self._count(self._cards.pop(name, ()), -1)
-        if node is not None and left is not None:
+        if node is not None and free_load is not None:
             self._cards[name] = [
                 _Card(node.kinds[i], card.mem, node.used[i], node.free_mib(i)) for i, card in enumerate(node.cards)
             ]
             self._count(self._cards[name], 1)
-        self._table.set(name, node, left)
+        self._table.set_node(name, node, free_load)
 
-    def node(self, name: str) -> Memory:
+    def memory_of_node(self, name: str) -> Memory:
         """The memory of one node's cards."""
         self._refresh()
         slot = self._table.slots.get(name)
         _, *sums = map(sum, zip(*self._cards.get(name) or [_NO_CARD], strict=True))
         return _memory(sums, self._useful[slot].sum() if slot is not None else 0.0)
 
-    def classes(self, kinds: CardKinds) -> dict[str, Memory]:
+    def memory_by_class(self, kinds: CardKinds) -> dict[str, Memory]:
         """The memory by class of card; a card may be in several classes. `kinds`: those of the nodes' ledger."""
-        found: dict[str, Memory] = {}
+        by_class: dict[str, Memory] = {}
         for number, memory in self._by_kind().items():
-            kind = kinds.find(number)
+            kind = kinds.find_kind(number)
             for name in sorted(kind.classes) if kind is not None else ():
-                found[name] = found.get(name, _NOTHING).plus(memory)
-        return found
+                by_class[name] = by_class.get(name, _NOTHING).add(memory)
+        return by_class
 
     def _by_kind(self) -> dict[int, Memory]:
         self._refresh()

@@ -33,10 +33,10 @@ class Placer(Protocol):
     ) -> Placement | None:
         """Where the pod goes now; None where it has no room."""
 
-    def take(self, node: str, load: Load, sign: int = 1) -> None:
+    def add_load(self, node: str, load: Load, sign: int = 1) -> None:
         """A pod with this load comes (1) or goes (-1)."""
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """What the node has for further pods."""
 
 
@@ -91,62 +91,70 @@ class World:
         self._closed: dict[str, set[str]] = {}  # by node, UUIDs of the cards that are cordoned for moves
         self._moved: Counter[str] = Counter()  # by owner, pods that have moved
 
-    def fits(self, goal: Goal) -> int:
+    def count_fitting(self, goal: Goal) -> int:
         """How many of the goal's pods fit as things are, at most as many as it wants."""
-        with self.filled(goal) as placed:
+        with self.fill_with(goal) as placed:
             return len(placed)
 
     @contextmanager
-    def filled(self, goal: Goal) -> Iterator[list[Placement]]:
+    def fill_with(self, goal: Goal) -> Iterator[list[Placement]]:
         """Context: the goal's pods that fit are there, and no card is cordoned for a move."""
         placed: list[Placement] = []
         try:
             self._mark(self._closed, cordoned=False)
             for i in range(goal.count):
-                found = self._placer.place(goal.request, goal.load, goal.policy, goal.nodes, goal.headroom)
-                if found is None:
+                placement = self._placer.place(goal.request, goal.load, goal.policy, goal.nodes, goal.headroom)
+                if placement is None:
                     break
                 mps_client = goal.request.mps_client
-                self.ledger.hold(Holding(f"{_NOBODY}{i}", "", "", found.node, found.assignment, mps_client=mps_client))
-                self._placer.take(found.node, goal.load)
-                placed.append(found)
+                self.ledger.set_holding(
+                    Holding(f"{_NOBODY}{i}", "", "", placement.node, placement.assignment, mps_client=mps_client)
+                )
+                self._placer.add_load(placement.node, goal.load)
+                placed.append(placement)
             yield placed
         finally:
-            for i, found in enumerate(placed):
+            for i, placement in enumerate(placed):
                 self.ledger.release(f"{_NOBODY}{i}")
-                self._placer.take(found.node, goal.load, -1)
+                self._placer.add_load(placement.node, goal.load, -1)
             self._mark(self._closed, cordoned=True)
 
     def move(self, pod: Movable, *, cordon: bool) -> tuple[Move, Undo] | None:
         """The pod is evicted and comes again; None where that would not certainly bring it to other cards, or where
         its owner would lose more pods than it may.
 
-        With `cordon` its cards take nobody from now on, see `filled`.
+        With `cordon` its cards take nobody from now on, see `fill_with`.
         """
         before = self.ledger.holding(pod.uid)
         if before is None or (pod.at_most is not None and self._moved[pod.owner] >= pod.at_most):
             return None
         closed = self._close(before) if cordon else set[str]()
-        beside = self._place(pod, before.namespace)  # while the old one still holds its cards
+        alternative = self._place(pod, before.namespace)  # while the old one still holds its cards
         self.ledger.release(pod.uid)
-        self._placer.take(before.node, pod.load, -1)
-        found = self._place(pod, before.namespace)
-        if found is None or _same(found, before) or (beside is not None and beside.assignment != found.assignment):
-            self.ledger.hold(before)
-            self._placer.take(before.node, pod.load)
+        self._placer.add_load(before.node, pod.load, -1)
+        placement = self._place(pod, before.namespace)
+        if (
+            placement is None
+            or _is_same_card(placement, before)
+            or (alternative is not None and alternative.assignment != placement.assignment)
+        ):
+            self.ledger.set_holding(before)
+            self._placer.add_load(before.node, pod.load)
             self._open(before.node, closed)
             return None
         mps_client = pod.request.mps_client
-        after = Holding(pod.uid, before.namespace, before.name, found.node, found.assignment, mps_client=mps_client)
-        self.ledger.hold(after)
-        self._placer.take(after.node, pod.load)
+        after = Holding(
+            pod.uid, before.namespace, before.name, placement.node, placement.assignment, mps_client=mps_client
+        )
+        self.ledger.set_holding(after)
+        self._placer.add_load(after.node, pod.load)
         self._moved[pod.owner] += 1
 
         def undo() -> None:
             self._moved[pod.owner] -= 1
-            self.ledger.hold(before)
-            self._placer.take(after.node, pod.load, -1)
-            self._placer.take(before.node, pod.load)
+            self.ledger.set_holding(before)
+            self._placer.add_load(after.node, pod.load, -1)
+            self._placer.add_load(before.node, pod.load)
             self._open(before.node, closed)
 
         return Move(before, after), undo
@@ -175,15 +183,15 @@ class World:
                 changed = (replace(card, cordoned=cordoned) if card.uuid in uuids else card for card in node.cards)
                 self.ledger.set_cards(name, changed)
 
-    def left(self, node: str) -> Load:
+    def free_load(self, node: str) -> Load:
         """What the node has for further pods beside cards."""
-        return self._placer.left(node) or Load(0, 0, 0)
+        return self._placer.free_load(node) or Load(0, 0, 0)
 
     def _place(self, pod: Movable, namespace: str) -> Placement | None:
         return self._placer.place(pod.request, pod.load, pod.policy, pod.nodes, self._headroom(namespace))
 
 
-def _same(found: Placement, before: Holding) -> bool:
+def _is_same_card(placement: Placement, before: Holding) -> bool:
     """Whether it would be on a card that it was on."""
     was = {share.uuid for share in before.assignment.shares()}
-    return found.node == before.node and any(share.uuid in was for share in found.assignment.shares())
+    return placement.node == before.node and any(share.uuid in was for share in placement.assignment.shares())

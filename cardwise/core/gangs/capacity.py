@@ -15,7 +15,7 @@ from cardwise.core.api.cards import PLACE, POSITION
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import Claim
+from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
@@ -46,25 +46,28 @@ def demanding(alike: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, in
 
     Otherwise a gang of 500 members with 16 sizes is planned although each size has room only by itself.
     """
-    claims = {shape: fitting.claims(shape.request) for shape in alike}
+    card_requests = {shape: fitting.card_requests(shape.request) for shape in alike}
     return {
         shape: sum(
             len(members)
             for other, members in alike.items()
-            if other is shape or _takes_no_less(other.load, claims[other], shape.load, claims[shape])
+            if other is shape or _takes_no_less(other.load, card_requests[other], shape.load, card_requests[shape])
         )
         for shape in alike
     }
 
 
-def _takes_no_less(load: Load, claims: Sequence[Claim], other_load: Load, other_claims: Sequence[Claim]) -> bool:
+def _takes_no_less(
+    load: Load, card_requests: Sequence[CardRequest], other_load: Load, other_requests: Sequence[CardRequest]
+) -> bool:
     """Whether wherever a pod of this load and these claims fits, one of the others would fit in its place."""
-    if len(claims) != 1 or len(other_claims) != 1:
+    if len(card_requests) != 1 or len(other_requests) != 1:
         return False
-    claim, other = claims[0], other_claims[0]
+    card_request, other = card_requests[0], other_requests[0]
     return (
-        (claim.whole, claim.cards, claim.resource_class) == (other.whole, other.cards, other.resource_class)
-        and claim.mem >= other.mem
+        (card_request.whole, card_request.cards, card_request.resource_class)
+        == (other.whole, other.cards, other.resource_class)
+        and card_request.mem >= other.mem
         and all(has >= needs for has, needs in zip(load, other_load, strict=True))
     )
 
@@ -72,66 +75,66 @@ def _takes_no_less(load: Load, claims: Sequence[Claim], other_load: Load, other_
 class WatchedNodes(Protocol):
     """What nodes have left beside cards."""
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """What the node has for further pods; None where there is no such node."""
 
     def watch(self) -> set[str]:
-        """The nodes for which `left` has changed, at first all. The caller empties the set when it has read it."""
+        """The nodes for which `free_load` has changed, at first all. The caller empties the set when it has read it."""
 
 
 class Vacant:
-    """The nodes that could take a pod of one shape. `most`: how many each could take at most.
+    """The nodes that could take a pod of one shape. `counts`: how many each could take at most.
 
     Iterated, those with most room come first, and those of equal room by name. The order is kept with each change,
     because of thousands of nodes a plan looks at few, at both ends.
     """
 
-    def __init__(self, most: Mapping[str, int] = MappingProxyType({})) -> None:
-        self.most = dict(most)
+    def __init__(self, counts: Mapping[str, int] = MappingProxyType({})) -> None:
+        self.counts = dict(counts)
         self._alike: dict[int, list[str]] = {}  # nodes of equal room, by name
-        for node in sorted(most):
-            self._alike.setdefault(most[node], []).append(node)
+        for node in sorted(counts):
+            self._alike.setdefault(counts[node], []).append(node)
 
     def __iter__(self) -> Iterator[str]:
-        return chain.from_iterable(self._alike[most] for most in sorted(self._alike, reverse=True))
+        return chain.from_iterable(self._alike[count] for count in sorted(self._alike, reverse=True))
 
     def __reversed__(self) -> Iterator[str]:
-        return chain.from_iterable(reversed(self._alike[most]) for most in sorted(self._alike))
+        return chain.from_iterable(reversed(self._alike[count]) for count in sorted(self._alike))
 
-    def put(self, node: str, most: int) -> int:
+    def set_count(self, node: str, count: int) -> int:
         """The node could take so many now. Returns by how many that is more than before."""
-        before = self.most.pop(node, 0)
+        before = self.counts.pop(node, 0)
         if before:
             alike = self._alike[before]
             del alike[bisect_left(alike, node)]
-        if most:
-            self.most[node] = most
-            insort(self._alike.setdefault(most, []), node)
-        return most - before
+        if count:
+            self.counts[node] = count
+            insort(self._alike.setdefault(count, []), node)
+        return count - before
 
-    def with_one(self, nodes: Iterable[str]) -> "Vacant":
+    def with_minimum(self, nodes: Iterable[str]) -> "Vacant":
         """The same, where each of these nodes could take one pod at least."""
-        more = dict.fromkeys((node for node in nodes if node not in self.most), 1)
-        if not more:
+        added = dict.fromkeys((node for node in nodes if node not in self.counts), 1)
+        if not added:
             return self
-        found = Vacant()
-        found.most = self.most | more
-        found._alike = self._alike | {1: sorted([*self._alike.get(1, ()), *more])}
-        return found
+        vacant = Vacant()
+        vacant.counts = self.counts | added
+        vacant._alike = self._alike | {1: sorted([*self._alike.get(1, ()), *added])}
+        return vacant
 
 
 class _Counted:
-    """`vacant`: the nodes that could take one. `todo`: nodes not looked at yet."""
+    """`vacant`: the nodes that could take one. `pending`: nodes not looked at yet."""
 
     def __init__(self, todo: Iterator[str], seen: int, kinds: int) -> None:
         self.vacant = Vacant()
         self.total = 0
-        self.todo: Iterator[str] | None = todo
+        self.pending: Iterator[str] | None = todo
         self.seen = seen  # how many of all changes are counted here
         self.kinds = kinds
 
-    def put(self, node: str, most: int) -> None:
-        self.total += self.vacant.put(node, most)
+    def set_count(self, node: str, count: int) -> None:
+        self.total += self.vacant.set_count(node, count)
 
 
 class Capacities:
@@ -145,28 +148,28 @@ class Capacities:
         self._changes: list[str] = []
         self._gone = 0  # changes that are not remembered any more
 
-    def most(self, shape: MemberShape, looks: int = LOOKS) -> tuple[int, bool]:
+    def count_pods(self, shape: MemberShape, looks: int = LOOKS) -> tuple[int, bool]:
         """How many pods of the shape all nodes could take at most; and whether all nodes were looked at. One call looks
         at `looks` nodes.
         """
         counted = self._counted(shape)
-        most = _most(shape.request, self._ledger)
+        count_on = _card_counter(shape.request, self._ledger)
         for node in islice(self._changes, counted.seen - self._gone, None):
-            counted.put(node, self._on(node, shape, most))
+            counted.set_count(node, self._count_on(node, shape, count_on))
         counted.seen = self._gone + len(self._changes)
-        if counted.todo is not None:
-            some = list(islice(counted.todo, looks))
+        if counted.pending is not None:
+            some = list(islice(counted.pending, looks))
             for node in some:
-                counted.put(node, self._on(node, shape, most))
+                counted.set_count(node, self._count_on(node, shape, count_on))
             if len(some) < looks:
-                counted.todo = None
+                counted.pending = None
         self._of[shape] = counted  # last: one that was broken off is begun anew
         if len(self._of) > _MOST_SHAPES:
             del self._of[next(iter(self._of))]
-        return counted.total, counted.todo is None
+        return counted.total, counted.pending is None
 
     def nodes(self, shape: MemberShape) -> Vacant:
-        """The nodes that `most` has counted last. Not to be kept."""
+        """The nodes that `count_pods` has counted last. Not to be kept."""
         counted = self._of.get(shape)
         return counted.vacant if counted is not None else Vacant()
 
@@ -183,41 +186,44 @@ class Capacities:
             counted = _Counted(iter(list(self._ledger.by_name())), self._gone + len(self._changes), kinds)
         return counted
 
-    def _on(self, node: str, shape: MemberShape, most: "_Most") -> int:
+    def _count_on(self, node: str, shape: MemberShape, count_by_cards: "_CardCounter") -> int:
         state = self._ledger.node(node)
         if state is None:
             return 0
-        found = most(state)
-        if not found:
+        count = count_by_cards(state)
+        if not count:
             return 0
-        left, load = self._nodes.left(node), shape.load
-        if left is None:
+        free, load = self._nodes.free_load(node), shape.load
+        if free is None:
             return 0
         if load.cpu:
-            found = min(found, left.cpu // load.cpu)
+            count = min(count, free.cpu // load.cpu)
         if load.memory:
-            found = min(found, left.memory // load.memory)
-        return max(0, min(found, left.pods // load.pods if load.pods else _ANY))
+            count = min(count, free.memory // load.memory)
+        return max(0, min(count, free.pods // load.pods if load.pods else _ANY))
 
 
-_Most = Callable[[NodeState], int]
+_CardCounter = Callable[[NodeState], int]
 
 
-def _most(request: PodRequest, ledger: Ledger) -> _Most:
+def _card_counter(request: PodRequest, ledger: Ledger) -> _CardCounter:
     """How many such pods the cards of a node could take at most."""
-    wants = [(claim, ledger.kinds.allowed(claim.resource_class)) for claim in fitting.claims(request)]
+    wants = [
+        (card_request, ledger.kinds.allowed(card_request.resource_class))
+        for card_request in fitting.card_requests(request)
+    ]
 
-    def most(state: NodeState) -> int:
-        return min((_of(claim, allowed, state) for claim, allowed in wants), default=_ANY)
+    def count_pods(state: NodeState) -> int:
+        return min((_count_claim(card_request, allowed, state) for card_request, allowed in wants), default=_ANY)
 
-    return most
+    return count_pods
 
 
-def _of(claim: Claim, allowed: frozenset[int] | None, state: NodeState) -> int:
-    codes = state.empties() if claim.whole else state.ascending()
+def _count_claim(card_request: CardRequest, allowed: frozenset[int] | None, state: NodeState) -> int:
+    codes = state.empties() if card_request.whole else state.ascending()
     if allowed is not None and not allowed >= state.here:
         codes = [code for code in codes if state.kinds[code & PLACE] in allowed]
-    if claim.whole:
-        return len(codes) // claim.cards
-    cards = sum((code >> POSITION) // claim.mem for code in codes if code >> POSITION >= claim.mem)
-    return cards // claim.cards
+    if card_request.whole:
+        return len(codes) // card_request.cards
+    cards = sum((code >> POSITION) // card_request.mem for code in codes if code >> POSITION >= card_request.mem)
+    return cards // card_request.cards

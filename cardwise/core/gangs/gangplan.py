@@ -40,7 +40,7 @@ _MOST_TURNS: Final = 50  # of one draft, if the nodes that it uses change all th
 class Nodes(Protocol):
     """What nodes have left of cpu, memory and pods."""
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """What the node has for further pods; None where there is no such node."""
 
     def names(self) -> Collection[str]:
@@ -150,10 +150,10 @@ def plan(ledger: Ledger, nodes: Nodes, members: Sequence[Member], terms: Terms) 
     growing = draft.growing(members)
     if growing.failed is None:
         ground = _Ground(ledger, nodes, members, terms, draft=draft, effort=growing.effort)
-        found = _plan(ground, members, growing)
-        if isinstance(found, Planned):
-            return found
-        growing.failed = found
+        planned = _plan(ground, members, growing)
+        if isinstance(planned, Planned):
+            return planned
+        growing.failed = planned
     return growing.failed
 
 
@@ -163,20 +163,20 @@ def _plan(ground: "_Ground", members: Sequence[Member], growing: _Growing) -> Pl
         return Unplanned(member=beyond)
     attempts, counts = growing.attempts, growing.counts
     if not attempts:
-        few = ground.counted(members, counts[0], lambda kind: len(kind.candidates))
-        first = sorted(members, key=lambda m: (_size(m.request), few[m.uid], -m.load.cpu))
+        node_counts = ground.counted(members, counts[0], lambda kind: len(kind.candidates))
+        first = sorted(members, key=lambda m: (_size(m.request), node_counts[m.uid], -m.load.cpu))
         attempts.append(_Attempt(ground, first))
-    found = attempts[0].place(ground)
-    if isinstance(found, Planned):
-        return found
+    planned = attempts[0].place(ground)
+    if isinstance(planned, Planned):
+        return planned
     if len(attempts) == 1:
-        few = ground.counted(members, counts[1], ground.options)
-        second = sorted(members, key=lambda m: (few[m.uid], -m.load.cpu, -m.load.memory, _size(m.request)))
+        node_counts = ground.counted(members, counts[1], ground.options)
+        second = sorted(members, key=lambda m: (node_counts[m.uid], -m.load.cpu, -m.load.memory, _size(m.request)))
         if [m.uid for m in second] == [m.uid for m in attempts[0].order]:
-            return found
+            return planned
         attempts.append(_Attempt(ground, second))
-    again = attempts[1].place(ground)
-    return again if isinstance(again, Planned) else found
+    planned_again = attempts[1].place(ground)
+    return planned_again if isinstance(planned_again, Planned) else planned
 
 
 def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[Headroom]) -> Member | None:
@@ -184,10 +184,13 @@ def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[
     for member in members if headroom else ():
         if member.request is None:
             continue
-        least = [(one, fitting.surely(member.request, ledger.kinds, one.entry)) for one in headroom]
-        if not all(one.takes(charge) for one, charge in least):
+        least = [
+            (entry_headroom, fitting.least_charge(member.request, ledger.kinds, entry_headroom.entry))
+            for entry_headroom in headroom
+        ]
+        if not all(entry_headroom.takes(charge) for entry_headroom, charge in least):
             return member
-        headroom = [one.less(charge) for one, charge in least]
+        headroom = [entry_headroom.subtract(charge) for entry_headroom, charge in least]
     return None
 
 
@@ -229,7 +232,7 @@ class _Ground:
         self.draft = draft
         self.effort = effort
         self._nodes = nodes
-        self._left: dict[str, Load | None] = {}
+        self._free_loads: dict[str, Load | None] = {}
         # By the address of the offers: the terms keep these, so nothing else gets it.
         self._roomy: dict[tuple[int, Load], list[str]] = {}
         self._ordered: dict[int, list[str]] = {}
@@ -237,11 +240,11 @@ class _Ground:
         self._like: dict[str, str] = {}  # by UID, the first member that is alike
         first: dict[object, Member] = {}
         for member in members:
-            told = member.shape in terms.offers or terms.avoided or terms.closed is not None
-            alike = member.request, member.load, member.shape if told else ""
+            by_shape = member.shape in terms.offers or terms.avoided or terms.closed is not None
+            alike = member.request, member.load, member.shape if by_shape else ""
             self._like[member.uid] = first.setdefault(alike, member).uid
         self._alike = Counter(self._like.values())
-        several = sum(fitting.several(m.request) for m in first.values() if m.request is not None)
+        several = sum(fitting.has_several_claims(m.request) for m in first.values() if m.request is not None)
         self._searches = _MOST_SEARCHED // max(1, several)
 
     def like(self, member: Member) -> str:
@@ -253,7 +256,7 @@ class _Ground:
         like = self._like[member.uid]
         kind = self._kinds.get(like)
         if kind is None:
-            kind = self._kinds[like] = self._look(member, self._alike[like], self._searches)
+            kind = self._kinds[like] = self._find_kind(member, self._alike[like], self._searches)
         return kind
 
     def counted(
@@ -274,12 +277,12 @@ class _Ground:
             return False
         return (member.shape, node) not in terms.avoided and (terms.closed is None or not terms.closed(member, node))
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         try:
-            return self._left[node]
+            return self._free_loads[node]
         except KeyError:
-            left = self._left[node] = self._nodes.left(node)
-            return left
+            load = self._free_loads[node] = self._nodes.free_load(node)
+            return load
 
     def options(self, kind: _Kind) -> int:
         """How many nodes could take a member of this kind before anything is planned."""
@@ -295,39 +298,39 @@ class _Ground:
         state = self.ledger.node(node)
         return -1 if state is not None and state.cards else 0
 
-    def _look(self, member: Member, count: int, searches: int) -> _Kind:
+    def _find_kind(self, member: Member, count: int, searches: int) -> _Kind:
         """The kind of `count` members like this one. `searches`: nodes that may be searched for several claims."""
         terms = self.terms
         offers = terms.offers.get(member.shape)
 
-        def among(nodes: Iterable[str]) -> Iterator[str]:
+        def allowed_nodes(nodes: Iterable[str]) -> Iterator[str]:
             if terms.avoided or terms.closed is not None:
                 return (node for node in nodes if self.allowed(member, node))
             return iter(nodes) if offers is None else filter(offers.__contains__, nodes)
 
         request, vacant = member.request, self._vacant(member)
         if request is None:
-            scores = {node: self.harm(node) for node in among(self._with_room(offers, member.load))}
+            scores = {node: self.harm(node) for node in allowed_nodes(self._with_room(offers, member.load))}
             return _Kind(member, None, scores.keys(), scores)
         scorer = self.scorer(request, terms.headroom)
         if scorer.indexed and not terms.headroom and not any(c.resource_class for c in request.containers):
-            some = self._with_room(offers, member.load) if vacant is None else vacant.most
-            return _Kind(member, scorer, set(among(some)), None)
+            some = self._with_room(offers, member.load) if vacant is None else vacant.counts
+            return _Kind(member, scorer, set(allowed_nodes(some)), None)
         spreads = (request.policy or terms.policy) == "spread"
-        several = fitting.several(request)
+        several = fitting.has_several_claims(request)
         candidates: Iterable[str]
         if several:
             nodes = self._with_room(offers, member.load) if vacant is None else vacant
             searches = max(searches, _AT_LEAST * count)
-            candidates = _both_ends(among(nodes), among(reversed(nodes)), searches, spreads=spreads)
+            candidates = _both_ends(allowed_nodes(nodes), allowed_nodes(reversed(nodes)), searches, spreads=spreads)
         elif vacant is None:
-            candidates = among(self._with_room(offers, member.load))
+            candidates = allowed_nodes(self._with_room(offers, member.load))
         else:
-            candidates = filter(vacant.most.__contains__, among(self._in_order(offers)))
+            candidates = filter(vacant.counts.__contains__, allowed_nodes(self._in_order(offers)))
         if vacant is not None and not several:
             # Of thousands only those are scored that the policy seems to prefer: scoring all takes longer than others
             # may wait. If these are too few, all are scored.
-            preferred = sorted(islice(among(vacant if spreads else reversed(vacant)), _MOST_SCORED))
+            preferred = sorted(islice(allowed_nodes(vacant if spreads else reversed(vacant)), _MOST_SCORED))
             scores, _ = scorer.score_all(self.ledger, preferred)
             if len(scores) >= count:
                 return _Kind(member, scorer, scores.keys(), scores)
@@ -341,18 +344,18 @@ class _Ground:
     def _with_room(self, offers: Collection[str] | None, load: Load) -> list[str]:
         """The nodes that have room for the load, in the order of their names."""
         key = id(offers), load
-        found = self._roomy.get(key)
-        if found is None:
+        roomy = self._roomy.get(key)
+        if roomy is None:
             among = self._in_order(offers)
-            found = self._roomy[key] = [node for node in among if takes(self.left(node), _NO_LOAD, load)]
-        return found
+            roomy = self._roomy[key] = [node for node in among if has_capacity(self.free_load(node), _NO_LOAD, load)]
+        return roomy
 
     def _in_order(self, offers: Collection[str] | None) -> list[str]:
         """The nodes that are offered, or all, in the order of their names: sorted once for all kinds."""
-        found = self._ordered.get(id(offers))
-        if found is None:
-            found = self._ordered[id(offers)] = sorted(self._nodes.names() if offers is None else offers)
-        return found
+        ordered = self._ordered.get(id(offers))
+        if ordered is None:
+            ordered = self._ordered[id(offers)] = sorted(self._nodes.names() if offers is None else offers)
+        return ordered
 
 
 def _both_ends(emptiest: Iterable[str], fullest: Iterable[str], count: int, *, spreads: bool) -> list[str]:
@@ -439,18 +442,18 @@ class _Used:
         self._ground = ground
         self._states: dict[str, NodeState] = {}
         self._before: dict[str, NodeState] = {}  # as they were without the plan
-        self._taken: dict[str, Load] = {}
+        self._loads: dict[str, Load] = {}
 
     def state(self, node: str) -> NodeState | None:
         return self._states.get(node) or self._ground.ledger.node(node)
 
     def takes(self, node: str, load: Load) -> bool:
         """Whether the node has room for the load beside the plan."""
-        return takes(self._ground.left(node), self._taken.get(node, _NO_LOAD), load)
+        return has_capacity(self._ground.free_load(node), self._loads.get(node, _NO_LOAD), load)
 
-    def put(self, node: str, member: Member, assignment: Assignment | None) -> None:
+    def add_member(self, node: str, member: Member, assignment: Assignment | None) -> None:
         self.touched.append(node)
-        self._taken[node] = self._taken.get(node, _NO_LOAD).plus(member.load)
+        self._loads[node] = self._loads.get(node, _NO_LOAD).add(member.load)
         if assignment is None:
             return
         state = self._states.get(node)
@@ -462,20 +465,20 @@ class _Used:
             state = self._states[node] = before.copy()
         state.add(assignment, member.request.mps_client if member.request is not None else COMMON, 1)
 
-    def go_on(self, ground: _Ground, without: Collection[str]) -> set[str]:
+    def resume(self, ground: _Ground, without: Collection[str]) -> set[str]:
         """Another turn begins. Returns the nodes that the plan does not use any more: `without`, and those that have
         changed.
         """
         self._ground = ground
         gone = {
             node
-            for node, taken in self._taken.items()
+            for node, load in self._loads.items()
             if node in without
-            or not takes(ground.left(node), _NO_LOAD, taken)
+            or not has_capacity(ground.free_load(node), _NO_LOAD, load)
             or (node in self._before and not _alike(self._before[node], ground.ledger.node(node)))
         }
         for node in gone:
-            del self._taken[node]
+            del self._loads[node]
             self._states.pop(node, None)
             self._before.pop(node, None)
         self.touched.extend(gone)  # to be looked at again
@@ -493,7 +496,7 @@ def _alike(before: NodeState, now: NodeState | None) -> bool:
         and before.mps.taints == now.mps.taints
         and before.mps.users == now.mps.users
         and before.devices == now.devices
-        and before.taken == now.taken
+        and before.device_holds == now.device_holds
     )
 
 
@@ -513,7 +516,7 @@ class _Attempt:
         if self._failed is not None:
             return self._failed
         if self._nodes:
-            self._go_on(ground)
+            self._resume(ground)
         headroom = self._headroom(ground)
         begun: set[str] = set()
         for member in self.order:
@@ -530,7 +533,7 @@ class _Attempt:
                 self._failed = Unplanned(member=member)
                 return self._failed
             if headroom:
-                headroom = _less(headroom, ground.ledger, self._charges(member))
+                headroom = _subtract_charges(headroom, ground.ledger, self._charges(member))
         return Planned(nodes=self._nodes, assignments=self._assignments)
 
     def _place(self, queue: _Queue, member: Member, headroom: Sequence[Headroom]) -> bool:
@@ -544,32 +547,35 @@ class _Attempt:
                 queue.drop(node)  # it was allowed in an earlier turn
                 continue
             if scorer is None:
-                self._put(member, node, None)
+                self._add_member(member, node, None)
                 return True
             placed = scorer.place_on(used.state(node), ground.effort)
             if not isinstance(placed, Refusal):
-                self._put(member, node, placed.assignment)
+                self._add_member(member, node, placed.assignment)
                 return True
             queue.drop(node)
         return False
 
-    def _put(self, member: Member, node: str, assignment: Assignment | None) -> None:
+    def _add_member(self, member: Member, node: str, assignment: Assignment | None) -> None:
         self._nodes[member.uid] = node
         if assignment is not None:
             self._assignments[member.uid] = assignment
-        self._used.put(node, member, assignment)
+        self._used.add_member(node, member, assignment)
 
-    def _go_on(self, ground: _Ground) -> None:
+    def _resume(self, ground: _Ground) -> None:
         """Another turn begins: members whose nodes have changed, or are forbidden now, are to be placed anew; and all
         members where the plan exceeds a quota now.
         """
         placed = [(member, self._nodes[member.uid]) for member in self.order if member.uid in self._nodes]
-        gone = self._used.go_on(ground, {node for member, node in placed if not ground.allowed(member, node)})
+        gone = self._used.resume(ground, {node for member, node in placed if not ground.allowed(member, node)})
         for member, node in placed:
             if node in gone:
                 del self._nodes[member.uid]
                 self._assignments.pop(member.uid, None)
-        if any(min(one.shares or 0, one.memory or 0, one.cards or 0) < 0 for one in self._headroom(ground)):
+        if any(
+            min(entry_headroom.shares or 0, entry_headroom.memory or 0, entry_headroom.cards or 0) < 0
+            for entry_headroom in self._headroom(ground)
+        ):
             self._nodes, self._assignments = {}, {}
             self._used, self._queues = _Used(ground), {}
         ground.draft.moved |= len(self._nodes) < len(placed)
@@ -579,7 +585,9 @@ class _Attempt:
         headroom = ground.terms.headroom
         if not headroom:
             return ()
-        return _less(headroom, ground.ledger, [one for m in self.order for one in self._charges(m)])
+        return _subtract_charges(
+            headroom, ground.ledger, [kind_charge for m in self.order for kind_charge in self._charges(m)]
+        )
 
     def _charges(self, member: Member) -> list[tuple[int, Charge]]:
         """What the member's cards count for quotas, by their kinds."""
@@ -590,18 +598,23 @@ class _Attempt:
         return [(state.kind(share), quotas.charge(share)) for share in assignment.shares()]
 
 
-def _less(headroom: Sequence[Headroom], ledger: Ledger, charges: Sequence[tuple[int, Charge]]) -> list[Headroom]:
+def _subtract_charges(
+    headroom: Sequence[Headroom], ledger: Ledger, charges: Sequence[tuple[int, Charge]]
+) -> list[Headroom]:
     """What is left of the headroom beside these charges."""
     covered = ledger.kinds.covered
-    return [one.less(quotas.total(c for kind, c in charges if covered(kind, one.entry))) for one in headroom]
+    return [
+        entry_headroom.subtract(quotas.total(c for kind, c in charges if covered(kind, entry_headroom.entry)))
+        for entry_headroom in headroom
+    ]
 
 
-def takes(left: Load | None, taken: Load, load: Load) -> bool:
+def has_capacity(free: Load | None, used: Load, load: Load) -> bool:
     """Whether there is room for one more pod. What it does not ask for does not matter, as in kube-scheduler."""
-    if left is None:
+    if free is None:
         return False
     return (
-        (not load.cpu or left.cpu - taken.cpu >= load.cpu)
-        and (not load.memory or left.memory - taken.memory >= load.memory)
-        and left.pods - taken.pods >= load.pods
+        (not load.cpu or free.cpu - used.cpu >= load.cpu)
+        and (not load.memory or free.memory - used.memory >= load.memory)
+        and free.pods - used.pods >= load.pods
     )

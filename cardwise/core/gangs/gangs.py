@@ -52,49 +52,49 @@ def membership(pod: Json) -> Membership | None:
     metadata = pod.get("metadata") or {}
     annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
     if group := (pod.get("spec") or {}).get("schedulingGroup"):
-        both = next((k for k in _SPELLINGS if k in annotations or k in labels), None)
-        if both is not None:
+        gang_key = next((k for k in _SPELLINGS if k in annotations or k in labels), None)
+        if gang_key is not None:
             raise InvalidRequest(
                 "spec.schedulingGroup",
-                f"names a PodGroup of Kubernetes, and {both} a gang of Cardwise: a pod is in one of them at most",
+                f"names a PodGroup of Kubernetes, and {gang_key} a gang of Cardwise: a pod is in one of them at most",
                 "leave one of them out on all pods of the group",
             )
         return Membership(name=str(group.get("podGroupName") or ""), foreign=Foreign.KUBERNETES)
-    for where, values in (("annotations", annotations), ("labels", labels)):
-        if names.GROUP_NAME in values:
-            field_name = f"metadata.{where}[{names.GROUP_NAME}]"
-            return Membership(name=_name(values[names.GROUP_NAME], field_name), minimum=_minimum(annotations, labels))
+    for source, keys in (("annotations", annotations), ("labels", labels)):
+        if names.GROUP_NAME in keys:
+            field_name = f"metadata.{source}[{names.GROUP_NAME}]"
+            return Membership(name=_name(keys[names.GROUP_NAME], field_name), minimum=_minimum(annotations, labels))
     if names.COSCHEDULING in labels:
         field_name = f"metadata.labels[{names.COSCHEDULING}]"
         return Membership(name=_name(labels[names.COSCHEDULING], field_name), foreign=Foreign.COSCHEDULING)
     if names.GROUP_NUM in annotations or names.GROUP_NUM in labels:
-        where = "annotations" if names.GROUP_NUM in annotations else "labels"
+        source = "annotations" if names.GROUP_NUM in annotations else "labels"
         raise InvalidRequest(
-            f"metadata.{where}[{names.GROUP_NUM}]",
+            f"metadata.{source}[{names.GROUP_NUM}]",
             "says how many pods a gang needs, but no gang is named",
             f"add {names.GROUP_NAME} with the gang's name, the same on all its pods",
         )
     return None
 
 
-def joined(pod: Json) -> Membership | None:
+def gang_of(pod: Json) -> Membership | None:
     """The gang of a pod that has passed the webhook: the one whose label it has. Raises InvalidRequest."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     name = labels.get(names.GANG)
     if not name:
         return None
-    said = membership(pod)
-    if said is None or said.name != name:
+    declared = membership(pod)
+    if declared is None or declared.name != name:
         return Membership(name=name)
-    return said
+    return declared
 
 
-def gated(pod: Json) -> bool:
+def is_gated(pod: Json) -> bool:
     """Whether the pod has our gate for gangs."""
     return names.GANG in _gates(pod)
 
 
-def barred(pod: Json) -> str:
+def foreign_gate(pod: Json) -> str:
     """A gate of somebody else's that the pod has, or ""."""
     return next((gate for gate in _gates(pod) if gate != names.GANG), "")
 
@@ -125,14 +125,14 @@ def _name(text: object, field_name: str) -> str:
 
 
 def _minimum(annotations: Mapping[str, str], labels: Mapping[str, str]) -> int | None:
-    where, values = ("annotations", annotations) if names.GROUP_NUM in annotations else ("labels", labels)
-    text = values.get(names.GROUP_NUM)
+    source, keys = ("annotations", annotations) if names.GROUP_NUM in annotations else ("labels", labels)
+    text = keys.get(names.GROUP_NUM)
     if text is None:
         return None
     try:
-        return quantity.count(text, most=MOST_MEMBERS)
+        return quantity.count(text, maximum=MOST_MEMBERS)
     except quantity.InvalidQuantity as error:
-        raise InvalidRequest(f"metadata.{where}[{names.GROUP_NUM}]", error.problem, error.remedy) from error
+        raise InvalidRequest(f"metadata.{source}[{names.GROUP_NUM}]", error.problem, error.remedy) from error
 
 
 # What is known of a gang.
@@ -154,7 +154,8 @@ class Member:
     """A pod of a gang, as last seen.
 
     `there`: it is not being deleted and has not failed. `created` sorts as text. `shape`: equal for pods that
-    kube-scheduler cannot tell apart. `barred`: a scheduling gate of somebody else, for which kube-scheduler waits.
+    kube-scheduler cannot tell apart. `foreign_gate`: a scheduling gate of somebody else, for which kube-scheduler
+    waits.
     `problem`: why it cannot be placed as it is written.
     """
 
@@ -193,21 +194,21 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPatience:
-    """Seconds. `hold`: how long a plan is held without a further member at bind, if its PodGroup says nothing; `most`:
-    the most that a PodGroup may say. `reserve` and `refusals`: after so many seconds, or so many refusals, a waiting
-    gang has cards reserved; `keep`: for how long at most, and for as long after that it has none. `rollback`: how
-    long a gang may be bound in part.
+    """Seconds. `hold`: how long a plan is held without a further member at bind, if its PodGroup says nothing;
+    `max_hold`: the most that a PodGroup may say. `reserve` and `refusals`: after so many seconds, or so many
+    refusals, a waiting gang has cards reserved; `keep`: for how long at most, and for as long after that it has none.
+    `rollback`: how long a gang may be bound in part.
     """
 
     hold: float = 30.0
-    most: float = 300.0
+    max_hold: float = 300.0
     rollback: float = 120.0
     reserve: float = 60.0
     refusals: int = 20
     keep: float = 600.0
 
 
-def rank_of(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
+def gang_rank(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
     """The order of gangs, and of single pods as gangs of one: the smallest rank goes first.
 
     `oldest`: the oldest member, None where there is none. `highest`: the highest priority of the members. `priority`:

@@ -20,7 +20,7 @@ from cardwise.core.gangs.gangs import (
     Group,
     Member,
     Rank,
-    rank_of,
+    gang_rank,
 )
 from cardwise.core.gangs.roster import Roster
 from cardwise.core.values import wording
@@ -37,7 +37,7 @@ class GangPlan(Mapping[str, str]):
     """
 
     @abstractmethod
-    def give_up(self, uids: Iterable[str]) -> None:
+    def release(self, uids: Iterable[str]) -> None:
         """Takes these members out of the plan; those that are posted keep their cards."""
 
 
@@ -54,17 +54,17 @@ def _minimum(name: str, group: Group, roster: Roster) -> tuple[int, str]:
         if not 1 <= minimum <= MOST_MEMBERS:
             problem = problem or f"its PodGroup asks for {minimum} members, a gang has 1 to {MOST_MEMBERS}"
         return minimum, problem
-    said = roster.minimums
-    if len(said) > 1:
-        numbers = ", ".join(str(number) for number in sorted(said))
-        return max(said), problem or f"its pods do not agree on {names.GROUP_NUM}: {numbers}"
+    minimums = roster.minimums
+    if len(minimums) > 1:
+        numbers = ", ".join(str(number) for number in sorted(minimums))
+        return max(minimums), problem or f"its pods do not agree on {names.GROUP_NUM}: {numbers}"
     if native and not group.basic:
         return 0, problem or f"the PodGroup {name} of {Foreign.KUBERNETES}/v1beta1 that its pods name is not there"
     if group.basic:
         return 1, problem
-    if not said:
+    if not minimums:
         return 0, problem or f"nobody says how many pods it has: add {names.GROUP_NUM}, or a PodGroup {name}"
-    return next(iter(said)), problem
+    return next(iter(minimums)), problem
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +100,7 @@ class Gang:
     _refused_at: float = 0.0
     _refusals: int = 0
     _roster: Roster = field(default_factory=Roster)
-    _asked: tuple[int, str] | None = None  # minimum and problem
+    _needed: tuple[int, str] | None = None  # minimum and problem
     _ranked: Rank | None = None
 
     @property
@@ -109,33 +109,33 @@ class Gang:
 
     # Who is there.
 
-    def put(self, member: Member, now: float) -> str:
+    def set_member(self, member: Member, now: float) -> str:
         """The member is so now. To be called before its reservation is changed."""
         before = self.members.get(member.uid)
         if before == member:
             return ""
         member = self._roster.share_request(member)
         self.members[member.uid] = member
-        self._tell(before, member)
+        self._update_roster(before, member)
         if before is None or before.there != member.there:
             self._start_over(now)
         if not member.there:
-            return self._lost(member, now)
+            return self._remove_counted(member, now)
         if member.node and (before is None or not before.node):
             self._progress = now
             return self._unplanned(member, f"{member.name} was bound by somebody else", now)
         return self._settle(now)
 
-    def drop(self, uid: str, now: float) -> str:
+    def remove_member(self, uid: str, now: float) -> str:
         """The member is gone. To be called before its reservation is changed."""
         member = self.members.pop(uid, None)
         if member is None:
             return ""
-        self._tell(member, None)
+        self._update_roster(member, None)
         self._late.discard(uid)
         if member.there:
             self._start_over(now)
-        return self._lost(member, now)
+        return self._remove_counted(member, now)
 
     def regroup(self, group: Group, now: float) -> str:
         """The PodGroup says so now."""
@@ -145,7 +145,7 @@ class Gang:
         self._has_changed()
         if before.minimum == group.minimum or not self.plan or self.forward:
             return self._settle(now)
-        return self.end("the minimum of the gang has changed", now)
+        return self.cancel_plan("the minimum of the gang has changed", now)
 
     @property
     def minimum(self) -> int:
@@ -212,7 +212,7 @@ class Gang:
     @property
     def closed(self) -> bool:
         """Whether a member that a plan must have still has its gate, so that kube-scheduler does not see it."""
-        return bool(self._roster.gated) and any(member.gated for member in self.wanted())
+        return bool(self._roster.gated) and any(member.gated for member in self.members_to_plan())
 
     def missing(self) -> list[str]:
         """The names of members of the plan that have not reached bind yet."""
@@ -223,7 +223,7 @@ class Gang:
         if self._ranked is None:  # asked thousands of times between two changes
             oldest = self.there[0] if self.there else None
             highest = max(self._roster.priorities, default=0)
-            self._ranked = rank_of(oldest, highest, self.group.priority, self.key)
+            self._ranked = gang_rank(oldest, highest, self.group.priority, self.key)
         return self._ranked
 
     @property
@@ -235,38 +235,38 @@ class Gang:
 
     def refusal(self, now: float) -> Refusal | None:
         """Why nothing can be planned now, or None; whether it fits is for the planner to say."""
-        if self.stale or (self.evicting and not self.forward):
+        if self.is_status_stale or (self.evicting and not self.forward):
             return Refusal.GANG_BACKS_OFF
         if not self.complete:
             return Refusal.GANG_INCOMPLETE
         if (self.evicting or not self.forward) and now < self._backoff_until:
             return Refusal.GANG_BACKS_OFF
-        if self._late and any(member.uid in self._late for member in self.wanted()):
+        if self._late and any(member.uid in self._late for member in self.members_to_plan()):
             return Refusal.GANG_WAITS
         return None
 
     @property
-    def stale(self) -> bool:
+    def is_status_stale(self) -> bool:
         """Whether its PodGroup still says that it runs. The next leader would believe that of a gang bound in part."""
         return self.group.running and not self.ran
 
-    def wanted(self) -> list[Member]:
+    def members_to_plan(self) -> list[Member]:
         """The members that a plan must have: as many as are missing to the minimum, the oldest first.
 
         If there are more than needed, members for which a hold ended come last.
         """
-        free, most = self._roster.free, max(0, self.minimum - len(self.bound))
+        free, missing_count = self._roster.free, max(0, self.minimum - len(self.bound))
         if not self._late:
-            return list(free[:most])
-        first = list(islice((member for member in free if member.uid not in self._late), most))
-        return first + list(islice((member for member in free if member.uid in self._late), most - len(first)))
+            return list(free[:missing_count])
+        first = list(islice((member for member in free if member.uid not in self._late), missing_count))
+        return first + list(islice((member for member in free if member.uid in self._late), missing_count - len(first)))
 
     def missing_in_plan(self) -> list[Member]:
-        """Those of `wanted` that are not in the plan yet."""
-        wanted = self.wanted()
+        """Those of `members_to_plan` that are not in the plan yet."""
+        wanted = self.members_to_plan()
         return [member for member in wanted if member.uid not in self.plan] if self.plan else wanted
 
-    def shown(self, uid: str) -> None:
+    def mark_requested(self, uid: str) -> None:
         """kube-scheduler has asked for this member."""
         self._late.discard(uid)
 
@@ -280,7 +280,7 @@ class Gang:
         """kube-scheduler did not offer the node for this member."""
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
-    def hold(self, uids: Collection[str], now: float) -> None:
+    def mark_planned(self, uids: Collection[str], now: float) -> None:
         """These members are about to be planned: with those in the plan, all that are missing to the minimum."""
         if not self.plan and not self.forward:
             self.arrived.clear()
@@ -298,7 +298,7 @@ class Gang:
             self._refused_at = now
             self._refusals += 1
 
-    def reserves(self, now: float) -> bool:
+    def is_reservation_due(self, now: float) -> bool:
         """Whether it has waited so long that cards are reserved for it."""
         if self._refused_since is None or self.ran or self.plan or not self.complete:
             return False
@@ -306,13 +306,13 @@ class Gang:
 
     # The way to the nodes.
 
-    def passes(self, uid: str, now: float) -> None:
+    def mark_permitted(self, uid: str, now: float) -> None:
         """Filter answers the planned node for this member."""
         if uid not in self.passed:
             self.passed.add(uid)
             self._progress = now
 
-    def arrives(self, uid: str, now: float) -> bool:
+    def mark_arrived(self, uid: str, now: float) -> bool:
         """The member waits in bind now. Returns whether all members of the plan do."""
         self.passed.add(uid)
         self.arrived.add(uid)
@@ -324,23 +324,23 @@ class Gang:
         self.forward = self.committed = True
         self.since = self._progress = now
 
-    def posts(self, uid: str, now: float) -> None:
+    def mark_posted(self, uid: str, now: float) -> None:
         """A member of a gang that is `forward` made progress: the time until it is rolled back begins again."""
         if uid in self.plan:
             self._progress = now
 
-    def expired(self, now: float, *, others_short: bool = False) -> str:
+    def expiry_reason(self, now: float, *, others_short: bool = False) -> str:
         """Why the hold ends now by time, or "". `others_short`: other gangs lack threads to wait in bind; then a longer
         time in its PodGroup does not count.
         """
-        # A PodGroup may say more than `most`: it is older than the policy that refuses that, or one of coscheduling.
-        most = min(self.patience.hold, self.patience.most) if others_short else self.patience.most
-        hold = min(self.patience.hold if self.group.hold is None else self.group.hold, most)
+        # A PodGroup may say more than `longest`: it is older than the policy that refuses that, or one of coscheduling.
+        longest = min(self.patience.hold, self.patience.max_hold) if others_short else self.patience.max_hold
+        hold = min(self.patience.hold if self.group.hold is None else self.group.hold, longest)
         if not self.plan or self.forward or now - self._progress < hold:
             return ""
-        return f"{wording.few(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"
+        return f"{wording.enumerate_first(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"
 
-    def end(self, reason: str, now: float) -> str:
+    def cancel_plan(self, reason: str, now: float) -> str:
         """Ends the hold: nothing was posted, and nothing is held from now on."""
         if not self.plan or self.forward:
             return ""
@@ -363,7 +363,7 @@ class Gang:
             return False
         return now - self._progress >= self.patience.rollback
 
-    def taken_over(self, now: float, wall: float) -> None:
+    def adopt(self, now: float, wall: float) -> None:
         """A new leader takes over at the wall time `wall`. The time under former leaders counts as well, but at least a
         quarter of the time is left, since the rest may fit now.
         """
@@ -383,11 +383,11 @@ class Gang:
         return self.reason
 
     @property
-    def forsaken(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether it is `forward` with nothing bound, and a former leader committed it, or a member lost its place."""
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
-    def stand_back(self, now: float) -> str:
+    def reset(self, now: float) -> str:
         """It is forsaken, and no member may be bound any more: it waits again until all its members can be bound."""
         self._clear()
         self.forward = self.committed = False
@@ -407,23 +407,23 @@ class Gang:
 
     def _needs(self) -> tuple[int, str]:
         """`minimum` and `problem`."""
-        if self._asked is None:
+        if self._needed is None:
             minimum, problem = _minimum(self.name, self.group, self._roster)
             kinds = len(self._roster.kinds)
             if kinds > MOST_KINDS and not problem:
                 problem = f"its pods ask for {kinds} different things (cards, cpu, memory)"
                 problem = f"{problem}, those of a gang for {MOST_KINDS} at most"
-            self._asked = minimum, problem
-        return self._asked
+            self._needed = minimum, problem
+        return self._needed
 
-    def _tell(self, before: Member | None, member: Member | None) -> None:
+    def _update_roster(self, before: Member | None, member: Member | None) -> None:
         """A member has changed, come or gone."""
         self._roster.change(before, member)
         self._has_changed()
 
     def _has_changed(self) -> None:
         self.changes += 1
-        self._asked = self._ranked = None
+        self._needed = self._ranked = None
 
     def _settle(self, now: float) -> str:
         """To be called when its members have changed: finds out whether it runs, or is bound in part."""
@@ -442,7 +442,7 @@ class Gang:
         if self.ran or self.evicting:
             return ""
         if self.bound and not self.forward and not problem:  # without a minimum there is no "in part"
-            ended = self.end("a member was bound by somebody else", now)
+            ended = self.cancel_plan("a member was bound by somebody else", now)
             self.forward = True
             self.since = self._progress = now
             return ended
@@ -462,12 +462,12 @@ class Gang:
         self.since = now
         return ended
 
-    def _lost(self, member: Member, now: float) -> str:
+    def _remove_counted(self, member: Member, now: float) -> str:
         """The member does not count any more."""
         if member.uid in self.evicting and self.forward:
             self._clear()
             self.forward = False
-            self.evicting = {each.uid for each in self.bound}
+            self.evicting = {bound_member.uid for bound_member in self.bound}
             self._settle(now)
             return "the gang is rolled back"
         ended = self._unplanned(member, f"{member.name} is gone", now, whole=member.uid in self.plan)
@@ -478,7 +478,7 @@ class Gang:
     def _unplanned(self, member: Member, reason: str, now: float, *, whole: bool = True) -> str:
         """The member needs no place any more. `whole`: that ends the hold of a gang that is not `forward`."""
         if whole and self.plan and not self.forward:
-            ended = self.end(reason, now)
+            ended = self.cancel_plan(reason, now)
             self._settle(now)
             return ended
         self.unplan(member.uid)
@@ -486,12 +486,12 @@ class Gang:
 
     def unplan(self, uid: str) -> None:
         """The member has no place in the plan any more."""
-        self.plan.give_up((uid,))
+        self.plan.release((uid,))
         self.passed.discard(uid)
         self.arrived.discard(uid)
 
     def _clear(self) -> None:
-        self.plan.give_up(list(self.plan))
+        self.plan.release(list(self.plan))
         self.passed.clear()
         self.arrived.clear()
 

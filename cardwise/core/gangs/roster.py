@@ -23,13 +23,13 @@ class Roster:
 
     def __init__(self) -> None:
         self._lists: list[tuple[Callable[[Member], bool], list[Member]]] = []
-        self.there = self._those(lambda m: m.there)
-        self.ready = self._those(lambda m: m.there and not m.barred)  # no gate of somebody else's keeps them
-        self.free = self._those(lambda m: m.there and not m.barred and not m.node)
-        self.bound = self._those(lambda m: m.there and bool(m.node))
-        self.gated = self._those(lambda m: m.there and m.gated)
-        self.barred = self._those(lambda m: m.there and bool(m.barred))
-        self.wrong = self._those(lambda m: m.there and bool(m.problem))  # cannot be placed as they are
+        self.there = self._tracked_members(lambda m: m.there)
+        self.ready = self._tracked_members(lambda m: m.there and not m.barred)  # no gate of somebody else's keeps them
+        self.free = self._tracked_members(lambda m: m.there and not m.barred and not m.node)
+        self.bound = self._tracked_members(lambda m: m.there and bool(m.node))
+        self.gated = self._tracked_members(lambda m: m.there and m.gated)
+        self.barred = self._tracked_members(lambda m: m.there and bool(m.barred))
+        self.wrong = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as they are
         self.minimums: Counter[int] = Counter()  # as members say them
         self.foreign: Counter[Foreign | None] = Counter()  # whose PodGroups they name
         self.priorities: Counter[int] = Counter()
@@ -55,28 +55,28 @@ class Roster:
                 del some[bisect_left(some, _age(before), key=_age)]
             if now is not None and has(now):
                 insort(some, now, key=_age)
-        for one, sign in ((before, -1), (now, 1)):
-            if one is None or not one.there:
+        for state, sign in ((before, -1), (now, 1)):
+            if state is None or not state.there:
                 continue
-            _add(self.foreign, one.foreign, sign)
-            _add(self.priorities, one.priority, sign)
-            if one.minimum is not None:
-                _add(self.minimums, one.minimum, sign)
-            if not one.node:
-                _add(self.kinds, (one.request, one.load), sign)
+            _add(self.foreign, state.foreign, sign)
+            _add(self.priorities, state.priority, sign)
+            if state.minimum is not None:
+                _add(self.minimums, state.minimum, sign)
+            if not state.node:
+                _add(self.kinds, (state.request, state.load), sign)
 
-    def _those(self, has: Callable[[Member], bool]) -> Sequence[Member]:
+    def _tracked_members(self, has: Callable[[Member], bool]) -> Sequence[Member]:
         """A sequence of the members for which `has` is true, kept up to date from now on."""
-        found: list[Member] = []
-        self._lists.append((has, found))
-        return found
+        members: list[Member] = []
+        self._lists.append((has, members))
+        return members
 
 
 def _age(member: Member) -> tuple[str, str, str]:
     return member.created, member.name, member.uid
 
 
-def _add(counter: Counter[_T], one: _T, sign: int) -> None:
-    counter[one] += sign
-    if not counter[one]:
-        del counter[one]
+def _add(counter: Counter[_T], element: _T, sign: int) -> None:
+    counter[element] += sign
+    if not counter[element]:
+        del counter[element]

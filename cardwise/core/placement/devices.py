@@ -39,8 +39,8 @@ def in_order(devices: Iterable[Device]) -> list[Device]:
     return sorted(devices, key=lambda device: (device.kind, device.index, device.uuid))
 
 
-def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, int]) -> bool:
-    """Whether granted devices, which are counted in `taken`, are still good: they are there, may be given, are of the
+def is_valid_grant(granted: Assignment, devices: Sequence[Device], holds: Mapping[str, int]) -> bool:
+    """Whether granted devices, which are counted in `holds`, are still good: they are there, may be given, are of the
     requested class, and no other pod has them.
     """
     here = {device.uuid: device for device in devices}
@@ -48,54 +48,54 @@ def is_good(granted: Assignment, devices: Sequence[Device], taken: Mapping[str, 
         device = here.get(share.uuid)
         if device is None or not device.takes or share.resource_class not in device.classes:
             return False
-        if taken.get(share.uuid, 0) > 1:
+        if holds.get(share.uuid, 0) > 1:
             return False
     return True
 
 
-def is_free(device: Device, taken: Collection[str]) -> bool:
-    """Whether a pod could get the device now. `taken`: the UUIDs of devices that are held."""
-    return device.takes and device.uuid not in taken
+def is_free(device: Device, holds: Collection[str]) -> bool:
+    """Whether a pod could get the device now. `holds`: the UUIDs of devices that are held."""
+    return device.takes and device.uuid not in holds
 
 
 class WantedDevices:
     """What one pod asks of devices, prepared so that thousands of nodes can be asked."""
 
-    def __init__(self, asked: Sequence[DeviceRequest]) -> None:
-        self._asked = asked
+    def __init__(self, requests: Sequence[DeviceRequest]) -> None:
+        self._requests = requests
         self.counts: dict[str, int] = {}  # by class
-        for one in asked:
-            self.counts[one.resource_class] = self.counts.get(one.resource_class, 0) + one.count
+        for request in requests:
+            self.counts[request.resource_class] = self.counts.get(request.resource_class, 0) + request.count
 
-    def available(self, devices: Sequence[Device], taken: Collection[str]) -> int | Refusal:
+    def available(self, devices: Sequence[Device], holds: Collection[str]) -> int | Refusal:
         """How many devices of the classes are free on a node with these devices; a refusal if they are too few."""
-        free = self._free(devices, taken)
-        return len(free) if self._suffice(free) else self._why(devices)
+        free = self._free(devices, holds)
+        return len(free) if self._are_enough(free) else self._refusal(devices)
 
-    def grant(self, devices: Sequence[Device], taken: Collection[str]) -> tuple[int, GrantedDevices] | Refusal:
+    def grant(self, devices: Sequence[Device], holds: Collection[str]) -> tuple[int, GrantedDevices] | Refusal:
         """As `available`, and the devices for each container."""
-        free = self._free(devices, taken)
+        free = self._free(devices, holds)
         matched = self._match(free)
         if matched is None:
-            return self._why(devices)
+            return self._refusal(devices)
         granted: dict[str, tuple[DeviceShare, ...]] = {}
-        for one in self._asked:
-            chosen = [free[matched[one.resource_class].popleft()].uuid for _ in range(one.count)]
-            more = tuple(DeviceShare(one.resource_class, uuid) for uuid in chosen)
-            granted[one.key] = granted.get(one.key, ()) + more
+        for request in self._requests:
+            chosen = [free[matched[request.resource_class].popleft()].uuid for _ in range(request.count)]
+            shares = tuple(DeviceShare(request.resource_class, uuid) for uuid in chosen)
+            granted[request.key] = granted.get(request.key, ()) + shares
         return len(free), granted
 
     def _of_classes(self, devices: Sequence[Device]) -> list[Device]:
         return [device for device in devices if not self.counts.keys().isdisjoint(device.classes)]
 
-    def _free(self, devices: Sequence[Device], taken: Collection[str]) -> list[Device]:
-        return [device for device in self._of_classes(devices) if is_free(device, taken)]
+    def _free(self, devices: Sequence[Device], holds: Collection[str]) -> list[Device]:
+        return [device for device in self._of_classes(devices) if is_free(device, holds)]
 
-    def _why(self, devices: Sequence[Device]) -> Refusal:
+    def _refusal(self, devices: Sequence[Device]) -> Refusal:
         """Why too few are free. If the node has too few at all, ended pods or healed devices do not help."""
-        return Refusal.NO_DEVICE if self._suffice(self._of_classes(devices)) else Refusal.NO_SUCH_DEVICE
+        return Refusal.NO_DEVICE if self._are_enough(self._of_classes(devices)) else Refusal.NO_SUCH_DEVICE
 
-    def _suffice(self, devices: Sequence[Device]) -> bool:
+    def _are_enough(self, devices: Sequence[Device]) -> bool:
         """Whether these devices, which are all of the classes, are enough."""
         if len(self.counts) == 1:
             return len(devices) >= sum(self.counts.values())
@@ -105,18 +105,18 @@ class WantedDevices:
         """For each class the positions of as many different devices as are asked for; None if there are too few."""
         if len(devices) < sum(self.counts.values()):
             return None
-        given: dict[int, str] = {}  # by position, the class that a device is given for
+        assigned: dict[int, str] = {}  # by position, the class that a device is given for
         for name, count in self.counts.items():
             for _ in range(count):
-                if not _give(name, devices, given):
+                if not _assign_device(name, devices, assigned):
                     return None
         matched: dict[str, deque[int]] = {name: deque() for name in self.counts}
-        for position in sorted(given):
-            matched[given[position]].append(position)
+        for position in sorted(assigned):
+            matched[assigned[position]].append(position)
         return matched
 
 
-def _give(name: str, devices: Sequence[Device], given: dict[int, str]) -> bool:
+def _assign_device(name: str, devices: Sequence[Device], assigned: dict[int, str]) -> bool:
     """Gives one more device to the class: a free one, or one of another class that gets another device instead, and so
     on (an augmenting path). The shortest chain is found first, so a free device of the class is taken if there is one.
     """
@@ -129,11 +129,11 @@ def _give(name: str, devices: Sequence[Device], given: dict[int, str]) -> bool:
             if i in takers or taker not in device.classes:
                 continue
             takers[i] = taker
-            holder = given.get(i)
+            holder = assigned.get(i)
             if holder is None:
                 position: int | None = i
                 while position is not None:
-                    given[position] = takers[position]
+                    assigned[position] = takers[position]
                     position = gives_up[takers[position]]
                 return True
             if holder not in gives_up:

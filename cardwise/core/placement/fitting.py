@@ -23,7 +23,7 @@ _RANK: Final = 1 << 40  # what a rank of a level weighs: more than any MiB
 _ANY_SIZE: Final = 1 << 40  # MiB of a whole card that is not chosen yet, at most
 
 
-class Claim(NamedTuple):
+class CardRequest(NamedTuple):
     """A request for `cards` different cards, each with `mem` MiB and `core` percent, or whole.
 
     `untolerated` and `user`: which cards it may have by their MPS, see `mpstaints`.
@@ -50,7 +50,7 @@ class Want(NamedTuple):
     `typed`: all kinds of its class, None: any.
     """
 
-    claim: Claim
+    card_request: CardRequest
     levels: tuple[KindLevel, ...]
     typed: frozenset[int] | None
 
@@ -66,35 +66,52 @@ class Plan(NamedTuple):
     unlimited: tuple[Want, ...] | None
 
 
-def claims(request: PodRequest) -> list[Claim]:
+def card_requests(request: PodRequest) -> list[CardRequest]:
     """The claims of a request, the hardest first. Containers that ask for a share of one card of the same class make
     one claim: they share a card.
 
     A claim that names a class comes before claims that may have any card.
     """
-    found = []
-    one, several = (untolerated_by(request.mps, several=many) for many in (False, True))
+    requests = []
+    single_card, multi_card = (untolerated_by(request.mps, several=several_cards) for several_cards in (False, True))
     user = request.mps_client.user
     together: dict[str, list[ContainerRequest]] = {}
     for c in request.containers:
         if c.whole or c.cards > 1:
-            untolerated = several if c.cards > 1 else one
+            untolerated = multi_card if c.cards > 1 else single_card
             mem, core = c.mem_per_card, c.core_per_card
-            found.append(Claim((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user))
+            requests.append(CardRequest((c.key,), c.cards, mem, core, c.whole, c.resource_class, untolerated, user))
         else:
             together.setdefault(c.resource_class, []).append(c)
     for resource_class, of_class in together.items():
         keys = tuple(c.key for c in of_class)
         sum_mem, sum_core = sum(c.mem for c in of_class), sum(c.core for c in of_class)
-        found.append(
-            Claim(keys, 1, sum_mem, sum_core, whole=False, resource_class=resource_class, untolerated=one, user=user)
+        requests.append(
+            CardRequest(
+                keys,
+                1,
+                sum_mem,
+                sum_core,
+                whole=False,
+                resource_class=resource_class,
+                untolerated=single_card,
+                user=user,
+            )
         )
-    return sorted(found, key=lambda claim: (not claim.resource_class, not claim.whole, -claim.mem, -claim.cards))
+    return sorted(
+        requests,
+        key=lambda card_request: (
+            not card_request.resource_class,
+            not card_request.whole,
+            -card_request.mem,
+            -card_request.cards,
+        ),
+    )
 
 
-def several(request: PodRequest) -> bool:
+def has_several_claims(request: PodRequest) -> bool:
     """Whether the request has several claims, so that each node must be searched for cards for all of them."""
-    return len(claims(request)) > 1
+    return len(card_requests(request)) > 1
 
 
 def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShare:
@@ -107,56 +124,64 @@ def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShar
 # Which kinds of cards a request may have.
 
 
-def plan(wanted: Sequence[Claim], kinds: CardKinds, headroom: Sequence[Headroom]) -> Plan:
+def plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]) -> Plan:
     """The plan of a search. Kinds that a quota closes are left out where that is known, so the index skips them."""
     unlimited = tuple([Want(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in wanted])
     if not headroom:
         return Plan(unlimited, (), None)
-    most = quotas.total(claim.charge(claim.cards, _ANY_SIZE) for claim in wanted)
-    tight = [one for one in headroom if not one.takes(most)]
+    largest_charge = quotas.total(card_request.charge(card_request.cards, _ANY_SIZE) for card_request in wanted)
+    tight = [entry_headroom for entry_headroom in headroom if not entry_headroom.takes(largest_charge)]
     if not tight:
         return Plan(unlimited, (), None)
     wants = []
     counted = set()
-    for claim, _, typed in unlimited:
-        full = {i for i, one in enumerate(tight) if not one.takes(_least(claim, kinds, one.entry))}
+    for card_request, _, typed in unlimited:
+        full = {
+            i
+            for i, entry_headroom in enumerate(tight)
+            if not entry_headroom.takes(_least(card_request, kinds, entry_headroom.entry))
+        }
         counted |= set(range(len(tight))) - full
-        wants.append(Want(claim, kinds.levels(claim.resource_class, [tight[i].entry for i in sorted(full)]), typed))
+        wants.append(
+            Want(card_request, kinds.levels(card_request.resource_class, [tight[i].entry for i in sorted(full)]), typed)
+        )
     return Plan(tuple(wants), tuple(tight[i] for i in sorted(counted)), unlimited)
 
 
-def _least(claim: Claim, kinds: CardKinds, entry: quotas.Entry) -> Charge:
+def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge:
     """The least that the claim charges the entry if it takes a card that the entry covers: for one card, or for all its
     cards if it can get no others.
     """
-    cards = claim.cards if kinds.allowed(claim.resource_class, (entry,)) == frozenset() else 1
-    return claim.charge(cards, 1)
+    cards = card_request.cards if kinds.allowed(card_request.resource_class, (entry,)) == frozenset() else 1
+    return card_request.charge(cards, 1)
 
 
-def surely(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge:
+def least_charge(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge:
     """What the request charges the entry of a quota at least, whichever cards it gets."""
     return quotas.total(
-        _least(claim, kinds, entry)
-        for claim in claims(request)
-        if kinds.allowed(claim.resource_class, (entry,)) == frozenset()
+        _least(card_request, kinds, entry)
+        for card_request in card_requests(request)
+        if kinds.allowed(card_request.resource_class, (entry,)) == frozenset()
     )
 
 
-def _charge(node: NodeState, i: int, claim: Claim) -> Charge:
+def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:
     """What this card charges if the claim takes it: the sum of `quotas.charge` of its shares."""
-    return claim.charge(1, node.cards[i].mem - node.kept_back)
+    return card_request.charge(1, node.cards[i].mem - node.kept_back)
 
 
-def charged(headroom: Sequence[Headroom], node: NodeState, i: int, claim: Claim) -> list[Headroom] | None:
+def headroom_after(
+    headroom: Sequence[Headroom], node: NodeState, i: int, card_request: CardRequest
+) -> list[Headroom] | None:
     """What quotas leave when this card is taken for the claim; None where one of them does not allow it."""
-    charge = _charge(node, i, claim)
-    left = []
-    for one in headroom:
-        covered = node.registry.covered(node.kinds[i], one.entry)
-        if covered and not one.takes(charge):
+    charge = _charge(node, i, card_request)
+    remaining = []
+    for entry_headroom in headroom:
+        covered = node.registry.covered(node.kinds[i], entry_headroom.entry)
+        if covered and not entry_headroom.takes(charge):
             return None
-        left.append(one.less(charge) if covered else one)
-    return left
+        remaining.append(entry_headroom.subtract(charge) if covered else entry_headroom)
+    return remaining
 
 
 # The choice for one claim.
@@ -168,7 +193,7 @@ Chosen = tuple[int, list[int], Sequence[Headroom]]
 
 def choose(node: NodeState, want: Want, headroom: Sequence[Headroom], policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim; None if there are too few that it may have."""
-    codes = usable(node, want.claim)
+    codes = usable(node, want.card_request)
     if headroom:
         return next(choices(node, codes, want, headroom, policy, alike=_kind_and_size), None)
     return _choose_freely(node, codes, want, policy)
@@ -176,20 +201,20 @@ def choose(node: NodeState, want: Want, headroom: Sequence[Headroom], policy: po
 
 def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim, one after another."""
-    claim, levels, _ = want
-    if len(codes) < claim.cards:
+    card_request, levels, _ = want
+    if len(codes) < card_request.cards:
         return None
     score = 0
     chosen: list[int] = []
-    left, least = list(codes) if claim.cards > 1 else codes, card_code(claim.mem)
-    for _ in range(claim.cards):
-        pick = policy(left, least) if levels is ANY_CARD else pick_one(node, left, want, policy)
+    remaining, least = list(codes) if card_request.cards > 1 else codes, card_code(card_request.mem)
+    for _ in range(card_request.cards):
+        pick = policy(remaining, least) if levels is ANY_CARD else pick_one(node, remaining, want, policy)
         if pick is None:
             return None
         score += pick[0]
         chosen.append(pick[1])
-        if isinstance(left, list):
-            del left[bisect_left(left, card_code(node.free[pick[1]], pick[1]))]
+        if isinstance(remaining, list):
+            del remaining[bisect_left(remaining, card_code(node.free[pick[1]], pick[1]))]
     return score, chosen, ()
 
 
@@ -202,27 +227,29 @@ def choices(
     *,
     alike: Callable[[NodeState, int], object],
     tries: Callable[[], bool] = lambda: True,
-    taken: tuple[int, ...] = (),
+    chosen_before: tuple[int, ...] = (),
 ) -> Iterator[Chosen]:
     """The choices of cards for one claim for which quotas have room, in the policy's order of preference.
 
     Of cards for which `alike` is equal only one is tried: the result would be the same. `tries` is asked before each
     card, and ends the search.
     """
-    missing = want.claim.cards - len(taken)
+    missing = want.card_request.cards - len(chosen_before)
     while len(codes) >= missing:
         pick = pick_one(node, codes, want, policy)
         if pick is None or not tries():
             return
         score, i = pick
-        left = charged(headroom, node, i, want.claim)
-        if left is not None and missing == 1:
-            yield score, [*taken, i], left
-        elif left is not None:
+        remaining = headroom_after(headroom, node, i, want.card_request)
+        if remaining is not None and missing == 1:
+            yield score, [*chosen_before, i], remaining
+        elif remaining is not None:
             others = [code for code in codes if code & PLACE != i]
-            rest = choices(node, others, want, left, policy, alike=alike, tries=tries, taken=(*taken, i))
-            for more, chosen, after in rest:
-                yield score + more, chosen, after
+            rest = choices(
+                node, others, want, remaining, policy, alike=alike, tries=tries, chosen_before=(*chosen_before, i)
+            )
+            for points, chosen, after in rest:
+                yield score + points, chosen, after
         same = alike(node, i)
         codes = [code for code in codes if alike(node, code & PLACE) != same]
 
@@ -239,41 +266,48 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
         if kinds is not None and not kinds >= node.here:
             here = node.kinds
             among = [code for code in codes if here[code & PLACE] in kinds]
-        pick = policy(among, card_code(want.claim.mem)) if among else None
+        pick = policy(among, card_code(want.card_request.mem)) if among else None
         if pick is not None:
             return pick[0] - rank * _RANK, pick[1]
     return None
 
 
-def usable(node: NodeState, claim: Claim) -> Sequence[int]:
+def usable(node: NodeState, card_request: CardRequest) -> Sequence[int]:
     """Codes of the cards that may serve the claim, in ascending order; memory and kind are not checked."""
-    codes = node.empties() if claim.whole else node.ascending()
-    if node.mps.may_close(claim.untolerated, claim.user):
-        codes = [code for code in codes if admits(node, code & PLACE, claim)]
-    if claim.whole:
+    codes = node.empties() if card_request.whole else node.ascending()
+    if node.mps.may_close(card_request.untolerated, card_request.user):
+        codes = [code for code in codes if admits(node, code & PLACE, card_request)]
+    if card_request.whole:
         return codes
-    if claim.core or len(claim.keys) > 1:
-        return [code for code in codes if takes(node, code & PLACE, claim)]
+    if card_request.core or len(card_request.keys) > 1:
+        return [code for code in codes if has_capacity(node, code & PLACE, card_request)]
     return codes
 
 
-def takes(node: NodeState, i: int, claim: Claim) -> bool:
+def has_capacity(node: NodeState, i: int, card_request: CardRequest) -> bool:
     """Whether an open card has what the claim asks besides memory: SMs, and room for one client per container."""
-    cores = not claim.core or node.free_core[i] >= claim.core  # below zero if the setting has become smaller
-    return cores and node.clients[i] + len(claim.keys) <= node.most[i]
+    cores = (
+        not card_request.core or node.free_core[i] >= card_request.core
+    )  # below zero if the setting has become smaller
+    return cores and node.clients[i] + len(card_request.keys) <= node.max_card_clients[i]
 
 
-def admits(node: NodeState, i: int, claim: Claim) -> bool:
+def admits(node: NodeState, i: int, card_request: CardRequest) -> bool:
     """Whether the card is open to the claim's pod as far as MPS is concerned."""
-    return node.mps.admits(i, claim.untolerated, claim.user)
+    return node.mps.admits(i, card_request.untolerated, card_request.user)
 
 
-def asks_for_memory_alone(claim: Claim) -> bool:
+def asks_for_memory_alone(card_request: CardRequest) -> bool:
     """Whether nothing else decides on a node where no card has so much."""
-    return claim.cards == 1 and not claim.whole and not claim.core and not claim.untolerated & FOR_GOOD
+    return (
+        card_request.cards == 1
+        and not card_request.whole
+        and not card_request.core
+        and not card_request.untolerated & FOR_GOOD
+    )
 
 
-def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) -> Refusal:
+def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | None = None) -> Refusal:
     """Why the claim found no card of its class, from the most to the least permanent reason."""
     if not node.cards:
         return Refusal.NOT_OURS
@@ -282,68 +316,72 @@ def refusal(node: NodeState, claim: Claim, typed: frozenset[int] | None = None) 
         among = [i for i, kind in enumerate(node.kinds) if kind in typed]
         if not among:
             return Refusal.NO_SUCH_TYPE
-    elif asks_for_memory_alone(claim):
+    elif asks_for_memory_alone(card_request):
         # The common cases of a full cluster; `MemoryIndex` says the same of thousands of nodes at once.
-        if node.largest < claim.mem:
+        if node.largest < card_request.mem:
             return Refusal.CARD_TOO_SMALL
         # Eight integers of thousands of nodes are in no CPU cache; if all cards are open, one packed array is enough.
         codes = node.codes
-        most = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
-        if most < claim.mem:
+        most_free = codes[-1] >> POSITION if codes and len(codes) == len(node.free) else max(node.free)
+        if most_free < card_request.mem:
             return Refusal.NO_MEMORY
     here = range(len(node.cards)) if among is None else among
-    if claim.untolerated & FOR_GOOD and node.mps.may_close(claim.untolerated, claim.user):
-        never = [i for i in here if node.mps.taints[i] & claim.untolerated & FOR_GOOD]
+    if card_request.untolerated & FOR_GOOD and node.mps.may_close(card_request.untolerated, card_request.user):
+        never = [i for i in here if node.mps.taints[i] & card_request.untolerated & FOR_GOOD]
         if len(here) == len(never):
-            return node.mps.refusal(never, claim.untolerated, claim.user)
-    if claim.cards > 1 and len(here) < claim.cards:
+            return node.mps.refusal(never, card_request.untolerated, card_request.user)
+    if card_request.cards > 1 and len(here) < card_request.cards:
         return Refusal.TOO_FEW_CARDS
-    if claim.whole:
+    if card_request.whole:
         takers = node.takers if among is None else sum(node.cards[i].takes for i in among)
-        if takers < claim.cards:
-            return _withheld(node, claim, here)
-        if not node.mps.may_close(claim.untolerated, claim.user):
+        if takers < card_request.cards:
+            return _withheld(node, card_request, here)
+        if not node.mps.may_close(card_request.untolerated, card_request.user):
             return Refusal.NO_WHOLE_CARD  # empty cards are not looked for: thousands of nodes are asked
-        empty = [i for i in here if node.empty(i)]
-        return _why_closed(node, claim, empty) or Refusal.NO_WHOLE_CARD
-    big = [i for i in here if node.cards[i].mem - node.kept_back >= claim.mem]
-    if len(big) < claim.cards:
+        empty = [i for i in here if node.is_empty(i)]
+        return _why_closed(node, card_request, empty) or Refusal.NO_WHOLE_CARD
+    big = [i for i in here if node.cards[i].mem - node.kept_back >= card_request.mem]
+    if len(big) < card_request.cards:
         return Refusal.CARD_TOO_SMALL
-    roomy = [i for i in big if node.free[i] >= claim.mem]
-    if len(roomy) < claim.cards:
+    roomy = [i for i in big if node.free[i] >= card_request.mem]
+    if len(roomy) < card_request.cards:
         return Refusal.NO_MEMORY
     taking = [i for i in roomy if node.cards[i].takes]
-    if len(taking) < claim.cards:
-        return _withheld(node, claim, roomy)
-    closed = _why_closed(node, claim, taking)
+    if len(taking) < card_request.cards:
+        return _withheld(node, card_request, roomy)
+    closed = _why_closed(node, card_request, taking)
     if closed is not None:
         return closed
-    left = [i for i in taking if admits(node, i, claim)]
-    if sum(node.open(i, len(claim.keys)) for i in left) < claim.cards:
+    admitting = [i for i in taking if admits(node, i, card_request)]
+    if sum(node.is_open(i, len(card_request.keys)) for i in admitting) < card_request.cards:
         return Refusal.TOO_MANY_CLIENTS
     return Refusal.NO_CORE
 
 
-def _withheld(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal:
+def _withheld(node: NodeState, card_request: CardRequest, here: Sequence[int]) -> Refusal:
     """Why too few of these cards take new shares: a cordon is named if ending it would be enough."""
     healthy = sum(node.cards[i].healthy for i in here)
-    return Refusal.UNHEALTHY if healthy < claim.cards else Refusal.CORDONED
+    return Refusal.UNHEALTHY if healthy < card_request.cards else Refusal.CORDONED
 
 
-def _why_closed(node: NodeState, claim: Claim, here: Sequence[int]) -> Refusal | None:
+def _why_closed(node: NodeState, card_request: CardRequest, here: Sequence[int]) -> Refusal | None:
     """Why MPS closes so many of these cards that too few are left; None if it does not, or if they were too few."""
-    if len(here) < claim.cards or not node.mps.may_close(claim.untolerated, claim.user):
+    if len(here) < card_request.cards or not node.mps.may_close(card_request.untolerated, card_request.user):
         return None
-    if sum(admits(node, i, claim) for i in here) >= claim.cards:
+    if sum(admits(node, i, card_request) for i in here) >= card_request.cards:
         return None
-    return node.mps.refusal(here, claim.untolerated, claim.user)
+    return node.mps.refusal(here, card_request.untolerated, card_request.user)
 
 
-def served(node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()) -> tuple[list[Claim], str]:
+def served(
+    node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()
+) -> tuple[list[CardRequest], str]:
     """The claims that the card may serve, whatever is free on it; if there are none, why: "type", "mps", "quota"."""
     kind = node.kinds[i]
-    wanted = [(claim, node.registry.allowed(claim.resource_class)) for claim in claims(request)]
-    of_type = [claim for claim, typed in wanted if typed is None or kind in typed]
-    open_to = [claim for claim in of_type if admits(node, i, claim)]
-    may = [claim for claim in open_to if charged(headroom, node, i, claim) is not None]
+    wanted = [
+        (card_request, node.registry.allowed(card_request.resource_class)) for card_request in card_requests(request)
+    ]
+    of_type = [card_request for card_request, typed in wanted if typed is None or kind in typed]
+    open_to = [card_request for card_request in of_type if admits(node, i, card_request)]
+    may = [card_request for card_request in open_to if headroom_after(headroom, node, i, card_request) is not None]
     return may, "" if may else "quota" if open_to else "mps" if of_type else "type"

@@ -42,7 +42,7 @@ class CardKinds:
         self._allowed: dict[tuple[str, tuple[Entry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[KindLevel, ...]] = {}
 
-    def enter(self, card: Card | CardKind) -> int:
+    def add_card(self, card: Card | CardKind) -> int:
         """One more card is of this kind: returns its integer."""
         kind = CardKind(card.classes, card.model, card.priority)
         number = self._numbers.get(kind)
@@ -56,7 +56,7 @@ class CardKinds:
             self._smallest[number] = min(card.mem, self._smallest.get(number, card.mem))
         return number
 
-    def leave(self, number: int) -> None:
+    def remove_card(self, number: int) -> None:
         """One card less is of this kind."""
         self._cards[number] -= 1
         if not self._cards[number]:
@@ -68,7 +68,7 @@ class CardKinds:
         """The kind with this integer; a card must be of it."""
         return self._kinds[number]
 
-    def find(self, number: int) -> CardKind | None:
+    def find_kind(self, number: int) -> CardKind | None:
         """As `get`; None if no card is of it any more."""
         return self._kinds.get(number)
 
@@ -97,7 +97,7 @@ class CardKinds:
             return None
         key = resource_class, tuple(closed)
         if key not in self._allowed:
-            found = frozenset(
+            kinds = frozenset(
                 number
                 for number, kind in self._kinds.items()
                 if (not resource_class or resource_class in kind.classes)
@@ -105,7 +105,7 @@ class CardKinds:
             )
             if len(self._allowed) >= _MANY:
                 self._forget()
-            self._allowed[key] = found if len(found) < len(self._kinds) else None
+            self._allowed[key] = kinds if len(kinds) < len(self._kinds) else None
         return self._allowed[key]
 
     def levels(self, resource_class: str, closed: Collection[Entry] = ()) -> tuple[KindLevel, ...]:

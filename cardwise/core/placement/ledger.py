@@ -85,7 +85,7 @@ class Ledger:
         self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
         self._cards, self._devices = Locations(), Locations()
 
-    def like(self) -> "Ledger":
+    def empty_copy(self) -> "Ledger":
         """An empty ledger with the same settings."""
         return Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
 
@@ -186,13 +186,13 @@ class Ledger:
         if state.cards == sorted(cards, key=lambda card: card.index):
             self._forget_if_empty(state)
             return set()
-        self._touch(node)
+        self._mark_changed(node)
         before, now = {card.uuid for card in state.cards}, {card.uuid for card in cards}
         recounted = self._recounted(state, self._cards, before, now)
         for holding in recounted:
             self._count(holding, -1)
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
-        self._cards.put(node, before, now)
+        self._cards.set_uuids(node, before, now)
         state.reset(cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()])
         for holding in recounted:
             self._count(holding, 1)
@@ -210,14 +210,14 @@ class Ledger:
             recounted = self._recounted(state, self._devices, before, now)
             for holding in recounted:
                 self._count_devices(holding, -1)
-            self._devices.put(node, before, now)
+            self._devices.set_uuids(node, before, now)
             for holding in recounted:
                 self._count_devices(holding, 1)
             others = self._other_nodes(state, recounted)
         self._forget_if_empty(state)
         return others
 
-    def hold(self, holding: Holding) -> Undo:
+    def set_holding(self, holding: Holding) -> Undo:
         """Puts the holding in place of what its pod held before. Returns a function that undoes it."""
         before = self._holdings.get(holding.uid)
         gone: FormerKinds = {}
@@ -243,7 +243,7 @@ class Ledger:
         back: list[Undo] = []
         try:
             back.extend(map(self.release, released))
-            back.extend(map(self.hold, held))
+            back.extend(map(self.set_holding, held))
             yield
         finally:
             for undo in reversed(back):
@@ -251,7 +251,9 @@ class Ledger:
 
     def violations(self) -> list[str]:
         """Violations of rule 1, for tests: cards that hold more than they have, devices that are held twice."""
-        overfull = [(node.name, uuid, has) for node in self.nodes() for uuid, has in sorted(node.overfull().items())]
+        overfull = [
+            (node.name, uuid, has) for node in self.nodes() for uuid, has in sorted(node.overcommitted().items())
+        ]
         return [f"{name}: {uuid} is given beyond the {has} that it has" for name, uuid, has in overfull]
 
     def _undo_to(self, uid: str, before: Holding | None, gone: FormerKinds) -> Undo:
@@ -271,7 +273,7 @@ class Ledger:
             self._by_memory.refresh((name, self._nodes.get(name)) for name in some)
             self._touched.difference_update(some)
 
-    def _touch(self, name: str) -> None:
+    def _mark_changed(self, name: str) -> None:
         self._touched.add(name)
         for watched in self._watched:
             watched.add(name)
@@ -314,7 +316,7 @@ class Ledger:
         state = self._state(holding.node)
         self._holdings[holding.uid] = holding
         state.uids[holding.uid] = None
-        self._touch(holding.node)
+        self._mark_changed(holding.node)
         for share in holding.assignment.shares() if gone else ():
             kind = gone.get((holding.node, card_of(share)))
             if kind is not None:
@@ -327,7 +329,7 @@ class Ledger:
         state = self._nodes[holding.node]
         del self._holdings[holding.uid]
         state.uids.pop(holding.uid, None)
-        self._touch(holding.node)
+        self._mark_changed(holding.node)
         self._count(holding, -1)
         self._count_devices(holding, -1)
         gone = self._forget_gone(state, holding) if state.gone else {}
@@ -352,18 +354,18 @@ class Ledger:
         for share in holding.assignment.shares():
             homes = self._cards.nodes(share.uuid)
             if not homes or homes == own.alone:
-                kind = own.count(share, sign, holding.mps_client)
+                kind = own.count_share(share, sign, holding.mps_client)
             else:
                 kind = self.kind(own.name, share)
                 for name in homes:
-                    self._nodes[name].count(share, sign, holding.mps_client)
+                    self._nodes[name].count_share(share, sign, holding.mps_client)
             if homes != own.alone:
                 self._count_elsewhere(self._cards, own, holding.uid, share.uuid, sign)
             if not holding.charged:
                 continue
             charge = quotas.charge(share)
             before = usage.get(kind, NOTHING)
-            usage[kind] = before.plus(charge) if sign > 0 else before.minus(charge)
+            usage[kind] = before.add(charge) if sign > 0 else before.subtract(charge)
             if usage[kind] == NOTHING:
                 del usage[kind]
         if not usage:
@@ -389,7 +391,7 @@ class Ledger:
         for name in homes:
             if name != own.name:
                 self._nodes[name].count_foreign(uid, sign)
-                self._touch(name)
+                self._mark_changed(name)
 
     def _forget_if_empty(self, state: NodeState) -> None:
         if not state.cards and not state.devices and not state.uids:

@@ -20,7 +20,7 @@ class Locations:
         """The UUIDs that several nodes report, and these nodes."""
         return {uuid: nodes for uuid, nodes in self._nodes.items() if len(nodes) > 1}
 
-    def put(self, node: str, before: Collection[str], now: Collection[str]) -> None:
+    def set_uuids(self, node: str, before: Collection[str], now: Collection[str]) -> None:
         """The node reports the UUIDs `now`, and no longer the others of those `before`."""
         alone = (node,)
         for uuid in before:

@@ -33,7 +33,7 @@ class MemoryIndex:
             name: _Memory(node.largest, max(node.free)) if node is not None and node.cards else None
             for name, node in changed
         }
-        many = len(now) > _MANY
+        rebuild = len(now) > _MANY
         for name, memory in now.items():
             before = self._of.get(name)
             if memory == before:
@@ -42,9 +42,9 @@ class MemoryIndex:
                 del self._of[name]
             else:
                 self._of[name] = memory
-            if not many:
+            if not rebuild:
                 self._move(name, before, memory)
-        if many:
+        if rebuild:
             self._largest = sorted((memory.largest, name) for name, memory in self._of.items())
             self._free = sorted((memory.free, name) for name, memory in self._of.items())
 

@@ -43,102 +43,106 @@ class CardTaints:
     """The MPS taints of a node's cards, by position.
 
     `taints` and `users`: of each card. `tainted`: all taints that any card has. `single`: whether a card is not open to
-    all users. `said`: what the manager says of each card. `daemons`: the daemon of each card, named by its first card.
-    `on`: how many shares each MPS client has at a daemon.
+    all users. `statuses`: what the manager says of each card. `daemons`: the daemon of each card, named by its first
+    card.
+    `clients`: how many shares each MPS client has at a daemon.
     """
 
-    __slots__ = ("daemons", "managed", "on", "said", "single", "tainted", "taints", "users")
+    __slots__ = ("clients", "daemons", "managed", "single", "statuses", "tainted", "taints", "users")
 
-    def __init__(self, said: Sequence[CardMps | None]) -> None:
-        self.said = said
-        self.managed = any(one is not None for one in said)
-        shared = next((i for i, one in enumerate(said) if one is not None and one.several), 0)
+    def __init__(self, statuses: Sequence[CardMps | None]) -> None:
+        self.statuses = statuses
+        self.managed = any(status is not None for status in statuses)
+        shared = next((i for i, status in enumerate(statuses) if status is not None and status.several), 0)
         # By the daemon's first card. On a node without a manager clients are not counted.
-        self.daemons = [shared if one is not None and one.several else i for i, one in enumerate(said)]
-        self.on: dict[int, dict[MpsClient, int]] = {}  # by daemon, how many shares
-        self.taints = [REQUIRED] * len(said)
-        self.users = [ANY] * len(said)
-        self.tainted = REQUIRED if said else 0
+        self.daemons = [shared if status is not None and status.several else i for i, status in enumerate(statuses)]
+        self.clients: dict[int, dict[MpsClient, int]] = {}  # by daemon, how many shares
+        self.taints = [REQUIRED] * len(statuses)
+        self.users = [ANY] * len(statuses)
+        self.tainted = REQUIRED if statuses else 0
         self.single = False
         if self.managed:
-            self._judge(range(len(said)))
+            self._update_taints(range(len(statuses)))
 
     def copy(self) -> "CardTaints":
         """With counts of its own."""
         if not self.managed:
             return self  # it counts nothing
         twin = CardTaints.__new__(CardTaints)
-        twin.said, twin.daemons, twin.managed = self.said, self.daemons, True
-        twin.on = {daemon: dict(mps_clients) for daemon, mps_clients in self.on.items()}
+        twin.statuses, twin.daemons, twin.managed = self.statuses, self.daemons, True
+        twin.clients = {daemon: dict(mps_clients) for daemon, mps_clients in self.clients.items()}
         twin.taints, twin.users = self.taints.copy(), self.users.copy()
         twin.tainted, twin.single = self.tainted, self.single
         return twin
 
-    def count(self, i: int, who: MpsClient, sign: int) -> None:
+    def count(self, i: int, client: MpsClient, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) a share of the card."""
-        if not self.managed or self.said[i] is None:
+        if not self.managed or self.statuses[i] is None:
             return
         daemon = self.daemons[i]
-        mps_clients = self.on.setdefault(daemon, {})
-        shares = mps_clients.get(who, 0) + sign
+        mps_clients = self.clients.setdefault(daemon, {})
+        shares = mps_clients.get(client, 0) + sign
         if shares:
-            mps_clients[who] = shares
+            mps_clients[client] = shares
         else:
-            del mps_clients[who]
+            del mps_clients[client]
         if not shares or shares == sign:  # the first share of such a client came, or the last went
-            self._judge([at for at, other in enumerate(self.daemons) if other == daemon])
+            self._update_taints([at for at, other in enumerate(self.daemons) if other == daemon])
 
     def max_clients(self, i: int) -> int:
         """The most clients of the card; 0 if its manager has not said."""
-        said = self.said[i]
-        return said.max_clients if said is not None else 0
+        status = self.statuses[i]
+        return status.max_clients if status is not None else 0
 
-    def may_close(self, untolerated: int, who: int) -> bool:
-        """Whether any card may be closed to a request that does not tolerate these taints and runs as `who`."""
-        return bool(self.tainted & untolerated) or (self.single and who != NOBODY)
+    def may_close(self, untolerated: int, user: int) -> bool:
+        """Whether any card may be closed to a request that does not tolerate these taints and runs as `user`."""
+        return bool(self.tainted & untolerated) or (self.single and user != NOBODY)
 
-    def admits(self, i: int, untolerated: int, who: int) -> bool:
+    def admits(self, i: int, untolerated: int, user: int) -> bool:
         """Whether the card is open to such a request."""
         if self.taints[i] & untolerated:
             return False
         owner = self.users[i]
-        return owner == ANY or who == NOBODY or (who != MIXED and owner in (FREE, who))
+        return owner == ANY or user == NOBODY or (user != MIXED and owner in (FREE, user))
 
-    def never(self, i: int, untolerated: int, who: int) -> bool:
+    def is_closed_for_good(self, i: int, untolerated: int, user: int) -> bool:
         """Whether the card stays closed to such a request, whichever pods go."""
-        return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (who == MIXED and self.users[i] != ANY)
+        return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (user == MIXED and self.users[i] != ANY)
 
-    def in_the_way(self, i: int, untolerated: int, who: int) -> Mapping[tuple[int, MpsClient], int]:
+    def blocking_shares(self, i: int, untolerated: int, user: int) -> Mapping[tuple[int, MpsClient], int]:
         """The shares that must go before the card is open to such a request, by daemon and MPS client."""
-        said = self.said[i]
-        if said is None:
+        status = self.statuses[i]
+        if status is None:
             return {}
         daemon = self.daemons[i]
-        alone = who != NOBODY and not said.multi_user
+        alone = user != NOBODY and not status.multi_user
         return {
-            (daemon, one): shares
-            for one, shares in self.on.get(daemon, {}).items()
-            if (one.off and untolerated & WANTS) or (one.wants and (untolerated & OFF or (alone and one.user != who)))
+            (daemon, client): shares
+            for client, shares in self.clients.get(daemon, {}).items()
+            if (client.off and untolerated & WANTS)
+            or (client.wants and (untolerated & OFF or (alone and client.user != user)))
         }
 
-    def refusal(self, among: Iterable[int], untolerated: int, who: int) -> Refusal:
+    def refusal(self, among: Iterable[int], untolerated: int, user: int) -> Refusal:
         """Why too few of these cards are open to such a request: the reason that may end soonest."""
-        found = {_why(self.taints[i] & untolerated) for i in among if not self.admits(i, untolerated, who)}
-        return min(found, key=_SOONEST.index)
+        reasons = {
+            _refusal_by_taints(self.taints[i] & untolerated) for i in among if not self.admits(i, untolerated, user)
+        }
+        return min(reasons, key=_SOONEST.index)
 
-    def _judge(self, changed: Iterable[int]) -> None:
+    def _update_taints(self, changed: Iterable[int]) -> None:
         for i in changed:
-            said = self.said[i]
-            if said is None:
+            status = self.statuses[i]
+            if status is None:
                 continue
-            on = self.on.get(self.daemons[i], {})
-            taints = (0 if said.ready else DOWN) | (0 if said.several else SEVERAL)
-            if any(one.off for one in on):
+            clients = self.clients.get(self.daemons[i], {})
+            taints = (0 if status.ready else DOWN) | (0 if status.several else SEVERAL)
+            if any(client.off for client in clients):
                 taints |= WANTS
-            if any(one.wants for one in on):
+            if any(client.wants for client in clients):
                 taints |= OFF
             self.taints[i] = taints
-            self.users[i] = ANY if said.multi_user else _owner({one.user for one in on if one.wants})
+            self.users[i] = ANY if status.multi_user else _owner({client.user for client in clients if client.wants})
         self.tainted = 0
         for taints in self.taints:
             self.tainted |= taints
@@ -154,7 +158,7 @@ _SOONEST: Final = (
 )
 
 
-def _why(taints: int) -> Refusal:
+def _refusal_by_taints(taints: int) -> Refusal:
     """Why a card is closed, by these taints or else by its user: the reason that lasts longest."""
     if taints & REQUIRED:
         return Refusal.MPS_MISSING

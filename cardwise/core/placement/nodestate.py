@@ -29,6 +29,7 @@ class NodeState:
         "clients",
         "codes",
         "core",
+        "device_holds",
         "devices",
         "foreign",
         "free",
@@ -38,12 +39,11 @@ class NodeState:
         "kept_back",
         "kinds",
         "largest",
+        "max_card_clients",
         "max_clients",
-        "most",
         "mps",
         "name",
         "registry",
-        "taken",
         "takers",
         "uids",
         "used",
@@ -67,26 +67,28 @@ class NodeState:
         self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
         self.free_core: list[int] = []  # percent
         self.clients: list[int] = []
-        self.most: list[int] = []  # clients
+        self.max_card_clients: list[int] = []  # clients
         self.mps = CardTaints(())
         self.used: list[int] = []  # MiB
         self.uids: dict[str, None] = {}  # of its pods that hold something; a dict takes two thirds of a set
         self.foreign: dict[str, int] = {}  # of other nodes' pods that hold its cards or devices, how many of them
         self.devices: list[Device] = []  # those that are no GPUs
-        self.taken: dict[str, int] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
+        self.device_holds: dict[
+            str, int
+        ] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
         # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
         self.codes: array[int] | None = None  # as `ascending`; None: to be sorted again
         self._empties: array[int] | None = None
 
-    def open(self, i: int, shares: int = 1) -> bool:
+    def is_open(self, i: int, shares: int = 1) -> bool:
         """Whether the card takes so many more shares, whatever their size."""
-        return self.cards[i].takes and self.clients[i] + shares <= self.most[i]
+        return self.cards[i].takes and self.clients[i] + shares <= self.max_card_clients[i]
 
     def free_mib(self, i: int) -> int:
         """MiB of the card that further containers could get: 0 if it takes no new share."""
-        return max(0, self.free[i]) if self.open(i) else 0
+        return max(0, self.free[i]) if self.is_open(i) else 0
 
-    def empty(self, i: int) -> bool:
+    def is_empty(self, i: int) -> bool:
         """Whether the card can be given away whole."""
         return self.cards[i].takes and self.clients[i] == 0
 
@@ -95,7 +97,7 @@ class NodeState:
         codes = self.codes
         if codes is None:
             free = self.free
-            codes = array(_CODE, sorted(card_code(free[i], i) for i in range(len(free)) if self.open(i)))
+            codes = array(_CODE, sorted(card_code(free[i], i) for i in range(len(free)) if self.is_open(i)))
             self.codes = codes
         return codes
 
@@ -104,9 +106,9 @@ class NodeState:
         codes = self._empties
         if codes is None:
             clients = self.clients
-            one = card_code(1)
+            least_code = card_code(1)
             ascending = self.ascending()
-            codes = array(_CODE, [c for c in ascending if c >= one and not clients[c & PLACE]])
+            codes = array(_CODE, [code for code in ascending if code >= least_code and not clients[code & PLACE]])
             self._empties = codes
         return codes
 
@@ -122,8 +124,8 @@ class NodeState:
         i = self.position(share)
         return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
 
-    def count(self, share: CardShare, sign: int, who: MpsClient | None = None) -> int:
-        """Adds (sign 1) or removes (sign -1) a share of the MPS client `who`; None: of the request being placed.
+    def count_share(self, share: CardShare, sign: int, client: MpsClient | None = None) -> int:
+        """Adds (sign 1) or removes (sign -1) a share of the MPS client `client`; None: of the request being placed.
 
         Returns the kind of its card.
         """
@@ -133,25 +135,25 @@ class NodeState:
             self.used[i] += sign * share.mem
             self.free_core[i] -= sign * share.core
             self.clients[i] += sign
-            if who is not None:
-                self.mps.count(i, who, sign)
+            if client is not None:
+                self.mps.count(i, client, sign)
         self.codes = self._empties = None
         return self.kinds[i] if i is not None else self.gone.get(card_of(share), UNKNOWN)
 
-    def add(self, assignment: Assignment, who: MpsClient, sign: int) -> None:
+    def add(self, assignment: Assignment, client: MpsClient, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) all that a pod holds here."""
         for share in assignment.shares():
-            self.count(share, sign, who)
+            self.count_share(share, sign, client)
         for device in assignment.device_shares():
             self.count_device(device.uuid, sign)
 
     def count_device(self, uuid: str, sign: int) -> None:
         """Add (sign 1) or take away (sign -1) a hold on a device."""
-        holds = self.taken.get(uuid, 0) + sign
+        holds = self.device_holds.get(uuid, 0) + sign
         if holds:
-            self.taken[uuid] = holds
+            self.device_holds[uuid] = holds
         else:
-            del self.taken[uuid]
+            del self.device_holds[uuid]
 
     def count_foreign(self, uid: str, sign: int) -> None:
         """Adds (sign 1) or removes (sign -1) a card or device that a pod of another node holds here."""
@@ -163,12 +165,12 @@ class NodeState:
 
     def is_free(self, device: Device) -> bool:
         """Whether a pod could get this device of the node now."""
-        return devices.is_free(device, self.taken)
+        return devices.is_free(device, self.device_holds)
 
-    def overfull(self) -> dict[str, int]:
+    def overcommitted(self) -> dict[str, int]:
         """The cards and devices that are given out beyond what they have, by UUID, and what they have: MiB, or 1."""
-        found = {card.uuid: int(card.mem) for i, card in enumerate(self.cards) if self.used[i] > card.mem}
-        return found | {uuid: 1 for uuid, holds in self.taken.items() if holds > 1}
+        cards = {card.uuid: int(card.mem) for i, card in enumerate(self.cards) if self.used[i] > card.mem}
+        return cards | {uuid: 1 for uuid, holds in self.device_holds.items() if holds > 1}
 
     def copy(self) -> "NodeState":
         """With counts of its own."""
@@ -179,9 +181,9 @@ class NodeState:
         twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone
         twin.free, twin.used = self.free.copy(), self.used.copy()
         twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
-        twin.most, twin.mps = self.most, self.mps.copy()
+        twin.max_card_clients, twin.mps = self.max_card_clients, self.mps.copy()
         twin.uids, twin.foreign = self.uids.copy(), self.foreign.copy()
-        twin.devices, twin.taken = self.devices, self.taken.copy()
+        twin.devices, twin.device_holds = self.devices, self.device_holds.copy()
         return twin
 
     def emptied(self) -> "NodeState":
@@ -195,14 +197,14 @@ class NodeState:
         before = [*self.kinds, *self.gone.values()]
         kinds = [(share, self.kind(share)) for share in held]
         self.cards = sorted(cards, key=lambda card: card.index)
-        self.kinds = [self.registry.enter(card) for card in self.cards]
+        self.kinds = [self.registry.add_card(card) for card in self.cards]
         self.here = frozenset(self.kinds)
         self.gone = {}
         for share, kind in kinds:
             if kind != UNKNOWN:
                 self.remember(share, self.registry.get(kind))
         for kind in before:  # after the others have come, so that a kind that stays is not forgotten
-            self.registry.leave(kind)
+            self.registry.remove_card(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.kept_back
         self.takers = sum(card.takes for card in cards)
         self.clear()
@@ -214,24 +216,24 @@ class NodeState:
         self.free_core = [self.core] * len(self.cards)
         self.clients = [0] * len(self.cards)
         self.mps = CardTaints([card.mps for card in self.cards])
-        self.most = [self._most(self.mps.max_clients(i)) for i in range(len(self.cards))]
+        self.max_card_clients = [self._limit_clients(self.mps.max_clients(i)) for i in range(len(self.cards))]
         self.codes = self._empties = None
 
-    def _most(self, told: int) -> int:
-        """The most clients of a card whose manager says `told` (0: nothing), limited by the setting."""
+    def _limit_clients(self, reported: int) -> int:
+        """The most clients of a card whose manager says `reported` (0: nothing), limited by the setting."""
         if self.max_clients is None:
-            return told or MAX_CLIENTS
-        return min(told, self.max_clients) if told else self.max_clients
+            return reported or MAX_CLIENTS
+        return min(reported, self.max_clients) if reported else self.max_clients
 
     def remember(self, share: CardShare, kind: CardKind) -> None:
         """Notes the kind of the share's card, if the node does not have the card and its kind is not known."""
         card = card_of(share)
         if card not in self.gone and self.position(share) is None:
-            self.gone[card] = self.registry.enter(kind)
+            self.gone[card] = self.registry.add_card(kind)
 
     def forget(self, card: str | int) -> None:
         """Nothing is held any more on this card, which is gone."""
-        self.registry.leave(self.gone.pop(card))
+        self.registry.remove_card(self.gone.pop(card))
 
 
 def card_of(share: CardShare) -> str | int:

@@ -46,20 +46,20 @@ def place(
     `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
     """
     scorer = Scorer(request, policy, headroom)
-    many = len(nodes) * _FEW > len(ledger.by_name())  # a few are asked faster than the index is walked
-    if many and scorer.indexed:
+    use_index = len(nodes) * _FEW > len(ledger.by_name())  # a few are asked faster than the index is walked
+    if use_index and scorer.indexed:
         nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
         node = scorer.first(ledger, nodes)
         if node is not None:
-            return _certainly(scorer.place_on(node))
+            return _expect_placement(scorer.place_on(node))
         return Unplaceable(refusals=scorer.refuse_all(ledger, nodes))
-    some = scorer.with_cards(ledger, nodes) if many else nodes
+    some = scorer.with_cards(ledger, nodes) if use_index else nodes
     scores, refusals = scorer.score_all(ledger, some)
     if not scores:
         return Unplaceable(refusals=refusals if some is nodes else scorer.score_all(ledger, nodes)[1])
-    most = max(scores.values())
-    best = min(name for name, score in scores.items() if score == most)
-    return _certainly(scorer.place_on(ledger.node(best)))
+    highest = max(scores.values())
+    best = min(name for name, score in scores.items() if score == highest)
+    return _expect_placement(scorer.place_on(ledger.node(best)))
 
 
 def place_on(
@@ -82,9 +82,11 @@ def exceeded_together(
         (ledger.kind(node, share), quotas.charge(share)) for node, assignment in placed for share in assignment.shares()
     ]
     return [
-        one.entry
-        for one in headroom
-        if not one.takes(quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, one.entry)))
+        entry_headroom.entry
+        for entry_headroom in headroom
+        if not entry_headroom.takes(
+            quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, entry_headroom.entry))
+        )
     ]
 
 
@@ -144,14 +146,14 @@ class Scorer:
         self._policy = policies.POLICIES[policy]
         self._walk = _INDEXED.get(policy)
         self._request = request
-        self._claims = fitting.claims(request)
+        self._card_requests = fitting.card_requests(request)
         self._effort = effort or searching.SearchEffort()
         self._headroom = headroom
         self._plan: fitting.Plan | None = None
         # Devices are checked before cards, node by node: few nodes have them.
         self._devices = WantedDevices(request.devices) if request.devices else None
-        first = self._claims[0] if self._claims else None
-        self._single = first is not None and len(self._claims) == 1 and first.cards == 1
+        first = self._card_requests[0] if self._card_requests else None
+        self._single = first is not None and len(self._card_requests) == 1 and first.cards == 1
         # One card, where only its memory and kind matter.
         self._simple = first is not None and self._single and not first.core and len(first.keys) == 1
         self._whole = first is not None and first.whole
@@ -175,17 +177,20 @@ class Scorer:
         if self._walk is None:
             return
         plan = self._plan_on(ledger.kinds)
-        claim, levels, _ = plan.wants[0]
+        card_request, levels, _ = plan.wants[0]
         restricted = self._restricted(ledger)
-        untolerated = (claim.untolerated if restricted else 0) | (USED if claim.whole else 0)
+        untolerated = (card_request.untolerated if restricted else 0) | (USED if card_request.whole else 0)
         for _, kinds in levels:
-            for _, name, position, _ in self._walk(ledger.index(), claim.mem or 1, nodes, kinds, untolerated):
+            for _, name, position, _ in self._walk(ledger.index(), card_request.mem or 1, nodes, kinds, untolerated):
                 node = ledger.node(name)
                 if (
                     node is not None
-                    and fitting.takes(node, position, claim)
-                    and (not restricted or fitting.admits(node, position, claim))
-                    and (not plan.headroom or fitting.charged(plan.headroom, node, position, claim) is not None)
+                    and fitting.has_capacity(node, position, card_request)
+                    and (not restricted or fitting.admits(node, position, card_request))
+                    and (
+                        not plan.headroom
+                        or fitting.headroom_after(plan.headroom, node, position, card_request) is not None
+                    )
                 ):
                     yield node
 
@@ -193,10 +198,10 @@ class Scorer:
         """For several whole cards: those of the nodes with so many, by the index of all cards. In a full cluster they
         are few, and only they need to be scored. For other requests: the nodes as they are.
         """
-        if len(self._claims) != 1 or not self._whole:
+        if len(self._card_requests) != 1 or not self._whole:
             return nodes
-        cards, found = self._claims[0].cards, ledger.index().count(USED)
-        return [name for name in nodes if found.get(name, 0) >= cards]
+        cards, counts = self._card_requests[0].cards, ledger.index().count(USED)
+        return [name for name in nodes if counts.get(name, 0) >= cards]
 
     def exhausted(self, ledger: Ledger) -> bool:
         """Whether quotas leave no kind of card for a part of the request, so that no node can take it."""
@@ -225,27 +230,27 @@ class Scorer:
                     scores[name] = score
             return scores, refusals
         plan = self._plan_on(ledger.kinds)
-        claim, levels, typed = plan.wants[0]
-        least, whole = card_code(claim.mem), claim.whole
+        card_request, levels, typed = plan.wants[0]
+        least, whole = card_code(card_request.mem), card_request.whole
         plain = self._simple and levels is ANY_CARD and not plan.headroom
         restricted = self._restricted(ledger)
         # For several whole cards most nodes have too few and need no search.
-        several = claim.cards if claim.whole and len(plan.wants) == 1 and plan.unlimited is None else 0
+        several = card_request.cards if card_request.whole and len(plan.wants) == 1 and plan.unlimited is None else 0
         for name in nodes:
             node = by_name.get(name)
             if node is None:
                 refusals[name] = Refusal.NOT_OURS
                 continue
-            if plain and not (restricted and node.mps.may_close(claim.untolerated, claim.user)):
+            if plain and not (restricted and node.mps.may_close(card_request.untolerated, card_request.user)):
                 # As `_score`, without its calls: each takes a twentieth of the time for thousands of nodes.
                 pick = policy(node.empties() if whole else node.codes or node.ascending(), least)
                 if pick is not None:
                     scores[name] = pick[0]
                 else:
-                    refusals[name] = fitting.refusal(node, claim)
+                    refusals[name] = fitting.refusal(node, card_request)
                 continue
             if several and len(node.empties()) < several:
-                refusals[name] = fitting.refusal(node, claim, typed)
+                refusals[name] = fitting.refusal(node, card_request, typed)
                 continue
             score = self._score(node, plan)
             if isinstance(score, Refusal):
@@ -257,28 +262,28 @@ class Scorer:
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
         """Why each node cannot take the request, once `first` has found none that can."""
         plan = self._plan_on(ledger.kinds)
-        claim, _, typed = plan.wants[0]
+        card_request, _, typed = plan.wants[0]
         limited, by_name = plan.unlimited is not None, ledger.by_name()
 
-        def why(name: str) -> Refusal:
+        def refusal_of(name: str) -> Refusal:
             node = by_name.get(name)
             if node is None:
                 return Refusal.NOT_OURS
             if limited:
-                return searching.why(node, plan, plan.wants[0], self._policy, self._effort)
-            return fitting.refusal(node, claim, typed)
+                return searching.refusal_reason(node, plan, plan.wants[0], self._policy, self._effort)
+            return fitting.refusal(node, card_request, typed)
 
-        if limited or typed is not None or not fitting.asks_for_memory_alone(claim):
-            return {name: why(name) for name in nodes}
+        if limited or typed is not None or not fitting.asks_for_memory_alone(card_request):
+            return {name: refusal_of(name) for name in nodes}
         by_memory = ledger.by_memory()
         refusals = dict.fromkeys(nodes, Refusal.NO_MEMORY)
-        for name in by_memory.too_small(claim.mem):
+        for name in by_memory.too_small(card_request.mem):
             if name in refusals:
                 refusals[name] = Refusal.CARD_TOO_SMALL
         # Those without cards, and those that have the memory and are short of something else.
-        for name in (*(refusals.keys() - by_memory.names()), *by_memory.roomy(claim.mem)):
+        for name in (*(refusals.keys() - by_memory.names()), *by_memory.roomy(card_request.mem)):
             if name in refusals:
-                refusals[name] = why(name)
+                refusals[name] = refusal_of(name)
         return refusals
 
     def place_on(self, node: NodeState | None, effort: searching.SearchEffort | None = None) -> Placement | Refusal:
@@ -288,17 +293,19 @@ class Scorer:
         granted: GrantedDevices = {}
         free = 0
         if self._devices is not None:
-            of_devices = self._devices.grant(node.devices, node.taken)
+            of_devices = self._devices.grant(node.devices, node.device_holds)
             if isinstance(of_devices, Refusal):
                 return of_devices
             free, granted = of_devices
         plan = self._plan_on(node.registry)
         effort = effort or searching.SearchEffort()  # a fresh effort finds again what was found before
-        found = searching.fit(node, plan, self._policy, effort)
-        if isinstance(found, Refusal):
-            return found
-        score, positions = found
-        return self._placement(node, plan, positions, score if self._claims else self._weigh(free), granted)
+        fit = searching.fit(node, plan, self._policy, effort)
+        if isinstance(fit, Refusal):
+            return fit
+        score, positions = fit
+        return self._placement(
+            node, plan, positions, score if self._card_requests else self._score_devices(free), granted
+        )
 
     def place_at(self, node: NodeState, position: int, score: int) -> Placement:
         """The placement of a one-card request on this card, which the caller has found fit."""
@@ -315,7 +322,7 @@ class Scorer:
         by_key = {container.key: container for container in self._request.containers}
         shares: dict[str, tuple[CardShare, ...]] = {}
         for want, chosen in zip(plan.wants, positions, strict=True):
-            for key in want.claim.keys:
+            for key in want.card_request.keys:
                 container = by_key[key]
                 mem, core = container.mem_per_card, container.core_per_card
                 shares[key] = tuple(fitting.share(node, i, None if container.whole else (mem, core)) for i in chosen)
@@ -329,19 +336,19 @@ class Scorer:
 
     def _plan_on(self, kinds: CardKinds) -> fitting.Plan:
         if self._plan is None:
-            self._plan = fitting.plan(self._claims, kinds, self._headroom)
+            self._plan = fitting.plan(self._card_requests, kinds, self._headroom)
         return self._plan
 
     def _score_with(self, devices: WantedDevices, node: NodeState | None) -> int | Refusal:
         """As `score`, for a request with devices. Its score is by cards; by devices only if it asks for no card."""
         if node is None:
             return Refusal.NO_SUCH_DEVICE
-        free = devices.available(node.devices, node.taken)
+        free = devices.available(node.devices, node.device_holds)
         if isinstance(free, Refusal):
             return free
-        return self._score(node, self._plan_on(node.registry)) if self._claims else self._weigh(free)
+        return self._score(node, self._plan_on(node.registry)) if self._card_requests else self._score_devices(free)
 
-    def _weigh(self, free: int) -> int:
+    def _score_devices(self, free: int) -> int:
         """The policy's score of a node with so many free devices, as if they were the MiB of a card."""
         pick = self._policy([card_code(free)], card_code(free))
         return pick[0] if pick is not None else 0
@@ -349,13 +356,15 @@ class Scorer:
     def _score(self, node: NodeState, plan: fitting.Plan) -> int | Refusal:
         if self._single and not plan.headroom:
             want = plan.wants[0]
-            pick = fitting.pick_one(node, fitting.usable(node, want.claim), want, self._policy)
-            return pick[0] if pick is not None else searching.why(node, plan, want, self._policy, self._effort)
-        found = searching.fit(node, plan, self._policy, self._effort)
-        return found if isinstance(found, Refusal) else found[0]
+            pick = fitting.pick_one(node, fitting.usable(node, want.card_request), want, self._policy)
+            return (
+                pick[0] if pick is not None else searching.refusal_reason(node, plan, want, self._policy, self._effort)
+            )
+        fit = searching.fit(node, plan, self._policy, self._effort)
+        return fit if isinstance(fit, Refusal) else fit[0]
 
 
-def _certainly(placed: Placement | Refusal) -> Placement:
+def _expect_placement(placed: Placement | Refusal) -> Placement:
     """The placement on a node that was found fit a moment ago on the same ledger."""
     if isinstance(placed, Refusal):
         raise AssertionError(placed)

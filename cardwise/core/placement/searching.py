@@ -10,7 +10,7 @@ from cardwise.core.api import policies
 from cardwise.core.api.cards import POSITION
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement.fitting import (
-    Claim,
+    CardRequest,
     Plan,
     Want,
     choices,
@@ -37,33 +37,35 @@ class SearchEffort:
     """
 
     def __init__(self, steps: int | None = None, *, reasons: bool = True) -> None:
-        self.left = _STEPS_IN_ALL if steps is None else steps
+        self.remaining = _STEPS_IN_ALL if steps is None else steps
         self.reasons = reasons
 
 
 def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
-    found = _search(node, plan.wants, plan.headroom, policy, effort)
-    if found is not None and not isinstance(found, Want):
-        return found
-    return why(node, plan, found, policy, effort) if effort.reasons else Refusal.TOGETHER
+    outcome = _search(node, plan.wants, plan.headroom, policy, effort)
+    if outcome is not None and not isinstance(outcome, Want):
+        return outcome
+    return refusal_reason(node, plan, outcome, policy, effort) if effort.reasons else Refusal.TOGETHER
 
 
-def why(node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: SearchEffort) -> Refusal:
+def refusal_reason(
+    node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: SearchEffort
+) -> Refusal:
     """Why the node takes no such pod. `failed`: the part that finds no card even alone; None: only all together do not
     fit.
     """
     wants = plan.wants if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
-        found = _search(node, wants, (), policy, effort)
-        if found is not None and not isinstance(found, Want):
+        outcome = _search(node, wants, (), policy, effort)
+        if outcome is not None and not isinstance(outcome, Want):
             return Refusal.QUOTA
-        failed = found
+        failed = outcome
     if failed is not None:
-        return refusal(node, failed.claim, failed.typed)
-    if effort.left <= 0:
+        return refusal(node, failed.card_request, failed.typed)
+    if effort.remaining <= 0:
         return Refusal.TOGETHER
-    effort.left -= _EMPTIED
+    effort.remaining -= _EMPTIED
     ever = _search(node.emptied(), wants, (), policy, effort)
     return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, Want) else Refusal.TOGETHER
 
@@ -76,21 +78,21 @@ def _search(
     Each claim gets the policy's choice of what the claims before it leave. If a claim then has no card, but each claim
     would fit alone, other choices are tried until the effort is spent.
     """
-    scratch, left = node, headroom
+    scratch, remaining = node, headroom
     score = 0
     positions: list[list[int]] = []
     for want in wants:
         if positions:
-            if len(positions) == 1 and _too_little(node, wants):
+            if len(positions) == 1 and _lacks_memory(node, wants):
                 return _hopeless(node, wants, headroom, policy)
-            scratch = without(scratch, wants[len(positions) - 1].claim, positions[-1])
-        found = choose(scratch, want, left, policy)
-        if found is None:
+            scratch = node_after(scratch, wants[len(positions) - 1].card_request, positions[-1])
+        choice = choose(scratch, want, remaining, policy)
+        if choice is None:
             hopeless = want if not positions else _hopeless(node, wants, headroom, policy)
-            if hopeless is not None or _crowded(node, [one.claim for one in wants]):
+            if hopeless is not None or _lacks_cards(node, [other.card_request for other in wants]):
                 return hopeless
-            return _Others(wants, policy, effort).search(node, headroom)
-        points, chosen, left = found
+            return _Backtracking(wants, policy, effort).search(node, headroom)
+        points, chosen, remaining = choice
         score += points
         positions.append(sorted(chosen))
     return score, positions
@@ -103,9 +105,9 @@ def _hopeless(
     return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
 
 
-def _too_little(node: NodeState, wants: Sequence[Want]) -> bool:
+def _lacks_memory(node: NodeState, wants: Sequence[Want]) -> bool:
     """Whether the cards have too little memory for all parts, wherever each goes. Takes a tenth of a search's time."""
-    shares = [(one.claim.mem, one.claim.cards) for one in wants if not one.claim.whole]
+    shares = [(want.card_request.mem, want.card_request.cards) for want in wants if not want.card_request.whole]
     free = [room for code in node.ascending() if (room := code >> POSITION) > 0]
     if sum(free) < sum(mem * cards for mem, cards in shares):
         return True
@@ -117,56 +119,56 @@ def _too_little(node: NodeState, wants: Sequence[Want]) -> bool:
     return False
 
 
-def _crowded(node: NodeState, claims: Sequence[Claim]) -> bool:
+def _lacks_cards(node: NodeState, card_requests: Sequence[CardRequest]) -> bool:
     """Whether claims that cannot share a card need more cards than have room. A quick check."""
-    most = max(node.free)
-    apart = [claim for claim in claims if claim.whole or 2 * claim.mem > most]
-    least = min((claim.mem for claim in apart), default=0)
-    return sum(claim.cards for claim in apart) > sum(free >= least for free in node.free)
+    most_free = max(node.free)
+    apart = [card_request for card_request in card_requests if card_request.whole or 2 * card_request.mem > most_free]
+    least = min((card_request.mem for card_request in apart), default=0)
+    return sum(card_request.cards for card_request in apart) > sum(free >= least for free in node.free)
 
 
-def without(node: NodeState, claim: Claim, positions: Sequence[int]) -> NodeState:
+def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[int]) -> NodeState:
     """The node once the claim has taken these cards of it."""
-    left = node.copy()
-    part = None if claim.whole else (MiB(claim.mem), Percent(claim.core))
+    node_copy = node.copy()
+    part = None if card_request.whole else (MiB(card_request.mem), Percent(card_request.core))
     for i in positions:
-        left.count(share(left, i, part), 1)
-        left.clients[i] += len(claim.keys) - 1
-    return left
+        node_copy.count_share(share(node_copy, i, part), 1)
+        node_copy.clients[i] += len(card_request.keys) - 1
+    return node_copy
 
 
-class _Others:
+class _Backtracking:
     """All choices of cards for the claims, in the policy's order of preference."""
 
     def __init__(self, wants: Sequence[Want], policy: policies.Policy, effort: SearchEffort) -> None:
         self._wants = wants
         self._policy = policy
         self._effort = effort
-        self._until = max(0, effort.left - _STEPS)
+        self._until = max(0, effort.remaining - _STEPS)
 
     def search(self, node: NodeState, headroom: Sequence[Headroom], at: int = 0) -> _Found | None:
         """The first choice for the claims from this one on that gives cards to all of them."""
         want = self._wants[at]
         if at + 1 == len(self._wants):
-            found = choose(node, want, headroom, self._policy)
-            return (found[0], [sorted(found[1])]) if found is not None else None
-        codes = usable(node, want.claim)
-        found_here = choices(node, codes, want, headroom, self._policy, alike=_state, tries=self._tries)
-        for score, chosen, left in found_here:
-            rest = self.search(without(node, want.claim, chosen), left, at + 1)
+            choice = choose(node, want, headroom, self._policy)
+            return (choice[0], [sorted(choice[1])]) if choice is not None else None
+        codes = usable(node, want.card_request)
+        found_here = choices(node, codes, want, headroom, self._policy, alike=_state, tries=self._spend_effort)
+        for score, chosen, remaining in found_here:
+            rest = self.search(node_after(node, want.card_request, chosen), remaining, at + 1)
             if rest is not None:
                 return score + rest[0], [sorted(chosen), *rest[1]]
         return None
 
-    def _tries(self) -> bool:
+    def _spend_effort(self) -> bool:
         """Spends the effort for one more card, if there is any."""
-        if self._effort.left <= self._until:
+        if self._effort.remaining <= self._until:
             return False
-        self._effort.left -= 1
+        self._effort.remaining -= 1
         return True
 
 
 def _state(node: NodeState, i: int) -> tuple[int, ...]:
     """All properties of a card that matter to a claim; equal for cards that are alike."""
-    counts = node.free[i], node.free_core[i], node.clients[i], node.most[i]
+    counts = node.free[i], node.free_core[i], node.clients[i], node.max_card_clients[i]
     return *counts, node.kinds[i], node.cards[i].mem, node.mps.taints[i], node.mps.users[i]

@@ -107,7 +107,7 @@ def _of_devices(
         devices=len(of_class),
         healthy=sum(device.healthy for _, device, _ in of_class),
         nodes=len({node.name for node, _, _ in of_class}),
-        used=sum(device.uuid in node.taken for node, device, _ in of_class),
+        used=sum(device.uuid in node.device_holds for node, device, _ in of_class),
         free=sum(node.is_free(device) for node, device, _ in of_class),
         users=tuple(sorted(users.items(), key=lambda user: (-user[1], user[0]))),
     )
@@ -115,15 +115,15 @@ def _of_devices(
 
 def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
     """What pods hold on the node, by the device's UUID."""
-    found: dict[str, list[Holding]] = {}
+    by_uuid: dict[str, list[Holding]] = {}
     for holding in ledger.holdings(node.name):
         for share in holding.assignment.device_shares():
-            found.setdefault(share.uuid, []).append(holding)
-    return found
+            by_uuid.setdefault(share.uuid, []).append(holding)
+    return by_uuid
 
 
-def entries(
-    ledger: Ledger, found: Iterable[GPUQuota], missing: Callable[[str], str], namespace: str = ""
+def quota_entries(
+    ledger: Ledger, gpu_quotas: Iterable[GPUQuota], missing: Callable[[str], str], namespace: str = ""
 ) -> list[EntryView]:
     """Every entry of the GPUQuotas of a namespace, or of all, by namespace and name. `missing`: why a class of that
     name is none, "" where it is one.
@@ -132,14 +132,14 @@ def entries(
     for holding in ledger.holdings():
         if holding.charged:
             by_namespace.setdefault(holding.namespace, []).append(holding)
-    seen = []
-    for quota in sorted(found, key=lambda quota: (quota.namespace, quota.name)):
+    views = []
+    for quota in sorted(gpu_quotas, key=lambda quota: (quota.namespace, quota.name)):
         for entry in quota.entries if namespace in ("", quota.namespace) else ():
-            held = [(one, charge(ledger, one, entry)) for one in by_namespace.get(quota.namespace, ())]
+            held = [(holding, charge(ledger, holding, entry)) for holding in by_namespace.get(quota.namespace, ())]
             holders = sorted(
                 (part for part in held if part[1] != NOTHING), key=lambda part: (-part[1].memory, part[0].name)
             )
-            seen.append(
+            views.append(
                 EntryView(
                     quota=quota,
                     entry=entry,
@@ -148,24 +148,24 @@ def entries(
                     missing=missing(entry.resource_class) if entry.resource_class else "",
                 )
             )
-    return seen
+    return views
 
 
 def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
     """The entries as the statuses of the GPUQuotas show them, for users who may read no card. A quota that cannot be
     read limits nothing, and is left out.
     """
-    seen = []
-    for obj in objects:
+    views = []
+    for manifest in objects:
         try:
-            quota = quotas.parse(obj)
+            quota = quotas.parse(manifest)
         except InvalidRequest:
             continue
-        used = quotas.used_by_status(obj)
+        used = quotas.used_by_status(manifest)
         for entry in quota.entries:
             held = used.get((entry.resource_class, entry.model), NOTHING)
-            seen.append(EntryView(quota=quota, entry=entry, used=held, holders=()))
-    return sorted(seen, key=lambda view: (view.quota.namespace, view.quota.name))
+            views.append(EntryView(quota=quota, entry=entry, used=held, holders=()))
+    return sorted(views, key=lambda view: (view.quota.namespace, view.quota.name))
 
 
 def charge(ledger: Ledger, holding: Holding, entry: Entry) -> Charge:

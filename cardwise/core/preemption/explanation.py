@@ -11,7 +11,7 @@ from cardwise.core.api.quotas import NOTHING, Charge, Entry, Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import WantedDevices
-from cardwise.core.placement.fitting import Claim
+from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.ledger import Holding, Ledger, Undo
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
@@ -41,13 +41,13 @@ class CardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesView:
-    """The devices of one class on a node, of which the request asks for `asked`, and the pods that hold some.
+    """The devices of one class on a node, of which the request asks for `requested`, and the pods that hold some.
 
     A device may be in several classes, and then it is free in each.
     """
 
     resource_class: str
-    asked: int
+    requested: int
     free: int
     healthy: int
     total: int
@@ -126,7 +126,11 @@ def explain(
                 roomy=roomy,
                 refusal=score if isinstance(score, Refusal) else None,
                 cards=_cards(ledger, node, request, headroom, refused=refused) if node and request.containers else (),
-                devices=tuple(_devices(ledger, node, one, asked) for one, asked in wanted.items()) if node else (),
+                devices=tuple(
+                    _devices(ledger, node, resource_class, requested) for resource_class, requested in wanted.items()
+                )
+                if node
+                else (),
             )
         )
     return sorted(views, key=lambda view: (view.score is None, not view.roomy, -(view.score or 0), view.name))
@@ -149,18 +153,18 @@ def nearest(
     nothing = Load(0, 0, 0)
     newcomer = preemption.Newcomer(request=request, load=nothing, priority=1, policy=policy, headroom=headroom)
     refused = [view for view in views if view.refusal is not None and view.refusal.resolvable]
-    found = []
+    options = []
     for view in sorted(refused, key=lambda view: (_least_short(view), view.name))[:_LOOKED_AT]:
         node = ledger.node(view.name)
         here = {holding.uid: holding for holding in ledger.holdings(view.name) if holding.uid not in kept}
         residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.mark)) for h in here.values()]
-        victims = preemption.best(preemption.Full(node=node, left=_PLENTY, residents=residents), newcomer)
+        victims = preemption.best(preemption.FullNode(node=node, free=_PLENTY, residents=residents), newcomer)
         if node is None or victims is None:
             continue
         holders = tuple(sorted((here[uid] for uid in victims.uids), key=lambda h: (h.namespace, h.name)))
         chosen = victims.assignment.indices() if victims.assignment is not None else ()
         cards = [card for card in view.cards if card.index in chosen]
-        found.append(
+        options.append(
             Nearest(
                 node=view.name,
                 cards=tuple(card.index for card in cards),
@@ -168,7 +172,9 @@ def nearest(
                 holders=holders,
             )
         )
-    return min(found, key=lambda one: (len(one.holders), sum(h.assignment.mem for h in one.holders)), default=None)
+    return min(
+        options, key=lambda option: (len(option.holders), sum(h.assignment.mem for h in option.holders)), default=None
+    )
 
 
 def smaller(
@@ -177,8 +183,8 @@ def smaller(
     """The most that the request could ask for and be placed now; None if it asks for more than one share."""
     if len(request.containers) != 1 or request.devices or request.containers[0].whole:
         return None
-    (asked,) = request.containers
-    found = []
+    (container,) = request.containers
+    candidates = []
     for name in nodes:
         node = ledger.node(name)
         open_ = [] if node is None else [
@@ -186,17 +192,17 @@ def smaller(
             for i, card in enumerate(node.cards)
             if card.takes and not fitting.served(node, i, request, headroom)[1]
         ]  # fmt: skip
-        each = sorted(open_, reverse=True)[asked.cards - 1 : asked.cards]
-        found += [(free, name) for free in each if 0 < free < asked.mem_per_card]
-    for free, name in sorted(found, key=lambda one: (-one[0], one[1]))[:_LOOKED_AT]:
-        less = replace(request, containers=(replace(asked, mem=MiB(free * asked.cards)),))
-        placed = placement.place_on(ledger.node(name), less, policy, headroom)
+        free_for_all = sorted(open_, reverse=True)[container.cards - 1 : container.cards]
+        candidates += [(free, name) for free in free_for_all if 0 < free < container.mem_per_card]
+    for free, name in sorted(candidates, key=lambda candidate: (-candidate[0], candidate[1]))[:_LOOKED_AT]:
+        smaller_request = replace(request, containers=(replace(container, mem=MiB(free * container.cards)),))
+        placed = placement.place_on(ledger.node(name), smaller_request, policy, headroom)
         if not isinstance(placed, Refusal):
-            return Smaller(MiB(free * asked.cards), name, tuple(placed.assignment.indices()))
+            return Smaller(MiB(free * container.cards), name, tuple(placed.assignment.indices()))
     return None
 
 
-def together(
+def pods_in_the_way(
     ledger: Ledger,
     nodes: Sequence[str],
     requests: Sequence[PodRequest],
@@ -215,20 +221,22 @@ def together(
     try:
         for i, request in enumerate(requests):
             views = explain(ledger, nodes, request, policy, headroom)
-            where = next((view.name for view in views if view.refusal is None), "")
-            if not where:
+            node_name = next((view.name for view in views if view.refusal is None), "")
+            if not node_name:
                 near = nearest(ledger, views, request, policy, headroom, kept=[*kept, *placed])
                 if near is None:
                     return None
                 gone += near.holders
                 undo += [ledger.release(holding.uid) for holding in near.holders]
-                where = near.node
-            found = placement.place_on(ledger.node(where), request, policy, headroom)
-            if isinstance(found, Refusal):
+                node_name = near.node
+            placed_pod = placement.place_on(ledger.node(node_name), request, policy, headroom)
+            if isinstance(placed_pod, Refusal):
                 return None
             placed.append(f"member/{i}")
             undo.append(
-                ledger.hold(Holding(placed[-1], "", "", where, found.assignment, mps_client=request.mps_client))
+                ledger.set_holding(
+                    Holding(placed[-1], "", "", node_name, placed_pod.assignment, mps_client=request.mps_client)
+                )
             )
     finally:
         for back in reversed(undo):
@@ -272,12 +280,12 @@ def place_on_empty(
     try:
         for i, request in enumerate(requests):
             best, refusals = _best(ledger, nodes[i], request, policy)
-            found = placement.place_on(ledger.node(best), request, policy, ()) if best else None
-            if found is None or isinstance(found, Refusal):
+            placed_pod = placement.place_on(ledger.node(best), request, policy, ()) if best else None
+            if placed_pod is None or isinstance(placed_pod, Refusal):
                 first = first or (i, refusals)
                 continue
-            held = Holding(f"member/{i}", "", "", best, found.assignment, mps_client=request.mps_client)
-            members.append(ledger.hold(held))
+            held = Holding(f"member/{i}", "", "", best, placed_pod.assignment, mps_client=request.mps_client)
+            members.append(ledger.set_holding(held))
         count = len(members)
         while members:
             members.pop()()
@@ -314,7 +322,7 @@ def _cards(
             holders.setdefault(position or 0, []).append(holding)
     views = []
     for i, card in enumerate(node.cards):
-        claims, closed = fitting.served(node, i, request, headroom)
+        card_requests, closed = fitting.served(node, i, request, headroom)
         views.append(
             CardView(
                 index=card.index,
@@ -325,7 +333,7 @@ def _cards(
                 cordoned=card.cordoned,
                 total=card.mem,
                 free=node.free[i],
-                short=_short(node, i, claims) if refused and claims else 0,
+                short=_short(node, i, card_requests) if refused and card_requests else 0,
                 closed=closed,
                 holders=tuple(holders.get(i, ())),
             )
@@ -333,12 +341,12 @@ def _cards(
     return tuple(views)
 
 
-def _devices(ledger: Ledger, node: NodeState, resource_class: str, asked: int) -> DevicesView:
+def _devices(ledger: Ledger, node: NodeState, resource_class: str, requested: int) -> DevicesView:
     here = [device for device in node.devices if resource_class in device.classes]
     uuids = {device.uuid for device in here}
     return DevicesView(
         resource_class=resource_class,
-        asked=asked,
+        requested=requested,
         free=sum(map(node.is_free, here)),
         healthy=sum(device.healthy for device in here),
         total=len(here),
@@ -350,38 +358,43 @@ def _devices(ledger: Ledger, node: NodeState, resource_class: str, asked: int) -
     )
 
 
-def _short(node: NodeState, i: int, claims: Sequence[fitting.Claim]) -> int:
+def _short(node: NodeState, i: int, card_requests: Sequence[fitting.CardRequest]) -> int:
     """MiB that are missing on the card for the largest share; whole cards are short of whatever others hold."""
-    largest = max(claim.mem for claim in claims)
+    largest = max(card_request.mem for card_request in card_requests)
     return max(0, largest - node.free[i]) if largest else node.used[i]
 
 
-def exceeding(claims: Sequence[Claim], headroom: Headroom, ledger: Ledger) -> tuple[Charge, bool] | None:
+def exceeding(card_requests: Sequence[CardRequest], headroom: Headroom, ledger: Ledger) -> tuple[Charge, bool] | None:
     """What the pod would at least charge to an entry that has less left; and whether the pod can get no other cards.
 
     None where the entry does not keep it waiting.
     """
     bound, loose = NOTHING, []
-    for claim in claims:
-        if ledger.kinds.allowed(claim.resource_class, (headroom.entry,)) == frozenset():
-            bound = bound.plus(_least(claim, claim.cards, headroom.entry, ledger))
+    for card_request in card_requests:
+        if ledger.kinds.allowed(card_request.resource_class, (headroom.entry,)) == frozenset():
+            bound = bound.add(_least(card_request, card_request.cards, headroom.entry, ledger))
         else:  # at least one of its cards would be of the entry; the others need not
-            loose.append(_least(claim, 1, headroom.entry, ledger))
+            loose.append(_least(card_request, 1, headroom.entry, ledger))
     if not headroom.takes(bound):
         return bound, True
-    return next(((bound.plus(one), False) for one in loose if not headroom.takes(bound.plus(one))), None)
+    return next(
+        ((bound.add(loose_charge), False) for loose_charge in loose if not headroom.takes(bound.add(loose_charge))),
+        None,
+    )
 
 
-def _least(claim: Claim, cards: int, entry: Entry, ledger: Ledger) -> Charge:
+def _least(card_request: CardRequest, cards: int, entry: Entry, ledger: Ledger) -> Charge:
     """The least that so many cards for the claim charge the entry; nothing if the claim can have none of its cards."""
-    sizes = list(_sizes(claim, entry, ledger, empty=claim.whole)) or list(_sizes(claim, entry, ledger, empty=False))
-    return claim.charge(cards, min(sizes)) if sizes else NOTHING
+    sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
+        _sizes(card_request, entry, ledger, empty=False)
+    )
+    return card_request.charge(cards, min(sizes)) if sizes else NOTHING
 
 
-def _sizes(claim: Claim, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
+def _sizes(card_request: CardRequest, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
     """MiB of the cards that the claim may have and the entry counts. `empty`: only of cards that nobody holds."""
     for node in ledger.nodes():
         for i, card in enumerate(node.cards):
-            of_class = not claim.resource_class or claim.resource_class in card.classes
-            if of_class and entry.covers(card.classes, card.model) and (node.empty(i) or not empty):
+            of_class = not card_request.resource_class or card_request.resource_class in card.classes
+            if of_class and entry.covers(card.classes, card.model) and (node.is_empty(i) or not empty):
                 yield card.mem - node.kept_back

@@ -19,7 +19,7 @@ from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import cardvictims, setcover
-from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Thing
+from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Victim
 from cardwise.core.values.refusals import Refusal
 
 _MOST_CLASSES: Final = 6  # classes of devices in one request: each set of them is a need of its own
@@ -41,13 +41,13 @@ class Resident(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Full:
-    """A full node. `left`: cpu, memory and pods for further pods, below 0 where it has too little. `allowed`: how many
+class FullNode:
+    """A full node. `free`: cpu, memory and pods for further pods, below 0 where it has too little. `allowed`: how many
     evictions each disruption budget allows.
     """
 
     node: NodeState | None
-    left: Load
+    free: Load
     residents: Sequence[Resident]
     allowed: Mapping[str, int] = field(default_factory=dict)
 
@@ -82,7 +82,7 @@ class Victims:
         return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
 
 
-def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victims | None:
+def best(full: FullNode, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victims | None:
     """The least harmful set of victims that makes the newcomer fit; None where there is none.
 
     `chosen`: kube-scheduler's own victims. If no sum of the node explains such a victim, the reason is one that only
@@ -91,7 +91,7 @@ def best(full: Full, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victim
     """
     if not {resident.uid for resident in full.residents}.issuperset(chosen):
         return None
-    return _Question(full, newcomer, chosen).answer()
+    return _VictimSearch(full, newcomer, chosen).find_victims()
 
 
 class _Sums(NamedTuple):
@@ -104,27 +104,27 @@ class _Sums(NamedTuple):
     gpu_core: int
     whole: int
 
-    def plus(self, other: "_Sums") -> "_Sums":
+    def add(self, other: "_Sums") -> "_Sums":
         return _Sums._make(map(add, self, other))
 
-    def minus(self, other: "_Sums") -> "_Sums":
+    def subtract(self, other: "_Sums") -> "_Sums":
         return _Sums._make(map(sub, self, other))
 
-    def short(self, asked: "_Sums") -> dict[object, int]:
-        """What is missing for `asked`. A sum that is not asked for does not matter, as in kube-scheduler."""
-        named = zip(_Sums._fields, self, asked, strict=True)
-        return {name: need - left for name, left, need in named if need > max(0, left)}
+    def short(self, requested: "_Sums") -> dict[object, int]:
+        """What is missing for `requested`. A sum that is not asked for does not matter, as in kube-scheduler."""
+        named = zip(_Sums._fields, self, requested, strict=True)
+        return {name: need - free for name, free, need in named if need > max(0, free)}
 
 
 class _Node:
     """The node without some of its pods. `sums`: what each of them takes, by UID."""
 
-    def __init__(self, state: NodeState | None, left: _Sums, sums: Mapping[str, _Sums]) -> None:
+    def __init__(self, state: NodeState | None, free: _Sums, sums: Mapping[str, _Sums]) -> None:
         self.state = state
-        self.left = left
+        self.free = free
         self._sums = sums
 
-    def without(self, gone: Iterable[Resident]) -> "_Node":
+    def without_pods(self, gone: Iterable[Resident]) -> "_Node":
         return self._changed(gone, -1)
 
     def again_with(self, resident: Resident) -> "_Node":
@@ -133,33 +133,33 @@ class _Node:
 
     def _changed(self, residents: Iterable[Resident], sign: int) -> "_Node":
         """A copy on which these pods are added (sign 1) or taken away (sign -1)."""
-        state, left = self.state.copy() if self.state is not None else None, self.left
+        state, free = self.state.copy() if self.state is not None else None, self.free
         for resident in residents:
             sums = self._sums[resident.uid]
-            left = left.plus(sums) if sign < 0 else left.minus(sums)
+            free = free.add(sums) if sign < 0 else free.subtract(sums)
             if state is not None and resident.holding is not None:
                 state.add(resident.holding.assignment, resident.holding.mps_client, sign)
-        return _Node(state, left, self._sums)
+        return _Node(state, free, self._sums)
 
 
-class _Question:
+class _VictimSearch:
     """The search for one newcomer. `node` is without the pods that go in any case."""
 
-    def __init__(self, full: Full, newcomer: Newcomer, chosen: Collection[str]) -> None:
+    def __init__(self, full: FullNode, newcomer: Newcomer, chosen: Collection[str]) -> None:
         self._newcomer = newcomer
         self._allowed = full.allowed
         self._residents = {resident.uid: resident for resident in full.residents}
-        self._things: dict[str, Thing] = {}  # by UID: each search of the question takes the same
-        self._asked = _asked(newcomer)
+        self._victims: dict[str, Victim] = {}  # by UID: each search of the question takes the same
+        self._requested = _requested_sums(newcomer)
         self._sums = {resident.uid: _sums(resident.load, resident.holding) for resident in full.residents}
-        now = _Node(full.node, _left(full), self._sums)
+        now = _Node(full.node, _free_sums(full), self._sums)
         self._forced = self._unexplained(now, chosen)
         known = [self._residents[uid] for uid in self._forced]
-        self._node = now.without([*known, *(r for r in full.residents if r.going and r.uid not in self._forced)])
-        self._charged = [Thing(resident.uid, {}, resident.budgets) for resident in known]
+        self._node = now.without_pods([*known, *(r for r in full.residents if r.going and r.uid not in self._forced)])
+        self._charged = [Victim(resident.uid, {}, resident.budgets) for resident in known]
         self._plan = self._plan_on(self._node.state)
 
-    def answer(self) -> Victims | None:
+    def find_victims(self) -> Victims | None:
         candidates = [
             resident
             for resident in self._residents.values()
@@ -168,8 +168,8 @@ class _Question:
             and resident.uid not in self._forced
         ]
         candidates.sort(key=lambda resident: (resident.priority, resident.uid))
-        found = self._cheapest(candidates)
-        if found is None:
+        cover = self._cheapest(candidates)
+        if cover is None:
             return None
         # Of the sets with as few violations, one with the lowest priorities: pods above these stay.
         priorities = sorted({resident.priority for resident in candidates})
@@ -177,11 +177,11 @@ class _Question:
         while low < high:
             middle = (low + high) // 2
             lower = self._cheapest([r for r in candidates if r.priority <= priorities[middle]])
-            if lower is not None and lower.cost // MOST <= found.cost // MOST:
-                found, high = lower, middle
+            if lower is not None and lower.cost // MOST <= cover.cost // MOST:
+                cover, high = lower, middle
             else:
                 low = middle + 1
-        return self._told([self._residents[thing.name] for thing in found.things])
+        return self._minimal_victims([self._residents[victim.name] for victim in cover.victims])
 
     def _unexplained(self, now: _Node, chosen: Collection[str]) -> tuple[str, ...]:
         """Those of the chosen that the node's sums do not need to go, so that something else must be short.
@@ -192,70 +192,72 @@ class _Question:
         known = [self._residents[uid] for uid in chosen]
         forced = []
         for uid in sorted(chosen):
-            one = self._residents[uid]
-            if one.going:
+            resident = self._residents[uid]
+            if resident.going:
                 continue
-            if one.fixed or one.grouped or one.priority >= self._newcomer.priority:
+            if resident.fixed or resident.grouped or resident.priority >= self._newcomer.priority:
                 forced.append(uid)
                 continue
-            others = now.without([*vanished, *(each for each in known if each is not one)])
+            others = now.without_pods([*vanished, *(other for other in known if other is not resident)])
             if not self._short(others):
                 forced.append(uid)
         return tuple(forced)
 
     def _short(self, node: _Node) -> dict[object, int]:
         """What is missing besides cards."""
-        asked = self._newcomer.request
-        short = node.left.short(self._asked)
-        if asked is not None and asked.devices and node.state is not None:
-            short |= _devices_short(node.state, asked)
+        request = self._newcomer.request
+        short = node.free.short(self._requested)
+        if request is not None and request.devices and node.state is not None:
+            short |= _devices_short(node.state, request)
         return short
 
     def _plan_on(self, state: NodeState | None) -> fitting.Plan | None:
         if self._newcomer.request is None or state is None:
             return None
-        return fitting.plan(fitting.claims(self._newcomer.request), state.registry, self._newcomer.headroom)
+        return fitting.plan(fitting.card_requests(self._newcomer.request), state.registry, self._newcomer.headroom)
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
         """The cheapest way to make room with these candidates, whatever their priorities."""
-        things = [self._thing(resident) for resident in candidates]
-        short, left = self._short(self._node), self._left_of_budgets()
+        possible_victims = [self._victim_of(resident) for resident in candidates]
+        short, allowed = self._short(self._node), self._remaining_budgets()
         if self._newcomer.request is None:
-            return setcover.cover(things, short, left, CoverEffort())
+            return setcover.cover(possible_victims, short, allowed, CoverEffort())
         if self._node.state is None or self._plan is None:
             return None
         state, plan = self._node.state, self._plan
         return cardvictims.cheapest(
-            state, plan, things, needs=short, allowed=left, good=self._is_good, effort=CoverEffort()
+            state, plan, possible_victims, needs=short, allowed=allowed, is_good=self._is_good, effort=CoverEffort()
         )
 
-    def _thing(self, resident: Resident) -> Thing:
-        if resident.uid not in self._things:
-            self._things[resident.uid] = Thing(resident.uid, self._amounts(resident), resident.budgets)
-        return self._things[resident.uid]
+    def _victim_of(self, resident: Resident) -> Victim:
+        if resident.uid not in self._victims:
+            self._victims[resident.uid] = Victim(resident.uid, self._amounts(resident), resident.budgets)
+        return self._victims[resident.uid]
 
     def _amounts(self, resident: Resident) -> dict[object, int]:
-        found: dict[object, int] = dict(zip(_Sums._fields, self._sums[resident.uid], strict=True))
-        state, asked = self._node.state, self._newcomer.request
+        amounts: dict[object, int] = dict(zip(_Sums._fields, self._sums[resident.uid], strict=True))
+        state, request = self._node.state, self._newcomer.request
         if state is not None and resident.holding is not None:
-            found |= cardvictims.amounts(state, resident.holding)
-            if asked is not None and asked.devices:
-                found |= _devices_freed(state, asked, resident.holding.assignment)
-        return found
+            amounts |= cardvictims.freed_amounts(state, resident.holding)
+            if request is not None and request.devices:
+                amounts |= _devices_freed(state, request, resident.holding.assignment)
+        return amounts
 
-    def _left_of_budgets(self) -> dict[str, int]:
-        left = dict(self._allowed)
-        for thing in self._charged:
-            for budget in thing.budgets:
-                left[budget] = left.get(budget, 0) - 1
-        return left
+    def _remaining_budgets(self) -> dict[str, int]:
+        remaining = dict(self._allowed)
+        for victim in self._charged:
+            for budget in victim.budgets:
+                remaining[budget] = remaining.get(budget, 0) - 1
+        return remaining
 
-    def _is_good(self, found: Cover) -> bool:
-        return self._fits(self._node.without([self._residents[thing.name] for thing in found.things])) is not None
+    def _is_good(self, cover: Cover) -> bool:
+        return (
+            self._fits(self._node.without_pods([self._residents[victim.name] for victim in cover.victims])) is not None
+        )
 
     def _fits(self, node: _Node) -> Assignment | bool | None:
         """The newcomer's cards on this node; True where it asks for none; None: it does not fit."""
-        if node.left.short(self._asked):
+        if node.free.short(self._requested):
             return None
         newcomer = self._newcomer
         if newcomer.request is None:
@@ -263,19 +265,19 @@ class _Question:
         placed = placement.place_on(node.state, newcomer.request, newcomer.policy, newcomer.headroom)
         return None if isinstance(placed, Refusal) else placed.assignment
 
-    def _told(self, gone: list[Resident]) -> Victims | None:
+    def _minimal_victims(self, gone: list[Resident]) -> Victims | None:
         """The result without victims that are not needed: the search may have ended before it found the cheapest."""
-        node = self._node.without(gone)
-        for one in sorted(gone, key=lambda resident: (-resident.priority, resident.uid)):
-            fuller = node.again_with(one)
+        node = self._node.without_pods(gone)
+        for victim in sorted(gone, key=lambda resident: (-resident.priority, resident.uid)):
+            fuller = node.again_with(victim)
             if self._fits(fuller) is not None:
-                gone = [resident for resident in gone if resident is not one]
+                gone = [resident for resident in gone if resident is not victim]
                 node = fuller
         fits = self._fits(node)
         if fits is None:
             return None
         known = [*gone, *(self._residents[uid] for uid in self._forced)]
-        charged = [Thing(resident.uid, {}, resident.budgets) for resident in known]
+        charged = [Victim(resident.uid, {}, resident.budgets) for resident in known]
         return Victims(
             uids=tuple(sorted({resident.uid for resident in gone} | set(self._forced))),
             violations=setcover.exceeded(charged, self._allowed),
@@ -284,7 +286,7 @@ class _Question:
         )
 
 
-def _asked(newcomer: Newcomer) -> _Sums:
+def _requested_sums(newcomer: Newcomer) -> _Sums:
     request, load = newcomer.request, newcomer.load
     shares = [c for c in request.containers if not c.whole] if request is not None else []
     whole = sum(c.cards for c in request.containers if c.whole) if request is not None else 0
@@ -298,36 +300,36 @@ def _sums(load: Load, holding: Holding | None) -> _Sums:
     return _Sums(load.cpu, load.memory, load.pods, mem, core, len(shares) - len(parts))
 
 
-def _left(full: Full) -> _Sums:
+def _free_sums(full: FullNode) -> _Sums:
     """The sums as kube-scheduler counts them: of all cards, minus what the pods ask."""
     cards = full.node.cards if full.node is not None else []
     held = _Sums(0, 0, 0, 0, 0, 0)
     for resident in full.residents:
-        held = held.plus(_sums(Load(0, 0, 0), resident.holding))
-    load = full.left
-    each = full.node.core if full.node is not None else 0
-    mem, core = sum(card.mem for card in cards) - held.gpu_mem, each * len(cards) - held.gpu_core
+        held = held.add(_sums(Load(0, 0, 0), resident.holding))
+    load = full.free
+    core_per_card = full.node.core if full.node is not None else 0
+    mem, core = sum(card.mem for card in cards) - held.gpu_mem, core_per_card * len(cards) - held.gpu_core
     return _Sums(load.cpu, load.memory, load.pods, mem, core, len(cards) - held.whole)
 
 
 # Devices that are no GPUs. There are enough for all classes if there are enough for each set of classes (Hall).
 
 
-def _sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
+def _class_sets(request: PodRequest) -> list[tuple[frozenset[str], int]]:
     """Sets of the classes, and how many devices of them are asked for."""
     counts: dict[str, int] = {}
-    for one in request.devices:
-        counts[one.resource_class] = counts.get(one.resource_class, 0) + one.count
+    for device_request in request.devices:
+        counts[device_request.resource_class] = counts.get(device_request.resource_class, 0) + device_request.count
     names = sorted(counts)
     sizes = range(1, len(names) + 1) if len(names) <= _MOST_CLASSES else (1, len(names))
-    found = [frozenset(some) for size in sizes for some in combinations(names, size)]
-    return [(some, sum(counts[name] for name in some)) for some in found]
+    sets = [frozenset(some) for size in sizes for some in combinations(names, size)]
+    return [(some, sum(counts[name] for name in some)) for some in sets]
 
 
 def _devices_short(node: NodeState, request: PodRequest) -> dict[object, int]:
     free = list(filter(node.is_free, node.devices))
     short: dict[object, int] = {}
-    for some, need in _sets(request):
+    for some, need in _class_sets(request):
         there = sum(not some.isdisjoint(device.classes) for device in free)
         if there < need:
             short[some] = need - there
@@ -336,5 +338,5 @@ def _devices_short(node: NodeState, request: PodRequest) -> dict[object, int]:
 
 def _devices_freed(node: NodeState, request: PodRequest, held: Assignment) -> dict[object, int]:
     uuids = {share.uuid for share in held.device_shares()}
-    freed = [d for d in node.devices if d.uuid in uuids and d.takes and node.taken.get(d.uuid) == 1]
-    return {some: sum(not some.isdisjoint(device.classes) for device in freed) for some, _ in _sets(request)}
+    freed = [d for d in node.devices if d.uuid in uuids and d.takes and node.device_holds.get(d.uuid) == 1]
+    return {some: sum(not some.isdisjoint(device.classes) for device in freed) for some, _ in _class_sets(request)}

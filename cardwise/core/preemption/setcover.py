@@ -19,7 +19,7 @@ MOST: Final = 1 << 20  # the cost of exceeding a budget by one, in things
 _EFFORT: Final = 6_000  # some 5 ms
 
 
-class Thing(NamedTuple):
+class Victim(NamedTuple):
     """`amounts` by dimension; a missing one is 0. `budgets`: the budgets that it is charged to when it is taken."""
 
     name: str
@@ -31,32 +31,32 @@ class Cover(NamedTuple):
     """`cost`: MOST for each thing by which a budget is exceeded, and 1 for each thing."""
 
     cost: int
-    things: tuple[Thing, ...]
+    victims: tuple[Victim, ...]
 
 
 class _Part(NamedTuple):
     """A thing with its amounts in the order of the dimensions; no amount is more than is needed."""
 
-    thing: Thing
+    victim: Victim
     amounts: tuple[int, ...]
 
 
 class CoverEffort:
     """How much may still be looked at; several covers can share it."""
 
-    def __init__(self, left: int = _EFFORT) -> None:
-        self._left = left
+    def __init__(self, looks: int = _EFFORT) -> None:
+        self._remaining = looks
 
     @property
     def spent(self) -> bool:
-        return self._left <= 0
+        return self._remaining <= 0
 
     def spend(self, looks: int) -> None:
-        self._left -= looks
+        self._remaining -= looks
 
 
 def cover(
-    things: Sequence[Thing],
+    candidates: Sequence[Victim],
     needs: Mapping[object, int],
     allowed: Mapping[str, int],
     effort: CoverEffort,
@@ -67,44 +67,44 @@ def cover(
     `allowed`: how many things each budget allows. Deterministic: the same question has the same answer.
     """
     dimensions = [dimension for dimension, need in needs.items() if need > 0]
-    effort.spend(len(things) * (1 + len(dimensions)))
+    effort.spend(len(candidates) * (1 + len(dimensions)))
     short = tuple([needs[dimension] for dimension in dimensions])
     parts = []
-    for thing in things:
-        amounts = tuple([min(thing.amounts.get(d, 0), need) for d, need in zip(dimensions, short, strict=True)])
+    for candidate in candidates:
+        amounts = tuple([min(candidate.amounts.get(d, 0), need) for d, need in zip(dimensions, short, strict=True)])
         if any(amounts):
-            parts.append(_Part(thing, amounts))
-    taken, parts, short = _needed(parts, short)
+            parts.append(_Part(candidate, amounts))
+    chosen, parts, short = _needed(parts, short)
     if any(sum(part.amounts[d] for part in parts) < need for d, need in enumerate(short)):
         return None
-    left = _after(allowed, taken)
-    if sum(need > 0 for need in short) == 1 and all(len(part.thing.budgets) <= 1 for part in parts):
+    remaining = _remaining_budgets(allowed, chosen)
+    if sum(need > 0 for need in short) == 1 and all(len(part.victim.budgets) <= 1 for part in parts):
         dimension = next(d for d, need in enumerate(short) if need > 0)
-        taken = [*taken, *_in_one(parts, dimension, short[dimension], left)]
-        return _cover(taken, allowed, below)
+        chosen = [*chosen, *_cover_dimension(parts, dimension, short[dimension], remaining)]
+        return _cover(chosen, allowed, below)
     search = _Search(parts, allowed, effort, below)
-    search.go(short, left, taken)
+    search.search(short, remaining, chosen)
     return search.best
 
 
-def exceeded(things: Collection[Thing], allowed: Mapping[str, int]) -> int:
+def exceeded(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
     """By how much the budgets are exceeded, in sum, when these are taken."""
     counts: dict[str, int] = {}
-    for thing in things:
-        for budget in thing.budgets:
+    for victim in victims:
+        for budget in victim.budgets:
             counts[budget] = counts.get(budget, 0) + 1
     return sum(max(0, count - max(0, allowed.get(budget, 0))) for budget, count in counts.items())
 
 
 def _cover(parts: Sequence[_Part], allowed: Mapping[str, int], below: int | None) -> Cover | None:
-    things = tuple([part.thing for part in parts])
-    cost = MOST * exceeded(things, allowed) + len(things)
-    return Cover(cost, things) if below is None or cost < below else None
+    victims = tuple([part.victim for part in parts])
+    cost = MOST * exceeded(victims, allowed) + len(victims)
+    return Cover(cost, victims) if below is None or cost < below else None
 
 
 def _needed(parts: list[_Part], short: tuple[int, ...]) -> tuple[list[_Part], list[_Part], tuple[int, ...]]:
     """The parts that are in every cover, the other parts, and what is still short."""
-    taken: list[_Part] = []
+    chosen: list[_Part] = []
     while True:
         sums = [sum(part.amounts[d] for part in parts) for d in range(len(short))]
         must = [
@@ -116,54 +116,54 @@ def _needed(parts: list[_Part], short: tuple[int, ...]) -> tuple[list[_Part], li
             )
         ]
         if not must or any(total < need for need, total in zip(short, sums, strict=True)):
-            return taken, parts, short
-        taken += must
+            return chosen, parts, short
+        chosen += must
         for part in must:
             short = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
-        names = {part.thing.name for part in must}
-        parts = [part for part in parts if part.thing.name not in names]
+        names = {part.victim.name for part in must}
+        parts = [part for part in parts if part.victim.name not in names]
 
 
-def _after(allowed: Mapping[str, int], taken: Sequence[_Part]) -> dict[str, int]:
+def _remaining_budgets(allowed: Mapping[str, int], chosen: Sequence[_Part]) -> dict[str, int]:
     """What the budgets still allow."""
-    left = dict(allowed)
-    for part in taken:
-        for budget in part.thing.budgets:
-            left[budget] = left.get(budget, 0) - 1
-    return left
+    remaining = dict(allowed)
+    for part in chosen:
+        for budget in part.victim.budgets:
+            remaining[budget] = remaining.get(budget, 0) - 1
+    return remaining
 
 
-def _in_one(parts: Sequence[_Part], dimension: int, need: int, left: Mapping[str, int]) -> list[_Part]:
+def _cover_dimension(parts: Sequence[_Part], dimension: int, need: int, budgets: Mapping[str, int]) -> list[_Part]:
     """The cheapest cover of one need that can be met: big parts first, and parts within their budgets before others."""
-    within, beyond = _split(parts, dimension, left)
+    within, beyond = _split(parts, dimension, budgets)
     rest = need - sum(part.amounts[dimension] for part in within)
-    taken = []
+    chosen = []
     for part in beyond:
         if rest <= 0:
             break
-        taken.append(part)
+        chosen.append(part)
         rest -= part.amounts[dimension]
-    need -= sum(part.amounts[dimension] for part in taken)
+    need -= sum(part.amounts[dimension] for part in chosen)
     for i, part in enumerate(within):
         if need <= 0:
             break
         # As the last part, the smallest that is enough.
         enough = [other for other in within[i:] if other.amounts[dimension] >= need]
-        taken.append(enough[-1] if enough else part)
-        need -= taken[-1].amounts[dimension]
-    return taken
+        chosen.append(enough[-1] if enough else part)
+        need -= chosen[-1].amounts[dimension]
+    return chosen
 
 
-def _split(parts: Sequence[_Part], dimension: int, left: Mapping[str, int]) -> tuple[list[_Part], list[_Part]]:
+def _split(parts: Sequence[_Part], dimension: int, budgets: Mapping[str, int]) -> tuple[list[_Part], list[_Part]]:
     """The parts that their budgets allow, taken by size, and the other parts."""
     within, beyond = [], []
-    still = dict(left)
+    still = dict(budgets)
     for part in sorted(parts, key=lambda part: -part.amounts[dimension]):
-        if all(still.get(budget, 0) > 0 for budget in part.thing.budgets):
+        if all(still.get(budget, 0) > 0 for budget in part.victim.budgets):
             within.append(part)
         else:
             beyond.append(part)
-        for budget in part.thing.budgets:
+        for budget in part.victim.budgets:
             still[budget] = still.get(budget, 0) - 1
     return within, beyond
 
@@ -179,15 +179,15 @@ class _Search:
     ) -> None:
         self.best: Cover | None = None
         self._allowed = allowed
-        self._left: dict[str, int] = {}  # what budgets still allow
+        self._budgets: dict[str, int] = {}  # what budgets still allow
         self._effort = effort
         self._below = below
         self._parts = {1 << i: part for i, part in enumerate(parts)}
-        self._charged = sum(bit for bit, part in self._parts.items() if part.thing.budgets)
+        self._charged = sum(bit for bit, part in self._parts.items() if part.victim.budgets)
         # By dimension, what gives something there, most first: its bit, the amount, and its first budget.
         self._orders = [
             [
-                (bit, part.amounts[d], part.thing.budgets[0] if part.thing.budgets else None)
+                (bit, part.amounts[d], part.victim.budgets[0] if part.victim.budgets else None)
                 for bit, part in sorted(self._parts.items(), key=lambda of: (-of[1].amounts[d], -sum(of[1].amounts)))
                 if part.amounts[d]
             ]
@@ -196,18 +196,18 @@ class _Search:
         self._no_more = [_no_more(self._parts, d) for d in range(len(self._orders))]
         self._of_budget: dict[str, int] = {}
         for bit, part in self._parts.items():
-            for budget in set(part.thing.budgets):
+            for budget in set(part.victim.budgets):
                 self._of_budget[budget] = self._of_budget.get(budget, 0) | bit
 
-    def go(self, short: tuple[int, ...], left: Mapping[str, int], taken: Sequence[_Part]) -> None:
-        self._left = dict(left)
-        cost = MOST * exceeded([part.thing for part in taken], self._allowed) + len(taken)
-        self._go((1 << len(self._parts)) - 1, short, cost, taken)
+    def search(self, short: tuple[int, ...], budgets: Mapping[str, int], chosen: Sequence[_Part]) -> None:
+        self._budgets = dict(budgets)
+        cost = MOST * exceeded([part.victim for part in chosen], self._allowed) + len(chosen)
+        self._branch((1 << len(self._parts)) - 1, short, cost, chosen)
 
-    def _go(self, among: int, short: tuple[int, ...], cost: int, taken: Sequence[_Part]) -> None:
+    def _branch(self, among: int, short: tuple[int, ...], cost: int, chosen: Sequence[_Part]) -> None:
         if not any(need > 0 for need in short):
             if self._below is None or cost < self._below:
-                self.best, self._below = Cover(cost, tuple([part.thing for part in taken])), cost
+                self.best, self._below = Cover(cost, tuple([part.victim for part in chosen])), cost
             return
         # A caller that gives `below` has a cover already.
         while not self._effort.spent or self._below is None:
@@ -218,16 +218,16 @@ class _Search:
             bit, part = self._next(hardest, among)
             among &= ~bit
             after = tuple([max(0, need - amount) for need, amount in zip(short, part.amounts, strict=True)])
-            excess = sum(self._left.get(budget, 0) <= 0 for budget in part.thing.budgets)
+            excess = sum(self._budgets.get(budget, 0) <= 0 for budget in part.victim.budgets)
             self._charge(part, -1)
-            self._go(among, after, cost + MOST * excess + 1, [*taken, part])
+            self._branch(among, after, cost + MOST * excess + 1, [*chosen, part])
             self._charge(part, 1)
             # A cover without this part need not have a part that this one could replace.
             among &= ~self._replaceable_by(part)
 
     def _charge(self, part: _Part, by: int) -> None:
-        for budget in part.thing.budgets:
-            self._left[budget] = self._left.get(budget, 0) + by
+        for budget in part.victim.budgets:
+            self._budgets[budget] = self._budgets.get(budget, 0) + by
 
     def _next(self, dimension: int, among: int) -> tuple[int, _Part]:
         """The biggest part that its budgets still allow, or else the biggest."""
@@ -236,22 +236,24 @@ class _Search:
             if not among & bit:
                 continue
             biggest = biggest or bit
-            if budget is None or all(self._left.get(one, 0) > 0 for one in self._parts[bit].thing.budgets):
+            if budget is None or all(
+                self._budgets.get(other_budget, 0) > 0 for other_budget in self._parts[bit].victim.budgets
+            ):
                 return bit, self._parts[bit]
         return biggest, self._parts[biggest]
 
     def _replaceable_by(self, part: _Part) -> int:
         """The parts that this one stands for at no higher cost: they give no more, and have all its budgets."""
-        those = -1
+        bits = -1
         for no_more, amount in zip(self._no_more, part.amounts, strict=True):
-            those &= no_more[amount]
-        for budget in part.thing.budgets:
-            those &= self._of_budget[budget]
-        return those
+            bits &= no_more[amount]
+        for budget in part.victim.budgets:
+            bits &= self._of_budget[budget]
+        return bits
 
     def _hardest(self, among: int, short: tuple[int, ...], cost: int) -> int | None:
         """The dimension that needs the most parts; None where no cover of these is cheap enough."""
-        hardest, most, excess = 0, -1, 0
+        hardest, most_parts, excess = 0, -1, 0
         bounded = self._below is not None and among & self._charged
         for dimension, need in enumerate(short):
             if need <= 0:
@@ -259,11 +261,11 @@ class _Search:
             count = _count((amount for bit, amount, _ in self._orders[dimension] if among & bit), need)
             if count is None:
                 return None
-            if count > most:
-                hardest, most = dimension, count
+            if count > most_parts:
+                hardest, most_parts = dimension, count
             if bounded:
                 excess = max(excess, self._excess(dimension, need, among))
-        if self._below is not None and cost + MOST * excess + most >= self._below:
+        if self._below is not None and cost + MOST * excess + most_parts >= self._below:
             return None
         return hardest
 
@@ -276,7 +278,7 @@ class _Search:
             if not among & bit:
                 continue
             if budget is not None:
-                allowed = still[budget] if budget in still else self._left.get(budget, 0)
+                allowed = still[budget] if budget in still else self._budgets.get(budget, 0)
                 still[budget] = allowed - 1
                 if allowed <= 0:
                     beyond.append(amount)
@@ -289,11 +291,11 @@ class _Search:
 
 def _no_more(parts: Mapping[int, _Part], dimension: int) -> dict[int, int]:
     """By each amount that a part gives in this dimension: those that give no more."""
-    found, those = dict[int, int](), 0
+    bits_by_amount, bits = dict[int, int](), 0
     for bit, part in sorted(parts.items(), key=lambda of: of[1].amounts[dimension]):
-        those |= bit
-        found[part.amounts[dimension]] = those
-    return found
+        bits |= bit
+        bits_by_amount[part.amounts[dimension]] = bits
+    return bits_by_amount
 
 
 def _count(amounts: Iterable[int], need: int) -> int | None:

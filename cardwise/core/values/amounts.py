@@ -32,11 +32,11 @@ def memory(text: str | int) -> int:
 
     `64G` is refused: as Kubernetes reads it beside MiB it would be 64,000,000,000 of them, and nobody means that.
     """
-    value, is_bytes = quantity.parse(kubernetes(str(text)))
+    number, is_bytes = quantity.parse(kubernetes(str(text)))
     if str(text).strip()[-1:] in "MGTPE":
         raise InvalidQuantity(f"{text} would be so many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:
-        value = Fraction(math.ceil(value / _MIB))
-    if value.denominator != 1 or not 0 <= value <= _MOST:
+        number = Fraction(math.ceil(number / _MIB))
+    if number.denominator != 1 or not 0 <= number <= _MOST:
         raise InvalidQuantity(f"{text} is not a whole number of MiB from 0", "write MiB such as 65536, or 64Gi")
-    return value.numerator
+    return number.numerator

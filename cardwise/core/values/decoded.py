@@ -5,16 +5,16 @@ from typing import Any
 Json = dict[str, Any]
 
 
-def annotations_of(obj: Json) -> Json:
+def annotations_of(manifest: Json) -> Json:
     """Empty where it has none."""
-    found: Json = (obj.get("metadata") or {}).get("annotations") or {}
-    return found
+    annotations: Json = (manifest.get("metadata") or {}).get("annotations") or {}
+    return annotations
 
 
-def labels_of(obj: Json) -> Json:
+def labels_of(manifest: Json) -> Json:
     """Empty where it has none."""
-    found: Json = (obj.get("metadata") or {}).get("labels") or {}
-    return found
+    labels: Json = (manifest.get("metadata") or {}).get("labels") or {}
+    return labels
 
 
 def statuses_of(pod: Json) -> list[Json]:
@@ -23,6 +23,6 @@ def statuses_of(pod: Json) -> list[Json]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def annotated(obj: Json, annotations: Json) -> Json:
+def with_annotations(manifest: Json, annotations: Json) -> Json:
     """The object with these annotations and no others."""
-    return obj | {"metadata": (obj.get("metadata") or {}) | {"annotations": annotations}}
+    return manifest | {"metadata": (manifest.get("metadata") or {}) | {"annotations": annotations}}

@@ -44,5 +44,5 @@ def path_segment_problem(text: str) -> str:
         return "is empty"
     if text in _DOTS:
         return f"is {text!r}"
-    found = next((separator for separator in _SEPARATORS if separator in text), "")
-    return f"contains {found!r}" if found else ""
+    forbidden = next((separator for separator in _SEPARATORS if separator in text), "")
+    return f"contains {forbidden!r}" if forbidden else ""

@@ -68,12 +68,12 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
     if match is None:
         raise InvalidQuantity(f"{quoted(text, _LONGEST)} is not a quantity", "write an amount such as 2 or 8Gi")
     sign, digits, suffix, exponent = match.groups()
-    value = Fraction(digits)
+    number = Fraction(digits)
     if exponent is not None:
-        value *= Fraction(10) ** int(exponent)
+        number *= Fraction(10) ** int(exponent)
     elif suffix is not None:
-        value *= _BINARY.get(suffix) or _DECIMAL[suffix]
-    return (-value if sign == "-" else value), suffix in _BINARY
+        number *= _BINARY.get(suffix) or _DECIMAL[suffix]
+    return (-number if sign == "-" else number), suffix in _BINARY
 
 
 def with_unit(text: str | int, unit: Unit) -> str:
@@ -84,95 +84,95 @@ def with_unit(text: str | int, unit: Unit) -> str:
     if unit is Unit.MIB:
         return str(text)
     try:
-        value, is_bytes = _amount(text)
+        number, is_bytes = _amount(text)
     except InvalidQuantity:
         return str(text)
-    if is_bytes or value <= 0:
+    if is_bytes or number <= 0:
         return str(text)
-    mib = value * unit.mib
+    mib = number * unit.mib
     if mib > MOST_MIB:
         raise InvalidQuantity(f"{text} means GiB here, more than any card has", "write a unit, as in 8138Mi or 8Gi")
     if mib < 1:
         raise InvalidQuantity(f"{text} means GiB here, and is less than 1 MiB", "write a unit, as in 512Mi")
-    return f"{value}Gi" if value.denominator == 1 else f"{_decimal(mib)}Mi"
+    return f"{number}Gi" if number.denominator == 1 else f"{_decimal(mib)}Mi"
 
 
 def _amount(text: str | int) -> tuple[Fraction, bool]:
     """As `parse`, of gpu-mem."""
-    value, is_bytes = parse(text)
+    number, is_bytes = parse(text)
     # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
-    return value, is_bytes or (value.denominator != 1 and value >= _LEAST_BYTES)
+    return number, is_bytes or (number.denominator != 1 and number >= _LEAST_BYTES)
 
 
 def memory(text: str | int) -> MiB:
     """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes, which are rounded up to a whole number of
-    MiB (`rounding` says so). Raises InvalidQuantity.
+    MiB (`describe_rounding` says so). Raises InvalidQuantity.
     """
-    value, is_bytes = _amount(text)
+    number, is_bytes = _amount(text)
     if is_bytes:
-        value /= _MIB
-    if value <= 0:
+        number /= _MIB
+    if number <= 0:
         raise InvalidQuantity(f"{text} is not above zero", "write at least 1Mi, or leave it out")
-    if is_bytes and value < 1:
+    if is_bytes and number < 1:
         raise InvalidQuantity(
-            f"{_readable(text, value)} is less than 1 MiB", "write a whole number of MiB, such as 512Mi"
+            f"{_readable(text, number)} is less than 1 MiB", "write a whole number of MiB, such as 512Mi"
         )
-    if not is_bytes and value.denominator != 1:
-        raise _no_whole_number(str(text), value)
-    if value > MOST_MIB:
-        raise _too_many(str(text), value)
-    return MiB(math.ceil(value))
+    if not is_bytes and number.denominator != 1:
+        raise _no_whole_number(str(text), number)
+    if number > MOST_MIB:
+        raise _too_many(str(text), number)
+    return MiB(math.ceil(number))
 
 
-def rounding(text: str | int) -> str:
+def describe_rounding(text: str | int) -> str:
     """What `memory` makes of an amount of bytes that is no whole number of MiB, for a warning; "" of any other text."""
     try:
-        value, is_bytes = _amount(text)
+        number, is_bytes = _amount(text)
         mib = memory(text)
     except InvalidQuantity:
         return ""
-    value /= _MIB
-    if not is_bytes or value == mib:
+    number /= _MIB
+    if not is_bytes or number == mib:
         return ""
-    return f"{_readable(text, value)} is not a whole number of MiB, and counts as {mib}Mi"
+    return f"{_readable(text, number)} is not a whole number of MiB, and counts as {mib}Mi"
 
 
-def _readable(text: str | int, value: Fraction) -> str:
-    """`text` may be the API server's spelling, in which people do not know their own: both are said. `value` is in
+def _readable(text: str | int, number: Fraction) -> str:
+    """`text` may be the API server's spelling, in which people do not know their own: both are said. `number` is in
     MiB.
     """
-    shown = f"{float(value / _KIB):.4g}Gi" if value >= _KIB else f"{float(value):.4g}Mi"
+    shown = f"{float(number / _KIB):.4g}Gi" if number >= _KIB else f"{float(number):.4g}Mi"
     return shown if str(text) == shown else f"{text} ({shown})"
 
 
-def _decimal(value: Fraction) -> str:
+def _decimal(number: Fraction) -> str:
     """The number as quantities are written, without a fraction bar or an exponent."""
-    return f"{Decimal(value.numerator) / Decimal(value.denominator):f}"
+    return f"{Decimal(number.numerator) / Decimal(number.denominator):f}"
 
 
-def _no_whole_number(text: str, value: Fraction) -> InvalidQuantity:
-    """A bare number, `value` in MiB."""
-    below = value.numerator // value.denominator
+def _no_whole_number(text: str, number: Fraction) -> InvalidQuantity:
+    """A bare number, `number` in MiB."""
+    below = number.numerator // number.denominator
     near = [f"{below} or {below + 1}"] if below else []
-    if value < _KIB:  # Gi was meant, as often as not
-        near.append(f"{math.ceil(value * _KIB)} for {float(value):.4g}Gi")
+    if number < _KIB:  # Gi was meant, as often as not
+        near.append(f"{math.ceil(number * _KIB)} for {float(number):.4g}Gi")
     return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(near)}")
 
 
-def _too_many(text: str, value: Fraction) -> InvalidQuantity:
-    """`value` is in MiB, often because bytes were meant."""
-    problem = f"{text} is {value if value < 10**18 else 'too many'} MiB, more than any card has"
-    meant = value // _MIB
-    if meant > MOST_MIB:
+def _too_many(text: str, number: Fraction) -> InvalidQuantity:
+    """`number` is in MiB, often because bytes were meant."""
+    problem = f"{text} is {number if number < 10**18 else 'too many'} MiB, more than any card has"
+    mib = number // _MIB
+    if mib > MOST_MIB:
         return InvalidQuantity(problem, "write MiB, or a suffix as in 8Gi")
     suffixed = f", or {text}i" if text[-1] in "GT" else ""
-    return InvalidQuantity(problem, f"without Mi or Gi it counts MiB; write {meant} for so many bytes{suffixed}")
+    return InvalidQuantity(problem, f"without Mi or Gi it counts MiB; write {mib} for so many bytes{suffixed}")
 
 
-def count(text: str | int, *, least: int = 1, most: int | None = None) -> int:
+def count(text: str | int, *, minimum: int = 1, maximum: int | None = None) -> int:
     """A whole number of something, for example cards. Raises InvalidQuantity."""
-    value, _ = parse(text)
-    limits = f"a whole number from {least}" + (f" to {most}" if most is not None else "")
-    if value.denominator != 1 or value < least or (most is not None and value > most):
+    number, _ = parse(text)
+    limits = f"a whole number from {minimum}" + (f" to {maximum}" if maximum is not None else "")
+    if number.denominator != 1 or number < minimum or (maximum is not None and number > maximum):
         raise InvalidQuantity(f"{text} is out of range", f"write {limits}")
-    return value.numerator
+    return number.numerator

@@ -22,40 +22,40 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def quoted(value: object, most: int = _MOST_QUOTED) -> str:
+def quoted(content: object, limit: int = _MOST_QUOTED) -> str:
     """A value from outside as a sentence quotes it: text in quotes, without control characters, on one line.
 
-    Of one that is longer than `most` characters the beginning, the end and the length.
+    Of one that is longer than `limit` characters the beginning, the end and the length.
     """
-    text = value if isinstance(value, str) else repr(value)
-    if len(text) <= most:
-        return repr(value)
-    shown = text[: most // 2] + "..." + text[-most // 4 :]
-    shown = repr(shown) if isinstance(value, str) else message(shown)
+    text = content if isinstance(content, str) else repr(content)
+    if len(text) <= limit:
+        return repr(content)
+    shown = text[: limit // 2] + "..." + text[-limit // 4 :]
+    shown = repr(shown) if isinstance(content, str) else message(shown)
     return f"{shown} ({len(text)} characters)"
 
 
-def quote_unless_name(value: object) -> str:
+def quote_unless_name(name: object) -> str:
     """A name from outside as a sentence has it: as it is where it looks like one, else as `quoted` has it."""
-    text = str(value)
+    text = str(name)
     return text if len(text) <= _MOST_NAME and _NAME.fullmatch(text) else quoted(text)
 
 
-def message(text: str, most: int = MOST_BYTES) -> str:
-    """A text for people as it leaves the process: of at most `most` bytes, on one line, without control characters.
+def message(text: str, limit: int = MOST_BYTES) -> str:
+    """A text for people as it leaves the process: of at most `limit` bytes, on one line, without control characters.
 
     What is left out of a longer text is its middle: it begins with the field and ends with the remedy. Of space between
     words a single one stays: a terminal shows what follows many as a line of its own.
     """
-    return line(" ".join(text.split()), most)
+    return line(" ".join(text.split()), limit)
 
 
-def line(text: str, most: int = MOST_BYTES) -> str:
+def line(text: str, limit: int = MOST_BYTES) -> str:
     """As `message`, with the spaces that put words into columns."""
-    text = cut(text, most)
+    text = cut(text, limit)
     if text.isprintable():
         return text
-    return cut("".join(map(_printable, text)), most)
+    return cut("".join(map(_printable, text)), limit)
 
 
 def _printable(character: str) -> str:
@@ -64,23 +64,23 @@ def _printable(character: str) -> str:
     return " " if character.isspace() else repr(character)[1:-1]
 
 
-def cut(text: str, most: int = MOST_BYTES) -> str:
-    """A text of at most `most` bytes of UTF-8, without its middle where that would be more."""
-    if text.isascii() and len(text) <= most:
+def cut(text: str, limit: int = MOST_BYTES) -> str:
+    """A text of at most `limit` bytes of UTF-8, without its middle where that would be more."""
+    if text.isascii() and len(text) <= limit:
         return text
     content = text.encode(errors="backslashreplace")  # half of a surrogate pair has no bytes of its own
-    if len(content) <= most:
+    if len(content) <= limit:
         return content.decode()
     mark = f" [... {len(content)} bytes in all ...] "
-    kept = max(most - len(mark), 0)
+    kept = max(limit - len(mark), 0)
     until = kept * 2 // 3
     begin, end = content[:until], content[len(content) - (kept - until) :]
     # Characters that the cut has gone through are left out.
-    return (begin.decode(errors="ignore") + mark + end.decode(errors="ignore"))[:most]
+    return (begin.decode(errors="ignore") + mark + end.decode(errors="ignore"))[:limit]
 
 
-def few(some: Sequence[str], most: int, noun: str = "") -> str:
+def enumerate_first(some: Sequence[str], limit: int, noun: str = "") -> str:
     """The first of them by comma, and how many more there are; `noun`: of what, in the singular."""
-    more = len(some) - most
-    others = count(more, f"more {noun}") if noun else f"{more} more"
-    return ", ".join(some[:most]) + (f" and {others}" if more > 0 else "")
+    omitted = len(some) - limit
+    others = count(omitted, f"more {noun}") if noun else f"{omitted} more"
+    return ", ".join(some[:limit]) + (f" and {others}" if omitted > 0 else "")

@@ -61,14 +61,14 @@ class LeaseCall:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseTerm:
+class LeasePeriod:
     """From when until when the Lease is ours, on the local clock. Immutable: other threads read it whole."""
 
     epoch: int = 0
     begins: float = -math.inf
     until: float = -math.inf
 
-    def holds(self, now: float, margin: float = 0.0) -> bool:
+    def is_valid(self, now: float, margin: float = 0.0) -> bool:
         return self.begins <= now < self.until - margin
 
 
@@ -83,13 +83,15 @@ class _Seen:
 
 
 class Election:
-    """One candidate. Alternate `call` with `answered` or `failed`; an answer that was given up on must not come later.
+    """One candidate. Alternate `call` with `on_answer` or `on_failure`; an answer that was given up on must not come
+    later.
 
-    `claim`, `tenure` and `heir` may be read by any thread, all else belongs to one.
+    `period`, `tenure` and `is_successor` may be read by any thread, all else belongs to one.
 
     - tenure: grows whenever another process may have had the Lease. Two equal numbers: none has, whatever the Lease
       says. What it says may repeat: a backup that is restored, or an edit, brings back an earlier `leaseTransitions`.
-    - heir: the holder before released the Lease and had settled all (`farewell`), and this process took it from there.
+    - heir: the holder before released the Lease and had settled all (`release_call`), and this process took it from
+    there.
     """
 
     def __init__(
@@ -103,9 +105,9 @@ class Election:
             )
         if duration > MAX_DURATION:
             raise ValueError(f"duration ({duration}) must be at most {MAX_DURATION:.0f}: others wait no longer for us")
-        self.claim = LeaseTerm()
+        self.period = LeasePeriod()
         self.tenure = 0
-        self.heir = False
+        self.is_successor = False
         self._metadata = {"name": name, "namespace": namespace}
         self._identity = identity
         self._duration = duration
@@ -144,14 +146,14 @@ class Election:
         self._unanswered.append((self._identity, spec["renewTime"]))
         return LeaseCall("update", now, {**seen.lease, "spec": spec})
 
-    def farewell(self, now: float, wall: datetime, *, settled: bool = False) -> LeaseCall | None:
+    def release_call(self, now: float, wall: datetime, *, settled: bool = False) -> LeaseCall | None:
         """What to send to give the Lease back; None when that is done, or when it is not ours to give.
 
         `settled`: it says that nothing that was done in its name is under way; only the very next holder goes by that.
         """
         seen = self._seen
         # A claim that has not begun is not given back: who took it at once would not wait for what we wait for.
-        if seen is None or not seen.mine or not self.claim.holds(now):
+        if seen is None or not seen.mine or not self.period.is_valid(now):
             return None
         if self._reread:
             return LeaseCall("get", now)
@@ -164,14 +166,14 @@ class Election:
             "renewTime": stamp,
             "leaseTransitions": seen.record.transitions,
         }
-        metadata = _dict(seen.lease.get("metadata"))
+        metadata = _as_dict(seen.lease.get("metadata"))
         if settled:
-            annotations = _dict(metadata.get("annotations"))
+            annotations = _as_dict(metadata.get("annotations"))
             # Names this very release, so that it says nothing of a Lease that was restored or taken since.
             metadata = {**metadata, "annotations": {**annotations, names.SETTLED: f"{seen.record.uid}/{stamp}"}}
         return LeaseCall("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
 
-    def answered(self, call: LeaseCall, lease: dict[str, Any], now: float) -> None:
+    def on_answer(self, call: LeaseCall, lease: dict[str, Any], now: float) -> None:
         """The API server said yes, with this Lease. Raises `Unreachable` when that is none."""
         record = read(lease)
         if not record.version:
@@ -183,26 +185,26 @@ class Election:
             self._unanswered.clear()
             if before is None:  # created: what was there before may have been another's
                 self.tenure += 1
-                self.heir = False
+                self.is_successor = False
             elif not before.mine:
-                self.heir = before.record.settled
+                self.is_successor = before.record.settled
             self._seen = _Seen(lease, record, now, mine=True)
             self._renew_at = call.sent + self._renew_every
-            self.claim = self._claimed(call, now)
+            self.period = self._claimed(call, now)
             return
         if before is not None and before.record.version == record.version:
             return
         mine = (record.holder, record.renewed) in self._unanswered
         if not mine:
             # The claim ends first: who reads the new tenure must not take it for that of the former claim.
-            self.claim = replace(self.claim, until=-math.inf)
+            self.period = replace(self.period, until=-math.inf)
             self.tenure += 1
-            self.heir = False
+            self.is_successor = False
             # What was sent names an earlier version: it has been replaced, or it fails.
             self._unanswered.clear()
         self._seen = _Seen(lease, record, now, mine)
 
-    def failed(self, call: LeaseCall, error: errors.KubeError) -> None:
+    def on_failure(self, call: LeaseCall, error: errors.KubeError) -> None:
         """The API server said no, or nothing: then the call may have been carried out, or will be. The claim stays."""
         if call.kind == "create":
             self._absent, self._seen = False, None
@@ -223,11 +225,11 @@ class Election:
         # Twice as often as the holder writes, so that a Lease that was given back is soon taken.
         return min(self._renew_every / 2, self._expires(seen) - now)
 
-    def turn(self, now: float) -> float:
+    def seconds_to_change(self, now: float) -> float:
         """Seconds until the claim begins or ends by itself."""
-        if now < self.claim.begins:
-            return self.claim.begins - now
-        return self.claim.until - now if now < self.claim.until else math.inf
+        if now < self.period.begins:
+            return self.period.begins - now
+        return self.period.until - now if now < self.period.until else math.inf
 
     def _may_take(self, seen: _Seen, now: float) -> bool:
         return seen.mine or seen.record.holder == "" or now >= self._expires(seen)
@@ -236,10 +238,10 @@ class Election:
         # Another process may run with another duration, and anybody may have written any.
         return seen.since + max(self._duration, min(seen.record.seconds, MAX_DURATION))
 
-    def _claimed(self, call: LeaseCall, now: float) -> LeaseTerm:
-        until, claim = call.sent + self._valid, self.claim
+    def _claimed(self, call: LeaseCall, now: float) -> LeasePeriod:
+        until, claim = call.sent + self._valid, self.period
         if call.kind == "create":
-            return LeaseTerm(claim.epoch + 1, now + self._duration, until)
+            return LeasePeriod(claim.epoch + 1, now + self._duration, until)
         return replace(claim, until=until, epoch=claim.epoch if now < claim.until else claim.epoch + 1)
 
     def _spec(self, wall: datetime, before: LeaseRecord | None) -> dict[str, Any]:
@@ -263,28 +265,28 @@ class Election:
 
 def read(lease: dict[str, Any]) -> LeaseRecord:
     """Any answer at all. `version` is "" when it is no object of the API."""
-    metadata, spec = _dict(lease.get("metadata")), _dict(lease.get("spec"))
-    holder, uid, renewed = spec.get("holderIdentity"), _text(metadata.get("uid")), _text(spec.get("renewTime"))
-    settled = _dict(metadata.get("annotations")).get(names.SETTLED)
+    metadata, spec = _as_dict(lease.get("metadata")), _as_dict(lease.get("spec"))
+    holder, uid, renewed = spec.get("holderIdentity"), _as_text(metadata.get("uid")), _as_text(spec.get("renewTime"))
+    settled = _as_dict(metadata.get("annotations")).get(names.SETTLED)
     return LeaseRecord(
-        version=_text(metadata.get("resourceVersion")),
+        version=_as_text(metadata.get("resourceVersion")),
         holder=holder if isinstance(holder, str) else None,
-        seconds=float(_count(spec.get("leaseDurationSeconds"))),
-        acquired=_text(spec.get("acquireTime")),
+        seconds=float(_as_count(spec.get("leaseDurationSeconds"))),
+        acquired=_as_text(spec.get("acquireTime")),
         renewed=renewed,
-        transitions=_count(spec.get("leaseTransitions")),
+        transitions=_as_count(spec.get("leaseTransitions")),
         uid=uid,
         settled=holder == "" and settled == f"{uid}/{renewed}",
     )
 
 
-def _dict(value: object) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _as_dict(decoded: object) -> dict[str, Any]:
+    return decoded if isinstance(decoded, dict) else {}
 
 
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+def _as_text(decoded: object) -> str:
+    return decoded if isinstance(decoded, str) else ""
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+def _as_count(decoded: object) -> int:
+    return decoded if isinstance(decoded, int) and decoded > 0 else 0

@@ -71,9 +71,9 @@ class LeaderElector:
         self._able = able
         self._settled = settled
         self._backoff = Backoff(initial=min(0.1, renew_every), cap=renew_every)
-        self._told = 0  # the epoch that on_change was told of, 0 for none
+        self._announced_epoch = 0  # the epoch that on_change was told of, 0 for none
         self._holder: str | None = None
-        self._trouble = ""
+        self._last_error = ""
         self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
@@ -85,7 +85,7 @@ class LeaderElector:
     @property
     def epoch(self) -> int:
         """Grows at each acquisition, also when nobody else was leader in between."""
-        return self._election.claim.epoch
+        return self._election.period.epoch
 
     @property
     def token(self) -> str:
@@ -98,9 +98,9 @@ class LeaderElector:
         return self._election.tenure
 
     @property
-    def heir(self) -> bool:
+    def is_successor(self) -> bool:
         """Whether the Lease was taken from a holder that had released it and settled all."""
-        return self._election.heir
+        return self._election.is_successor
 
     @property
     def holder(self) -> str | None:
@@ -109,15 +109,15 @@ class LeaderElector:
 
     def holds(self, margin: float = 0.0, epoch: int | None = None) -> bool:
         """Whether the Lease will still be ours in `margin` seconds, and, if given, has been since `epoch` began."""
-        claim = self._election.claim  # read once: the thread replaces it whole
+        claim = self._election.period  # read once: the thread replaces it whole
         if self._stopping.is_set() or (epoch is not None and epoch != claim.epoch):
             return False
-        return claim.holds(self._clock.now(), margin)
+        return claim.is_valid(self._clock.now(), margin)
 
     def remaining(self) -> float:
         """For how many seconds it is ours if no renewal comes; 0 when it is not."""
-        claim, now = self._election.claim, self._clock.now()
-        return claim.until - now if claim.holds(now) and not self._stopping.is_set() else 0.0
+        claim, now = self._election.period, self._clock.now()
+        return claim.until - now if claim.is_valid(now) and not self._stopping.is_set() else 0.0
 
     def start(self) -> None:
         self._thread.start()
@@ -131,11 +131,11 @@ class LeaderElector:
     def step(self) -> float:
         """One exchange with the API server; the seconds to wait before the next."""
         if not self._able():
-            if self._trouble != "unable":
+            if self._last_error != "unable":
                 _log.warning("not running for leader: this process cannot act", lease=self._path)
-            self._trouble = "unable"
-            self._tell()
-            return min(self._backoff.next(), self._election.turn(self._clock.now()) + 0.001)
+            self._last_error = "unable"
+            self._announce()
+            return min(self._backoff.next(), self._election.seconds_to_change(self._clock.now()) + 0.001)
         call = self._election.call(self._clock.now(), self._clock.wall())
         error = self._exchange(call, self._timeout)
         now = self._clock.now()
@@ -143,18 +143,18 @@ class LeaderElector:
             self._outage.mark_succeeded()
         if error is not None:
             delay = self._backoff.next()
-            self._complain(call, error)
+            self._log_error(call, error)
         elif (delay := self._election.pause(now)) > 0:
             self._backoff.reset()
-            self._trouble = ""
-        self._tell()
+            self._last_error = ""
+        self._announce()
         # A call too many when the claim begins or ends does no harm.
-        return min(delay, self._election.turn(now) + 0.001)
+        return min(delay, self._election.seconds_to_change(now) + 0.001)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Gives the Lease back if it is ours."""
         for _ in range(_FAREWELL_CALLS):
-            call = self._election.farewell(self._clock.now(), self._clock.wall(), settled=self._settled())
+            call = self._election.release_call(self._clock.now(), self._clock.wall(), settled=self._settled())
             if call is None:
                 return
             error = self._exchange(call, _FAREWELL_SECONDS)
@@ -169,17 +169,17 @@ class LeaderElector:
             except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would ever lead again
                 _log.exception("leader election failed; trying again")
                 delay = self._backoff.next()
-        self._tell()
+        self._announce()
         try:
-            self.leave()
+            self.release()
         except Exception:  # noqa: BLE001 - it then ends by itself
             _log.exception("failed to release the lease", lease=self._path)
 
     def _exchange(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
         try:
-            self._election.answered(call, self._send(call, timeout), self._clock.now())
+            self._election.on_answer(call, self._send(call, timeout), self._clock.now())
         except errors.KubeError as error:
-            self._election.failed(call, error)
+            self._election.on_failure(call, error)
             return error
         return None
 
@@ -190,20 +190,20 @@ class LeaderElector:
             return self._client.create(self._collection, call.body, timeout=timeout)
         return self._client.update(self._path, call.body, timeout=timeout)
 
-    def _tell(self) -> None:
+    def _announce(self) -> None:
         holder = self._election.holder
         if holder != self._holder:
             self._holder = holder
             _log.info("lost the lease to another holder", lease=self._path, holder=holder, identity=self.identity)
         leading = self.epoch if self.leader else 0
-        told, self._told = self._told, leading
+        announced, self._announced_epoch = self._announced_epoch, leading
         # At the end always: who asks `holds` may have acted before this thread could say that we led.
-        if leading == told and not self._stopping.is_set():
+        if leading == announced and not self._stopping.is_set():
             return
-        if told:
+        if announced:
             level = logging.INFO if self._stopping.is_set() else logging.WARNING
-            _log.log(level, "no longer leader", lease=self._path, identity=self.identity, epoch=told)
-        if told or not leading:
+            _log.log(level, "no longer leader", lease=self._path, identity=self.identity, epoch=announced)
+        if announced or not leading:
             self._call_back(leading=False)
         if leading:
             _log.info("leader", lease=self._path, identity=self.identity, epoch=leading)
@@ -217,17 +217,17 @@ class LeaderElector:
         except Exception:  # noqa: BLE001 - somebody else's code must not cost the Lease
             _log.exception("a callback of the leader election failed", leading=leading)
 
-    def _complain(self, call: LeaseCall, error: errors.KubeError) -> None:
+    def _log_error(self, call: LeaseCall, error: errors.KubeError) -> None:
         """Logs news only: the same every two seconds would bury all else."""
         if isinstance(error, errors.Conflict) or (isinstance(error, errors.NotFound) and call.kind != "create"):
             return  # somebody else was first, or it is not there yet: that is how an election goes
         self._outage.mark_failed()
         trouble = f"{call.kind} {error.status} {error.reason}"
-        if trouble != self._trouble:
+        if trouble != self._last_error:
             _log.warning(
                 "failed to renew the lease: no answer from the API server",
                 lease=self._path,
                 call=call.kind,
                 error=str(error),
             )
-        self._trouble = trouble
+        self._last_error = trouble

@@ -23,14 +23,14 @@ class Condition:
 
     key: str
     operator: str
-    values: frozenset[str] = frozenset()
+    operands: frozenset[str] = frozenset()
 
-    def holds(self, labels: Mapping[str, str]) -> bool:
+    def matches(self, labels: Mapping[str, str]) -> bool:
         match self.operator:
             case "In":
-                return labels.get(self.key) in self.values
+                return labels.get(self.key) in self.operands
             case "NotIn":
-                return labels.get(self.key) not in self.values
+                return labels.get(self.key) not in self.operands
             case "Exists":
                 return self.key in labels
             case "DoesNotExist":
@@ -48,20 +48,20 @@ class Budget:
 
     def covers(self, labels: Mapping[str, str]) -> bool:
         """A pod of its namespace with these labels."""
-        return self.conditions is not None and all(condition.holds(labels) for condition in self.conditions)
+        return self.conditions is not None and all(condition.matches(labels) for condition in self.conditions)
 
 
-def record(raw: bytes) -> tuple[str, Budget] | None:
+def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
     """Key, which is "namespace/name", and record."""
-    obj = _decode(wire.trim(raw))
-    metadata, spec, status = obj["metadata"], obj.get("spec") or {}, obj.get("status") or {}
+    manifest = _decode(wire.trim(raw))
+    metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     selector = spec.get("selector")
     conditions = None
     if selector is not None:
-        equal = [Condition(key, "In", frozenset([value])) for key, value in (selector.get("matchLabels") or {}).items()]
+        equal = [Condition(key, "In", frozenset([text])) for key, text in (selector.get("matchLabels") or {}).items()]
         others = [
-            Condition(one["key"], one["operator"], frozenset(one.get("values") or ()))
-            for one in selector.get("matchExpressions") or ()
+            Condition(expression["key"], expression["operator"], frozenset(expression.get("values") or ()))
+            for expression in selector.get("matchExpressions") or ()
         ]
         conditions = (*equal, *others)
     budget = Budget(metadata["namespace"], int(status.get("disruptionsAllowed") or 0), conditions)
@@ -81,26 +81,26 @@ class Budgets:
         self._of: dict[str, dict[str, Budget]] = {}  # by namespace and key
         self._covering: dict[str, _Covering] = {}  # by namespace, those that were asked about
 
-    def set(self, key: str, budget: Budget) -> None:
+    def set_budget(self, key: str, budget: Budget) -> None:
         of_namespace = self._of.setdefault(budget.namespace, {})
         before = of_namespace.get(key)
         if before == budget:
             return
-        self._changes[budget.namespace] = self.changes(budget.namespace) + 1
+        self._changes[budget.namespace] = self.change_count(budget.namespace) + 1
         of_namespace[key] = budget
         if before is None or before.conditions != budget.conditions:
             self._covering.pop(budget.namespace, None)
 
-    def remove(self, key: str) -> None:
+    def remove_budget(self, key: str) -> None:
         namespace, _, _ = key.partition("/")
         of_namespace = self._of.get(namespace, {})
         if of_namespace.pop(key, None) is not None:
-            self._changes[namespace] = self.changes(namespace) + 1
+            self._changes[namespace] = self.change_count(namespace) + 1
         self._covering.pop(namespace, None)
         if not of_namespace:
             self._of.pop(namespace, None)
 
-    def changes(self, namespace: str) -> int:
+    def change_count(self, namespace: str) -> int:
         """How often those of the namespace have changed."""
         return self._changes.get(namespace, 0)
 
@@ -110,15 +110,15 @@ class Budgets:
             return ()
         if namespace not in self._covering:
             self._covering[namespace] = _Covering(namespace, self._of[namespace])
-        return self._covering[namespace].of(labels)
+        return self._covering[namespace].keys_covering(labels)
 
     def allowed(self, keys: Iterable[str]) -> dict[str, int]:
         """How many pods each of these lets go now."""
-        found = {}
+        allowances = {}
         for key in keys:
             budget = self._of.get(key.partition("/")[0], {}).get(key)
-            found[key] = budget.allowed if budget is not None else 0
-        return found
+            allowances[key] = budget.allowed if budget is not None else 0
+        return allowances
 
 
 class _Covering:
@@ -129,23 +129,26 @@ class _Covering:
         self._others: list[tuple[str, Budget]] = []
         self._all = f"{namespace}/"  # the budget of no name
         self._beyond: tuple[str, ...] = ()
-        left = MOST_CONDITIONS
+        remaining = MOST_CONDITIONS
         for key, budget in budgets.items():
             conditions = budget.conditions or ()
-            left -= max(1, len(conditions))
-            if left < 0:
+            remaining -= max(1, len(conditions))
+            if remaining < 0:
                 self._beyond = (self._all,)
                 return
-            named = next((one for one in conditions if one.operator == "In" and len(one.values) == 1), None)
+            named = next(
+                (condition for condition in conditions if condition.operator == "In" and len(condition.operands) == 1),
+                None,
+            )
             if named is None:
                 self._others.append((key, budget))
             else:
-                (value,) = named.values
-                self._by_value.setdefault(named.key, {}).setdefault(value, []).append((key, budget))
+                (text,) = named.operands
+                self._by_value.setdefault(named.key, {}).setdefault(text, []).append((key, budget))
 
-    def of(self, labels: Mapping[str, str]) -> tuple[str, ...]:
-        asked = [*self._others]
+    def keys_covering(self, labels: Mapping[str, str]) -> tuple[str, ...]:
+        candidates = [*self._others]
         for key, by_value in self._by_value.items():
-            asked += by_value.get(labels.get(key, ""), ())
-        keys = sorted([*(key for key, budget in asked if budget.covers(labels)), *self._beyond])
+            candidates += by_value.get(labels.get(key, ""), ())
+        keys = sorted([*(key for key, budget in candidates if budget.covers(labels)), *self._beyond])
         return tuple(keys) if len(keys) <= MOST_BUDGETS else (self._all, *keys[: MOST_BUDGETS - 1])

@@ -41,17 +41,17 @@ class PodSpec(Struct, rename="camel"):
     priority: int | None = None
 
 
-def of_pod(spec: PodSpec) -> Load:
+def load_of_pod(spec: PodSpec) -> Load:
     """What the pod takes, as Kubernetes counts it: the containers and sidecars, or the biggest moment of its start."""
     cpu = memory = most_cpu = most_memory = 0
     for container in spec.init_containers or ():
-        c, m = _asked(container)
+        c, m = _requested(container)
         if container.restart_policy == "Always":
             cpu, memory = cpu + c, memory + m
             c = m = 0
         most_cpu, most_memory = max(most_cpu, cpu + c), max(most_memory, memory + m)
     for container in spec.containers or ():
-        c, m = _asked(container)
+        c, m = _requested(container)
         cpu, memory = cpu + c, memory + m
     cpu, memory = max(cpu, most_cpu), max(memory, most_memory)
     if spec.resources is not None and spec.resources.requests is not None:  # of the pod as a whole
@@ -62,12 +62,12 @@ def of_pod(spec: PodSpec) -> Load:
     return _load(cpu, memory)
 
 
-def of_node(allocatable: ResourceList) -> Load:
+def load_of_node(allocatable: ResourceList) -> Load:
     """What the node has."""
     return Load(_cpu(allocatable.cpu), _bytes(allocatable.memory), int(_value(allocatable.pods)))
 
 
-def _asked(container: ContainerLoad) -> tuple[int, int]:
+def _requested(container: ContainerLoad) -> tuple[int, int]:
     if container.resources is None or container.resources.requests is None:
         return 0, 0
     return _cpu(container.resources.requests.cpu), _bytes(container.resources.requests.memory)

@@ -20,7 +20,7 @@ class Taint(NamedTuple):
     effect: str
 
     @classmethod
-    def of(cls, taint: Json) -> Self:
+    def from_json(cls, taint: Json) -> Self:
         return cls(taint["key"], taint.get("value") or "", taint.get("effect") or "")
 
     def __str__(self) -> str:
@@ -28,41 +28,41 @@ class Taint(NamedTuple):
         return f"{self.key}{'=' * bool(self.value)}{self.value}:{self.effect}"
 
 
-class Ground(NamedTuple):
+class NodeLabels(NamedTuple):
     """A node's labels and taints. `taints`: only those that keep pods away."""
 
     labels: Mapping[str, str] = {}
     taints: tuple[Taint, ...] = ()
 
     @classmethod
-    def of(cls, node: Json) -> Self:
+    def from_node(cls, node: Json) -> Self:
         """Of a Node object."""
-        taints = map(Taint.of, (node.get("spec") or {}).get("taints") or ())
-        return cls(node["metadata"].get("labels") or {}, tuple(one for one in taints if one.effect in HARD))
+        taints = map(Taint.from_json, (node.get("spec") or {}).get("taints") or ())
+        return cls(node["metadata"].get("labels") or {}, tuple(taint for taint in taints if taint.effect in HARD))
 
 
 class _Condition(NamedTuple):
     key: str
     operator: str
-    values: frozenset[str]
+    operands: frozenset[str]
 
-    def holds(self, value: str | None) -> bool:
+    def matches(self, text: str | None) -> bool:
         match self.operator:
             case "In":
-                return value is not None and value in self.values
+                return text is not None and text in self.operands
             case "NotIn":
-                return value is None or value not in self.values
+                return text is None or text not in self.operands
             case "Exists":
-                return value is not None
+                return text is not None
             case "DoesNotExist":
-                return value is None
+                return text is None
             case "Gt" | "Lt" as operator:
-                return self._compares(value, above=operator == "Gt")
+                return self._compares(text, above=operator == "Gt")
         return False  # an operator of a later Kubernetes
 
-    def _compares(self, value: str | None, *, above: bool) -> bool:
+    def _compares(self, text: str | None, *, above: bool) -> bool:
         try:
-            number, bound = int(value or ""), int(next(iter(self.values), ""))
+            number, bound = int(text or ""), int(next(iter(self.operands), ""))
         except ValueError:
             return False
         return number > bound if above else number < bound
@@ -84,7 +84,7 @@ class Toleration(NamedTuple):
     effect: str
 
     @classmethod
-    def of(cls, toleration: Json) -> Self:
+    def from_json(cls, toleration: Json) -> Self:
         return cls(*(str(toleration.get(field) or "") for field in ("key", "operator", "value", "effect")))
 
     def tolerates(self, taint: Taint) -> bool:
@@ -111,24 +111,27 @@ class NodeConstraints(NamedTuple):
         return cls(
             tuple(sorted(selector.items())),
             None if required is None else tuple(map(_term, filter(_says, required))),
-            tuple(map(Toleration.of, tolerations)),
+            tuple(map(Toleration.from_json, tolerations)),
         )
 
-    def allow(self, name: str, ground: Ground) -> bool:
+    def admits(self, name: str, ground: NodeLabels) -> bool:
         """Whether the pod may be on this node."""
         labels = ground.labels
-        if any(labels.get(key) != value for key, value in self.selector):
+        if any(labels.get(key) != text for key, text in self.selector):
             return False
         if self.untolerated(ground):
             return False
         return self.terms is None or any(
-            all(one.holds(labels.get(one.key)) for one in term.labels) and all(one.holds(name) for one in term.names)
+            all(condition.matches(labels.get(condition.key)) for condition in term.labels)
+            and all(condition.matches(name) for condition in term.names)
             for term in self.terms
         )
 
-    def untolerated(self, ground: Ground) -> list[Taint]:
+    def untolerated(self, ground: NodeLabels) -> list[Taint]:
         """The node's taints that keep the pod away."""
-        return [taint for taint in ground.taints if not any(one.tolerates(taint) for one in self.tolerations)]
+        return [
+            taint for taint in ground.taints if not any(toleration.tolerates(taint) for toleration in self.tolerations)
+        ]
 
 
 def fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:
@@ -138,7 +141,7 @@ def fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:
     return spec.get("nodeSelector") or {}, required, spec.get("tolerations") or []
 
 
-def of(spec: Json) -> NodeConstraints:
+def constraints_of(spec: Json) -> NodeConstraints:
     """The constraints of a pod with this spec."""
     return NodeConstraints.read(*fields(spec))
 
@@ -152,8 +155,12 @@ def _term(term: Json) -> _Term:
     return _Term(_conditions(term.get("matchExpressions")), _conditions(term.get("matchFields")))
 
 
-def _conditions(of: Sequence[Json] | None) -> tuple[_Condition, ...]:
+def _conditions(expressions: Sequence[Json] | None) -> tuple[_Condition, ...]:
     return tuple(
-        _Condition(str(one.get("key")), str(one.get("operator")), frozenset(map(str, one.get("values") or ())))
-        for one in of or ()
+        _Condition(
+            str(expression.get("key")),
+            str(expression.get("operator")),
+            frozenset(map(str, expression.get("values") or ())),
+        )
+        for expression in expressions or ()
     )

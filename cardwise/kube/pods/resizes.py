@@ -56,14 +56,16 @@ _decode = msgspec.json.Decoder(_Pod).decode
 def load(raw: bytes, spec: PodSpec) -> Load:
     """The load of a pod whose `spec` has been read already."""
     if _SIGN not in raw:
-        return loads.of_pod(spec)
+        return loads.load_of_pod(spec)
     pod = _decode(raw)
     conditions = pod.status.conditions or ()
-    never = any(one.type == "PodResizePending" and one.reason == "Infeasible" for one in conditions)
-    found = [_as(pod, _allocated, never=never), _as(pod, _actuated, never=never)]
+    never = any(condition.type == "PodResizePending" and condition.reason == "Infeasible" for condition in conditions)
+    possible_loads = [_load_with(pod, _allocated, never=never), _load_with(pod, _actuated, never=never)]
     if not never:
-        found.append(loads.of_pod(pod.spec))
-    return Load(max(one.cpu for one in found), max(one.memory for one in found), 1)
+        possible_loads.append(loads.load_of_pod(pod.spec))
+    return Load(
+        max(condition.cpu for condition in possible_loads), max(condition.memory for condition in possible_loads), 1
+    )
 
 
 def _allocated(has: _Has) -> ResourceList | None:
@@ -75,20 +77,28 @@ def _actuated(has: _Has) -> ResourceList | None:
     return has.allocated_resources if runs is None else runs
 
 
-def _as(pod: _Pod, now: Callable[[_Has], ResourceList | None], *, never: bool) -> Load:
+def _load_with(pod: _Pod, now: Callable[[_Has], ResourceList | None], *, never: bool) -> Load:
     """What the pod would take if it asked for what it has; of what the kubelet says nothing yet, for what it asks."""
     spec, status = pod.spec, pod.status
-    known = {one.name: one for one in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))}
+    known = {
+        container_status.name: container_status
+        for container_status in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
+    }
 
-    def asked(has: _Has | None, wanted: Resources | None) -> Resources | None:
+    def resources_of(has: _Has | None, wanted: Resources | None) -> Resources | None:
         amounts = now(has) if has is not None else None
         return Resources(amounts) if amounts is not None else None if never else wanted
 
     def containers(some: Sequence[_Named] | None) -> list[ContainerLoad]:
-        return [ContainerLoad(asked(known.get(one.name), one.resources), one.restart_policy) for one in some or ()]
+        return [
+            ContainerLoad(resources_of(known.get(container.name), container.resources), container.restart_policy)
+            for container in some or ()
+        ]
 
-    whole = asked(status, spec.resources) if spec.resources is not None and status.resources is not None else None
-    return loads.of_pod(
+    whole = (
+        resources_of(status, spec.resources) if spec.resources is not None and status.resources is not None else None
+    )
+    return loads.load_of_pod(
         PodSpec(
             containers=containers(spec.containers),
             init_containers=containers(spec.init_containers),

@@ -16,7 +16,7 @@ class NodePods(Generic[T]):
     def __init__(
         self, client: KubeClient, node: str, project: Project[T], handler: Handler[T], clock: Clock = SYSTEM
     ) -> None:
-        query = paths.with_field("spec.nodeName", node)
+        query = paths.field_query("spec.nodeName", node)
         self._reflector: Reflector[T] = Reflector(
             client, paths.pods(), project, handler, query=query, name="pods", clock=clock
         )

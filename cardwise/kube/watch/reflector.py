@@ -52,7 +52,7 @@ class Handler(Protocol[H_contra]):
         """After each list whose changes have all been handed over; the first one means: the picture is whole."""
 
 
-class Woken:
+class WakeHandler:
     """A handler that only says: look. Without `wake` it says nothing, for who reads the store."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
@@ -134,7 +134,7 @@ class Reflector(Generic[T]):
         self._pace = pace or WatchPace()
         self._clock = clock
         self._version = ""
-        self._heard: float | None = None
+        self._last_event_at: float | None = None
         self._confirmed = -math.inf  # when a list or a line of a watch last showed that the API server has our version
         self._disconnected_at: float | None = -math.inf  # None: a watch is open
         self._outage = Outage(client.recovery, self, clock)
@@ -144,11 +144,11 @@ class Reflector(Generic[T]):
         self._due = -math.inf  # when the last pause would have ended, if `retry` ended it
         self._retriable = True  # whether `retry` may end a pause
         self._expired_before = False
-        self._asked: list[threading.Event] = []  # for lists that are to begin yet
+        self._requested_lists: list[threading.Event] = []  # for lists that are to begin yet
         self._listed: list[threading.Event] = []  # for lists that have come, of which the handler may owe something
         # What the handler failed on: key -> the value that it last took (None: it never took the key), and that which
         # was known last.
-        self._owed: dict[str, tuple[T | None, T]] = {}
+        self._deferred: dict[str, tuple[T | None, T]] = {}
         self._settle_at: float | None = None
         self._settle_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
         self._lock = threading.Lock()
@@ -177,7 +177,7 @@ class Reflector(Generic[T]):
         """
         done = threading.Event()
         with self._lock:
-            self._asked.append(done)
+            self._requested_lists.append(done)
             if self._watch is not None:
                 self._watch.close()
         self._wake.set()
@@ -202,7 +202,7 @@ class Reflector(Generic[T]):
 
     def staleness_seconds(self) -> float:
         """Since the API server last told us anything (list, event, bookmark, regular end of a watch); inf before."""
-        heard = self._heard
+        heard = self._last_event_at
         return math.inf if heard is None else self._clock.now() - heard
 
     def _run(self) -> None:
@@ -213,15 +213,15 @@ class Reflector(Generic[T]):
             before = self.events
             try:
                 if self._settle_at is not None and self._clock.now() >= self._settle_at:
-                    self._settle()
-                if self._asked or not self._version:
+                    self._deliver_deferred()
+                if self._requested_lists or not self._version:
                     self._relist()
                 if self._stopping.is_set():
                     return
-                healthy = self._follow()
+                healthy = self._watch_once()
                 if healthy:
                     backoff.reset()
-                elif not self._asked:  # then we have ended it
+                elif not self._requested_lists:  # then we have ended it
                     delay = backoff.next()
             except errors.WatchSilent as error:
                 # No back-off: the new connection fails by itself if the API server hangs.
@@ -268,14 +268,14 @@ class Reflector(Generic[T]):
             self._retriable |= self._due <= now
         self._clock.wait(self._wake, until - now)
         with self._lock:
-            self._wake.clear()  # what it was set for is in `_stopping` and `_asked`, or was the pause itself
+            self._wake.clear()  # what it was set for is in `_stopping` and `_requested_lists`, or was the pause itself
             self._due = until if self._retried else -math.inf
             self._retriable = self._due <= self._clock.now()
             self._retried = False
 
     def _relist(self) -> None:
         with self._lock:
-            asked = len(self._asked)
+            requested = len(self._requested_lists)
         # What nobody knows is handed over page by page: no record of it waits for the others, and none is compared.
         first = not len(self.store)
         fresh: list[tuple[str, str, T]] = []
@@ -300,10 +300,10 @@ class Reflector(Generic[T]):
                     if projected is not None:
                         named = self._named
                         identity = named(*projected) if named is not None else _identity(_decode_head(raw).metadata)
-                        key, value = projected
-                        fresh.append((identity, key, self.store.as_known(key, value)))
+                        key, record = projected
+                        fresh.append((identity, key, self.store.as_known(key, record)))
                 if first:
-                    self._hand_over(self.store.add(fresh))
+                    self._deliver(self.store.add(fresh))
                     fresh.clear()
         except Exception as error:
             self._expired_before |= isinstance(error, errors.Gone)
@@ -314,23 +314,23 @@ class Reflector(Generic[T]):
         self.relists += 1
         self._version = version
         if not first:
-            self._hand_over(self.store.replace(fresh, keep=unreadable))
-        self._heard = self._confirmed = self._clock.now()
+            self._deliver(self.store.replace(fresh, keep=unreadable))
+        self._last_event_at = self._confirmed = self._clock.now()
         self._call(self._handler.on_synced)
         self.synced.set()
         with self._lock:
-            self._listed += self._asked[:asked]
-            self._asked = self._asked[asked:]
-        self._answer()
+            self._listed += self._requested_lists[:requested]
+            self._requested_lists = self._requested_lists[requested:]
+        self._complete_relists()
 
-    def _answer(self) -> None:
+    def _complete_relists(self) -> None:
         """Tells callers of `relist` that their list has come, once the handler has taken over all of it."""
-        if not self._owed:
+        if not self._deferred:
             done, self._listed = self._listed, []
-            for each in done:
-                each.set()
+            for listed in done:
+                listed.set()
 
-    def _follow(self) -> bool:
+    def _watch_once(self) -> bool:
         """Watches once. False when it ended so soon and so silent that another try at once would spin."""
         started = self._clock.now()
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
@@ -342,15 +342,15 @@ class Reflector(Generic[T]):
         self._outage.mark_succeeded()
         with self._lock:
             self._watch = watch
-            if self._stopping.is_set() or self._asked:
+            if self._stopping.is_set() or self._requested_lists:
                 watch.close()
         before = self.events
         try:
             with contextlib.closing(iter(watch)) as lines:
                 for line in lines:
-                    if self._stopping.is_set() or self._asked:
+                    if self._stopping.is_set() or self._requested_lists:
                         return True
-                    self._take(line)
+                    self._process_event(line)
                     if self._settle_at != settle_at:
                         return True  # the handler failed: watch on, but only until it is to be asked again
             self._check_confirmed(before)
@@ -364,7 +364,7 @@ class Reflector(Generic[T]):
                 self._disconnected_at = self._clock.now()
             with self._lock:
                 self._watch = None
-        self._heard = self._clock.now()
+        self._last_event_at = self._clock.now()
         return self.events > before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
 
     def _check_confirmed(self, before: int) -> None:
@@ -376,13 +376,13 @@ class Reflector(Generic[T]):
         if self.events == before and self._clock.now() - self._confirmed >= self._pace.silence:
             self._version = ""
 
-    def _take(self, line: bytes) -> None:
+    def _process_event(self, line: bytes) -> None:
         event = _decode_event(line)
         if event.type == wire.EventType.ERROR:
             raise errors.from_status(bytes(event.object))
         head = _decode_head(event.object).metadata
         self.events += 1
-        self._heard = self._confirmed = self._clock.now()
+        self._last_event_at = self._confirmed = self._clock.now()
         self._disconnected_at = None
         if event.type != wire.EventType.BOOKMARK:
             identity = _identity(head)
@@ -391,46 +391,46 @@ class Reflector(Generic[T]):
             except Exception:  # noqa: BLE001 - foreign code; logged and counted
                 self._count_handler_error("projection failed", identity)
             else:
-                self._hand_over(self.store.apply(identity, projected))
+                self._deliver(self.store.apply(identity, projected))
         if head.resource_version:
             self._version = head.resource_version
 
-    def _hand_over(self, diff: Diff[T]) -> None:
+    def _deliver(self, diff: Diff[T]) -> None:
         for key, old in diff.deleted:
-            self._tell_deleted(key, old)
+            self._notify_deleted(key, old)
         for key, old, new in diff.updated:
-            self._tell_changed(key, old, new)
+            self._notify_changed(key, old, new)
         for key, new in diff.added:
-            self._tell_changed(key, None, new)
+            self._notify_changed(key, None, new)
 
-    def _tell_changed(self, key: str, old: T | None, new: T) -> None:
-        taken, _ = self._owed.pop(key, (old, new))
-        if not self._call(self._handler.on_change, key, taken, new):
-            self._owe(key, taken, new)
+    def _notify_changed(self, key: str, old: T | None, new: T) -> None:
+        delivered, _ = self._deferred.pop(key, (old, new))
+        if not self._call(self._handler.on_change, key, delivered, new):
+            self._defer(key, delivered, new)
 
-    def _tell_deleted(self, key: str, old: T) -> None:
-        taken, _ = self._owed.pop(key, (old, old))
+    def _notify_deleted(self, key: str, old: T) -> None:
+        delivered, _ = self._deferred.pop(key, (old, old))
         # It may have taken the half of an addition that it failed on.
-        if not self._call(self._handler.on_delete, key, old if taken is None else taken):
-            self._owe(key, taken, old)
+        if not self._call(self._handler.on_delete, key, old if delivered is None else delivered):
+            self._defer(key, delivered, old)
 
-    def _owe(self, key: str, taken: T | None, last: T) -> None:
-        self._owed[key] = taken, last
+    def _defer(self, key: str, delivered: T | None, last: T) -> None:
+        self._deferred[key] = delivered, last
         if self._settle_at is None:
             self._settle_at = self._clock.now() + self._settle_backoff.next()
 
-    def _settle(self) -> None:
+    def _deliver_deferred(self) -> None:
         """Hands over again what the handler failed on."""
         self._settle_at = None
-        for key, (taken, last) in list(self._owed.items()):
-            value = self.store.get(key)
-            if value is not None:
-                self._tell_changed(key, taken, value)
+        for key, (delivered, last) in list(self._deferred.items()):
+            record = self.store.get(key)
+            if record is not None:
+                self._notify_changed(key, delivered, record)
             else:
-                self._tell_deleted(key, last)
-        if not self._owed:
+                self._notify_deleted(key, last)
+        if not self._deferred:
             self._settle_backoff.reset()
-        self._answer()
+        self._complete_relists()
 
     def _call(self, method: Callable[..., None], *args: object) -> bool:
         if not self._stopping.is_set():
@@ -441,9 +441,9 @@ class Reflector(Generic[T]):
                 return False
         return True
 
-    def _count_handler_error(self, what: str, key: str) -> None:
+    def _count_handler_error(self, event: str, key: str) -> None:
         self.handler_errors += 1
-        self._log.exception(what, key=key)
+        self._log.exception(event, key=key)
 
 
 def _identity(head: wire.Identity) -> str:

@@ -29,19 +29,19 @@ class Store(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._values: dict[str, T] = {}
+        self._records: dict[str, T] = {}
         # Identity -> key, only where they differ: with 60,000 pods this table is worth not having.
         self._aliases: dict[str, str] = {}
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._records)
 
     def get(self, key: str) -> T | None:
-        return self._values.get(key)
+        return self._records.get(key)
 
     def snapshot(self) -> dict[str, T]:
         """A copy of all, taken in one step."""
-        return dict(self._values)
+        return dict(self._records)
 
     def apply(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
         """One event: the object now projects to (key, value), or to nothing (deleted, or no longer of interest)."""
@@ -50,53 +50,53 @@ class Store(Generic[T]):
         if projected is None:
             self._forget(identity, known, diff)
             return diff
-        key, value = projected
+        key, record = projected
         if known != key:
             self._forget(identity, known, diff)
-        self._put(identity, key, value, diff)
+        self._set_record(identity, key, record, diff)
         return diff
 
-    def as_known(self, key: str, value: T) -> T:
+    def as_known(self, key: str, record: T) -> T:
         """The value; the known object if that is equal, so that the records of a list that says nothing new are not
         kept beside those that are known until the list has come.
         """
-        known = self._values.get(key)
-        return known if known is not None and known == value else value
+        known = self._records.get(key)
+        return known if known is not None and known == record else record
 
-    def add(self, items: Iterable[tuple[str, str, T]]) -> Diff[T]:
+    def add(self, records: Iterable[tuple[str, str, T]]) -> Diff[T]:
         """A part of a list of (identity, key, value). Nothing goes."""
         diff: Diff[T] = Diff()
-        for key, (identity, value) in {key: (identity, value) for identity, key, value in items}.items():
-            self._put(identity, key, value, diff)
+        for key, (identity, record) in {key: (identity, record) for identity, key, record in records}.items():
+            self._set_record(identity, key, record, diff)
         return diff
 
-    def replace(self, items: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
+    def replace(self, records: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
         """A whole list of (identity, key, value): everything else goes, but identities in `keep` stay as they are."""
         diff: Diff[T] = Diff()
-        fresh = {key: (identity, value) for identity, key, value in items}
+        fresh = {key: (identity, record) for identity, key, record in records}
         kept = {self._aliases.get(identity, identity) for identity in keep}
-        gone = [key for key in self._values if key not in fresh and key not in kept]
+        gone = [key for key in self._records if key not in fresh and key not in kept]
         if gone:
             identities = {key: identity for identity, key in self._aliases.items()}
             for key in gone:
                 self._forget(identities.get(key, key), key, diff)
-        for key, (identity, value) in fresh.items():
-            self._put(identity, key, value, diff)
+        for key, (identity, record) in fresh.items():
+            self._set_record(identity, key, record, diff)
         return diff
 
-    def _put(self, identity: str, key: str, value: T, diff: Diff[T]) -> None:
-        if key in self._values:
-            old = self._values[key]
-            if old is value or old == value:
+    def _set_record(self, identity: str, key: str, record: T, diff: Diff[T]) -> None:
+        if key in self._records:
+            old = self._records[key]
+            if old is record or old == record:
                 return
-            diff.updated.append((key, old, value))
+            diff.updated.append((key, old, record))
         else:
-            diff.added.append((key, value))
+            diff.added.append((key, record))
             if key != identity:
                 self._aliases[identity] = key
-        self._values[key] = value
+        self._records[key] = record
 
     def _forget(self, identity: str, key: str, diff: Diff[T]) -> None:
         self._aliases.pop(identity, None)
-        if key in self._values:
-            diff.deleted.append((key, self._values.pop(key)))
+        if key in self._records:
+            diff.deleted.append((key, self._records.pop(key)))

@@ -24,24 +24,24 @@ _SOURCES = {
 }
 
 
-def of(context: click.Context, decided: Mapping[str, object] | None = None) -> dict[str, Any]:
+def describe_options(context: click.Context, decided: Mapping[str, object] | None = None) -> dict[str, Any]:
     """Each option of the running command by its flag: its value and its source, `flag`, `environment` or `default`.
 
     `decided`: by the option's name in Python, what the part has made of one that was left out.
     """
-    values = context.params | dict(decided or {})
-    found: dict[str, Any] = {}
+    settings = context.params | dict(decided or {})
+    options: dict[str, Any] = {}
     for param in context.command.params:
         name = param.name
-        if not isinstance(param, click.Option) or name not in values:
+        if not isinstance(param, click.Option) or name not in settings:
             continue
         source = context.get_parameter_source(name)
         flag = max(param.opts, key=len)
-        found[flag] = {
-            "value": REDACTED if _hidden(param, name) else _plain(values[name]),
+        options[flag] = {
+            "value": REDACTED if _hidden(param, name) else _to_json(settings[name]),
             "source": _SOURCES.get(source, "default") if source is not None else "default",
         }
-    return dict(sorted(found.items()))
+    return dict(sorted(options.items()))
 
 
 def encode(settings: Mapping[str, Any]) -> bytes:
@@ -53,15 +53,15 @@ def _hidden(param: click.Option, name: str) -> bool:
     return param.hide_input or _SECRET.search(name) is not None
 
 
-def _plain(value: object) -> Any:
+def _to_json(setting: object) -> Any:
     """As JSON has it: what JSON does not know is written as people write it on the command line."""
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        plain = [_plain(one) for one in value]
-        return sorted(plain) if isinstance(value, set | frozenset) else plain
-    if dataclasses.is_dataclass(value) and type(value).__str__ is object.__str__:
-        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
-    return _USERINFO.sub(REDACTED, str(value))
+    if setting is None or isinstance(setting, bool | int | float):
+        return setting
+    if isinstance(setting, Mapping):
+        return {str(key): _to_json(part) for key, part in setting.items()}
+    if isinstance(setting, list | tuple | set | frozenset):
+        plain = [_to_json(part) for part in setting]
+        return sorted(plain) if isinstance(setting, set | frozenset) else plain
+    if dataclasses.is_dataclass(setting) and type(setting).__str__ is object.__str__:
+        return {part.name: _to_json(getattr(setting, part.name)) for part in dataclasses.fields(setting)}
+    return _USERINFO.sub(REDACTED, str(setting))

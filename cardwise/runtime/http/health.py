@@ -68,7 +68,7 @@ class HealthServer:
         self._registry = registry
         self._clock = clock
         self._config = config or {}
-        listening = _listening(bind)
+        listening = _open_socket(bind)
         self.port = int(listening.getsockname()[1])
         # Who scrapes, however often, keeps no probe waiting.
         probes, others = Threads("probes", 2), Threads("metrics", 1)
@@ -87,11 +87,11 @@ class HealthServer:
             self._clock.join(self._thread, 5.0)
 
     def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
-        status, body, kind = self._said(environ)
+        status, body, kind = self._respond(environ)
         start_response(f"{status.value} {status.phrase}", [("Content-Type", kind), ("Content-Length", str(len(body)))])
         return [body]
 
-    def _said(self, environ: Environ) -> tuple[HTTPStatus, bytes, str]:
+    def _respond(self, environ: Environ) -> tuple[HTTPStatus, bytes, str]:
         text, path = "text/plain; charset=utf-8", environ["PATH_INFO"]
         if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return HTTPStatus.METHOD_NOT_ALLOWED, b"only GET and HEAD\n", text
@@ -100,7 +100,7 @@ class HealthServer:
         if path == "/configz":
             return HTTPStatus.OK, configz.encode(self._config), "application/json"
         if path in self._checks:
-            return *_checked(self._checks[path], self._notes.get(path, _none)), text
+            return *_check_result(self._checks[path], self._notes.get(path, _none)), text
         return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
 
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
@@ -115,9 +115,9 @@ class HealthServer:
             return HTTPStatus.INTERNAL_SERVER_ERROR, b"collecting metrics failed; see the log\n", "text/plain"
 
 
-def _checked(ask: Problems, notes: Problems) -> tuple[HTTPStatus, bytes]:
+def _check_result(list_problems: Problems, notes: Problems) -> tuple[HTTPStatus, bytes]:
     try:
-        problems, lines = list(ask()), list(notes())
+        problems, lines = list(list_problems()), list(notes())
     except Exception as error:  # noqa: BLE001 - a check that fails is a problem, told as such
         _log.exception("health check failed")
         problems, lines = [f"the check itself failed: {error!r}"], []
@@ -125,12 +125,12 @@ def _checked(ask: Problems, notes: Problems) -> tuple[HTTPStatus, bytes]:
     return status, "".join(f"{line}\n" for line in (*(problems or ["ok"]), *lines)).encode()
 
 
-def _listening(bind: HostPort) -> socket.socket:
+def _open_socket(bind: HostPort) -> socket.socket:
     # "" as the host: IPv6 with IPv4 mapped where the machine has it, since kubelet and Prometheus use either.
-    both = not bind.host and socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both or ":" in bind.host else socket.AF_INET
+    dual_stack = not bind.host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if dual_stack or ":" in bind.host else socket.AF_INET
     # The backlog is the kernel's own limit. Where it is full, a probe is not even heard before its second is over.
-    listening = socket.create_server((bind.host, bind.port), family=family, backlog=4096, dualstack_ipv6=both)
+    listening = socket.create_server((bind.host, bind.port), family=family, backlog=4096, dualstack_ipv6=dual_stack)
     # What the kernel keeps of a connection until it is read, which is this container's memory: more than a whole head.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it

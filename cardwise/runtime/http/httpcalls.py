@@ -55,13 +55,13 @@ class BadCall(Exception):
 class Call(NamedTuple):
     """A call that has come whole.
 
-    environ: its PATH_INFO is as it was sent, with its escapes; `answered` decodes it.
+    environ: its PATH_INFO is as it was sent, with its escapes; `answer_call` decodes it.
     held: bytes of memory that it takes, an estimate.
     last: the connection ends with its answer.
     """
 
     environ: Environ
-    held: int
+    held_bytes: int
     last: bool
 
 
@@ -84,10 +84,10 @@ class Reader:
         self._reset()
 
     @property
-    def held(self) -> int:
+    def held_bytes(self) -> int:
         """Bytes of memory that calls take, whole or not: an estimate."""
         begun = self._bytes_of_head() + self._head + sys.getsizeof(self._body) if self.begun else 0
-        return begun + sum(call.held for call in self.calls)
+        return begun + sum(call.held_bytes for call in self.calls)
 
     def _bytes_of_head(self) -> int:
         """Of the call that is read: its environ, as far as it has come."""
@@ -108,8 +108,8 @@ class Reader:
             self._ends = True  # to another protocol, which is not spoken here: the call is answered as any other
         except httptools.HttpParserError as error:
             # What one of the methods below has raised is the context of llhttp's own.
-            said = error.__context__
-            raise (said if isinstance(said, BadCall) else BadCall(HTTPStatus.BAD_REQUEST)) from error
+            cause = error.__context__
+            raise (cause if isinstance(cause, BadCall) else BadCall(HTTPStatus.BAD_REQUEST)) from error
         if len(self.calls) == calls:
             self.begun = True  # by an empty line, too: its time runs
             # All that is no body: the head, and what chunks say of themselves.
@@ -127,32 +127,32 @@ class Reader:
         if len(self._url) > _MOST_TARGET:
             raise BadCall(HTTPStatus.REQUEST_URI_TOO_LONG)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
+    def on_header(self, name: bytes, content: bytes) -> None:
         if self._past_headers:
             raise BadCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
         self._header_lines += 1
-        self._header_bytes += len(name) + len(value)
+        self._header_bytes += len(name) + len(content)
         if self._header_lines > _MOST_HEADERS or self._header_bytes > _MOST_HEADER_BYTES:
             raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
             return  # could pass for one with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
-        values = self._values.setdefault(key, [])
-        if values and key in _SINGLE:
+        contents = self._header_contents.setdefault(key, [])
+        if contents and key in _SINGLE:
             raise BadCall(HTTPStatus.BAD_REQUEST)
-        values.append(value.decode("latin-1"))
+        contents.append(content.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         self._past_headers = True
-        self._headers = {key: ",".join(values) for key, values in self._values.items()}
+        self._headers = {key: ",".join(contents) for key, contents in self._header_contents.items()}
         if "HTTP_HOST" not in self._headers and self._parser.get_http_version() == "1.1":
             raise BadCall(HTTPStatus.BAD_REQUEST)
         coding = self._headers.get("HTTP_TRANSFER_ENCODING")
         if coding is not None and coding.strip(" \t").lower() != "chunked":
             raise BadCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would be read as it is
-        said = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
-        if int(said) > self._most_body:
-            self._oversized(said)
+        length = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
+        if int(length) > self._most_body:
+            self._oversized(length)
         else:
             expected = self._headers.get("HTTP_EXPECT", "").lower() == "100-continue"
             self.awaits_continue = expected and self._parser.get_http_version() != "1.0"
@@ -197,7 +197,7 @@ class Reader:
         self.awaits_continue = False
         self._url = b""
         self._header_lines = self._header_bytes = 0
-        self._values: dict[str, list[str]] = {}
+        self._header_contents: dict[str, list[str]] = {}
         self._headers = {}
         self._body = bytearray()
         self._head = 0
@@ -240,10 +240,10 @@ class HttpAnswer:
     def force_close(self) -> None:
         self.last = True
 
-    def encoded(self, body: bytes, *, head_only: bool = False) -> bytes:
+    def encode(self, body: bytes, *, head_only: bool = False) -> bytes:
         """The answer as bytes."""
         lines = [f"HTTP/1.1 {self._status}", f"Date: {formatdate(usegmt=True)}"]
-        lines += [f"{name}: {value}" for name, value in self._headers]
+        lines += [f"{name}: {content}" for name, content in self._headers]
         if not any(name.lower() == "content-length" for name, _ in self._headers):
             lines.append(f"Content-Length: {len(body)}")
         if self.last:
@@ -251,7 +251,7 @@ class HttpAnswer:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + (b"" if head_only else body)
 
 
-def answered(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
+def answer_call(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
     """The application's answer as it is sent, and whether the connection ends with it. Raises what `app` raises."""
     if "%" in call.environ["PATH_INFO"]:
         path = call.environ["PATH_INFO"].encode("latin-1")
@@ -266,11 +266,11 @@ def answered(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[by
             close()
     if stopping():
         answer.force_close()
-    return answer.encoded(body, head_only=call.environ["REQUEST_METHOD"] == "HEAD"), answer.last
+    return answer.encode(body, head_only=call.environ["REQUEST_METHOD"] == "HEAD"), answer.last
 
 
 def refusal(status: HTTPStatus) -> bytes:
     """The last answer on a connection, without the application."""
     answer = HttpAnswer(last=True)
     answer.start_response(f"{status.value} {status.phrase}", [])
-    return answer.encoded(b"")
+    return answer.encode(b"")

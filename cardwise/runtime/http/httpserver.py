@@ -101,7 +101,7 @@ class Bound(NamedTuple):
     """
 
     seconds: float
-    most: int
+    max_connections: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,20 +141,20 @@ Flow = tuple[Threads, str]
 class Listener(NamedTuple):
     """A listening socket, and whose threads answer a call that came by it. `slow`: calls may wait there for long.
 
-    `whose`: for whom a client calls, where one calls for many, who take turns then. Asked by the server's thread: it
+    `owner_of`: for whom a client calls, where one calls for many, who take turns then. Asked by the server's thread: it
     must be quick, and raise nothing.
     """
 
     sock: socket.socket
     route: Route
     slow: bool = False
-    whose: Callable[[Environ], str] | None = None
+    owner_of: Callable[[Environ], str] | None = None
 
 
 class _Client:
     """What an address has here without a certificate."""
 
-    __slots__ = ("connections", "flows", "held", "phases", "used")
+    __slots__ = ("connections", "flows", "held_bytes", "phases", "used")
 
     def __init__(self, clock: Clock) -> None:
         self.connections: dict[_Connection, None] = {}
@@ -164,23 +164,25 @@ class _Client:
         }
         self.flows: dict[Flow, OrderedDict[_Connection, None]] = {}  # those that are BUSY, by flow, the oldest first
         self.used: RecentUse[Flow] = RecentUse(clock)  # seconds with a thread
-        self.held = 0  # bytes, without its idle connections
+        self.held_bytes = 0  # bytes, without its idle connections
 
     def by_size(self) -> "list[_Connection]":
         """Its connections that are not idle: those of the flow that holds most first, of a flow the largest first."""
-        held = Counter[Flow | _Connection]()
-        working = [each for each in self.connections if each.phase is not ConnectionPhase.IDLE]
+        bytes_by_holder = Counter[Flow | _Connection]()
+        working = [connection for connection in self.connections if connection.phase is not ConnectionPhase.IDLE]
         for connection in working:
-            held[connection.holder] += connection.held
-        return sorted(working, key=lambda each: (held[each.holder], each.held), reverse=True)
+            bytes_by_holder[connection.holder] += connection.held_bytes
+        return sorted(
+            working, key=lambda connection: (bytes_by_holder[connection.holder], connection.held_bytes), reverse=True
+        )
 
 
 class _Connection:
     """Belongs to the server's thread, and while it is BUSY to the thread that answers."""
 
     __slots__ = (
-        "arrived", "client", "deadline", "flow", "held", "last", "listener", "phase", "poller", "queue", "readable",
-        "reader", "seconds", "sock", "source", "threads", "tls", "unsent", "wanted", "work",
+        "arrived", "client", "deadline", "flow", "held_bytes", "last", "listener", "phase", "poller", "queue",
+        "readable", "reader", "seconds", "sock", "source", "threads", "tls", "unsent", "wanted", "work",
     )  # fmt: skip
 
     def __init__(self, sock: socket.socket, source: str, client: _Client, listener: Listener, reader: Reader) -> None:
@@ -196,7 +198,7 @@ class _Connection:
         self.seconds = 0.0  # that threads have worked on its calls since it became BUSY
         self.last = False  # the connection ends with what is unsent
         self.unsent = memoryview(b"")
-        self.held = 0  # bytes, as far as they are counted
+        self.held_bytes = 0  # bytes, as far as they are counted
         self.phase = ConnectionPhase.IDLE
         self.deadline = 0.0
         self.queue: OrderedDict[_Connection, None] | None = None
@@ -209,7 +211,7 @@ class _Connection:
     def size(self) -> int:
         """Bytes of memory that it takes, an estimate. Not while a thread answers it."""
         own = _CONNECTION_BYTES if self.tls is None else _CONNECTION_BYTES + _TLS_BYTES
-        return own + self.reader.held + len(self.unsent)
+        return own + self.reader.held_bytes + len(self.unsent)
 
     @property
     def holder(self) -> "Flow | _Connection":
@@ -295,7 +297,7 @@ class HttpServer:
         self._connections: dict[int, _Connection] = {}
         self._clients: dict[str, _Client] = {}  # by address
         self._used: RecentUse[str] = RecentUse(clock)  # seconds with a thread, by address
-        self._held = self._idle_held = 0  # bytes, by all of them, and by those that are idle
+        self._held_bytes = self._idle_held = 0  # bytes, by all of them, and by those that are idle
         self._reads = FairQueueing(least=_LEAST_TURN)
         self._handshake_turns = FairQueueing(least=_LEAST_TURN)
         self._poller = select.epoll()
@@ -348,7 +350,7 @@ class HttpServer:
             self._accept(listener)
         if handshakes:
             self._shake_hands()
-        self._end_what_is_over()
+        self._close_expired()
 
     def _take_turns(
         self, turns: FairQueueing, ready: list[_Connection], step: Callable[[_Connection], None], seconds: float
@@ -357,22 +359,22 @@ class HttpServer:
         waiting: dict[str, deque[_Connection]] = {}
         for connection in ready:
             waiting.setdefault(connection.source, deque()).append(connection)
-            turns.wait(connection.source)
+            turns.enqueue(connection.source)
         now = self._clock.now()
         until = now + seconds
         while waiting and now < until:
             source = turns.next(waiting.__contains__)  # others waited in a former round, and their connections are gone
             connection = waiting[source].popleft()
             if waiting[source]:
-                turns.wait(source)
+                turns.enqueue(source)
             else:
                 del waiting[source]
             if connection.sock.fileno() >= 0:  # else it was closed for another
                 self._safely(step, connection)
             before, now = now, self._clock.now()
-            turns.took(source, now - before)
+            turns.charge_write(source, now - before)
         if not waiting:
-            turns.rest()
+            turns.clear()
 
     def _proceed(self, connection: _Connection) -> None:
         """Something can be read or, where that is waited for, written."""
@@ -415,29 +417,29 @@ class HttpServer:
             self._refuse(connection, error.status)
             return
         if connection.reader.calls:
-            self._have_answered(connection)
+            self._dispatch(connection)
         elif not connection.invite():
             self._close(connection)
         elif connection.reader.begun and connection.phase is ConnectionPhase.IDLE:
-            self._enter(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
+            self._enter_phase(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
         else:
             self._measure(connection)
             self._free_memory()
 
-    def _have_answered(self, connection: _Connection) -> None:
+    def _dispatch(self, connection: _Connection) -> None:
         client, listener = connection.client, connection.listener
         environ = connection.reader.calls[0].environ
         threads = listener.route(environ)
-        whose = listener.whose(environ) if listener.whose is not None else ""
-        flow = threads, whose
+        owner = listener.owner_of(environ) if listener.owner_of is not None else ""
+        flow = threads, owner
         if client is not None and not self._may_wait(connection.source, client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
-        self._leave(connection)  # which may be BUSY with a former call, of another flow
+        self._leave_phase(connection)  # which may be BUSY with a former call, of another flow
         connection.threads, connection.flow = threads, flow
-        self._enter(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
+        self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
         address = "" if client is None else connection.source
-        connection.work = threads.submit(lambda: self._answer(connection, threads), address, whose)
+        connection.work = threads.submit(lambda: self._answer(connection, threads), address, owner)
         self._free_memory()
 
     def _may_wait(self, source: str, client: _Client, flow: Flow) -> bool:
@@ -445,19 +447,19 @@ class HttpServer:
         for it (`RecentUse`): of another client where all have too many together, else of another flow of this one.
         """
         if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
-            if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].most:
+            if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].max_connections:
                 return True
-            clients = {name: each.phases[ConnectionPhase.BUSY] for name, each in self._clients.items()}
-            if any(self._give_up_last(self._clients[name]) for name in self._used.larger(source, clients)):
+            clients = {name: known.phases[ConnectionPhase.BUSY] for name, known in self._clients.items()}
+            if any(self._shed_last(self._clients[name]) for name in self._used.larger(source, clients)):
                 return True
         return any(self._give_up_last_of(client, other) for other in client.used.larger(flow, client.flows))
 
-    def _give_up_last(self, client: _Client) -> bool:
+    def _shed_last(self, client: _Client) -> bool:
         """Gives up a call of the client that has no thread yet, if there is one."""
         return any(self._give_up_last_of(client, flow) for flow in client.used.by_size(client.flows))
 
     def _give_up_last_of(self, client: _Client, flow: Flow) -> bool:
-        return any(self._give_up(each, "crowded") for each in reversed(client.flows[flow]))
+        return any(self._shed(connection, "crowded") for connection in reversed(client.flows[flow]))
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -468,22 +470,22 @@ class HttpServer:
             self._close(connection)
         elif connection.unsent:
             if connection.phase is not ConnectionPhase.WRITING:
-                self._enter(connection, ConnectionPhase.WRITING, self._poller, select.EPOLLOUT)
+                self._enter_phase(connection, ConnectionPhase.WRITING, self._poller, select.EPOLLOUT)
         elif connection.last:
-            self._bid_farewell(connection)
+            self._close_gracefully(connection)
         elif connection.reader.calls:
-            self._have_answered(connection)
+            self._dispatch(connection)
         elif not connection.invite():
             self._close(connection)
         else:
             phase = ConnectionPhase.READING if connection.reader.begun else ConnectionPhase.IDLE
-            self._enter(connection, phase, self._poller, select.EPOLLIN)
+            self._enter_phase(connection, phase, self._poller, select.EPOLLIN)
 
-    def _bid_farewell(self, connection: _Connection) -> None:
+    def _close_gracefully(self, connection: _Connection) -> None:
         if connection.tls is not None:
             connection.tls.unwrap()
         connection.sock.shutdown(socket.SHUT_WR)
-        self._enter(connection, ConnectionPhase.CLOSING, self._poller, select.EPOLLIN)
+        self._enter_phase(connection, ConnectionPhase.CLOSING, self._poller, select.EPOLLIN)
 
     def _take_back(self) -> None:
         """Connections whose calls have been answered."""
@@ -544,9 +546,11 @@ class HttpServer:
         self._clients[source] = client
         client.connections[connection] = None
         if secure:
-            self._enter(connection, ConnectionPhase.HANDSHAKE, self._handshakes, select.EPOLLIN | select.EPOLLRDHUP)
+            self._enter_phase(
+                connection, ConnectionPhase.HANDSHAKE, self._handshakes, select.EPOLLIN | select.EPOLLRDHUP
+            )
         else:
-            self._enter(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
+            self._enter_phase(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
 
     def _shake_hands(self) -> None:
         events = dict(self._handshakes.poll(0))
@@ -594,13 +598,13 @@ class HttpServer:
             self._handshakes.modify(connection.sock, select.EPOLLOUT)
             return
         if connection.tls.getpeercert() is not None:
-            self._leave(connection)
+            self._leave_phase(connection)
             self._forget(connection)
-        self._enter(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
+        self._enter_phase(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
         if connection.tls.pending and connection.sock.fileno() >= 0:
             self._read(connection)
 
-    def _end_what_is_over(self) -> None:
+    def _close_expired(self) -> None:
         now = self._clock.now()
         for (phase, _), waiting in self._queues.items():
             while waiting and (connection := next(iter(waiting))).deadline <= now:
@@ -619,25 +623,25 @@ class HttpServer:
             self._poller.unregister(number)
             listener.sock.close()
         self._listeners.clear()
-        self._bounds[ConnectionPhase.IDLE] = Bound(_STOP_SECONDS, self._limits.idle.most)
+        self._bounds[ConnectionPhase.IDLE] = Bound(_STOP_SECONDS, self._limits.idle.max_connections)
         until = self._clock.now() + _STOP_SECONDS
         for authenticated in (False, True):
             for connection in self._queues[ConnectionPhase.IDLE, authenticated]:
                 connection.deadline = min(connection.deadline, until)
 
-    def _enter(
+    def _enter_phase(
         self, connection: _Connection, phase: ConnectionPhase, poller: select.epoll | None, events: int = 0
     ) -> None:
-        self._leave(connection)
+        self._leave_phase(connection)
         client, bound = connection.client, self._bounds[phase]
         waiting = self._queues[phase, client is None]
         if client is not None:
-            if len(waiting) >= bound.most:
+            if len(waiting) >= bound.max_connections:
                 self._drop_of_largest(phase)
             client.phases[phase][connection] = None
             if phase is ConnectionPhase.BUSY and connection.flow is not None:
                 client.flows.setdefault(connection.flow, OrderedDict())[connection] = None
-            self._hold(connection, client, -connection.held)  # measured anew below, as of its new phase
+            self._count_bytes(connection, client, -connection.held_bytes)  # measured anew below, as of its new phase
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -653,7 +657,7 @@ class HttpServer:
         if phase is not ConnectionPhase.BUSY:  # that one can be given up once it has been submitted
             self._free_memory()
 
-    def _leave(self, connection: _Connection) -> None:
+    def _leave_phase(self, connection: _Connection) -> None:
         if connection.queue is not None:
             if connection.client is not None:
                 del connection.client.phases[connection.phase][connection]
@@ -667,39 +671,39 @@ class HttpServer:
 
     def _drop_of_largest(self, phase: ConnectionPhase) -> None:
         """Of the addresses with the most connections in the phase, drops the one that has been in it longest."""
-        most = max(len(client.phases[phase]) for client in self._clients.values())
+        largest = max(len(client.phases[phase]) for client in self._clients.values())
         for connection in self._queues[phase, False]:
-            if connection.client is not None and len(connection.client.phases[phase]) == most:
+            if connection.client is not None and len(connection.client.phases[phase]) == largest:
                 self._drop(connection, "crowded")
                 return
 
     def _measure(self, connection: _Connection) -> None:
         if connection.client is not None:
-            self._hold(connection, connection.client, connection.size - connection.held)
+            self._count_bytes(connection, connection.client, connection.size - connection.held_bytes)
 
-    def _hold(self, connection: _Connection, client: _Client, more: int) -> None:
-        connection.held += more
-        self._held += more
+    def _count_bytes(self, connection: _Connection, client: _Client, added: int) -> None:
+        connection.held_bytes += added
+        self._held_bytes += added
         if connection.phase is ConnectionPhase.IDLE:
-            self._idle_held += more
+            self._idle_held += added
         else:
-            client.held += more
+            client.held_bytes += added
 
     def _free_memory(self) -> None:
         """Where connections hold too much, gives up some until they do not; `Limits` says which."""
-        while self._held > self._limits.held and self._give_up_largest():
+        while self._held_bytes > self._limits.held and self._shed_largest():
             pass
 
-    def _give_up_largest(self) -> bool:
+    def _shed_largest(self) -> bool:
         idle = self._queues[ConnectionPhase.IDLE, False]
-        for client in sorted(self._clients.values(), key=lambda client: client.held, reverse=True):
-            if idle and self._idle_held >= client.held:
+        for client in sorted(self._clients.values(), key=lambda client: client.held_bytes, reverse=True):
+            if idle and self._idle_held >= client.held_bytes:
                 break
-            if any(self._give_up(connection, "memory") for connection in client.by_size()):
+            if any(self._shed(connection, "memory") for connection in client.by_size()):
                 return True
-        return bool(idle) and self._give_up(next(iter(idle)), "memory")
+        return bool(idle) and self._shed(next(iter(idle)), "memory")
 
-    def _give_up(self, connection: _Connection, reason: str) -> bool:
+    def _shed(self, connection: _Connection, reason: str) -> bool:
         """Closes the connection, unless a thread answers it; if its call waits for one, with 503."""
         if connection.phase is ConnectionPhase.BUSY:
             if not self._cancel(connection):
@@ -720,7 +724,7 @@ class HttpServer:
         self._close(connection)
 
     def _close(self, connection: _Connection) -> None:
-        self._leave(connection)
+        self._leave_phase(connection)
         self._forget(connection)
         del self._connections[connection.sock.fileno()]
         connection.reader.close()
@@ -732,7 +736,7 @@ class HttpServer:
         client = connection.client
         if client is None:
             return
-        self._hold(connection, client, -connection.held)
+        self._count_bytes(connection, client, -connection.held_bytes)
         del client.connections[connection]
         if not client.connections:
             del self._clients[connection.source]
@@ -760,7 +764,7 @@ class HttpServer:
         call.environ[httpcalls.ARRIVED] = connection.arrived
         began = self._clock.now()
         try:
-            answer, connection.last = httpcalls.answered(self._app, call, lambda: not self._alive)
+            answer, connection.last = httpcalls.answer_call(self._app, call, lambda: not self._alive)
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
             _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
             answer, connection.last = httpcalls.refusal(HTTPStatus.INTERNAL_SERVER_ERROR), True
@@ -772,22 +776,22 @@ class HttpServer:
     def _next_call(self, connection: _Connection, threads: Threads) -> bool:
         """Whether another call came on the connection while this thread could stay with it."""
         if connection.reader.calls:
-            return connection.client is None and connection.listener.whose is None  # others take turns
-        if connection.listener.whose is not None and threads.busy:
+            return connection.client is None and connection.listener.owner_of is None  # others take turns
+        if connection.listener.owner_of is not None and threads.busy:
             return False
         if not self._alive or not threads.staying.acquire(blocking=False):
             return False
         try:
-            return self._stay(connection)
+            return self._await_next_call(connection)
         finally:
             threads.staying.release()
 
-    def _stay(self, connection: _Connection) -> bool:
+    def _await_next_call(self, connection: _Connection) -> bool:
         if connection.readable is None:
             connection.readable = select.poll()
             connection.readable.register(connection.sock, select.POLLIN)
         until = self._clock.now() + _STAY_SECONDS
-        while (left := until - self._clock.now()) > 0 and connection.readable.poll(left * 1000):
+        while (remaining := until - self._clock.now()) > 0 and connection.readable.poll(remaining * 1000):
             if not connection.reader.begun:
                 connection.arrived = self._clock.now()
             try:

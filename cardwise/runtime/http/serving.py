@@ -58,7 +58,7 @@ class TlsFiles:
         """Changes when one of the files does. Raises OSError when one is missing."""
         paths = (self.cert, self.key) if self.ca is None else (self.cert, self.key, self.ca)
         stats = [path.stat() for path in paths]
-        return tuple((each.st_ino, each.st_mtime_ns, each.st_size) for each in stats)
+        return tuple((stat_result.st_ino, stat_result.st_mtime_ns, stat_result.st_size) for stat_result in stats)
 
 
 class Server:
@@ -70,7 +70,7 @@ class Server:
     - `alive`: asked there several times a second, so it must answer at once. While it says no, as while nobody is
       there to be asked, there is no heartbeat, and after two to three seconds the process is replaced by a new one.
 
-    `whose`: for whom a call is, by its environment, where one client calls for many (`Listener`).
+    `owner_of`: for whom a call is, by its environment, where one client calls for many (`Listener`).
     `prompt`: paths whose calls are answered by two threads of their own, so that they wait for no other.
     `slow_bind`: calls that come to it are answered by up to `slow_threads` threads of their own. `client_ca`: refuse
     clients without a certificate of `tls.ca`. `most_body`: bytes of a call; of a bigger one the application sees only
@@ -90,7 +90,7 @@ class Server:
         on_worker_stopping: Hook = lambda: None,
         on_worker_stop: Hook = lambda: None,
         alive: Callable[[], bool] = lambda: True,
-        whose: Callable[[Environ], str] | None = None,
+        owner_of: Callable[[Environ], str] | None = None,
         prompt: Collection[str] = (),
         slow_bind: HostPort | None = None,
         slow_threads: int = 64,
@@ -103,7 +103,7 @@ class Server:
         self.on_stop = on_worker_stop
         self.on_stopping = on_worker_stopping
         self.alive = alive
-        self.whose = whose
+        self.owner_of = owner_of
         self.prompt = frozenset(prompt)
         self.threads = threads
         self.slow_threads = slow_threads if slow_bind is not None else 0
@@ -153,8 +153,8 @@ class _Application(BaseApplication):  # type: ignore[misc]
         super().__init__()
 
     def load_config(self) -> None:
-        for name, value in self._our_settings.items():
-            self.cfg.set(name, value)
+        for name, setting in self._our_settings.items():
+            self.cfg.set(name, setting)
 
     def load(self) -> WsgiApp:
         return self._our_app()
@@ -171,7 +171,7 @@ class _Parent(Arbiter):  # type: ignore[misc]
 
     def murder_workers(self) -> None:
         for pid, worker in list(self.WORKERS.items()):
-            looks = worker.looks()
+            looks = worker.missed_heartbeats()
             if looks == _SILENT_LOOKS:
                 _log.error("replacing the serving process, which hangs; the stacks of its threads follow", worker=pid)
                 self.kill_worker(pid, signal.SIGABRT)
@@ -191,7 +191,7 @@ class _Worker(Worker):  # type: ignore[misc]
         self._beat = self._begun = self.tmp.last_update()
         self._looks = 0
 
-    def looks(self) -> int:
+    def missed_heartbeats(self) -> int:
         """In the parent: how many looks, this one included, have found the same heartbeat. None is due at the start."""
         beat = self.tmp.last_update()
         self._looks = self._looks + 1 if beat == self._beat != self._begun else 0
@@ -206,7 +206,7 @@ class _Worker(Worker):  # type: ignore[misc]
         def route(environ: Environ) -> Threads:
             return prompt if environ["PATH_INFO"] in server.prompt else fast
 
-        listeners = [Listener(each.sock, route, whose=server.whose) for each in self.sockets]
+        listeners = [Listener(listening.sock, route, owner_of=server.owner_of) for listening in self.sockets]
         if server.slow_threads:  # its address is the last
             listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
         self.serving = HttpServer(

@@ -28,12 +28,12 @@ _LEAST: Final = 0.0005  # seconds that a call counts for at least
 class Work:
     """A call that waits for a thread, has one or is done."""
 
-    __slots__ = ("address", "charged", "run", "since", "whose")
+    __slots__ = ("address", "charged", "owner", "run", "since")
 
-    def __init__(self, run: Callable[[], None], address: str, whose: str) -> None:
+    def __init__(self, run: Callable[[], None], address: str, owner: str) -> None:
         self.run = run
         self.address = address
-        self.whose = whose
+        self.owner = owner
         self.since: float | None = None  # when it got a thread
         self.charged = _LEAST  # seconds that its address has been charged
 
@@ -47,28 +47,28 @@ class _Address:
         self.running = 0
 
     def add(self, work: Work) -> None:
-        self.waiting.setdefault(work.whose, deque()).append(work)
-        self.turns.wait(work.whose)
+        self.waiting.setdefault(work.owner, deque()).append(work)
+        self.turns.enqueue(work.owner)
 
     def remove(self, work: Work) -> bool:
         """Whether it was waiting."""
-        queue = self.waiting.get(work.whose, ())
+        queue = self.waiting.get(work.owner, ())
         if work not in queue:
             return False
-        self.waiting[work.whose].remove(work)
+        self.waiting[work.owner].remove(work)
         if not queue:
-            del self.waiting[work.whose]
+            del self.waiting[work.owner]
         return True
 
     def next(self) -> Work:
         """Chooses the next call, which waits no more; there must be one."""
-        whose = self.turns.next(self.waiting.__contains__)  # the calls of others have been cancelled
-        queue = self.waiting[whose]
+        owner = self.turns.next(self.waiting.__contains__)  # the calls of others have been cancelled
+        queue = self.waiting[owner]
         work = queue.popleft()
         if queue:
-            self.turns.wait(whose)
+            self.turns.enqueue(owner)
         else:
-            del self.waiting[whose]
+            del self.waiting[owner]
         return work
 
 
@@ -79,11 +79,11 @@ class Threads:
     for whom it calls.
     """
 
-    def __init__(self, name: str, most: int, clock: Clock = SYSTEM) -> None:
-        self.staying = threading.Semaphore(max(0, min(_STAYING, most - 2)))
+    def __init__(self, name: str, max_threads: int, clock: Clock = SYSTEM) -> None:
+        self.staying = threading.Semaphore(max(0, min(_STAYING, max_threads - 2)))
         self._name = name
         self._clock = clock
-        self._most = self._left = most
+        self._max_threads = self._startable = max_threads
         self._free = 0
         self._turns = FairQueueing(least=_LEAST)
         self._addresses: dict[str, _Address] = {}
@@ -94,20 +94,20 @@ class Threads:
     @property
     def busy(self) -> bool:
         """Whether what is submitted now will wait."""
-        return not self._left and self._waiting >= self._free
+        return not self._startable and self._waiting >= self._free
 
-    def submit(self, run: Callable[[], None], address: str = "", whose: str = "") -> Work:
-        """Queues a call of the address for the next free thread; `whose`: for whom the address calls."""
-        work = Work(run, address, whose)
+    def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> Work:
+        """Queues a call of the address for the next free thread; `owner`: for whom the address calls."""
+        work = Work(run, address, owner)
         with self._some:
             self._addresses.setdefault(address, _Address()).add(work)
-            self._turns.wait(address)
+            self._turns.enqueue(address)
             self._waiting += 1
-            if self._waiting <= self._free or not self._left:
+            if self._waiting <= self._free or not self._startable:
                 self._some.notify()
                 return work
-            self._left -= 1
-        threading.Thread(target=self._run, name=f"{self._name}_{self._left}", daemon=True).start()
+            self._startable -= 1
+        threading.Thread(target=self._run, name=f"{self._name}_{self._startable}", daemon=True).start()
         return work
 
     def cancel(self, work: Work) -> bool:
@@ -147,7 +147,7 @@ class Threads:
         self._running[work] = None
         self._waiting -= 1
         if address.waiting:
-            self._turns.wait(name)
+            self._turns.enqueue(name)
         return work
 
     def _has_waiting(self, name: str) -> bool:
@@ -165,16 +165,16 @@ class Threads:
         if not address.waiting and not address.running:
             del self._addresses[name]
         if not self._addresses:
-            self._turns.rest()
+            self._turns.clear()
 
     def _seconds(self, work: Work, now: float) -> float:
         """Its part of the threads' time until now."""
-        return (now - work.since) / self._most if work.since is not None else 0.0
+        return (now - work.since) / self._max_threads if work.since is not None else 0.0
 
     def _charge(self, work: Work, seconds: float) -> None:
         """Charges what the call has cost, so many seconds in all, to its address and to whom it is for."""
-        more = seconds - work.charged
-        if more > 0:
+        unpaid = seconds - work.charged
+        if unpaid > 0:
             work.charged = seconds
-            self._turns.charge(work.address, more)
-            self._addresses[work.address].turns.charge(work.whose, more)
+            self._turns.charge(work.address, unpaid)
+            self._addresses[work.address].turns.charge(work.owner, unpaid)

@@ -15,7 +15,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from cardwise.kube.watch.reflector import Reflector, Woken
+from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.runtime.loops import Loop
 
 _log = structlog.get_logger("cardwise.runtime.cabundle")
@@ -28,10 +28,11 @@ class CaBundle:
     """Writes the bundle into every webhook of the configurations with these `paths`: at once when it changes, when
     somebody else changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
 
-    `set` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
+    `set_bundle` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
 
-    `on_other` (if given) is called when another bundle is found, and has `set` called: of several replicas one renews,
-    and the others, which look into the store twice a day, would write the former bundle over its, and it over theirs.
+    `on_other` (if given) is called when another bundle is found, and has `set_bundle` called: of several replicas one
+    renews, and the others, which look into the store twice a day, would write the former bundle over its, and it over
+    theirs.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class CaBundle:
         self._bundle = ""
         self._loop = Loop(
             "ca-bundle",
-            self._turn,
+            self._run_once,
             failed="CA bundle not written",
             expected=(errors.KubeError,),
             every=interval,
@@ -60,7 +61,7 @@ class CaBundle:
         )
         self._reflectors = [self._reflector(path) for path in self._paths]
 
-    def set(self, ca_pem: bytes) -> None:
+    def set_bundle(self, ca_pem: bytes) -> None:
         """The bundle to assert from now on (PEM). Returns at once."""
         bundle = base64.b64encode(ca_pem).decode()
         if bundle != self._bundle:
@@ -85,9 +86,9 @@ class CaBundle:
         """
         if not self._bundle:
             return False
-        found = [self._assert(path, self._bundle) for path in self._paths]
+        asserted = [self._assert(path, self._bundle) for path in self._paths]
         self._sure = False
-        return all(found)
+        return all(asserted)
 
     def _assert(self, path: str, bundle: str) -> bool:
         for attempt in range(_ATTEMPTS):
@@ -113,7 +114,7 @@ class CaBundle:
                 return True
         return False
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         bundle = self._bundle
         if not self.ensure():
             # Not there yet: its creation wakes us.
@@ -127,8 +128,8 @@ class CaBundle:
             self._client,
             collection,
             _version,
-            Woken(self._loop.wake),
-            query=paths.with_field("metadata.name", name),
+            WakeHandler(self._loop.wake),
+            query=paths.field_query("metadata.name", name),
             name=f"ca-bundle-{name}",
             clock=self._clock,
         )
@@ -150,8 +151,8 @@ def bundle_patch(configuration: dict[str, Any], bundle: str) -> list[dict[str, A
 
 def has_another(configuration: dict[str, Any], bundle: str) -> bool:
     """Whether a webhook has a bundle that is not this one. The chart leaves it out."""
-    found = (webhook["clientConfig"].get("caBundle") for webhook in configuration.get("webhooks") or [])
-    return any(each and each != bundle for each in found)
+    bundles = (webhook["clientConfig"].get("caBundle") for webhook in configuration.get("webhooks") or [])
+    return any(other and other != bundle for other in bundles)
 
 
 class _Versioned(msgspec.Struct):

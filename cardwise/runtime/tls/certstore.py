@@ -84,9 +84,9 @@ class SecretStore:
         except errors.NotFound:
             return Stored({}, "")
         files = {}
-        for name, value in (secret.get("data") or {}).items():
+        for name, encoded in (secret.get("data") or {}).items():
             try:
-                files[name] = base64.b64decode(value)
+                files[name] = base64.b64decode(encoded)
             except (binascii.Error, TypeError, ValueError):
                 continue  # damaged: rotation makes it anew
         return Stored(files, str(secret["metadata"]["resourceVersion"]))

@@ -23,12 +23,12 @@ class Expiry(Collector):
         self._directory = directory
 
     def collect(self) -> Iterator[Metric]:
-        found = GaugeMetricFamily(NAME, "When the certificate ends, in seconds since 1970.", labels=["certificate"])
-        for what, name in _FILES.items():
+        metric = GaugeMetricFamily(NAME, "When the certificate ends, in seconds since 1970.", labels=["certificate"])
+        for label, name in _FILES.items():
             ends = _end(self._directory / name)
             if ends is not None:
-                found.add_metric([what], ends)
-        yield found
+                metric.add_metric([label], ends)
+        yield metric
 
 
 def _end(path: Path) -> float | None:

@@ -143,7 +143,9 @@ def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
     else:
         _drop(files, AUTHORITY_CERT, AUTHORITY_KEY)
         leaf = certificates_in(files.get(SERVER_CERT, b""))[:1]
-        if issuer := next((authority for authority in known for each in leaf if issued_by(each, authority)), None):
+        if issuer := next(
+            (authority for authority in known for certificate in leaf if issued_by(certificate, authority)), None
+        ):
             files[AUTHORITY_CERT] = pem_of([issuer])
     for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT):
         # One block that cannot be read would make the whole bundle unreadable for OpenSSL.
@@ -155,7 +157,7 @@ def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
 
 def _authorities(pem: bytes, now: datetime) -> list[x509.Certificate]:
     """The certificates of a bundle that are a CA and valid now."""
-    return [each for each in certificates_in(pem) if is_authority(each) and _is_valid(each, now)]
+    return [read for read in certificates_in(pem) if is_authority(read) and _is_valid(read, now)]
 
 
 def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:

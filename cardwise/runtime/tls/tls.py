@@ -59,7 +59,7 @@ class Checks(ABC):
         self._clock = clock
         self._loop = Loop(
             "certificates",
-            self._turn,
+            self._run_once,
             failed="the certificates were not checked: they stay as they are",
             expected=(Unusable, errors.KubeError, OSError),
             every=interval,
@@ -81,7 +81,7 @@ class Checks(ABC):
     def stop(self) -> None:
         self._loop.stop()
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         bundle = self.ensure()
         if self._on_bundle is not None:
             self._on_bundle(bundle)

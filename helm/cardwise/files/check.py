@@ -39,19 +39,21 @@ def admission(client: KubeClient, namespace: str) -> str:
         "metadata": {"generateName": "cardwise-test-", "namespace": namespace},
         "spec": {"containers": [container], "securityContext": security},
     }
-    made = client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
-    got = made["spec"]["containers"][0]["resources"]["limits"]
-    if got.get(names.GPU_MEM) != "1024" or names.SHARE not in got:
-        raise LookupError(f"the pod passed as it was ({got}); look at webhook.exemptNamespaces and tests.namespace")
-    return f"1Gi became {got[names.GPU_MEM]} MiB, as for scheduler {made['spec']['schedulerName']}"
+    created = client.create(paths.pods(namespace), pod, query={"dryRun": "All"})
+    stored_limits = created["spec"]["containers"][0]["resources"]["limits"]
+    if stored_limits.get(names.GPU_MEM) != "1024" or names.SHARE not in stored_limits:
+        raise LookupError(
+            f"the pod passed as it was ({stored_limits}); look at webhook.exemptNamespaces and tests.namespace"
+        )
+    return f"1Gi became {stored_limits[names.GPU_MEM]} MiB, as for scheduler {created['spec']['schedulerName']}"
 
 
 def extender(url: str) -> str:
     """Its list of cards, asked as kube-scheduler asks."""
     context = ssl.create_default_context(cafile=str(TLS / "ca.crt"))
     context.load_cert_chain(TLS / "client.crt", TLS / "client.key")
-    where = urllib.parse.urlsplit(url)
-    connection = http.client.HTTPSConnection(where.hostname or "", where.port, timeout=10, context=context)
+    address = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPSConnection(address.hostname or "", address.port, timeout=10, context=context)
     connection.request("GET", f"{names.EXTENDER_PREFIX}/inspect")
     answer = connection.getresponse()
     body = answer.read()
@@ -63,11 +65,11 @@ def extender(url: str) -> str:
 
 def scheduler(client: KubeClient, namespace: str, own: str) -> str:
     """A pod that kube-scheduler places, as `cardwise doctor` sends it. `own`: the namespace of Cardwise."""
-    found = list(probing.probe(client, namespace, own))
-    worst = finding.in_order(found)[0]
+    findings = list(probing.send_probe(client, namespace, own))
+    worst = finding.sort_findings(findings)[0]
     if worst.level is Severity.PROBLEM:
         raise LookupError(f"{worst.text}; {worst.remedy} (scheduler.mode)")
-    return worst.text if worst.level is not Severity.OK else found[-1].text
+    return worst.text if worst.level is not Severity.OK else findings[-1].text
 
 
 def cards(client: KubeClient, own: str, clock: Clock = SYSTEM) -> str:
@@ -76,24 +78,24 @@ def cards(client: KubeClient, own: str, clock: Clock = SYSTEM) -> str:
     The device plugin may be starting: `helm install --wait` of Helm 3 does not wait for the last pod of a DaemonSet.
     """
     deadline = clock.now() + CARDS_SECONDS
-    while not (found := list(client.objects(paths.extendedresources()))):
+    while not (resources := list(client.objects(paths.extendedresources()))):
         seen = facts.Facts(installed=own, now=client.clock())
-        facts.collect(seen, client, facts.queries_of_parts(own))
+        facts.collect_lists(seen, client, facts.queries_of_parts(own))
         causes = [*startup.uncreated(seen), *startup.unready(seen)]
         if causes or seen.unread or clock.now() >= deadline:
             raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.cards(seen)))
         clock.sleep(1)
-    healthy = sum(each.get("status", {}).get("health") == "Healthy" for each in found)
+    healthy = sum(resource.get("status", {}).get("health") == "Healthy" for resource in resources)
     if not healthy:
-        why = {each.get("status", {}).get("reason", "") for each in found}
-        raise LookupError(f"0 of {len(found)} healthy: {'; '.join(sorted(why))}")
-    return f"{healthy} of {len(found)} healthy"
+        reasons = {resource.get("status", {}).get("reason", "") for resource in resources}
+        raise LookupError(f"0 of {len(resources)} healthy: {'; '.join(sorted(reasons))}")
+    return f"{healthy} of {len(resources)} healthy"
 
 
-def asked(question: str, ask: Callable[[], str]) -> bool:
+def run_check(question: str, check: Callable[[], str]) -> bool:
     """Prints question and answer; whether it was a good one."""
     try:
-        print(f"ok    {question}: {ask()}")
+        print(f"ok    {question}: {check()}")
     except (LookupError, OSError, errors.KubeError, http.client.HTTPException) as error:
         print(f"FAIL  {question}: {error}")
         return False
@@ -107,11 +109,11 @@ def main() -> None:
     parser.add_argument("--cardwise-namespace", required=True)
     arguments = parser.parse_args()
     client = KubeClient.load(None)
-    good = [asked("cards", lambda: cards(client, arguments.cardwise_namespace))]
-    good += [asked("admission", lambda: admission(client, arguments.namespace))]
+    good = [run_check("cards", lambda: cards(client, arguments.cardwise_namespace))]
+    good += [run_check("admission", lambda: admission(client, arguments.namespace))]
     if arguments.extender:
-        good += [asked("extender", lambda: extender(arguments.extender))]
-    good += [asked("kube-scheduler", lambda: scheduler(client, arguments.namespace, arguments.cardwise_namespace))]
+        good += [run_check("extender", lambda: extender(arguments.extender))]
+    good += [run_check("kube-scheduler", lambda: scheduler(client, arguments.namespace, arguments.cardwise_namespace))]
     sys.exit(0 if all(good) else 1)
 
 

@@ -29,17 +29,17 @@ def parts(client: KubeClient, namespace: str) -> list[dict[str, Any]]:
     return list(client.objects(paths.pods(namespace), {"labelSelector": COMPONENTS}))
 
 
-def answering(client: KubeClient) -> set[str]:
+def ready_nodes(client: KubeClient) -> set[str]:
     """The nodes that are Ready: whose kubelets can end a pod."""
     return {
         node["metadata"]["name"]
         for node in client.objects(paths.nodes())
-        for one in (node.get("status") or {}).get("conditions") or ()
-        if (one["type"], one["status"]) == ("Ready", "True")
+        for condition in (node.get("status") or {}).get("conditions") or ()
+        if (condition["type"], condition["status"]) == ("Ready", "True")
     }
 
 
-def ended(client: KubeClient, namespace: str) -> bool:
+def await_end(client: KubeClient, namespace: str) -> bool:
     """Waits until our pods have ended. False where one has not in `PATIENCE` seconds, though its node is Ready.
 
     A pod on a node that is not Ready stays until the node is back or deleted, which may be never. It keeps nothing
@@ -47,18 +47,18 @@ def ended(client: KubeClient, namespace: str) -> bool:
     too, since their last writes may be about any node.
     """
     until = time.monotonic() + PATIENCE
-    while left := parts(client, namespace):
-        ready = answering(client)
-        dead = [each for each in left if each["spec"].get("nodeName", "") not in {"", *ready}]
-        living = [each["metadata"]["name"] for each in left if each not in dead]
+    while remaining := parts(client, namespace):
+        ready = ready_nodes(client)
+        dead = [pod for pod in remaining if pod["spec"].get("nodeName", "") not in {"", *ready}]
+        living = [pod["metadata"]["name"] for pod in remaining if pod not in dead]
         late = time.monotonic() > until
         if late and living:
             print(
                 f"still there, and would write all of it again: {', '.join(living)}; run this again once they are gone"
             )
             return False
-        if not living and (late or not any(each["metadata"]["labels"][COMPONENT] in CENTRAL for each in dead)):
-            nodes = sorted({each["spec"]["nodeName"] for each in dead})
+        if not living and (late or not any(pod["metadata"]["labels"][COMPONENT] in CENTRAL for pod in dead)):
+            nodes = sorted({pod["spec"]["nodeName"] for pod in dead})
             print(f"these nodes do not answer, so our pods there have not ended: {', '.join(nodes)}")
             return True
         time.sleep(1.0)
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--secret", action="append", default=[])
     arguments = parser.parse_args()
     client = KubeClient.load(None)
-    if not ended(client, arguments.namespace):
+    if not await_end(client, arguments.namespace):
         sys.exit(1)
     for node in client.objects(paths.nodes()):
         with contextlib.suppress(errors.NotFound):  # it may go meanwhile

@@ -114,21 +114,21 @@ def configuration(before: Json | None, words: list[str], stanzas: list[Json]) ->
             "clientConnection": {"kubeconfig": kubeconfig},
             "leaderElection": {"leaderElect": flag(words, "leader-elect") != "false"},
         }
-    others = [each for each in before.get("extenders") or () if not is_ours(each)]
+    others = [stanza for stanza in before.get("extenders") or () if not is_ours(stanza)]
     return {"percentageOfNodesToScore": 100, **before, "extenders": [*others, *stanzas]}
 
 
 def is_ours(stanza: Json) -> bool:
     """Whether it is one of ours, or gpushare's, whose resources we manage."""
     ours = {
-        each["name"]
-        for one in schedulerconfig.extender_stanzas(filter_url="", bind_url="")
-        for each in one["managedResources"]
+        resource["name"]
+        for own_stanza in schedulerconfig.extender_stanzas(filter_url="", bind_url="")
+        for resource in own_stanza["managedResources"]
     }
-    return bool(ours & {each["name"] for each in stanza.get("managedResources") or ()})
+    return bool(ours & {resource["name"] for resource in stanza.get("managedResources") or ()})
 
 
-def beside(manifest: Path) -> Path:
+def files_folder(manifest: Path) -> Path:
     """Where our files are: not among the manifests, since the kubelet runs whatever lies there."""
     return manifest.parent.parent / "cardwise"
 
@@ -144,7 +144,7 @@ def replace(path: Path, text: str, scratch: Path, mode: int = 0o600) -> None:
 def wire(client: KubeClient, arguments: argparse.Namespace) -> None:
     """Raises Refused."""
     path = Path(arguments.manifests) / MANIFEST
-    folder = beside(path)
+    folder = files_folder(path)
     if not path.is_file():
         raise Refused(
             f"{path} is not there: write scheduler.mode=own where kubeadm did not make the control plane, or "
@@ -153,25 +153,25 @@ def wire(client: KubeClient, arguments: argparse.Namespace) -> None:
     text = path.read_text()
     pod: Json = yaml.safe_load(text)
     words = command_of(pod)
-    address, files = facts(client, arguments)
+    address, files = read_extender(client, arguments)
     former = (pod["metadata"].get("annotations") or {}).get(FORMER)
     source = flag(words, "config") if former is None else former
     if source and not Path(source).is_file():
         raise Refused(f"--config={source} of kube-scheduler cannot be read from here; write scheduler.mode=manual")
     before = yaml.safe_load(Path(source).read_text()) if source else None
 
-    def said(place: Path) -> str:
+    def render(place: Path) -> str:
         return yaml.safe_dump(configuration(before, words, stanzas(address, place)), sort_keys=False)
 
-    place = folder / (PLACE + digest([said(folder), *files.values()]))
+    place = folder / (PLACE + digest([render(folder), *files.values()]))
     after = edited(pod, str(folder), str(place / CONFIGURATION))
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for name, content in (files | {CONFIGURATION: said(place)}).items():
+    for name, content in (files | {CONFIGURATION: render(place)}).items():
         replace(place / name, content, folder)
     if after == pod:
-        tell(f"{path} asks the extender already; kube-scheduler has {UP_SECONDS} s to be up with it")
-        if not waited(lambda: not trouble(client, arguments.node, words), UP_SECONDS):
-            state = trouble(client, arguments.node, words)
+        print_now(f"{path} asks the extender already; kube-scheduler has {UP_SECONDS} s to be up with it")
+        if not waited(lambda: not startup_problem(client, arguments.node, words), UP_SECONDS):
+            state = startup_problem(client, arguments.node, words)
             raise Refused(
                 f"{path} asks the extender already, but kube-scheduler is not up with it: {state}; see its log"
             )
@@ -211,7 +211,7 @@ def tidy(folder: Path, kept: Path | None) -> None:
 def unwire(client: KubeClient, arguments: argparse.Namespace) -> None:
     """Raises Refused."""
     path = Path(arguments.manifests) / MANIFEST
-    folder = beside(path)
+    folder = files_folder(path)
     if not path.is_file():
         print(f"{path} is not there")
         return
@@ -228,21 +228,21 @@ def unwire(client: KubeClient, arguments: argparse.Namespace) -> None:
 
 def exchange(client: KubeClient, node: str, path: Path, before: str, pod: Json) -> None:
     """The manifest `pod` for the text `before`, and back where the scheduler does not come up. Raises Refused."""
-    folder = beside(path)
+    folder = files_folder(path)
     words, former = command_of(pod), command_of(yaml.safe_load(before))
     replace(path, yaml.safe_dump(pod, sort_keys=False), folder)
-    tell(f"{path} is changed; kube-scheduler has {UP_SECONDS} s to come up with it")
-    if waited(lambda: not trouble(client, node, words), UP_SECONDS):
+    print_now(f"{path} is changed; kube-scheduler has {UP_SECONDS} s to come up with it")
+    if waited(lambda: not startup_problem(client, node, words), UP_SECONDS):
         return
-    state = trouble(client, node, words)
+    state = startup_problem(client, node, words)
     replace(path, before, folder)
-    tell(f"it did not ({state}); {path} is as before, and kube-scheduler has {UP_SECONDS} s to come up with that")
-    if not waited(lambda: not trouble(client, node, former), UP_SECONDS):
+    print_now(f"it did not ({state}); {path} is as before, and kube-scheduler has {UP_SECONDS} s to come up with that")
+    if not waited(lambda: not startup_problem(client, node, former), UP_SECONDS):
         raise Refused(f"kube-scheduler of {node} did not come up, nor with its former manifest; look at its log")
     raise Refused(f"kube-scheduler of {node} did not come up with the changed manifest ({state}); it is as before")
 
 
-def trouble(client: KubeClient, node: str, words: list[str]) -> str:
+def startup_problem(client: KubeClient, node: str, words: list[str]) -> str:
     """Why kube-scheduler is not up with this command line; "" where it is. Raises nothing: manifests must go back."""
     try:
         pod = client.get(paths.pods("kube-system", f"kube-scheduler-{node}"))
@@ -253,19 +253,19 @@ def trouble(client: KubeClient, node: str, words: list[str]) -> str:
     except (errors.KubeError, Refused) as error:
         return str(error)
     conditions = pod.get("status", {}).get("conditions") or ()
-    up = any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    up = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
     return "" if up else "its pod is not ready"
 
 
-def facts(client: KubeClient, arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
+def read_extender(client: KubeClient, arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
     """Address of the extender's Service, and what it has made for kube-scheduler. Raises Refused."""
     service: Json = {}
     secret: Json = {}
-    why = ""
+    reason = ""
 
-    def made() -> bool:
-        nonlocal why
-        why = "look at its pods"
+    def is_made() -> bool:
+        nonlocal reason
+        reason = "look at its pods"
         try:
             path = paths.namespaced("/api/v1", "services", arguments.namespace, "cardwise-extender")
             service.update(client.get(path))
@@ -273,18 +273,18 @@ def facts(client: KubeClient, arguments: argparse.Namespace) -> tuple[str, dict[
         except errors.NotFound:
             return False
         except errors.KubeError as error:  # an API server that is busy may answer the next time
-            why = f"the API server says: {error}"
+            reason = f"the API server says: {error}"
             return False
         return all(name in secret for name in TLS_FILES)
 
-    tell(f"the extender has {MADE_SECONDS} s to make the Secret {arguments.secret}")
-    if not waited(made, MADE_SECONDS):
-        raise Refused(f"the extender has made no Secret {arguments.secret} in {MADE_SECONDS} s; {why}")
+    print_now(f"the extender has {MADE_SECONDS} s to make the Secret {arguments.secret}")
+    if not waited(is_made, MADE_SECONDS):
+        raise Refused(f"the extender has made no Secret {arguments.secret} in {MADE_SECONDS} s; {reason}")
     files = {name: base64.b64decode(secret[name]).decode() for name in TLS_FILES}
     return str(service["spec"]["clusterIP"]), files
 
 
-def tell(text: str) -> None:
+def print_now(text: str) -> None:
     """At once: Helm may have given up by the time that the outcome is known, and the log is all that there is then."""
     print(text, flush=True)
 

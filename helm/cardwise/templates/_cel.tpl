@@ -99,7 +99,7 @@ or a class that no container has got. Markers stand without a slot in a gang's m
 ({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} && !{{ $slot }}))
 {{- end }}
 
-{{/* Whether the resource `k`, of whatever domain, is about GPUs by its name. As cardwise/core/api/lookalikes.py like_a_gpu. */}}
+{{/* Whether the resource `k`, of whatever domain, is about GPUs by its name. As cardwise/core/api/lookalikes.py is_like_gpu. */}}
 {{- define "cardwise.cel.looksLikeGpu" -}}
 k.contains('/') && k.matches(r'gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/')
 {{- end }}
@@ -110,7 +110,7 @@ k.contains('/') && k.matches(r'gpu|cuda|^(requests\.|limits\.)?(aliyun\.com|nvid
 {{- end }}
 
 {{/* Whether the `annotations` or `labels` of a pod or template have a key that is meant for Cardwise, and is none that it
-reads: misspelled, or of another GPU sharer. As cardwise/core/api/lookalikes.py pod_key. What users may write thousands of
+reads: misspelled, or of another GPU sharer. As cardwise/core/api/lookalikes.py suggest_pod_key. What users may write thousands of
 is searched as text first. */}}
 {{- define "cardwise.cel.keysAboutUs" -}}
 [{{ .annotations }}, {{ .labels }}].exists(keys,

@@ -6,7 +6,7 @@ import signal
 import click
 import pytest
 
-from cardwise.cli.cluster.evicting import Carrying
+from cardwise.cli.cluster.evicting import MoveRun
 from cardwise.core.api import assignment
 from cardwise.core.defrag.moving import Move
 from cardwise.core.placement.ledger import Holding
@@ -66,7 +66,7 @@ class Clock(FakeClock):
 
 
 def carry(api: Cluster, clock: Clock) -> None:
-    Carrying(api.kube, 20.0, clock).carry(planned(), old(), "1/1")
+    MoveRun(api.kube, 20.0, clock).move_pod(planned(), old(), "1/1")
 
 
 def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
@@ -102,7 +102,7 @@ def test_a_job_that_has_lost_a_pod_meanwhile_loses_none_by_it(jobs):
     pod = kept(running("web", "n1", 0, 3000), kind="Job")
     api = Cluster({"pods": [pod], "jobs": [job | {"metadata": metadata} for job in jobs]})
     with pytest.raises(click.ClickException, match="team/web is of a Job that would fail by it"):
-        Carrying(api.kube, 20.0, Clock(api)).carry(planned(), pod, "1/1")
+        MoveRun(api.kube, 20.0, Clock(api)).move_pod(planned(), pod, "1/1")
     assert api.sent("create", "*/eviction") == []
 
 
@@ -239,7 +239,7 @@ def in_the_foreground():
 def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
     before = signal.getsignal(sign)
     api = Cordoned()
-    monkeypatch.setattr(Carrying, "carry", lambda *_: signal.raise_signal(sign))
+    monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(sign))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert (shown.exit_code, api.closed()) == (128 + sign, [])
     assert "card 0 of node n1 (GPU-n1-0) uncordoned\n" in shown.stderr
@@ -252,7 +252,7 @@ def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
     def smokes(*_args: object) -> None:
         api.change("extendedresources", "gpu-n1-0", spec={"cordon": {"reason": "it smokes"}})
 
-    monkeypatch.setattr(Carrying, "carry", smokes)
+    monkeypatch.setattr(MoveRun, "move_pod", smokes)
     run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert api.card("gpu-n1-0")["spec"]["unschedulable"] is True
 
@@ -279,7 +279,7 @@ def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch)
     api = Cordoned()
 
     down = Fault(refused=True)
-    monkeypatch.setattr(Carrying, "carry", lambda *_: api.fault(down, "patch", times=math.inf))
+    monkeypatch.setattr(MoveRun, "move_pod", lambda *_: api.fault(down, "patch", times=math.inf))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert "give it back with: cardwise uncordon n1/0" in shown.stderr
 
@@ -331,7 +331,7 @@ def test_a_defrag_whose_card_another_has_taken_over_leaves_it_cordoned(monkeypat
     api = Cordoned()
     other = KILLED | {"by": "joe"}
     monkeypatch.setattr(
-        Carrying, "carry", lambda *_: api.change("extendedresources", "gpu-n1-0", spec={"cordon": other})
+        MoveRun, "move_pod", lambda *_: api.change("extendedresources", "gpu-n1-0", spec={"cordon": other})
     )
     run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert api.card("gpu-n1-0")["spec"]["cordon"] == other
@@ -341,7 +341,7 @@ def test_a_defrag_whose_card_another_has_taken_over_leaves_it_cordoned(monkeypat
 def test_a_second_ctrl_c_names_the_card_that_stays_cordoned(monkeypatch):
     api = Cordoned()
     again = api.after(lambda _: signal.raise_signal(signal.SIGINT), "get", "*/gpu-n1-0", times=math.inf)
-    monkeypatch.setattr(Carrying, "carry", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(signal.SIGINT))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert again is not None
     assert "is still cordoned (interrupted); give it back with: cardwise uncordon n1/0\n" in shown.stderr

@@ -120,7 +120,7 @@ def contents(path: Path) -> dict[str, bytes]:
 
 def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     target = tmp_path / "b.tar.gz"
-    missing, _ = bundle.write(api.kube, target, [Finding("cards", Severity.OK, "fine")], names.NAMESPACE, NOW)
+    missing, _ = bundle.write_bundle(api.kube, target, [Finding("cards", Severity.OK, "fine")], names.NAMESPACE, NOW)
     found = contents(target)
     assert all(SECRET.encode() not in content for content in found.values())
     (pod,) = json.loads(found["pods.json"])
@@ -153,7 +153,7 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
 
 @pytest.mark.usefixtures("neighbour")
 def test_of_what_others_run_in_the_namespace_of_cardwise_nothing_is_packed(api, tmp_path):
-    bundle.write(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
+    bundle.write_bundle(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
     found = contents(tmp_path / "b.tar.gz")
     assert all(SECRET.encode() not in content for content in found.values())
     assert {name for name in found if name.startswith("parts/")} == {
@@ -165,7 +165,7 @@ def test_of_what_others_run_in_the_namespace_of_cardwise_nothing_is_packed(api, 
 
 def test_what_may_not_be_read_is_named_and_the_rest_is_there(api, tmp_path):
     api.forbid("nodes", "pods")
-    missing, wanted = bundle.write(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
+    missing, wanted = bundle.write_bundle(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
     assert wanted == len(missing) + len(contents(tmp_path / "b.tar.gz").keys() - {"doctor.json", "missing.json"})
     assert [line.partition(":")[0] for line in missing] == ["nodes.json", "pods.json", "parts/pods.json"]
     assert "extendedresources.json" in contents(tmp_path / "b.tar.gz")

@@ -49,27 +49,27 @@ def test_the_program_answers_the_script():
     ],
 )
 def test_kubectl_gets_what_it_understands(words, lines):
-    assert completion.for_kubectl(main.cli, words).splitlines() == lines
+    assert completion.complete_for_kubectl(main.cli, words).splitlines() == lines
 
 
 def test_without_a_word_all_commands_are_offered():
-    said = completion.for_kubectl(main.cli, []).splitlines()
+    said = completion.complete_for_kubectl(main.cli, []).splitlines()
     assert {line.partition("\t")[0] for line in said[:-1]} == main._COMMANDS.keys()
 
 
 def test_cards_are_offered_by_their_places(monkeypatch):
     api = Cards([card("n1", 0), card("n1", 1), card("n2", 0), device("n2", 0)], [])
     monkeypatch.setattr(KubeClient, "load", lambda *_, **__: api.kube)
-    assert completion.for_kubectl(main.cli, ["cordon", ""]).splitlines() == ["n1/0", "n1/1", "n2/0", ":4"]
-    assert completion.for_kubectl(main.cli, ["drain", "--force", "n1/"]).splitlines() == ["n1/0", "n1/1", ":4"]
+    assert completion.complete_for_kubectl(main.cli, ["cordon", ""]).splitlines() == ["n1/0", "n1/1", "n2/0", ":4"]
+    assert completion.complete_for_kubectl(main.cli, ["drain", "--force", "n1/"]).splitlines() == ["n1/0", "n1/1", ":4"]
     api.forbid("extendedresources")
-    assert completion.for_kubectl(main.cli, ["cordon", ""]) == ":4"
+    assert completion.complete_for_kubectl(main.cli, ["cordon", ""]) == ":4"
 
     def nowhere(_path, **_):
         raise errors.KubeConfigError("no kubeconfig")
 
     monkeypatch.setattr(KubeClient, "load", nowhere)
-    assert completion.for_kubectl(main.cli, ["cordon", ""]) == ":4"
+    assert completion.complete_for_kubectl(main.cli, ["cordon", ""]) == ":4"
 
 
 def test_the_plugin_calls_itself_as_people_do(monkeypatch, capsys):

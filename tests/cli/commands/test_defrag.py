@@ -355,7 +355,7 @@ OLDER = PUBLISHED | {"data": {names.WORKLOAD_POLICY: DEFAULT}}
 
 @pytest.mark.parametrize("configmap", [PUBLISHED, OLDER])
 def test_where_the_extender_does_not_say_what_a_card_gives_evict_warns(monkeypatch, configmap):
-    monkeypatch.setattr(evicting.Carrying, "carry", lambda *_: None)
+    monkeypatch.setattr(evicting.MoveRun, "move_pod", lambda *_: None)
     says = "warning: how much of a card the extender gives at most is not known (headroomMiB, maxClients, coreOver"
     args = ("--free-cards", "1", "--no-cordon")
     api = cluster(*three(), configmaps=[configmap])

@@ -20,7 +20,7 @@ TITLE = "card 0 of node n1 (GPU-n1-0)"
 
 def work(api: Cards, **rules) -> drain.Drain:
     rules = drain.Rules(**{"timeout": 60.0} | rules)
-    return drain.Drain(api.kube, cordons.find(api.kube, "n1/0"), rules, FakeClock())
+    return drain.Drain(api.kube, cordons.find_card(api.kube, "n1/0"), rules, FakeClock())
 
 
 def test_only_the_pods_of_the_card_are_evicted_and_it_ends_when_they_are_gone(capsys):

@@ -199,10 +199,10 @@ def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fel
     fellow = owned(waiting("t", "web-2-y", limits), "ReplicaSet", "web-2", **{"pod-template-hash": "2"})
     jobs = [owned(waiting("t", f"train-{x}", limits), "Job", "train") for x in "ab"]
     api = lists(pods=[*replicas, fellow, *jobs])
-    of_web = workloads.replicas(api.kube, replicas[1])
+    of_web = workloads.other_replicas(api.kube, replicas[1])
     assert (of_web.former, of_web.fellows) == ({"web-1-x"}, {"web-2-y"})
     for other in (jobs[0], waiting("t", "bare", limits)):
-        assert workloads.replicas(api.kube, other) == workloads.Replicas(), "each of a Job ends by itself"
+        assert workloads.other_replicas(api.kube, other) == workloads.Replicas(), "each of a Job ends by itself"
 
 
 def test_pods_that_are_ending_are_not_among_those_that_should_end(monkeypatch, api):

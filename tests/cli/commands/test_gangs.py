@@ -45,7 +45,7 @@ SLURP = [member("slurp", f"slurp-{i}") for i in range(3)]
 
 
 def rows(api: Cluster, namespace: str = "", *, wide: bool = False) -> list[list[str]]:
-    table = gangtable.table(podgroups.views(api.kube, namespace), NOW, wide=wide)  # type: ignore[arg-type]
+    table = gangtable.table(podgroups.list_gangs(api.kube, namespace), NOW, wide=wide)  # type: ignore[arg-type]
     return [line.split() for line in table.splitlines()]
 
 
@@ -82,7 +82,7 @@ def test_where_nobody_has_told_anything_the_pods_and_the_podgroup_are_shown():
     assert rows(world([group("new")]))[1][:6] == ["team-a", "new", "Unknown", "0/3", "0", "0"]
     alone = world([], member("slurp", "a"))
     alone.lack("podgroups")
-    (view,) = podgroups.views(alone.kube)  # type: ignore[arg-type]
+    (view,) = podgroups.list_gangs(alone.kube)  # type: ignore[arg-type]
     assert (view.phase, view.minimum, view.members) == ("Unknown", 3, ("a",))
     unnumbered = member("slurp", "a")
     unnumbered["metadata"]["annotations"] = {}
@@ -104,7 +104,7 @@ def test_where_nobody_has_told_anything_the_pods_and_the_podgroup_are_shown():
     ],
 )
 def test_ages_are_as_kubectl_writes_them(created, shown):
-    assert gangtable.age(created, NOW) == shown
+    assert gangtable.format_age(created, NOW) == shown
 
 
 def test_the_command_by_every_output_and_namespace(monkeypatch):

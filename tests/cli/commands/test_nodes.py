@@ -20,7 +20,7 @@ def learned(*asks: tuple[Ask, float]) -> dict:
     """The ConfigMap of an extender that has seen these pods."""
     seen = Workload()
     for ask, times in asks:
-        seen.saw(ask, times)
+        seen.count_arrival(ask, times)
     data = {names.WORKLOAD_ASKS: seen.dump(), names.WORKLOAD_POLICY: "fgd"}
     return {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data}
 

@@ -201,8 +201,8 @@ def test_gpushares_pods_hold_a_card_by_its_index():
     annotations = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": str(K80)}
     old["metadata"]["annotations"] = annotations
     look = top.TopView(seen([card("n1", 0)], [old], {}).kube)
-    look.look()
-    assert "a/old -/5" in look.screen()
+    look.refresh()
+    assert "a/old -/5" in look.render_screen()
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_gpushares_pods_hold_a_card_by_its_index():
      (120, 100, "[##########]"), (0, 0, "[..........]")],
 )  # fmt: skip
 def test_bars(part, whole, drawn):
-    assert toptable.bar(part, whole) == drawn
+    assert toptable.draw_bar(part, whole) == drawn
 
 
 def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, api):
@@ -221,9 +221,9 @@ def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, ap
     for later, expected in ((0, CARDS), (3, f"{CARDS} cardwise.dev/node in (n2)"), (37, CARDS)):
         clock.advance(later)
         before = len(asked(api))
-        look.look()
+        look.refresh()
         assert asked(api)[before] == expected
-        assert "team-a/all" in look.screen()
+        assert "team-a/all" in look.render_screen()
 
 
 def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
@@ -241,7 +241,7 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
             else:
                 raise KeyboardInterrupt
 
-    top.live(top.TopView(api.kube), 5.0, Clock())
+    top.show_live(top.TopView(api.kube), 5.0, Clock())
     _, _, first, second, third = capsys.readouterr().out.split("\x1b[H")
     assert looks == [5.0] * 3
     assert "14441 of 68646" in click.unstyle(first)
@@ -261,7 +261,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 fcntl.ioctl(1, termios.TIOCSCTTY, 0)
 from cardwise.cli.commands import top
 from tests.cli.worlds import Cluster, card
-top.live(top.TopView(Cluster({"extendedresources": [card("n1", 0)]}).kube), 600.0)
+top.show_live(top.TopView(Cluster({"extendedresources": [card("n1", 0)]}).kube), 600.0)
 """
 
 
@@ -311,7 +311,7 @@ def test_a_signal_that_comes_just_before_a_wait_for_a_key_is_not_kept_waiting(mo
         return [], [], []
 
     monkeypatch.setattr(livescreen.select, "select", nobody_types)
-    assert not livescreen.Keyboard(0, clock).wait_for("q", 600.0)
+    assert not livescreen.Keyboard(0, clock).wait_for_key("q", 600.0)
     assert max(waits) <= 1.0
     assert sum(waits) == pytest.approx(600.0)
 
@@ -344,7 +344,7 @@ def test_with_a_pipe_as_input_nothing_is_read_and_ctrl_c_ends_the_live_screen():
 
 
 def test_what_is_wrong_is_red_and_no_word_differs_from_what_is_printed_once():
-    drawn = livescreen.coloured(SCREEN)
+    drawn = livescreen.color_text(SCREEN)
     assert drawn.plain == SCREEN
     red = {SCREEN[span.start : span.end] for span in drawn.spans if span.style == "red"}
     assert red == {"unhealthy", "MPS-Down", "2701/1500!"}
@@ -359,12 +359,12 @@ def test_only_a_live_screen_loads_rich():
 
 def test_what_is_wrong_from_the_start_does_not_open_a_screen(api, capsys):
     with pytest.raises(click.ClickException):
-        top.live(top.TopView(api.kube, nodes=["n9"]), 1.0)
+        top.show_live(top.TopView(api.kube, nodes=["n9"]), 1.0)
     assert capsys.readouterr().out == ""
 
 
 def test_containers_of_a_pod_are_added_up():
-    assert usage.measured(METRICS) == {
+    assert usage.parse_usage(METRICS) == {
         ("team-a", "train", "GPU-n1-0"): 2701,
         ("team-b", "serve", "GPU-n1-0"): 500,
     }
@@ -385,7 +385,7 @@ n1    1    ok                  500/11441      team-b/gone -/500 (ended)
 
 def test_eighty_columns_show_what_matters(api):
     look = top.TopView(api.kube)
-    look.look()
-    assert look.screen(80) == NARROW
-    assert max(map(len, look.screen(80).splitlines())) <= 80
-    assert look.screen(200) == look.screen() == SCREEN
+    look.refresh()
+    assert look.render_screen(80) == NARROW
+    assert max(map(len, look.render_screen(80).splitlines())) <= 80
+    assert look.render_screen(200) == look.render_screen() == SCREEN

@@ -74,7 +74,7 @@ def proposed(seen: Preview) -> dict[str, str]:
 def test_a_cluster_that_is_ready_has_no_trouble_and_gets_the_values_that_decide(seen):
     assert troubles(seen) == []
     assert proposed(seen) == {"scheduler.mode": "kubeadm", "nodes.runtimeClass": "nvidia"}
-    assert before.command(before.judge(seen, names.NAMESPACE), names.NAMESPACE).splitlines() == [
+    assert before.install_command(before.judge(seen, names.NAMESPACE), names.NAMESPACE).splitlines() == [
         "helm install cardwise helm/cardwise --namespace cardwise-system \\",
         "  --set image.repository=$REGISTRY/cardwise \\",
         "  --set scheduler.mode=kubeadm \\",
@@ -98,7 +98,7 @@ def test_the_proposed_installation_makes_the_namespace_ready_first(seen, enforce
         plant_no_namespace(seen)
     else:
         seen.namespace = namespace(**({"enforce": enforced} if enforced else {}))
-    lines = before.command(before.judge(seen, "gpu"), "gpu").splitlines()
+    lines = before.install_command(before.judge(seen, "gpu"), "gpu").splitlines()
     assert lines[0].startswith(first)
     assert lines[-1] == "helm test cardwise --namespace gpu"
 

@@ -11,7 +11,7 @@ import pytest
 from cardwise.cli.cluster import installation, podevents
 from cardwise.cli.doctor import checks, exposure, facts, finding, probing, scheduler
 from cardwise.cli.doctor.facts import Facts
-from cardwise.cli.doctor.finding import Finding, Severity, table, worst
+from cardwise.cli.doctor.finding import Finding, Severity, table, worst_severity
 from cardwise.core.api import gpunodes, names, schedulerconfig
 from cardwise.core.api.assignment import Assignment, CardShare, encode
 from cardwise.core.api.mps import LEFT_CLOSED, MANAGER_GONE
@@ -106,7 +106,7 @@ def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
     plant_no_cards(sound)
     plant_dead_leader(sound)
     plant_hami(sound)
-    found = finding.in_order(checks.judge(sound))
+    found = finding.sort_findings(checks.judge(sound))
     assert [one.check for one in found if one.level is Severity.PROBLEM] == ["extender", "cards"]
     assert [one.level for one in found] == sorted((one.level for one in found), key=list(reversed(Severity)).index)
 
@@ -461,7 +461,9 @@ def plant_same_uuid(seen: Facts, minutes: int = 1) -> None:
     text = "ExtendedResource gpu-n1-0 belongs to a card of node n1, so this node cannot publish its own; if"
     metadata, about = {"namespace": "default", "name": "e"}, {"kind": "Node", "name": "n2"}
     seen.nodes = [node("n1"), {"metadata": {"name": "n2"}, "status": {}}]
-    event = podevents.read({"metadata": metadata, "involvedObject": about, "message": text, "lastTimestamp": last})
+    event = podevents.parse_event(
+        {"metadata": metadata, "involvedObject": about, "message": text, "lastTimestamp": last}
+    )
     assert event is not None
     seen.node_events = [event]
 
@@ -641,7 +643,7 @@ def test_a_node_is_named_for_deletion_only_where_it_is_dead_and_has_the_card(sou
 def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
     about, metadata = {"kind": "Pod", "namespace": "team", "name": "mine"}, {"namespace": "team", "name": "e"}
     event = {"metadata": metadata, "involvedObject": about, "lastTimestamp": f"{NOW:%Y-%m-%dT%H:%M:%SZ}"}
-    sound.pod_events = [*filter(None, [podevents.read(event)])]
+    sound.pod_events = [*filter(None, [podevents.parse_event(event)])]
     for wired in (True, False):
         sound.schedulers = [kube_scheduler("cp1", wired=wired)]
         (found,) = troubles(sound)
@@ -717,12 +719,14 @@ def test_explain_reads_the_lease_with_the_times_at_which_the_api_server_took_it(
     renewed["metadata"]["managedFields"] = [{"time": f"{written:%Y-%m-%dT%H:%M:%SZ}"}]
     renewed["spec"]["renewTime"] = f"{written - timedelta(hours=1):%Y-%m-%dT%H:%M:%S.%fZ}"
     api = Cluster({"leases": [renewed]}, clock)
-    assert installation.silent_seconds(api.kube, names.NAMESPACE) is None, "whatever the holder's clock says"
+    assert installation.leaderless_seconds(api.kube, names.NAMESPACE) is None, "whatever the holder's clock says"
 
 
 def test_the_wiring_of_kube_scheduler_is_judged():
     def said(stanzas: list[Json], **more: Any) -> list[tuple[Severity, str]]:
-        return [(one.level, one.text) for one in scheduler.wiring({"extenders": stanzas} | more, "sched", "do so")]
+        return [
+            (one.level, one.text) for one in scheduler.check_wiring({"extenders": stanzas} | more, "sched", "do so")
+        ]
 
     assert said(CONFIG) == [(Severity.OK, "sched asks the extender for all our resources")]
     assert said([]) == [(Severity.PROBLEM, "sched has no extender for our resources")]
@@ -763,7 +767,7 @@ class Probed:
 
     def probe(self) -> list[Finding]:
         found = list(
-            probing.probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it", renew="renew it")
+            probing.send_probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it", renew="renew it")
         )
         left = self.api.of("pods")  # what is bound goes when its kubelet says so
         assert all("deletionTimestamp" in pod["metadata"] for pod in left), "it leaves nothing"
@@ -888,7 +892,9 @@ class Looked:
             self.api.edit(request.path, status={"phase": "Succeeded", "containerStatuses": ended})
 
     def look(self, seen: Facts, image: str = "looker") -> list[Finding]:
-        found = list(exposure.look(self.api.kube, "default", names.NAMESPACE, seen, image=image, clock=self.clock))
+        found = list(
+            exposure.check_exposure(self.api.kube, "default", names.NAMESPACE, seen, image=image, clock=self.clock)
+        )
         assert self.api.of("pods") == [], "it leaves nothing"
         return found
 
@@ -961,8 +967,8 @@ def test_the_table_has_remedies_below_and_counts_at_the_end():
         "         -> mend it\n"
         "1 problem, 0 warnings, 0 notes, 1 ok\n"
     )  # fmt: skip
-    assert worst(found) is Severity.PROBLEM
-    assert worst([]) is Severity.OK
+    assert worst_severity(found) is Severity.PROBLEM
+    assert worst_severity([]) is Severity.OK
 
 
 def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(monkeypatch):

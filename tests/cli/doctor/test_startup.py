@@ -54,7 +54,7 @@ def event(kind: str, name: str, reason: str, message: str, age: float = 60.0) ->
 
 
 def read(*objects: Json) -> list[Event]:
-    return [event for event in map(podevents.read, objects) if event is not None]
+    return [event for event in map(podevents.parse_event, objects) if event is not None]
 
 
 def pod(component: str, number: int = 0, **container: object) -> Json:
@@ -194,7 +194,7 @@ def test_one_cause_on_many_nodes_is_one_finding_and_a_problem_where_no_pod_is_re
 def test_where_no_card_is_known_since_the_device_plugin_crashes_the_cause_comes_first(sound):
     sound.cards, sound.nodes = [], []
     sound.own_pods = [crashing("deviceplugin", log(level="error", event="cannot start", error=NO_DRIVER))]
-    cause, effect = checks.finding.in_order(troubles(sound))
+    cause, effect = checks.finding.sort_findings(troubles(sound))
     assert (cause.check, effect.text) == ("parts", "no card is known")
     assert effect.remedy == "first mend what `parts` says of the device plugin, which reports the cards"
 
@@ -474,6 +474,6 @@ def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_web
     limits = lambda request: request.body["spec"]["containers"][0]["resources"]["limits"]  # noqa: E731
     api.before(lambda request: limits(request).update({names.SHARE: "1"}), "create")
     api.before(lambda request: api.remove(request.path), "get")
-    webhook, found = probing.probe(api.kube, "default", SYSTEM, clock, wire="do so")
+    webhook, found = probing.send_probe(api.kube, "default", SYSTEM, clock, wire="do so")
     assert (webhook.level, found.level, found.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
     assert "the probe pod was deleted while it waited" in found.text

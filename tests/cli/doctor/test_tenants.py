@@ -76,7 +76,7 @@ def plant_workloads(api: Cluster) -> None:
 
 
 def findings(api: Cluster) -> list[Finding]:
-    return list(checks.judge(facts.read(api.kube)))
+    return list(checks.judge(facts.read_facts(api.kube)))
 
 
 def added(sound: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
@@ -103,11 +103,11 @@ def test_workloads_of_tenants_silence_no_problem_and_change_no_remedy(own_schedu
 def test_the_image_of_pods_that_doctor_starts_is_never_a_tenants():
     api = installed()
     plant_workloads(api)
-    seen = facts.read(api.kube)
+    seen = facts.read_facts(api.kube)
     assert {made["spec"]["containers"][0]["image"] for made in looked_with(api, seen)} == {IMAGE}
     api.replace("daemonsets", *(obj for obj in api.of("daemonsets") if obj["metadata"]["namespace"] == TENANT))
-    seen = facts.read(api.kube)
-    (found,) = exposure.look(api.kube, "default", names.NAMESPACE, seen)
+    seen = facts.read_facts(api.kube)
+    (found,) = exposure.check_exposure(api.kube, "default", names.NAMESPACE, seen)
     assert "no image to look with is known" in found.text
 
 
@@ -120,21 +120,21 @@ def looked_with(api: Cluster, seen: Facts) -> list[Json]:
         request.body["status"] = {"phase": "Succeeded"}
 
     api.before(end, "create", times=math.inf)
-    list(exposure.look(api.kube, "default", names.NAMESPACE, seen, clock=api.clock))
+    list(exposure.check_exposure(api.kube, "default", names.NAMESPACE, seen, clock=api.clock))
     assert created
     return created
 
 
 def test_a_tenants_scheduler_changes_no_remedy_and_no_sentence_of_explain():
     api = installed()
-    sound = facts.read(api.kube)
+    sound = facts.read_facts(api.kube)
     plant_workloads(api)
-    after = facts.read(api.kube)
+    after = facts.read_facts(api.kube)
     for remedy in (repairs.wire_scheduler, repairs.renew_certificates, repairs.upgrade):
         assert remedy(sound) == remedy(after)
-    deployments = schedulers.take(api.kube, names.NAMESPACE)
+    deployments = schedulers.read_deployments(api.kube, names.NAMESPACE)
     assert deployments == []
-    assert schedulers.named(deployments) == frozenset()
+    assert schedulers.scheduler_names(deployments) == frozenset()
 
 
 def test_before_an_installation_a_tenants_workloads_propose_no_value():
@@ -198,10 +198,10 @@ def test_events_of_tenants_name_no_node_for_deletion_and_wire_no_scheduler():
 )  # fmt: skip
 def test_what_is_no_event_about_an_object_of_its_namespace_is_none(change):
     event = forged("e", "R" * 5000, "m" * 5000, kind="Pod", namespace=TENANT, name="a")
-    read = podevents.read(event)
+    read = podevents.parse_event(event)
     assert read is not None
     assert (len(read.reason), len(read.message)) == (128, 1024)
-    assert podevents.read(event | change) is None
+    assert podevents.parse_event(event | change) is None
 
 
 def test_what_others_make_of_the_probe_is_not_created_in_the_namespace_of_cardwise():
@@ -225,7 +225,7 @@ def test_what_others_make_of_the_probe_is_not_created_in_the_namespace_of_cardwi
         metadata["labels"] = {"app.kubernetes.io/component": "webhook"}
 
     api.before(inject, "create", times=math.inf)
-    list(probing.probe(api.kube, "fair", names.NAMESPACE, api.clock))
+    list(probing.send_probe(api.kube, "fair", names.NAMESPACE, api.clock))
     (created,) = (request.body for request in api.sent("create") if not request.query.get("dryRun"))
     spec = created["spec"]
     (container,) = spec["containers"]

@@ -4,7 +4,7 @@ from cardwise.cli.cluster import published
 from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.cli.cluster.published import Published
 from cardwise.cli.explanation import sentences
-from cardwise.cli.explanation.holdups import Around
+from cardwise.cli.explanation.holdups import Surroundings
 from cardwise.core.api import assignment, names, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
@@ -20,8 +20,8 @@ from tests.cli.worlds import K80_CLASS, card, gpu_quota, lists, placed, resource
 
 def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
     seen = Survey(ledger=ledger_with_free(n1=[4069, 16276], n2=[100]))
-    seen.ledger.hold(holding("big", 16276, 1))
-    text = sentences.explain(asking("p", gpu_mem=8138), seen)
+    seen.ledger.set_holding(holding("big", 16276, 1))
+    text = sentences.explain_pod(asking("p", gpu_mem=8138), seen)
     assert "8138 MiB (container main)" in text
     assert "n1: Insufficient GPU Memory in one device" in text
     assert "4069 of 16276 MiB free, 4069 MiB short, held by default/n1-0" in text
@@ -31,11 +31,11 @@ def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
     whole, both = container("whole", whole_gpu=1, share=1), container("both", gpu_mem=8000, share=1)
     split = {names.GPU_COUNTS: "both=2"}
     seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
-    text = sentences.explain(pod("p", containers=[whole, both], annotations=split), seen)
+    text = sentences.explain_pod(pod("p", containers=[whole, both], annotations=split), seen)
     assert "  n1: The node's GPUs are too few or too small for all requests of the pod together\n" in text
     assert text.endswith("It would run if:\n  - its containers asked for less, or were pods of their own\n")
-    seen.ledger.hold(holding("other", 10000, 0))
-    text = sentences.explain(pod("p", containers=[whole, container("small", gpu_mem=8000, share=1)]), seen)
+    seen.ledger.set_holding(holding("other", 10000, 0))
+    text = sentences.explain_pod(pod("p", containers=[whole, container("small", gpu_mem=8000, share=1)]), seen)
     assert "  n1: The node's GPUs fit each request of the pod, but not all of them together\n" in text
     assert text.endswith("  - these ended (cards 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
 
@@ -43,13 +43,13 @@ def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
 def test_of_a_split_share_each_card_is_told_its_part():
     seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
     of_two = Assignment({"0": tuple(CardShare(i, f"GPU-n1-{i}", 4096, 0, 16276) for i in (0, 1))})
-    seen.ledger.hold(Holding("split", "team", "split", "n1", of_two))
-    text = sentences.explain(asking("p", gpu_mem=16000), seen)
+    seen.ledger.set_holding(Holding("split", "team", "split", "n1", of_two))
+    text = sentences.explain_pod(asking("p", gpu_mem=16000), seen)
     assert text.count("12180 of 16276 MiB free, 3820 MiB short, held by team/split (4096 MiB)") == 2
 
 
 def test_a_pod_that_would_fit_hears_where():
-    text = sentences.explain(asking("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
+    text = sentences.explain_pod(asking("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
     assert "free on n1, n2 (best first, priced leaves it to binpack)" in text
 
 
@@ -58,7 +58,7 @@ def test_a_placed_pod_hears_its_card_and_its_neighbours():
     annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
     there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
     there["spec"]["nodeName"] = "n1"
-    text = sentences.explain(there, seen)
+    text = sentences.explain_pod(there, seen)
     assert "4069 of 16276 MiB (0.2500) of card 0 GPU-n1-0, beside default/n1-0 (12207 MiB)" in text
     assert "not granted it yet" in text
 
@@ -66,14 +66,16 @@ def test_a_placed_pod_hears_its_card_and_its_neighbours():
 def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_changed():
     seen = Survey(ledger=ledger_with_free(n1=[4069, 16000]))
     before = Assignment({"0": (CardShare(1, "GPU-n1-0", 4069, 0, 16276),)})
-    seen.ledger.hold(Holding("old", "default", "old", "n1", before))
+    seen.ledger.set_holding(Holding("old", "default", "old", "n1", before))
     there = pod("p", gpu_mem=4069, annotations=assignment.encode(before, assume_time_ns=1), uid="u")
     there["spec"]["nodeName"] = "n1"
-    text = sentences.explain(there, seen)
+    text = sentences.explain_pod(there, seen)
     assert "of card 1 GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB)\n" in text
     seen.ledger.set_cards("n1", cards(16276, 16276)[1:])
     gone = "; this card is not on the node any more\n"
-    assert f"GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB){gone}" in sentences.explain(there, seen)
+    assert f"GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB){gone}" in sentences.explain_pod(
+        there, seen
+    )
 
 
 def test_what_a_pod_that_has_gone_holds_is_said_so():
@@ -81,8 +83,8 @@ def test_what_a_pod_that_has_gone_holds_is_said_so():
     held = {"podUID": "x", "namespace": "team-b", "name": "cr", "memoryMiB": 1000, "container": "0"}
     api.change("extendedresources", "gpu-n1-0", status={"held": [held]})
     (asked,) = api.of("pods")
-    assert ", held by team-b/cr (1000 MiB, its pod has gone)\n" in sentences.explain(
-        asked, survey.take(api.kube, addresses=False)
+    assert ", held by team-b/cr (1000 MiB, its pod has gone)\n" in sentences.explain_pod(
+        asked, survey.take_survey(api.kube, addresses=False)
     )
 
 
@@ -91,22 +93,22 @@ def test_a_placed_pod_hears_its_containers_by_their_names():
     beside = container(gpu_mem=200) | {"name": "beside", "restartPolicy": "Always"}
     placed = pod("p", gpu_mem=100, init=[beside], annotations=annotations, uid="u")
     placed["spec"]["nodeName"] = "n1"
-    text = sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[4069])))
+    text = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[4069])))
     assert "  container main: 100 of " in text
     assert "  container beside: 200 of " in text
 
 
 def test_pods_that_can_never_run_or_are_not_ours():
-    assert "can never be placed" in sentences.explain(pod("p", gpu_mem=0), Survey())
-    assert "asks for no GPU" in sentences.explain(pod("p", containers=[{"name": "x"}]), Survey())
+    assert "can never be placed" in sentences.explain_pod(pod("p", gpu_mem=0), Survey())
+    assert "asks for no GPU" in sentences.explain_pod(pod("p", containers=[{"name": "x"}]), Survey())
     bound = asking("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
-    assert "not bound by the Cardwise extender" in sentences.explain(bound, Survey())
+    assert "not bound by the Cardwise extender" in sentences.explain_pod(bound, Survey())
     bound = pod("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
-    assert "is on node n1 without a GPU of Cardwise: the webhook has not" in sentences.explain(bound, Survey())
-    assert "No node has a card" in sentences.explain(asking("p", gpu_mem=5), Survey())
-    unseen = sentences.explain(pod("p", gpu_mem=5), Survey())
+    assert "is on node n1 without a GPU of Cardwise: the webhook has not" in sentences.explain_pod(bound, Survey())
+    assert "No node has a card" in sentences.explain_pod(asking("p", gpu_mem=5), Survey())
+    unseen = sentences.explain_pod(pod("p", gpu_mem=5), Survey())
     assert "can never be placed" in unseen
     assert "the pod was not rewritten by the Cardwise webhook" in unseen
 
@@ -115,18 +117,18 @@ def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
     annotations = assignment.encode(Assignment({"0": shares(4069, 0)}), assume_time_ns=1)
     placed = pod("p", gpu_mem=4069, annotations=annotations | {"cardwise.dev/policy": "garbage"}, uid="u")
     placed["spec"]["nodeName"] = "n1"
-    assert "pod default/p is on node n1" in sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[4069])))
-    gone = sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[])))
+    assert "pod default/p is on node n1" in sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[4069])))
+    gone = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[])))
     assert "this card is not on the node any more" in gone
     on_n2 = msgspec.convert(resource(0) | {"spec": resource(0)["spec"] | {"node": "n2"}}, wire.ExtendedResource)
-    moved = sentences.explain(placed, Survey(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
+    moved = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
     assert "; this card is on node n2 now" in moved
 
 
 def test_what_has_failed_says_why():
     failed = pod("p", gpu_mem=4069)
     failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
-    text = sentences.explain(failed, Survey())
+    text = sentences.explain_pod(failed, Survey())
     assert text.startswith(
         "pod default/p has ended (Failed) and holds nothing.\n"
         "Its status says: UnexpectedAdmissionError: no healthy devices\n"
@@ -138,7 +140,7 @@ def test_what_has_failed_says_why():
     assert "podFailurePolicy" in advice[1]
     ended = {"name": "main", "state": {"terminated": {"exitCode": 4, "reason": "Error"}}}
     failed["status"] = {"phase": "Failed", "containerStatuses": [ended]}
-    assert sentences.explain(failed, Survey()).endswith("  container main ended with exit code 4 (Error)\n")
+    assert sentences.explain_pod(failed, Survey()).endswith("  container main ended with exit code 4 (Error)\n")
 
 
 def typed(limits: dict[str, str], namespace: str = "team-a") -> dict[str, object]:
@@ -147,7 +149,9 @@ def typed(limits: dict[str, str], namespace: str = "team-a") -> dict[str, object
 
 def test_a_typed_pod_hears_which_cards_are_of_its_class():
     api = lists(gpuquotas=[])
-    text = sentences.explain(typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), survey.take(api.kube))
+    text = sentences.explain_pod(
+        typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), survey.take_survey(api.kube)
+    )
     assert f"asks for 2 whole cards of class {K80_CLASS} (container main)" in text
     assert f"Of class {K80_CLASS}: 3 cards on n1 (1), n2 (2), 1 of them unhealthy." in text
     assert "card 1 Tesla P100: 12207 of 16276 MiB free, not of the class" in text
@@ -155,7 +159,9 @@ def test_a_typed_pod_hears_which_cards_are_of_its_class():
 
 
 def test_nodes_without_the_type_are_one_line():
-    text = sentences.explain(typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), survey.take(lists().kube))
+    text = sentences.explain_pod(
+        typed({"cardwise.dev/big": "1", "aliyun.com/gpu-mem": "16000"}), survey.take_survey(lists().kube)
+    )
     assert "  n2: The node has no GPU of the requested type\n" in text
     assert "Tesla K80: 0 of" not in text
     assert "3793 MiB short" in text
@@ -163,32 +169,34 @@ def test_nodes_without_the_type_are_one_line():
 
 def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one_with_its_mistake():
     limits = {"cardwise.dev/k80": "1", "cardwise.dev/gpu": "1"}
-    assert "There is no ResourceClass k80; those there are: big, nvidia.tesla.k80." in sentences.explain(
-        typed(limits), survey.take(lists().kube)
+    assert "There is no ResourceClass k80; those there are: big, nvidia.tesla.k80." in sentences.explain_pod(
+        typed(limits), survey.take_survey(lists().kube)
     )
     broken = lists(resourceclasses=[resource_class("k80", selector={})])
-    assert "ResourceClass k80: spec.selector: an empty selector" in sentences.explain(
-        typed(limits), survey.take(broken.kube)
+    assert "ResourceClass k80: spec.selector: an empty selector" in sentences.explain_pod(
+        typed(limits), survey.take_survey(broken.kube)
     )
     empty = lists(resourceclasses=[resource_class("k80", selector={"matchLabels": {"model": "none"}})])
-    assert "No card is of class k80: see its selector" in sentences.explain(typed(limits), survey.take(empty.kube))
+    assert "No card is of class k80: see its selector" in sentences.explain_pod(
+        typed(limits), survey.take_survey(empty.kube)
+    )
 
 
 def test_a_type_whose_cards_are_all_gone_says_that_the_pod_waits_for_a_node():
     model = {"matchLabels": {"model": "NVIDIA L4"}}
     scaled_to_zero = lists(resourceclasses=[resource_class("nvidia.l4", auto=True, selector=model)])
-    text = sentences.explain(
-        typed({"cardwise.dev/nvidia.l4": "1", "cardwise.dev/gpu": "1"}), survey.take(scaled_to_zero.kube)
+    text = sentences.explain_pod(
+        typed({"cardwise.dev/nvidia.l4": "1", "cardwise.dev/gpu": "1"}), survey.take_survey(scaled_to_zero.kube)
     )
     assert "No card of class nvidia.l4 is there now: the pod waits until a node brings one." in text
 
 
 def test_quotas_in_the_way_say_hard_used_and_asked():
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1"}
-    text = sentences.explain(typed(limits), survey.take(lists().kube))
+    text = sentences.explain_pod(typed(limits), survey.take_survey(lists().kube))
     assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n" in text
     assert "The namespace's GPUQuota leaves no capacity" not in text.partition("n1:")[0]
-    assert "GPUQuota" not in sentences.explain(typed(limits, "team-b"), survey.take(lists().kube))
+    assert "GPUQuota" not in sentences.explain_pod(typed(limits, "team-b"), survey.take_survey(lists().kube))
 
 
 def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
@@ -198,25 +206,25 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     alone["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": False}
     holder = placed("team-b", "train", "n1", 1, 1000)
     holder["spec"]["securityContext"] = {"runAsUser": 1000}
-    survey_ = survey.take(lists(extendedresources=[down, alone], pods=[holder]).kube)
+    survey_ = survey.take_survey(lists(extendedresources=[down, alone], pods=[holder]).kube)
     pod = typed({"aliyun.com/gpu-mem": "100"})
     pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
-    text = sentences.explain(pod, survey_)
+    text = sentences.explain_pod(pod, survey_)
     assert "n1: MPS on the suitable GPUs serves one Unix user at a time, and pods of another user run there" in text
     assert "card 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
     assert "10441 of 11441 MiB free, closed by MPS (Ready, one user at a time), held by team-b/train (1000 MiB)" in text
     pod["metadata"]["annotations"] = {names.MPS: "off"}
-    assert "used by pods with another MPS mode" in sentences.explain(pod, survey_)
+    assert "used by pods with another MPS mode" in sentences.explain_pod(pod, survey_)
 
 
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
-    text = sentences.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(lists().kube))
+    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(lists().kube))
     assert (
         f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked; cards that it does not limit are open." in text
     )
     assert "Cards that fit are free on n1" in text
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
-    text = sentences.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything.kube))
+    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(everything.kube))
     assert "GPUQuota team closes all cards: 13441 of 13500 MiB used, 100 asked." in text
     assert "n1: The namespace's GPUQuota leaves no capacity on the suitable GPUs" in text
     assert "card 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
@@ -235,21 +243,21 @@ def engine(seen: Survey, left: dict[str, Load], *mems: int) -> SurveyedEngine:
     """One that has learned that shares of these sizes come."""
     workload = Workload()
     for mem in mems:
-        workload.saw(Ask(1, mem, 0, "", 0, 0))
+        workload.count_arrival(Ask(1, mem, 0, "", 0, 0))
     return SurveyedEngine(seen.ledger, left, workload.dump())
 
 
 def test_the_policy_is_the_pods_own_else_the_extenders():
     told = Published("spread")
-    assert published.in_force(waiting_for(1), told) == "spread"
-    assert published.in_force(waiting_for(1, **{names.POLICY: "fgd"}), told) == "fgd"
-    assert published.in_force(waiting_for(1, **{names.POLICY: "nonsense"}), told) == "spread"
+    assert published.policy_of_pod(waiting_for(1), told) == "spread"
+    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "fgd"}), told) == "fgd"
+    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "nonsense"}), told) == "spread"
     seen = Survey(ledger=ledger_with_free(n1=[4069], n2=[16276]))
-    assert "free on n2, n1 (best first, spread)" in sentences.explain(waiting_for(100), seen, told=told)
-    assert "free on n1, n2 (best first, priced leaves it to binpack)" in sentences.explain(waiting_for(100), seen)
+    assert "free on n2, n1 (best first, spread)" in sentences.explain_pod(waiting_for(100), seen, settings=told)
+    assert "free on n1, n2 (best first, priced leaves it to binpack)" in sentences.explain_pod(waiting_for(100), seen)
     unread = Published(note="you may not read it")
-    assert "(best first, as binpack would; what priced has learned is not known here)" in sentences.explain(
-        waiting_for(100), seen, told=unread
+    assert "(best first, as binpack would; what priced has learned is not known here)" in sentences.explain_pod(
+        waiting_for(100), seen, settings=unread
     )
 
 
@@ -257,9 +265,9 @@ def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
     seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500], n3=[16276]))
     pod = waiting_for(500, **{names.POLICY: "fgd"})
     # Binpack takes the fullest card, n1; but shares of 8000 come, and on n2 one still fits then.
-    text = sentences.explain(pod, seen, engine=engine(seen, {}, 8000))
+    text = sentences.explain_pod(pod, seen, engine=engine(seen, {}, 8000))
     assert "free on n2, n3, n1 (best first, fgd)" in text
-    assert "free on n1, n2, n3 (best first, fgd leaves it to binpack)" in sentences.explain(
+    assert "free on n1, n2, n3 (best first, fgd leaves it to binpack)" in sentences.explain_pod(
         pod, seen, engine=engine(seen, {})
     )
 
@@ -269,7 +277,7 @@ def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
     pod = waiting_for(500, **{names.POLICY: "fgd"})
     spoilt = SurveyedEngine(seen.ledger, {}, '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}')
     assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
-    text = sentences.explain(pod, seen, engine=spoilt)
+    text = sentences.explain_pod(pod, seen, engine=spoilt)
     assert "free on n1, n2 (best first, fgd leaves it to binpack)" in text
 
 
@@ -277,35 +285,35 @@ def test_a_node_with_the_card_and_without_the_cpu_is_told():
     seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
     pod = waiting_for(500, **{names.POLICY: "fgd"})
     pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
-    text = sentences.explain(pod, seen, engine=engine(seen, {"n2": Load(1000, 1 << 40, 10)}, 8000))
+    text = sentences.explain_pod(pod, seen, engine=engine(seen, {"n2": Load(1000, 1 << 40, 10)}, 8000))
     assert "Room on cards, but not the cpu and memory of the pod beside it, is on n2.\n" in text
     assert "free on n1 (best first, fgd)" in text
 
 
 def test_who_could_be_asked_are_the_fewest_of_one_card():
     seen = Survey(ledger=ledger_with_free(n1=[4069, 1000], n2=[16276 - 12000]))
-    seen.ledger.hold(holding("small", 4276, 0, node="n2"))
-    text = sentences.explain(waiting_for(8138), seen)
+    seen.ledger.set_holding(holding("small", 4276, 0, node="n2"))
+    text = sentences.explain_pod(waiting_for(8138), seen)
     assert text.endswith(
         "It would run if:\n"
         "  - it asked for at most 4069 MiB: that runs now, on card 0 of n1\n"
         "  - these ended (card 0 of n2, 8138 MiB short): default/n2-0 (12000 MiB)\n"
     )
-    assert "would run if" not in sentences.explain(waiting_for(4000), seen)
+    assert "would run if" not in sentences.explain_pod(waiting_for(4000), seen)
 
 
 def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
     sick, cordoned = card("n1", 0, health="Unhealthy"), card("n1", 1)
     cordoned["spec"]["unschedulable"] = True
-    seen = survey.take(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]).kube)
-    text = sentences.explain(waiting_for(4000), seen)
+    seen = survey.take_survey(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]).kube)
+    text = sentences.explain_pod(waiting_for(4000), seen)
     assert "  - card 0 of n1 became healthy: it has 11441 MiB free\n" in text
     assert "  - card 1 of n1 were given back (`cardwise uncordon n1/1`)\n" in text
 
 
 def test_a_quota_names_who_holds_most_of_it():
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
-    text = sentences.explain(typed({"aliyun.com/gpu-mem": "100"}), survey.take(everything.kube))
+    text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(everything.kube))
     assert (
         "  - GPUQuota team left room on all cards; it is held by team-a/train (11441 MiB), team-a/notebook (2000 MiB)\n"
         in text
@@ -313,17 +321,17 @@ def test_a_quota_names_who_holds_most_of_it():
 
 
 def test_what_no_card_can_hold_is_told_the_most_that_one_can():
-    text = sentences.explain(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
+    text = sentences.explain_pod(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
     assert "  - it asked for at most 16276 MiB of a card, the biggest that it may be on; more than that can be" in text
-    split = sentences.explain(pod("p", gpu_mem=24_000, gpu_count=2), Survey(ledger=ledger_with_free(n1=[16276])))
+    split = sentences.explain_pod(pod("p", gpu_mem=24_000, gpu_count=2), Survey(ledger=ledger_with_free(n1=[16276])))
     assert "the biggest" not in split, "it asks for less than that"
 
 
 # What keeps a pod from its cards before cards matter, and what is cheaper than to end somebody.
 
 
-def around(*nodes: dict[str, object], **more: object) -> Around:
-    return Around(nodes or ({"metadata": {"name": "n1"}},), **more)
+def around(*nodes: dict[str, object], **more: object) -> Surroundings:
+    return Surroundings(nodes or ({"metadata": {"name": "n1"}},), **more)
 
 
 def labelled(name: str, **labels: str) -> dict[str, object]:
@@ -333,12 +341,12 @@ def labelled(name: str, **labels: str) -> dict[str, object]:
 FREE = {"n1": [16276], "n2": [16276]}
 
 
-def heard(spec: dict[str, object], beside: Around | None = None, said: str = "") -> str:
+def heard(spec: dict[str, object], beside: Surroundings | None = None, said: str = "") -> str:
     pod = waiting_for(4000)
     pod["spec"] |= spec
     pod["status"] = {"conditions": [{"type": "PodScheduled", "message": said}]} if said else {}
     seen = Survey(ledger=ledger_with_free(**FREE))
-    return sentences.explain(pod, seen, around=beside or around(labelled("n1"), labelled("n2")))
+    return sentences.explain_pod(pod, seen, around=beside or around(labelled("n1"), labelled("n2")))
 
 
 def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
@@ -383,10 +391,10 @@ def test_what_else_kube_scheduler_says_is_what_it_waits_for():
     assert "; no extender of Cardwise answers kube-scheduler: your administrator runs cardwise doctor.\n" in text
     limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
     misspelt = waiting("team-b", "p", limits)
-    text = sentences.explain(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=around(labelled("n1")))
+    text = sentences.explain_pod(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=around(labelled("n1")))
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in text
     assert "; what it waits for is said above.\n" in text
-    assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain(misspelt, None)
+    assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain_pod(misspelt, None)
 
 
 def test_a_scheduler_that_has_told_our_reasons_asks_us():
@@ -404,7 +412,7 @@ def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
     assert "that fit are free" not in none
     tainted = labelled("n1") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
     assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, around(tainted, labelled("n2")))
-    assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, Around()), "nodes may not be read"
+    assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, Surroundings()), "nodes may not be read"
 
 
 NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
@@ -434,27 +442,27 @@ def test_a_placed_pod_hears_that_its_node_is_not_ready():
     there["status"] = {"phase": "Running"}
     seen = Survey(ledger=ledger_with_free(n1=[4069]))
     silent = labelled("n1") | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
-    text = sentences.explain(there, seen, around=around(silent))
+    text = sentences.explain_pod(there, seen, around=around(silent))
     assert "Node n1 is NotReady (its kubelet does not report): what the pod says of itself may be old.\n" in text
-    assert "Node n1 is" not in sentences.explain(there, seen, around=around(labelled("n1")))
+    assert "Node n1 is" not in sentences.explain_pod(there, seen, around=around(labelled("n1")))
 
 
 def test_a_name_of_nobody_is_told_with_what_was_meant():
     limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
-    text = sentences.explain(waiting("team-b", "p", limits), Survey(), around=around(labelled("n1")))
+    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), around=around(labelled("n1")))
     assert "It asks for aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
     assert "It asks for amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
     assert "It asks for nvidia.com/mig-1g.5gb, which is not of Cardwise: the device plugin that offers it" in text
     assert "nvidia.com/gpu," not in text
-    blind = sentences.explain(waiting("team-b", "p", limits), None)
+    blind = sentences.explain_pod(waiting("team-b", "p", limits), None)
     assert "aliyun.com/gpu-memory, which is not of Cardwise; did you mean aliyun.com/gpu-mem?" in blind
 
 
 def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
     seen = Survey(ledger=ledger_with_free(n1=[100]))
     seen.ledger.release("n1-0")
-    seen.ledger.hold(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
-    text = sentences.explain(waiting_for(4000), seen, around=around(former=frozenset({"web-1-x"})))
+    seen.ledger.set_holding(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
+    text = sentences.explain_pod(waiting_for(4000), seen, around=around(former=frozenset({"web-1-x"})))
     assert "  - its own former replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
     assert "these ended" not in text, "nobody else has to"
 
@@ -463,7 +471,7 @@ def test_for_a_gang_all_that_must_end_are_named():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
     partners = {name: asked for name in "ab" if (asked := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
-    text = sentences.explain(waiting_for(16000), seen, around=Around(nodes, partners=partners))
+    text = sentences.explain_pod(waiting_for(16000), seen, around=Surroundings(nodes, partners=partners))
     who = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
     assert all(one in text.rpartition("gang: ")[2] for one in who.split(", "))
@@ -475,7 +483,7 @@ def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, *
     seen = seen or Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
     asking = {name: asked for name, amount in partners.items() if (asked := request.parse(waiting_for(amount)))}
     held = seen.ledger.holdings()
-    text = sentences.explain(
+    text = sentences.explain_pod(
         waiting_for(mem), seen, around=around(labelled("n1"), labelled("n2"), partners=asking, **more)
     )
     assert seen.ledger.holdings() == held, "as it was"
@@ -494,13 +502,13 @@ def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
     for more in ({"is_planned": True}, {"needed": 2}):
         assert "Its gang" not in of_gang(16000, {"a": 16000, "b": 16000}, **more)
     assert "Its gang" not in of_gang(4000, {"a": 99999, "b": 4000}, needed=2)
-    narrow = of_gang(4000, {"a": 4000}, reach={"a": frozenset()})
+    narrow = of_gang(4000, {"a": 4000}, reachable_nodes={"a": frozenset()})
     assert "member a finds no place even if every card is empty (it may be on no node with cards)." in narrow
 
 
 def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
     seen = Survey(ledger=ledger_with_free(n1=[16276], n2=[200]))
-    seen.ledger.hold(Holding("first", "team-b", "first", "n1", Assignment({"0": shares(16000, 0)})))
+    seen.ledger.set_holding(Holding("first", "team-b", "first", "n1", Assignment({"0": shares(16000, 0)})))
     assert "Its gang" not in of_gang(16000, {"a": 16000}, seen=seen)
     assert "1 of its 2 waiting members find a place, and 2 have to; a finds none" in of_gang(
         16000, {"a": 16000}, seen=seen, bound=frozenset({"first"})
@@ -519,26 +527,26 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     """A running pod of the same gang or ReplicaSet."""
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
     seen.ledger.release("n2-0")
-    seen.ledger.hold(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
+    seen.ledger.set_holding(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
     nodes = [labelled(name) for name in ("n1", "n2")]
-    alone = sentences.explain(waiting_for(4000), seen, around=Around(nodes, fellows=frozenset({"serve-x"})))
+    alone = sentences.explain_pod(waiting_for(4000), seen, around=Surroundings(nodes, siblings=frozenset({"serve-x"})))
     assert alone.endswith("  - these ended (card 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
     partners = {"serve-y": asked} if (asked := request.parse(waiting_for(4000))) else {}
-    ganged = Around(nodes, fellows=frozenset({"serve-x"}), partners=partners)
-    text = sentences.explain(waiting_for(4000), seen, around=ganged)
+    ganged = Surroundings(nodes, siblings=frozenset({"serve-x"}), partners=partners)
+    text = sentences.explain_pod(waiting_for(4000), seen, around=ganged)
     assert text.endswith("  - these ended, for all 2 waiting pods of its gang: default/n1-0 (16176 MiB)\n")
-    assert "these ended" in sentences.explain(waiting_for(4000), seen, around=Around(nodes[1:]))
-    only = Around(nodes[1:], fellows=frozenset({"serve-x"}))
-    assert "these ended" not in sentences.explain(waiting_for(4000), seen, around=only)
+    assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, around=Surroundings(nodes[1:]))
+    only = Surroundings(nodes[1:], siblings=frozenset({"serve-x"}))
+    assert "these ended" not in sentences.explain_pod(waiting_for(4000), seen, around=only)
 
 
 def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
     partners = {"tf-worker-0": asked} if (asked := request.parse(waiting_for(4000))) else {}
-    text = sentences.explain(
+    text = sentences.explain_pod(
         pod("tf-ps-0", containers=[{"name": "x"}]),
         Survey(),
         ["Its gang waits."],
-        around=Around(None, partners=partners),
+        around=Surroundings(None, partners=partners),
     )
     assert text.endswith(
         "Its gang waits.\nWhat keeps those waiting that ask for some: cardwise explain pod tf-worker-0\n"
@@ -550,14 +558,14 @@ def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[16276]))
     picky = waiting_for(4000)
     picky["spec"] |= {"nodeSelector": {"zone": "a"}}
-    text = sentences.explain(picky, seen, around=zones)
+    text = sentences.explain_pod(picky, seen, around=zones)
     assert "It keeps away from n2 by its nodeSelector (zone=a).\n" in text
     assert "  - it did not keep away from n2 by its nodeSelector (zone=a): what it asks for is free there\n" in text
     tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}]}}
-    text = sentences.explain(waiting_for(4000), seen, around=around(labelled("n1"), tainted))
+    text = sentences.explain_pod(waiting_for(4000), seen, around=around(labelled("n1"), tainted))
     assert "It keeps away from n2 by taints that it does not tolerate (mine=x:NoSchedule).\n" in text
     picky["status"] = {"conditions": [{"type": "PodScheduled", "message": MISMATCH}]}
-    blind = sentences.explain(picky, None)
+    blind = sentences.explain_pod(picky, None)
     assert "It keeps away from nodes by its nodeSelector (zone=a), or its node affinity; which labels" in blind
 
 
@@ -566,10 +574,10 @@ MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/
 
 def test_who_requires_mps_where_there_is_none_hears_that_it_might_only_prefer_it():
     seen = Survey(ledger=ledger_with_free(n1=[16276]))
-    text = sentences.explain(waiting_for(4000, **{"cardwise.dev/mps": "required"}), seen)
+    text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), seen)
     assert "  - it said cardwise.dev/mps: preferred, so that it need not have MPS: that runs now, on n1\n" in text
     full = Survey(ledger=ledger_with_free(n1=[100]))
-    text = sentences.explain(waiting_for(4000, **{"cardwise.dev/mps": "required"}), full)
+    text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), full)
     assert "cardwise.dev/mps" not in text
 
 
@@ -585,7 +593,7 @@ def test_a_container_that_does_not_start_says_why():
     }
     holds_up = {"name": "agent", "started": False, "state": {"running": {"startedAt": "2026-11-26T05:00:00Z"}}}
     there["status"] = {"containerStatuses": [pulls, crash], "initContainerStatuses": [holds_up]}
-    text = sentences.explain(there, Survey(ledger=ledger_with_free(n1=[4069])))
+    text = sentences.explain_pod(there, Survey(ledger=ledger_with_free(n1=[4069])))
     assert "The node has granted it.\n  container agent runs and is not ready; the pod's events say why\n" in text
     assert "  container main does not run: ImagePullBackOff: no such image\n" in text
     assert "  container side does not run: CrashLoopBackOff; it ended with exit code 1 (Error)\n" in text
@@ -603,7 +611,7 @@ def with_init(
         "initContainerStatuses": [{"name": "fetch", "state": init}],
         "containerStatuses": [{"name": "main", "state": main}],
     }
-    return sentences.explain(there, Survey(ledger=ledger_with_free(n1=[4069])))
+    return sentences.explain_pod(there, Survey(ledger=ledger_with_free(n1=[4069])))
 
 
 def test_an_init_container_is_what_the_pod_waits_for():
@@ -642,11 +650,11 @@ def test_what_runs_on_a_simulated_node_runs():
     there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
     there["spec"]["nodeName"] = "n1"
     there["status"] = {"phase": "Running"}
-    assert "\nIt runs.\n" in sentences.explain(there, Survey(ledger=ledger_with_free(n1=[4069])))
+    assert "\nIt runs.\n" in sentences.explain_pod(there, Survey(ledger=ledger_with_free(n1=[4069])))
 
 
 def test_a_sick_card_says_why():
     sick = card("n1", 0, health="Unhealthy")
     sick["status"]["reason"] = "Xid 79"
-    seen = survey.take(lists(extendedresources=[sick], pods=[], gpuquotas=[]).kube)
-    assert "11441 of 11441 MiB free, unhealthy (Xid 79)" in sentences.explain(waiting_for(4000), seen)
+    seen = survey.take_survey(lists(extendedresources=[sick], pods=[], gpuquotas=[]).kube)
+    assert "11441 of 11441 MiB free, unhealthy (Xid 79)" in sentences.explain_pod(waiting_for(4000), seen)

@@ -219,10 +219,12 @@ def said_of_pod(cell: PodCell) -> str:
 def said(objects: str) -> str:
     """The same in the cluster of these objects."""
     client = Cluster(json.loads(objects)).kube
-    found = explain.find(client, "pod", "team-a", "p")
+    found = explain.find_target(client, "pod", "team-a", "p")
     if found is None:
-        return sentences.text(absences.of_gone_pod("team-a", "p", podevents.about_pod(client, "team-a", "p")))
-    return explain.of_pod(client, found[1], "team-a", names.NAMESPACE)[0]
+        return sentences.join_lines(
+            absences.explain_gone_pod("team-a", "p", podevents.events_of_pod(client, "team-a", "p"))
+        )
+    return explain.explain_pod(client, found[1], "team-a", names.NAMESPACE)[0]
 
 
 # The objects of a workload's cell.
@@ -283,9 +285,9 @@ def said_of_workload(cell: WorkloadCell) -> str:
         api.add("events", event("FailedCreate", denied, kind="x", name=maker))
     if cell.state == "bound past":
         api.add("events", event(names.BOUND_PAST_CARDWISE, "deleted: ...", name=f"{maker}-a"))
-    found = explain.find(api.kube, cell.kind, "team-a", "w")
+    found = explain.find_target(api.kube, cell.kind, "team-a", "w")
     assert found is not None
-    return explain.of_workload(api.kube, *found, "team-a", names.NAMESPACE)[0]
+    return explain.explain_workload(api.kube, *found, "team-a", names.NAMESPACE)[0]
 
 
 # The table.

@@ -15,13 +15,13 @@ K80_SELECTOR = {"matchLabels": {"model": "Tesla K80"}}
 
 
 def views(api: Cluster, only: str | None = None) -> list[CardClassView]:
-    seen = survey.take(api.kube)
+    seen = survey.take_survey(api.kube)
     return totals.classes_of_cards(seen.ledger, seen.classes, only)
 
 
 def test_table():
     # The unhealthy card counts in the total and is not free.
-    assert classtable.of_cards(views(lists())) == (
+    assert classtable.format_card_classes(views(lists())) == (
         "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE         PRIORITY  AUTO\n"
         "big               1      1      12207     4069      16276      4069 MiB 25%  10        no\n"
         "nvidia.tesla.k80  3      2      8441      14441     34323      whole card    0         yes\n"
@@ -29,20 +29,20 @@ def test_table():
 
 
 def test_eighty_columns_show_what_matters():
-    narrow = classtable.of_cards(views(lists()), 80)
+    narrow = classtable.format_card_classes(views(lists()), 80)
     assert narrow == (
         "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE\n"
         "big               1      1      12207     4069      16276      4069 MiB 25%\n"
         "nvidia.tesla.k80  3      2      8441      14441     34323      whole card\n"
     )
-    heads = classtable.of_cards(views(lists()), 60).splitlines()[0].split()
+    heads = classtable.format_card_classes(views(lists()), 60).splitlines()[0].split()
     assert heads == ["CLASS", "CARDS", "FREE-MIB", "TOTAL-MIB", "SHARE"]
-    assert classtable.of_cards(views(lists()), 200) == classtable.of_cards(views(lists()))
-    assert max(map(len, classtable.one_of_cards(views(lists(), "big")[0], 60).splitlines())) <= 60
+    assert classtable.format_card_classes(views(lists()), 200) == classtable.format_card_classes(views(lists()))
+    assert max(map(len, classtable.format_card_class(views(lists(), "big")[0], 60).splitlines())) <= 60
 
 
 def test_wide_says_who_uses_what():
-    text = classtable.of_cards(views(lists()), wide=True)
+    text = classtable.format_card_classes(views(lists()), wide=True)
     assert text.splitlines()[0].endswith("AUTO  HEALTHY")
     assert text.splitlines()[2].endswith("yes   2")
     assert text.partition("\n\n")[2] == (
@@ -54,18 +54,18 @@ def test_wide_says_who_uses_what():
 
 
 def test_one_class_with_its_users_and_one_without():
-    text = classtable.one_of_cards(views(lists(), K80_CLASS)[0])
+    text = classtable.format_card_class(views(lists(), K80_CLASS)[0])
     assert text.partition("\n\n")[2] == (
         "NAMESPACE  SHARES  MIB    WHOLE-CARDS\nteam-a     2       13441  1\nteam-b     1       1000   0\n"
     )
     assert "big" not in text
-    assert classtable.one_of_cards(views(lists(pods=[]), "big")[0]).endswith("\nNobody uses it.\n")
+    assert classtable.format_card_class(views(lists(pods=[]), "big")[0]).endswith("\nNobody uses it.\n")
 
 
 @pytest.mark.parametrize(("edited", "said"), [(False, "yes"), (True, "edited")])
 def test_an_automatic_class_that_a_person_has_changed_says_so(edited, said):
     one = resource_class(K80_CLASS, auto=True, edited=edited, selector=K80_SELECTOR)
-    assert classtable.of_cards(views(lists(resourceclasses=[one]))).splitlines()[1].split()[-1] == said
+    assert classtable.format_card_classes(views(lists(resourceclasses=[one]))).splitlines()[1].split()[-1] == said
 
 
 def test_for_programs():

@@ -37,7 +37,7 @@ def test_a_card_stands_under_its_own_index():
 
 def test_details_name_the_pods():
     ledger = ledger_with_free(n1=[16276, 16276])
-    ledger.hold(holding("web", 8138, 1))
+    ledger.set_holding(holding("web", 8138, 1))
     text = inspecttable.details(ledger, ADDRESSES, "n1")
     assert "NAME  NAMESPACE  GPU0(Allocated)  GPU1(Allocated)\nweb   default    0                8138\n" in text
     assert "Allocated :  8138 (25%)\nTotal :      32552\n" in text
@@ -46,7 +46,7 @@ def test_details_name_the_pods():
 
 def test_pods_of_the_former_name_of_a_node_are_shown_at_its_card():
     ledger = ledger_with_free(n1=[16276])
-    ledger.hold(Holding("old", "default", "old", "former", holding("old", 8138, 0).assignment))
+    ledger.set_holding(Holding("old", "default", "old", "former", holding("old", 8138, 0).assignment))
     text = inspecttable.details(ledger, ADDRESSES, "n1")
     assert "old (of node former)  default    8138\n" in text
     (node,) = inspecttable.as_json(ledger, ADDRESSES, {}, "n1")["nodes"]

@@ -19,8 +19,8 @@ OTHERS = gpu_quota("team-b", {"model": "Tesla P100", "memoryMiB": 5000}, name="b
 
 
 def entries(api: Cluster, namespace: str = "") -> list[EntryView]:
-    seen = survey.take(api.kube, namespace=namespace, addresses=False)
-    return totals.entries(seen.ledger, seen.quotas, seen.missing, namespace)
+    seen = survey.take_survey(api.kube, namespace=namespace, addresses=False)
+    return totals.quota_entries(seen.ledger, seen.quotas, seen.missing, namespace)
 
 
 def table(api: Cluster, namespace: str = "", *, wide: bool = False) -> str:

@@ -202,7 +202,7 @@ def test_a_card_is_in_the_class_of_its_model_before_and_after_that_has_an_object
     for there in ((), (classes.parse(automatic()),)):
         types = Classifier(there)
         assert types.classes_of(card()) == {OF_MODEL}
-        (one,) = types.selecting(card())
+        (one,) = types.select_classes(card())
         assert (one.name, one.share, one.priority, one.other, one.auto) == (OF_MODEL, None, 0, False, True)
         assert one.selector.matches(card())
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import lookalikes, names
-from cardwise.core.api.lookalikes import like_a_gpu, meant
+from cardwise.core.api.lookalikes import is_like_gpu, suggest_resource
 
 CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb", "nvidia.l4"]
 
@@ -35,22 +35,24 @@ CLASSES = ["nvidia.tesla.k80", "nvidia.a100-sxm4-40gb", "nvidia.l4"]
     ],
 )
 def test_the_nearest_name_is_meant(written: str, expected: str) -> None:
-    assert meant(written, CLASSES) == expected
+    assert suggest_resource(written, CLASSES) == expected
 
 
 def test_what_nodes_offer_may_be_meant() -> None:
-    assert meant("nvidia.com/mig-1g.5g", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu"]) == "nvidia.com/mig-1g.5gb"
+    assert (
+        suggest_resource("nvidia.com/mig-1g.5g", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu"]) == "nvidia.com/mig-1g.5gb"
+    )
 
 
 def test_whole_cards_are_meant_by_one_name() -> None:
-    assert meant("example.org/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
+    assert suggest_resource("example.org/gpu", [names.WHOLE_GPU]) == names.GPU_COUNT
 
 
 def test_the_gpus_of_another_vendor_are_none_of_ours() -> None:
-    assert meant("amd.com/gpu", [names.WHOLE_GPU]) == ""
-    assert meant("amd.com/gpus", [names.WHOLE_GPU, "amd.com/gpu"]) == "amd.com/gpu"
-    assert all(map(lookalikes.of_other_vendor, ["amd.com/gpu", "gpu.intel.com/i915"]))
-    assert not any(map(lookalikes.of_other_vendor, ["nvidia.com/gpu", "myamd.com/gpu", "amd.community/gpu"]))
+    assert suggest_resource("amd.com/gpu", [names.WHOLE_GPU]) == ""
+    assert suggest_resource("amd.com/gpus", [names.WHOLE_GPU, "amd.com/gpu"]) == "amd.com/gpu"
+    assert all(map(lookalikes.is_of_other_vendor, ["amd.com/gpu", "gpu.intel.com/i915"]))
+    assert not any(map(lookalikes.is_of_other_vendor, ["nvidia.com/gpu", "myamd.com/gpu", "amd.community/gpu"]))
 
 
 @pytest.mark.parametrize(
@@ -58,15 +60,15 @@ def test_the_gpus_of_another_vendor_are_none_of_ours() -> None:
     [("modle", "model"), ("model", ""), ("memroy", "memory"), ("mem", ""), ("hostnam", "hostname"), ("zone", "")],
 )
 def test_a_label_that_every_card_has_may_be_meant(key: str, expected: str) -> None:
-    assert lookalikes.card_label(key) == expected
+    assert lookalikes.suggest_card_label(key) == expected
 
 
 def test_an_annotation_that_users_write_may_be_meant() -> None:
-    assert lookalikes.annotation("cardwise.dev/polcy") == names.POLICY
+    assert lookalikes.suggest_annotation("cardwise.dev/polcy") == names.POLICY
     ours = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
     written = {key for key in ours if names.is_placement_annotation(key)}
-    assert {key for key in written if lookalikes.annotation(key)} == set(), "Cardwise writes them"
-    assert lookalikes.annotation("cardwise.dev/" + "x" * 200) == ""
+    assert {key for key in written if lookalikes.suggest_annotation(key)} == set(), "Cardwise writes them"
+    assert lookalikes.suggest_annotation("cardwise.dev/" + "x" * 200) == ""
 
 
 @pytest.mark.parametrize(
@@ -99,8 +101,8 @@ def test_an_annotation_that_users_write_may_be_meant() -> None:
     ],
 )
 def test_what_was_meant_by_a_key_of_a_pod(key: str, value: str, expected: str) -> None:
-    assert lookalikes.pod_key(key, value) == expected
-    assert lookalikes.maybe_ours(key) or not expected
+    assert lookalikes.suggest_pod_key(key, value) == expected
+    assert lookalikes.may_be_ours(key) or not expected
     # What a person is told of, the webhook must see; a domain with a typo only where the pod asks for cards as well.
     if expected and "cardwse" not in key and "k8s.com" not in key:
         assert lookalikes._KEY_ABOUT_US.search(key)
@@ -122,11 +124,11 @@ def test_what_was_meant_by_a_key_of_a_pod(key: str, value: str, expected: str) -
     ],
 )
 def test_what_was_meant_by_a_key_of_a_namespace(key: str, label: bool, expected: str) -> None:
-    assert lookalikes.namespace_key(key, label=label) == expected
-    assert lookalikes.maybe_ours(key) or not expected
+    assert lookalikes.suggest_namespace_key(key, label=label) == expected
+    assert lookalikes.may_be_ours(key) or not expected
 
 
 def test_names_about_gpus() -> None:
     about = ["aliyun.com/gpu-mem", "nvidia.com/mig-1g.5gb", "x.y/vgpu", "tencent.com/vcuda-core", "cardwise.dev/t4"]
-    assert all(map(like_a_gpu, about))
-    assert not any(map(like_a_gpu, ["cpu", "nvidia.tesla.k80", "rdma/hca", "intel.com/sriov", "hugepages-2Mi"]))
+    assert all(map(is_like_gpu, about))
+    assert not any(map(is_like_gpu, ["cpu", "nvidia.tesla.k80", "rdma/hca", "intel.com/sriov", "hugepages-2Mi"]))

@@ -14,9 +14,9 @@ REAL = "GPU-8dc8a2a1-ed6e-0c5b-9d0f-5d1d3c2b1a00"
 
 def test_folders_are_short_readable_and_of_one_card():
     assert str(mps.folder("/run/cardwise/mps", REAL)).startswith("/run/cardwise/mps/gpu-8dc8a2a1-")
-    assert mps.short(REAL) == mps.short(REAL.upper()), "UUIDs differ in nothing but case"
-    assert mps.short(REAL) != mps.short(REAL[:-1] + "1")
-    assert len(mps.short("GPU-" + "x" * 200)) <= 21
+    assert mps.folder_name(REAL) == mps.folder_name(REAL.upper()), "UUIDs differ in nothing but case"
+    assert mps.folder_name(REAL) != mps.folder_name(REAL[:-1] + "1")
+    assert len(mps.folder_name("GPU-" + "x" * 200)) <= 21
 
 
 @given(st.text(alphabet=st.characters(codec="ascii", min_codepoint=33), min_size=1))
@@ -149,8 +149,8 @@ def test_who_may_start():
         valid_seconds=10.0,
         ceilings={"a": MiB(1024)},
     )
-    assert mps.unusable(status, "a", now=110.0, need=MiB(1024)) == ""
-    assert "has not looked at card a for over 10 s" in mps.unusable(status, "a", now=111.0)
-    assert "allows 1024 MiB, and 1025 MiB are needed" in mps.unusable(status, "a", now=100.0, need=MiB(1025))
-    assert "not b" in mps.unusable(status, "b", now=100.0)
-    assert "is Ready, not Off" in mps.unusable(status, "a", now=100.0, wanted=MpsState.OFF)
+    assert mps.start_problem(status, "a", now=110.0, need=MiB(1024)) == ""
+    assert "has not looked at card a for over 10 s" in mps.start_problem(status, "a", now=111.0)
+    assert "allows 1024 MiB, and 1025 MiB are needed" in mps.start_problem(status, "a", now=100.0, need=MiB(1025))
+    assert "not b" in mps.start_problem(status, "b", now=100.0)
+    assert "is Ready, not Off" in mps.start_problem(status, "a", now=100.0, wanted=MpsState.OFF)

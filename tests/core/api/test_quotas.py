@@ -100,7 +100,7 @@ def test_headroom_takes_what_fits_under_each_limit(entry, used, charge, takes):
 
 def test_each_limit_is_told_with_what_is_used_and_asked():
     def told(limits):
-        return {one.field: (one.used, one.hard, one.asked) for one in limits}
+        return {one.field: (one.used, one.hard, one.requested) for one in limits}
 
     entry, used, asked = Entry(shares=5, memory=50, cards=1), Charge(4, 40, 1), Charge(2, 9, 1)
     assert told(quotas.limits(entry, used, asked)) == {
@@ -116,7 +116,7 @@ ENTRIES = [Entry(resource_class="big", shares=5, cards=0), Entry(model="Tesla K8
 
 
 def test_an_entry_is_written_as_a_quota_has_it():
-    hard = [quotas.selection(entry) | quotas.written(entry) for entry in ENTRIES]
+    hard = [quotas.selection(entry) | quotas.to_fields(entry) for entry in ENTRIES]
     assert hard[0] == {"class": "big", "shares": 5, "cards": 0}
     assert quotas.parse(quota(*hard)).entries == tuple(ENTRIES)
 
@@ -129,7 +129,7 @@ def test_each_entry_has_a_title_of_its_own():
 def test_what_a_namespace_holds_is_read_from_the_status():
     held = [Charge(1, 2, 3), Charge(4, 5, 6), Charge()]
     lines = [
-        quotas.selection(entry) | {"hard": quotas.written(entry)} | quotas.written(used)
+        quotas.selection(entry) | {"hard": quotas.to_fields(entry)} | quotas.to_fields(used)
         for entry, used in zip(ENTRIES, held, strict=True)
     ]
     assert lines[2] == {"hard": {"cards": 1}, "shares": 0, "memoryMiB": 0, "cards": 0}

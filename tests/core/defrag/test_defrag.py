@@ -36,16 +36,16 @@ class Placer:
         )
         return found if isinstance(found, Placement) else None
 
-    def take(self, node, load, sign=1):
+    def add_load(self, node, load, sign=1):
         if node in self.loads:
             left = self.loads[node]
             self.loads[node] = Load(left.cpu - sign * load.cpu, left.memory, left.pods)
 
-    def left(self, node):
+    def free_load(self, node):
         return self.loads.get(node, Load(1 << 40, 1 << 40, 100))
 
     def _roomy(self, node, load):
-        return self.left(node).cpu >= load.cpu
+        return self.free_load(node).cpu >= load.cpu
 
 
 def share(mem: int, count: int = 1) -> PodRequest:
@@ -73,7 +73,7 @@ def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[Movable]]:
             for mem in mems:
                 uid = chr(ord("a") + len(movables))
                 held = shares(mem, index, node=node, total=SIZE)
-                ledger.hold(Holding(uid, "default", uid, node, Assignment({"0": held})))
+                ledger.set_holding(Holding(uid, "default", uid, node, Assignment({"0": held})))
                 movables.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
     return ledger, movables
 
@@ -190,10 +190,10 @@ def test_pods_that_may_not_move_stay():
 
 def test_no_more_moves_than_allowed():
     ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[400]])
-    assert moves(plan(world(ledger), free_cards(1), pods, most=1)) == ["e: n2/0 > n1/1"]
+    assert moves(plan(world(ledger), free_cards(1), pods, max_moves=1)) == ["e: n2/0 > n1/1"]
     ledger, pods = cluster(n1=[[100, 100], [300, 300]], n2=[[200, 200]])
-    assert plan(world(ledger), free_cards(1), pods, most=1).fits[-1] == 0
-    assert len(plan(world(ledger), free_cards(1), pods, most=2).moves) == 2
+    assert plan(world(ledger), free_cards(1), pods, max_moves=1).fits[-1] == 0
+    assert len(plan(world(ledger), free_cards(1), pods, max_moves=2).moves) == 2
 
 
 def test_of_equal_plans_the_least_important_pods_go():
@@ -230,7 +230,9 @@ def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
         ledger.set_cards(node, cards(*[SIZE] * 4, node=node))
         for index, (mem,) in enumerate(of_cards):
             uid = f"{node}-{index}"
-            ledger.hold(Holding(uid, "d", uid, node, Assignment({"0": shares(mem, index, node=node, total=SIZE)})))
+            ledger.set_holding(
+                Holding(uid, "d", uid, node, Assignment({"0": shares(mem, index, node=node, total=SIZE)}))
+            )
             pods.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
     found = plan(world(ledger), free_cards(8), pods, effort=500)
     assert found.fits[-1] == 8
@@ -256,7 +258,7 @@ def many(nodes: int, each: int, size: int, policy: str) -> tuple[Ledger, list[Mo
         ledger.set_cards(node, cards(*[size] * each, node=node))
         for i in range(each):
             uid = f"{node}-{i}"
-            ledger.hold(Holding(uid, "d", uid, node, Assignment({"0": shares(4000, i, node=node, total=size)})))
+            ledger.set_holding(Holding(uid, "d", uid, node, Assignment({"0": shares(4000, i, node=node, total=size)})))
             pods.append(Movable(uid=uid, request=share(4000), load=NO_LOAD, policy=policy, mem=4000))
     return ledger, pods
 
@@ -283,7 +285,7 @@ def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(
     ledger, pods = many(5, 8, 15_360, "priced")
     workload = Workload()
     for mem in (4000, 8138):
-        workload.saw(Ask(1, mem, 0, "", 0, 0), 50)
+        workload.count_arrival(Ask(1, mem, 0, "", 0, 0), 50)
     engine = SurveyedEngine(ledger, {}, workload.dump())
     asked = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
     assert plan(World(ledger, engine, lambda _: ()), asked, pods, cordon=False, effort=100).fits[-1] == 0

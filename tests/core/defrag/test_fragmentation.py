@@ -23,7 +23,7 @@ def ask(mem: int, *, count: int = 1, cpu: int = 0, resource_class: str = "") -> 
 def fragments(ledger: Ledger, counts: dict[Ask, float], left: Load = ROOM) -> Fragments:
     found = Fragments(fragmentation.typical(counts, ledger.kinds))
     for node in ledger.nodes():
-        found.set(node.name, node, left)
+        found.set_node(node.name, node, left)
     return found
 
 
@@ -31,17 +31,19 @@ def test_what_is_too_small_for_some_of_the_pods_is_a_fragment_to_these():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000, 400))
     found = fragments(ledger, {ask(300): 3, ask(500): 1})
-    assert found.node("n1") == Memory(1400, 0, 1400, pytest.approx(100.0))  # the 400 MiB, to a quarter of the pods
+    assert found.memory_of_node("n1") == Memory(
+        1400, 0, 1400, pytest.approx(100.0)
+    )  # the 400 MiB, to a quarter of the pods
     assert found.total().percent == pytest.approx(100 / 14)
 
 
 def test_a_card_that_somebody_uses_is_a_fragment_to_who_wants_a_whole_one():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000, 1000))
-    ledger.hold(holding("a", 200, 0, total=1000))
-    assert fragments(ledger, {ask(0): 1}).node("n1") == Memory(2000, 200, 1800, pytest.approx(800.0))
+    ledger.set_holding(holding("a", 200, 0, total=1000))
+    assert fragments(ledger, {ask(0): 1}).memory_of_node("n1") == Memory(2000, 200, 1800, pytest.approx(800.0))
     both = fragments(ledger, {ask(0, count=2): 1})
-    assert both.node("n1") == Memory(2000, 200, 1800, pytest.approx(1800.0))  # one whole card is not two
+    assert both.memory_of_node("n1") == Memory(2000, 200, 1800, pytest.approx(1800.0))  # one whole card is not two
 
 
 def test_a_node_without_cpu_or_pods_left_is_of_no_use():
@@ -61,11 +63,11 @@ def test_what_takes_no_new_share_is_not_idle_and_what_has_shrunk_has_nothing_fre
         Card(index=2, uuid="GPU-n1-2", mem=100),
     ]
     ledger.set_cards("n1", odd)
-    ledger.hold(holding("a", 300, 2, total=100))
+    ledger.set_holding(holding("a", 300, 2, total=100))
     assert fragments(ledger, {ask(1): 1}).total() == Memory(2100, 300, 0, 0.0)
     crowded = Ledger(max_clients=1)
     crowded.set_cards("n1", [Card(index=0, uuid="GPU-n1-0", mem=1000)])
-    crowded.hold(holding("a", 300, 0, total=1000))
+    crowded.set_holding(holding("a", 300, 0, total=1000))
     assert fragments(crowded, {ask(1): 1}).total() == Memory(1000, 300, 0, 0.0)
     assert Memory().percent == 0
 
@@ -76,7 +78,7 @@ def test_by_class_of_card():
     big = Card(index=1, uuid="GPU-n1-1", mem=1000, classes=frozenset({"big", "all"}))
     ledger.set_cards("n1", [small, big])
     found = fragments(ledger, {ask(50, resource_class="small"): 1, ask(500): 1})
-    assert found.classes(ledger.kinds) == {
+    assert found.memory_by_class(ledger.kinds) == {
         "small": Memory(100, 0, 100, pytest.approx(50.0)),
         "all": Memory(1100, 0, 1100, pytest.approx(550.0)),
         "big": Memory(1000, 0, 1000, pytest.approx(500.0)),
@@ -88,8 +90,8 @@ def test_a_node_that_is_gone_counts_no_more():
     ledger.set_cards("n1", cards(1000))
     found = fragments(ledger, {ask(2000): 1})
     assert found.total() == Memory(1000, 0, 1000, pytest.approx(1000.0))
-    found.set("n1", None, None)
-    assert (found.total(), found.node("n1"), found.classes(ledger.kinds)) == (Memory(), Memory(), {})
+    found.set_node("n1", None, None)
+    assert (found.total(), found.memory_of_node("n1"), found.memory_by_class(ledger.kinds)) == (Memory(), Memory(), {})
 
 
 def test_what_is_learned_later_counts_for_all_nodes():
@@ -138,13 +140,13 @@ def test_told_of_changes_one_by_one_it_says_what_a_new_look_says(pods, counts):
     found = fragments(ledger, counts)
     for i, (node, index, mem) in enumerate(pods):
         name = f"n{node}"
-        ledger.hold(holding(f"p{i}", mem, index, node=name, total=1000))
-        found.set(name, ledger.node(name), ROOM)
+        ledger.set_holding(holding(f"p{i}", mem, index, node=name, total=1000))
+        found.set_node(name, ledger.node(name), ROOM)
         if i % 3 == 0:
             found.total()
     anew = fragments(ledger, counts)
     for name in ("n0", "n1", "n2"):
-        assert found.node(name) == pytest.approx(anew.node(name))
+        assert found.memory_of_node(name) == pytest.approx(anew.memory_of_node(name))
     assert found.total().fragmented == pytest.approx(anew.total().fragmented)
-    of_nodes = [found.node(name).fragmented for name in ("n0", "n1", "n2")]
+    of_nodes = [found.memory_of_node(name).fragmented for name in ("n0", "n1", "n2")]
     assert sum(of_nodes) == pytest.approx(found.total().fragmented)

@@ -18,7 +18,7 @@ NODES = {"n1": [P100 // 2, 0], "n2": [P100, P100]}
 
 
 class Nodes:
-    def left(self, node):
+    def free_load(self, node):
         return Load(64_000, 1 << 40, 100) if node in NODES else None
 
     def names(self):
@@ -65,7 +65,7 @@ class Many:
     def __init__(self, nodes):
         self._nodes = nodes
 
-    def left(self, node):
+    def free_load(self, node):
         return Load(64_000, 1 << 40, 100)
 
     def names(self):
@@ -116,7 +116,7 @@ def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
 def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeypatch):
     """It costs more than the search, and takes of its effort."""
     asked = []
-    monkeypatch.setattr(searching, "why", lambda *how: asked.append(how))
+    monkeypatch.setattr(searching, "refusal_reason", lambda *how: asked.append(how))
     nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
     members = [Member(uid="u", name="p", request=of_two_claims(9000), load=Load(1, 1, 1))]
     terms = Terms(policy="binpack")

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import Foreign, Member, Membership, rank_of
+from cardwise.core.gangs.gangs import Foreign, Member, Membership, gang_rank
 from cardwise.core.gangs.roster import Roster
 from cardwise.core.values.invalid import InvalidRequest
 
@@ -53,16 +53,16 @@ def test_what_cannot_be_read_names_the_field(annotations, labels, field):
 
 
 def test_the_webhooks_label_alone_makes_a_member():
-    assert gangs.joined(pod({NAME: "g", NUMBER: "3"})) is None
-    assert gangs.joined(pod({NAME: "g", NUMBER: "3"}, {names.GANG: ""})) is None, "the extender counts none of such"
-    said = gangs.joined(pod({NAME: "g", NUMBER: "3"}, {names.GANG: "g"}))
+    assert gangs.gang_of(pod({NAME: "g", NUMBER: "3"})) is None
+    assert gangs.gang_of(pod({NAME: "g", NUMBER: "3"}, {names.GANG: ""})) is None, "the extender counts none of such"
+    said = gangs.gang_of(pod({NAME: "g", NUMBER: "3"}, {names.GANG: "g"}))
     assert said == Membership(name="g", minimum=3)
-    assert gangs.joined(pod({NAME: "other", NUMBER: "3"}, {names.GANG: "g"})) == Membership(name="g")
+    assert gangs.gang_of(pod({NAME: "other", NUMBER: "3"}, {names.GANG: "g"})) == Membership(name="g")
 
 
 def test_the_gate_is_found_among_others():
-    assert gangs.gated(pod(gates=["other/gate", names.GANG]))
-    assert not gangs.gated(pod(gates=["other/gate"]))
+    assert gangs.is_gated(pod(gates=["other/gate", names.GANG]))
+    assert not gangs.is_gated(pod(gates=["other/gate"]))
 
 
 @pytest.mark.parametrize(("text", "number"), [("5", 5), ("-3", -3), ("+0", 0), (None, None)])
@@ -85,7 +85,7 @@ def rank(members, priority, key):
     roster = Roster()
     for member in reversed(members):
         roster.change(None, member)
-    return rank_of(roster.there[0], max(roster.priorities), priority, key)
+    return gang_rank(roster.there[0], max(roster.priorities), priority, key)
 
 
 def test_higher_priority_then_place_in_the_queue_then_age():

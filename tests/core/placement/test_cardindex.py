@@ -55,7 +55,7 @@ def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, 
             ledger.set_cards(how[0], [replace(first, **how[1]), *others])
         elif kind == "hold":
             node, index, mem, uid = how
-            ledger.hold(holding(str(uid), mem, index, node=node))
+            ledger.set_holding(holding(str(uid), mem, index, node=node))
         elif kind == "release":
             ledger.release(str(how[0]))
         elif kind == "look at some":
@@ -76,14 +76,14 @@ def test_where_thousands_of_nodes_have_no_room_each_has_its_reason():
     nodes = [f"n{i:04}" for i in range(1100)]
     for i, name in enumerate(nodes):
         ledger.set_cards(name, cards(40 + 40 * (i % 3), 50, node=name))
-        ledger.hold(holding(f"u{i}", 30 + 40 * (i % 3) - 5 * (i % 2), 0, node=name))
+        ledger.set_holding(holding(f"u{i}", 30 + 40 * (i % 3) - 5 * (i % 2), 0, node=name))
     for mem in (41, 60, 200):
         wanted = request.parse(pod(containers=[container(gpu_mem=mem)]))
         assert placement.place(ledger, nodes, wanted, "binpack") == slowly(ledger, nodes, wanted, "binpack")
         for i in range(0, 1100, 50):
             ledger.set_cards(nodes[i], cards(*[[], [45], [mem + 9]][i // 50 % 3], node=nodes[i]))
             ledger.release(f"u{i + 1}")
-            ledger.hold(holding(f"u{i + 2}", 5, 1, node=nodes[i + 2]))
+            ledger.set_holding(holding(f"u{i + 2}", 5, 1, node=nodes[i + 2]))
         with ledger.what_if(released=[f"u{i}" for i in range(9)]):
             found = placement.place(ledger, nodes, wanted, "binpack")
             assert found == slowly(ledger, nodes, wanted, "binpack")
@@ -104,7 +104,7 @@ def test_few_of_many_nodes_are_asked_as_all_are(held, wanted, nodes, policy):
     for i, name in enumerate(MANY):
         ledger.set_cards(name, cards(*[40 + 40 * (i % 2)] * (i % 4), node=name))
     for uid, (node, index, mem) in enumerate(held):
-        ledger.hold(holding(str(uid), mem, index, node=node))
+        ledger.set_holding(holding(str(uid), mem, index, node=node))
     wanted = request.parse(pod(containers=[wanted]))
     assert placement.place(ledger, nodes, wanted, policy) == slowly(ledger, nodes, wanted, policy)
 
@@ -113,7 +113,7 @@ def test_many_changed_nodes_are_sorted_anew_and_the_answer_is_the_same():
     ledger = Ledger()
     for i in range(2500):
         ledger.set_cards(f"n{i:04}", cards(100, 200, node=f"n{i:04}"))
-    ledger.hold(holding("a", 60, 1, node="n1234"))
+    ledger.set_holding(holding("a", 60, 1, node="n1234"))
     wanted = request.parse(pod(gpu_mem=120))
     found = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
     assert (found.node, found.assignment.indices()) == ("n1234", [1])

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api.request import DeviceRequest
-from cardwise.core.placement.devices import WantedDevices, in_order, is_good
+from cardwise.core.placement.devices import WantedDevices, in_order, is_valid_grant
 from cardwise.core.values.refusals import Refusal
 from tests.core.others import device, devices, holding, uuid
 
@@ -117,4 +117,4 @@ def test_the_order_of_a_nodes_devices_is_that_of_their_numbers():
     ],
 )
 def test_a_plan_stands_while_its_devices_are_there_and_nobody_elses(here, taken, good):
-    assert is_good(holding("u", 0, 1).assignment, here, taken) is good
+    assert is_valid_grant(holding("u", 0, 1).assignment, here, taken) is good

@@ -16,16 +16,16 @@ EVERY_CARD, OF_A, K80 = Entry(shares=1), Entry(resource_class="a", shares=1), En
 
 def test_cards_of_equal_classes_model_and_priority_are_one_kind():
     kinds = CardKinds()
-    first = kinds.enter(card("a", "b", model="Tesla K80"))
-    assert kinds.enter(card("b", "a", model="Tesla K80")) == first
-    others = {kinds.enter(c) for c in (card("a", model="Tesla K80"), card("a", "b"), card("a", "b", priority=1))}
+    first = kinds.add_card(card("a", "b", model="Tesla K80"))
+    assert kinds.add_card(card("b", "a", model="Tesla K80")) == first
+    others = {kinds.add_card(c) for c in (card("a", model="Tesla K80"), card("a", "b"), card("a", "b", priority=1))}
     assert len(others | {first}) == 4
     assert kinds.get(first) == (frozenset({"a", "b"}), "Tesla K80", 0)
 
 
 def test_a_class_allows_the_kinds_that_are_in_it_and_closed_entries_take_kinds_away():
     kinds = CardKinds()
-    a, ab, none = kinds.enter(card("a", model="Tesla K80")), kinds.enter(card("a", "b")), kinds.enter(card())
+    a, ab, none = kinds.add_card(card("a", model="Tesla K80")), kinds.add_card(card("a", "b")), kinds.add_card(card())
     assert kinds.allowed("") is None
     assert kinds.allowed("a") == {a, ab}
     assert kinds.allowed("b") == {ab}
@@ -38,37 +38,37 @@ def test_a_class_allows_the_kinds_that_are_in_it_and_closed_entries_take_kinds_a
 
 def test_an_answer_is_remembered_until_the_kinds_change():
     kinds = CardKinds()
-    a = kinds.enter(card("a"))
+    a = kinds.add_card(card("a"))
     assert kinds.allowed("a") is None, "all that there are"
-    other = kinds.enter(card("b"))
+    other = kinds.add_card(card("b"))
     assert kinds.allowed("a") == {a}
-    kinds.leave(other)
+    kinds.remove_card(other)
     assert kinds.allowed("a") is None
-    assert kinds.enter(card("b")) not in (a, other), "the integer of a kind that is gone is not given again"
+    assert kinds.add_card(card("b")) not in (a, other), "the integer of a kind that is gone is not given again"
 
 
 def test_a_kind_is_gone_with_its_last_card():
     kinds = CardKinds()
-    a = kinds.enter(card("a"))
-    kinds.enter(card("a"))
-    kinds.leave(a)
+    a = kinds.add_card(card("a"))
+    kinds.add_card(card("a"))
+    kinds.remove_card(a)
     assert kinds.get(a).classes == {"a"}
-    kinds.leave(a)
+    kinds.remove_card(a)
     with pytest.raises(KeyError):
         kinds.get(a)
 
 
 def test_who_names_no_class_tries_the_lowest_priority_first():
     kinds = CardKinds()
-    plain, other = kinds.enter(card()), kinds.enter(card("a"))
+    plain, other = kinds.add_card(card()), kinds.add_card(card("a"))
     assert kinds.levels("") == ANY_CARD
-    scarce = kinds.enter(card("a", "b", priority=7))
-    left_over = kinds.enter(card("old", priority=-1))
+    scarce = kinds.add_card(card("a", "b", priority=7))
+    left_over = kinds.add_card(card("old", priority=-1))
     assert kinds.levels("") == ((0, {left_over}), (1, {plain, other}), (2, {scarce}))
     assert kinds.levels("", [OF_A]) == ((0, {left_over}), (1, {plain}), (2, frozenset()))
     assert kinds.levels("a") == ((0, {other, scarce}),), "to who names the class its cards are equal"
-    kinds.leave(scarce)
-    kinds.leave(left_over)
+    kinds.remove_card(scarce)
+    kinds.remove_card(left_over)
     assert kinds.levels("") == ANY_CARD
 
 

@@ -36,7 +36,7 @@ def ledger():
 
 @pytest.mark.parametrize("held", [holding("u", 100, 0), GPUSHARE], ids=["ours", "gpushare's"])
 def test_what_is_held_counts_as_before_while_its_card_is_away(ledger, held):
-    ledger.hold(held)
+    ledger.set_holding(held)
     ledger.set_cards("n1", [])
     assert used(ledger, OF_A, P100S, EVERY_CARD, OF_B) == [100, 100, 100, 0]
     ledger.set_cards("n1", [card("a", index=1)])
@@ -46,7 +46,7 @@ def test_what_is_held_counts_as_before_while_its_card_is_away(ledger, held):
 
 
 def test_a_card_that_was_never_seen_counts_everywhere_until_it_is(ledger):
-    ledger.hold(holding("u", 100, 7))
+    ledger.set_holding(holding("u", 100, 7))
     assert used(ledger, OF_A, OF_B, P100S, EVERY_CARD) == [100, 100, 100, 100]
     assert ledger.kind("n1", holding("u", 100, 7).assignment.shares()[0]) == UNKNOWN
     ledger.set_cards("n1", [card("a"), card("b", index=7)])
@@ -54,28 +54,28 @@ def test_a_card_that_was_never_seen_counts_everywhere_until_it_is(ledger):
 
 
 def test_a_card_is_remembered_for_all_who_hold_it_until_the_last_is_gone(ledger):
-    ledger.hold(holding("u", 100, 0))
+    ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [])
-    ledger.hold(holding("v", 10, 0))
+    ledger.set_holding(holding("v", 10, 0))
     ledger.release("u")
     assert used(ledger, OF_A) == [10], "one pod that came while it was away holds it yet"
     ledger.release("v")
-    ledger.hold(holding("w", 1, 0))
+    ledger.set_holding(holding("w", 1, 0))
     assert used(ledger, OF_A, OF_B, EVERY_CARD) == [1, 1, 1], "it is forgotten with the last"
 
 
 def test_a_card_is_remembered_by_its_uuid_also_when_another_had_its_index(ledger):
-    ledger.hold(holding("u", 100, 0))
+    ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [replace(card("b"), uuid="GPU-other")])
-    ledger.hold(Holding("v", "default", "v", "n1", Assignment({"0": (CardShare(0, "GPU-other", 10, 0, P100),)})))
+    ledger.set_holding(Holding("v", "default", "v", "n1", Assignment({"0": (CardShare(0, "GPU-other", 10, 0, P100),)})))
     ledger.set_cards("n1", [])
     assert used(ledger, OF_A, OF_B) == [100, 10]
 
 
 def test_who_goes_from_a_card_that_is_there_takes_nothing_from_those_that_are_gone(ledger):
     ledger.set_cards("n1", [card("a"), card("b", index=1)])
-    ledger.hold(holding("u", 100, 0))
-    ledger.hold(holding("v", 10, 1))
+    ledger.set_holding(holding("u", 100, 0))
+    ledger.set_holding(holding("v", 10, 1))
     ledger.set_cards("n1", [card("b", index=1)])
     ledger.release("v")
     assert used(ledger, OF_A, OF_B) == [100, 0]
@@ -83,7 +83,7 @@ def test_who_goes_from_a_card_that_is_there_takes_nothing_from_those_that_are_go
 
 def test_a_kind_is_gone_with_the_last_card_that_is_remembered(ledger):
     ledger.set_cards("n2", [Card(index=0, uuid="GPU-n2-0", mem=P100, classes=frozenset({"b"}))])
-    ledger.hold(holding("u", 100, 0))
+    ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [])
     kind = ledger.kind("n1", holding("u", 100, 0).assignment.shares()[0])
     assert ledger.kinds.get(kind).classes == {"a"}
@@ -94,7 +94,7 @@ def test_a_kind_is_gone_with_the_last_card_that_is_remembered(ledger):
 
 
 def test_a_kind_is_gone_when_the_card_is_back_as_another(ledger):
-    ledger.hold(holding("u", 100, 0))
+    ledger.set_holding(holding("u", 100, 0))
     was = ledger.node("n1").kinds[0]
     ledger.set_cards("n1", [])
     ledger.set_cards("n1", [card("b")])
@@ -103,25 +103,25 @@ def test_a_kind_is_gone_when_the_card_is_back_as_another(ledger):
 
 
 def test_the_way_back_knows_what_the_card_was(ledger):
-    ledger.hold(holding("u", 100, 0))
+    ledger.set_holding(holding("u", 100, 0))
     ledger.set_cards("n1", [])
     back = ledger.release("u")
     assert used(ledger, OF_A, EVERY_CARD) == [0, 0]
     back()
     assert used(ledger, OF_A, EVERY_CARD) == [100, 100]
-    back = ledger.hold(holding("u", 50, 0))
+    back = ledger.set_holding(holding("u", 50, 0))
     assert used(ledger, OF_A) == [50], "the pod holds the card without a break"
     back()
     assert used(ledger, OF_A) == [100]
-    back = ledger.hold(holding("u", 50, 0, node="n2"))
+    back = ledger.set_holding(holding("u", 50, 0, node="n2"))
     assert used(ledger, OF_A, OF_B, EVERY_CARD) == [50, 50, 50], "of that one nothing is known"
     back()
     assert used(ledger, OF_A, OF_B) == [100, 0]
 
 
 def test_the_way_back_knows_what_the_card_became_since(ledger):
-    ledger.hold(holding("u", 100, 0))
-    back = ledger.hold(holding("u", 50, 0))
+    ledger.set_holding(holding("u", 100, 0))
+    back = ledger.set_holding(holding("u", 50, 0))
     ledger.set_cards("n1", [card("b")])
     ledger.set_cards("n1", [])
     back()
@@ -130,7 +130,7 @@ def test_the_way_back_knows_what_the_card_became_since(ledger):
 
 def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledger):
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=100)), "binpack")
-    ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+    ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
     ledger.set_cards("n1", [])
     full = quotas.headroom(Entry(resource_class="a", shares=0), NOTHING)
     assert placement.exceeded(ledger, placed, [full]) == [full.entry]
@@ -141,7 +141,7 @@ def test_a_whole_card_counts_as_one_whatever_the_headroom_is_today():
     before.set_cards("n1", [card()])
     placed = placement.place(before, ["n1"], request.parse(pod(gpu_count=1)), "binpack")
     for ledger in (before, now, nobody):
-        ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+        ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
         assert ledger.used("default", EVERY_CARD) == Charge(1, P100 - 1000, 1)
 
 
@@ -149,7 +149,7 @@ def test_the_whole_cards_of_others_stay_counted_when_one_goes(ledger):
     ledger.set_cards("n1", [card("a"), card("a", index=1)])
     for uid in ("u", "v"):
         placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack")
-        ledger.hold(Holding(uid, "default", uid, "n1", placed.assignment))
+        ledger.set_holding(Holding(uid, "default", uid, "n1", placed.assignment))
     assert ledger.used("default", OF_A) == Charge(2, 2 * P100, 2)
     ledger.release("u")
     assert ledger.used("default", OF_A) == Charge(1, P100, 1)
@@ -157,15 +157,15 @@ def test_the_whole_cards_of_others_stay_counted_when_one_goes(ledger):
 
 def test_all_of_a_card_in_a_share_is_no_whole_card(ledger):
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=P100, gpu_core=100)), "binpack")
-    ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+    ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
     assert ledger.used("default", EVERY_CARD) == Charge(1, P100, 0)
 
 
 def test_a_full_card_is_no_violation_and_a_mib_more_is(ledger):
-    ledger.hold(holding("u", P100 - 1, 0))
-    ledger.hold(holding("v", 1, 0))
+    ledger.set_holding(holding("u", P100 - 1, 0))
+    ledger.set_holding(holding("v", 1, 0))
     assert ledger.violations() == []
-    ledger.hold(holding("v", 2, 0))
+    ledger.set_holding(holding("v", 2, 0))
     (found,) = ledger.violations()
     assert found.endswith(f"is given beyond the {P100} that it has")
 
@@ -173,36 +173,36 @@ def test_a_full_card_is_no_violation_and_a_mib_more_is(ledger):
 def test_what_no_quota_counts_fills_all_its_cards(ledger):
     ledger.set_cards("n1", [card("a"), card("a", index=1)])
     stray = Holding("u", "default", "u", "n1", Assignment({"0": shares(10, 0, 1)}), charged=False)
-    ledger.hold(stray)
+    ledger.set_holding(stray)
     assert (ledger.node("n1").used, used(ledger, EVERY_CARD)) == ([10, 10], [0])
-    ledger.hold(replace(stray, charged=True))
+    ledger.set_holding(replace(stray, charged=True))
     assert (ledger.node("n1").used, used(ledger, EVERY_CARD)) == ([10, 10], [20])
 
 
 def test_a_new_mark_is_no_change_of_the_node(ledger):
-    ledger.hold(holding("u", 100, 0))
+    ledger.set_holding(holding("u", 100, 0))
     changed = ledger.watch()
     changed.clear()
     planned = replace(holding("u", 100, 0), mark="planned")
-    ledger.hold(planned)
+    ledger.set_holding(planned)
     assert (changed, ledger.holdings("n1"), ledger.holdings("n2")) == (set(), [planned], [])
-    ledger.hold(holding("u", 101, 0))
+    ledger.set_holding(holding("u", 101, 0))
     assert changed == {"n1"}
 
 
 def taken(ledger, node="n1"):
-    return ledger.node(node).taken
+    return ledger.node(node).device_holds
 
 
 def test_a_device_is_taken_while_somebody_holds_it():
     ledger = Ledger()
     ledger.set_devices("n1", others.devices(2))
-    back = ledger.hold(others.holding("u", 1))
+    back = ledger.set_holding(others.holding("u", 1))
     assert taken(ledger) == {"rdma-n1-1": 1}
     back()
     assert taken(ledger) == {}
-    ledger.hold(others.holding("u", 1))
-    ledger.hold(others.holding("u", 0))
+    ledger.set_holding(others.holding("u", 1))
+    ledger.set_holding(others.holding("u", 0))
     assert taken(ledger) == {"rdma-n1-0": 1}, "what the pod held before is free"
     back = ledger.release("u")
     assert taken(ledger) == {}
@@ -212,7 +212,7 @@ def test_a_device_is_taken_while_somebody_holds_it():
 
 def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
     ledger = Ledger()
-    ledger.hold(others.holding("u", 0))
+    ledger.set_holding(others.holding("u", 0))
     ledger.set_devices("n1", others.devices(2))
     assert placement.place(ledger, ["n1"], others.asked(others.wanting(rdma=1)), "binpack").assignment.devices == {
         "0": (DeviceShare("rdma", "rdma-n1-1"),)
@@ -226,7 +226,7 @@ def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
 
 def test_cards_and_devices_come_and_go_without_each_other(ledger):
     both = others.holding("u", 0, containers=holding("u", 100, 0).assignment.containers)
-    ledger.hold(both)
+    ledger.set_holding(both)
     ledger.set_devices("n1", others.devices(1))
     ledger.set_cards("n1", [])
     assert (taken(ledger), used(ledger, OF_A)) == ({"rdma-n1-0": 1}, [100])
@@ -239,7 +239,7 @@ def test_a_node_is_forgotten_with_the_last_that_is_on_it():
     ledger = Ledger()
     ledger.set_devices("n1", others.devices(1))
     ledger.set_cards("n1", cards(P100))
-    ledger.hold(others.holding("u", 0))
+    ledger.set_holding(others.holding("u", 0))
     ledger.set_cards("n1", [])
     ledger.set_devices("n1", [])
     assert ledger.node("n1") is not None
@@ -252,9 +252,9 @@ def test_a_node_is_forgotten_with_the_last_that_is_on_it():
 
 def test_a_device_that_is_given_twice_is_told():
     ledger = Ledger()
-    ledger.hold(others.holding("u", 0, 1))
+    ledger.set_holding(others.holding("u", 0, 1))
     assert ledger.violations() == []
-    ledger.hold(others.holding("v", 1, 2))
+    ledger.set_holding(others.holding("v", 1, 2))
     assert ledger.violations() == ["n1: rdma-n1-1 is given beyond the 1 that it has"]
     ledger.release("u")
     assert ledger.violations() == []
@@ -265,12 +265,12 @@ def test_a_copy_has_counts_of_its_own():
     ledger.set_devices("n1", others.devices(1))
     twin = ledger.node("n1").copy()
     twin.count_device("rdma-n1-0", 1)
-    assert (twin.devices, twin.taken, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})
+    assert (twin.devices, twin.device_holds, taken(ledger)) == (others.devices(1), {"rdma-n1-0": 1}, {})
 
 
 def test_devices_are_nothing_that_quotas_of_cards_count():
     ledger = Ledger()
-    ledger.hold(others.holding("u", 0))
+    ledger.set_holding(others.holding("u", 0))
     assert ledger.used("default", EVERY_CARD) == NOTHING
     assert list(ledger.namespaces()) == []
 
@@ -278,15 +278,15 @@ def test_devices_are_nothing_that_quotas_of_cards_count():
 def test_a_ledger_like_another_has_its_settings_and_none_of_its_pods():
     ledger = Ledger(kept_back=100, max_clients=7, core=150)
     ledger.set_cards("n1", cards(P100))
-    ledger.hold(holding("u", 100, 0))
-    alike = ledger.like()
+    ledger.set_holding(holding("u", 100, 0))
+    alike = ledger.empty_copy()
     assert (len(alike), list(alike.nodes())) == (0, [])
     alike.set_cards("n1", cards(P100))
     node = alike.node("n1")
-    assert (node.free, node.most, node.free_core) == ([P100 - 100], [7], [150])
+    assert (node.free, node.max_card_clients, node.free_core) == ([P100 - 100], [7], [150])
 
 
 def test_what_a_pod_holds_is_found_by_its_uid(ledger):
-    ledger.hold(holding("u", 100, 0))
+    ledger.set_holding(holding("u", 100, 0))
     assert ledger.holding("u") == holding("u", 100, 0)
     assert ledger.holding("v") is None

@@ -20,20 +20,20 @@ def test_a_card_has_memory_for_others_while_it_takes_new_shares(use, held, free)
     ledger = Ledger()
     ledger.set_cards("n1", [replace(*cards(P100), **use)])
     if held:
-        ledger.hold(holding("u", held, 0))
+        ledger.set_holding(holding("u", held, 0))
     assert ledger.node("n1").free_mib(0) == (free if use is IN_USE else 0)
 
 
 def test_a_card_with_as_many_clients_as_it_takes_has_no_memory_for_others():
     ledger = Ledger(max_clients=1)
     ledger.set_cards("n1", cards(P100, P100))
-    ledger.hold(holding("u", 100, 1))
+    ledger.set_holding(holding("u", 100, 1))
     assert [ledger.node("n1").free_mib(i) for i in (0, 1)] == [P100, 0]
 
 
 def counts(node):
     of_cards = node.free, node.used, node.free_core, node.clients, node.mps.taints, node.mps.users
-    return [list(column) for column in of_cards], dict(node.taken), list(node.ascending())
+    return [list(column) for column in of_cards], dict(node.device_holds), list(node.ascending())
 
 
 @pytest.mark.parametrize("who", [WITHOUT_MPS, AS_USER_7])
@@ -47,7 +47,7 @@ def test_a_copy_counts_a_pod_that_comes_and_goes_as_the_ledger_does(who):
     pod = replace(others.holding("u", 1, containers=holding("u", 100, 0).assignment.containers), mps_client=who)
     copy.add(pod.assignment, who, 1)
     assert counts(node) == before
-    ledger.hold(pod)
+    ledger.set_holding(pod)
     assert counts(copy) == counts(node) != before
     copy.add(pod.assignment, who, -1)
     assert counts(copy) == before

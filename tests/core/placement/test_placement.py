@@ -42,7 +42,7 @@ ONE, OTHER = container("one", gpu_mem=1), container("other", gpu_mem=1)
     ],
 )
 def test_a_request_with_several_claims(containers, several):
-    assert fitting.several(request.parse(pod(containers=containers))) is several
+    assert fitting.has_several_claims(request.parse(pod(containers=containers))) is several
 
 
 def test_spread_takes_the_emptiest_card():
@@ -55,7 +55,7 @@ def test_three_replicas_of_1024_land_on_one_card():
     seen = set()
     for i in range(3):
         node, (index,) = where(place(ledger, gpu_mem=1024))
-        ledger.hold(holding(f"r{i}", 1024, index, node=node))
+        ledger.set_holding(holding(f"r{i}", 1024, index, node=node))
         seen.add((node, index))
     assert len(seen) == 1
 
@@ -90,7 +90,7 @@ def test_mixed_cards_in_one_node():
 
 def test_a_class_is_told_apart_card_by_card():
     ledger = typed_ledger(n1=[K80, V100], n2=[K80, K80], n3=[V100])
-    ledger.hold(holding("v", 1, 0, node="n3", total=16160))
+    ledger.set_holding(holding("v", 1, 0, node="n3", total=16160))
     assert where(place(ledger, containers=[of_class("v100", gpu_count=1)])) == ("n1", [1])
     assert where(place(ledger, containers=[of_class("k80", gpu_count=2)])) == ("n2", [0, 1])
     refused = place(ledger, containers=[of_class("v100", gpu_count=2)]).refusals
@@ -114,7 +114,7 @@ def test_containers_of_a_pod_share_a_card_per_class():
 
 def test_scarce_cards_stay_free_for_who_asks_for_them():
     ledger = typed_ledger(n1=[V100, K80], n2=[V100])
-    ledger.hold(holding("v", 16000, 0, node="n2", total=16160))
+    ledger.set_holding(holding("v", 16000, 0, node="n2", total=16160))
     for policy in ("binpack", "spread"):
         assert where(place(ledger, policy, gpu_mem=100)) == ("n1", [1])
         assert where(place(ledger, policy, gpu_mem=12000)) == ("n1", [0])
@@ -138,7 +138,7 @@ def place_wanting(ledger, *containers, policy="binpack", nodes=None):
 @pytest.mark.parametrize(("policy", "node"), [("binpack", "n2"), ("spread", "n3")])
 def test_devices_alone_go_where_the_fewest_or_the_most_are_free(policy, node):
     ledger = ledger_with_devices(n1=4, n2=4, n3=8, n4=1)
-    ledger.hold(others.holding("u", 0, 2, node="n2"))
+    ledger.set_holding(others.holding("u", 0, 2, node="n2"))
     ledger.set_devices("n1", [*others.devices(4), *others.devices(9, kind="nic")])
     placed = place_wanting(ledger, others.wanting(rdma=2), policy=policy)
     assert placed.node == node
@@ -157,7 +157,7 @@ def test_cards_are_looked_for_where_the_devices_are(policy, node):
     ledger = ledger_with_free(n1=[100], n2=[16000], n3=[200], n4=[3000])
     for name in ("n2", "n3", "n4"):
         ledger.set_devices(name, others.devices(1, node=name))
-    ledger.hold(others.holding("u", 0, node="n2"))
+    ledger.set_holding(others.holding("u", 0, node="n2"))
     placed = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), policy=policy)
     assert where(placed) == (node, [0])
     assert placed.assignment.devices == {"0": (DeviceShare("rdma", others.uuid(0, node=node)),)}
@@ -167,7 +167,7 @@ def test_each_node_says_what_it_lacks_devices_first():
     ledger = ledger_with_free(n1=[16000], n2=[16000], n3=[50], n4=[])
     for name in ("n2", "n3", "n4"):
         ledger.set_devices(name, others.devices(1, node=name))
-    ledger.hold(others.holding("u", 0, node="n2"))
+    ledger.set_holding(others.holding("u", 0, node="n2"))
     nodes = ["n1", "n2", "n3", "n4", "unknown"]
     found = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), nodes=nodes)
     assert found.refusals == {
@@ -223,7 +223,7 @@ def test_a_node_without_the_type_says_so_also_where_its_cards_are_too_small():
 
 def test_a_type_is_refused_by_the_state_of_its_own_cards():
     ledger = typed_ledger(n1=[K80 | {"cordoned": True}, V100], n2=[K80, V100])
-    ledger.hold(holding("u", 1, 0, node="n2", total=11441))
+    ledger.set_holding(holding("u", 1, 0, node="n2", total=11441))
     refused = place(ledger, containers=[of_class("k80", gpu_count=1)]).refusals
     assert refused == {"n1": Refusal.CORDONED, "n2": Refusal.NO_WHOLE_CARD}
     refused = place(ledger, containers=[of_class("k80", gpu_mem=11441)]).refusals
@@ -239,7 +239,7 @@ def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(poli
         ledger.set_cards(name, cards(mem, mem, node=name))
     ledger.set_cards("n4", [replace(card, mps=CardMps(ready=False)) for card in cards(45, node="n4")])
     for index in (0, 1):
-        ledger.hold(holding(f"u{index}", 5, index, node="n3", total=40))
+        ledger.set_holding(holding(f"u{index}", 5, index, node="n3", total=40))
     headroom = [quotas.headroom(entry, NOTHING)] if entry else []
     scorer = placement.Scorer(request.parse(pod(**asked)), policy, headroom)
     each = {node.name: scorer.score(node) for node in ledger.nodes()}
@@ -258,7 +258,7 @@ def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(poli
 @pytest.mark.parametrize("entry", [None, Entry(resource_class="k80", memory=11441), Entry(shares=1)])
 def test_all_nodes_are_scored_as_each_alone(policy, asked, entry):
     ledger = typed_ledger(n1=[V100, K80], n2=[K80, K80], n3=[K80], n4=[V100, V100])
-    ledger.hold(holding("u", 100, 0, node="n3", total=11441))
+    ledger.set_holding(holding("u", 100, 0, node="n3", total=11441))
     headroom = quota(ledger, entry) if entry else []
     names = ["unknown", "n1", "n2", "n3", "n4"]
     scorer = placement.Scorer(request.parse(pod(**asked)), policy, headroom)
@@ -328,4 +328,4 @@ def test_each_card_that_is_tried_beyond_the_first_choices_is_a_step(asking, card
         scorer = placement.Scorer(request.parse(pod(containers=asking)), "binpack")
         placed = scorer.place_on(of_classes(*cards).node("n1"), effort)
         assert (placed is not Refusal.TOGETHER) == (steps == least)
-        assert effort.left == 0
+        assert effort.remaining == 0

@@ -66,13 +66,13 @@ def test_fragmented_memory_is_refused_with_gpushares_text():
 def test_clients_and_cores_are_counted_per_card():
     ledger = Ledger(max_clients=1)
     ledger.set_cards("n1", cards(100))
-    ledger.hold(holding("u", 10, 0, total=100))
+    ledger.set_holding(holding("u", 10, 0, total=100))
     for mem in (10, 90):
         assert place(ledger, gpu_mem=mem).refusals["n1"] is Refusal.TOO_MANY_CLIENTS
     ledger = Ledger()
     ledger.set_cards("n1", cards(100))
     placed = place(ledger, gpu_mem=10, gpu_core=60)
-    ledger.hold(Holding("u", "d", "u", "n1", placed.assignment))
+    ledger.set_holding(Holding("u", "d", "u", "n1", placed.assignment))
     assert place(ledger, gpu_mem=10, gpu_core=41).refusals["n1"] is Refusal.NO_CORE
     assert place(ledger, gpu_mem=10, gpu_core=40).node == "n1"
 
@@ -81,11 +81,11 @@ def test_cores_are_given_twice_where_the_setting_says_so_and_no_more():
     ledger = Ledger(core=150)
     ledger.set_cards("n1", cards(100, 100))
     whole = place(ledger, whole_gpu=1)
-    ledger.hold(Holding("w", "d", "w", "n1", whole.assignment))
+    ledger.set_holding(Holding("w", "d", "w", "n1", whole.assignment))
     for uid, core, fits in (("a", 60, True), ("b", 60, True), ("c", 31, False), ("d", 30, True), ("e", 1, False)):
         placed = place(ledger, gpu_mem=10, gpu_core=core)
         if fits:
-            ledger.hold(Holding(uid, "d", uid, "n1", placed.assignment))
+            ledger.set_holding(Holding(uid, "d", uid, "n1", placed.assignment))
         else:
             assert placed.refusals["n1"] is Refusal.NO_CORE
     assert ledger.node("n1").copy().free_core == [50, 0]
@@ -96,7 +96,7 @@ def test_who_asks_for_no_cores_may_have_a_card_of_which_too_many_are_given():
     """The setting was lowered since."""
     ledger = Ledger(core=50)
     ledger.set_cards("n1", cards(100))
-    ledger.hold(Holding("u", "d", "u", "n1", Assignment({"0": shares(10, 0, total=100, core=60)})))
+    ledger.set_holding(Holding("u", "d", "u", "n1", Assignment({"0": shares(10, 0, total=100, core=60)})))
     several = [container(name, gpu_mem=10) for name in "ab"]
     for asked in ({"gpu_mem": 90}, {"containers": several}):
         assert place(ledger, **asked).node == "n1"
@@ -133,7 +133,9 @@ def test_a_daemon_for_one_user_serves_no_other():
         made["spec"]["securityContext"] = {"runAsUser": user}
         return placement.place(ledger, ["n1"], request.parse(made), "binpack")
 
-    ledger.hold(Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000)))
+    ledger.set_holding(
+        Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000))
+    )
     assert of_user(1000).node == "n1"
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
 
@@ -147,7 +149,9 @@ def test_a_daemon_of_all_cards_for_one_user_serves_no_other_with_several_cards()
         made["spec"]["securityContext"] = {"runAsUser": user}
         return placement.place(ledger, ["n1"], request.parse(made), "binpack")
 
-    ledger.hold(Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000)))
+    ledger.set_holding(
+        Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000))
+    )
     assert of_user(1000).node == "n1"
     assert of_user(1001).refusals == {"n1": Refusal.MPS_USER}
 
@@ -157,7 +161,7 @@ def test_what_lacks_of_cards_is_said_before_whose_they_are():
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, multi_user=False, max_clients=1)))
     for uid, user in (("a", 1000), ("b", 1001)):
         share = Assignment({"0": (CardShare(user - 1000, f"g{user - 1000}", 10, 0, 100),)})
-        ledger.hold(Holding(uid, "d", uid, "n1", share, mps_client=mps_client(Mode.PREFERRED, user)))
+        ledger.set_holding(Holding(uid, "d", uid, "n1", share, mps_client=mps_client(Mode.PREFERRED, user)))
 
     def refused(user, **asked):
         made = pod(**asked)
@@ -173,7 +177,7 @@ def test_a_card_without_a_manager_is_not_why_where_another_card_has_one():
     managed, small = cards(100, 10)
     ledger.set_cards("n1", [replace(managed, mps=CardMps(ready=True)), small])
     requires = {"gpu_mem": 50, "annotations": {mps.MODE: "required"}}
-    ledger.hold(Holding("u", "d", "u", "n1", place(ledger, **requires | {"gpu_mem": 60}).assignment))
+    ledger.set_holding(Holding("u", "d", "u", "n1", place(ledger, **requires | {"gpu_mem": 60}).assignment))
     assert place(ledger, **requires).refusals == {"n1": Refusal.NO_MEMORY}
 
 
@@ -182,8 +186,8 @@ def test_a_card_has_as_many_clients_as_are_set_and_no_more_than_mps_takes(said, 
     ledger, unset = Ledger(max_clients=4), Ledger()
     for made in (ledger, unset):
         made.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, max_clients=said)))
-    assert ledger.node("n1").most == ledger.node("n1").emptied().most == most
-    assert unset.node("n1").most == [said or MAX_CLIENTS]
+    assert ledger.node("n1").max_card_clients == ledger.node("n1").emptied().max_card_clients == most
+    assert unset.node("n1").max_card_clients == [said or MAX_CLIENTS]
 
 
 def test_the_last_client_is_let_in_and_two_containers_are_two():
@@ -204,7 +208,7 @@ def test_the_hardest_of_a_pod_is_looked_for_first():
         of_class("k80", gpu_mem=10),
         of_class("v100", gpu_count=1),
     ]
-    order = [claim.keys for claim in fitting.claims(request.parse(pod(containers=asked)))]
+    order = [card_request.keys for card_request in fitting.card_requests(request.parse(pod(containers=asked)))]
     assert order == [("5",), ("4",), ("2",), ("3",), ("1",), ("0",)]
 
 
@@ -213,7 +217,7 @@ def test_pods_with_and_without_mps_share_no_card():
     ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True)))
     without = {"gpu_mem": 10, "annotations": {mps.MODE: "off"}}
     assert place(ledger, **without).node == "n1"
-    ledger.hold(Holding("u", "d", "u", "n1", place(ledger, gpu_mem=10).assignment))
+    ledger.set_holding(Holding("u", "d", "u", "n1", place(ledger, gpu_mem=10).assignment))
     assert place(ledger, **without).refusals == {"n1": Refusal.MPS_MIXED}
     assert place(ledger, gpu_mem=10).node == "n1"
     ledger.release("u")
@@ -252,13 +256,13 @@ def test_every_container_is_a_client_of_the_card(policy, core):
     ledger = Ledger(max_clients=4)
     ledger.set_cards("n1", cards(1000))
     for i in range(2):
-        ledger.hold(holding(f"h{i}", 1, 0, total=1000))
+        ledger.set_holding(holding(f"h{i}", 1, 0, total=1000))
     two = [container(name, gpu_mem=1, **core) for name in "ab"]
     assert place(ledger, policy, containers=[*two, container("c", gpu_mem=1)]).refusals == {
         "n1": Refusal.TOO_MANY_CLIENTS
     }
     placed = place(ledger, policy, containers=two)
-    ledger.hold(Holding("two", "d", "two", "n1", placed.assignment))
+    ledger.set_holding(Holding("two", "d", "two", "n1", placed.assignment))
     assert ledger.node("n1").clients == [4]
 
 
@@ -281,7 +285,7 @@ def test_a_cordoned_card_gets_nothing_new_and_what_is_on_it_stays_counted():
     ledger = Ledger()
     free, busy = cards(100, 100)
     ledger.set_cards("n1", [free, busy])
-    ledger.hold(holding("u", 60, 1, total=100))
+    ledger.set_holding(holding("u", 60, 1, total=100))
     ledger.set_cards("n1", [free, replace(busy, cordoned=True)])
     node = ledger.node("n1")
     assert (node.used, node.free) == ([0, 60], [100, 40])

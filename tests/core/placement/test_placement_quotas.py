@@ -128,15 +128,15 @@ def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
             ]
         )
     )
-    assert fitting.surely(asked, kinds, k80) == Charge(2, 400, 0), "those of any class may go elsewhere"
-    assert fitting.surely(asked, kinds, v100) == Charge()
-    assert fitting.surely(asked, kinds, every_card) == Charge(4, 430, 0)
+    assert fitting.least_charge(asked, kinds, k80) == Charge(2, 400, 0), "those of any class may go elsewhere"
+    assert fitting.least_charge(asked, kinds, v100) == Charge()
+    assert fitting.least_charge(asked, kinds, every_card) == Charge(4, 430, 0)
 
 
 def test_a_request_of_whole_cards_surely_charges_them():
     ledger = typed_ledger(n1=[K80, K80, V100])
     two = request.parse(pod(containers=[of_class("k80", gpu_count=2)]))
-    surely = fitting.surely(two, ledger.kinds, Entry(model="Tesla K80"))
+    surely = fitting.least_charge(two, ledger.kinds, Entry(model="Tesla K80"))
     assert (surely.shares, surely.cards) == (2, 2)
     assert 0 < surely.memory <= 2 * 11441, "the smallest card is not looked for"
 
@@ -161,7 +161,7 @@ def test_what_a_namespace_has_used_of_a_quota():
     ledger = typed_ledger(n1=[K80, V100])
     every, k80 = Entry(shares=9), Entry(resource_class="k80", shares=9)
     placed = place(ledger, containers=[of_class("k80", gpu_count=1), of_class("v100", gpu_mem=100)])
-    ledger.hold(Holding("u", "default", "u", "n1", placed.assignment))
+    ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
     assert ledger.used("default", every) == Charge(2, 11541, 1)
     assert ledger.used("default", k80) == Charge(1, 11441, 1)
     assert ledger.used("other", every) == Charge()

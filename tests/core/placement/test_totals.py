@@ -21,8 +21,8 @@ CLASSES = {
 def busy():
     """Two nodes with cards, of which pods hold some."""
     ledger = typed_ledger(n1=[K80, V100], n2=[K80 | {"healthy": False}])
-    ledger.hold(holding("small", 100, 0))
-    ledger.hold(holding("large", 300, 0))
+    ledger.set_holding(holding("small", 100, 0))
+    ledger.set_holding(holding("large", 300, 0))
     return ledger
 
 
@@ -49,7 +49,7 @@ def test_a_class_has_the_sums_of_its_cards_and_who_uses_them():
 def test_devices_are_counted_and_only_those_that_a_pod_could_get_are_free():
     ledger = busy()
     ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False)])
-    ledger.hold(others.holding("of-n1", 0, 1))
+    ledger.set_holding(others.holding("of-n1", 0, 1))
     (rdma,) = totals.classes_of_devices(ledger, CLASSES)
     assert (rdma.devices, rdma.healthy, rdma.nodes, rdma.used, rdma.free) == (4, 3, 1, 2, 1)
     assert rdma.users == (("default", 2),)
@@ -58,12 +58,12 @@ def test_devices_are_counted_and_only_those_that_a_pod_could_get_are_free():
 
 def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing():
     found = [quota(Entry(resource_class="k80"), Entry(resource_class="gone")), quota(Entry(), namespace="other")]
-    k80, gone, other = totals.entries(busy(), found, {"k80": "", "gone": "no such class"}.__getitem__)
+    k80, gone, other = totals.quota_entries(busy(), found, {"k80": "", "gone": "no such class"}.__getitem__)
     assert (k80.used, k80.missing) == (Charge(2, 400, 0), "")
     assert [(one.name, part.memory) for one, part in k80.holders] == [("large", 300), ("small", 100)]
     assert (gone.used, gone.holders, gone.missing) == (NOTHING, (), "no such class")
     assert (other.used, other.holders) == (NOTHING, ())
-    assert totals.entries(busy(), found, lambda _: "", "other") == [other]
+    assert totals.quota_entries(busy(), found, lambda _: "", "other") == [other]
 
 
 def test_a_quota_that_cannot_be_read_limits_nothing():

@@ -40,12 +40,12 @@ def test_explain_says_how_much_each_card_is_short_and_who_holds_it():
 def test_explain_says_how_many_devices_of_each_class_are_free_where():
     ledger = ledger_with_free(n1=[16000])
     ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False), others.device(0, kind="nic")])
-    ledger.hold(others.holding("u", 1, 2))
+    ledger.set_holding(others.holding("u", 1, 2))
     asked = others.asked(others.wanting(rdma=1), others.wanting(rdma=1, nic=1))
     view, _ = explanation.explain(ledger, ["n1", "n2"], asked, "binpack")
     assert (view.refusal, view.cards) == (Refusal.NO_DEVICE, ())
     assert [
-        (d.resource_class, d.asked, d.free, d.healthy, d.total, [h.name for h in d.holders]) for d in view.devices
+        (d.resource_class, d.requested, d.free, d.healthy, d.total, [h.name for h in d.holders]) for d in view.devices
     ] == [
         ("rdma", 2, 1, 3, 4, ["u"]),
         ("nic", 1, 1, 1, 1, []),
@@ -69,9 +69,9 @@ def test_the_most_that_could_be_asked_for_runs_at_once():
 def test_whoever_must_end_for_several_is_counted_once_and_nothing_is_changed():
     ledger = ledger_with_free(n1=[100], n2=[200])
     asked = request.parse(pod(gpu_mem=8000))
-    gone = explanation.together(ledger, ["n1", "n2"], [asked] * 4, "binpack")
+    gone = explanation.pods_in_the_way(ledger, ["n1", "n2"], [asked] * 4, "binpack")
     assert sorted(holding.uid for holding in gone) == ["n1-0", "n2-0"]
-    assert len(explanation.together(ledger, ["n1", "n2"], [asked] * 2, "binpack")) == 1
-    assert explanation.together(ledger, ["n1", "n2"], [asked] * 5, "binpack") is None
+    assert len(explanation.pods_in_the_way(ledger, ["n1", "n2"], [asked] * 2, "binpack")) == 1
+    assert explanation.pods_in_the_way(ledger, ["n1", "n2"], [asked] * 5, "binpack") is None
     assert sorted(holding.uid for holding in ledger.holdings()) == ["n1-0", "n2-0"]
     assert ledger.violations() == []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.preemption import setcover
-from cardwise.core.preemption.setcover import MOST, CoverEffort, Thing
+from cardwise.core.preemption.setcover import MOST, CoverEffort, Victim
 from tests.examples import examples
 
 DIMENSIONS, BUDGETS = ("mem", "cpu", "pods"), ("a", "b", "c")
@@ -15,23 +15,23 @@ DIMENSIONS, BUDGETS = ("mem", "cpu", "pods"), ("a", "b", "c")
 amounts = st.dictionaries(st.sampled_from(DIMENSIONS), st.sampled_from([1, 2, 3, 5, 8]))
 budgets = st.lists(st.sampled_from(BUDGETS), max_size=2, unique=True).map(tuple)
 things = st.lists(st.tuples(amounts, budgets), max_size=8).map(
-    lambda drawn: [Thing(f"t{i}", gives, charged) for i, (gives, charged) in enumerate(drawn)]
+    lambda drawn: [Victim(f"t{i}", gives, charged) for i, (gives, charged) in enumerate(drawn)]
 )
 needs = st.dictionaries(st.sampled_from(DIMENSIONS), st.integers(-1, 16))
 allowed = st.dictionaries(st.sampled_from(BUDGETS), st.integers(-1, 3))
 
 
-def least(of: list[Thing], short: Mapping[str, int], left: Mapping[str, int]) -> int | None:
+def least(of: list[Victim], short: Mapping[str, int], left: Mapping[str, int]) -> int | None:
     """The least cost of all sets that meet the needs."""
     sets = [some for size in range(len(of) + 1) for some in combinations(of, size)]
     return min((cost(some, left) for some in sets if meets(some, short)), default=None)
 
 
-def meets(some: tuple[Thing, ...], short: Mapping[str, int]) -> bool:
+def meets(some: tuple[Victim, ...], short: Mapping[str, int]) -> bool:
     return all(sum(one.amounts.get(what, 0) for one in some) >= need for what, need in short.items())
 
 
-def cost(some: tuple[Thing, ...], left: Mapping[str, int]) -> int:
+def cost(some: tuple[Victim, ...], left: Mapping[str, int]) -> int:
     return MOST * setcover.exceeded(some, left) + len(some)
 
 
@@ -41,8 +41,8 @@ def test_nothing_is_cheaper(of, short, left):
     found = setcover.cover(of, short, left, CoverEffort())
     assert (found.cost if found is not None else None) == least(of, short, left)
     if found is not None:
-        assert meets(found.things, short)
-        assert found.cost == cost(found.things, left)
+        assert meets(found.victims, short)
+        assert found.cost == cost(found.victims, left)
 
 
 @settings(max_examples=examples(150, soak=3000))
@@ -51,8 +51,8 @@ def test_without_any_effort_left_there_is_still_an_answer_where_one_exists(of, s
     found = setcover.cover(of, short, left, CoverEffort(0))
     assert (found is None) == (least(of, short, left) is None)
     if found is not None:
-        assert meets(found.things, short)
-        assert found.cost == cost(found.things, left)
+        assert meets(found.victims, short)
+        assert found.cost == cost(found.victims, left)
 
 
 class Counted(CoverEffort):
@@ -65,9 +65,9 @@ class Counted(CoverEffort):
 
 def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
     """Pods of one budget each and a common one, which is exceeded: no bound sees that no cover is cheaper."""
-    of = [Thing(f"t{i}", {"mem": 1}, (f"own-{i}", "z")) for i in range(60)]
+    of = [Victim(f"t{i}", {"mem": 1}, (f"own-{i}", "z")) for i in range(60)]
     left = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
-    of += [Thing("other", {"cpu": 1}, ("own-0", "own-1"))]
+    of += [Victim("other", {"cpu": 1}, ("own-0", "own-1"))]
     effort = Counted(1000)
     assert setcover.cover(of, {"mem": 40, "cpu": 1}, left, effort, below=20 * MOST) is None
     assert 1000 < effort.looks < 2000
@@ -83,13 +83,13 @@ def test_nothing_that_does_not_cost_less_than_was_said(of, short, left, pods, be
 
 
 def test_the_example_of_the_docstring():
-    pods = [Thing(f"{gib} GiB", {"mem": gib}, (f"budget-{gib}",)) for gib in (8, 6, 5, 3)]
+    pods = [Victim(f"{gib} GiB", {"mem": gib}, (f"budget-{gib}",)) for gib in (8, 6, 5, 3)]
 
     def cheapest(**allowed: int) -> tuple[int, set[str]]:
         budgets = {f"budget-{gib}": 1 for gib in (8, 6, 5, 3)} | {f"budget-{key[1:]}": n for key, n in allowed.items()}
         cover = setcover.cover(pods, {"mem": 10}, budgets, CoverEffort())
         assert cover is not None
-        return cover.cost, {pod.name for pod in cover.things}
+        return cover.cost, {pod.name for pod in cover.victims}
 
     assert cheapest() == (2, {"8 GiB", "3 GiB"})
     assert cheapest(_8=0) == (2, {"6 GiB", "5 GiB"})

@@ -70,12 +70,12 @@ def test_memory_refuses_and_says_what_to_write(text, says):
     ],
 )  # fmt: skip
 def test_what_was_rounded_up_is_told(text: str | int, says: str) -> None:
-    assert quantity.rounding(text) == says
+    assert quantity.describe_rounding(text) == says
 
 
 def test_count_names_its_range():
     with pytest.raises(quantity.InvalidQuantity, match="from 1 to 100"):
-        quantity.count("101", most=100)
+        quantity.count("101", maximum=100)
 
 
 @pytest.mark.parametrize(

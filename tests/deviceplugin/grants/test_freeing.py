@@ -131,7 +131,7 @@ def test_a_pod_that_is_bound_here_again_keeps_its_new_grant_while_the_watch_lags
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.api.put(PODS, pod)  # bound here; the watch does not show it yet
     rig.kubelet.pre_start(slot)
-    rig.agent._release.turn()
+    rig.agent._release.run_once()
     assert rig.held_on_disk(0) == P100
     rig.runtime.run(pod, "main")
     rig.settle()

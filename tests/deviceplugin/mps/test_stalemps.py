@@ -142,7 +142,7 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
         "reason": "the node's MPS manager is gone or hangs",
         "lastChange": "",
     }
-    parse_settings = mpsread.of_card(
+    parse_settings = mpsread.mps_of_card(
         wire.MpsStatus(mps_status["mode"], mps_status["state"], "", mps_status["multiUser"], mps_status["maxClients"])
     )
     assert parse_settings is not None, "it has a manager"

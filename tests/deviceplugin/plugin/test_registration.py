@@ -32,7 +32,7 @@ class Plugin:
     def check_after(self, seconds: float = 0.0) -> int:
         """How often it has been registered after a look at the end of so many seconds."""
         self.clock.advance(seconds)
-        self.registration._loop.turn()
+        self.registration._loop.run_once()
         return len(self.kubelet.registered)
 
     def stream_ends(self) -> None:

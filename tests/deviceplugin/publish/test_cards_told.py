@@ -261,13 +261,13 @@ def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):
     before = failures()
     rig.gpus.wait_change = wait_change
     watch, woken = rig.agent._inventory._watches[0], rig.agent._inventory._loop._wake
-    assert watch.turn() > 0
+    assert watch.run_once() > 0
     assert failures() == before + 1
     assert not woken.is_set()
-    assert watch.turn() is None
+    assert watch.run_once() is None
     assert woken.is_set(), "a change is looked at at once"
     woken.clear()
-    assert watch.turn() is None
+    assert watch.run_once() is None
     assert not woken.is_set(), "no change wakes nobody"
 
 

@@ -44,10 +44,10 @@ def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others():
         api.put(paths.pods(), pod)
         marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
     for _ in range(20):
-        assert marker._loop.turn() is None
+        assert marker._loop.run_once() is None
     marked = [pod["metadata"]["annotations"][names.ASSIGNED] for pod in api.all(paths.pods())]
     assert sorted(marked) == ["false", *["true"] * 19]
-    assert marker._loop.turn() is not None, "it alone is left: now it pauses"
+    assert marker._loop.run_once() is not None, "it alone is left: now it pauses"
 
 
 def test_while_the_api_server_fails_the_marks_pause():
@@ -57,4 +57,4 @@ def test_while_the_api_server_fails_the_marks_pause():
     api.fault(Fault(status=500), times=1_000_000)
     for name in [f"p{i}" for i in range(20)]:
         marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations={names.ASSIGNED: "false"}))
-    assert [marker._loop.turn() is None for _ in range(6)] == [True, True, False] * 2
+    assert [marker._loop.run_once() is None for _ in range(6)] == [True, True, False] * 2

@@ -81,12 +81,12 @@ def test_one_that_rests_is_woken_when_it_may_be_tried_again():
     world.filter(member("m0"), "n1")
     world.bind_fails("m0")
     assert world.filter(member("m0"), "n1").node_names == []
-    world.state.touch_due()  # for the cards that have come
+    world.state.next_requeue_node()  # for the cards that have come
     world.clock.advance(0.9)
-    assert world.state.touch_due() is None
+    assert world.state.next_requeue_node() is None
     world.clock.advance(0.2)
-    assert world.state.touch_due() == "n1"
-    assert world.state.touch_due() is None
+    assert world.state.next_requeue_node() == "n1"
+    assert world.state.next_requeue_node() is None
     assert world.filter(member("m0"), "n1").node_names == ["n1"]
 
 
@@ -100,7 +100,7 @@ def test_other_pods_come_again_when_the_scheduler_likes():
 @pytest.mark.parametrize("node", ["n1", "nowhere"])
 def test_a_refused_bind_is_remembered(node):
     made = parts()
-    assert made.state.tries("uid-p", None, grouped=True), "it comes to filter"
+    assert made.state.begin_attempt("uid-p", None, grouped=True), "it comes to filter"
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": node}
     answer = create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call)).get_json()
-    assert bool(answer["Error"]) == (not made.state.tries("uid-p", None, grouped=True)) == (node == "nowhere")
+    assert bool(answer["Error"]) == (not made.state.begin_attempt("uid-p", None, grouped=True)) == (node == "nowhere")

@@ -102,7 +102,10 @@ def test_a_gangs_time_in_the_queue_is_told_once_when_all_have_come():
     world = World({"n1": 2})
     told: list[str] = []
     held: list[str] = []
-    world.state.gangs.observe, world.state.gangs.queued = (lambda outcome, _: held.append(outcome)), told.append
+    world.state.gangs.observe, world.state.gangs.queued = (
+        (lambda outcome, _: held.append(outcome)),
+        told.append,
+    )
     world.create(member("m0", minimum=2, gated=False, created=5, gpu_mem=P100))
     world.run(2)
     assert told == []
@@ -118,14 +121,14 @@ def test_the_queue_counts_from_the_creation(ago, bucket):
     registry = CollectorRegistry()
     clock = FakeClock()
     created = clock.wall() - timedelta(seconds=ago)
-    Metrics(registry, clock).queued(created.strftime("%Y-%m-%dT%H:%M:%SZ"))
+    Metrics(registry, clock).observe_gang_wait(created.strftime("%Y-%m-%dT%H:%M:%SZ"))
     assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_bucket", {"le": bucket}) == 1
     assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_count") == 1
 
 
 def test_a_gang_of_which_no_creation_is_known_is_not_counted():
     registry = CollectorRegistry()
-    Metrics(registry).queued("")
+    Metrics(registry).observe_gang_wait("")
     assert registry.get_sample_value("cardwise_extender_gang_queue_seconds_count") == 0
 
 

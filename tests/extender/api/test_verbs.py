@@ -112,7 +112,7 @@ def test_who_waits_for_a_quota_is_told_by_the_entry_of_what_it_asks_for():
         verbs.filter_nodes(made, ONE, args, lambda pod, full: told.append((pod.name, full)))
     assert [(name, full.entry.resource_class) for name, full in told] == [("p", "p100"), ("q", "")]
     assert told[0][1].quota == "default/team"
-    assert told[0][1].asked == (1, 1024, 0)
+    assert told[0][1].requested == (1, 1024, 0)
     args = FilterArgs(pod=asking("r", gpu_mem=P100 + 1), node_names=["n1"])
     verbs.filter_nodes(made, ONE, args, lambda *_: pytest.fail("it waits for no quota"))
 
@@ -227,8 +227,8 @@ def test_a_pod_that_is_bound_already_is_answered_its_node_though_its_card_is_res
     made = world(n1=[P100])
     pod = asking("p", gpu_mem=8138)
     assert ask(made, pod).node_names == ["n1"]
-    made.begin_bind(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", term=0)
-    made.finish_bind("uid-p", Phase.ASSUMED)
+    made.assume(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
+    made.confirm("uid-p", Phase.ACCEPTED)
     reserve(made, "n1", P100)
     assert ask(made, pod).node_names == ["n1"]
     assert ask(made, asking("q", gpu_mem=100)).node_names == []
@@ -261,7 +261,7 @@ def test_bind_chooses_no_reserved_card():
         made.set_pod(as_pod(pod))
         assert ask(made, pod, ALL).node_names == ["n1"]
     begun = [
-        made.begin_bind(PodRef(pod["metadata"]["uid"], "default", "p"), request.parse(pod), "n1", "binpack", term=0)
+        made.assume(PodRef(pod["metadata"]["uid"], "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
         for pod in pods
     ]
     assert [share.index for share in begun[0].assignment.shares()] == [1]

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import assignment, names, request
 from cardwise.kube import errors, paths
 from extender.binding import binder
-from extender.binding.binder import Binder, Failed
+from extender.binding.binder import Binder, BindFailed
 from extender.cache.reservations import Phase
 from extender.leadership.fence import Fence
 from extender.leadership.leadership import Leadership
@@ -68,7 +68,7 @@ class World:
         return self.binder.bind(args)
 
     def fails(self, outcome: str) -> str:
-        with pytest.raises(Failed) as failed:
+        with pytest.raises(BindFailed) as failed:
             self.bind()
         assert failed.value.outcome == outcome
         return str(failed.value)
@@ -245,11 +245,11 @@ def test_a_pod_that_came_by_its_marker_only_is_bound_without_annotations():
 def test_a_later_call_that_surely_did_not_bind_says_nothing_of_an_earlier_one_that_may_have(second):
     world = World(pod=asking("p", gpu_mem=P100), seconds=4.0)
     unheard = world.fault(UNHEARD, times=99)
-    with pytest.raises(Failed):
+    with pytest.raises(BindFailed):
         world.bind()
     unheard.left = 0
     world.fault(second, times=99)
-    with pytest.raises(Failed):
+    with pytest.raises(BindFailed):
         world.bind()
     assert mark(world.state, "uid-p") == "unsure"
     assert free(world.state) == [0, P100]
@@ -261,8 +261,8 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
 
     def other(_: Request) -> None:
         asked = request.parse(asking("p", gpu_mem=8138))
-        world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
-        world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
+        world.state.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+        world.state.confirm("uid-p", Phase.UNCONFIRMED)
 
     world.api.before(other, "get")
     world.fails("api")
@@ -290,7 +290,7 @@ def test_an_unbound_pod_that_is_being_deleted_can_never_be_bound_and_is_given_up
 
 def test_the_deadline_counts_from_the_arrival_of_the_call_not_from_when_a_thread_took_it_up():
     world = World(seconds=4.0)
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(BindFailed) as failed:
         world.binder.bind(ARGS, arrived=world.clock.now() - 4.1)
     assert failed.value.outcome == "api"
     assert world.posts == []
@@ -301,8 +301,8 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
     world = World()
     asked = request.parse(asking("p", gpu_mem=100))
     for i in range(20):
-        world.state.begin_bind(PodRef(f"u{i}", "default", f"p{i}"), asked, "n1", "binpack", term=0)
-        world.state.finish_bind(f"u{i}", Phase.UNCONFIRMED)
+        world.state.assume(PodRef(f"u{i}", "default", f"p{i}"), asked, "n1", "binpack", epoch=0)
+        world.state.confirm(f"u{i}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before(lambda call: times_out(world, call), "get", times=math.inf)
     looks_up(world)
@@ -316,10 +316,10 @@ def test_one_that_cannot_be_changed_keeps_no_other_share():
     world = World()
     for name in ("first", "second"):
         world.api.put(paths.pods(), asking(name, gpu_mem=100))
-        world.state.begin_bind(
-            PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack", term=0
+        world.state.assume(
+            PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack", epoch=0
         )
-        world.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
+        world.state.confirm(f"uid-{name}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before(lambda call: times_out(world, call), "patch", "*/first/status", times=math.inf)
     for _ in range(3):
@@ -376,7 +376,7 @@ def test_a_bind_that_comes_once_more_for_a_finished_pod_holds_no_card_for_ever(c
 
 def looks_up(world):
     due = world.state.tick()
-    binder.look_up(due, Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
+    binder.confirm_bindings(due, Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
 
 
 def times_out(world, call):
@@ -428,11 +428,11 @@ def test_a_look_from_before_a_newer_bind_settles_nothing():
     world = World()
     asked = request.parse(asking("p", gpu_mem=8138))
     for _ in range(2):
-        world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
-        world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
+        world.state.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+        world.state.confirm("uid-p", Phase.UNCONFIRMED)
         world.clock.advance(76)
     assert world.state.tick()
-    world.state.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
-    world.state.finish_bind("uid-p", Phase.UNCONFIRMED)
-    world.state.looked_up("uid-p", bound=False, exists=True)
+    world.state.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+    world.state.confirm("uid-p", Phase.UNCONFIRMED)
+    world.state.on_lookup("uid-p", bound=False, exists=True)
     assert mark(world.state, "uid-p") == "unsure"

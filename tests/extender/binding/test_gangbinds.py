@@ -9,9 +9,9 @@ import pytest
 from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.api.verbs import filter_nodes
-from extender.binding.binder import Binder, Failed
+from extender.binding.binder import Binder, BindFailed
 from extender.binding.permit import WaitingBinds
-from extender.gangs.gangtypes import GangSettings, Hold
+from extender.gangs.gangtypes import GangSettings, Permit
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import BindArgs, FilterArgs
 from extender.state import State
@@ -28,7 +28,7 @@ class Server:
     def __init__(self, *, seconds: float = 20.0) -> None:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        self.state = State(of_gangs=GangSettings(max_waiting=50), clock=self.clock)
+        self.state = State(gang_settings=GangSettings(max_waiting=50), clock=self.clock)
         self.state.set_node("n1", NodeRecord())
         for i in range(4):
             self.state.set_card(*as_card(resource(i)))
@@ -66,7 +66,7 @@ class Server:
 
         def call() -> str:
             with ours:
-                return self.binder.bind(args, line=ours, **options)
+                return self.binder.bind(args, connection=ours, **options)
 
         return self.pool.submit(call)
 
@@ -142,7 +142,7 @@ def test_all_waiting_binds_fail_with_the_reason(server, how):
         "stop": "the extender stops",
     }[how]
     for call in calls:
-        with pytest.raises(Failed, match=said):
+        with pytest.raises(BindFailed, match=said):
             call.result(60)
     assert server.posts() == []
     with server.state.view() as ledger:
@@ -158,14 +158,14 @@ def test_nobody_waits_longer_than_a_call_may_take():
     server.wait(1)
     assert not call.done()
     server.clock.advance(0.01)
-    with pytest.raises(Failed, match="g0 waited for the others"):
+    with pytest.raises(BindFailed, match="g0 waited for the others"):
         call.result(60)
     assert server.posts() == []
     server.close()
 
 
 def test_on_the_port_of_the_other_verbs_nobody_waits(server):
-    with pytest.raises(Failed, match="--bind-port-bind"):
+    with pytest.raises(BindFailed, match="--bind-port-bind"):
         server.bind("g0", may_wait=False).result(60)
     assert server.waiting_for("g") == ("g0", "g1", "g2")
 
@@ -174,7 +174,7 @@ def test_a_member_that_is_refused_keeps_its_cards(server):
     refused = server.api.fault(Fault(status=403, message="denied"), "create", "*/g1/binding")
     calls = [server.bind(name) for name in ("g0", "g1", "g2")]
     assert calls[0].result(60) == calls[2].result(60) == "bound"
-    with pytest.raises(Failed, match="denied"):
+    with pytest.raises(BindFailed, match="denied"):
         calls[1].result(60)
     with server.state.view() as ledger:
         assert ledger.holding("uid-g1").mark == "gang"
@@ -210,7 +210,7 @@ def test_many_gangs_with_threads_that_give_up_at_random():
         for name in names_of:
             if name in calls and calls[name].done():
                 error = calls.pop(name).exception()
-                assert error is None or isinstance(error, Failed)
+                assert error is None or isinstance(error, BindFailed)
                 left.difference_update([name] if error is None else [])
         for name in names_of:
             if most and name in left and name not in calls and server.filter(name) == ["n1"]:
@@ -239,12 +239,12 @@ def test_many_gangs_with_threads_that_give_up_at_random():
 def test_a_hold_that_nobody_decides_ends_with_its_time():
     """As after a failure between the decision and the word of it: a bind would wait for ever, and hold its thread."""
     clock, cancelled = FakeClock(), []
-    hold = Hold("default/g", clock.now())
+    hold = Permit("default/g", clock.now())
     WaitingBinds(lambda _, reason: cancelled.append(reason), clock).wait(hold, "g0", None, 10.0)
     assert clock.now() == 1010
     assert len(cancelled) == 1
     assert hold.done.is_set()
-    assert not hold.go
+    assert not hold.allowed
     assert "tried again" in hold.reason
 
 
@@ -252,19 +252,19 @@ def test_the_connection_of_a_bind_that_waits_no_more_is_not_looked_at():
     """Its number may be that of another connection by then."""
     clock, cancelled = FakeClock(), []
     waits = WaitingBinds(lambda hold, _: cancelled.append(hold.key), clock)
-    over, other = (Hold(key, clock.now()) for key in ("default/over", "default/other"))
+    over, other = (Permit(key, clock.now()) for key in ("default/over", "default/other"))
     lines = [socket.socketpair() for _ in range(2)]
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(waits.wait, over, "over-0", lines[0][0], 10.0)
         clock.until_waiting(2)  # who looks has looked, and sleeps
-        over.settle(go=True)
+        over.decide(allowed=True)
         waiting.result(60)
         lines[0][1].close()
         waiting = pool.submit(waits.wait, other, "other-0", lines[1][0], 10.0)
         for _ in range(3):
             clock.step(2)
         clock.until_waiting(2)
-        other.settle(go=True)
+        other.decide(allowed=True)
         waiting.result(60)
     clock.advance(1.0)  # nobody looks after connections any more
     for line in (lines[0][0], *lines[1]):
@@ -286,4 +286,4 @@ def test_those_who_wait_are_told_also_where_what_counts_it_fails():
         world.schedule("g1")
     (first,) = [bind for bind in world.binding if bind.pod["metadata"]["name"] == "g0"]
     assert first.hold.done.is_set()
-    assert first.hold.go
+    assert first.hold.allowed

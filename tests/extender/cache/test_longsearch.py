@@ -14,8 +14,8 @@ from extender.cache.statelock import StateLock
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
 from tests.examples import examples
-from tests.extender.aheadworlds import World
 from tests.extender.gangworlds import reserve
+from tests.extender.nominationworlds import World
 from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, resource, state
 from tests.fakes.clock import FakeClock
 
@@ -112,10 +112,10 @@ def test_where_all_that_was_found_is_taken_it_comes_again_at_once(costly):
     ended = as_pod(bound("r-n001-1", P100 - 100, 1, node="n001", phase="Succeeded", containers=ENDED))
     clock.others = [lambda: None] * 5 + [lambda: take(made, "n000", 1, 1), lambda: made.set_pod(ended)]
     clock.advance(10)
-    assert made.touch_due() is None
+    assert made.next_requeue_node() is None
     found = made.plan(ask())
     assert isinstance(found, Unplaceable)
-    assert made.touch_due() is not None, "room has come on a node that was looked at before"
+    assert made.next_requeue_node() is not None, "room has come on a node that was looked at before"
 
 
 def test_nobody_is_woken_where_nothing_has_come():
@@ -123,7 +123,7 @@ def test_nobody_is_woken_where_nothing_has_come():
     made = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
     clock.advance(10)
     assert isinstance(made.plan(ask()), Unplaceable)
-    assert made.touch_due() is None
+    assert made.next_requeue_node() is None
 
 
 @pytest.mark.parametrize("steps", [100, 0])

@@ -10,7 +10,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
-from extender.cache.nodeload import STEADY, NodeLoads
+from extender.cache.nodeload import STEADY_SECONDS, NodeLoads
 from extender.records import nodeinfo, podinfo
 from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podinfo import PodRecord
@@ -40,7 +40,7 @@ def asks(cpu=None, memory=None, **more):
     ],
 )
 def test_what_a_pod_takes(spec, load):
-    assert loads.of_pod(msgspec.convert(spec, PodSpec)) == load
+    assert loads.load_of_pod(msgspec.convert(spec, PodSpec)) == load
 
 
 CONTAINERS = [asks("1", "1Gi", name="a"), asks("2", "1Gi", name="b")]
@@ -128,19 +128,19 @@ def test_what_is_left_follows_pods_and_plans():
     loads.set_node("n", NodeRecord(Load(4000, 8 * GIB, 10)), 0.0)
     loads.set_pod("a", Placed("n", Load(1000, GIB, 1)))
     loads.plan("b", Placed("n", Load(2000, GIB, 1)))
-    assert loads.left("n") == Load(1000, 6 * GIB, 8)
+    assert loads.free_load("n") == Load(1000, 6 * GIB, 8)
     loads.plan("a", Placed("n", Load(9, 9, 1)))
-    assert loads.left("n") == Load(1000, 6 * GIB, 8), "who is there is not planned"
+    assert loads.free_load("n") == Load(1000, 6 * GIB, 8), "who is there is not planned"
     loads.set_pod("b", Placed("n", Load(2000, GIB, 1)))
     loads.unplan(["a", "b"])
-    assert loads.left("n") == Load(1000, 6 * GIB, 8), "what was planned is there by now"
-    before = loads.freed
+    assert loads.free_load("n") == Load(1000, 6 * GIB, 8), "what was planned is there by now"
+    before = loads.freed_count
     loads.remove_pod("a")
-    assert loads.freed > before
+    assert loads.freed_count > before
     loads.remove_pod("b")
-    assert loads.left("n") == Load(4000, 8 * GIB, 10)
+    assert loads.free_load("n") == Load(4000, 8 * GIB, 10)
     loads.remove_node("n")
-    assert loads.left("n") is None
+    assert loads.free_load("n") is None
 
 
 def test_a_node_without_slots_offers_nothing():
@@ -148,14 +148,14 @@ def test_a_node_without_slots_offers_nothing():
     name, record = nodeinfo.node(json.dumps(node).encode())
     made = NodeLoads()
     made.set_node(name, record, 0.0)
-    assert not made.offers("n")
+    assert not made.offers_shares("n")
     assert list(made.names()) == []
     node["status"]["allocatable"][names.SHARE] = "512"
     made.set_node(*nodeinfo.node(json.dumps(node).encode()), 0.0)
-    made.settle(STEADY)
-    assert made.offers("n")
+    made.reopen_steady(STEADY_SECONDS)
+    assert made.offers_shares("n")
     assert list(made.names()) == ["n"]
-    assert made.offers("never seen")
+    assert made.offers_shares("never seen")
 
 
 def victim(node: str, priority: int, **more: bool) -> PodRecord:
@@ -175,13 +175,13 @@ def test_only_nodes_on_which_a_pod_of_lower_priority_could_be_evicted_from_cards
     assert [loads.has_victims(priority) for priority in (5, 6)] == [False, True]
 
 
-@pytest.mark.parametrize("how", ["going", "fixed", "grouped"])
+@pytest.mark.parametrize("how", ["terminating", "fixed", "grouped"])
 def test_a_pod_that_cannot_be_evicted_any_more_is_no_victim(how):
     loads = NodeLoads()
     loads.set_pod("a", victim("n1", 5))
     loads.set_pod("a", victim("n1", 5, **{how: True}))
     assert loads.with_victims({"n1"}, 10) == set()
-    assert loads.with_going({"n1", "n2"}) == ({"n1"} if how == "going" else set())
+    assert loads.with_terminating({"n1", "n2"}) == ({"n1"} if how == "terminating" else set())
     loads.set_pod("a", victim("n1", 5))
     assert loads.with_victims({"n1"}, 10) == {"n1"}
 

@@ -24,7 +24,7 @@ def waiting(name, node=""):
 
 def kept(nominations):
     """By name of the pod: node and cards."""
-    return [(pod.ref.name, node, place.assignment) for pod, node, place in nominations.before((), 0)]
+    return [(pod.ref.name, node, place.assignment) for pod, node, place in nominations.reserved_from((), 0)]
 
 
 def test_a_status_that_still_names_a_node_where_cards_were_kept_long_enough_keeps_none_again(nominations):
@@ -50,6 +50,6 @@ def test_which_cards_are_kept_is_found_out_anew_in_another_term(nominations):
 
 def test_a_member_that_is_nominated_itself_has_no_second_place_beside_the_first(nominations):
     rest = (Kept(waiting("b"), "n2", OTHER), Kept(waiting("c"), "n3", OTHER))
-    nominations.decided(waiting("a"), "n1", NominatedPlace(CARD, rest=rest), 0.0)
-    nominations.decided(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
+    nominations.add_own(waiting("a"), "n1", NominatedPlace(CARD, rest=rest), 0.0)
+    nominations.add_own(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
     assert sorted(kept(nominations), key=str) == [("a", "n1", CARD), ("b", "n4", CARD), ("c", "n3", OTHER)]

@@ -57,7 +57,7 @@ def test_the_entry_that_surely_keeps_a_pod_waiting_is_named_before_one_that_it_c
 
 
 def test_a_whole_card_asks_what_pods_get_of_it():
-    made = with_cards(State(clock=FakeClock(), kept_back=100), n1=1)
+    made = with_cards(State(clock=FakeClock(), headroom=100), n1=1)
     with made.view():
         pass
     made.set_quota(*as_quota({"memoryMiB": P100 - 100}))
@@ -72,12 +72,12 @@ def test_a_quota_that_was_never_known_wakes_nobody_when_it_goes():
     made.set_quota(*as_quota({"shares": 9}))
     refuse(made)
     clock.advance(5)
-    made.touch_due()
+    made.next_requeue_node()
     clock.advance(5)
     made.remove_quota("default/unreadable")
-    assert made.touch_due() is None
+    assert made.next_requeue_node() is None
     made.remove_quota("default/team")
-    assert made.touch_due() == "n1"
+    assert made.next_requeue_node() == "n1"
 
 
 @pytest.mark.parametrize("lie", [False, True])

@@ -186,14 +186,16 @@ def test_no_node_spells_what_another_one_holds(world):
     says(world, "n2", held("stranger", 16000))
     before = free(world, "n2")
     name, card = as_card(resource(1, held=[held("uid-a", 4069), held("n2/stranger", 0), held("", 1), held("a\n", 1)]))
-    assert [one.uid for one in card.held] == ["uid-a"]
+    assert [one.uid for one in card.reported_shares] == ["uid-a"]
     assert "podUID" in card.problem
     world.set_card(name, card)
     assert free(world, "n2") == before
     # Nor where it is believed what it writes.
-    world.set_card(name, card._replace(held=tuple(one._replace(uid="n2/stranger") for one in card.held)))
+    world.set_card(
+        name, card._replace(reported_shares=tuple(one._replace(uid="n2/stranger") for one in card.reported_shares))
+    )
     assert free(world, "n2") == before
-    world.set_card(name, card._replace(held=()))
+    world.set_card(name, card._replace(reported_shares=()))
     assert free(world, "n2") == before
 
 
@@ -207,7 +209,7 @@ def test_the_uids_of_pods_are_believed(world, uid):
 def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
     odd = held("odd", 0) | {"memoryMiB": "a lot"}
     name, card = as_card(resource(0, node="n2", held=[odd, "odd", None, held("stranger", 5000)], terminating=[odd]))
-    assert ([one.uid for one in card.held], card.status.terminating) == (["stranger"], ())
+    assert ([one.uid for one in card.reported_shares], card.status.terminating) == (["stranger"], ())
     assert card.problem
     world.set_card(name, card)
     assert free(world, "n2") == [P100 - 5000]
@@ -251,7 +253,7 @@ def test_a_card_that_moves_takes_its_words_along(world):
     world.set_card(name, card)
     world.set_card(name, card._replace(node="n1"))
     assert free(world, "n2") == []
-    world.set_card(name, card._replace(node="n1", held=()))
+    world.set_card(name, card._replace(node="n1", reported_shares=()))
     assert sorted(free(world)) == [P100 - 4069, P100, P100]
 
 
@@ -274,7 +276,7 @@ def test_what_a_node_reports_under_its_new_name_counts_once(world, clock):
     clock.advance(21)
     world.tick()
     assert sorted(free(world, "n2")) == [P100 - 4069, P100], "its time is over, and the new name still reports it"
-    world.set_card(name, card._replace(node="n2", held=()))
+    world.set_card(name, card._replace(node="n2", reported_shares=()))
     assert free(world, "n2") == [P100, P100]
 
 
@@ -282,7 +284,12 @@ def test_what_a_node_reports_under_its_new_name_counts_once(world, clock):
 def work(monkeypatch):
     """What is asked of reservations and the ledger while the lock is held."""
     calls = []
-    for owner, name in ((Reservations, "stray"), (Reservations, "holding"), (Ledger, "hold"), (Ledger, "release")):
+    for owner, name in (
+        (Reservations, "unknown_holding"),
+        (Reservations, "holding"),
+        (Ledger, "set_holding"),
+        (Ledger, "release"),
+    ):
         done = getattr(owner, name)
         monkeypatch.setattr(owner, name, lambda *args, done=done, name=name: calls.append(name) or done(*args))
     return calls
@@ -313,7 +320,7 @@ def test_the_words_of_other_cards_cost_a_report_nothing(clock, monkeypatch):
 
 
 def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, monkeypatch):
-    monkeypatch.setattr(reservations, "_MOST_LAPSED", 2)
+    monkeypatch.setattr(reservations, "_MAX_ORPHANED", 2)
     clock.advance(21)
     world.tick()
     says(world, "n1", held("uid-a", 4069), index=1)
@@ -335,7 +342,7 @@ def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, mon
 def wakes(world, clock):
     """Whether a node is touched now, for a pod that waits."""
     clock.advance(30)
-    return world.touch_due() is not None
+    return world.next_requeue_node() is not None
 
 
 @pytest.mark.parametrize("stranger", [False, True], ids=["a pod that was here", "a pod that nobody knows"])

@@ -10,20 +10,20 @@ from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Ledger
 from extender.cache import reservations
+from extender.cache.capacity import Capacity
 from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import (
-    FOLLOWS,
     PLANS,
     POSTED,
-    Begun,
-    Decided,
+    TRANSITIONS,
+    Assumed,
     IllegalTransition,
-    Patience,
+    KnownBinding,
     Phase,
     Reservations,
+    Timeouts,
 )
-from extender.cache.room import Room
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.podref import PodRef
 from tests.build import pod
@@ -52,8 +52,8 @@ def clock():
 
 @pytest.fixture
 def table(clock):
-    room = Room(Ledger(), NodeLoads(), SchedulingQueue(clock))
-    return Reservations(Inventory(), room, Patience(hold=30, terminating=20, confirm=75), clock)
+    room = Capacity(Ledger(), NodeLoads(), SchedulingQueue(clock))
+    return Reservations(Inventory(), room, Timeouts(reservation=30, terminating=20, confirmation=75), clock)
 
 
 def assigned():
@@ -62,7 +62,7 @@ def assigned():
 
 def begun(table, shares, *, node="n1", mps_client=COMMON):
     """A thread posts this for the pod."""
-    table.begin(POD, node, shares, mps_client=mps_client, term=1)
+    table.assume(POD, node, shares, mps_client=mps_client, epoch=1)
 
 
 def into(table, phase):
@@ -73,12 +73,12 @@ def into(table, phase):
     elif phase in POSTED:
         begun(table, shares)
         if phase is not Phase.BINDING:
-            table.posted(POD.uid, phase)
+            table.confirm(POD.uid, phase)
     elif phase is not None:
-        table.bound(assigned())
+        table.mark_bound(assigned())
         if phase is not Phase.BOUND:
-            table.left(POD.uid, ended=False)
-        if phase is Phase.LAPSED:
+            table.mark_deleted(POD.uid, ended=False)
+        if phase is Phase.ORPHANED:
             table._clock.advance(21)
             table.expire()
     one = table.get(POD.uid)
@@ -88,7 +88,7 @@ def into(table, phase):
 @pytest.mark.parametrize(("before", "plan"), list(itertools.product([None, *Phase], sorted(PLANS))))
 def test_a_plan_replaces_only_what_is_not_posted(table, before, plan):
     into(table, before)
-    if plan in FOLLOWS[before]:
+    if plan in TRANSITIONS[before]:
         table.plan(POD, "n2", assigned().assignment, plan)
         assert table.get(POD.uid).phase is plan
     else:
@@ -100,7 +100,7 @@ def test_a_plan_replaces_only_what_is_not_posted(table, before, plan):
 @pytest.mark.parametrize("before", [None, *Phase])
 def test_what_is_posted_is_given_up_by_nobody_but_who_knows_its_end(table, before):
     into(table, before)
-    table.give_up(POD.uid)
+    table.release_plan(POD.uid)
     table.drop_plans()
     table.expire()
     assert (table.get(POD.uid) is not None) == (before is not None and before not in PLANS)
@@ -109,38 +109,38 @@ def test_what_is_posted_is_given_up_by_nobody_but_who_knows_its_end(table, befor
 @pytest.mark.parametrize("before", [None, *Phase])
 def test_the_word_of_the_api_server_comes_at_any_time(table, before):
     into(table, before)
-    table.bound(assigned())
+    table.mark_bound(assigned())
     assert table.get(POD.uid).phase is Phase.BOUND
-    table.posted(POD.uid, Phase.UNCONFIRMED)  # a thread that comes back late
+    table.confirm(POD.uid, Phase.UNCONFIRMED)  # a thread that comes back late
     assert table.get(POD.uid).phase is Phase.BOUND
-    assert table.unheard() == set()
+    assert table.pending_bindings() == set()
 
 
 def test_what_was_posted_is_bound_once_the_watch_shows_the_same(table):
     seen = assigned()
     begun(table, seen.assignment, mps_client=seen.mps_client)
-    table.posted(POD.uid, Phase.ASSUMED)
-    table.bound(seen)
+    table.confirm(POD.uid, Phase.ACCEPTED)
+    table.mark_bound(seen)
     assert (table.get(POD.uid).phase, table.get(POD.uid).holding.mark) == (Phase.BOUND, "")
 
 
 def test_a_bound_pod_holds_what_its_annotations_say_now(table):
     """Its node may have been told so by hand: what the containers get is in the annotations."""
-    table.bound(assigned())
+    table.mark_bound(assigned())
     other = as_pod(bound("p", 200, 1))
-    table.bound(other)
+    table.mark_bound(other)
     assert table.get(POD.uid).holding.assignment == other.assignment
     since = table.get(POD.uid).since
     table._clock.advance(5)
-    table.bound(other)
+    table.mark_bound(other)
     assert table.get(POD.uid).since == since, "nothing new was said"
 
 
 @pytest.mark.parametrize(("node", "kept"), [("n1", True), ("n2", False)])
 def test_a_pod_that_is_bound_without_its_cards_keeps_what_was_posted_for_that_node(table, node, kept):
     """It may be our Binding, with annotations that somebody has broken since: the containers have the cards."""
-    into(table, Phase.ASSUMED)
-    table.bound(_bare(node))
+    into(table, Phase.ACCEPTED)
+    table.mark_bound(_bare(node))
     assert (table.get(POD.uid) is not None) is kept
 
 
@@ -165,7 +165,7 @@ def test_a_plan_knows_how_the_pod_uses_mps(table):
 @pytest.mark.parametrize("before", [phase for phase in Phase if phase is not Phase.BINDING])
 def test_of_a_pod_whose_containers_have_ended_nothing_is_left(table, before):
     into(table, before)
-    table.left(POD.uid, ended=True)
+    table.mark_deleted(POD.uid, ended=True)
     assert table.get(POD.uid) is None
 
 
@@ -173,41 +173,41 @@ def test_each_row_is_counted_in_its_phase_alone(table):
     for phase in Phase:
         into(table, phase)
         assert [one for one in Phase if table.count(one)] == [phase]
-        table.bound(assigned())
-        table.left(POD.uid, ended=True)
+        table.mark_bound(assigned())
+        table.mark_deleted(POD.uid, ended=True)
         assert not any(map(table.count, Phase))
 
 
 GANG = "default/g"
 
 
-@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED])
+@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED])
 def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, heard):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
-    assert {uid: one.node for uid, one in table.planned(GANG).items()} == {POD.uid: "n1"}
+    assert {uid: one.node for uid, one in table.gang_plan(GANG).items()} == {POD.uid: "n1"}
     begun(table, assigned().assignment)
-    table.posted(POD.uid, heard)
-    assert [one.phase for one in table.planned(GANG).values()] == [heard]
-    table.bound(assigned())
-    assert table.planned(GANG) == {}
+    table.confirm(POD.uid, heard)
+    assert [one.phase for one in table.gang_plan(GANG).values()] == [heard]
+    table.mark_bound(assigned())
+    assert table.gang_plan(GANG) == {}
 
 
 def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     begun(table, assigned().assignment)
-    table.posted(POD.uid, None)
-    assert [one.phase for one in table.planned(GANG).values()] == [Phase.WAITING]
+    table.confirm(POD.uid, None)
+    assert [one.phase for one in table.gang_plan(GANG).values()] == [Phase.WAITING]
 
 
-@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED, None])
+@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED, None])
 def test_what_is_posted_stands_though_its_gang_does_not_count_on_it_any_more(table, heard):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     begun(table, assigned().assignment)
-    table.give_up(POD.uid)
-    assert (table.planned(GANG), table.get(POD.uid).phase) == ({}, Phase.BINDING)
-    table.posted(POD.uid, heard)
-    assert [one.phase for one in table.among(*Phase)] == ([heard] if heard is not None else [])
-    assert table.planned(GANG) == {}
+    table.release_plan(POD.uid)
+    assert (table.gang_plan(GANG), table.get(POD.uid).phase) == ({}, Phase.BINDING)
+    table.confirm(POD.uid, heard)
+    assert [one.phase for one in table.in_phases(*Phase)] == ([heard] if heard is not None else [])
+    assert table.gang_plan(GANG) == {}
 
 
 @pytest.mark.parametrize("how", ["given up", "planned alone", "elsewhere", "gone", "dropped"])
@@ -215,41 +215,41 @@ def test_a_member_that_loses_its_place_is_in_the_plan_no_more(table, how):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     match how:
         case "given up":
-            table.give_up(POD.uid)
+            table.release_plan(POD.uid)
         case "planned alone":
             table.plan(POD, "n1", assigned().assignment, Phase.RESERVED)
         case "elsewhere":
             begun(table, assigned().assignment, node="n2")
         case "gone":
-            table.left(POD.uid, ended=False)
+            table.mark_deleted(POD.uid, ended=False)
         case "dropped":
             table.drop_plans()
-    assert table.planned(GANG) == {}
+    assert table.gang_plan(GANG) == {}
 
 
 @pytest.mark.parametrize("before", list(Phase))
 def test_what_is_posted_becomes_a_plan_of_filters_never_again(table, before):
     into(table, before)
-    if Phase.RESERVED in FOLLOWS[before]:
-        table.meet(POD.uid)
+    if Phase.RESERVED in TRANSITIONS[before]:
+        table.promote_nomination(POD.uid)
         assert table.get(POD.uid).phase is Phase.RESERVED
     else:
         with pytest.raises(IllegalTransition):
-            table.meet(POD.uid)
+            table.promote_nomination(POD.uid)
         assert [one for one in Phase if table.count(one)] == [before]
 
 
 def begin_plain(world, name="m"):
-    return world.begin_bind(PodRef(f"uid-{name}", "default", name), None, "n1", "binpack", term=0)
+    return world.assume(PodRef(f"uid-{name}", "default", name), None, "n1", "binpack", epoch=0)
 
 
 def test_a_pod_without_cards_is_no_share_in_the_metrics(table):
     begun(table, None)
-    assert table.unheard() == {POD.uid}
+    assert table.pending_bindings() == {POD.uid}
     assert set(table.marks().values()) == {0}
 
 
-@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ASSUMED, None])
+@pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED, None])
 def test_a_pod_without_cards_that_vanishes_while_it_is_posted_leaves_nothing(clock, heard):
     """Its UID was kept for ever as one of which a Binding may land: the Lease was never given back as settled."""
     world = with_cards(state(clock), n1=1)
@@ -259,19 +259,19 @@ def test_a_pod_without_cards_that_vanishes_while_it_is_posted_leaves_nothing(clo
     world.set_pod(seen)
     begin_plain(world)
     world.remove_pod(seen)
-    world.finish_bind("uid-m", heard)
-    assert world.unheard() == set()
+    world.confirm("uid-m", heard)
+    assert world.pending_bindings() == set()
 
 
 def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
     world = with_cards(state(clock), n1=1)
     begin_plain(world)
-    world.finish_bind("uid-m", Phase.UNCONFIRMED)
-    assert world.unheard() == {"uid-m"}
+    world.confirm("uid-m", Phase.UNCONFIRMED)
+    assert world.pending_bindings() == {"uid-m"}
     clock.advance(76)
     assert world.tick() == [PodRef("uid-m", "default", "m")]
-    world.looked_up("uid-m", bound=False, exists=True)
-    assert world.unheard() == set()
+    world.on_lookup("uid-m", bound=False, exists=True)
+    assert world.pending_bindings() == set()
 
 
 def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_here(clock):
@@ -279,8 +279,8 @@ def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_her
     world = with_cards(state(clock), n1=1, n2=1)
     whole = free(world)
     asked = request.parse(asking("p", gpu_mem=8138))
-    world.begin_bind(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", term=0)
-    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    world.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+    world.confirm("uid-p", Phase.UNCONFIRMED)
     taken = asking("p", gpu_mem=8138)
     taken["metadata"].setdefault("labels", {})[names.GANG] = "g"
     taken["spec"]["nodeName"] = "n2"
@@ -289,22 +289,22 @@ def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_her
 
 
 def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch):
-    monkeypatch.setattr(reservations, "_MOST_LAPSED", 1)
+    monkeypatch.setattr(reservations, "_MAX_ORPHANED", 1)
     for name in ("a", "b"):
-        table.bound(as_pod(bound(name, 100, 0)))
-        table.left(f"uid-{name}", ended=False)
+        table.mark_bound(as_pod(bound(name, 100, 0)))
+        table.mark_deleted(f"uid-{name}", ended=False)
         clock.advance(1)
     clock.advance(21)
     assert {one.pod.uid for one in table.expire().rows} == {"uid-a", "uid-b"}
-    assert [one.pod.uid for one in table.among(Phase.LAPSED)] == ["uid-b"]
+    assert [one.pod.uid for one in table.in_phases(Phase.ORPHANED)] == ["uid-b"]
 
 
-@pytest.mark.parametrize(("term", "then"), [(7, Begun), (8, Decided)])
+@pytest.mark.parametrize(("term", "then"), [(7, Assumed), (8, KnownBinding)])
 def test_what_an_earlier_term_may_have_posted_is_not_posted_again(clock, term, then):
     """Another extender may have given the cards away in between. In the same term the same cards are written again."""
     world = with_cards(state(clock), n1=1)
     first = begin(world, "p", 10, term=7)
-    world.finish_bind("uid-p", Phase.UNCONFIRMED)
+    world.confirm("uid-p", Phase.UNCONFIRMED)
     again = begin(world, "p", 10, term=term)
     assert isinstance(again, then)
     assert again.assignment == first.assignment
@@ -318,14 +318,14 @@ def test_a_pod_that_the_watch_shows_waiting_again_is_looked_up(table, clock, bef
     if before not in (Phase.BOUND, Phase.TERMINATING):
         assert (one.phase if (one := table.get(POD.uid)) is not None else None) is before
         return
-    assert table.decided(POD.uid).phase is Phase.UNCONFIRMED
-    assert table.unconfirmed() == []
+    assert table.known_binding(POD.uid).phase is Phase.UNCONFIRMED
+    assert table.overdue_pods() == []
     clock.advance(75.1)
-    assert table.unconfirmed() == [POD]
-    table.looked_up(POD.uid, bound=True, exists=True)
+    assert table.overdue_pods() == [POD]
+    table.on_lookup(POD.uid, bound=True, exists=True)
     assert table.holding(POD.uid) is not None, "it is bound: the watch is behind"
     clock.advance(75.1)
-    table.looked_up(POD.uid, bound=False, exists=True)
+    table.on_lookup(POD.uid, bound=False, exists=True)
     assert table.get(POD.uid) is None
 
 
@@ -336,12 +336,12 @@ def test_of_a_pod_that_waits_again_no_term_posts_the_former_cards(clock, term):
     world.set_pod(as_pod(bound("p", 10, 0)))
     waiting = as_pod(asking("p", gpu_mem=10))
     world.set_pod(waiting)
-    assert isinstance(begin(world, "p", 10, term=term), Decided)
+    assert isinstance(begin(world, "p", 10, term=term), KnownBinding)
     clock.advance(75.1)
     (due,) = world.tick()
-    world.looked_up(due.uid, bound=False, exists=True)
+    world.on_lookup(due.uid, bound=False, exists=True)
     assert free(world) == whole
-    assert isinstance(begin(world, "p", 10, term=term), Begun)
+    assert isinstance(begin(world, "p", 10, term=term), Assumed)
 
 
 def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_counts(clock):
@@ -357,7 +357,7 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
     world.set_card(*as_card(resource(0, held=[held("uid-p", 10)])))
     clock.advance(75.1)
     world.tick()
-    world.looked_up("uid-p", bound=False, exists=True)
+    world.on_lookup("uid-p", bound=False, exists=True)
     assert free(world) == [whole[0] - 10, *whole[1:]], "its containers still run there"
     world.set_card(*as_card(resource(0)))
     assert free(world) == whole
@@ -369,9 +369,9 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
 @pytest.mark.parametrize(
     ("before", "seconds", "then"),
     [
-        (Phase.AHEAD, 30, None),
+        (Phase.NOMINATED, 30, None),
         (Phase.RESERVED, 30, None),
-        (Phase.TERMINATING, 20, Phase.LAPSED),
+        (Phase.TERMINATING, 20, Phase.ORPHANED),
         (Phase.WAITING, 1000, Phase.WAITING),
     ],
 )
@@ -382,21 +382,21 @@ def test_it_counts_for_its_time_and_no_longer(table, clock, before, seconds, the
     assert table.get(POD.uid).phase is before
     clock.advance(0.1)
     table.expire()
-    assert [one.phase for one in table.among(*Phase)] == ([then] if then is not None else [])
+    assert [one.phase for one in table.in_phases(*Phase)] == ([then] if then is not None else [])
 
 
-@pytest.mark.parametrize("posted", [Phase.UNCONFIRMED, Phase.ASSUMED])
+@pytest.mark.parametrize("posted", [Phase.UNCONFIRMED, Phase.ACCEPTED])
 def test_what_no_event_has_confirmed_is_looked_up_and_after_each_failure_later(table, clock, posted):
     """Also what was accepted: the watch may have missed the pod, and its share would count for ever."""
     into(table, posted)
     clock.advance(75)
-    assert table.unconfirmed() == []
+    assert table.overdue_pods() == []
     clock.advance(0.1)
     for pause in (1, 2, 4, 8, 16, 32, 64, 64):
-        assert table.unconfirmed() == [POD]
-        table.look_up_failed(POD.uid)
+        assert table.overdue_pods() == [POD]
+        table.on_lookup_failed(POD.uid)
         clock.advance(pause - 0.1)
-        assert table.unconfirmed() == []
+        assert table.overdue_pods() == []
         clock.advance(0.1)
 
 
@@ -413,10 +413,10 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
             world.tick()
     world.set_pod(as_pod(bound("a", 10, 0)))
     plan(world, "p", 10)
-    for name, heard in (("b", None), ("u", Phase.UNCONFIRMED), ("c", Phase.ASSUMED)):
+    for name, heard in (("b", None), ("u", Phase.UNCONFIRMED), ("c", Phase.ACCEPTED)):
         begin(world, name, 10)
         if heard is not None:
-            world.finish_bind(f"uid-{name}", heard)
+            world.confirm(f"uid-{name}", heard)
     reported = ("uid-a", "uid-still", "one", "two")
     world.set_card(*as_card(resource(0, held=[held(uid, 10) for uid in reported])))
     with world.view() as ledger:

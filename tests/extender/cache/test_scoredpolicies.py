@@ -8,13 +8,13 @@ import pytest
 from cardwise.core.api import names, policies
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.kube import paths
-from extender.ahead.ahead import AheadSettings, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.controllers.workloadcontroller import WorkloadController
+from extender.nomination.nominator import NominationMode, NominationSettings
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
-from tests.extender.aheadworlds import World as Ahead
+from tests.extender.nominationworlds import World as Ahead
 from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
@@ -80,7 +80,7 @@ def test_the_annotation_of_a_pod_decides():
 
 
 def test_it_decides_ahead_as_well():
-    ahead = Ahead("n1", "n2", settings=AheadSettings(when=When.ALWAYS, policy="fgd"))
+    ahead = Ahead("n1", "n2", settings=NominationSettings(mode=NominationMode.ALWAYS, policy="fgd"))
     ahead.tell(bound("r1", P100 - HALF, 0, node="n1"))
     ahead.tell(bound("r2", P100 - HALF - 4000, 0, node="n2"))
     taught(ahead.state, controller(ahead.state), HALF)
@@ -121,7 +121,7 @@ def test_a_new_leader_goes_on_from_what_was_learned():
     assert arrivals(api) >= 16
 
     after = world(n1=[HALF], n2=[HALF + 4000])
-    after.policies.wanted = True
+    after.policies.is_requested = True
     controller(after, api).step()
     assert ask(after, asking("p", gpu_mem=3000)) == ["n2"]
 

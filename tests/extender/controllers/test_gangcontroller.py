@@ -63,7 +63,7 @@ class Scene:
                 self.seen.remove(key)
             else:
                 self.world.state.gangs.set_group(key, record.group)
-                self.seen.put(key, record)
+                self.seen.set_object(key, record)
 
     def tell(self, seconds=3):
         for _ in range(int(seconds * 4)):

@@ -31,7 +31,7 @@ def api(clock):
 def made(clock):
     """A state of one card, for which somebody was refused."""
     found = with_cards(state(clock), n1=1)
-    found.touch_due()
+    found.next_requeue_node()
     refuse(found)
     return found
 
@@ -43,13 +43,13 @@ def heals(made):
 
 def one_round(loops):
     loops.step()
-    loops.wake_pods()
+    loops.requeue_pods()
 
 
 def test_who_waits_is_tried_again_when_a_card_is_uncordoned(api, clock):
     made = with_cards(state(clock), n1=1)
     made.set_card(*as_card(resource(0, cordoned=True)))
-    made.touch_due()
+    made.next_requeue_node()
     refuse(made)
     loops = Loops(api.client(), made, clock=clock)
     one_round(loops)
@@ -92,11 +92,11 @@ def test_nodes_that_cannot_be_changed_do_not_delay_a_wake_up_by_a_round(api, clo
     for name in ("a", "b"):
         full(api, name)
     made = with_cards(state(clock), a=1, b=1, n1=1)
-    made.touch_due()
+    made.next_requeue_node()
     loops = Loops(api.client(), made, clock=clock)
-    for wakes in (lambda queue: queue.move_all("a"), lambda queue: queue.move_all()):
+    for wakes in (lambda queue: queue.requeue_all("a"), lambda queue: queue.requeue_all()):
         with made.queue() as queue:
-            queue.refused("pod")
+            queue.mark_refused("pod")
             wakes(queue)
         one_round(loops)
         assert (api.requests[-1].verb, api.requests[-1].path) == ("patch", N1), "in the same round"
@@ -107,14 +107,14 @@ def test_nodes_that_cannot_be_changed_do_not_delay_a_wake_up_by_a_round(api, clo
 def test_a_node_that_cannot_be_changed_is_tried_again_after_minutes(api, clock):
     bad = full(api, "a")
     made = with_cards(state(clock), a=1, n1=1)
-    made.touch_due()
+    made.next_requeue_node()
     loops = Loops(api.client(), made, clock=clock)
 
     def wake():
         api.requests.clear()
         with made.queue() as queue:
-            queue.refused("pod")
-            queue.move_all("a")
+            queue.mark_refused("pod")
+            queue.requeue_all("a")
         one_round(loops)
         return [call.path for call in api.requests]
 
@@ -131,11 +131,11 @@ def test_a_node_that_takes_long_to_change_delays_neither_wake_ups_nor_the_end_of
     api.put(paths.nodes(), {"metadata": {"name": "a"}})
     api.fault(Fault(seconds=60.0), path=paths.nodes("a"), times=1_000_000)
     made = with_cards(state(clock), a=1, n1=1)
-    made.touch_due()
+    made.next_requeue_node()
     loops = Loops(api.client(), made, clock=clock)
     with made.queue() as queue:
-        queue.refused("pod")
-        queue.move_all("a")
+        queue.mark_refused("pod")
+        queue.requeue_all("a")
     began = clock.now()
     for _ in range(3):
         one_round(loops)
@@ -149,12 +149,12 @@ def test_a_node_that_takes_long_to_change_delays_neither_wake_ups_nor_the_end_of
 
 def test_while_the_api_server_is_down_nodes_are_tried_one_by_one_and_less_often(api, clock):
     made = with_cards(state(clock), **{f"m{i}": 1 for i in range(50)}, n1=1)
-    made.touch_due()
+    made.next_requeue_node()
     down = api.fault(Fault(refused=True), times=1_000_000)
     loops = Loops(api.client(), made, clock=clock)
     with made.queue() as queue:
-        queue.refused("pod")
-        queue.move_all("n1")
+        queue.mark_refused("pod")
+        queue.requeue_all("n1")
     for _ in range(120):
         one_round(loops)
         clock.advance(0.5)
@@ -171,7 +171,7 @@ def test_while_the_api_server_is_down_nodes_are_tried_one_by_one_and_less_often(
 
 def test_a_process_that_stood_still_has_waiting_pods_tried_again(api, clock):
     made = with_cards(state(clock), n1=1)
-    made.touch_due()
+    made.next_requeue_node()
     loops = Loops(api.client(), made, clock=clock)
     one_round(loops)
     clock.advance(0.5)

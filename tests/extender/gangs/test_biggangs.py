@@ -5,7 +5,7 @@ import pytest
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangs import MOST_KINDS
 from extender.gangs import gangs
-from extender.gangs.line import AT_A_TIME
+from extender.gangs.gangqueue import AT_A_TIME
 from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, as_pod, bound
 from tests.working import work
@@ -94,7 +94,7 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
     for count in (2 * AT_A_TIME, 10 * AT_A_TIME):
         world = greedy(count)
         asks(world, count)
-        world.state._cache.room.free()  # so that each may fit again
+        world.state._cache.capacity.mark_freed()  # so that each may fit again
         world.create(*(member(f"v{i}", "v", 2, namespace="other", gated=False, gpu_mem=100) for i in range(2)))
         with work() as done:
             assert world.state.gangs.filter("uid-v0", ["n1"]) == "n1"
@@ -110,7 +110,7 @@ def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
     world.create(*(member(f"v{i}", "v", 2, namespace="other", created=9, gated=False, gpu_mem=P100) for i in range(2)))
     world.filter("v0")
     world.clock.advance(10)
-    world.state._cache.room.free()
+    world.state._cache.capacity.mark_freed()
     looked = []
     look_at = world.state.gangs._look_at
 
@@ -200,7 +200,7 @@ def test_a_gang_of_many_sizes_that_cannot_fit_is_not_planned(monkeypatch):
 def test_equal_requests_of_members_are_one_object():
     world = World({"n1": 2})
     world.create(*(member(f"g{i}", minimum=8, gpu_mem=1024 + i % 2) for i in range(8)))
-    assert len({id(each.request) for each in world.state.gangs.of("uid-g0").members.values()}) == 2
+    assert len({id(each.request) for each in world.state.gangs.gang_of("uid-g0").members.values()}) == 2
 
 
 def test_a_pod_that_comes_and_goes_touches_no_node_for_gangs_that_wait():
@@ -212,11 +212,11 @@ def test_a_pod_that_comes_and_goes_touches_no_node_for_gangs_that_wait():
         world.create(single("small", gpu_mem=1))
         world.run(2)
         assert "small" in world.bound()
-        world.state.touch_due()
+        world.state.next_requeue_node()
         world.delete("small")
         world.clock.advance(3.0)
         world.keep()
-        assert world.state.touch_due() is None
+        assert world.state.next_requeue_node() is None
 
 
 def test_gangs_that_wait_are_tried_again_when_one_fits():
@@ -226,8 +226,8 @@ def test_gangs_that_wait_are_tried_again_when_one_fits():
     world.create(*(member(f"g{i}", minimum=4, gpu_mem=P100) for i in range(4)))
     world.run(5)
     for i in range(4):
-        assert world.state.touch_due() is None
+        assert world.state.next_requeue_node() is None
         world.delete(f"busy{i}")
         world.clock.advance(3.0)
         world.keep()
-    assert world.state.touch_due() == "n1"
+    assert world.state.next_requeue_node() == "n1"

@@ -89,7 +89,7 @@ def test_a_thread_that_was_let_go_for_a_former_hold_posts_nothing_of_the_next():
     world.keep()
     assert world.schedule("a0") == world.schedule("a1") == ""
     slow = world.binding.copy()
-    assert all(bind.hold.go for bind in slow)
+    assert all(bind.hold.allowed for bind in slow)
     world.binding.clear()
     world.state.forget_plans()
     assert world.filter("a0")[0] == ["n1"]
@@ -105,14 +105,14 @@ def test_a_member_that_may_be_bound_already_is_not_planned_anew_in_a_later_term(
     world.keep()
     assert world.schedule("a0") == world.schedule("a1") == ""
     first = next(bind for bind in world.binding if bind.pod["metadata"]["name"] == "a0")
-    world.state.begin_bind(PodRef("uid-a0", "default", "a0"), request.parse(first.pod), first.node, "binpack", term=0)
-    world.state.finish_bind("uid-a0", Phase.UNCONFIRMED)
+    world.state.assume(PodRef("uid-a0", "default", "a0"), request.parse(first.pod), first.node, "binpack", epoch=0)
+    world.state.confirm("uid-a0", Phase.UNCONFIRMED)
     world.binding.clear()
     world.assumed.clear()
     world.state.forget_plans()
-    card = world.state.decided("uid-a0")
+    card = world.state.known_binding("uid-a0")
     world.run(5)
-    assert world.state.decided("uid-a0") == card
+    assert world.state.known_binding("uid-a0") == card
     world.create(*(single(f"s{i}", created=20 + i, gpu_mem=P100) for i in range(3)))
     world.run(5)
     assert first.node not in world.bound().values()
@@ -211,12 +211,12 @@ def lost() -> World:
 
 def test_a_gang_all_of_whose_answers_were_lost_waits_again_and_is_given_up_once(lost):
     gang = lost.state.gangs._gangs["default/a"]
-    freed = lost.state._cache.room.freed
+    freed = lost.state._cache.capacity.freed_count
     for _ in range(20):
         lost.clock.advance(0.1)
         lost.keep()
     assert (lost.phase("a"), gang.forward, gang._failures) == ("Waiting", False, 1)
-    assert lost.state._cache.room.freed == freed, "nobody else is planned anew for it"
+    assert lost.state._cache.capacity.freed_count == freed, "nobody else is planned anew for it"
     assert lost.held() == 2, "what may land stays its own"
 
 
@@ -249,12 +249,12 @@ def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_r
     world.clock.advance(76)
     first, second = world.state.tick()
     world.unheard.clear()
-    world.state.looked_up(first.uid, bound=False, exists=True)
+    world.state.on_lookup(first.uid, bound=False, exists=True)
     world.keep()
     with world.state.view() as ledger:
         node = ledger.holding(second.uid).node
     world.state.set_card(*as_card(resource(0, node=node, health="Unhealthy")))
-    world.state.looked_up(second.uid, bound=False, exists=True)
+    world.state.on_lookup(second.uid, bound=False, exists=True)
     world.keep()
     for name in ("a0", "a1"):
         world.schedule(name)

@@ -75,7 +75,7 @@ def test_where_it_is_not_known_which_nodes_have_room_a_member_that_moves_gets_no
     world.keep()
     assert world.filter("a")[0] == ["n1"]
     world.offered = lambda _: ["n2"]
-    monkeypatch.setattr(Capacities, "most", lambda *_: (0, False))
+    monkeypatch.setattr(Capacities, "count_pods", lambda *_: (0, False))
     assert world.filter("a")[0] == []
     assert world.phase("a") == "Waiting"
 

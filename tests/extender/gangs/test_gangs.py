@@ -76,7 +76,7 @@ def test_cards_of_a_plan_are_nobody_elses():
 
 def test_no_hold_is_longer_than_a_podgroup_could_say():
     """Also of a gang without a PodGroup, where `--gang-seconds` is more."""
-    world = World({"n1": 3}, most=10.0)
+    world = World({"n1": 3}, max_hold=10.0)
     trio(world)
     world.schedule("g0")
     world.clock.advance(11)
@@ -158,7 +158,7 @@ def test_what_takes_one_away_ends_the_whole_hold(how):
     elif how == "terminate":
         world.terminate("g2")
     elif how == "cancel":
-        world.state.gangs.cancel(hold, "the connection closed")
+        world.state.gangs.cancel_permit(hold, "the connection closed")
     elif how == "fail":
         world.finish("g2", "Failed")
     elif how == "stop":
@@ -166,7 +166,7 @@ def test_what_takes_one_away_ends_the_whole_hold(how):
     else:
         world.state.forget_plans()
     assert hold.done.is_set()
-    assert not hold.go
+    assert not hold.allowed
     assert hold.reason
     assert world.held() == 0
     assert world.phase() != "Held"
@@ -181,7 +181,7 @@ def test_after_the_last_has_come_nothing_goes_back():
         world.schedule(name)
     hold = world.binding[0].hold
     world.settle(only="g0")
-    world.state.gangs.cancel(hold, "the connection closed")
+    world.state.gangs.cancel_permit(hold, "the connection closed")
     world.filter("g1")
     world.clock.advance(60)
     world.keep()
@@ -511,7 +511,7 @@ def test_a_node_that_is_not_offered_is_replaced():
     trio(world)
     assert world.schedule("g0") == ""
     taken = world.assumed["g0"]
-    planned = {view.name: view.held for view in world.state.gangs.views()}["g"]
+    planned = {view.name: view.reserved for view in world.state.gangs.views()}["g"]
     other = next(node for node, _, _ in planned if node != taken)
     world.nodes[other].cpu = 0  # the scheduler has put something there that we do not see
     assert world.schedule("g1") == world.schedule("g2") == ""

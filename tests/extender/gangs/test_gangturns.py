@@ -119,7 +119,7 @@ def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
 @pytest.mark.parametrize(("costs", "shapes"), [(TURN, 1), (0, 4)])
 def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch, costs, shapes):
     looks = []
-    most = Capacities.most
+    most = Capacities.count_pods
 
     def costly(*args):
         looks.append(args)
@@ -129,7 +129,7 @@ def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch
     world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS)}, max_waiting=1000)
     world.create(*(member(f"g0{i}", "g0", 4, gpu_mem=1000 + i) for i in range(4)))
     world.keep()
-    monkeypatch.setattr(Capacities, "most", costly)
+    monkeypatch.setattr(Capacities, "count_pods", costly)
     assert world.schedule("g00") is not None
     assert len(looks) == shapes
     for _ in range(4):
@@ -155,13 +155,13 @@ def test_nothing_is_planned_before_the_nodes_were_looked_at_for_all_sorts_of_mem
 def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_the_end(monkeypatch):
     """A single pod takes a card between two turns on which the plan had a member."""
     world = World({"n1": 4}, max_waiting=1000)
-    put = gangplan._Attempt._put
+    put = gangplan._Attempt._add_member
 
     def costly(*how):
         world.clock.worked += 2 * TURN
         put(*how)
 
-    monkeypatch.setattr(gangplan._Attempt, "_put", costly)
+    monkeypatch.setattr(gangplan._Attempt, "_add_member", costly)
     world.create(*(member(f"g0{i}", "g0", 3, gpu_mem=P100) for i in range(3)), single("s", gpu_mem=P100))
     world.state.gangs._plan_some = lambda: False  # the calls plan
     world.keep()
@@ -183,14 +183,14 @@ def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_th
 @pytest.fixture
 def costly_members(monkeypatch):
     """A function that says of the world that each member which a plan places costs more than a turn has."""
-    put = gangplan._Attempt._put
+    put = gangplan._Attempt._add_member
 
     def make(world):
         def costly(*how):
             world.clock.worked += 2 * TURN
             put(*how)
 
-        monkeypatch.setattr(gangplan._Attempt, "_put", costly)
+        monkeypatch.setattr(gangplan._Attempt, "_add_member", costly)
 
     return make
 
@@ -321,7 +321,7 @@ def between(monkeypatch):
         without_plans.setattr(world.state.gangs, "_plan_some", lambda: False)
         world.keep()  # the gates of `a` are gone
     world.delete("s", "s2")
-    put = gangplan._Attempt._put
+    put = gangplan._Attempt._add_member
 
     def costly(*how):
         world.clock.worked += 2 * TURN
@@ -329,7 +329,7 @@ def between(monkeypatch):
 
     world.clock.advance(1)
     with monkeypatch.context() as slow:
-        slow.setattr(gangplan._Attempt, "_put", costly)
+        slow.setattr(gangplan._Attempt, "_add_member", costly)
         assert world.state.gangs._plan_some()
     assert [gang.name for gang in world.state.gangs._unasked] == ["a"]
     return world
@@ -355,7 +355,7 @@ def test_a_gang_that_gets_a_plan_between_two_turns_keeps_it(between):
     while between.state.gangs._plan_some():
         pass
     assert between.schedule("a1") == ""
-    assert waiting.hold.go, "who waits goes on with the last member"
+    assert waiting.hold.allowed, "who waits goes on with the last member"
     between.settle()
     assert between.phase("a") == "Running"
 
@@ -367,7 +367,7 @@ def test_a_gang_that_comes_to_run_between_two_turns_is_not_planned_again(between
     assert between.phase("a") == "Running"
     while between.state.gangs._plan_some():
         pass
-    assert not between.state.gangs._holds
+    assert not between.state.gangs._permits
 
 
 def test_the_pause_after_a_costly_round_ends_also_where_the_controller_comes_more_often_than_it_lasts(monkeypatch):
@@ -409,7 +409,7 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
     worked = world.clock.worked
     for call in range(1000):
         with world.state.view():
-            world.state._cache.room.free()
+            world.state._cache.capacity.mark_freed()
         assert world.schedule(f"g{call % GANGS}0")
         world.clock.advance(0.001)
     assert 0.05 < world.clock.worked - worked < 0.15

@@ -137,12 +137,12 @@ def test_when_the_gang_for_which_nodes_are_kept_is_deleted_those_that_wait_for_t
     world.create(member("b", "b", 1, created=90, gpu_mem=P100), single("z", created=91, gpu_mem=P100))
     assert world.schedule("z") == RESERVED
     world.run(1)
-    world.state.touch_due()
+    world.state.next_requeue_node()
     world.delete("a0", "a1")
     world.clock.advance(10)
     world.keep()
     assert world.phase("b") == "Held"
-    assert world.state.touch_due() == "n1"
+    assert world.state.next_requeue_node() == "n1"
 
 
 def test_it_reserves_no_more_cards_than_it_asks_for():

@@ -10,9 +10,9 @@ from cardwise.core.api import assignment, names, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.placement.cardindex import CardIndex
 from cardwise.kube import errors, paths
-from extender.binding.binder import Failed
+from extender.binding.binder import BindFailed
 from extender.cache.reservations import Phase
-from extender.leadership.fence import Fate
+from extender.leadership.fence import PodState
 from extender.leadership.leadership import Leadership
 from extender.records.podref import PodRef
 from tests.build import pod
@@ -32,15 +32,15 @@ class Two:
         self.a, self.b = (Extender(self.api, name, self.clock, cards=cards, **how) for name in "ab")
         for each in (self.a, self.a, self.b, self.b):
             each.look()
-        assert self.a.leadership.term() is not None
-        assert self.b.leadership.term() is None
+        assert self.a.leadership.epoch() is not None
+        assert self.b.leadership.epoch() is None
 
     def takes_over(self, heir: Extender) -> None:
         """So much time passes that the Lease ends, and this one takes it."""
         for _ in range(12):
             self.clock.advance(2.0)
             heir.look()
-        assert heir.leadership.term() is not None
+        assert heir.leadership.epoch() is not None
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def two():
 
 
 def fails(extender, name, node="n1"):
-    with pytest.raises(Failed) as failed:
+    with pytest.raises(BindFailed) as failed:
         extender.bind(name, node)
     return failed.value.outcome
 
@@ -81,9 +81,9 @@ def test_a_beginning_that_fails_after_all_was_settled_settles_nothing_again(two,
         for _ in range(3):
             with pytest.raises(RuntimeError):
                 two.b.leadership.step()
-    assert two.b.leadership.term() is None
+    assert two.b.leadership.epoch() is None
     two.b.leadership.step()
-    assert two.b.leadership.term() is not None
+    assert two.b.leadership.epoch() is not None
     assert len(reads) == 1
 
 
@@ -100,10 +100,10 @@ def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
     two.a.cut = True
     two.clock.advance(13.4)
     two.a.look()
-    assert two.a.leadership.term() is not None
+    assert two.a.leadership.epoch() is not None
     two.clock.advance(0.2)
     two.a.look()
-    assert two.a.leadership.term() is None
+    assert two.a.leadership.epoch() is None
     assert "too old" in two.a.leadership.denial().text
 
 
@@ -111,13 +111,13 @@ def test_who_cannot_have_its_own_state_leaves_the_lease_to_another(two):
     with two.a.state.view():  # somebody stands there
         for _ in range(12):
             two.clock.advance(2.0)
-            if two.a.leadership.term() is not None:
+            if two.a.leadership.epoch() is not None:
                 two.a.elector.step()
             two.b.look()
-        assert two.a.leadership.term() is None
-        assert two.b.leadership.term() is not None
+        assert two.a.leadership.epoch() is None
+        assert two.b.leadership.epoch() is not None
     two.a.look()
-    assert two.a.leadership.term() is None
+    assert two.a.leadership.epoch() is None
 
 
 def test_a_long_turn_does_not_cost_the_lease(two):
@@ -127,11 +127,11 @@ def test_a_long_turn_does_not_cost_the_lease(two):
             two.a.elector.step()
     two.a.look()
     two.clock.advance(12.0)
-    assert two.a.leadership.term() is not None
+    assert two.a.leadership.epoch() is not None
 
 
 def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
-    term = two.a.leadership.term()
+    term = two.a.leadership.epoch()
     with two.a.leadership.posting(term) as left:
         assert 12.0 < left <= 12.5  # of 15 s: a tenth for clocks, and a second for the answer
     two.clock.advance(12.0)
@@ -140,7 +140,7 @@ def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
     two.clock.advance(0.6)
     with two.a.leadership.posting(term) as left:
         assert left == 0
-    assert two.a.leadership.term() == term, "it still answers, what it must not is write"
+    assert two.a.leadership.epoch() == term, "it still answers, what it must not is write"
 
 
 def test_a_post_may_take_as_long_as_the_lease_and_no_longer(two):
@@ -156,7 +156,7 @@ def test_who_stood_still_between_decision_and_post_does_not_post_what_another_ma
     """A pause of the whole process, as a garbage collector makes it. `again`: it has the Lease again by then."""
     two.api.create_pod("mine", P100)
     two.api.create_pod("other", P100)
-    begin_bind = two.a.state.begin_bind
+    begin_bind = two.a.state.assume
 
     def paused(*args, **how):
         begun = begin_bind(*args, **how)
@@ -166,11 +166,11 @@ def test_who_stood_still_between_decision_and_post_does_not_post_what_another_ma
             two.takes_over(two.a)
         return begun
 
-    two.a.state.begin_bind = paused
+    two.a.state.assume = paused
     assert fails(two.a, "mine") == "standby"
     assert two.api.posts() == [("b", "other")]
     assert mark(two.a.state, "uid-mine") is None
-    two.a.state.begin_bind = begin_bind
+    two.a.state.assume = begin_bind
     assert fails(two.a, "mine") == ("refused" if again else "standby")
 
 
@@ -247,7 +247,7 @@ def test_what_the_first_call_of_a_term_would_wait_for_is_made_before_it_begins(t
     refresh = CardIndex.refresh
 
     def refreshed(index, nodes):
-        terms.append(two.b.leadership.term())
+        terms.append(two.b.leadership.epoch())
         refresh(index, nodes)
 
     gives_back(two.a)
@@ -264,12 +264,12 @@ def test_a_term_does_not_begin_while_waiting_pods_cannot_be_changed(two):
     for _ in range(9):
         two.clock.advance(2.0)
         two.b.look()
-    assert two.b.leadership.term() is None
+    assert two.b.leadership.epoch() is None
     assert len(two.api.sent("patch")) == 3
     elector.holds = still
     down.end()
     two.b.look()
-    assert two.b.leadership.term() is not None
+    assert two.b.leadership.epoch() is not None
 
 
 def test_a_pod_that_somebody_lets_nobody_change_keeps_no_term_from_beginning(two):
@@ -287,7 +287,7 @@ def test_a_pod_is_changed_each_time_also_by_the_same_word(two):
     seen = [two.api.pods()["p"]]
     for _ in range(2):
         two.clock.advance(1.0)
-        assert two.a.leadership._fence.void(PodRef("uid-p", "default", "p"), "word") is Fate.WAITS
+        assert two.a.leadership._fence.fence_pod(PodRef("uid-p", "default", "p"), "word") is PodState.UNBOUND
         seen.append(two.api.pods()["p"])
     assert len({pod["metadata"]["resourceVersion"] for pod in seen}) == 3
 
@@ -316,13 +316,13 @@ def test_what_could_not_be_changed_is_tried_again_while_the_term_lasts(two):
     later(two)
     assert changed(two).count("p") == 2
     assert changed(two).count("r") == 1
-    assert not two.b.leadership.settled()
+    assert not two.b.leadership.is_settled()
     assert two.b.bind("q", "n1") == "bound"
     two.b.catch_up(lambda: True)
     before = changed(two)
     later(two)
     assert changed(two) == before, "nothing of a former term can land any more"
-    assert two.b.leadership.settled()
+    assert two.b.leadership.is_settled()
 
 
 def later(two):
@@ -383,7 +383,7 @@ def test_many_that_cannot_be_changed_keep_a_term_waiting_no_longer_than_one(two,
     two.api.create_pod("good", 1)
     two.api.fault(fault, "patch", "*/pods/p*/status", times=math.inf)
     began = two.clock.now()
-    swept = two.b.leadership._fence.void_all(
+    swept = two.b.leadership._fence.fence_pods(
         [PodRef(f"uid-{name}", "default", name) for name in two.api.pods()], "word", lambda: True
     )
     assert two.clock.now() - began <= 12
@@ -398,7 +398,7 @@ def test_a_namespace_of_pods_that_are_slow_to_change_keeps_a_term_waiting_no_lon
         two.api.create_pod(one.name, 1, namespace=one.namespace)
     two.api.before(lambda _call: two.clock.advance(2.0), "patch", "*/pods/p*/status", times=math.inf)
     two.api.fault(Fault(refused=True), "patch", "*/pods/p*/status", times=math.inf)
-    swept = two.b.leadership._fence.void_all(pods, "word", lambda: True)
+    swept = two.b.leadership._fence.fence_pods(pods, "word", lambda: True)
     assert swept == (False, frozenset(one.uid for one in pods if one.namespace == "fat"))
     assert len(changed(two)) <= 16 * 3 + 1, "each of them takes two seconds"
     assert changed(two).count("good") == 1
@@ -425,7 +425,7 @@ def fat(two, namespaces, each):
 def test_a_tenants_fat_pods_keep_a_term_waiting_no_longer_than_the_patience_for_all(two, namespaces, each):
     pods, _ = fat(two, namespaces, each)
     began = two.clock.now()
-    swept = two.b.leadership._fence.void_all(pods, "word", lambda: True)
+    swept = two.b.leadership._fence.fence_pods(pods, "word", lambda: True)
     assert swept == (False, frozenset(one.uid for one in pods) - {"uid-good"})
     assert changed(two).count("good") == 1
     assert two.clock.now() - began <= 10 + 300 * 0.25 / 16 + 1
@@ -466,7 +466,7 @@ def test_a_lease_whose_count_goes_back_hides_no_other_leader(two):
     two.takes_over(two.a)
     two.b.look()
     late = binding_of(two.api, "mine")
-    late["metadata"]["annotations"][names.TERM] = two.a.leadership.word(two.a.leadership.term())
+    late["metadata"]["annotations"][names.TERM] = two.a.leadership.fencing_token(two.a.leadership.epoch())
     count_is(two, count - 1)
     two.takes_over(two.b)
     assert two.b.bind("other", "n1") == "bound"
@@ -501,11 +501,11 @@ def test_what_it_could_not_change_stays_unsettled_when_it_takes_its_own_lease_ag
     two.b.cut = True
     two.clock.advance(14.0)
     two.b.look()
-    assert two.b.leadership.term() is None
+    assert two.b.leadership.epoch() is None
     two.b.cut = False
     takes(two.b)
     assert sorted(changed(two)) == ["p", "q"], "nobody else has led"
-    assert not two.b.leadership.settled()
+    assert not two.b.leadership.is_settled()
     refused.end()
     gives_back(two.b)
     takes(two.a)
@@ -521,7 +521,7 @@ def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     full = two.api.fault(Fault(status=500), "update", LEASE, times=math.inf)
     two.clock.advance(80.0)
     two.a.look()
-    assert two.a.leadership.term() is None
+    assert two.a.leadership.epoch() is None
     two.a.look_up()
     full.end()
     takes(two.a)
@@ -587,7 +587,7 @@ def loses_and_takes_again(two, extender):
     extender.cut = True
     two.clock.advance(14.0)
     extender.look()
-    assert extender.leadership.term() is None
+    assert extender.leadership.epoch() is None
     extender.cut = False
     takes(extender)
 
@@ -595,9 +595,9 @@ def loses_and_takes_again(two, extender):
 def sends_in_vain(extender, name):
     """A Binding of which nobody hears any more."""
     asked = request.parse(extender.api.pods()[name])
-    term = extender.leadership.term()
-    extender.state.begin_bind(PodRef(f"uid-{name}", "default", name), asked, "n1", "binpack", term=term)
-    extender.state.finish_bind(f"uid-{name}", Phase.UNCONFIRMED)
+    term = extender.leadership.epoch()
+    extender.state.assume(PodRef(f"uid-{name}", "default", name), asked, "n1", "binpack", epoch=term)
+    extender.state.confirm(f"uid-{name}", Phase.UNCONFIRMED)
 
 
 def changed(two):
@@ -630,7 +630,7 @@ def test_a_term_that_did_not_begin_in_time_goes_on_where_it_was_unless_another_l
     for _ in range(9):
         two.clock.advance(2.0)
         two.b.look()
-    assert two.b.leadership.term() is None
+    assert two.b.leadership.epoch() is None
     first = changed(two)
     assert 20 <= len(first) < 40
     elector.holds = holds
@@ -649,14 +649,14 @@ def test_a_term_that_did_not_begin_in_time_goes_on_where_it_was_unless_another_l
 def gives_back(extender):
     """As when it is told to end: by the thread of the elector, once all posts have ended."""
     extender.elector.stop()
-    extender.elector.leave()
+    extender.elector.release()
 
 
 def takes(extender):
     """A Lease that was given back."""
     for _ in range(3):
         extender.look()
-    assert extender.leadership.term() is not None
+    assert extender.leadership.epoch() is not None
 
 
 def test_who_takes_over_from_one_that_had_heard_all_answers_changes_nothing(two):
@@ -704,32 +704,32 @@ def test_who_has_taken_over_so_and_takes_its_own_lease_again_changes_what_it_has
 
 
 def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_it_is_seen_bound(two):
-    two.a.state.begin_bind(PodRef("uid-m", "default", "m"), None, "n1", "binpack", term=0)
-    two.a.state.finish_bind("uid-m", Phase.UNCONFIRMED)
-    assert not two.a.leadership.settled()
+    two.a.state.assume(PodRef("uid-m", "default", "m"), None, "n1", "binpack", epoch=0)
+    two.a.state.confirm("uid-m", Phase.UNCONFIRMED)
+    assert not two.a.leadership.is_settled()
     member = pod("m", uid="uid-m")
     member["metadata"]["labels"] = {names.GANG: "g"}
     two.a.state.set_pod(as_pod(member))
-    assert not two.a.leadership.settled()
+    assert not two.a.leadership.is_settled()
     member["spec"]["nodeName"] = "n1"
     two.a.state.set_pod(as_pod(member))
-    assert two.a.leadership.settled()
+    assert two.a.leadership.is_settled()
 
 
 def test_while_one_looks_what_became_of_a_member_without_cards_it_does_not_say_that_all_was_answered(two):
     two.api.put(paths.pods(), pod("m", uid="uid-m"))
     two.api.fault(Fault(refused=True), "create", "*/m/binding")
     said = []
-    two.api.before(lambda _: said.append(two.a.leadership.settled()), "get", "*/m", times=math.inf)
+    two.api.before(lambda _: said.append(two.a.leadership.is_settled()), "get", "*/m", times=math.inf)
     assert two.a.bind("m", "n1") == "bound"
     assert said == [True, False]
-    assert two.a.leadership.settled()
+    assert two.a.leadership.is_settled()
 
 
 def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
     """Whatever has let the Lease go before the answer came."""
     two.api.create_pod("p", 100)
-    with two.a.leadership.posting(two.a.leadership.term()):
+    with two.a.leadership.posting(two.a.leadership.epoch()):
         gives_back(two.a)
     takes(two.b)
     assert len(two.api.sent("patch")) == 1
@@ -737,8 +737,8 @@ def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
 
 def test_a_post_counts_before_its_term_is_looked_at(two, monkeypatch):
     """The term may end right after that look, and what is to be posted goes out all the same."""
-    term, holds, said = two.a.leadership.term(), two.a.elector.holds, []
-    look = lambda *args, **settings: said.append(two.a.leadership.settled()) or holds(*args, **settings)  # noqa: E731
+    term, holds, said = two.a.leadership.epoch(), two.a.elector.holds, []
+    look = lambda *args, **settings: said.append(two.a.leadership.is_settled()) or holds(*args, **settings)  # noqa: E731
     monkeypatch.setattr(two.a.elector, "holds", look)
     with two.a.leadership.posting(term) as left:
         assert left > 0
@@ -776,7 +776,7 @@ def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):
         two.clock.advance(2.0)
         two.b.elector.step()
     two.b.leadership.step()
-    assert two.b.leadership.term() is None
+    assert two.b.leadership.epoch() is None
 
 
 def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
@@ -794,9 +794,9 @@ def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
 
 
 def test_a_new_leader_wakes_the_pods_that_the_other_had_refused(two):
-    two.b.state.touch_due()
+    two.b.state.next_requeue_node()
     two.takes_over(two.b)
-    assert two.b.state.touch_due() == "n1"
+    assert two.b.state.next_requeue_node() == "n1"
 
 
 def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
@@ -804,11 +804,11 @@ def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
     two.a.state.forget_plans = told.set  # what the elector's thread does first when the term is over
     two.a.elector.start()
     stopping = threading.Thread(target=two.a.leadership.stop)
-    with two.a.leadership.posting(two.a.leadership.term()):
+    with two.a.leadership.posting(two.a.leadership.epoch()):
         stopping.start()
         assert told.wait(60)
         two.clock.until_waiting()
-        assert two.a.leadership.term() is None
+        assert two.a.leadership.epoch() is None
         assert two.api.holder() == "a"
     assert two.clock.join(stopping, 60)
     assert two.api.holder() == ""
@@ -817,8 +817,8 @@ def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
 def test_alone_there_is_nothing_to_wait_for():
     alone = Leadership()
     assert alone.denial() is None
-    assert alone.resumes()
-    with alone.posting(alone.term()) as left:
+    assert alone.is_uninterrupted()
+    with alone.posting(alone.epoch()) as left:
         assert left > 1e9
 
 

@@ -390,7 +390,7 @@ def test_each_plan_is_a_turn_at_the_state(monkeypatch):
 
 
 def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
-    most = Capacities.most
+    most = Capacities.count_pods
 
     def costly(*args):
         world.clock.worked += TURN
@@ -398,7 +398,7 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
 
     world = Full(**{f"n{i}": [LOW] for i in range(2 * LOOKS)})
     gang(world, 2)
-    monkeypatch.setattr(Capacities, "most", costly)
+    monkeypatch.setattr(Capacities, "count_pods", costly)
     pauses = world.meanwhile(0, lambda: None)
     assert len(world.asks("g0")) == 1
     assert len(pauses) > 3

@@ -17,7 +17,7 @@ from cardwise.core.values.decoded import Json
 from extender.api import verbs
 from extender.api.verbs import Preferences
 from extender.cache import placing
-from extender.cache.reservations import Begun, Phase
+from extender.cache.reservations import Assumed, Phase
 from extender.records import wire
 from extender.records.nodeinfo import NodeRecord
 from extender.records.podref import PodRef
@@ -166,7 +166,7 @@ class World:
             idle += 1.0
             self.clock.advance(1.0)
             self.state.tick()
-            if self.state.touch_due() is not None:
+            if self.state.next_requeue_node() is not None:
                 self.scheduler.wake("a node")
             if idle == FLUSH:
                 self.scheduler.wake("a pod is gone")
@@ -293,13 +293,13 @@ class Scheduler:
         yield
         pod = self._pods[name]
         uid = pod["metadata"]["uid"]
-        begun = self._world.state.begin_bind(PodRef(uid, "default", name), request.parse(pod), node, "binpack", term=0)
-        assert isinstance(begun, Begun), begun
+        begun = self._world.state.assume(PodRef(uid, "default", name), request.parse(pod), node, "binpack", epoch=0)
+        assert isinstance(begun, Assumed), begun
         yield
         assert begun.assignment is not None
         written = assignment.encode(begun.assignment, assume_time_ns=1)
         self._world.edit(name, spec={"nodeName": node}, status={"nominatedNodeName": ""}, annotations=written)
-        self._world.state.finish_bind(uid, Phase.ASSUMED)
+        self._world.state.confirm(uid, Phase.ACCEPTED)
 
     # Its preemption.
 

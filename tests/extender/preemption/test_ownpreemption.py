@@ -266,7 +266,7 @@ def test_if_one_victim_of_a_gang_may_not_be_evicted_nothing_is_kept_for_it():
     evictions = world.state.preemption.next_evictions()
     assert len(evictions) == 2
     for eviction in evictions:
-        world.state.preemption.given_up(eviction, ["uid-n1-0"], 60.0)
+        world.state.preemption.on_eviction_failed(eviction, ["uid-n1-0"], 60.0)
     world.create(gangworlds.single("low", created=9, priority=LOW, gpu_mem=1000))
     world.run(2)
     assert "low" in world.bound()
@@ -389,7 +389,7 @@ def test_searches_that_cost_little_do_not_wait_for_the_next_step():
 
 
 def test_no_namespace_has_the_whole_table_of_waiting_pods(monkeypatch):
-    monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 6)
+    monkeypatch.setattr(schedulingqueue, "_MAX_PREEMPTING", 6)
     scene = Crowd(0)
     evil = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(8)]
     fair = [scene.world.tell(scene.world.wants(f"f{i}", mem=16_000 + i, namespace="fair")) for i in range(8)]
@@ -401,7 +401,7 @@ def test_no_namespace_has_the_whole_table_of_waiting_pods(monkeypatch):
 
 def test_namespaces_of_one_waiting_pod_each_do_not_keep_the_table_from_another(monkeypatch):
     """The namespace for which searches have taken most time loses its place."""
-    monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 3)
+    monkeypatch.setattr(schedulingqueue, "_MAX_PREEMPTING", 3)
     scene = Crowd(0)
     flood = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace=f"evil{i}")) for i in range(3)]
     fair = scene.world.tell(scene.world.wants("fair", mem=16_000, namespace="fair"))
@@ -423,7 +423,7 @@ def test_namespaces_of_one_waiting_pod_each_do_not_keep_the_table_from_another(m
 
 
 def test_if_many_wait_those_of_the_highest_priority_are_recorded(monkeypatch):
-    monkeypatch.setattr(schedulingqueue, "_MOST_PREEMPTING", 2)
+    monkeypatch.setattr(schedulingqueue, "_MAX_PREEMPTING", 2)
     scene = Crowd(0)
     pods = [
         scene.world.tell(scene.world.wants(f"q{i}", priority=HIGH if i else MIDDLE, mem=16_000 + i)) for i in range(4)

@@ -11,7 +11,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from cardwise.kube.pods import budgets
-from cardwise.kube.pods.nodeconstraints import Ground, Taint
+from cardwise.kube.pods.nodeconstraints import NodeLabels, Taint
 from extender.api import verbs
 from extender.api.app import create_app
 from extender.api.verbs import Preferences
@@ -25,7 +25,7 @@ from extender.records.nodeinfo import NodeRecord, Placed
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
-from tests.extender import aheadworlds
+from tests.extender import nominationworlds
 from tests.extender.api.test_app import parts
 from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, looks_slowly, resource, state
 from tests.fakes.apiserver import ApiServer, Fault, Request
@@ -90,7 +90,7 @@ class World:
             "spec": {"selector": {"matchLabels": {"app": app}}},
             "status": {"disruptionsAllowed": allowed},
         }
-        self.state.preemption.set_budget(*budgets.record(json.dumps(made).encode()))
+        self.state.preemption.set_budget(*budgets.decode_budget(json.dumps(made).encode()))
 
     def wants(self, name: str, mem: int = P100, *, priority: int = HIGH, **more) -> dict:
         made = asking(name, **({"gpu_mem": mem} if mem else {}), **more)
@@ -251,7 +251,7 @@ def test_a_static_pod_stays_since_its_kubelet_would_start_it_again():
 @pytest.fixture
 def planned():
     """n1 has three cards. One is planned for a pod that comes before all others by its name, with its cpu."""
-    world = aheadworlds.World("n2")
+    world = nominationworlds.World("n2")
     world.node("n1", cards=3)
     world.full("n2")
     world.create("0", P100, cpu="1")
@@ -364,9 +364,9 @@ def test_victims_that_nobody_deletes_are_answered_again_and_their_cards_kept_no_
     seen = as_seen(wanted, "7", "n1")
     full.clock.advance(2)
     assert full.preempt(seen, n1=["a0", "a1"]) == {}, "the watch may be behind"
-    full.state.touch_due()
+    full.state.next_requeue_node()
     full.clock.advance(3)
-    assert full.state.touch_due() == "n1", "it is tried again"
+    assert full.state.next_requeue_node() == "n1", "it is tried again"
     assert full.preempt(seen, n1=["a0", "a1"]) == {"n1": victims}
     full.clock.advance(61)
     full.state.tick()
@@ -390,7 +390,7 @@ def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lo
     if lost == "gone":
         two.state.remove_node("n1")
     else:
-        ground = Ground(taints=taints) if lost == "unreachable" else Ground()
+        ground = NodeLabels(taints=taints) if lost == "unreachable" else NodeLabels()
         two.state.set_node("n1", NodeRecord(Load(64_000, 1 << 40, 100), open=lost == "unreachable", ground=ground))
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
 
@@ -408,9 +408,9 @@ def test_a_node_that_the_pod_may_not_use_any_more_is_waited_for_a_minute_and_no_
     assert two.preempt(seen, **YOUNGEST) == {}, "it is offered again"
     two.clock.advance(40)
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {}
-    two.state.touch_due()
+    two.state.next_requeue_node()
     two.clock.advance(60)
-    assert two.state.touch_due() is not None
+    assert two.state.next_requeue_node() is not None
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
 
 
@@ -455,9 +455,9 @@ def test_who_binds_on_another_card_than_was_kept_for_it_wakes_those_who_could_ha
         full.gone(name)
     assert full.filter(full.wants("low", priority=LOW)) == []
     full.clock.advance(5)
-    full.state.touch_due()
+    full.state.next_requeue_node()
     full.runs("p", HALF, 1, priority=HIGH)
-    assert full.state.touch_due() == "n1"
+    assert full.state.next_requeue_node() == "n1"
 
 
 def test_who_binds_where_its_cards_were_kept_wakes_nobody(full):
@@ -467,10 +467,10 @@ def test_who_binds_where_its_cards_were_kept_wakes_nobody(full):
         full.gone(name)
     assert full.filter(full.wants("low", HALF, priority=LOW)) == []
     full.clock.advance(5)
-    full.state.touch_due()
-    freed = full.state._cache.room.freed
+    full.state.next_requeue_node()
+    freed = full.state._cache.capacity.freed_count
     full.runs("p", P100, int(victims[0][1]), priority=HIGH)
-    assert full.state._cache.room.freed == freed
+    assert full.state._cache.capacity.freed_count == freed
 
 
 def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_deleted(full):
@@ -480,10 +480,10 @@ def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_
     for name in victims:
         full.gone(name)
     full.clock.advance(10)
-    full.state.touch_due()
+    full.state.next_requeue_node()
     assert full.filter(full.wants("low", HALF, priority=LOW)) == []
     full.state.remove_pod(as_pod(wanted))
-    assert full.state.touch_due() == "n1"
+    assert full.state.next_requeue_node() == "n1"
 
 
 def test_cards_are_kept_while_a_victim_without_cards_ends():
@@ -493,7 +493,7 @@ def test_cards_are_kept_while_a_victim_without_cards_ends():
     wanted = with_cpu(world.wants("p", 1000), "3")
     assert world.preempt(wanted, n1=["plain"]) == {"n1": ["plain"]}
     world.nominate(wanted, "n1")
-    world.state.set_other(key, structs.replace(record, going=True))
+    world.state.set_other(key, structs.replace(record, terminating=True))
     world.clock.advance(61)
     world.state.tick()
     assert world.state._reservations.nominations.get("uid-p") is not None
@@ -675,7 +675,7 @@ def test_a_pod_of_higher_priority_may_have_it(freed):
 
 def test_it_is_kept_in_bind_as_well(freed):
     low = freed.wants("low", 1000, priority=LOW)
-    begun = freed.state.begin_bind(PodRef("uid-low", "default", "low"), request.parse(low), "n1", "binpack", term=0)
+    begun = freed.state.assume(PodRef("uid-low", "default", "low"), request.parse(low), "n1", "binpack", epoch=0)
     assert begun is Refusal.NO_MEMORY
 
 
@@ -884,10 +884,10 @@ def test_who_could_have_the_card_is_tried_again_when_the_pod_that_it_was_freed_f
     scene.world.gone(scene.evicted()[0])
     assert scene.world.filter(scene.world.wants("low", HALF + 1, priority=LOW)) == []
     scene.world.clock.advance(15)
-    scene.world.state.touch_due()
+    scene.world.state.next_requeue_node()
     scene.world.state.remove_pod(as_pod(scene.wanted))
     scene.world.clock.advance(2)
-    assert scene.world.state.touch_due() == "n1"
+    assert scene.world.state.next_requeue_node() == "n1"
 
 
 def test_kube_scheduler_offers_no_node_where_the_extender_evicts_and_that_is_no_reason_to_give_it_up(scene):
@@ -943,7 +943,7 @@ class Yielding(Scene):
         def sleeps(seconds: float) -> None:
             sleep(seconds)
             self.slept += 1
-            assert self.world.state.held() == 0.0
+            assert self.world.state.lock_held_seconds() == 0.0
             self.meanwhile()
 
         self.world.clock.sleep = sleeps
@@ -1048,9 +1048,9 @@ def test_not_any_more_once_the_pod_is_nominated_elsewhere(scene):
     preemption = scene.world.state.preemption
     (eviction,) = preemption.next_evictions()
     (victim,) = eviction.victims
-    assert preemption.wanted(eviction, victim.uid)
+    assert preemption.is_wanted(eviction, victim.uid)
     scene.world.nominate(scene.wanted, "n2")
-    assert not preemption.wanted(eviction, victim.uid)
+    assert not preemption.is_wanted(eviction, victim.uid)
 
 
 def test_not_for_a_pod_that_got_all_nodes_that_fit_since_it_was_refused(scene):
@@ -1167,7 +1167,7 @@ def test_whom_two_budgets_cover_is_no_victim_though_both_let_him_go(scene):
         selector = {"matchLabels": {"app": "a"}}
         made = {"metadata": {"namespace": "default", "name": name}, "spec": {"selector": selector}}
         made["status"] = {"disruptionsAllowed": 5}
-        scene.world.state.preemption.set_budget(*budgets.record(json.dumps(made).encode()))
+        scene.world.state.preemption.set_budget(*budgets.decode_budget(json.dumps(made).encode()))
     scene.rounds(3)
     assert scene.evicted() == ["b"]
     assert not scene.api.sent("create", paths.pods("default", "a", "eviction"))
@@ -1186,7 +1186,7 @@ def test_where_the_pod_was_nominated_since_stays_kept_when_the_extenders_own_evi
     scene.world.clock.advance(4.0)
     (eviction,) = preemption.next_evictions()
     scene.world.nominate(scene.wanted, "n2")
-    preemption.given_up(eviction, [], 60.0)
+    preemption.on_eviction_failed(eviction, [], 60.0)
     assert scene.world.state._nominated.unknown() == ["n2"]
 
 

@@ -25,12 +25,12 @@ def waiting(name: str, **told) -> WaitingRecord:
 
 
 def test_who_has_not_asked_for_long_waits_no_more(queue, clock):
-    queue.because("a", "never refused")
+    queue.set_reason("a", "never refused")
     assert queue.reasons() == {}
-    queue.refused("a")
-    queue.because("a", "full")
+    queue.mark_refused("a")
+    queue.set_reason("a", "full")
     clock.advance(100.0)
-    queue.refused("a")
+    queue.mark_refused("a")
     assert queue.reasons() == {"full": 1}
     clock.advance(601.0)
     assert queue.reasons() == {}
@@ -38,112 +38,112 @@ def test_who_has_not_asked_for_long_waits_no_more(queue, clock):
 
 def test_a_pod_that_filter_is_called_for_after_its_deletion_is_counted_for_seconds_only(queue, clock):
     for name in ("gone", "new"):
-        queue.waits(waiting(name))
-        queue.refused(name)
-        queue.because(name, "full")
-    queue.over("gone")
-    queue.refused("gone")  # kube-scheduler has not heard of it
-    queue.because("gone", "full")
+        queue.set_waiting(waiting(name))
+        queue.mark_refused(name)
+        queue.set_reason(name, "full")
+    queue.remove_pod("gone")
+    queue.mark_refused("gone")  # kube-scheduler has not heard of it
+    queue.set_reason("gone", "full")
     clock.advance(3.0)
     assert queue.reasons() == {"full": 1}
 
 
 def test_a_pod_that_filter_knows_before_the_watch_is_one_row(queue):
-    queue.refused("a")
-    queue.because("a", "full")
-    queue.waits(waiting("a", classes=frozenset({"k80"})))
+    queue.mark_refused("a")
+    queue.set_reason("a", "full")
+    queue.set_waiting(waiting("a", classes=frozenset({"k80"})))
     assert [pod.name for pod in queue.asking_for("k80")] == ["a"]
     assert queue.reasons() == {"full": 1}
-    queue.over("a")
+    queue.remove_pod("a")
     assert (list(queue.asking_for("k80")), queue.reasons()) == ([], {})
 
 
 def test_pods_that_filter_asks_about_after_they_have_gone_are_forgotten(queue, monkeypatch):
-    monkeypatch.setattr(schedulingqueue, "_MOST_UNSEEN", 3)
+    monkeypatch.setattr(schedulingqueue, "_MAX_UNSEEN", 3)
     for name in ("shown", "a", "b", "c", "d"):
-        queue.refused(name)
-        queue.because(name, "full")
+        queue.mark_refused(name)
+        queue.set_reason(name, "full")
         if name == "shown":
-            queue.waits(waiting("shown"))
+            queue.set_waiting(waiting("shown"))
     assert queue.reasons() == {"full": 4}
     assert not queue.is_unschedulable("a")
 
 
 def test_what_the_scheduler_sees_itself_wakes_only_who_was_refused_just_now(queue, clock):
-    queue.refused("a")
+    queue.mark_refused("a")
     clock.advance(1.0)
-    queue.move_all("n1", seen=True)
-    assert queue.due(NODES) == "n1"
+    queue.requeue_all("n1", seen=True)
+    assert queue.next_requeue_node(NODES) == "n1"
     clock.advance(2.0)
-    queue.move_all("n1", seen=True)
-    assert queue.due(NODES) is None
+    queue.requeue_all("n1", seen=True)
+    assert queue.next_requeue_node(NODES) is None
 
 
 def test_who_was_refused_until_a_time_is_woken_then(queue, clock):
-    queue.refused("a")
-    queue.move_all_at(clock.now() + 5.0)
-    assert queue.due(NODES) is None
+    queue.mark_refused("a")
+    queue.requeue_all_at(clock.now() + 5.0)
+    assert queue.next_requeue_node(NODES) is None
     clock.advance(5.0)
-    assert queue.due(NODES) == "n1"
+    assert queue.next_requeue_node(NODES) == "n1"
     clock.advance(5.0)
-    assert queue.due(NODES) is None, "once"
+    assert queue.next_requeue_node(NODES) is None, "once"
 
 
 def test_nobody_is_woken_where_nobody_waits(queue, clock):
-    queue.refused("a")
-    queue.placed("a")
-    queue.move_all("n1")
-    queue.move_all_at(0.0)
-    assert queue.due(NODES) is None
-    queue.refused("b")
+    queue.mark_refused("a")
+    queue.mark_placed("a")
+    queue.requeue_all("n1")
+    queue.requeue_all_at(0.0)
+    assert queue.next_requeue_node(NODES) is None
+    queue.mark_refused("b")
     clock.advance(5.0)
-    assert queue.due(NODES) is None, "what moved before it waited"
+    assert queue.next_requeue_node(NODES) is None, "what moved before it waited"
 
 
 def test_a_touch_that_failed_is_due_again(queue, clock):
-    queue.refused("a")
-    queue.move_all("n2")
-    assert queue.due(("n2",)) == "n2"
-    queue.over("a")
-    queue.on_touch_failed("n2")
-    assert queue.due(("n2",)) == "n2", "at once, and there is no other"
+    queue.mark_refused("a")
+    queue.requeue_all("n2")
+    assert queue.next_requeue_node(("n2",)) == "n2"
+    queue.remove_pod("a")
+    queue.on_requeue_failed("n2")
+    assert queue.next_requeue_node(("n2",)) == "n2", "at once, and there is no other"
 
 
 def test_another_node_is_touched_instead_of_one_that_could_not_be(queue, clock):
-    queue.refused("a")
-    queue.move_all("n2")
-    assert queue.due(NODES) == "n2"
-    queue.on_touch_failed("n2")
-    assert queue.due(NODES) == "n1"
-    queue.on_touched("n1")
-    assert queue.due(NODES) is None
+    queue.mark_refused("a")
+    queue.requeue_all("n2")
+    assert queue.next_requeue_node(NODES) == "n2"
+    queue.on_requeue_failed("n2")
+    assert queue.next_requeue_node(NODES) == "n1"
+    queue.on_requeued("n1")
+    assert queue.next_requeue_node(NODES) is None
     clock.advance(1.0)
-    queue.move_all("n2")
-    assert queue.due(NODES) == "n1", "n2 is remembered"
-    queue.on_touched("n1")
+    queue.requeue_all("n2")
+    assert queue.next_requeue_node(NODES) == "n1", "n2 is remembered"
+    queue.on_requeued("n1")
     clock.advance(300.0)
-    queue.move_all("n2")
-    assert queue.due(NODES) == "n2", "but not for ever"
+    queue.requeue_all("n2")
+    assert queue.next_requeue_node(NODES) == "n2", "but not for ever"
 
 
 def test_if_no_node_could_be_touched_the_one_that_failed_longest_ago_is_next(queue, clock):
-    queue.refused("a")
-    queue.move_all()
+    queue.mark_refused("a")
+    queue.requeue_all()
     tried = []
     for _ in range(4):
-        tried.append(queue.due(NODES))
-        queue.on_touch_failed(tried[-1])
+        tried.append(queue.next_requeue_node(NODES))
+        queue.on_requeue_failed(tried[-1])
         clock.advance(1.0)
     assert tried == ["n1", "n2", "n1", "n2"]
 
 
 def test_without_a_node_the_one_that_was_touched_last_is_touched(queue, clock):
-    queue.refused("a")
-    queue.move_all("n2")
-    queue.on_touched(queue.due(NODES))
+    queue.mark_refused("a")
+    queue.requeue_all("n2")
+    queue.on_requeued(queue.next_requeue_node(NODES))
     clock.advance(1.0)
-    queue.move_all()
-    assert queue.due(NODES) == "n2"
+    queue.requeue_all()
+    assert queue.next_requeue_node(NODES) == "n2"
 
 
 def never(_: int) -> bool:
@@ -151,32 +151,32 @@ def never(_: int) -> bool:
 
 
 def test_capacity_moves_no_pod_that_awaits_a_plan(queue, clock):
-    queue.refused("member", awaits_plan=0)
+    queue.mark_refused("member", awaits_plan=0)
     queue.on_capacity_freed("n1", can_preempt=never)
-    assert queue.due(NODES) is None
-    queue.move_all()  # there is a plan, or a quota was raised
-    assert queue.due(NODES) is not None
+    assert queue.next_requeue_node(NODES) is None
+    queue.requeue_all()  # there is a plan, or a quota was raised
+    assert queue.next_requeue_node(NODES) is not None
     clock.advance(2.0)
-    queue.refused("single")
+    queue.mark_refused("single")
     queue.on_capacity_freed("n1", can_preempt=never)
-    assert queue.due(NODES) == "n1"
+    assert queue.next_requeue_node(NODES) == "n1"
 
 
-@pytest.mark.parametrize("leaves", ["placed", "over", "refused"])
+@pytest.mark.parametrize("leaves", ["mark_placed", "remove_pod", "mark_refused"])
 def test_only_pods_that_are_refused_now_count_as_awaiting_a_plan(queue, leaves):
-    queue.refused("member", awaits_plan=0)
-    queue.refused("other")
+    queue.mark_refused("member", awaits_plan=0)
+    queue.mark_refused("other")
     getattr(queue, leaves)("member")
     queue.on_capacity_freed("n1", can_preempt=never)
-    assert queue.due(NODES) == "n1"
+    assert queue.next_requeue_node(NODES) == "n1"
 
 
 def test_members_that_could_evict_pods_are_moved_by_capacity(queue, clock):
-    queue.refused("low", awaits_plan=0)
-    queue.refused("high", awaits_plan=10)
+    queue.mark_refused("low", awaits_plan=0)
+    queue.mark_refused("high", awaits_plan=10)
     queue.on_capacity_freed("n1", can_preempt=lambda priority: priority > 5)
-    assert queue.due(NODES) == "n1"
+    assert queue.next_requeue_node(NODES) == "n1"
     clock.advance(2.0)
-    queue.over("high")
+    queue.remove_pod("high")
     queue.on_capacity_freed("n1", can_preempt=lambda priority: priority > 5)
-    assert queue.due(NODES) is None
+    assert queue.next_requeue_node(NODES) is None

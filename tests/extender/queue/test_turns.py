@@ -25,7 +25,7 @@ def world() -> World:
         made.runs(name, HALF, 0)
     turned_away(made, made.wants("high"))
     with made.state.queue() as queue:
-        queue.begin_turns()
+        queue.begin_retry_window()
     return made
 
 
@@ -75,7 +75,7 @@ def test_one_that_was_not_turned_away_keeps_nobody_waiting():
     world = World()
     world.tell(world.wants("high"))
     with world.state.queue() as queue:
-        queue.begin_turns()
+        queue.begin_retry_window()
     assert low(world) == ["n1"]
 
 
@@ -90,7 +90,7 @@ def test_a_pod_that_never_comes_keeps_nobody_waiting_whatever_its_status_says(ho
         forged["spec"]["schedulerName"] = "none"
     turned_away(world, forged)
     with world.state.queue() as queue:
-        queue.begin_turns()
+        queue.begin_retry_window()
     assert low(world) == ["n1"]
 
 
@@ -103,10 +103,10 @@ def test_in_the_middle_of_a_term_nobody_waits(world):
 @pytest.mark.parametrize("how", ["came", "gone", "in time"])
 def test_who_was_put_off_is_woken(world, how):
     assert low(world) == []
-    world.state.touch_due()  # for the cards, which are new
+    world.state.next_requeue_node()  # for the cards, which are new
     world.clock.advance(3.0)
     world.state.tick()
-    assert world.state.touch_due() is None
+    assert world.state.next_requeue_node() is None
     if how == "came":
         world.filter(world.wants("high"))
     elif how == "gone":
@@ -114,7 +114,7 @@ def test_who_was_put_off_is_woken(world, how):
     else:
         world.clock.advance(9.0)
     world.state.tick()
-    assert world.state.touch_due() is not None
+    assert world.state.next_requeue_node() is not None
 
 
 def test_a_gang_of_lower_priority_waits_as_well():
@@ -125,7 +125,7 @@ def test_a_gang_of_lower_priority_waits_as_well():
     world.state.set_pod(as_pod(first))
     world.create(*(member(f"g{i}", minimum=2, created=i, gated=False, gpu_mem=100) for i in range(2)))
     with world.state.queue() as queue:
-        queue.begin_turns()
+        queue.begin_retry_window()
     assert world.schedule("g0") == Refusal.GANG_WAITS.text
     world.clock.advance(12.0)
     world.state.tick()

@@ -8,8 +8,8 @@ import pytest
 
 from cardwise.core.api.classes import Classifier
 from extender.cache.membership import ClassMembership
-from extender.records import aheadnodes, objects, podinfo, shared
-from extender.records.aheadnodes import Grounds
+from extender.records import feasiblenodes, objects, podinfo, shared
+from extender.records.feasiblenodes import FeasibleNodes
 from tests.build import resource, resource_class
 from tests.extender.worlds import as_class
 
@@ -56,10 +56,10 @@ def test_labels_and_classes_that_a_card_had_take_no_memory():
 
 
 def test_constraints_of_pods_that_are_gone_take_no_memory():
-    grounds = Grounds()
+    grounds = FeasibleNodes()
 
     def ask(number: int) -> None:
-        grounds.allowed(aheadnodes.key_of({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}}))
+        grounds.feasible(feasiblenodes.key_of({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}}))
 
     assert kept(ask, 20) < 3
 
@@ -72,7 +72,7 @@ def test_models_and_labels_that_a_card_had_take_no_memory(size):
     def change(number: int) -> None:
         text = f"{number:08d}" + "x" * (size - 8)
         _, record = objects.card(json.dumps(resource(0, node="n", model=text[:240], driverversion=text)).encode())
-        membership.of(record)
+        membership.classes_of(record)
         classifier.classes_of({"model": text[:240], "driverversion": text})
 
     for number in range(10_000):

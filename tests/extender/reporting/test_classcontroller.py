@@ -8,7 +8,13 @@ from structlog.testing import capture_logs
 from cardwise.core.api import classes, names
 from cardwise.kube.survey import MOST_CARDS
 from extender.records import objects
-from extender.reporting.classcontroller import MOST_WITHOUT_CARDS, Changes, ClassController, automatic, changes
+from extender.reporting.classcontroller import (
+    MOST_WITHOUT_CARDS,
+    Changes,
+    ClassController,
+    automatic_class,
+    plan_changes,
+)
 from extender.reporting.listers import Listers
 from tests.extender.statusworlds import CARDS, CLASSES, Watched, class_object, class_path, er_object, er_path
 from tests.fakes.apiserver import Fault
@@ -22,7 +28,7 @@ def seen(obj):
 
 
 def auto(model="Tesla K80", *spellings, created="", **changed):
-    made = automatic(classes.name_of_model(model), model, *spellings)
+    made = automatic_class(classes.name_of_model(model), model, *spellings)
     made["metadata"]["creationTimestamp"] = created
     return seen(made | {"spec": made["spec"] | {"priority": 0} | changed})
 
@@ -41,23 +47,23 @@ def unused(name):
 
 
 def test_a_class_is_wanted_for_each_model_that_has_none():
-    wanted = changes({"Tesla K80", "Tesla V100"}, {V100: auto("Tesla V100")}, unused)
+    wanted = plan_changes({"Tesla K80", "Tesla V100"}, {V100: auto("Tesla V100")}, unused)
     assert wanted == Changes(creates={K80: ("Tesla K80",)}, deletes=[])
 
 
 def test_a_class_outlives_its_cards():
-    assert changes((), {K80: auto()}, unused) == Changes(deletes=[])
-    assert changes((), many(MOST_WITHOUT_CARDS), unused) == Changes(deletes=[])
+    assert plan_changes((), {K80: auto()}, unused) == Changes(deletes=[])
+    assert plan_changes((), many(MOST_WITHOUT_CARDS), unused) == Changes(deletes=[])
 
 
 def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_use():
     known = many(MOST_WITHOUT_CARDS + 3)
     oldest_first = sorted(known, key=lambda name: known[name].created)
     *kept, first, second, third = oldest_first
-    assert changes((), known, unused).deletes == [first, second, third]
-    assert changes((), known, lambda name: name == second).deletes == [first, third]
+    assert plan_changes((), known, unused).deletes == [first, second, third]
+    assert plan_changes((), known, lambda name: name == second).deletes == [first, third]
     with_cards = [known[name].auto_models[0] for name in kept[:3]]
-    assert changes(with_cards, known, unused) == Changes(deletes=[]), "a class with cards takes nobody's place"
+    assert plan_changes(with_cards, known, unused) == Changes(deletes=[]), "a class with cards takes nobody's place"
 
 
 @pytest.mark.parametrize(
@@ -72,23 +78,23 @@ def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_us
 )
 def test_a_class_that_a_person_made_or_edited_is_theirs(theirs):
     for models in ((), ("Tesla K80",), ("Tesla K80", "NVIDIA Tesla K80")):
-        assert changes(models, {K80: theirs}, unused) == Changes(deletes=[])
+        assert plan_changes(models, {K80: theirs}, unused) == Changes(deletes=[])
 
 
 def test_a_copy_of_an_automatic_class_under_another_name_is_somebodys_own():
-    copy = automatic(K80, "Tesla K80")
+    copy = automatic_class(K80, "Tesla K80")
     copy["metadata"]["name"] = "mine"
-    assert changes((), {"mine": seen(copy)}, unused).deletes == []
+    assert plan_changes((), {"mine": seen(copy)}, unused).deletes == []
 
 
 def test_all_spellings_of_a_model_are_one_class():
     both = ("A100", "NVIDIA A100")
-    assert changes(both[::-1], {}, unused).creates == {A100: both}
+    assert plan_changes(both[::-1], {}, unused).creates == {A100: both}
     for written in (both[:1], both[1:]):
-        assert changes(both, {A100: auto(*written)}, unused) == Changes(updates={A100: both}, deletes=[])
-        assert changes(written, {A100: auto(*both)}, unused) == Changes(updates={A100: written}, deletes=[])
-    assert changes(both, {A100: auto(*both)}, unused) == Changes(deletes=[])
-    assert changes((), {A100: auto(*both)}, unused) == Changes(deletes=[])
+        assert plan_changes(both, {A100: auto(*written)}, unused) == Changes(updates={A100: both}, deletes=[])
+        assert plan_changes(written, {A100: auto(*both)}, unused) == Changes(updates={A100: written}, deletes=[])
+    assert plan_changes(both, {A100: auto(*both)}, unused) == Changes(deletes=[])
+    assert plan_changes((), {A100: auto(*both)}, unused) == Changes(deletes=[])
 
 
 class World:
@@ -154,7 +160,7 @@ def test_a_class_that_an_admin_deletes_comes_again_with_cards_only(world):
 def crowd(world):
     """As many other classes without cards as are kept, older than all that come later."""
     for i in range(MOST_WITHOUT_CARDS):
-        world.api.put(CLASSES, automatic(classes.name_of_model(f"Xavier {i:03}"), f"Xavier {i:03}"))
+        world.api.put(CLASSES, automatic_class(classes.name_of_model(f"Xavier {i:03}"), f"Xavier {i:03}"))
     world.clock.advance(60)
 
 

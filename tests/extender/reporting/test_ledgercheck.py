@@ -77,7 +77,7 @@ def unseen(world) -> None:
 
 def test_what_is_held_on_a_card_that_the_node_does_not_have(world):
     unseen(world)
-    world.state.ledger.hold(holding("b", "n1", ("0", "GPU-B", 100, 0)))
+    world.state.ledger.set_holding(holding("b", "n1", ("0", "GPU-B", 100, 0)))
     assert world.after(PATIENCE + 40) == {"missing": 1}
 
 
@@ -110,5 +110,5 @@ def test_every_node_is_looked_at_in_half_a_minute(world):
         world.told(0, f"GPU-{i}", f"other-{i}")
     unseen(world)
     for i in range(100):
-        world.state.ledger.hold(holding(f"p{i}", f"other-{i}", ("0", f"GPU-{i}", K80, 0)))
+        world.state.ledger.set_holding(holding(f"p{i}", f"other-{i}", ("0", f"GPU-{i}", K80, 0)))
     assert world.after(PATIENCE + 35) == {"status": 100}

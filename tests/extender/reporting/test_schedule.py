@@ -8,13 +8,13 @@ def test_kinds_take_turns_and_marks_within_the_gap_wait_for_it():
     for i in range(3):
         schedule.mark(Key("a", str(i)), 0.0)
     schedule.mark(Key("b", "x"), 0.0)
-    assert [schedule.next(0.0).kind for _ in range(3)] == ["a", "b", "a"]
-    schedule.wrote(Key("b", "x"), "what", 0.0)
-    assert schedule.next(0.0) == Key("a", "2")
+    assert [schedule.next_key(0.0).kind for _ in range(3)] == ["a", "b", "a"]
+    schedule.mark_written(Key("b", "x"), "what", 0.0)
+    assert schedule.next_key(0.0) == Key("a", "2")
     schedule.mark(Key("b", "x"), 0.5)
-    assert schedule.next(1.9) is None
-    assert schedule.next(2.0) == Key("b", "x")
-    assert schedule.next(9.0) is None
+    assert schedule.next_key(1.9) is None
+    assert schedule.next_key(2.0) == Key("b", "x")
+    assert schedule.next_key(9.0) is None
 
 
 def test_a_kind_whose_writes_take_long_lets_the_others_go_first():
@@ -22,9 +22,9 @@ def test_a_kind_whose_writes_take_long_lets_the_others_go_first():
     schedule.mark_all([Key("a", f"x/{i}") for i in range(9)], now)
     schedule.mark_all([Key("b", f"y/{i}") for i in range(30)], now)
     for _ in range(31):
-        key = schedule.next(now)
+        key = schedule.next_key(now)
         now += 2.0 if key.kind == "a" else 0.01
-        schedule.wrote(key, "what", now)
+        schedule.mark_written(key, "what", now)
         order.append(key.kind)
     assert order.count("a") <= 2
 
@@ -32,13 +32,13 @@ def test_a_kind_whose_writes_take_long_lets_the_others_go_first():
 def test_the_same_write_without_effect_is_repeated_later_and_later_a_new_one_at_once():
     schedule, key, now = Schedule({"a": 1.0}), Key("a", "x"), 0.0
     for gap in (1, 2, 4, 8):
-        schedule.wrote(key, "same", now)
-        assert schedule.next(now + gap - 0.1) is None
+        schedule.mark_written(key, "same", now)
+        assert schedule.next_key(now + gap - 0.1) is None
         now += gap
-        assert schedule.next(now) == key
-    schedule.wrote(key, "same", now)
+        assert schedule.next_key(now) == key
+    schedule.mark_written(key, "same", now)
     schedule.mark(key, now + 1.0)
-    assert schedule.next(now + 1.0) == key, "news need not wait for it"
+    assert schedule.next_key(now + 1.0) == key, "news need not wait for it"
 
 
 def test_pace_saves_up_half_a_second():
@@ -55,10 +55,10 @@ def served(schedule, count, now=0.0, slow=""):
     """The namespaces of the next writes, of which those of `slow` take two seconds each."""
     order = []
     for _ in range(count):
-        key = schedule.next(now)
+        key = schedule.next_key(now)
         namespace = key.key.split("/")[0]
         now += 2.0 if namespace == slow else 0.0
-        schedule.wrote(key, "what", now)
+        schedule.mark_written(key, "what", now)
         order.append(namespace)
     return order
 
@@ -88,8 +88,8 @@ def test_who_comes_later_does_not_pay_with_its_turns_for_what_it_did_not_use():
     schedule.mark_all([Key("a", f"new/{i}") for i in range(30)], 20.0)
     now, order = 20.0, []
     for _ in range(20):
-        key = schedule.next(now)
+        key = schedule.next_key(now)
         now += 2.0  # both alike by now
-        schedule.wrote(key, "what", now)
+        schedule.mark_written(key, "what", now)
         order.append(key.key.split("/")[0])
     assert order.count("old") >= 9

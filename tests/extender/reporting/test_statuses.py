@@ -63,7 +63,7 @@ def test_a_sick_card_has_nothing_to_give_and_an_unknown_one_still_counts_what_is
 def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
     share = CardShare(1, "", 4000, 0, K80)
-    world.state.ledger.hold(Holding("p", "team", "p", "n1", Assignment({"pod": (share,)})))
+    world.state.ledger.set_holding(Holding("p", "team", "p", "n1", Assignment({"pod": (share,)})))
     world.run(2)
     assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 0
     assert world.status(er_path("GPU-B"))["allocated"]["memoryMiB"] == 4000
@@ -359,7 +359,7 @@ def test_somebodys_edit_is_repaired(world):
 def test_a_change_that_nobody_told_of_is_found(world):
     world.node("n1", card("GPU-A"))
     world.run(5)
-    world.state.ledger.hold(holding("p", "n1", ("0", "GPU-A", 4000, 0)))
+    world.state.ledger.set_holding(holding("p", "n1", ("0", "GPU-A", 4000, 0)))
     world.run(130)
     assert world.status(er_path("GPU-A"))["allocated"]["memoryMiB"] == 4000
 

@@ -15,7 +15,7 @@ import pytest
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
-from extender.leadership.fence import Fate, Fence
+from extender.leadership.fence import Fence, PodState
 from extender.records.podref import PodRef
 from tests.cluster import Cluster
 from tests.cluster.processes import PATIENCE, Process
@@ -152,7 +152,7 @@ def test_a_binding_from_before_a_pod_was_changed_never_lands(space: Space, clust
     try:
         uid = space.create(workload("late", gpu_mem=1000, spec={"schedulerName": "nobody"}))
         path, version = paths.pods(space.name, "late", "binding"), space.get("late")["metadata"]["resourceVersion"]
-        assert Fence(extender).void(PodRef(uid, space.name, "late"), "ns/lease/1/holder") is Fate.WAITS
+        assert Fence(extender).fence_pod(PodRef(uid, space.name, "late"), "ns/lease/1/holder") is PodState.UNBOUND
         with pytest.raises(errors.Conflict, match="ResourceVersion"):
             extender.create(path, binding(space, "late", uid=uid, resourceVersion=version))
         assert not space.get("late")["spec"].get("nodeName")
@@ -160,11 +160,13 @@ def test_a_binding_from_before_a_pod_was_changed_never_lands(space: Space, clust
         extender.create(path, binding(space, "late", uid=uid, resourceVersion=version))
         bound = space.get("late")
         assert bound["spec"]["nodeName"] == space.own_nodes[0]
-        assert Fence(extender).void(PodRef(uid, space.name, "late"), "ns/lease/2/holder") is Fate.TAKEN
+        assert (
+            Fence(extender).fence_pod(PodRef(uid, space.name, "late"), "ns/lease/2/holder") is PodState.BOUND_BY_OTHER
+        )
         assert (
             space.get("late")["metadata"]["annotations"].get(names.TERM) == bound["metadata"]["annotations"][names.TERM]
         )
-        assert Fence(extender).void(PodRef("another", space.name, "late"), "ns/lease/2/holder") is Fate.GONE
+        assert Fence(extender).fence_pod(PodRef("another", space.name, "late"), "ns/lease/2/holder") is PodState.DELETED
     finally:
         extender.close()
 

@@ -98,7 +98,7 @@ def compared(
 
 
 def test_binpack_places_pods_as_it_is_simulated(space: Space):
-    simulated = SimulatedCluster(snapshots.take(space.cluster.api).nodes, "binpack")
+    simulated = SimulatedCluster(snapshots.take_snapshot(space.cluster.api).nodes, "binpack")
     simulated_places, done = compared(space, simulated, arrivals(MANY, "binpack"))
     assert done == simulated_places
     assert len(simulated_places) == MANY
@@ -113,7 +113,7 @@ def _learned(space: Space) -> str:
     for often, asks in KINDS:
         cards = asks.get("gpu_count", asks.get("whole_gpu", 1))
         mem = asks.get("gpu_mem", 0) // cards
-        workload_seen.saw(Ask(cards, mem, asks.get("gpu_core", 0), "", 0, 0), 10 * often)
+        workload_seen.count_arrival(Ask(cards, mem, asks.get("gpu_core", 0), "", 0, 0), 10 * often)
     at = paths.configmaps(names.NAMESPACE, names.WORKLOAD)
     extender, output = cluster.process("extender"), "updated the workload model"
     extender.stop()
@@ -136,7 +136,7 @@ def _learned(space: Space) -> str:
 def test_scored_policies_place_pods_as_is_simulated(space: Space, learned: str):
     # `priced` first: after some hundred changes it looks anew at what is scarce, in the extender at another moment.
     for policy in ("priced", "fgd"):
-        simulated = SimulatedCluster(snapshots.take(space.cluster.api).nodes, policy)
+        simulated = SimulatedCluster(snapshots.take_snapshot(space.cluster.api).nodes, policy)
         simulated.load_workload(learned)
         simulated_places, done = compared(space, simulated, arrivals(FEW, policy))
         assert done == simulated_places

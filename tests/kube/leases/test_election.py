@@ -72,7 +72,7 @@ class ElectionMachine(RuleBasedStateMachine):
     def send(self, process: Process) -> None:
         now = process.local(self.time)
         if process.stopping:
-            process.call = process.election.farewell(now, process.wall)
+            process.call = process.election.release_call(now, process.wall)
             if process.call is None:
                 self.replace(process, process.rate)
                 return
@@ -95,9 +95,9 @@ class ElectionMachine(RuleBasedStateMachine):
     def hear(self, process: Process, answer: dict | errors.KubeError) -> None:
         call, process.call = process.call, None
         if isinstance(answer, dict):
-            process.election.answered(call, answer, process.local(self.time))
+            process.election.on_answer(call, answer, process.local(self.time))
         else:
-            process.election.failed(call, answer)
+            process.election.on_failure(call, answer)
 
     @rule(seconds=steps)
     def time_passes(self, seconds: float) -> None:
@@ -195,7 +195,7 @@ class ElectionMachine(RuleBasedStateMachine):
         # What each believes now already says until when: no two may overlap, now or later.
         spans = []
         for each in self.processes:
-            claim = each.election.claim
+            claim = each.election.period
             begins, until = max(each.true(claim.begins), self.time), each.true(claim.until)
             if not each.stopping and begins < until:
                 spans.append((begins, until))
@@ -207,9 +207,9 @@ class ElectionMachine(RuleBasedStateMachine):
     def time_is_only_told_forward(self) -> None:
         for each in self.processes:
             now = each.local(self.time)
-            assert each.election.claim.until <= now + DURATION - MARGIN + 1e-6
+            assert each.election.period.until <= now + DURATION - MARGIN + 1e-6
             assert each.election.pause(now) >= 0
-            assert each.election.turn(now) > 0
+            assert each.election.seconds_to_change(now) > 0
 
     def teardown(self) -> None:
         """When all is well again, one of them leads, within the time of two durations."""
@@ -224,9 +224,9 @@ class ElectionMachine(RuleBasedStateMachine):
                     self.exchanges(index, 1)
             self.no_two_hold()
             self.time += 0.5
-        holding = [each for each in self.processes if each.election.claim.holds(each.local(self.time), 5.0)]
+        holding = [each for each in self.processes if each.election.period.is_valid(each.local(self.time), 5.0)]
         assert len(holding) == 1
-        assert not math.isinf(holding[0].election.claim.until)
+        assert not math.isinf(holding[0].election.period.until)
 
 
 TestElection = ElectionMachine.TestCase
@@ -240,11 +240,11 @@ def test_the_example_of_the_docstring():
 
     def send(election: Election, now: float) -> str:
         call = election.call(now, NOON)
-        election.answered(call, leases.carry_out(call), now)
+        election.on_answer(call, leases.carry_out(call), now)
         return call.kind
 
     assert [send(a, 9.9), send(a, 10.0)] == ["get", "update"]
-    assert a.claim.until == 14.5
+    assert a.period.until == 14.5
     assert send(b, 10.2) == "get"
     assert send(b, 15.1) == "get"
     assert send(b, 15.2) == "update"

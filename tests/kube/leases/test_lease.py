@@ -198,15 +198,15 @@ def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(wo
 
     def exchange(who: Election, wall: datetime) -> None:
         call = who.call(world.now, wall)
-        who.answered(call, world.carry_out(call), world.now)
+        who.on_answer(call, world.carry_out(call), world.now)
 
     exchange(a, times[0])
     for wall in times:
         exchange(a, wall)
         exchange(b, wall)
         world.now += 5
-        assert a.claim.holds(world.now)
-        assert not b.claim.holds(world.now)
+        assert a.period.is_valid(world.now)
+        assert not b.period.is_valid(world.now)
     assert world.spec["holderIdentity"] == "a"
 
 

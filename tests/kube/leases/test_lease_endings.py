@@ -29,7 +29,7 @@ def test_at_stop_also_who_was_never_told_that_it_leads_is_told_that_it_does_not(
     told: list[bool] = []
     a = leading(world, on_change=told.append)
     told.clear()
-    a._told = 0
+    a._announced_epoch = 0
     a.start()
     a.stop()
     assert told[-1:] == [False]
@@ -42,7 +42,7 @@ def test_giving_back_finds_its_lost_renewal(world: World):
     world.now += 2
     a.step()
     unheard.end()
-    a.leave()
+    a.release()
     assert world.spec["holderIdentity"] == ""
 
 
@@ -50,7 +50,7 @@ def test_what_is_not_ours_is_not_given_back(world: World):
     leading(world)
     b = world.elector("b")
     b.step()
-    b.leave()
+    b.release()
     assert world.spec["holderIdentity"] == "a"
 
 
@@ -58,5 +58,5 @@ def test_who_only_waits_for_the_lease_it_made_does_not_give_it_back(world: World
     world.remove()
     b = world.elector("b")
     world.run(b, seconds=5)
-    b.leave()
+    b.release()
     assert world.spec["holderIdentity"] == "b"

@@ -9,7 +9,7 @@ from cardwise.kube.pods.budgets import Budgets
 def budget(name, selector, allowed=1, namespace="team"):
     metadata = {"name": name, "namespace": namespace}
     made = {"metadata": metadata, "spec": {"selector": selector}, "status": {"disruptionsAllowed": allowed}}
-    return budgets.record(json.dumps(made).encode())
+    return budgets.decode_budget(json.dumps(made).encode())
 
 
 def expression(key, operator, *values):
@@ -19,7 +19,7 @@ def expression(key, operator, *values):
 def known(*made):
     found = Budgets()
     for key, one in made:
-        found.set(key, one)
+        found.set_budget(key, one)
     return found
 
 
@@ -34,8 +34,8 @@ def test_a_pod_is_covered_by_those_whose_conditions_all_hold():
     )
     assert found.matching("team", {"app": "a"}) == ("team/all", "team/app", "team/not")
     assert found.allowed(["team/all", "team/app"]) == {"team/all": 1, "team/app": 1}
-    found.remove("team/all")
-    found.set(*budget("app", {"matchLabels": {"app": "a"}}, 3))
+    found.remove_budget("team/all")
+    found.set_budget(*budget("app", {"matchLabels": {"app": "a"}}, 3))
     assert found.matching("team", {"app": "a"}) == ("team/app", "team/not")
     assert found.allowed(["team/app"]) == {"team/app": 3}
     assert found.matching("nowhere", {}) == ()
@@ -61,7 +61,7 @@ def test_of_a_namespace_that_has_too_many_conditions_every_pod_is_protected():
     assert found.allowed([covers]).get(covers, 0) == 0
     assert found.matching("b", {"a": ""}) == ("b/own",)
     for i in range(5):
-        found.remove(f"team/b{i}")
+        found.remove_budget(f"team/b{i}")
     assert found.matching("team", labels) == ()
 
 
@@ -70,24 +70,24 @@ def test_a_pod_that_very_many_cover_is_protected_by_one_that_lets_nobody_go():
     covers = found.matching("team", {"app": "a"})
     assert len(covers) == budgets.MOST_BUDGETS
     assert sorted(found.allowed(covers).values()) == [0, *[1] * (budgets.MOST_BUDGETS - 1)]
-    found.remove("team/b0")
+    found.remove_budget("team/b0")
     assert len(found.matching("team", {"app": "a"})) == budgets.MOST_BUDGETS
 
 
 def test_what_has_changed_is_counted_by_namespace():
     found = known(budget("app", {"matchLabels": {"app": "a"}}))
-    before = found.changes("team")
-    found.set(*budget("app", {"matchLabels": {"app": "a"}}))
-    found.set(*budget("app", {}, namespace="other"))
-    found.remove("team/unknown")
-    assert found.changes("team") == before, "nothing of this namespace"
-    found.set(*budget("app", {"matchLabels": {"app": "a"}}, 3))
-    assert found.changes("team") > before
+    before = found.change_count("team")
+    found.set_budget(*budget("app", {"matchLabels": {"app": "a"}}))
+    found.set_budget(*budget("app", {}, namespace="other"))
+    found.remove_budget("team/unknown")
+    assert found.change_count("team") == before, "nothing of this namespace"
+    found.set_budget(*budget("app", {"matchLabels": {"app": "a"}}, 3))
+    assert found.change_count("team") > before
     assert found.allowed(["team/app"]) == {"team/app": 3}
 
 
 def test_many_small_ones_are_too_many_as_well():
     found = known(*(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MOST_CONDITIONS + 1)))
     assert len(found.matching("team", {"app": "b"})) == 1
-    found.remove("team/b0")
+    found.remove_budget("team/b0")
     assert found.matching("team", {"app": "b"}) == ()

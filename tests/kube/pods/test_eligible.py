@@ -41,4 +41,4 @@ def test_the_names_of_all_that_do():
     ],
 )
 def test_what_else_decides(one, why):
-    assert eligible.bound_otherwise(one) == why
+    assert eligible.other_constraint(one) == why

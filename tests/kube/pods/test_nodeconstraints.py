@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import Ground, Taint
+from cardwise.kube.pods.nodeconstraints import NodeLabels, Taint
 
 ZONE = {"zone": "a", "size": "8"}
 
@@ -51,7 +51,7 @@ ZONE_A = {"key": "zone", "operator": "In", "values": ["a"]}
     ],
 )
 def test_labels(spec, allowed):
-    assert nodeconstraints.of(spec).allow("n1", Ground(ZONE)) == allowed
+    assert nodeconstraints.constraints_of(spec).admits("n1", NodeLabels(ZONE)) == allowed
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,11 @@ def test_labels(spec, allowed):
     ],
 )
 def test_taints(toleration, tolerated):
-    constraints = nodeconstraints.of({"tolerations": [toleration] if toleration else []})
-    assert constraints.allow("n1", Ground({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
+    constraints = nodeconstraints.constraints_of({"tolerations": [toleration] if toleration else []})
+    assert constraints.admits("n1", NodeLabels({}, (Taint("gpu", "yes", "NoSchedule"),))) == tolerated
 
 
 @pytest.mark.parametrize(("effect", "away"), [("NoSchedule", True), ("NoExecute", True), ("PreferNoSchedule", False)])
 def test_only_some_effects_keep_pods_away(effect, away):
-    ground = Ground.of({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": "gpu", "effect": effect}]}})
-    assert nodeconstraints.of({}).allow("n1", ground) is not away
+    ground = NodeLabels.from_node({"metadata": {"name": "n1"}, "spec": {"taints": [{"key": "gpu", "effect": effect}]}})
+    assert nodeconstraints.constraints_of({}).admits("n1", ground) is not away

@@ -38,7 +38,7 @@ class Serving:
         self.pool = pool = Threads("fast", threads)
         self.server = HttpServer(
             self.app,
-            [Listener(listening, lambda _: pool, whose=whose)],
+            [Listener(listening, lambda _: pool, owner_of=whose)],
             context=context,
             limits=limits,
             clock=self.clock,

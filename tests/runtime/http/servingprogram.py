@@ -40,7 +40,7 @@ def app():
 
 def main() -> None:
     settings = json.loads(sys.argv[1])
-    logs.setup("test", "info", "json")
+    logs.configure("test", "info", "json")
     tls = serving.TlsFiles.in_dir(Path(settings["tls"])) if "tls" in settings else None
 
     def start() -> None:

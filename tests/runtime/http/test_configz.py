@@ -39,7 +39,7 @@ def told(*arguments: str, environment: dict[str, str] | None = None, decided: di
         context = command.make_context("part", list(arguments))
     finally:
         runner.undo()
-    return json.loads(configz.encode(configz.of(context, decided)))
+    return json.loads(configz.encode(configz.describe_options(context, decided)))
 
 
 def test_each_setting_says_its_value_and_where_it_is_from():
@@ -69,7 +69,7 @@ def test_all_options_of_every_part_can_be_told(part, tmp_path):
     program.chmod(0o755)
     needed = {"deviceplugin": ["--node-name=n1"], "mps": ["--node-name=n1", f"--control={program}"]}.get(part, [])
     context = COMMANDS[part].make_context(part, needed)
-    found = json.loads(configz.encode(configz.of(context)))
+    found = json.loads(configz.encode(configz.describe_options(context)))
     options = {max(one.opts, key=len) for one in COMMANDS[part].params if one.expose_value}
     assert found.keys() >= options
     assert found["--metrics-bind"] == {"value": ":9400", "source": "default"}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.runtime.http.httpcalls import BadCall, Call, Reader, answered, refusal, shared_environ
+from cardwise.runtime.http.httpcalls import BadCall, Call, Reader, answer_call, refusal, shared_environ
 
 SHARED = shared_environ(("127.0.0.1", 5), ("127.0.0.2", 80), "https")
 GOS = (
@@ -56,7 +56,7 @@ def test_paths_are_decoded_as_wsgi_wants_them_by_who_answers():
     assert call.environ["PATH_INFO"] == "/a%20b/%C3%A4"
     assert call.environ["CONTENT_LENGTH"] == "0"
     seen = []
-    answered(lambda environ, start: [start("200 OK", []), seen.append(environ["PATH_INFO"])] and [b""], call, bool)
+    answer_call(lambda environ, start: [start("200 OK", []), seen.append(environ["PATH_INFO"])] and [b""], call, bool)
     assert seen == ["/a b/ä".encode().decode("latin-1")]
 
 
@@ -115,12 +115,12 @@ def test_what_has_begun_is_known_until_it_is_whole():
         assert reader.begun is (piece != GOS[:1])
         reader.feed(piece)
         assert reader.begun
-    assert reader.held >= len(b'{"Pod":nul')
+    assert reader.held_bytes >= len(b'{"Pod":nul')
     reader.feed(GOS[-1:])
     assert not reader.begun
-    assert 4096 + 5 * 256 + 11 < reader.held < 6000, "its environ, its header lines and its body"
+    assert 4096 + 5 * 256 + 11 < reader.held_bytes < 6000, "its environ, its header lines and its body"
     reader.calls.clear()
-    assert reader.held == 0
+    assert reader.held_bytes == 0
 
 
 HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
@@ -175,9 +175,9 @@ class CountingReader(Reader):
 
     lines = 0
 
-    def on_header(self, name: bytes, value: bytes) -> None:
+    def on_header(self, name: bytes, content: bytes) -> None:
         self.lines += 1
-        super().on_header(name, value)
+        super().on_header(name, content)
 
 
 @pytest.mark.parametrize("line", [b"X:\r\n", b"X_Y:\r\n", b"Accept: " + b"x" * 150 + b"\r\n"])
@@ -268,7 +268,7 @@ def saying(status, headers, text):
 
 def test_an_answer_as_it_is_sent():
     app = saying("200 OK", [("Content-Type", "application/json"), ("Content-Length", "2")], b"{}")
-    answer, last = answered(app, read(GOS)[0], lambda: False)
+    answer, last = answer_call(app, read(GOS)[0], lambda: False)
     head, _, text = answer.partition(b"\r\n\r\n")
     lines = head.split(b"\r\n")
     assert (lines[0], text, last) == (b"HTTP/1.1 200 OK", b"{}", False)
@@ -277,7 +277,7 @@ def test_an_answer_as_it_is_sent():
 
 
 def test_an_answer_says_its_length_and_that_it_is_the_last_one():
-    answer, last = answered(saying("503 Service Unavailable", [], b"abc"), read(CURLS)[0], lambda: True)
+    answer, last = answer_call(saying("503 Service Unavailable", [], b"abc"), read(CURLS)[0], lambda: True)
     assert last
     lines = answer.split(b"\r\n")
     assert b"Content-Length: 3" in lines
@@ -286,5 +286,5 @@ def test_an_answer_says_its_length_and_that_it_is_the_last_one():
 
 
 def test_an_answer_to_head_has_no_body():
-    answer, _ = answered(saying("200 OK", [], b"abc"), read(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")[0], lambda: False)
+    answer, _ = answer_call(saying("200 OK", [], b"abc"), read(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")[0], lambda: False)
     assert answer.endswith(b"Content-Length: 3\r\n\r\n")

@@ -196,7 +196,10 @@ def test_bodies_without_a_certificate_are_bounded_together(serve):
     for calls, (line, sent) in enumerate(zip(lines, sizes, strict=True), 1):
         line.sendall(BODY + b"x" * sent)
         if calls < 3:
-            until(lambda read=sum(sizes[:calls]) + calls * 12_000: server.server._held > read, "that it has been read")
+            until(
+                lambda read=sum(sizes[:calls]) + calls * 12_000: server.server._held_bytes > read,
+                "that it has been read",
+            )
         elif calls == 3:
             assert closed(lines[0])
     lines[-1].sendall(b"x" * 80_000)
@@ -218,16 +221,20 @@ def test_where_calls_hold_too_much_the_address_that_holds_most_loses_its_largest
     sizes = (90_000, 10_000, 60_000, 95_000, 5_000)
     for calls, (line, sent) in enumerate(zip([*others, *mine], sizes, strict=True), 1):
         line.sendall(post("/echo", 100_000, sent))
-        until(lambda read=sum(sizes[:calls]) + calls * 12_000: server.server._held > read, "that it has been read")
+        until(
+            lambda read=sum(sizes[:calls]) + calls * 12_000: server.server._held_bytes > read, "that it has been read"
+        )
     more = server.connect(source="127.0.0.2")
     more.sendall(post("/echo", 100_000, 90_000))
     assert closed(mine[1])
     del mine[1]
     for line, sent in zip([*others, *mine, more], (90_000, 10_000, 60_000, 5_000, 90_000), strict=True):
-        before = server.server._held
+        before = server.server._held_bytes
         line.sendall(b"x" * (100_000 - sent))
         assert len(answer(line)) == 100_000
-        until(lambda before=before: server.server._held < before, "that what was answered is not counted any more")
+        until(
+            lambda before=before: server.server._held_bytes < before, "that what was answered is not counted any more"
+        )
 
 
 def test_calls_that_wait_are_given_up_too_but_none_that_a_thread_has(serve):
@@ -268,9 +275,9 @@ def test_all_that_a_call_takes_is_counted(serve, certificates):
     line = server.connect(context=client(certificates, show=False))
     line.sendall(b"POST /echo HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X%d: x\r\n" % i for i in range(90)))
     server.get(context=client(certificates, show=False), source="127.0.0.2")
-    until(lambda: server.server._held > 65_536 + 90 * 256, "that it is counted")
+    until(lambda: server.server._held_bytes > 65_536 + 90 * 256, "that it is counted")
     line.close()
-    until(lambda: server.server._held < 65_536 * 2, "that it is not counted any more")
+    until(lambda: server.server._held_bytes < 65_536 * 2, "that it is not counted any more")
 
 
 def test_the_place_of_a_call_that_waits_is_taken_from_the_address_that_has_most(serve, monkeypatch):
@@ -336,7 +343,7 @@ def test_idle_connections_of_many_push_out_no_call(serve):
     for line in server.lines:
         line.close()
     until(lambda: not server.server._connections, "that all are gone")
-    assert server.server._held == server.server._idle_held == 0
+    assert server.server._held_bytes == server.server._idle_held == 0
 
 
 def test_large_calls_push_out_no_idle_connection(serve):

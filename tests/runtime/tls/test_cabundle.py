@@ -35,7 +35,7 @@ class World:
             self.api.put(PATHS[kind](), obj)
         client = self.api.client(clock=self.clock)
         self.bundle = CaBundle(client, [path("cardwise") for path in PATHS.values()], clock=self.clock)
-        self.bundle.set(PEM)
+        self.bundle.set_bundle(PEM)
 
     @property
     def objects(self) -> list[dict]:
@@ -100,13 +100,13 @@ def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_st
     written = world.patches()
     assert not bundle.ensure()
     assert asked
-    bundle.set(b"newer")
+    bundle.set_bundle(b"newer")
     assert bundle.ensure()
     assert world.patches() == written
     # Somebody who has no part in it has edited one of them.
     world.edit("mutating", caBundle="b2xk")
     assert not bundle.ensure()
-    bundle.set(b"newer")
+    bundle.set_bundle(b"newer")
     assert bundle.ensure()
     assert world.bundles() == {newer}
 
@@ -128,7 +128,7 @@ def test_it_is_asserted_again_after_somebody_dropped_it():
     world.clock.step()
     world.clock.until_waiting()
     assert world.bundles() == {BASE64}
-    bundle.set(b"another")
+    bundle.set_bundle(b"another")
     world.clock.until_waiting()
     assert bundle.asserted.is_set()
     assert world.bundles() == {base64.b64encode(b"another").decode()}

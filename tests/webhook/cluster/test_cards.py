@@ -33,17 +33,17 @@ def shown(sums, **found):
 
 def test_a_card_that_comes_changes_and_goes():
     sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000), c=card("n2", 4_000))
-    assert sums.of(None) == CardSizes(MiB(15_900), 2, MiB(3_900), (MiB(15_900), MiB(7_900)))
+    assert sums.class_sizes(None) == CardSizes(MiB(15_900), 2, MiB(3_900), (MiB(15_900), MiB(7_900)))
     sums.on_change("c", card("n2", 4_000), card("n1", 4_000))
-    assert sums.of(None).most == 3
+    assert sums.class_sizes(None).max_cards == 3
     sums.on_delete("a", card("n1"))
-    assert sums.of(None) == CardSizes(MiB(7_900), 2, MiB(3_900), (MiB(7_900), MiB(3_900)))
-    assert sums.on({"n2"}, None) == CardSizes()
+    assert sums.class_sizes(None) == CardSizes(MiB(7_900), 2, MiB(3_900), (MiB(7_900), MiB(3_900)))
+    assert sums.sizes_on({"n2"}, None) == CardSizes()
 
 
 def test_a_class_that_was_edited_is_counted_anew():
     sums = shown(CardSums(KEPT_BACK), a=card("n1"), b=card("n1", 8_000, "p100"))
-    assert [sums.of(a_class(model)).largest for model in ("t4", "p100", "t4")] == [15_900, 7_900, 15_900]
+    assert [sums.class_sizes(a_class(model)).largest for model in ("t4", "p100", "t4")] == [15_900, 7_900, 15_900]
 
 
 def test_daemons_serve_what_their_cards_say():
@@ -66,13 +66,13 @@ def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at
         looked[self.node] += 1
         return self.labels["model"] == "t4"
 
-    monkeypatch.setattr(module.CardFacts, "of", of)
-    assert sums.of(wanted).most == 8
+    monkeypatch.setattr(module.CardFacts, "is_of_class", of)
+    assert sums.class_sizes(wanted).max_cards == 8
     assert looked.total() == 4000
     looked.clear()
     for i in range(10):
         sums.on_change("0-0", card("n0"), card("n0", model=f"x{i}"))
-        assert sums.of(wanted).most == 8
+        assert sums.class_sizes(wanted).max_cards == 8
     assert looked == {"n0": 80}
 
 
@@ -80,10 +80,10 @@ def test_a_node_with_cards_without_number_counts_with_as_many_as_the_extender_co
     sums = CardSums(KEPT_BACK)
     for i in range(2 * MOST_CARDS):
         sums.on_change(f"c{i}", None, card("n1"))
-    assert sums.of(None).most == MOST_CARDS
+    assert sums.class_sizes(None).max_cards == MOST_CARDS
     for i in range(2 * MOST_CARDS):
         sums.on_delete(f"c{i}", card("n1"))
-    assert sums.of(None) == CardSizes()
+    assert sums.class_sizes(None) == CardSizes()
 
 
 changes = st.lists(
@@ -109,4 +109,4 @@ def test_what_is_kept_is_what_is_counted_from_the_beginning(model, changes):
         elif old is not None:
             kept.on_delete(name, old)
         if asked:
-            assert kept.of(wanted) == shown(CardSums(MiB(1)), **there).of(wanted)
+            assert kept.class_sizes(wanted) == shown(CardSums(MiB(1)), **there).class_sizes(wanted)

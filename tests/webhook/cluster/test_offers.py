@@ -41,13 +41,15 @@ def test_a_name_is_offered_while_a_node_has_it() -> None:
 
 def test_a_selector_is_judged_by_nodes_with_cards() -> None:
     found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
-    assert found.unmatched({}) == found.unmatched({"zone": "a", "model": "k80"}) == ()
-    assert found.unmatched({"zone": "c", "model": "k80"}) == ("zone=c",)
-    assert found.unmatched({"zone": "b", "model": "k80"}) == ("zone=b", "model=k80")
-    assert found.unmatched({f"key{i}": "x" for i in range(17)}) == (), "more than is compared while somebody waits"
+    assert found.unmatched_entries({}) == found.unmatched_entries({"zone": "a", "model": "k80"}) == ()
+    assert found.unmatched_entries({"zone": "c", "model": "k80"}) == ("zone=c",)
+    assert found.unmatched_entries({"zone": "b", "model": "k80"}) == ("zone=b", "model=k80")
+    assert found.unmatched_entries({f"key{i}": "x" for i in range(17)}) == (), (
+        "more than is compared while somebody waits"
+    )
     found.on_delete("n1", with_cards())
     found.on_delete("n2", with_cards())
-    assert found.unmatched({"zone": "c"}) == (), "there may be no node at all yet"
+    assert found.unmatched_entries({"zone": "c"}) == (), "there may be no node at all yet"
 
 
 def required(*values: str) -> dict[str, Any]:
@@ -58,8 +60,8 @@ def required(*values: str) -> dict[str, Any]:
 
 def test_the_nodes_that_selector_and_affinity_leave() -> None:
     found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
-    assert found.left({"spec": required("a", "b")}) is None, "none is barred"
-    assert found.left({"spec": required("b", "c")}) == {"n2"}
-    assert found.left({"spec": required("b") | {"nodeSelector": {"model": "k80"}}}) == frozenset()
-    assert found.left({"spec": {}}) is None
-    assert found.left({"spec": required(*map(str, range(20)))}) is None, "somebody waits"
+    assert found.admitting_nodes({"spec": required("a", "b")}) is None, "none is barred"
+    assert found.admitting_nodes({"spec": required("b", "c")}) == {"n2"}
+    assert found.admitting_nodes({"spec": required("b") | {"nodeSelector": {"model": "k80"}}}) == frozenset()
+    assert found.admitting_nodes({"spec": {}}) is None
+    assert found.admitting_nodes({"spec": required(*map(str, range(20)))}) is None, "somebody waits"

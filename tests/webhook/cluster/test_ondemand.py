@@ -83,7 +83,7 @@ def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(api:
     for pod in (member("a", "3"), member("b", "4"), member("c", "5", namespace="team"), member("d", "6", labels={})):
         api.put(paths.pods(), pod)
     api.put(paths.pods(), member("0", "7") | {"status": {"phase": "Failed"}})
-    assert seen.other("default", "slurp", 3) == ("b", 4)
+    assert seen.conflicting_member("default", "slurp", 3) == ("b", 4)
     assert len(api.sent()) == 1
 
 
@@ -102,7 +102,7 @@ def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(api:
 def test_nobody_says_another_number(api: ApiServer, seen: GangNumbers, pods: list[dict[str, Any]]) -> None:
     for pod in pods:
         api.put(paths.pods(), pod)
-    assert seen.other("default", "slurp", 3) is None
+    assert seen.conflicting_member("default", "slurp", 3) is None
 
 
 def test_an_api_server_that_does_not_tell_of_members_holds_nobody_up(
@@ -110,26 +110,26 @@ def test_an_api_server_that_does_not_tell_of_members_holds_nobody_up(
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
     api.fault(Fault(seconds=60))
-    assert seen.other("default", "slurp", 3) is None
+    assert seen.conflicting_member("default", "slurp", 3) is None
     assert clock.now() == 1001
 
 
 def test_a_gang_of_hundreds_is_looked_up_once_in_a_while(api: ApiServer, clock: FakeClock, seen: GangNumbers) -> None:
     api.put(paths.pods(), member("a", "3"))
-    assert [seen.other("default", "slurp", 3) for _ in range(100)] == [None] * 100
+    assert [seen.conflicting_member("default", "slurp", 3) for _ in range(100)] == [None] * 100
     assert len(api.sent()) == 1
-    assert seen.other("default", "slurp", 4) == ("a", 3), "another number is always compared"
-    assert seen.other("team", "slurp", 3) is None
+    assert seen.conflicting_member("default", "slurp", 4) == ("a", 3), "another number is always compared"
+    assert seen.conflicting_member("team", "slurp", 3) is None
     assert len(api.sent()) == 3
     clock.advance(11)
     api.put(paths.pods(), member("a", "5"))
-    assert seen.other("default", "slurp", 3) == ("a", 5)
+    assert seen.conflicting_member("default", "slurp", 3) == ("a", 5)
 
 
 def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, seen: GangNumbers) -> None:
-    assert seen.other("default", "slurp", 3) is None
+    assert seen.conflicting_member("default", "slurp", 3) is None
     api.put(paths.pods(), member("a", "4"))
-    assert seen.other("default", "slurp", 3) == ("a", 4)
+    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
 def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_fifty_in_all(
@@ -137,27 +137,27 @@ def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_fifty_in_all(
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
     for i in range(100):
-        seen.other("greedy", f"none-{i}", 3)
+        seen.conflicting_member("greedy", f"none-{i}", 3)
     assert len(api.sent()) == 10
-    assert seen.other("default", "slurp", 3) == ("a", 4), "another namespace has its own ten"
+    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4), "another namespace has its own ten"
     for i in range(1000):
-        seen.other(f"team-{i}", "none", 3)
+        seen.conflicting_member(f"team-{i}", "none", 3)
     assert len(api.sent()) == 50
-    assert seen.other("default", "slurp", 3) is None
+    assert seen.conflicting_member("default", "slurp", 3) is None
     clock.advance(1)
-    assert seen.other("default", "slurp", 3) == ("a", 4)
+    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
 def test_a_burst_where_one_second_ends_and_the_next_begins_has_no_look_ups_of_both(clock: FakeClock) -> None:
-    limit = LookupLimit(clock, each=10, most=15)
-    assert limit.begin("early")
+    limit = LookupLimit(clock, per_owner=10, total=15)
+    assert limit.begin_lookup("early")
     clock.advance(0.9)
-    assert [limit.begin("greedy") for _ in range(11)] == [True] * 10 + [False]
+    assert [limit.begin_lookup("greedy") for _ in range(11)] == [True] * 10 + [False]
     clock.advance(0.2)
-    assert not limit.begin("greedy"), "its ten began within this second"
-    assert [limit.begin("other") for _ in range(6)] == [True] * 5 + [False], "with the ten they are fifteen"
+    assert not limit.begin_lookup("greedy"), "its ten began within this second"
+    assert [limit.begin_lookup("other") for _ in range(6)] == [True] * 5 + [False], "with the ten they are fifteen"
     clock.advance(0.8)
-    assert [limit.begin("greedy") for _ in range(11)] == [True] * 10 + [False]
+    assert [limit.begin_lookup("greedy") for _ in range(11)] == [True] * 10 + [False]
 
 
 def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
@@ -166,11 +166,11 @@ def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
     api.put(paths.pods(), member("a", "4"))
     api.fault(Fault(seconds=60))
     for i in range(5):
-        assert seen.other("slow", f"slurp-{i}", 3) is None
+        assert seen.conflicting_member("slow", f"slurp-{i}", 3) is None
     assert len(api.sent()) == 1, "it has to wait itself, whatever gang it names"
-    assert seen.other("default", "slurp", 3) == ("a", 4)
+    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
     clock.advance(5.1)
-    seen.other("slow", "slurp-0", 3)
+    seen.conflicting_member("slow", "slurp-0", 3)
     assert len(api.sent()) == 3
 
 
@@ -181,11 +181,11 @@ def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds
     api.put(paths.pods(), member("a", "4"))
     api.fault(fault)
     for i in range(100):
-        assert seen.other("default", f"slurp-{i}", 3) is None
-        assert seen.other(f"team-{i}", "slurp", 3) is None
+        assert seen.conflicting_member("default", f"slurp-{i}", 3) is None
+        assert seen.conflicting_member(f"team-{i}", "slurp", 3) is None
     assert len(api.sent()) == 1
     clock.advance(5.1)
-    assert seen.other("default", "slurp", 3) == ("a", 4)
+    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
 @pytest.mark.parametrize("status", [403, 500])
@@ -195,11 +195,11 @@ def test_what_fails_for_one_gang_is_not_repeated_for_five_seconds_and_stops_no_o
     api.put(paths.pods(), member("a", "4"))
     api.fault(Fault(status=status))
     for number in range(1, 20):
-        assert seen.other("team", "slurp", number) is None
+        assert seen.conflicting_member("team", "slurp", number) is None
     assert len(api.sent()) == 1
-    assert seen.other("default", "slurp", 3) == ("a", 4)
+    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
     clock.advance(5.1)
-    seen.other("team", "slurp", 3)
+    seen.conflicting_member("team", "slurp", 3)
     assert len(api.sent()) == 3
 
 
@@ -214,27 +214,29 @@ def test_gangs_leave_half_of_the_threads_to_other_reviews(
         assert go_on.wait(60)
         return {"a": 4}
 
-    monkeypatch.setattr(seen, "_said", slow)
+    monkeypatch.setattr(seen, "_fetch_numbers", slow)
     found: list[object] = []
-    threads = [threading.Thread(target=lambda: found.append(seen.other("default", "slurp", 3))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(seen.conflicting_member("default", "slurp", 3))) for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
         assert begun.acquire(timeout=60)
-    assert seen.other("team", "slurp", 3) is None
+    assert seen.conflicting_member("team", "slurp", 3) is None
     go_on.set()
     for thread in threads:
         thread.join(60)
     assert found == [("a", 4)] * 2
-    assert seen.other("team", "slurp", 3) == ("a", 4)
+    assert seen.conflicting_member("team", "slurp", 3) == ("a", 4)
 
 
 def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, seen: GangNumbers) -> None:
     """The API server's cache counts no members, so a tenant's fat pods come all at once."""
     for i in range(30):
         api.put(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
-    assert seen.other("default", "slurp", 3) is None
+    assert seen.conflicting_member("default", "slurp", 3) is None
     api.put(paths.pods(), member("a", "4", namespace="team"))
-    assert seen.other("team", "slurp", 3) == ("a", 4), "and stop no other's"
+    assert seen.conflicting_member("team", "slurp", 3) == ("a", 4), "and stop no other's"
 
 
 @pytest.fixture
@@ -249,16 +251,16 @@ def test_whether_podgroups_are_served_is_asked_once_in_a_while(
     api: ApiServer, clock: FakeClock, groups: PodGroups, resources: list[dict[str, str]], served: bool
 ) -> None:
     api.answers[PODGROUPS] = {"resources": resources}
-    assert [groups.served() for _ in range(5)] == [served] * 5
+    assert [groups.is_served() for _ in range(5)] == [served] * 5
     assert len(api.sent()) == 1
     api.answers[PODGROUPS] = {"resources": []}
     clock.advance(31)
-    assert not groups.served()
+    assert not groups.is_served()
 
 
 def test_without_the_api_there_are_no_podgroups(api: ApiServer, groups: PodGroups) -> None:
-    assert not groups.served()
-    assert not groups.served()
+    assert not groups.is_served()
+    assert not groups.is_served()
     assert len(api.sent()) == 1
 
 
@@ -268,8 +270,8 @@ def test_an_api_server_that_fails_has_not_said_that_there_are_no_podgroups(
     silence = api.fault(Fault(status=500), times=math.inf)
     for _ in range(5):
         with pytest.raises(errors.KubeError):
-            groups.served()
+            groups.is_served()
     assert len(api.sent()) == 1
     silence.end()
     clock.advance(1.1)
-    assert not groups.served()
+    assert not groups.is_served()

@@ -84,8 +84,8 @@ def test_cards_are_summed_by_class(world):
         assert view.cards(one) == CardSizes(MiB(16276), 1, MiB(16276), (MiB(16276),))
     assert set(view._sums._sums) <= {"", "k80", "v100"}, "anybody may ask about any class"
     assert view.cards(view.resource_class("k80")) == K80S
-    assert view.selects(of({"room": "cold", "hostname": "n2"}))
-    assert not view.selects(of({"room": "hot"}))
+    assert view.has_card_of(of({"room": "cold", "hostname": "n2"}))
+    assert not view.has_card_of(of({"room": "hot"}))
 
 
 def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
@@ -120,10 +120,10 @@ def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     assert view.cards(view.resource_class("loose")) == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),)), (
         "a class that says no kind is of GPUs"
     )
-    assert view.cards(of({"kind": "rdma"})) == CardSizes(most=3)
-    assert view.cards(of({"kind": "rdma", "node": "n2"})) == CardSizes(most=1)
-    assert view.selects(of({"kind": "fpga"}))
-    assert not view.selects(of({"kind": "nic"}))
+    assert view.cards(of({"kind": "rdma"})) == CardSizes(max_cards=3)
+    assert view.cards(of({"kind": "rdma", "node": "n2"})) == CardSizes(max_cards=1)
+    assert view.has_card_of(of({"kind": "fpga"}))
+    assert not view.has_card_of(of({"kind": "nic"}))
 
 
 def test_a_class_that_the_watch_has_not_told_of_is_read(world):
@@ -150,10 +150,10 @@ def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
 def test_what_cannot_be_read_is_skipped_and_said_once(world):
     broken = resource_class("broken", share={"memoryMiB": 0})
     with structlog.testing.capture_logs() as told:
-        a_class = world.view._readable("ResourceClass", classes.parse)
+        a_class = world.view._make_projection("ResourceClass", classes.parse)
         assert a_class(json.dumps(broken).encode()) is None
         assert a_class(json.dumps(broken).encode()) is None
-        a_quota = world.view._readable("GPUQuota", gpuquotas.parse)
+        a_quota = world.view._make_projection("GPUQuota", gpuquotas.parse)
         assert a_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
     assert [(line["object"], line["log_level"]) for line in told] == [
         ("ResourceClass broken", "warning"), ("GPUQuota a/bad", "warning"),
@@ -199,9 +199,9 @@ def test_the_tightest_of_a_namespaces_limit_ranges_counts(world):
     world.put(LIMIT_RANGES, *ranges)
     view = world.start()
     found = view.bounds("a")
-    assert {name: amount.text for name, amount in found.least.items()} == {"cpu": "0.2", "memory": "1Mi"}
-    assert {name: amount.text for name, amount in found.most.items()} == {"memory": "1Gi"}
-    assert {name: amount.text for name, amount in found.most_of_pod.items()} == {"cpu": "3"}
+    assert {name: amount.text for name, amount in found.minimum.items()} == {"cpu": "0.2", "memory": "1Mi"}
+    assert {name: amount.text for name, amount in found.maximum.items()} == {"memory": "1Gi"}
+    assert {name: amount.text for name, amount in found.pod_maximum.items()} == {"cpu": "3"}
     assert view.bounds("b") == Bounds()
     assert view.bounds("c") == Bounds()
 
@@ -219,7 +219,7 @@ def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
     )
     world.follows()
     assert view.mps_scopes() == {"card", "node"}
-    assert view.cards().most == 3
+    assert view.cards().max_cards == 3
 
 
 def test_a_caller_that_may_be_a_stranger_has_a_bound_of_bindings_that_others_do_not_feel(world):

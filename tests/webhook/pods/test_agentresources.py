@@ -38,7 +38,7 @@ def test_settings_reach_the_agent() -> None:
         SETTINGS.share_agent,
         user=0,
         image="mine",
-        resources={"cpu": limitranges.Amount.of("5m"), "memory": limitranges.Amount.of("9Mi")},
+        resources={"cpu": limitranges.Amount.parse_amount("5m"), "memory": limitranges.Amount.parse_amount("9Mi")},
     )
     pod = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
     found = agent(admitted(pod, settings=WebhookSettings(share_agent=chosen))[0])

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import names, request
 from tests import build
 from tests.webhook.reviews import Known, on_defaults, on_mutate, patched
-from webhook.pods.defaults import Defaults, of
+from webhook.pods.defaults import Defaults, defaults_of
 from webhook.server import review, sizes
 
 TEAM = Known(namespaces={"team": Defaults("2Gi", "spread")})
@@ -92,11 +92,11 @@ def test_bad_defaults_are_told_by_the_namespaces_name(defaults: Defaults, says: 
 
 def test_only_a_labelled_namespace_has_opted_in() -> None:
     annotations = {names.DEFAULT_GPU_MEM: "1Gi"}
-    assert of({"metadata": {"annotations": annotations}}) is None
-    assert of({"metadata": {"labels": {names.DEFAULTS_LABEL: "disabled"}, "annotations": annotations}}) is None
-    assert of({"metadata": {"labels": {names.DEFAULTS_LABEL: "enabled"}, "annotations": annotations}}) == Defaults(
-        "1Gi"
-    )
+    assert defaults_of({"metadata": {"annotations": annotations}}) is None
+    assert defaults_of({"metadata": {"labels": {names.DEFAULTS_LABEL: "disabled"}, "annotations": annotations}}) is None
+    assert defaults_of(
+        {"metadata": {"labels": {names.DEFAULTS_LABEL: "enabled"}, "annotations": annotations}}
+    ) == Defaults("1Gi")
 
 
 def test_the_policy_reaches_pods_with_a_request_of_their_own() -> None:

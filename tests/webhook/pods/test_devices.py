@@ -48,8 +48,8 @@ KNOWN = Known(
     cards_of={
         K80: CardSizes(MiB(11441), 2),
         HALF: CardSizes(MiB(11441), 2),
-        RDMA: CardSizes(most=2),
-        FPGA: CardSizes(most=1),
+        RDMA: CardSizes(max_cards=2),
+        FPGA: CardSizes(max_cards=1),
     },
 )
 
@@ -349,7 +349,9 @@ def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
         f"write requests.{RDMA_KEY} in spec.hard of a ResourceQuota"
     )
     # One that was there before the class counts nothing of a pod.
-    known = Known(known_classes=CLASSES, cards_of={RDMA: CardSizes(most=2)}, standings={"default": [standing(quota)]})
+    known = Known(
+        known_classes=CLASSES, cards_of={RDMA: CardSizes(max_cards=2)}, standings={"default": [standing(quota)]}
+    )
     assert validated(after(pod({RDMA: "2"}), known), known).allowed
 
 

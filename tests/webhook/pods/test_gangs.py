@@ -90,7 +90,7 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, said
     member = after(pod(annotations, labels))
     assert member["spec"]["schedulingGates"] == [GATE]
     assert member["metadata"]["labels"] == labels | {names.GANG: said.name}
-    assert core.joined(member) == said
+    assert core.gang_of(member) == said
     assert limits(member) == [{names.GPU_MEM: "8138", names.SHARE: "1"}]
     assert warned(pod(annotations, labels)) == ()
     assert validated(member).allowed
@@ -116,7 +116,7 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
         member = after(asked, Known(known_classes=RDMA))
         assert member["spec"]["schedulingGates"] == [GATE]
         assert member["metadata"]["labels"] == {names.GANG: "slurp.v1"}
-        assert core.joined(member) == Membership(name="slurp.v1", foreign=Foreign.KUBERNETES)
+        assert core.gang_of(member) == Membership(name="slurp.v1", foreign=Foreign.KUBERNETES)
         assert validated(member, Known(known_classes=RDMA)).allowed
     assert warned(native()) == ()
     assert "schedulingGates" not in after(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"
@@ -248,7 +248,7 @@ def test_a_pod_that_is_given_our_scheduler_is_in_the_gang_that_it_names_there(na
     known = Known()
     made = mutated(asked, "pods", known, settings)
     assert made["spec"]["schedulerName"] == "ours"
-    assert core.joined(made) is not None
+    assert core.gang_of(made) is not None
     assert on_validate(made, "pods", known, settings).allowed
 
 
@@ -267,8 +267,8 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
     assume(first.allowed)
     member = after(asked, known)
     said = core.membership(asked)
-    assert core.joined(member) == said
-    assert core.gated(member) == (said is not None)
+    assert core.gang_of(member) == said
+    assert core.is_gated(member) == (said is not None)
     marked = said is not None and request.parse(member) is None
     assert mutate.is_marked(member) == marked, "filter and bind see it by what it asks for, or by the markers"
     assert {"name": "mine"} in member["spec"]["schedulingGates"] or {"name": "mine"} not in gates
@@ -327,7 +327,7 @@ def test_another_number_than_that_of_living_members_is_refused() -> None:
 
 def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() -> None:
     asked = pod(GROUP, {names.GROUP_NAME: "other", names.GROUP_NUM: "5", names.COSCHEDULING: "third"})
-    assert core.joined(after(asked)) == Membership(name="slurp", minimum=3)
+    assert core.gang_of(after(asked)) == Membership(name="slurp", minimum=3)
     assert warned(asked) == (
         f"metadata.labels[{names.GROUP_NAME}]: other differs from the annotation, which says slurp and holds",
         f"metadata.labels[{names.GROUP_NUM}]: 5 differs from the annotation, which says 3 and holds",

@@ -16,7 +16,7 @@ from webhook.pods.validate import CardSizes
 from webhook.server.decisions import WebhookSettings
 
 GIB = WebhookSettings(unit=Unit.GIB, share_agent=SETTINGS.share_agent)
-CARDS = Known(known_cards=CardSizes(largest=MiB(16276), most=2, smallest=MiB(16276)))
+CARDS = Known(known_cards=CardSizes(largest=MiB(16276), max_cards=2, smallest=MiB(16276)))
 FIELD = "spec.containers[0].resources.limits[aliyun.com/gpu-mem]"
 
 

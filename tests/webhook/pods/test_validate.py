@@ -22,7 +22,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
 
 
 def warnings(pod: dict[str, Any], known: Known = KNOWN, oversize: validate.Oversize = "refuse") -> tuple[str, ...]:
-    return validate.pod(pod, known, oversize)[1]
+    return validate.check_pod(pod, known, oversize)[1]
 
 
 def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
 )
 def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidRequest) as refused:
-        validate.pod(pod, KNOWN, "refuse")
+        validate.check_pod(pod, KNOWN, "refuse")
     assert says in str(refused.value)
     assert "waits" in warnings(pod, KNOWN, "wait")[0]
     assert warnings(pod, Known()) == (), "no card is known: it may wait for one"
@@ -109,9 +109,9 @@ def test_a_split_share_is_compared_with_what_one_node_has_on_so_many_cards() -> 
     with pytest.raises(
         InvalidRequest, match=r"15000 MiB on each of 2 cards is more .* \(11441\); ask for at most 22882Mi$"
     ):
-        validate.pod(mutated(gpu_mem=30000, gpu_count=2), known, "refuse")
+        validate.check_pod(mutated(gpu_mem=30000, gpu_count=2), known, "refuse")
     with pytest.raises(InvalidRequest, match=r"ask for at most 23034Mi$"):
-        validate.pod(mutated(gpu_mem=24000), known, "refuse")
+        validate.check_pod(mutated(gpu_mem=24000), known, "refuse")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_fits_an_empty_node_is_allowed(pod: dict[str, Any]) -> None:
 
 def test_a_pod_that_was_not_rewritten_is_refused() -> None:
     with pytest.raises(InvalidRequest) as refused:
-        validate.pod(build.pod(gpu_mem=1), KNOWN, "refuse")
+        validate.check_pod(build.pod(gpu_mem=1), KNOWN, "refuse")
     assert "a mutating webhook that runs after Cardwise's has added it" in refused.value.problem
     assert "sorts before cardwise" in refused.value.remedy
 
@@ -151,7 +151,7 @@ def test_a_node_name_is_refused() -> None:
     pod = mutated(gpu_mem=1)
     pod["spec"]["nodeName"] = "n1"
     with pytest.raises(InvalidRequest, match=r"^spec\.nodeName: .*nodeAffinity"):
-        validate.pod(pod, KNOWN, "refuse")
+        validate.check_pod(pod, KNOWN, "refuse")
 
 
 def test_unknown_resources_of_our_domain_are_refused() -> None:
@@ -160,7 +160,7 @@ def test_unknown_resources_of_our_domain_are_refused() -> None:
     with pytest.raises(
         InvalidRequest, match=r"limits\[cardwise\.dev/gpus\]: there is no ResourceClass gpus; there are no"
     ):
-        validate.pod(pod, KNOWN, "refuse")
+        validate.check_pod(pod, KNOWN, "refuse")
 
 
 @pytest.mark.parametrize(("resource", "sub", "name"), [("pods", "binding", "ours"), ("bindings", "", "")])

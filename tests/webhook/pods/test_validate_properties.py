@@ -41,7 +41,7 @@ def most(nodes: list[list[tuple[int, frozenset[str]]]], resource_class: str) -> 
     at_most = max(map(len, of_it))
     ranked = [sorted(of_node, reverse=True) + [0] * (at_most - len(of_node)) for of_node in of_it]
     each = tuple(MiB(max(of_node[i] for of_node in ranked)) for i in range(at_most))
-    return CardSizes(each[0] if each else MiB(0), at_most, each=each)
+    return CardSizes(each[0] if each else MiB(0), at_most, by_count=each)
 
 
 @given(nodes, st.lists(containers, min_size=1, max_size=3))
@@ -63,7 +63,7 @@ def test_what_an_empty_node_could_run_is_never_refused(
     assert asked is not None
     fits = isinstance(placement.place(ledger, [n.name for n in ledger.nodes()], asked, "binpack"), Placement)
     try:
-        validate.pod(asking, known, "refuse")
+        validate.check_pod(asking, known, "refuse")
         allowed = True
     except InvalidRequest:
         allowed = False

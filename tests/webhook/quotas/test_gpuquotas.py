@@ -200,5 +200,5 @@ def test_no_pod_costs_a_reading_of_all_quotas() -> None:
     asked = request.parse_mutated(mutate(typed(mem=8)).pod)
     assert asked is not None
     with work() as checking:
-        gpuquotas.check(asked, standings)
+        gpuquotas.check_pod(asked, standings)
     assert checking.steps < reading.steps / 2

@@ -20,7 +20,7 @@ LEAVE, TAKE = (Vocabulary(KNOWN.get, take_nvidia=take) for take in (False, True)
 
 
 def rewritten(quota, vocabulary=LEAVE, old=None):
-    return quotas.resource_quota(quota, old, vocabulary, update=old is not None)[0]
+    return quotas.rewrite_resource_quota(quota, old, vocabulary, update=old is not None)[0]
 
 
 def hard(amounts, vocabulary=LEAVE):
@@ -53,14 +53,16 @@ def test_a_bad_quota_is_refused_by_its_field(text: str) -> None:
 
 
 def test_a_fraction_of_a_mib_is_rounded_up_as_in_pods_and_told() -> None:
-    made, told = quotas.resource_quota({"spec": {"hard": {KEY: "1025Ki"}}}, None, LEAVE, update=False)
+    made, told = quotas.rewrite_resource_quota({"spec": {"hard": {KEY: "1025Ki"}}}, None, LEAVE, update=False)
     assert made["spec"]["hard"][KEY] == "2"
     assert told == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB, and counts as 2Mi"]
 
 
 def test_a_name_of_ours_without_its_domain_says_what_was_meant() -> None:
     """Kubernetes refuses it as no standard resource."""
-    made, told = quotas.resource_quota({"spec": {"hard": {"gpu-mem": "8", "pods": "9"}}}, None, LEAVE, update=False)
+    made, told = quotas.rewrite_resource_quota(
+        {"spec": {"hard": {"gpu-mem": "8", "pods": "9"}}}, None, LEAVE, update=False
+    )
     assert made["spec"]["hard"] == {"gpu-mem": "8", "pods": "9"}
     assert told == [f"spec.hard[gpu-mem]: did you mean {KEY}?"]
 
@@ -68,7 +70,7 @@ def test_a_name_of_ours_without_its_domain_says_what_was_meant() -> None:
 def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
     fields = {"max": "8Gi", "min": "512Mi", "default": "1Gi", "defaultRequest": "1Gi", "maxLimitRequestRatio": "1"}
     item = {"type": "Container"} | {name: {names.GPU_MEM: text} for name, text in fields.items()}
-    made, warnings = quotas.limit_range({"spec": {"limits": [item, {"type": "Pod", "max": {"cpu": "1"}}]}})
+    made, warnings = quotas.rewrite_limit_range({"spec": {"limits": [item, {"type": "Pod", "max": {"cpu": "1"}}]}})
     after = made["spec"]["limits"]
     assert {name: after[0][name][names.GPU_MEM] for name in fields} == {
         "max": "8192", "min": "512", "default": "1024", "defaultRequest": "1024", "maxLimitRequestRatio": "1"
@@ -82,7 +84,7 @@ def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
 
 def test_nothing_to_rewrite_is_nothing_done() -> None:
     assert rewritten({"spec": {}}) == {"spec": {}}
-    assert quotas.limit_range({"metadata": {}}) == ({"metadata": {}}, [])
+    assert quotas.rewrite_limit_range({"metadata": {}}) == ({"metadata": {}}, [])
 
 
 @pytest.mark.parametrize(
@@ -129,7 +131,7 @@ def test_an_amount_is_rewritten_with_its_name(written):
 
 @pytest.mark.parametrize("written", [names.GPU_COUNT, f"requests.{names.GPU_COUNT}"])
 def test_what_gpu_count_counts_is_told(written):
-    _, (told,) = quotas.resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
+    _, (told,) = quotas.rewrite_resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
     assert told == (
         f"spec.hard[{written}]: counts cards asked for as a whole, as requests.cardwise.dev/gpu; a share counts none, "
         "also where it is split over cards: limit those by requests.aliyun.com/gpu-mem, or by a GPUQuota"
@@ -161,7 +163,7 @@ def test_what_was_written_is_recorded():
 
 def test_a_class_without_an_object_is_told():
     quota = {"spec": {"hard": {"not.there": "5"}}}
-    _, warnings = quotas.resource_quota(quota, None, LEAVE, update=False)
+    _, warnings = quotas.rewrite_resource_quota(quota, None, LEAVE, update=False)
     assert warnings == [
         "spec.hard[not.there]: there is no ResourceClass not.there now; until there is, it counts nothing"
     ]
@@ -281,7 +283,7 @@ def test_managed_fields_that_are_gone_or_tell_nothing_take_no_limit_away(stored,
 
 def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
     def warnings(new):
-        return quotas.resource_quota(new, stored, LEAVE, update=True)[1]
+        return quotas.rewrite_resource_quota(new, stored, LEAVE, update=True)[1]
 
     (told,) = warnings(stored)
     assert told == (
@@ -290,7 +292,7 @@ def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
     assert warnings(stored | {"metadata": stored["metadata"] | {"labels": {"a": "b"}}}) == []
     assert warnings(stored | {"spec": {"hard": {K80: "6"}}}) == []
     plain = {"metadata": {}, "spec": {"hard": {"pods": "1"}}}
-    assert quotas.resource_quota(plain, plain, LEAVE, update=True)[1] == []
+    assert quotas.rewrite_resource_quota(plain, plain, LEAVE, update=True)[1] == []
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
@@ -303,8 +305,8 @@ def test_a_stored_manifest_that_nobody_can_read_takes_no_limit_away(text):
 
 def in_gib(obj, old=None):
     if "limits" in obj["spec"]:
-        return quotas.limit_range(obj, old, unit=Unit.GIB)
-    return quotas.resource_quota(obj, old, LEAVE, update=old is not None, unit=Unit.GIB)
+        return quotas.rewrite_limit_range(obj, old, unit=Unit.GIB)
+    return quotas.rewrite_resource_quota(obj, old, LEAVE, update=old is not None, unit=Unit.GIB)
 
 
 def limits(**amounts):

@@ -120,7 +120,7 @@ def test_malformed_requests_get_400_and_a_reason(
     ],
 )
 def test_reviews_that_wait_take_turns_by_their_namespace(data: bytes, namespace: str) -> None:
-    assert shell.whose({"wsgi.input": io.BytesIO(data)}) == namespace
+    assert shell.namespace_of({"wsgi.input": io.BytesIO(data)}) == namespace
 
 
 def test_a_large_review_has_a_namespace_as_the_api_server_writes_it(client: FlaskClient) -> None:
@@ -130,7 +130,7 @@ def test_a_large_review_has_a_namespace_as_the_api_server_writes_it(client: Flas
     asked = {"uid": "u" * 36, "kind": kind, "resource": resource, "subResource": "s" * 63, "requestKind": kind}
     asked |= {"requestResource": resource, "requestSubResource": "s" * 63, "name": "n" * 253, "namespace": "x" * 63}
     data = json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": asked}).encode()
-    assert shell.whose({"wsgi.input": io.BytesIO(data)}) == "x" * 63
+    assert shell.namespace_of({"wsgi.input": io.BytesIO(data)}) == "x" * 63
 
 
 def test_a_content_type_has_no_more_read_of_it_than_the_type(client: FlaskClient, monkeypatch) -> None:

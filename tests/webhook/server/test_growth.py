@@ -157,7 +157,7 @@ def spent(resource: str, obj: Json, operation: str = "CREATE") -> int:
     view = known()
     old = obj if operation == "UPDATE" else None
     with work() as done:
-        for decide in (decisions.on_mutate, decisions.on_validate, decisions.on_advise):
+        for decide in (decisions.decide_mutate, decisions.decide_validate, decisions.decide_advise):
             asked = review.decode(body(obj, resource, operation=operation, old=old))
             decision = decide(asked, view, SETTINGS)
             if decision.patch:

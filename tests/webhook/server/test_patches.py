@@ -18,7 +18,7 @@ OBJECTS = st.dictionaries(NAMES, VALUES, max_size=4)
 
 @given(before=OBJECTS, after=OBJECTS)
 def test_the_patch_makes_the_one_of_the_other(before: Json, after: Json) -> None:
-    assert jsonpatch.apply_patch(before, patches.between(before, after)) == after
+    assert jsonpatch.apply_patch(before, patches.make_patch(before, after)) == after
 
 
 CONTAINERS = st.lists(st.dictionaries(NAMES, VALUES, max_size=3), min_size=1, max_size=4)
@@ -45,7 +45,7 @@ def rewritten_containers(draw: st.DrawFn) -> tuple[Json, Json]:
 )
 def test_each_container_gets_its_own_changes(pods: tuple[Json, Json]) -> None:
     before, after = pods
-    assert jsonpatch.apply_patch(before, patches.between(before, after)) == after
+    assert jsonpatch.apply_patch(before, patches.make_patch(before, after)) == after
 
 
 def test_a_list_that_was_rewritten_is_one_operation() -> None:
@@ -53,7 +53,7 @@ def test_a_list_that_was_rewritten_is_one_operation() -> None:
     gates = [{"name": "g"}]
     before = {"spec": {"containers": [{"name": "c", "env": env}], "schedulingGates": gates}}
     after = {"spec": {"containers": [{"name": "c", "env": env[::2]}], "schedulingGates": []}}
-    assert sorted(patches.between(before, after), key=lambda each: str(each["path"])) == [
+    assert sorted(patches.make_patch(before, after), key=lambda each: str(each["path"])) == [
         {"op": "replace", "path": "/spec/containers/0/env", "value": env[::2]},
         {"op": "replace", "path": "/spec/schedulingGates", "value": []},
     ]

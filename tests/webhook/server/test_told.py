@@ -180,7 +180,7 @@ def test_reviews_that_fail_by_the_thousand_fill_no_log(error: Exception, monkeyp
         raise error
 
     view = known()
-    monkeypatch.setattr(view, "podgroups", fails)
+    monkeypatch.setattr(view, "serves_podgroups", fails)
     monkeypatch.setattr(view, "defaults", fails)
     client = shell.create_app(view, WebhookSettings(), FakeClock()).test_client()
     data = body(build.pod(gpu_mem="1Gi"))

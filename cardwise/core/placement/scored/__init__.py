@@ -7,8 +7,8 @@ used, or where somebody asks how fragmented the cards are.
 
     engine         the placement engine for all policies; the entrance
     scoring        the protocol of a scored policy
-    pricing        the policy `priced`; `prices` (of rests of a card), `pressure` (of scarce models) and `vacancy` (of
-                   nodes whose pods end) are its parts
+    pricing        the policy `priced`; `prices` (of rests of a card), `kindprices` (of scarce models) and
+                   `expectedcapacity` (of nodes whose pods end) are its parts
     fgd            the policy `fgd`
     workload       how often which pod comes
     shapes         what a pod asks, as plain numbers

@@ -72,7 +72,7 @@ def chosen_cards(lines: Lines, shape: Shape, usable: Bools) -> Bools:
     return chosen
 
 
-def without(lines: Lines, shape: Shape, chosen: Bools) -> CardArrays:
+def cards_after(lines: Lines, shape: Shape, chosen: Bools) -> CardArrays:
     """All cards of the lines once the shape has taken these."""
     free, core = (0.0, 0.0) if shape.ask.whole else (lines.free - shape.ask.mem, lines.core - shape.ask.core)
     return CardArrays(
@@ -82,5 +82,5 @@ def without(lines: Lines, shape: Shape, chosen: Bools) -> CardArrays:
 
 def used(shape: Shape, lines: Lines, chosen: Bools) -> Floats:
     """The MiB that the shape takes of these cards."""
-    taken: Floats = np.where(chosen, lines.free if shape.ask.whole else float(shape.ask.mem), 0.0).sum(axis=1)
-    return taken
+    used_mib: Floats = np.where(chosen, lines.free if shape.ask.whole else float(shape.ask.mem), 0.0).sum(axis=1)
+    return used_mib

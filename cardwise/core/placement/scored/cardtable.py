@@ -53,16 +53,16 @@ class CardTable:
             served &= self._allowed[_places(cards.kind, self._allowed)]
         return served
 
-    def times(self, cards: CardArrays) -> Floats:
+    def count_pods(self, cards: CardArrays) -> Floats:
         """By card and shape, for how many pods of the shape the card has room."""
-        each = np.floor(cards.free[..., None] * self._per_mem + EXACT)
+        counts = np.floor(cards.free[..., None] * self._per_mem + EXACT)
         if self._some_core:
-            np.minimum(each, np.floor(cards.core[..., None] * self._per_core + self._core_slack), out=each)
+            np.minimum(counts, np.floor(cards.core[..., None] * self._per_core + self._core_slack), out=counts)
         if self._some_whole:
-            each += cards.empty[..., None] & self._whole
+            counts += cards.empty[..., None] & self._whole
         if self._allowed is not None:
-            each *= self._allowed[_places(cards.kind, self._allowed)]
-        return each
+            counts *= self._allowed[_places(cards.kind, self._allowed)]
+        return counts
 
 
 def parts(lines: Lines) -> list[CardArrays]:
@@ -78,8 +78,8 @@ def _allowed(shapes: Sequence[Shape]) -> Bools | None:
     limited = [shape.kinds for shape in shapes if shape.kinds is not None]
     if not limited:
         return None
-    most = max(max(kinds, default=0) for kinds in limited)
-    allowed = np.zeros((most + 3, len(shapes)), np.bool_)
+    highest_kind = max(max(kinds, default=0) for kinds in limited)
+    allowed = np.zeros((highest_kind + 3, len(shapes)), np.bool_)
     for i, shape in enumerate(shapes):
         if shape.kinds is None:
             allowed[:-1, i] = True

@@ -15,7 +15,7 @@ from cardwise.core.api.policies import BY_CARDS
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import Claim
+from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.kinds import ANY_CARD
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer
@@ -25,9 +25,9 @@ from cardwise.core.placement.scored.nodefeatures import FeatureViews
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import NONE, Row
-from cardwise.core.placement.scored.scoring import Market, Scoring, Weighted
+from cardwise.core.placement.scored.scoring import Scoring, Weighted, WorkloadModel
 from cardwise.core.placement.scored.shapes import Ask, Shape, ask_of
-from cardwise.core.placement.scored.workload import Learned, Study, Workload
+from cardwise.core.placement.scored.workload import Learned, LearningInput, Workload
 from cardwise.core.values.refusals import Refusal
 
 _ROWS: Final = 256  # shapes whose scores are kept, those asked last
@@ -38,19 +38,19 @@ _LATE: Final = 32  # changed candidates that a decision looks up; after so many 
 _BEHIND: Final = 1024  # changed nodes; with more the table is too old to decide by
 _TRIES: Final = 32  # nodes tried in the order of scores, before all candidates are looked up
 
-Score = Callable[[Market], Scoring]
+Score = Callable[[WorkloadModel], Scoring]
 SCORINGS: Final[Mapping[str, Score]] = {"fgd": Fgd, "priced": Pricing}
 
 
 class FreeLoads(Protocol):
     """What nodes have left of cpu, memory and pods."""
 
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         """For further pods; None where there is no such node."""
 
 
 class Engine:
-    """The engine of one ledger. `touch` tells it of nodes whose `left` has changed.
+    """The engine of one ledger. `mark_changed` tells it of nodes whose `left` has changed.
 
     `at_once`: the most nodes that a decision scores, None for all. If more need a score, a decision scores a sample,
     and `warm` does the rest. `scorings`: the scored policies; the simulator has more of them.
@@ -64,86 +64,86 @@ class Engine:
         self._loads = loads
         self._scorings = scorings
         self._table = NodeTable()
-        self._touched = ledger.watch()
+        self._changed = ledger.watch()
         self._at_once = at_once
         self._generator = np.random.default_rng(0)
         self._learned: Learned | None = None
         self._kinds_at = -1
         self._taught_at = -1
-        self._looked_at = 0
+        self._surveyed_at = 0
         self._views = FeatureViews(self._table, self._scoring)
         self._rows: dict[tuple[str, Shape], Row] = {}
 
     # What changes.
 
-    def touch(self, node: str) -> None:
+    def mark_changed(self, node: str) -> None:
         """What the node has left has changed, or the node has come or gone."""
-        self._touched.add(node)
+        self._changed.add(node)
 
-    def want(self, policy: str) -> None:
+    def prepare_policy(self, policy: str) -> None:
         """The policy will be asked for: `warm` makes it ready, if it is a scored one."""
         if policy in self._scorings:
-            self._views.want(policy)
+            self._views.prepare_policy(policy)
 
-    def saw(self, request: PodRequest, load: Load) -> None:
+    def count_arrival(self, request: PodRequest, load: Load) -> None:
         """A pod has arrived. To be called once for each pod."""
-        ask = ask_of(request, fitting.claims(request), load)
+        ask = ask_of(request, fitting.card_requests(request), load)
         if ask is not None:
-            self.workload.saw(ask)
+            self.workload.count_arrival(ask)
 
-    def due(self) -> Study | None:
+    def learning_input_if_due(self) -> LearningInput | None:
         """What to learn from, if it is time to learn: many pods have arrived, or the cards have changed; else None."""
         changes = self._ledger.kinds.changes
-        if not self.workload.due and (self._learned is None or self._taught_at == changes):
+        if not self.workload.is_learning_due and (self._learned is None or self._taught_at == changes):
             return None
-        if self._at_once is not None and len(self._touched) > self._at_once:
+        if self._at_once is not None and len(self._changed) > self._at_once:
             return None  # it is not known yet which cards there are
-        study = self.study()
-        if not study.sizes or not study.counts:
+        sample = self.learning_input()
+        if not sample.sizes or not sample.counts:
             return None
-        self.workload.learning()
+        self.workload.mark_learned()
         self._taught_at = changes
-        return study
+        return sample
 
-    def study(self) -> Study:
+    def learning_input(self) -> LearningInput:
         """What there is to learn from."""
         self._refresh()
         sizes, counts = np.unique(self._table.lines.size[self._table.lines.cpu >= 0], return_counts=True)
         cards = {int(size): int(count) for size, count in zip(sizes, counts, strict=True) if size}
-        return Study(dict(self.workload.counts), cards)
+        return LearningInput(dict(self.workload.counts), cards)
 
     def adopt(self, learned: Learned) -> None:
         """Uses what was learned from now on."""
         self._learned = learned
         self._views.renew()
 
-    def decides(self, policy: str) -> bool:
+    def can_decide(self, policy: str) -> bool:
         """Whether it knows the nodes well enough to decide by this policy. If not, `warm` catches up."""
-        self.want(policy)
-        if self._at_once is None or max(len(self._table), len(self._touched)) <= self._at_once:
+        self.prepare_policy(policy)
+        if self._at_once is None or max(len(self._table), len(self._changed)) <= self._at_once:
             return True
-        return policy in self._views and len(self._touched) <= _BEHIND
+        return policy in self._views and len(self._changed) <= _BEHIND
 
-    def warm(self, most: int = 256) -> bool:
-        """Does one piece of background work, for up to `most` nodes: catches up with changes, looks at all nodes
+    def warm(self, max_nodes: int = 256) -> bool:
+        """Does one piece of background work, for up to `max_nodes` nodes: catches up with changes, looks at all nodes
         together, or scores nodes for shapes that were asked for twice and have many stale scores, the last asked first.
 
         Returns whether there may be more to do.
         """
-        if self._catch_up(1 + most // _LOOK_UP):
+        if self._catch_up(1 + max_nodes // _LOOK_UP):
             return True
         self._notice_kinds()
-        self._look()
+        self._start_survey()
         if self._views.busy:
-            self._renew(self._views.go_on(most))
+            self._renew(self._views.survey_nodes(max_nodes))
             return True
         for row in reversed(self._rows.values()):
             # If thousands of pods come, each of another size, no shape is asked for again.
-            if row.asked > 1 and row.behind() > (self._at_once or 0) // 2:
-                stale = row.stale()
-                row.refresh(stale[:most])
-                most -= len(stale)
-                if most <= 0:
+            if row.decisions > 1 and row.max_stale() > (self._at_once or 0) // 2:
+                stale = row.stale_slots()
+                row.refresh(stale[:max_nodes])
+                max_nodes -= len(stale)
+                if max_nodes <= 0:
                     return True
         return False
 
@@ -159,25 +159,25 @@ class Engine:
     ) -> Placement | None:
         """A node with room for the load, and its cards; None if there is none. `headroom`: what quotas leave."""
         known = self._refresh(policy)
-        claims = fitting.claims(request)
+        card_requests = fitting.card_requests(request)
         scorer = Scorer(request, BY_CARDS if policy in self._scorings else policy, headroom)
-        ask = ask_of(request, claims, load)
+        ask = ask_of(request, card_requests, load)
         if ask is None or not known:
-            return self._by_cards(scorer, claims, load, nodes)
-        plan = fitting.plan(claims, self._ledger.kinds, headroom)
+            return self._by_cards(scorer, card_requests, load, nodes)
+        plan = fitting.plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
-            return self._by_cards(scorer, claims, load, nodes)
-        levels = plan.wants[0].levels if claims else ANY_CARD
-        shapes = [self._shape_for(ask, claims, kinds) for _, kinds in levels]
+            return self._by_cards(scorer, card_requests, load, nodes)
+        levels = plan.wants[0].levels if card_requests else ANY_CARD
+        shapes = [self._shape_for(ask, card_requests, kinds) for _, kinds in levels]
         once = 1
         while True:
             for shape in shapes:
                 row = self._row(policy, shape)
-                row.asked += once
-                placed = self._best(row, scorer, claims, nodes)
+                row.decisions += once
+                placed = self._best(row, scorer, card_requests, nodes)
                 if placed is not None:
                     return placed
-                if self._touched:
+                if self._changed:
                     break  # changed nodes may have room; the next level is only for when there is none
             else:
                 return None
@@ -190,57 +190,57 @@ class Engine:
         """The scores of the nodes that take the pod, no two equal; None if the policy does not decide here."""
         known = self._refresh(policy)
         self._catch_up(_ALL)
-        claims = fitting.claims(request)
-        ask = ask_of(request, claims, load)
+        card_requests = fitting.card_requests(request)
+        ask = ask_of(request, card_requests, load)
         if ask is None or not known:
             return None
-        plan = fitting.plan(claims, self._ledger.kinds, headroom)
+        plan = fitting.plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
             return None
-        among, found = self._slots(nodes), list[str]()
-        for _, kinds in reversed(plan.wants[0].levels if claims else ANY_CARD):
-            row = self._row(policy, self._shape_for(ask, claims, kinds))
-            row.refresh(row.stale())
+        among, node_names = self._slots(nodes), list[str]()
+        for _, kinds in reversed(plan.wants[0].levels if card_requests else ANY_CARD):
+            row = self._row(policy, self._shape_for(ask, card_requests, kinds))
+            row.refresh(row.stale_slots())
             slots = among[row.points[among] > NONE]
             best_last = slots[np.lexsort((-self._table.order[slots], row.points[slots]))]
-            found += map(self._table.names.__getitem__, best_last.tolist())  # as integers of Python: twice as fast
-        return {name: place for place, name in enumerate(found)}  # a node that is found twice has its better place
+            node_names += map(self._table.names.__getitem__, best_last.tolist())  # as integers of Python: twice as fast
+        return {name: place for place, name in enumerate(node_names)}  # a node that is found twice has its better place
 
     # Everything below expects to be refreshed.
 
     def _refresh(self, policy: str = "") -> bool:
         """Catches up. Returns whether the nodes are known as the policy needs it; an unscored policy needs nothing."""
-        most = _ALL if self._at_once is None or len(self._table) <= self._at_once else self._at_once
-        self._catch_up(1 + most // _LOOK_UP if policy in self._views else _ALL)
+        max_nodes = _ALL if self._at_once is None or len(self._table) <= self._at_once else self._at_once
+        self._catch_up(1 + max_nodes // _LOOK_UP if policy in self._views else _ALL)
         self._notice_kinds()
-        self.want(policy)
-        if most == _ALL:
-            self._look()
-            self._renew(self._views.go_on(_ALL))
+        self.prepare_policy(policy)
+        if max_nodes == _ALL:
+            self._start_survey()
+            self._renew(self._views.survey_nodes(_ALL))
         return policy in self._views
 
-    def _catch_up(self, most: int) -> bool:
+    def _catch_up(self, max_nodes: int) -> bool:
         """Looks up at most so many changed nodes. Returns whether there are more."""
-        if not self._touched:
+        if not self._changed:
             return False
-        self._look_up(sorted(self._touched)[:most])  # so that the same events have the same outcome
-        return bool(self._touched)
+        self._look_up(sorted(self._changed)[:max_nodes])  # so that the same events have the same outcome
+        return bool(self._changed)
 
     def _look_up(self, names: Sequence[str]) -> None:
         for name in names:
-            self._table.set(name, self._ledger.node(name), self._loads.left(name))
-        self._touched.difference_update(names)
+            self._table.set_node(name, self._ledger.node(name), self._loads.free_load(name))
+        self._changed.difference_update(names)
 
     def _notice_kinds(self) -> None:
         if self._kinds_at != self._ledger.kinds.changes:
             self._kinds_at = self._ledger.kinds.changes
             self._views.renew()
 
-    def _look(self) -> None:
+    def _start_survey(self) -> None:
         """Looks at all nodes together, if it is time for that."""
-        if self._table.length >= self._looked_at + max(_LOOK, len(self._table.slots) // 3):
-            self._looked_at = self._table.length
-            self._views.look(self._table.leaving())
+        if self._table.length >= self._surveyed_at + max(_LOOK, len(self._table.slots) // 3):
+            self._surveyed_at = self._table.length
+            self._views.start_surveys(self._table.leaving())
 
     def _renew(self, policies: Sequence[str]) -> None:
         """The rows of these policies need new scores: by `warm`, or when they are asked for."""
@@ -259,45 +259,45 @@ class Engine:
         return row
 
     def _scoring(self, policy: str) -> Scoring | None:
-        return self._scorings[policy](self._market(self._learned)) if self._learned is not None else None
+        return self._scorings[policy](self._workload_model(self._learned)) if self._learned is not None else None
 
-    def _market(self, learned: Learned) -> Market:
+    def _workload_model(self, learned: Learned) -> WorkloadModel:
         workload = [Weighted(self._shape(ask), share) for ask, share in learned.shares.items()]
-        return Market(workload, learned.yardstick, learned.prices)
+        return WorkloadModel(workload, learned.yardstick, learned.prices)
 
     def _best(
-        self, row: Row, scorer: Scorer, claims: Sequence[Claim], nodes: Collection[str] | None
+        self, row: Row, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
     ) -> Placement | None:
         """The best of the nodes that have not changed since they were scored; None if none of them takes the pod."""
-        left = _LATE
+        retries = _LATE
         among = self._slots(nodes) if nodes is not None and 2 * len(nodes) < len(self._table.slots) else None
         while True:
             row.bring_up(self._at_once, self._generator, among)
             late: list[str] = []
             for slot in self._best_first(row.points, nodes, among):
                 name = self._table.names[slot]
-                if name in self._touched:  # its score may be outdated
-                    if left:
-                        left -= 1
+                if name in self._changed:  # its score may be outdated
+                    if retries:
+                        retries -= 1
                         late.append(name)
                     continue
                 if late:
                     break  # the changed nodes may be better: they are looked up and scored again first
-                placed = self._placed(scorer, claims, slot, row)
+                placed = self._placed(scorer, card_requests, slot, row)
                 if placed is not None:
                     return placed
             if late:
                 self._look_up(late)
-            elif among is None and nodes is not None and row.behind():
+            elif among is None and nodes is not None and row.max_stale():
                 among = self._slots(nodes)  # the sample was of other nodes
             else:
                 return None
 
-    def _shape_for(self, ask: Ask, claims: Sequence[Claim], kinds: frozenset[int] | None) -> Shape:
+    def _shape_for(self, ask: Ask, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None) -> Shape:
         ask = ask._replace(resource_class="")
-        if not claims:
+        if not card_requests:
             return Shape(ask)
-        return Shape(ask, kinds, claims[0].untolerated, claims[0].user if self._table.single else NOBODY)
+        return Shape(ask, kinds, card_requests[0].untolerated, card_requests[0].user if self._table.single else NOBODY)
 
     def _shape(self, ask: Ask) -> Shape:
         return Shape(ask._replace(resource_class=""), self._ledger.kinds.allowed(ask.resource_class))
@@ -312,10 +312,10 @@ class Engine:
         if among is not None:
             points, nodes = _only(points, among), None
         while True:
-            most = points.max(initial=NONE)
-            if most == NONE:
+            highest = points.max(initial=NONE)
+            if highest == NONE:
                 return
-            ties = np.flatnonzero(points == most)
+            ties = np.flatnonzero(points == highest)
             slot = int(ties[self._table.order[ties].argmin()])
             if nodes is None or names[slot] in nodes:
                 yield slot
@@ -328,13 +328,13 @@ class Engine:
 
     def _slots(self, nodes: Collection[str]) -> Ints:
         """The slots of the nodes, each once, in order: so a sample of the same nodes is the same."""
-        asked = np.zeros(len(self._table.names), bool)
-        asked[[slot for slot in map(self._table.slots.get, nodes) if slot is not None]] = True
-        return np.flatnonzero(asked)
+        selected = np.zeros(len(self._table.names), bool)
+        selected[[slot for slot in map(self._table.slots.get, nodes) if slot is not None]] = True
+        return np.flatnonzero(selected)
 
-    def _placed(self, scorer: Scorer, claims: Sequence[Claim], slot: int, row: Row) -> Placement | None:
+    def _placed(self, scorer: Scorer, card_requests: Sequence[CardRequest], slot: int, row: Row) -> Placement | None:
         name, score = self._table.names[slot], int(row.points[slot] * 1000)
-        if not claims:
+        if not card_requests:
             return _plain(name, score)
         node, card = self._ledger.node(name), int(row.card[slot])
         if node is None:
@@ -342,16 +342,16 @@ class Engine:
         if card < 0:
             placed = scorer.place_on(node)
             return placed if not isinstance(placed, Refusal) else None
-        return scorer.place_at(node, card, score) if fitting.takes(node, card, claims[0]) else None
+        return scorer.place_at(node, card, score) if fitting.has_capacity(node, card, card_requests[0]) else None
 
     def _by_cards(
-        self, scorer: Scorer, claims: Sequence[Claim], load: Load, nodes: Collection[str] | None
+        self, scorer: Scorer, card_requests: Sequence[CardRequest], load: Load, nodes: Collection[str] | None
     ) -> Placement | None:
         """The choice of the policy, or of `binpack` in its place, node by node."""
         lines = self._table.lines
         fits = fit(lines, Shape(Ask(0, 0, 0, "", load.cpu, load.memory))).fits
         roomy = _Roomy(self._table, fits, nodes)
-        if not claims and not scorer.devices:
+        if not card_requests and not scorer.devices:
             # By name, as for pods with cards among equal nodes: with two orders both would meet on half-full nodes.
             first = min(roomy, default=None)
             return _plain(first, 0) if first is not None else None
@@ -359,8 +359,8 @@ class Engine:
             node = scorer.first(self._ledger, roomy)
         else:
             scores, _ = scorer.score_all(self._ledger, roomy)
-            most = max(scores.values(), default=0)
-            best = min((name for name, score in scores.items() if score == most), default=None)
+            highest = max(scores.values(), default=0)
+            best = min((name for name, score in scores.items() if score == highest), default=None)
             node = self._ledger.node(best) if best is not None else None
         placed = scorer.place_on(node) if node is not None else None
         return placed if not isinstance(placed, Refusal) else None

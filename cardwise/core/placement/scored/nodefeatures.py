@@ -18,48 +18,48 @@ class NodeFeatures:
     def __init__(self, table: NodeTable, scoring: Scoring) -> None:
         self.scoring = scoring
         self._table = table
-        self._tally: Floats = np.zeros((0, scoring.width))
-        self._worth: Floats = np.zeros(0)
+        self._features: Floats = np.zeros((0, scoring.width))
+        self._node_values: Floats = np.zeros(0)
         self._changed: Bools = np.zeros(0, np.bool_)  # nodes, since their tally
-        self._priceless: Bools = np.zeros(0, np.bool_)  # nodes that are worth something else now
+        self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes that are worth something else now
         self._at = 0
 
-    def of(self, slots: Ints) -> Known:
+    def values_of(self, slots: Ints) -> Known:
         """The features of these slots as of now. Each slot at most once."""
         self._count(slots)
-        priceless = slots[self._priceless[slots]]
-        if len(priceless):
+        unpriced = slots[self._unpriced[slots]]
+        if len(unpriced):
             lines = self._table.lines
-            tally, cpu, memory = self._tally[priceless], lines.cpu[priceless], lines.memory[priceless]
-            self._worth[priceless] = self.scoring.worth(tally, cpu, memory)
-            self._priceless[priceless] = False
-        return Known(self._tally[slots], self._worth[slots])
+            features, cpu, memory = self._features[unpriced], lines.cpu[unpriced], lines.memory[unpriced]
+            self._node_values[unpriced] = self.scoring.node_values(features, cpu, memory)
+            self._unpriced[unpriced] = False
+        return Known(self._features[slots], self._node_values[slots])
 
     def survey(self, slots: Ints) -> Floats:
         """What a look at all nodes needs of these slots."""
         self._count(slots)
-        return self.scoring.survey(self._table.lines.pick(slots), self._tally[slots])
+        return self.scoring.survey(self._table.lines.pick(slots), self._features[slots])
 
-    def look(self, surveyed: Floats, leaving: float) -> bool:
+    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
         """Looks at the sum of what was surveyed, see `Scoring.look`."""
-        if not self.scoring.look(surveyed, leaving):
+        if not self.scoring.update_prices(surveyed_sum, leaving):
             return False
-        self._priceless[:] = True
+        self._unpriced[:] = True
         return True
 
     def _count(self, slots: Ints) -> None:
         length = len(self._table.lines)
-        if len(self._worth) != length:
-            self._tally, self._worth = np.zeros((length, self.scoring.width)), np.zeros(length)
-            self._changed, self._priceless = np.ones(length, np.bool_), np.ones(length, np.bool_)
+        if len(self._node_values) != length:
+            self._features, self._node_values = np.zeros((length, self.scoring.width)), np.zeros(length)
+            self._changed, self._unpriced = np.ones(length, np.bool_), np.ones(length, np.bool_)
         else:
             since = self._table.since(self._at)
             changed = since if since is not None else slice(None)
-            self._changed[changed] = self._priceless[changed] = True
+            self._changed[changed] = self._unpriced[changed] = True
         self._at = self._table.length
         changed_slots = slots[self._changed[slots]]
         if len(changed_slots):
-            self._tally[changed_slots] = self.scoring.tally(self._table.lines.pick(changed_slots))
+            self._features[changed_slots] = self.scoring.node_features(self._table.lines.pick(changed_slots))
             self._changed[changed_slots] = False
 
 
@@ -72,12 +72,12 @@ class FeatureSurvey:
         self._sum: Floats | None = None
         self._at = 0
 
-    def go_on(self, most: int) -> int:
+    def survey_nodes(self, max_nodes: int) -> int:
         """Surveys at most so many nodes. Returns how many it has surveyed."""
-        count = min(most, len(self._table) - self._at)
+        count = min(max_nodes, len(self._table) - self._at)
         if count > 0 or self._sum is None:
-            surveyed = self.features.survey(np.arange(self._at, self._at + count))
-            self._sum = surveyed if self._sum is None else self._sum + surveyed
+            surveyed_sum = self.features.survey(np.arange(self._at, self._at + count))
+            self._sum = surveyed_sum if self._sum is None else self._sum + surveyed_sum
             self._at += count
         return count
 
@@ -85,7 +85,7 @@ class FeatureSurvey:
         """Whether scores have changed; None while the survey is not finished."""
         if self._sum is None or self._at < len(self._table):
             return None
-        return self.features.look(self._sum, leaving)
+        return self.features.update_prices(self._sum, leaving)
 
 
 class FeatureViews:
@@ -110,7 +110,7 @@ class FeatureViews:
     def __getitem__(self, policy: str) -> NodeFeatures:
         return self._known[policy]
 
-    def want(self, policy: str) -> None:
+    def prepare_policy(self, policy: str) -> None:
         """The policy is asked for."""
         if policy not in self._wanted:
             self._wanted[policy] = None
@@ -121,26 +121,26 @@ class FeatureViews:
         for policy in self._wanted:
             self._begin(policy)
 
-    def look(self, leaving: float) -> None:
+    def start_surveys(self, leaving: float) -> None:
         """Looks at all nodes again; features that are being made do that anyway."""
         self._leaving = leaving
         for policy, features in self._known.items():
             if policy not in self._surveys:
                 self._surveys[policy] = FeatureSurvey(self._table, features)
 
-    def go_on(self, most: int) -> list[str]:
+    def survey_nodes(self, max_nodes: int) -> list[str]:
         """Looks at at most so many nodes. Returns the policies whose scores have all changed."""
-        void: list[str] = []
+        outdated: list[str] = []
         for policy, survey in list(self._surveys.items()):
-            most -= survey.go_on(most)
+            max_nodes -= survey.survey_nodes(max_nodes)
             changed = survey.conclude(self._leaving)
             if changed is None:
-                return void
+                return outdated
             del self._surveys[policy]
             if changed or self._known.get(policy) is not survey.features:
                 self._known[policy] = survey.features
-                void.append(policy)
-        return void
+                outdated.append(policy)
+        return outdated
 
     @property
     def busy(self) -> bool:

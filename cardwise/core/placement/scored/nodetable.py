@@ -92,14 +92,16 @@ class NodeTable:
     def __len__(self) -> int:
         return len(self.names)
 
-    def set(self, name: str, node: NodeState | None, left: Load | None) -> None:
-        """The node is so now. `left` is what it has for further pods, None where there is no such node any more."""
+    def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:
+        """The node is so now. `free_load` is what it has for further pods, None where there is no such node any
+        more.
+        """
         slot = self.slots.get(name)
         known = slot is not None
-        if left is None or left.pods <= 0:
+        if free_load is None or free_load.pods <= 0:
             if slot is None:
                 return
-            if left is None:
+            if free_load is None:
                 del self.slots[name]
                 self.names[slot] = ""
                 self._vacant.append(slot)
@@ -115,7 +117,7 @@ class NodeTable:
         if len(cards) > self._lines.free.shape[1]:
             self._widen(len(cards))
         before = self._lines.free[slot].sum()
-        self._lines.cpu[slot], self._lines.memory[slot] = left.cpu, left.memory
+        self._lines.cpu[slot], self._lines.memory[slot] = free_load.cpu, free_load.memory
         self._fill(slot, node)
         after = self._lines.free[slot].sum()
         self.fuller += after < before
@@ -149,7 +151,7 @@ class NodeTable:
             for i, card in enumerate(node.cards):
                 size[i], kind[i] = card.mem, node.kinds[i]
                 clients[i] = node.clients[i] if card.takes else NEVER
-                if not node.open(i) or node.free[i] <= 0:
+                if not node.is_open(i) or node.free[i] <= 0:
                     continue
                 # Below zero if the setting has become smaller: then nothing is free.
                 free[i], core[i], empty[i] = node.free[i], max(0, node.free_core[i]), not node.clients[i]

@@ -24,15 +24,15 @@ _ROUNDS: Final = 600
 _TINY: Final = 1e-9
 
 
-def rest_prices(demand: Mapping[int, float]) -> Floats:
+def remainder_prices(demand: Mapping[int, float]) -> Floats:
     """The worth, in cards, of a rest of 0 to PARTS parts. `demand`: how often a share of so many parts is asked."""
-    asked = {parts: often for parts, often in demand.items() if 0 < parts <= PARTS and often > 0}
-    if not asked:
+    demanded = {parts: often for parts, often in demand.items() if 0 < parts <= PARTS and often > 0}
+    if not demanded:
         return np.floor(np.arange(PARTS + 1) / PARTS)
-    most = sorted(asked, key=lambda parts: (-parts * asked[parts], parts))[:_SIZES]
-    sizes = sorted(most)
-    total = sum(asked[parts] for parts in sizes)
-    return _solve(sizes, np.array([asked[parts] / total for parts in sizes]))
+    chosen_sizes = sorted(demanded, key=lambda parts: (-parts * demanded[parts], parts))[:_SIZES]
+    sizes = sorted(chosen_sizes)
+    total = sum(demanded[parts] for parts in sizes)
+    return _solve(sizes, np.array([demanded[parts] / total for parts in sizes]))
 
 
 def _solve(sizes: list[int], demand: Floats) -> Floats:

@@ -22,14 +22,14 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.candidates import Candidates, candidates, chosen_cards, without
+from cardwise.core.placement.scored.candidates import Candidates, candidates, cards_after, chosen_cards
 from cardwise.core.placement.scored.cardtable import EXACT, CardTable, parts
+from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
+from cardwise.core.placement.scored.kindprices import KindPrices
 from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
-from cardwise.core.placement.scored.pressure import Pressure
 from cardwise.core.placement.scored.prices import PARTS
-from cardwise.core.placement.scored.scoring import Known, Market, Scores, best_candidate, by_cards
+from cardwise.core.placement.scored.scoring import Known, Scores, WorkloadModel, best_candidate, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
-from cardwise.core.placement.scored.vacancy import Vacancy
 
 _CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it are equal
 _REST: Final = 0.02  # cards: the same for rests of cards, and for what is to come
@@ -45,69 +45,71 @@ _MOST_SHAPES: Final = 160  # of the workload, those that ask most
 class Pricing:
     """`priced` for one workload."""
 
-    def __init__(self, market: Market) -> None:
-        self._yardstick = market.yardstick
-        self._prices = market.prices
-        self._pressure = Pressure(market.workload, market.yardstick)
-        asking = [one for one in market.workload if one.shape.ask.cards]
-        workload = sorted(asking, key=lambda one: -one.weight * one.shape.ask.cards)[:_MOST_SHAPES]
-        shapes, self._which = by_cards(workload)
+    def __init__(self, model: WorkloadModel) -> None:
+        self._yardstick = model.yardstick
+        self._prices = model.prices
+        self._kind_prices = KindPrices(model.workload, model.yardstick)
+        with_cards = [weighted for weighted in model.workload if weighted.shape.ask.cards]
+        workload = sorted(with_cards, key=lambda weighted: -weighted.weight * weighted.shape.ask.cards)[:_MOST_SHAPES]
+        shapes, self._shape_indexes = distinct_by_cards(workload)
         self._cards = CardTable(shapes)
         self.width = len(shapes)
-        asks = [one.shape.ask for one in workload]
+        asks = [weighted.shape.ask for weighted in workload]
         self._cpu, self._memory = _Limit([ask.cpu for ask in asks]), _Limit([ask.memory for ask in asks])
         self._amounts = np.array([ask.cards * self._in_cards(ask.mem) for ask in asks])
-        self._often = np.array([one.weight for one in workload])
-        self._weights = self._often * self._amounts
-        self._vacancy = Vacancy([one.shape for one in workload])
-        self._vacancy.weigh(self._weights)
+        self._frequencies = np.array([weighted.weight for weighted in workload])
+        self._weights = self._frequencies * self._amounts
+        self._expected_capacity = ExpectedCapacity([weighted.shape for weighted in workload])
+        self._expected_capacity.set_weights(self._weights)
         self._leaving = False
 
-    def tally(self, lines: Lines) -> Floats:
+    def node_features(self, lines: Lines) -> Floats:
         """By line and shape of the workload, how many times over the cards would serve it, card by card."""
-        return np.concatenate([self._cards.times(part).sum(axis=1) for part in parts(lines)])
+        return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in parts(lines)])
 
-    def worth(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
+    def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """By line, in cards of the workload's requests."""
-        worth: Floats = self._capacities(tally, cpu, memory) @ self._weights
-        return worth
+        values_by_node: Floats = self._capacities(features, cpu, memory) @ self._weights
+        return values_by_node
 
     def survey(self, lines: Lines, tally: Floats) -> Floats:
         """How many of each request could be taken, and what is free of each kind of card."""
         could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)  # some lack cpu already
-        return np.concatenate([could, self._pressure.survey(lines)])
+        return np.concatenate([could, self._kind_prices.survey(lines)])
 
-    def look(self, surveyed: Floats, leaving: float) -> bool:
+    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
         """At the pressure on models, at what is scarce, and whether pods also leave."""
         before = self._leaving
         self._leaving = leaving >= (_FEW_LEAVE if before else _MANY_LEAVE)
-        could, free = np.split(surveyed, [len(self._often)])
-        scarcer = self._scarce(could, free.sum())
-        return self._pressure.look(free) or scarcer or self._leaving != before
+        possible, free = np.split(surveyed_sum, [len(self._frequencies)])
+        scarcer = self._update_weights(possible, free.sum())
+        return self._kind_prices.update_prices(free) or scarcer or self._leaving != before
 
     def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:
         ask = shape.ask
         at, card, chosen = np.arange(len(lines)), np.full(len(lines), ABSENT), usable
         cost = np.zeros(len(lines))
-        tally = known.tally
+        features = known.features
         if ask.cards == 1:
             ways = candidates(lines, shape, usable)
             at, card = ways.at, ways.card
-            cost = np.zeros(len(at)) if ask.whole else self._of_rests(lines, ways)
+            cost = np.zeros(len(at)) if ask.whole else self._remainder_costs(lines, ways)
             if ask.whole or self._leaving:
-                tally = tally[at] - self._cards.times(ways.before) + self._cards.times(ways.after)
+                features = features[at] - self._cards.count_pods(ways.before) + self._cards.count_pods(ways.after)
         elif ask.cards:
             chosen = chosen_cards(lines, shape, usable)
-            tally = self._cards.times(without(lines, shape, chosen)).sum(axis=1)
+            features = self._cards.count_pods(cards_after(lines, shape, chosen)).sum(axis=1)
         if ask.whole or ask.cards != 1 or self._leaving:
-            left = self.worth(tally, lines.cpu[at] - ask.cpu, lines.memory[at] - ask.memory)
-            cost += _rounded(known.worth[at] - left, _CAPACITY)
+            values_after = self.node_values(features, lines.cpu[at] - ask.cpu, lines.memory[at] - ask.memory)
+            cost += _rounded(known.values_by_node[at] - values_after, _CAPACITY)
         if self._leaving and ask.cards:
-            taken = card[:, None] == np.arange(lines.clients.shape[1]) if ask.cards == 1 else chosen
-            before = self._vacancy.worth(lines.clients, lines.kind)[at]
-            cost += _rounded(before - self._vacancy.worth(lines.clients[at] + taken, lines.kind[at]), _REST)
-        if self._pressure.any and ask.cards:
-            kinds = self._pressure.of(lines.kind)
+            taken_cards = card[:, None] == np.arange(lines.clients.shape[1]) if ask.cards == 1 else chosen
+            before = self._expected_capacity.node_values(lines.clients, lines.kind)[at]
+            cost += _rounded(
+                before - self._expected_capacity.node_values(lines.clients[at] + taken_cards, lines.kind[at]), _REST
+            )
+        if self._kind_prices.any and ask.cards:
+            kinds = self._kind_prices.prices_of(lines.kind)
             cost += self._in_cards(ask.mem) * (kinds[at, card] if ask.cards == 1 else (kinds * chosen).sum(axis=1))
         return best_candidate(at, card, -cost, len(lines))
 
@@ -115,31 +117,31 @@ class Pricing:
         """MiB of a share; 0 is a whole card."""
         return mem / self._yardstick if mem else 1.0
 
-    def _scarce(self, could: Floats, free: float) -> bool:
+    def _update_weights(self, possible: Floats, free: float) -> bool:
         """Weighs what few nodes could take, of so many MiB that are free; whether weights are others."""
-        cards = np.maximum(could * self._amounts, EXACT)
+        cards = np.maximum(possible * self._amounts, EXACT)
         scarcity = np.clip(free / self._yardstick / cards, 1.0, _SCARCEST)
-        weights = self._often * self._amounts * scarcity
+        weights = self._frequencies * self._amounts * scarcity
         if np.abs(weights - self._weights).sum() <= _NEWS * self._weights.sum():
             return False
         self._weights = weights
-        self._vacancy.weigh(weights)
+        self._expected_capacity.set_weights(weights)
         return True
 
     def _capacities(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
         """By line and request of the workload, how many of it the node could take."""
-        copies = np.floor(tally / self._cards.cards + EXACT)[:, self._which]
-        self._cpu.bound(copies, cpu)
-        self._memory.bound(copies, memory)
+        copies = np.floor(tally / self._cards.cards + EXACT)[:, self._shape_indexes]
+        self._cpu.limit_copies(copies, cpu)
+        self._memory.limit_copies(copies, memory)
         return copies
 
-    def _of_rests(self, lines: Lines, ways: Candidates) -> Floats:
+    def _remainder_costs(self, lines: Lines, ways: Candidates) -> Floats:
         """What the rests of the cards lose."""
         size = lines.size[ways.at, ways.card]
-        lost = self._rest(ways.before.free, size) - self._rest(ways.after.free, size)
+        lost = self._price_remainders(ways.before.free, size) - self._price_remainders(ways.after.free, size)
         return _rounded(lost * size / self._yardstick, _REST)
 
-    def _rest(self, free: Floats, size: Floats) -> Floats:
+    def _price_remainders(self, free: Floats, size: Floats) -> Floats:
         """By the prices of cards of this size; a size that has none is priced by its MiB."""
         priced = free / np.maximum(size, 1.0)
         for mem, prices in self._prices.items():
@@ -151,13 +153,13 @@ class Pricing:
 class _Limit:
     """How many copies of each request one of a node's sums allows."""
 
-    def __init__(self, asked: Sequence[int]) -> None:
-        self._per = np.array([1.0 / amount if amount else 0.0 for amount in asked])
-        self._slack = np.array([EXACT if amount else np.inf for amount in asked])
+    def __init__(self, amounts: Sequence[int]) -> None:
+        self._per = np.array([1.0 / amount if amount else 0.0 for amount in amounts])
+        self._slack = np.array([EXACT if amount else np.inf for amount in amounts])
 
-    def bound(self, copies: Floats, left: Floats) -> None:
+    def limit_copies(self, copies: Floats, free: Floats) -> None:
         """No more copies than that."""
-        np.minimum(copies, np.floor(left[:, None] * self._per + self._slack), out=copies)
+        np.minimum(copies, np.floor(free[:, None] * self._per + self._slack), out=copies)
 
 
 def _rounded(cost: Floats, step: float) -> Floats:

@@ -18,17 +18,17 @@ NONE: Final = -np.inf  # the points of a node that does not take the shape, or i
 
 
 class Row:
-    """The scores for one shape under one policy, by slot of the table. `asked`: how many decisions have used it."""
+    """The scores for one shape under one policy, by slot of the table. `decisions`: how many decisions have used it."""
 
     def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:
         self.shape = shape
-        self.asked = 0
+        self.decisions = 0
         self.points: Floats = np.zeros(0)
         self.card: Ints = np.zeros(0, np.int64)
         self._table = table
         self._features = features
         self._stale: Bools = np.zeros(0, np.bool_)
-        self._left = 0  # of them, at most
+        self._stale_count = 0  # of them, at most
         self._at = 0
 
     def renew(self, features: NodeFeatures) -> None:
@@ -36,12 +36,12 @@ class Row:
         self._features = features
         self.points = np.zeros(0)
 
-    def behind(self) -> int:
-        """The most nodes that may be without a score; cheaper than `stale`."""
+    def max_stale(self) -> int:
+        """The most nodes that may be without a score; cheaper than `stale_slots`."""
         length = len(self._table.lines)
-        return length if len(self.points) != length else self._left + self._table.length - self._at
+        return length if len(self.points) != length else self._stale_count + self._table.length - self._at
 
-    def stale(self) -> Ints:
+    def stale_slots(self) -> Ints:
         """The nodes without a score, as of now."""
         lines = self._table.lines
         if len(self.points) != len(lines):
@@ -57,23 +57,23 @@ class Row:
                 self._stale[changed] = True
                 self.points[changed] = NONE
         self._at = self._table.length
-        found = np.flatnonzero(self._stale)
-        self._left = len(found)
-        return found
+        slots = np.flatnonzero(self._stale)
+        self._stale_count = len(slots)
+        return slots
 
     def refresh(self, slots: Ints) -> None:
         """Scores these slots; the scores are good until a node changes."""
         usable, fits = fit(self._table.lines, self.shape, slots)
-        self._settled(slots)
+        self._mark_scored(slots)
         slots, usable = slots[fits], usable[fits]
         if len(slots):
-            known, scoring = self._features.of(slots), self._features.scoring
+            known, scoring = self._features.values_of(slots), self._features.scoring
             lines = self._table.lines.pick(slots)
             self.points[slots], self.card[slots] = scoring.scores(lines, known, self.shape, usable)
 
     def bring_up(self, at_once: int | None, generator: np.random.Generator, among: Ints | None = None) -> None:
         """Scores nodes for a decision among these (None: all): each of them, or a sample if that would take long."""
-        stale = self.stale()
+        stale = self.stale_slots()
         if among is not None:
             stale = among[self._stale[among]]
         if not len(stale):
@@ -88,7 +88,7 @@ class Row:
             fits = self._fitting(stale)
             generator.shuffle(fits)
             if len(fits) <= SAMPLE:
-                self._settled(stale)  # the others do not take the shape: that they have no score is right
+                self._mark_scored(stale)  # the others do not take the shape: that they have no score is right
         self.refresh(fits[:SAMPLE])
 
     def _fitting(self, slots: Ints) -> Ints:
@@ -97,7 +97,7 @@ class Row:
             return slots[fit(lines, self.shape).fits[slots]]
         return slots[fit(lines, self.shape, slots).fits]
 
-    def _settled(self, slots: Ints) -> None:
+    def _mark_scored(self, slots: Ints) -> None:
         """These slots, each once, have the right score now."""
-        self._left -= int(self._stale[slots].sum())
+        self._stale_count -= int(self._stale[slots].sum())
         self._stale[slots] = False

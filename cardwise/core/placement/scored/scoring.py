@@ -27,8 +27,8 @@ class Scores(NamedTuple):
 class Known(NamedTuple):
     """What is kept of nodes: numbers of their cards that the policy needs (tally), and what each node is worth."""
 
-    tally: Floats
-    worth: Floats
+    features: Floats
+    values_by_node: Floats
 
 
 class Scoring(Protocol):
@@ -36,16 +36,16 @@ class Scoring(Protocol):
 
     width: int  # numbers in a tally
 
-    def tally(self, lines: Lines) -> Floats:
+    def node_features(self, lines: Lines) -> Floats:
         """The numbers that are kept of each node's cards until they change."""
 
-    def worth(self, tally: Floats, cpu: Floats, memory: Floats) -> Floats:
+    def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """What nodes with this tally and so much left are worth; good until the next look."""
 
     def survey(self, lines: Lines, tally: Floats) -> Floats:
         """What a look needs of these nodes; the results of several parts are added up."""
 
-    def look(self, surveyed: Floats, leaving: float) -> bool:
+    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
         """Looks at all nodes together, now and then. Returns whether all scores have changed, because nodes are worth
         something else. `leaving`: how many pods end for each one that comes.
         """
@@ -54,20 +54,20 @@ class Scoring(Protocol):
         """How good each line is for the shape, which all of them can take. A higher score is better."""
 
 
-class Nearsighted:
+class NodeLocalScoring:
     """The methods of a policy that looks at one node at a time: it needs no look at all nodes."""
 
     def survey(self, lines: Lines, tally: Floats) -> Floats:  # noqa: ARG002
         """Nothing."""
         return np.zeros(0)
 
-    def look(self, surveyed: Floats, leaving: float) -> bool:  # noqa: ARG002
+    def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:  # noqa: ARG002
         """Scores never change by a look."""
         return False
 
 
 @dataclass(frozen=True, slots=True)
-class Market:
+class WorkloadModel:
     """What a policy is made from. `yardstick`: MiB of a usual card; `prices`: by size of a card, see `prices`."""
 
     workload: Sequence[Weighted]
@@ -86,11 +86,11 @@ def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
     return Scores(best, card[first])
 
 
-def by_cards(workload: Sequence[Weighted]) -> tuple[list[Shape], Ints]:
+def distinct_by_cards(workload: Sequence[Weighted]) -> tuple[list[Shape], Ints]:
     """The shapes of the workload that differ in cards, and for each request of the workload the index of its shape."""
-    found: dict[Shape, int] = {}
-    which = [found.setdefault(_cards_only(shape), len(found)) for shape, _ in workload]
-    return list(found), np.array(which, np.int64)
+    indexes: dict[Shape, int] = {}
+    shape_indexes = [indexes.setdefault(_cards_only(shape), len(indexes)) for shape, _ in workload]
+    return list(indexes), np.array(shape_indexes, np.int64)
 
 
 def _cards_only(shape: Shape) -> Shape:

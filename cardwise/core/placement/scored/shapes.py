@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.placement.fitting import Claim
+from cardwise.core.placement.fitting import CardRequest
 
 
 class Ask(NamedTuple):
@@ -35,12 +35,12 @@ class Shape(NamedTuple):
     user: int = NOBODY
 
 
-def ask_of(request: PodRequest, claims: Sequence[Claim], load: Load) -> Ask | None:
+def ask_of(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> Ask | None:
     """The ask of a pod with these claims; None if it has none."""
-    if request.devices or len(claims) > 1:
+    if request.devices or len(card_requests) > 1:
         return None
-    if not claims:
+    if not card_requests:
         return Ask(0, 0, 0, "", load.cpu, load.memory)
-    claim = claims[0]
-    mem = 0 if claim.whole else claim.mem
-    return Ask(claim.cards, mem, claim.core, claim.resource_class, load.cpu, load.memory)
+    card_request = card_requests[0]
+    mem = 0 if card_request.whole else card_request.mem
+    return Ask(card_request.cards, mem, card_request.core, card_request.resource_class, load.cpu, load.memory)

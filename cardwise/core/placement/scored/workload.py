@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.placement.scored.nodetable import Floats
-from cardwise.core.placement.scored.prices import PARTS, rest_prices
+from cardwise.core.placement.scored.prices import PARTS, remainder_prices
 from cardwise.core.placement.scored.shapes import Ask
 from cardwise.core.values.wording import quoted
 
@@ -27,7 +27,7 @@ class InvalidWorkload(ValueError):
     """A saved workload that cannot be read."""
 
 
-class Study(NamedTuple):
+class LearningInput(NamedTuple):
     """What is learned from: how often each ask has arrived, and how many cards there are of each size."""
 
     counts: Mapping[Ask, float]
@@ -55,7 +55,7 @@ class Workload:
         self._since = 0.0  # arrivals since it was learned from, also those that are forgotten again
         self._learned_at = 0.0
 
-    def saw(self, ask: Ask, times: float = 1.0) -> None:
+    def count_arrival(self, ask: Ask, times: float = 1.0) -> None:
         """A pod with this ask has arrived. An ask that no node could ever serve is not counted."""
         if not _possible(ask):
             return
@@ -73,11 +73,11 @@ class Workload:
             self._learned_at /= 2
 
     @property
-    def due(self) -> bool:
+    def is_learning_due(self) -> bool:
         """Whether enough pods have arrived since the last learning."""
         return self._since >= max(_FIRST - self._learned_at, self._learned_at / 2)
 
-    def learning(self) -> None:
+    def mark_learned(self) -> None:
         """The learning begins now."""
         self._learned_at, self._since = self._seen, 0.0
 
@@ -99,19 +99,19 @@ class Workload:
             raise InvalidWorkload(f"version {reprlib.repr(version)} is not known")
         counts = dict(_counted(entry) for entry in saved["asks"])
         if len(counts) > MOST_ASKS:
-            counts = dict(sorted(counts.items(), key=lambda one: (-one[1], one[0]))[:MOST_ASKS])
+            counts = dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST_ASKS])
         self.counts = counts
         self._seen = self._since = sum(counts.values())
         self._learned_at = 0.0
 
 
-def learn(study: Study) -> Learned:
+def learn(sample: LearningInput) -> Learned:
     """Learns; takes 0.1 s for each size of card. NOTHING if no pod has arrived."""
-    total = sum(study.counts.values())
+    total = sum(sample.counts.values())
     if total <= 0:
         return NOTHING
-    shares = {ask: count / total for ask, count in study.counts.items()}
-    sizes = sorted(study.sizes, key=lambda size: (-study.sizes[size] * size, size))[:_SIZES]
+    shares = {ask: count / total for ask, count in sample.counts.items()}
+    sizes = sorted(sample.sizes, key=lambda size: (-sample.sizes[size] * size, size))[:_SIZES]
     prices = {}
     for size in sizes:
         demand: dict[int, float] = {}
@@ -119,7 +119,7 @@ def learn(study: Study) -> Learned:
             if ask.mem and ask.mem <= size:
                 parts = max(1, -(-ask.mem * PARTS // size), -(-ask.core * PARTS // 100))
                 demand[parts] = demand.get(parts, 0.0) + share * ask.cards
-        prices[size] = rest_prices(demand)
+        prices[size] = remainder_prices(demand)
     return Learned(shares, float(sizes[0]) if sizes else 1.0, prices)
 
 

@@ -11,7 +11,7 @@ CARD = 1000
 
 
 class Loads(dict):
-    def left(self, node):
+    def free_load(self, node):
         return self.get(node)
 
 
@@ -53,13 +53,13 @@ def fill(ledger, node, index, mem):
     only = Ledger()
     only.set_cards(node, [card for card in ledger.node(node).cards if card.index == index])
     placed = Engine(only, Loads({node: Load(0, 0, 1)})).place(share(mem), Load(0, 0, 1), "binpack")
-    ledger.hold(Holding(f"{node}-{index}-{mem}", "others", "x", node, placed.assignment))
+    ledger.set_holding(Holding(f"{node}-{index}-{mem}", "others", "x", node, placed.assignment))
 
 
 def knows(engine, seen):
     for request, of_load in seen:
-        engine.saw(request, of_load)
-    engine.adopt(learn(engine.study()))
+        engine.count_arrival(request, of_load)
+    engine.adopt(learn(engine.learning_input()))
 
 
 def warm(engine):

@@ -13,7 +13,7 @@ from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
 from cardwise.core.placement.scored.rows import SAMPLE, Row
-from cardwise.core.placement.scored.scoring import Market, Weighted
+from cardwise.core.placement.scored.scoring import Weighted, WorkloadModel
 from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.values.quantity import MiB
 from tests.core.placement.scored.scoredworlds import CARD, fill, knows, load, share, warm, world
@@ -23,13 +23,13 @@ def test_a_sample_of_many_stale_nodes_decides_and_the_rest_is_warmed():
     names = [f"n{i}" for i in range(1200)]
     ledger, loads, _ = world(**{name: [1000] for name in names}, best=[150])
     engine = Engine(ledger, loads, at_once=100)
-    assert not engine.decides("priced")  # of 1200 nodes none has been looked at yet
+    assert not engine.can_decide("priced")  # of 1200 nodes none has been looked at yet
     warm(engine)
-    assert not engine.decides("priced")  # nothing has been learned
+    assert not engine.can_decide("priced")  # nothing has been learned
     knows(engine, [(share(470), load())])
     assert engine.place(share(150), load(), "priced").node == "best"  # as `binpack` has it
     warm(engine)
-    assert engine.decides("priced")
+    assert engine.can_decide("priced")
     assert engine.place(share(150), load(), "priced") is not None  # scores a sample
     assert not engine.warm(64), "of sizes that come but once nothing is scored beforehand"
     assert engine.place(share(150), load(), "priced") is not None
@@ -60,14 +60,14 @@ def bounded(frees, at_once=20):
     knows(engine, [(share(470), load())])
     engine.place(share(150), load(), "priced")
     warm(engine)
-    assert engine.decides("priced")
+    assert engine.can_decide("priced")
     return ledger, loads, engine
 
 
 def test_where_all_that_fits_has_changed_a_node_is_found_all_the_same():
     _, _, engine = bounded({f"n{i}": [1000] for i in range(200)})
     for i in range(200):
-        engine.touch(f"n{i}")
+        engine.mark_changed(f"n{i}")
     among = {f"n{i}" for i in range(100, 200)}
     assert engine.place(share(150), load(), "priced", among).node in among
 
@@ -77,7 +77,7 @@ def test_what_has_just_got_room_is_found_before_a_pod_is_refused():
     assert engine.place(share(150), load(), "priced") is None
     ledger.release("n77-0-900")
     for name in sorted(loads):
-        engine.touch(name)
+        engine.mark_changed(name)
     assert engine.place(share(150), load(), "priced").node == "n77"
 
 
@@ -89,7 +89,7 @@ def test_scarce_cards_are_not_given_away_because_others_have_changed():
     warm(engine)
     assert engine.place(share(150), load(), "priced").node.startswith("n")
     for i in range(100):
-        engine.touch(f"n{i}")
+        engine.mark_changed(f"n{i}")
     assert engine.place(share(150), load(), "priced").node.startswith("n")
 
 
@@ -128,9 +128,9 @@ def test_the_few_nodes_with_room_among_those_that_a_pod_may_have_are_found(many)
 def test_a_decision_that_finds_no_room_has_asked_once():
     _, loads, engine = bounded({f"n{i}": [100] for i in range(200)})
     for name in sorted(loads):
-        engine.touch(name)
+        engine.mark_changed(name)
     assert engine.place(share(777), load(), "priced") is None
-    assert [row.asked for row in engine._rows.values() if row.shape.ask.mem == 777] == [1]
+    assert [row.decisions for row in engine._rows.values() if row.shape.ask.mem == 777] == [1]
 
 
 class FirstOnes:
@@ -149,9 +149,9 @@ def row_of(fitting, nodes):
     ledger, loads, _ = world(**{f"n{i:04d}": [1000 if i < fitting else 100] for i in range(nodes)})
     table = NodeTable()
     for name in sorted(loads):
-        table.set(name, ledger.node(name), loads.left(name))
+        table.set_node(name, ledger.node(name), loads.free_load(name))
     shape = Shape(Ask(1, 500, 0, "", 0, 0))
-    scoring = Fgd(Market([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
+    scoring = Fgd(WorkloadModel([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
     return table, loads, ledger, Row(table, NodeFeatures(table, scoring), shape)
 
 
@@ -161,29 +161,29 @@ def test_a_sample_hides_no_node_that_fits(fitting):
     row.bring_up(20, FirstOnes())
     scored = int((row.points[: len(table)] > -np.inf).sum())
     assert scored == min(fitting, SAMPLE)
-    row.refresh(row.stale())
+    row.refresh(row.stale_slots())
     assert int((row.points[: len(table)] > -np.inf).sum()) == fitting
 
 
 def test_a_row_is_as_far_behind_as_all_nodes_when_these_have_become_more_than_there_was_place_for():
     table, loads, ledger, row = row_of(10, 60)
-    row.refresh(row.stale())
-    assert row.behind() == 0
+    row.refresh(row.stale_slots())
+    assert row.max_stale() == 0
     for i in range(10):
-        table.set(f"m{i}", ledger.node("n0000"), loads.left("n0000"))
-    assert row.behind() >= len(row.stale()) >= 70
+        table.set_node(f"m{i}", ledger.node("n0000"), loads.free_load("n0000"))
+    assert row.max_stale() >= len(row.stale_slots()) >= 70
 
 
 def test_nodes_that_have_gone_are_not_surveyed():
     ledger, loads, _ = world(**{f"n{i}": [1000, 1000] for i in range(10)})
     table, alone = NodeTable(), NodeTable()
     for name in sorted(loads):
-        table.set(name, ledger.node(name), loads.left(name))
+        table.set_node(name, ledger.node(name), loads.free_load(name))
     for name in sorted(loads)[1:]:
-        table.set(name, None, None)
-    alone.set("n0", ledger.node("n0"), loads.left("n0"))
-    policy = Pricing(Market([Weighted(Shape(Ask(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={}))
-    seen = [policy.survey(of.lines, policy.tally(of.lines)) for of in (table, alone)]
+        table.set_node(name, None, None)
+    alone.set_node("n0", ledger.node("n0"), loads.free_load("n0"))
+    policy = Pricing(WorkloadModel([Weighted(Shape(Ask(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={}))
+    seen = [policy.survey(of.lines, policy.node_features(of.lines)) for of in (table, alone)]
     assert np.array_equal(*seen)
     assert seen[0][0] == 1  # of the pair of cards, one copy on one node
 
@@ -194,6 +194,6 @@ def test_a_holding_on_a_node_that_has_changed_is_never_above_its_card():
         placed = engine.place(share(470), load(), "priced")
         if placed is None:
             break
-        ledger.hold(Holding(f"p{count}", "ns", "p", placed.node, placed.assignment))
+        ledger.set_holding(Holding(f"p{count}", "ns", "p", placed.node, placed.assignment))
     assert count == 120
     assert all(free >= 0 for node in ledger.nodes() for free in node.free)

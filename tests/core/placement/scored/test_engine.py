@@ -9,7 +9,7 @@ from cardwise.core.placement.scored.candidates import fit
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodetable import NodeTable, order_of
-from cardwise.core.placement.scored.scoring import Known, Market, Weighted
+from cardwise.core.placement.scored.scoring import Known, Weighted, WorkloadModel
 from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
@@ -26,14 +26,14 @@ def cards_of(placed):
 def fragmentation(*workload):
     total = sum(weight for _, weight in workload)
     weighted = [Weighted(Shape(ask), weight / total) for ask, weight in workload]
-    return Fgd(Market(weighted, yardstick=float(CARD), prices={}))
+    return Fgd(WorkloadModel(weighted, yardstick=float(CARD), prices={}))
 
 
 def lines(**nodes):
     ledger, loads, _ = world(**nodes)
     table = NodeTable()
     for name in nodes:
-        table.set(name, ledger.node(name), loads.left(name))
+        table.set_node(name, ledger.node(name), loads.free_load(name))
     return table.lines.pick(slice(0, len(nodes)))
 
 
@@ -66,8 +66,8 @@ def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
     policy = fragmentation((WHOLE, 1), (HALF, 1))
     of = lines(n=[1000, 300])
     shape = Shape(Ask(1, 300, 0, "", 0, 0))
-    tally = policy.tally(of)
-    known = Known(tally, policy.worth(tally, of.cpu, of.memory))
+    tally = policy.node_features(of)
+    known = Known(tally, policy.node_values(tally, of.cpu, of.memory))
     found = policy.scores(of, known, shape, fit(of, shape).usable)
     # Card 1: 300 fragments go, so sigmoid(0.3) = 0.574. Card 0: they become 650, so sigmoid(-0.35) = 0.413.
     assert (found.points[0], found.card[0]) == (57, 1)
@@ -75,7 +75,7 @@ def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
 
 def test_fgd_counts_free_cards_in_cards_whatever_their_size():
     small = fragmentation((WHOLE, 1), (HALF, 1))
-    big = Fgd(Market([Weighted(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
+    big = Fgd(WorkloadModel([Weighted(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
     assert small.useful(lines(n=[1000])).sum() == pytest.approx(1000)
     assert big.useful(lines(n=[1000])).sum() == 0.0
 
@@ -128,7 +128,7 @@ def test_who_names_no_model_stays_off_the_scarce_one():
     for i in range(3):
         placed = engine.place(whole(), load(), "priced")
         assert placed.node != "scarce"
-        ledger.hold(Holding(str(i), "ns", "p", placed.node, placed.assignment))
+        ledger.set_holding(Holding(str(i), "ns", "p", placed.node, placed.assignment))
     assert engine.place(whole(resource_class="scarce"), load(), "priced").node == "scarce"
 
 
@@ -175,7 +175,7 @@ def test_the_workload_survives_as_text():
 )
 def test_a_workload_that_is_none_is_refused_and_changes_nothing(text):
     workload = Workload()
-    workload.saw(Ask(1, 500, 0, "", 0, 0))
+    workload.count_arrival(Ask(1, 500, 0, "", 0, 0))
     with pytest.raises(InvalidWorkload):
         workload.load(text)
     assert workload.counts == {Ask(1, 500, 0, "", 0, 0): 1.0}
@@ -185,21 +185,21 @@ def test_it_is_learned_anew_when_it_has_grown_by_half():
     workload = Workload()
     due = []
     for count in range(1, 60):
-        workload.saw(Ask(1, 500, 0, "", 0, 0))
-        if workload.due:
+        workload.count_arrival(Ask(1, 500, 0, "", 0, 0))
+        if workload.is_learning_due:
             due.append(count)
-            workload.learning()
+            workload.mark_learned()
     assert due == [16, 24, 36, 54]
 
 
 def test_what_was_seen_long_ago_fades_and_the_rarest_are_forgotten():
     workload = Workload()
     for _ in range(15_000):
-        workload.saw(Ask(1, 500, 0, "", 0, 0))
+        workload.count_arrival(Ask(1, 500, 0, "", 0, 0))
     for i in range(2000):
-        workload.saw(Ask(1, 100, 0, "", i, 0))
+        workload.count_arrival(Ask(1, 100, 0, "", i, 0))
     assert len(workload.counts) <= 512
     assert workload.counts[Ask(1, 500, 0, "", 0, 0)] == 15_000
     for _ in range(40_000):
-        workload.saw(Ask(1, 300, 0, "", 0, 0))
+        workload.count_arrival(Ask(1, 300, 0, "", 0, 0))
     assert workload.counts[Ask(1, 500, 0, "", 0, 0)] < workload.counts[Ask(1, 300, 0, "", 0, 0)] / 2

@@ -11,7 +11,7 @@ from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.shapes import Ask
-from cardwise.core.placement.scored.workload import MOST_ASKS, NOTHING, InvalidWorkload, Study, Workload, learn
+from cardwise.core.placement.scored.workload import MOST_ASKS, NOTHING, InvalidWorkload, LearningInput, Workload, learn
 from cardwise.core.values.quantity import MiB
 from tests.examples import examples
 
@@ -21,7 +21,7 @@ ROOM = Load(64_000, 1 << 38, 100)
 
 
 class Loads:
-    def left(self, node: str) -> Load | None:
+    def free_load(self, node: str) -> Load | None:
         return ROOM
 
 
@@ -64,7 +64,7 @@ def with_count(count: str) -> str:
 )
 def test_what_cannot_have_been_written_is_refused_and_changes_nothing(text):
     workload = Workload()
-    workload.saw(HALF)
+    workload.count_arrival(HALF)
     with pytest.raises(InvalidWorkload) as refused:
         workload.load(text)
     assert len(str(refused.value)) < 400  # it is shown to people
@@ -88,18 +88,18 @@ def test_what_no_node_can_give_is_not_counted():
         HALF._replace(cpu=2**62),
         HALF._replace(memory=-1),
     ):
-        workload.saw(ask, 100.0)
+        workload.count_arrival(ask, 100.0)
     assert not workload.counts
-    assert not workload.due
+    assert not workload.is_learning_due
 
 
 def test_what_has_faded_does_not_spoil_what_is_written():
     workload = Workload()
-    workload.saw(HALF)
+    workload.count_arrival(HALF)
     for _ in range(150_000):
-        workload.saw(Ask(1, 300, 0, "", 0, 0))
+        workload.count_arrival(Ask(1, 300, 0, "", 0, 0))
     for _ in range(150_000):
-        workload.saw(Ask(1, 200, 0, "", 0, 0))
+        workload.count_arrival(Ask(1, 200, 0, "", 0, 0))
     assert 0 < workload.counts[HALF] < 0.001
     again = Workload()
     again.load(workload.dump())
@@ -107,8 +107,8 @@ def test_what_has_faded_does_not_spoil_what_is_written():
 
 
 def test_of_nothing_nothing_is_learned():
-    assert learn(Study({}, SIZES)) == NOTHING
-    assert learn(Study({HALF: 0.0}, SIZES)) == NOTHING
+    assert learn(LearningInput({}, SIZES)) == NOTHING
+    assert learn(LearningInput({HALF: 0.0}, SIZES)) == NOTHING
 
 
 ANY = st.recursive(
@@ -139,13 +139,13 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
     for name in ("n1", "n2"):
         ledger.set_cards(name, [Card(index=i, uuid=f"{name}-{i}", mem=MiB(1000)) for i in range(2)])
     engine = Engine(ledger, Loads())
-    engine.touch("n1")
-    engine.touch("n2")
+    engine.mark_changed("n1")
+    engine.mark_changed("n2")
     try:
         engine.workload.load(text)
     except InvalidWorkload:
         assert not engine.workload.counts
-    learned = learn(engine.study())
+    learned = learn(engine.learning_input())
     assert sum(learned.shares.values()) == pytest.approx(1.0 if engine.workload.counts else 0.0)
     engine.adopt(learned)
     share = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=1, mem=MiB(300)),))
@@ -159,8 +159,8 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
 def test_more_different_asks_than_are_kept_are_learned_from_again_and_again():
     workload, learned = Workload(), []
     for i in range(6 * MOST_ASKS):
-        workload.saw(Ask(cards=1, mem=100 + i, core=0, resource_class="", cpu=1, memory=1))
-        if workload.due:
-            workload.learning()
+        workload.count_arrival(Ask(cards=1, mem=100 + i, core=0, resource_class="", cpu=1, memory=1))
+        if workload.is_learning_due:
+            workload.mark_learned()
             learned.append(i)
     assert learned[-1] > 5 * MOST_ASKS

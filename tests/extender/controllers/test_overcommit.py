@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
-from extender.controllers.overfull import Overfull
+from extender.controllers.overcommit import OvercommitController
 from tests.extender.worlds import P100, as_card, as_pod, asking, held, resource, state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
@@ -24,7 +24,7 @@ class World:
         self.state = with_cards(state(self.clock), n1=2)
         self.leads = True
         self.events = Events()
-        self.overfull = Overfull(
+        self.overfull = OvercommitController(
             self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
         )
 
@@ -185,9 +185,9 @@ def test_an_odd_time_of_another_scheduler_keeps_nothing_from_being_mended(twice)
 
 
 def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
-    look = twice.overfull._look
-    monkeypatch.setattr(twice.overfull, "_look", lambda node: look(node) if node == "n1" else {}["odd"])
-    monkeypatch.setattr(twice.state, "take_overfull", lambda: {"n0", "n1"})
+    look = twice.overfull._check_node
+    monkeypatch.setattr(twice.overfull, "_check_node", lambda node: look(node) if node == "n1" else {}["odd"])
+    monkeypatch.setattr(twice.state, "take_overcommitted", lambda: {"n0", "n1"})
     twice.step()
     assert twice.left() == ["early"]
     assert set(twice.overfull._due) >= {"n0"}, "and it is looked at again"

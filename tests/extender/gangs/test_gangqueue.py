@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from cardwise.core.gangs.gangs import Group, Member
 from cardwise.core.gangs.gangstate import Gang
-from extender.gangs import line
-from extender.gangs.line import Line
+from extender.gangs import gangqueue
+from extender.gangs.gangqueue import GangQueue
 from tests.examples import examples
 from tests.extender.gangworlds import NoPlan
 
@@ -16,7 +16,7 @@ AT_A_TIME = 2
 def gang(key):
     namespace, _, name = key.partition("/")
     made = Gang(namespace, name, NoPlan())
-    made.put(Member(uid=f"u-{key}", name="p", created=name, minimum=5), 0.0)
+    made.set_member(Member(uid=f"u-{key}", name="p", created=name, minimum=5), 0.0)
     return made
 
 
@@ -24,7 +24,7 @@ def walked(walk):
     found = []
     while walk.gang is not None:
         found.append(walk.gang.key)
-        walk.go_on()
+        walk.advance()
     return found
 
 
@@ -44,8 +44,8 @@ changes = st.lists(st.tuples(keys, st.sampled_from(["forward", "back", "runs", "
 @settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(changes)
 def test_it_is_what_sorting_anew_says(changes):
-    order, gangs, most = Line(), {}, line.AT_A_TIME
-    line.AT_A_TIME = AT_A_TIME
+    order, gangs, most = GangQueue(), {}, gangqueue.AT_A_TIME
+    gangqueue.AT_A_TIME = AT_A_TIME
     try:
         for key, change in changes:
             made = gangs.setdefault(key, gang(key))
@@ -57,11 +57,11 @@ def test_it_is_what_sorting_anew_says(changes):
                 made.regroup(Group(priority=change), 0.0)
             else:
                 made.forward, made.ran = change == "forward", change == "runs"
-            order.put(made)
+            order.update_gang(made)
             waiting = [each for each in gangs.values() if not each.ran]
             wanted = expected(waiting)
             assert walked(order.in_order()) == wanted
             for each in waiting:
-                assert walked(order.before(each)) == wanted[: wanted.index(each.key)]
+                assert walked(order.gangs_before(each)) == wanted[: wanted.index(each.key)]
     finally:
-        line.AT_A_TIME = most
+        gangqueue.AT_A_TIME = most

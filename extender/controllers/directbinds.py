@@ -26,13 +26,13 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SETTLES = 2.0  # seconds from a suspicion to a look
-_TURN = 2.0  # seconds of work in a round: other steps run in this thread too
+_SETTLE_SECONDS = 2.0  # seconds from a suspicion to a look
+_ROUND_SECONDS = 2.0  # seconds of work in a round: other steps run in this thread too
 _TIMEOUT = 5.0
-_GRACE = 1  # seconds of grace: containers that do run must not keep the pod there for long
+_GRACE_SECONDS = 1  # seconds of grace: containers that do run must not keep the pod there for long
 
 
-class Unplaced:
+class DirectBindController:
     """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
 
     def __init__(
@@ -51,25 +51,25 @@ class Unplaced:
         self._clock = clock
         self._due: dict[str, float] = {}  # by UID, when a pod is looked at
         self._backoffs: dict[str, Backoff] = {}
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def step(self) -> None:
         """One round."""
         if not self._active():
             return  # the state keeps these pods until this extender leads
         now = self._clock.now()
-        there = {pod.uid: (pod, node) for pod, node in self._state.unplaced()}
-        self._due = {uid: self._due.get(uid, now + _SETTLES) for uid in there}
+        there = {pod.uid: (pod, node) for pod, node in self._state.direct_binds()}
+        self._due = {uid: self._due.get(uid, now + _SETTLE_SECONDS) for uid in there}
         self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in there}
-        self._told &= there.keys()
+        self._reported &= there.keys()
         due = sorted((uid for uid, at in self._due.items() if at <= now), key=self._due.__getitem__)
         # A tenant can make each call about its pods take seconds: namespaces take turns.
         for uid in round_robin(due, lambda uid: there[uid][0].namespace):
-            if self._clock.now() - now > _TURN:
+            if self._clock.now() - now > _ROUND_SECONDS:
                 break
             at_least = None
             try:
-                self._look(*there[uid])
+                self._check_pod(*there[uid])
             except errors.KubeError as error:
                 at_least = error.retry_after
                 pod = there[uid][0]
@@ -86,22 +86,22 @@ class Unplaced:
             # Until the watch shows that it is gone.
             self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next(at_least)
 
-    def _look(self, pod: PodRef, node: str) -> None:
+    def _check_pod(self, pod: PodRef, node: str) -> None:
         try:
-            found = self._client.get(paths.pods(pod.namespace, pod.name), timeout=_TIMEOUT)
+            manifest = self._client.get(paths.pods(pod.namespace, pod.name), timeout=_TIMEOUT)
         except errors.NotFound:
             return
-        if found["metadata"]["uid"] != pod.uid or not _is_unplaced(found, node):
+        if manifest["metadata"]["uid"] != pod.uid or not _is_bound_directly(manifest, node):
             return
-        preconditions = {"uid": pod.uid, "resourceVersion": found["metadata"]["resourceVersion"]}
-        options = {"gracePeriodSeconds": _GRACE, "preconditions": preconditions}
+        preconditions = {"uid": pod.uid, "resourceVersion": manifest["metadata"]["resourceVersion"]}
+        options = {"gracePeriodSeconds": _GRACE_SECONDS, "preconditions": preconditions}
         try:
             self._client.delete(paths.pods(pod.namespace, pod.name), options, timeout=_TIMEOUT)
         except errors.NotFound:
             return
-        if pod.uid in self._told:
+        if pod.uid in self._reported:
             return
-        self._told.add(pod.uid)
+        self._reported.add(pod.uid)
         _log.warning("deleted a pod that was bound without the extender", pod=pod.pod, uid=pod.uid, node=node)
         text = (
             f"deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node {node}"
@@ -109,7 +109,7 @@ class Unplaced:
         self._events.record(pod.about, names.BOUND_PAST_CARDWISE, text, "Warning")
 
 
-def _is_unplaced(pod: dict[str, Any], node: str) -> bool:
+def _is_bound_directly(pod: dict[str, Any], node: str) -> bool:
     """Whether the pod is on the node without cards, and no container that asks for some has ever started."""
     status = pod.get("status") or {}
     if pod["spec"].get("nodeName") != node or status.get("phase") in names.FINISHED_PHASES:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from cardwise.kube.pods.nodeconstraints import Ground
-from extender.records import aheadnodes
-from extender.records.aheadnodes import Grounds
-from tests.extender.aheadworlds import World
+from cardwise.kube.pods.nodeconstraints import NodeLabels
+from extender.records import feasiblenodes
+from extender.records.feasiblenodes import FeasibleNodes
+from tests.extender.nominationworlds import World
 
 ZONE = {"zone": "a", "size": "8"}
 
@@ -16,17 +16,17 @@ def required(*terms: dict) -> dict:
 
 
 def test_what_was_asked_once_is_kept_true():
-    grounds = Grounds()
-    key = aheadnodes.key_of({"nodeSelector": {"zone": "a"}})
-    assert grounds.allowed(key) == set()
-    grounds.put("n1", Ground(ZONE))
-    grounds.put("n2", Ground({"zone": "b"}))
-    assert grounds.allowed(key) == {"n1"}
-    grounds.put("n1", Ground({"zone": "b"}))
-    grounds.put("n2", Ground(ZONE))
-    assert grounds.allowed(key) == {"n2"}
+    grounds = FeasibleNodes()
+    key = feasiblenodes.key_of({"nodeSelector": {"zone": "a"}})
+    assert grounds.feasible(key) == set()
+    grounds.set_node("n1", NodeLabels(ZONE))
+    grounds.set_node("n2", NodeLabels({"zone": "b"}))
+    assert grounds.feasible(key) == {"n1"}
+    grounds.set_node("n1", NodeLabels({"zone": "b"}))
+    grounds.set_node("n2", NodeLabels(ZONE))
+    assert grounds.feasible(key) == {"n2"}
     grounds.remove("n2")
-    assert (grounds.allowed(key), len(grounds)) == (set(), 1)
+    assert (grounds.feasible(key), len(grounds)) == (set(), 1)
 
 
 @pytest.mark.parametrize(
@@ -79,10 +79,10 @@ def test_after_a_pod_that_was_dear_others_have_the_state_for_longer(monkeypatch)
     world = World("n1")
     world.create("a", 100)
     world.create("b", 100)
-    allowed = Grounds.allowed
-    monkeypatch.setattr(Grounds, "allowed", lambda *of: (setattr(world.clock, "worked", 0.03), allowed(*of))[1])
-    again, nominee = world.state.ahead.decide()
+    allowed = FeasibleNodes.feasible
+    monkeypatch.setattr(FeasibleNodes, "feasible", lambda *of: (setattr(world.clock, "worked", 0.03), allowed(*of))[1])
+    again, nominee = world.state.nominator.nominate_next()
     assert (again, nominee.pod.name) == (True, "a")
-    assert world.state.ahead.decide() == (False, None)
+    assert world.state.nominator.nominate_next() == (False, None)
     world.clock.advance(0.3)
-    assert world.state.ahead.decide()[1].pod.name == "b"
+    assert world.state.nominator.nominate_next()[1].pod.name == "b"

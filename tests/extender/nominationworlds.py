@@ -6,11 +6,11 @@ from typing import Any
 
 from cardwise.core.api.request import Load
 from cardwise.core.values.decoded import Json
-from extender.ahead.ahead import AheadSettings, NominationOutcome, When
 from extender.api import verbs
 from extender.api.verbs import Preferences
-from extender.cache.reservations import Patience
+from extender.cache.reservations import Timeouts
 from extender.gangs import gangtypes
+from extender.nomination.nominator import NominationMode, NominationOutcome, NominationSettings
 from extender.records import nodeinfo
 from extender.records.nodeinfo import Placed
 from extender.records.wire import FilterArgs, FilterResult
@@ -19,7 +19,7 @@ from tests.extender.worlds import as_card, as_pod, asking, resource
 from tests.fakes.clock import FakeClock
 
 PREFERENCES = Preferences(policy="binpack", one_best_node=True)
-ALWAYS = AheadSettings(when=When.ALWAYS)
+ALWAYS = NominationSettings(mode=NominationMode.ALWAYS)
 REFUSED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
 
 
@@ -27,18 +27,18 @@ class World:
     """Nodes of one card each; `outcomes`: what became of pods that were decided about ahead."""
 
     def __init__(
-        self, *nodes: str, settings: AheadSettings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
+        self, *nodes: str, settings: NominationSettings = ALWAYS, served: Sequence[str] = ("default-scheduler",)
     ) -> None:
         self.clock = FakeClock()
         of_gangs = gangtypes.GangSettings(max_waiting=8)
-        self.state = State(clock=self.clock, patience=Patience(), of_ahead=settings, of_gangs=of_gangs)
+        self.state = State(clock=self.clock, timeouts=Timeouts(), nomination_settings=settings, gang_settings=of_gangs)
         self.outcomes: list[NominationOutcome] = []
-        self.state.ahead.observe = self.outcomes.append
+        self.state.nominator.observe = self.outcomes.append
         self.pods: dict[str, Json] = {}
         for node in nodes or ("n1",):
             self.node(node)
         for scheduler in served:
-            self.state.ahead.serves(scheduler)
+            self.state.nominator.add_scheduler(scheduler)
 
     def node(self, name: str, *, cards: int = 1, cpu: int = 64, labels: Json | None = None, **spec: object) -> None:
         allocatable = {"cpu": str(cpu), "memory": "512Gi", "pods": "100"}
@@ -86,7 +86,7 @@ class World:
         found = {}
         again = True
         while again:
-            again, nominee = self.state.ahead.decide()
+            again, nominee = self.state.nominator.nominate_next()
             if nominee is not None:
                 found[nominee.pod.name] = nominee.node
             self.clock.advance(0.6)  # past every pause

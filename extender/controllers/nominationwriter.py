@@ -14,7 +14,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
-from extender.ahead.ahead import Ahead, Nominee
+from extender.nomination.nominator import Nominator, Nominee
 from extender.records.podref import PodRef
 from extender.reporting.schedule import Pace
 
@@ -31,25 +31,25 @@ _SLOW_PAUSE: Final = 10.0  # seconds in which nothing is written to a namespace 
 _MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: tells nodes that we named from those of others
 
 
-class AheadWriter:
+class NominationWriter:
     """`active`: whether this extender leads and all lists are complete. `step` belongs to one thread."""
 
     def __init__(
         self,
         client: KubeClient,
-        ahead: Ahead,
+        nominator: Nominator,
         *,
         active: Callable[[], bool],
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
-        self._ahead = ahead
+        self._nominator = nominator
         self._active = active
         self._clock = clock
         self._pace = Pace()
         self._not_before = float("-inf")
         self._lock = threading.Lock()  # of what threads note of failed writes
-        self._resting: dict[str, float] = {}  # until when, by namespace
+        self._paused_until: dict[str, float] = {}  # until when, by namespace
         self._slow: dict[str, float] = {}  # until when, by namespace: what was submitted before is not written either
         self._failed = 0  # writes, since the last that did not, while the API server is in trouble
         self._pool: ThreadPoolExecutor | None = None
@@ -60,19 +60,19 @@ class AheadWriter:
             return
         now = self._clock.now()
         with self._lock:
-            self._resting = {namespace: until for namespace, until in self._resting.items() if until > now}
+            self._paused_until = {namespace: until for namespace, until in self._paused_until.items() if until > now}
             self._slow = {namespace: until for namespace, until in self._slow.items() if until > now}
-            resting = frozenset(self._resting.keys() | self._slow.keys())
-        for stale in self._ahead.stale():
-            self._threads().submit(_logged, self.take_back, stale)
+            resting = frozenset(self._paused_until.keys() | self._slow.keys())
+        for stale in self._nominator.take_stale():
+            self._threads().submit(_log_errors, self.take_back, stale)
         for _ in range(_AT_ONCE):
             if not self._pace.ready(self._clock.now(), _RATE):
                 return
-            again, nominee = self._ahead.decide(resting)
+            has_more, nominee = self._nominator.nominate_next(resting)
             if nominee is not None:
                 self._pace.spend()
-                self._threads().submit(_logged, self.write, nominee)
-            if not again:
+                self._threads().submit(_log_errors, self.write, nominee)
+            if not has_more:
                 return
 
     def stop(self) -> None:
@@ -83,18 +83,18 @@ class AheadWriter:
 
     def write(self, nominee: Nominee) -> None:
         """Writes the node into the pod's status, unless the pod has changed."""
-        if not self._ahead.wanted(nominee.pod.uid):
+        if not self._nominator.is_awaited(nominee.pod.uid):
             return  # kube-scheduler was faster; the next pods are still in time
         if self._is_slow(nominee.pod.namespace):
-            self._ahead.unwritten(nominee.pod.uid)
+            self._nominator.on_write_failed(nominee.pod.uid)
             return
         try:
-            self._name(nominee.pod, nominee.version, nominee.node)
+            self._write_node(nominee.pod, nominee.version, nominee.node)
         except (errors.Conflict, errors.NotFound, errors.Invalid):
-            self._ahead.unwritten(nominee.pod.uid)  # Invalid: kube-scheduler was faster, the pod is bound
+            self._nominator.on_write_failed(nominee.pod.uid)  # Invalid: kube-scheduler was faster, the pod is bound
         except errors.KubeError as error:
-            self._ahead.unwritten(nominee.pod.uid)
-            self._rest("cannot nominate a node ahead", nominee.pod, error)
+            self._nominator.on_write_failed(nominee.pod.uid)
+            self._pause_namespace("cannot nominate a node ahead", nominee.pod, error)
 
     def take_back(self, stale: Nominee) -> None:
         """Removes the node from the pod's status, if we wrote it and the pod is not bound.
@@ -103,7 +103,7 @@ class AheadWriter:
         preempt: such a pod would keep others away for as long as it waits.
         """
         if self._is_slow(stale.pod.namespace):
-            self._ahead.still_named(stale)
+            self._nominator.restore_stale(stale)
             return
         try:
             path = paths.pods(stale.pod.namespace, stale.pod.name)
@@ -111,16 +111,16 @@ class AheadWriter:
             metadata = pod["metadata"]
             if metadata["uid"] != stale.pod.uid or pod["spec"].get("nodeName") or not _is_ours(pod, stale.node):
                 return
-            self._name(stale.pod, metadata["resourceVersion"], None)
+            self._write_node(stale.pod, metadata["resourceVersion"], None)
         except (errors.NotFound, errors.Invalid):
             return  # it is no more, or bound
         except errors.Conflict:
-            self._ahead.still_named(stale)
+            self._nominator.restore_stale(stale)
         except errors.KubeError as error:
-            self._ahead.still_named(stale)
-            self._rest("cannot take a nominated node back", stale.pod, error)
+            self._nominator.restore_stale(stale)
+            self._pause_namespace("cannot take a nominated node back", stale.pod, error)
 
-    def _name(self, pod: PodRef, version: str, node: str | None) -> None:
+    def _write_node(self, pod: PodRef, version: str, node: str | None) -> None:
         """Writes the node into the pod's status (None: removes it) if the pod is of this version. Raises KubeError."""
         change = {
             "metadata": {"uid": pod.uid, "resourceVersion": version},
@@ -137,15 +137,15 @@ class AheadWriter:
                 with self._lock:
                     self._slow[pod.namespace] = now + _SLOW_PAUSE
 
-    def _rest(self, what: str, pod: PodRef, error: errors.KubeError) -> None:
+    def _pause_namespace(self, message: str, pod: PodRef, error: errors.KubeError) -> None:
         with self._lock:
-            self._resting[pod.namespace] = self._clock.now() + _PAUSE
+            self._paused_until[pod.namespace] = self._clock.now() + _PAUSE
             # A tenant can make his pods so large that no write to them has an answer in time.
             self._failed += errors.is_of_server(error)
             if self._failed >= _IN_A_ROW:
                 self._failed = 0
                 self._not_before = self._clock.now() + _PAUSE
-        _log.warning(what, pod=pod.pod, uid=pod.uid, error=str(error))
+        _log.warning(message, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _is_slow(self, namespace: str) -> bool:
         """Whether writes to pods of the namespace have taken long a moment ago, and would keep threads from others."""
@@ -159,7 +159,7 @@ class AheadWriter:
         return self._pool
 
 
-def _logged(do: Callable[[Nominee], None], nominee: Nominee) -> None:
+def _log_errors(do: Callable[[Nominee], None], nominee: Nominee) -> None:
     """Nobody reads what a thread raises."""
     try:
         do(nominee)

@@ -17,7 +17,7 @@ _MOST: Final = 8.0  # cards that it costs at most
 _STEP: Final = 0.05  # cards: it is rounded to this, so that it seldom changes
 
 
-class Pressure:
+class KindPrices:
     """The pressure by one workload."""
 
     def __init__(self, workload: Sequence[Weighted], yardstick: float) -> None:
@@ -37,7 +37,7 @@ class Pressure:
         """Whether any kind costs something."""
         return bool(len(self._prices))
 
-    def of(self, kind: Ints) -> Floats:
+    def prices_of(self, kind: Ints) -> Floats:
         """The cost of each card, which is of this kind."""
         return self._prices[np.minimum(kind, self._kinds)]
 
@@ -47,7 +47,7 @@ class Pressure:
         some = kind >= 0
         return np.bincount(kind[some], lines.free[some], self._kinds + 1).astype(np.float64)
 
-    def look(self, free: Floats) -> bool:
+    def update_prices(self, free: Floats) -> bool:
         """Looks at what is free now, as surveyed. Returns whether prices have changed."""
         if not self._demand:
             return False

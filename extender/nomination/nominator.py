@@ -18,31 +18,35 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.placement import fitting
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from cardwise.kube.pods.nodeconstraints import Ground
+from cardwise.kube.pods.nodeconstraints import NodeLabels
 from extender.cache import yielding
 from extender.cache.cache import Cache
 from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.reservations import Phase, Reservation
 from extender.cache.statelock import StateLock
 from extender.queue.schedulingqueue import sort_key
-from extender.records.aheadnodes import Grounds
+from extender.records.feasiblenodes import FeasibleNodes
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef
 
-NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
-WINDOW: Final = 256  # pods that hold something ahead at a time: what a fast kube-scheduler binds in a second or two
+AUTO_ABOVE_NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
+MAX_NOMINATED: Final = (
+    256  # pods that hold something ahead at a time: what a fast kube-scheduler binds in a second or two
+)
 YOUNGEST: Final = "~"  # as a time of creation: after all others
-_LOOKS: Final = 4  # best nodes tried that lack cpu or memory, before all nodes are filtered by that
-_DEAR: Final = 0.01  # seconds; after a longer decision (new constraints, compared with all nodes) there is a pause
-_DOUBTS: Final = 3  # refusals in a row after which kube-scheduler must know something that is not looked at here
-_DOUBT_SECONDS: Final = 60.0
-_MOST_DOUBTS: Final = 1024
+_CANDIDATES: Final = 4  # best nodes tried that lack cpu or memory, before all nodes are filtered by that
+_EXPENSIVE_SECONDS: Final = (
+    0.01  # seconds; after a longer decision (new constraints, compared with all nodes) there is a pause
+)
+_MAX_MISSES: Final = 3  # refusals in a row after which kube-scheduler must know something that is not looked at here
+_MISS_SECONDS: Final = 60.0
+_MAX_REMEMBERED_MISSES: Final = 1024
 _STALE_SECONDS: Final = 2.0  # without a reservation until a nominated node is stale: it may be about to be tried
 _NO_LOAD: Final = Load(0, 0, 0)
 
 
-class When(StrEnum):
+class NominationMode(StrEnum):
     """When pods are nominated ahead."""
 
     AUTO = "auto"  # in a cluster of many nodes
@@ -53,19 +57,21 @@ class When(StrEnum):
 class NominationOutcome(StrEnum):
     """What became of a pod that was decided about ahead."""
 
-    MET = "met"  # kube-scheduler asked for that node alone
-    ELSEWHERE = "elsewhere"  # it asked for other nodes, too
+    HIT = "met"  # kube-scheduler asked for that node alone
+    MISS = "elsewhere"  # it asked for other nodes, too
     LATE = "late"  # the pod had changed, or was gone, before the node was written into its status
     OVERTAKEN = "overtaken"  # a pod that comes before it needed what it held
     EXPIRED = "expired"  # kube-scheduler did not ask in time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AheadSettings:
-    """`above`: the number of nodes above which AUTO begins. `policy`, `one_best_node`: for pods that name none."""
+class NominationSettings:
+    """`above_nodes`: the number of nodes above which AUTO begins. `policy`, `one_best_node`: for pods that name
+    none.
+    """
 
-    when: When = When.NEVER
-    above: int = NODES
+    mode: NominationMode = NominationMode.NEVER
+    above_nodes: int = AUTO_ABOVE_NODES
     policy: str = policies.DEFAULT
     one_best_node: bool = True
 
@@ -78,7 +84,7 @@ class Nominee(NamedTuple):
     node: str
 
 
-class Ahead:
+class Nominator:
     """Methods may be called from any thread, but for those under headings that say so: there the caller holds the
     lock.
     """
@@ -89,7 +95,7 @@ class Ahead:
         *,
         cache: Cache,
         placing: Placing,
-        settings: AheadSettings,
+        settings: NominationSettings,
         clock: Clock,
     ) -> None:
         self.observe: Callable[[NominationOutcome], None] = lambda _: None  # called with the outcome for each pod
@@ -99,82 +105,82 @@ class Ahead:
         self._placing = placing
         self._settings = settings
         self._clock = clock
-        self._grounds = Grounds()
-        self._served: frozenset[str] = frozenset()  # the schedulers that ask this extender
-        self._named: dict[str, Nominee] = {}  # nodes that statuses of pods name
-        self._unheld: dict[str, float] = {}  # since when nothing is held for such a node
-        self._doubts: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
+        self._feasible_nodes = FeasibleNodes()
+        self._schedulers: frozenset[str] = frozenset()  # the schedulers that ask this extender
+        self._nominees: dict[str, Nominee] = {}  # nodes that statuses of pods name
+        self._unreserved_since: dict[str, float] = {}  # since when nothing is held for such a node
+        self._misses: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
         self._not_before = float("-inf")
 
     # What the API server tells. The caller holds the lock.
 
-    def set_node(self, name: str, ground: Ground | None) -> None:
+    def set_node(self, name: str, ground: NodeLabels | None) -> None:
         """The node is so now; None: it is no more, or takes no pods."""
         if ground is None:
-            self._grounds.remove(name)
-        elif self._settings.when is not When.NEVER:
-            self._grounds.put(name, ground)
+            self._feasible_nodes.remove(name)
+        elif self._settings.mode is not NominationMode.NEVER:
+            self._feasible_nodes.set_node(name, ground)
 
-    def waits(self, pod: WaitingRecord) -> None:
+    def set_waiting(self, pod: WaitingRecord) -> None:
         """The pod has no node."""
-        if self._settings.when is When.NEVER:
+        if self._settings.mode is NominationMode.NEVER:
             return
         if pod.named:
-            self._named[pod.uid] = Nominee(pod.ref, "", pod.named)
+            self._nominees[pod.uid] = Nominee(pod.ref, "", pod.named)
         else:
-            self.over(pod.uid)
+            self.remove_pod(pod.uid)
         if pod.refused:
-            self._end([pod.uid], NominationOutcome.ELSEWHERE)
+            self._release([pod.uid], NominationOutcome.MISS)
 
-    def over(self, uid: str) -> None:
+    def remove_pod(self, uid: str) -> None:
         """The pod is bound or gone; or its status names no such node any more."""
-        self._named.pop(uid, None)
-        self._unheld.pop(uid, None)
+        self._nominees.pop(uid, None)
+        self._unreserved_since.pop(uid, None)
 
-    # What filter asks and tells. But for `serves`, the caller holds the lock.
+    # What filter asks and tells. But for `add_scheduler`, the caller holds the lock.
 
-    def serves(self, scheduler: str) -> None:
+    def add_scheduler(self, scheduler: str) -> None:
         """A kube-scheduler of this name calls this extender."""
-        if scheduler not in self._served:
+        if scheduler not in self._schedulers:
             with self._lock:
-                self._served |= {scheduler}
-                self._queue.serves(scheduler)
+                self._schedulers |= {scheduler}
+                self._queue.add_scheduler(scheduler)
 
-    def comes(self, uid: str, nodes: Collection[str]) -> None:
+    def on_filter(self, uid: str, nodes: Collection[str]) -> None:
         """kube-scheduler asks for the pod and offers these nodes."""
-        if self._settings.when is When.NEVER:
+        if self._settings.mode is NominationMode.NEVER:
             return
-        one = self._held(uid)
-        if one is None or one.ahead is None:
+        row = self._nomination_of(uid)
+        if row is None or row.nominee is None:
             return
-        doubt = one.ahead.constraints
-        if list(nodes) == [one.node]:
-            self._reservations.meet(uid)
-            self._doubts.pop(doubt, None)
-            self.observe(NominationOutcome.MET)
+        constraints = row.nominee.constraints
+        if list(nodes) == [row.node]:
+            self._reservations.promote_nomination(uid)
+            self._misses.pop(constraints, None)
+            self.observe(NominationOutcome.HIT)
         else:
-            if one.node not in nodes:
-                self._doubt(doubt)
-            self._end([uid], NominationOutcome.ELSEWHERE)
+            if row.node not in nodes:
+                self._count_miss(constraints)
+            self._release([uid], NominationOutcome.MISS)
 
     def place(self, wanted: PlacementRequest, created: str) -> Placement | Unplaceable:
         """The best node for a pod that was created then; if necessary, with cards that later pods hold ahead."""
-        found = self._placing.place(wanted)
-        later = self.later(wanted.request.priority, created) if isinstance(found, Unplaceable) else ()
+        placement = self._placing.place(wanted)
+        later = self.later_nominations(wanted.request.priority, created) if isinstance(placement, Unplaceable) else ()
         if later:
-            with self.without(later):
+            with self.releasing(later):
                 there = self._placing.place(wanted)
             if isinstance(there, Placement):
                 self.overtake(later, (there.node,), wanted.pod.namespace)
                 return self._placing.place(wanted)
-        return found
+        return placement
 
     def score(self, wanted: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
         """As `place`, but the scores of all nodes that fit, and why the others do not."""
         scores, refusals = self._placing.score(wanted)
-        later = self.later(wanted.request.priority, created) if not scores else ()
+        later = self.later_nominations(wanted.request.priority, created) if not scores else ()
         if later:
-            with self.without(later):
+            with self.releasing(later):
                 there, _ = self._placing.score(wanted)
             if there:
                 self.overtake(later, there, wanted.pod.namespace)
@@ -183,15 +189,15 @@ class Ahead:
 
     # What a pod that found no place asks, and a gang. The caller holds the lock.
 
-    def later(self, priority: int, created: str) -> Sequence[Reservation]:
+    def later_nominations(self, priority: int, created: str) -> Sequence[Reservation]:
         """What is held ahead for pods that come later in the queue than a pod of this priority and time of creation."""
-        ahead = self._reservations.among(Phase.AHEAD)
-        return [one for one in ahead if one.ahead is not None and sort_key(one.ahead) > (-priority, created)]
+        nominated = self._reservations.in_phases(Phase.NOMINATED)
+        return [row for row in nominated if row.nominee is not None and sort_key(row.nominee) > (-priority, created)]
 
     @contextmanager
-    def without(self, later: Sequence[Reservation]) -> Iterator[None]:
+    def releasing(self, later: Sequence[Reservation]) -> Iterator[None]:
         """Context: these hold nothing."""
-        uids = [one.pod.uid for one in later]
+        uids = [row.pod.uid for row in later]
         with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
             yield
 
@@ -200,129 +206,129 @@ class Ahead:
         quotas, its own lose all.
         """
         limited = bool(self._cache.headroom(namespace))
-        self._end(
-            [one.pod.uid for one in later if one.node in nodes or (limited and one.pod.namespace == namespace)],
+        self._release(
+            [row.pod.uid for row in later if row.node in nodes or (limited and row.pod.namespace == namespace)],
             NominationOutcome.OVERTAKEN,
         )
 
     # What time does. The caller holds the lock.
 
-    def expired(self, uid: str) -> None:
+    def on_expired(self, uid: str) -> None:
         """kube-scheduler did not ask for the pod in time; it holds nothing any more."""
         self.observe(NominationOutcome.EXPIRED)
         self._queue.put_back(uid)
 
     # What the nominator asks, from its thread.
 
-    def decide(self, resting: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
-        """Decides about the next pod. Returns whether to go on at once, and the pod with its node, if any. `resting`:
+    def nominate_next(self, paused: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
+        """Decides about the next pod. Returns whether to go on at once, and the pod with its node, if any. `paused`:
         namespaces that are left out for now.
         """
         with self._lock:
-            if not self._active() or self._reservations.count(Phase.AHEAD) >= WINDOW:
+            if not self._is_active() or self._reservations.count(Phase.NOMINATED) >= MAX_NOMINATED:
                 return False, None
-            pod = self._queue.take_first(self._served, resting)
+            pod = self._queue.pop_nominatable(self._schedulers, paused)
             if pod is None:
                 return False, None
-            if not self._queue.has_turn(pod.request.priority):
+            if not self._queue.may_place(pod.request.priority):
                 self._queue.put_back(pod.uid)  # and all others come after it
                 return False, None
             began = self._clock.cpu()
-            nominee = self._decide(pod)
+            nominee = self._nominate(pod)
             spent = self._clock.cpu() - began
-            if nominee is None or spent > _DEAR:
-                self._not_before = self._clock.now() + yielding.rest(spent)
+            if nominee is None or spent > _EXPENSIVE_SECONDS:
+                self._not_before = self._clock.now() + yielding.pause_after(spent)
             return True, nominee
 
-    def stale(self) -> list[Nominee]:
+    def take_stale(self) -> list[Nominee]:
         """Pods whose statuses name a node where nothing is held for them; each is returned once.
 
         Another extender of ours may have written the node, or somebody else; the record does not say.
         """
         with self._lock:
             now = self._clock.now()
-            found = []
-            for uid, nominee in list(self._named.items()):
-                one = self._reservations.get(uid)
-                if one is not None and one.node == nominee.node:
-                    self._unheld.pop(uid, None)
-                elif now - self._unheld.setdefault(uid, now) >= _STALE_SECONDS:
-                    self.over(uid)
-                    found.append(nominee)
-            return found
+            stale = []
+            for uid, nominee in list(self._nominees.items()):
+                row = self._reservations.get(uid)
+                if row is not None and row.node == nominee.node:
+                    self._unreserved_since.pop(uid, None)
+                elif now - self._unreserved_since.setdefault(uid, now) >= _STALE_SECONDS:
+                    self.remove_pod(uid)
+                    stale.append(nominee)
+            return stale
 
-    def still_named(self, nominee: Nominee) -> None:
-        """The node of a pod from `stale` could not be removed from its status."""
+    def restore_stale(self, nominee: Nominee) -> None:
+        """The node of a pod from `take_stale` could not be removed from its status."""
         with self._lock:
-            self._named.setdefault(nominee.pod.uid, nominee)
+            self._nominees.setdefault(nominee.pod.uid, nominee)
 
-    def wanted(self, uid: str) -> bool:
+    def is_awaited(self, uid: str) -> bool:
         """Whether kube-scheduler has not asked for the pod yet, so that the node is worth writing."""
         with self._lock:
-            return self._held(uid) is not None
+            return self._nomination_of(uid) is not None
 
-    def unwritten(self, uid: str) -> None:
+    def on_write_failed(self, uid: str) -> None:
         """The node could not be written into the pod's status."""
         with self._lock:
-            self._end([uid], NominationOutcome.LATE)
+            self._release([uid], NominationOutcome.LATE)
 
     # Everything below is what they are made of.
 
-    def _active(self) -> bool:
-        if self._settings.when is When.NEVER or self._clock.now() < self._not_before:
+    def _is_active(self) -> bool:
+        if self._settings.mode is NominationMode.NEVER or self._clock.now() < self._not_before:
             return False
-        return self._settings.when is When.ALWAYS or len(self._grounds) > self._settings.above
+        return self._settings.mode is NominationMode.ALWAYS or len(self._feasible_nodes) > self._settings.above_nodes
 
-    def _decide(self, pod: WaitingPod) -> Nominee | None:
+    def _nominate(self, pod: WaitingPod) -> Nominee | None:
         self._cache.count_cards()
         if (
             not (self._settings.one_best_node or pod.insists)
-            or fitting.several(pod.request)  # that is searched in turns, as filter does
+            or fitting.has_several_claims(pod.request)  # that is searched in turns, as filter does
             or self._cache.ledger.holding(pod.uid) is not None
-            or self._doubts.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
+            or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
         placed = self._place(pod)
         if placed is None:
             return None
-        self._placing.hold_ahead(pod, placed)
+        self._placing.reserve_nominated(pod, placed)
         return Nominee(pod.ref, pod.version, placed.node)
 
     def _place(self, pod: WaitingPod) -> Placement | None:
         """The best node that also has the cpu and memory for the pod, and slots."""
         policy = pod.request.policy or self._settings.policy
-        nodes = self._grounds.allowed(pod.constraints)
+        nodes = self._feasible_nodes.feasible(pod.constraints)
         full = set[str]()
-        for look in range(_LOOKS + 1):
-            if look == _LOOKS:
-                full = {name for name in nodes if not self._takes(name, pod.load)}
-            placed = self._placing.place_ahead(pod, nodes - full if full else nodes, policy)
+        for attempt in range(_CANDIDATES + 1):
+            if attempt == _CANDIDATES:
+                full = {name for name in nodes if not self._has_load_for(name, pod.load)}
+            placed = self._placing.place_nominee(pod, nodes - full if full else nodes, policy)
             if isinstance(placed, Unplaceable):
                 return None
-            if self._takes(placed.node, pod.load):
+            if self._has_load_for(placed.node, pod.load):
                 return placed
             full.add(placed.node)
         return None
 
-    def _takes(self, node: str, load: Load) -> bool:
+    def _has_load_for(self, node: str, load: Load) -> bool:
         loads = self._cache.loads
-        return loads.is_open(node) and gangplan.takes(loads.left(node), _NO_LOAD, load)
+        return loads.is_open(node) and gangplan.has_capacity(loads.free_load(node), _NO_LOAD, load)
 
-    def _doubt(self, doubt: bytes) -> None:
-        times = self._doubts.pop(doubt, (0, 0.0))[0] + 1
-        if len(self._doubts) >= _MOST_DOUBTS:
-            del self._doubts[next(iter(self._doubts))]
-        until = self._clock.now() + _DOUBT_SECONDS if times >= _DOUBTS else float("-inf")
-        self._doubts[doubt] = times, until
+    def _count_miss(self, constraints: bytes) -> None:
+        times = self._misses.pop(constraints, (0, 0.0))[0] + 1
+        if len(self._misses) >= _MAX_REMEMBERED_MISSES:
+            del self._misses[next(iter(self._misses))]
+        until = self._clock.now() + _MISS_SECONDS if times >= _MAX_MISSES else float("-inf")
+        self._misses[constraints] = times, until
 
-    def _end(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
+    def _release(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
         """Frees what these pods hold ahead, except where kube-scheduler has asked already."""
         for uid in uids:
-            if self._held(uid) is not None:
+            if self._nomination_of(uid) is not None:
                 self.observe(outcome)
-                self._reservations.give_up(uid)
+                self._reservations.release_plan(uid)
 
-    def _held(self, uid: str) -> Reservation | None:
+    def _nomination_of(self, uid: str) -> Reservation | None:
         """The pod's reservation ahead, until kube-scheduler asks for the pod."""
-        one = self._reservations.get(uid)
-        return one if one is not None and one.phase is Phase.AHEAD else None
+        row = self._reservations.get(uid)
+        return row if row is not None and row.phase is Phase.NOMINATED else None

@@ -16,62 +16,62 @@ from extender.records.nodeinfo import Placed
 PLANNED: Final = "plan"  # mark of what is reserved for a pod that kube-scheduler may have nominated there
 
 
-class Room:
-    """`freed` counts how often room may have come."""
+class Capacity:
+    """`freed_count` counts how often room may have come."""
 
     def __init__(self, ledger: Ledger, loads: NodeLoads, queue: SchedulingQueue) -> None:
         self.ledger = ledger
         self.loads = loads
         self.queue = queue
-        self.freed = 0
+        self.freed_count = 0
         self._changed: set[str] = set()
         self._moved: set[str] = set()
 
-    def hold(self, uid: str, now: Holding | None, *, seen: bool) -> None:
+    def set_holding(self, uid: str, current: Holding | None, *, seen: bool) -> None:
         """The pod holds this now. `seen`: kube-scheduler sees the cause itself."""
         before = self.ledger.holding(uid)
-        if now is None:
+        if current is None:
             self.ledger.release(uid)
-        elif now != before:
-            self.ledger.hold(now)
-        if now != before:
-            for holding in (before, now):
+        elif current != before:
+            self.ledger.set_holding(current)
+        if current != before:
+            for holding in (before, current):
                 if holding is not None:
                     self._changed |= self.ledger.nodes_of(holding)
-        if before is not None and (now is None or not now.counts_like(before)):
+        if before is not None and (current is None or not current.counts_like(before)):
             # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
             # the planner of gangs has to know what it offers now.
-            free = self.free if before.mark == PLANNED else self.free_capacity
+            free = self.mark_freed if before.mark == PLANNED else self.mark_capacity_freed
             free(before.node, seen=seen)
             for node in self.ledger.nodes_of(before) - {before.node}:
                 free(node, seen=seen)  # the pod's card is on another node than the pod
 
-    def plan(self, uid: str, planned: Placed | None) -> None:
+    def set_planned(self, uid: str, planned: Placed | None) -> None:
         """What the pod will take of cpu and memory counts there; None: no more, where it was planned."""
         if planned is not None:
             self.loads.plan(uid, planned)
         else:
             self.loads.unplan([uid])
 
-    def free(self, node: str = "", *, seen: bool = False) -> None:
+    def mark_freed(self, node: str = "", *, seen: bool = False) -> None:
         """There may be room on this node; "": on any node. `seen`: kube-scheduler sees the cause itself."""
-        self.queue.move_all(node, seen=seen)
-        self.freed += 1
+        self.queue.requeue_all(node, seen=seen)
+        self.freed_count += 1
 
-    def free_capacity(self, node: str = "", *, seen: bool = False) -> None:
-        """As `free`, where the planner of gangs needs no new offers of kube-scheduler: a pod has given back what it
-        had, or the gang reservation has.
+    def mark_capacity_freed(self, node: str = "", *, seen: bool = False) -> None:
+        """As `mark_freed`, where the planner of gangs needs no new offers of kube-scheduler: a pod has given back
+        what it had, or the gang reservation has.
         """
         self.queue.on_capacity_freed(node, seen=seen, can_preempt=self.loads.has_victims)
-        self.freed += 1
+        self.freed_count += 1
 
-    def changes(self, node: str, others: Collection[str] = ()) -> None:
+    def mark_cards_changed(self, node: str, others: Collection[str] = ()) -> None:
         """The node's cards have changed. `others`: nodes on which pods count otherwise by that: a card has moved."""
         self._changed.add(node)
         if others:
             self._changed.update(others)
             self._moved |= {node, *others}
-        self.free(node)
+        self.mark_freed(node)
 
     def take_moved(self) -> set[str]:
         """The nodes between which cards have moved since the last call."""

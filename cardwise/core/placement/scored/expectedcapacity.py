@@ -18,7 +18,7 @@ _LONG: Final = 64  # shares; of so many it is certain that some have not ended
 _FACTOR: Final = 30.0  # by this factor of its weight an expected empty place counts
 
 
-class Vacancy:
+class ExpectedCapacity:
     """Vacancy for the requests of one workload, in the order of their weights."""
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
@@ -28,23 +28,23 @@ class Vacancy:
         for i, shape in enumerate(shapes):
             if shape.ask.whole and shape.ask.cards > 1:
                 self._at.setdefault(shape.kinds, []).append(i)
-        self._values: list[tuple[frozenset[int] | None, Floats]] = []
+        self._weights_by_kinds: list[tuple[frozenset[int] | None, Floats]] = []
 
-    def weigh(self, weights: Floats) -> None:
+    def set_weights(self, weights: Floats) -> None:
         """Sets the weights of the requests."""
-        self._values = []
+        self._weights_by_kinds = []
         for kinds, at in self._at.items():
-            values: Floats = np.zeros(self._cards[at].max() + 1)
-            np.add.at(values, self._cards[at], _FACTOR * weights[at])
-            self._values.append((kinds, values))
+            weights_by_count: Floats = np.zeros(self._cards[at].max() + 1)
+            np.add.at(weights_by_count, self._cards[at], _FACTOR * weights[at])
+            self._weights_by_kinds.append((kinds, weights_by_count))
 
-    def worth(self, clients: Ints, kind: Ints) -> Floats:
+    def node_values(self, clients: Ints, kind: Ints) -> Floats:
         """What each line is worth. `clients` as in `Lines`."""
-        worth = np.zeros(len(clients))
-        for kinds, values in self._values:
+        totals = np.zeros(len(clients))
+        for kinds, weights_by_count in self._weights_by_kinds:
             counts = clients if kinds is None else np.where(np.isin(kind, list(kinds)), clients, _LONG)
-            most = min(len(values) - 1, counts.shape[1])
+            max_cards = min(len(weights_by_count) - 1, counts.shape[1])
             # The shares in the way of so many cards are those on the cards with the fewest shares.
-            in_way = np.sort(counts, axis=1)[:, :most].cumsum(axis=1)
-            worth += self._chance[np.minimum(in_way, _LONG)] @ values[1 : most + 1]
-        return worth
+            in_way = np.sort(counts, axis=1)[:, :max_cards].cumsum(axis=1)
+            totals += self._chance[np.minimum(in_way, _LONG)] @ weights_by_count[1 : max_cards + 1]
+        return totals

@@ -19,14 +19,14 @@ AT_A_TIME: Final = 32  # gangs of a namespace, after which it is the next one's 
 _Place = tuple[bool, Rank, Gang]  # ranks are never equal, so gangs are not compared
 
 
-class Line:
+class GangQueue:
     """The gangs that do not run, in order."""
 
     def __init__(self) -> None:
-        self._of: dict[str, list[_Place]] = {}  # by namespace, in order
+        self._by_namespace: dict[str, list[_Place]] = {}  # by namespace, in order
         self._places: dict[str, _Place] = {}  # by gang
 
-    def put(self, gang: Gang) -> None:
+    def update_gang(self, gang: Gang) -> None:
         """The gang is so now."""
         key, before = gang.key, self._places.get(gang.key)
         now = None if gang.ran else (not gang.forward, gang.rank(), gang)
@@ -35,7 +35,7 @@ class Line:
         self.drop(key)
         if now is not None:
             self._places[key] = now
-            insort(self._of.setdefault(gang.namespace, []), now)
+            insort(self._by_namespace.setdefault(gang.namespace, []), now)
 
     def drop(self, key: str) -> None:
         """The gang is no more."""
@@ -43,25 +43,25 @@ class Line:
         if before is None:
             return
         namespace = before[2].namespace
-        places = self._of[namespace]
+        places = self._by_namespace[namespace]
         del places[bisect_left(places, before)]
         if not places:
-            del self._of[namespace]
+            del self._by_namespace[namespace]
 
-    def in_order(self) -> "Walk":
+    def in_order(self) -> "GangCursor":
         """All gangs. Those that change meanwhile may be left out or come twice."""
-        return Walk(self._laps())
+        return GangCursor(self._round_robin())
 
-    def before(self, gang: Gang) -> "Walk":
+    def gangs_before(self, gang: Gang) -> "GangCursor":
         """The gangs that come before this one. No gang may change meanwhile."""
-        return Walk(self._laps(self._places[gang.key]))
+        return GangCursor(self._round_robin(self._places[gang.key]))
 
-    def _laps(self, until: _Place | None = None) -> Iterator[Gang]:
+    def _round_robin(self, until: _Place | None = None) -> Iterator[Gang]:
         last = None
         if until is not None:
-            last = bisect_left(self._of[until[2].namespace], until) // AT_A_TIME
+            last = bisect_left(self._by_namespace[until[2].namespace], until) // AT_A_TIME
         for lap in count():
-            some = [places[lap * AT_A_TIME : (lap + 1) * AT_A_TIME] for places in self._of.values()]
+            some = [places[lap * AT_A_TIME : (lap + 1) * AT_A_TIME] for places in self._by_namespace.values()]
             if lap == last and until is not None:
                 some = [places[: bisect_left(places, until)] for places in some]
             if not any(some):
@@ -72,13 +72,13 @@ class Line:
                 return
 
 
-class Walk:
+class GangCursor:
     """An iterator over gangs that can be continued in another turn."""
 
     def __init__(self, gangs: Iterator[Gang]) -> None:
-        self._rest = gangs
+        self._remaining = gangs
         self.gang = next(gangs, None)  # the next gang to look at; None at the end
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """That gang is done: goes on to the next."""
-        self.gang = next(self._rest, None)
+        self.gang = next(self._remaining, None)

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.kube import paths
-from extender.controllers.unplaced import Unplaced
+from extender.controllers.directbinds import DirectBindController
 from extender.records.podinfo import PodRecord
 from tests.build import container, shares
 from tests.extender.gangworlds import member
@@ -28,7 +28,7 @@ class World:
         self.state = with_cards(state(self.clock), n1=1)
         self.leads = True
         self.events = Events()
-        self.unplaced = Unplaced(
+        self.unplaced = DirectBindController(
             self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
         )
 

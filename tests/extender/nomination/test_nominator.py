@@ -3,13 +3,13 @@
 import pytest
 
 from cardwise.core.api import names
-from extender.ahead import ahead
-from extender.ahead.ahead import AheadSettings, NominationOutcome, When
-from extender.cache.reservations import Begun, Phase
+from extender.cache.reservations import Assumed, Phase
+from extender.nomination import nominator
+from extender.nomination.nominator import NominationMode, NominationOutcome, NominationSettings
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
 from tests.extender import gangworlds
-from tests.extender.aheadworlds import REFUSED, World
+from tests.extender.nominationworlds import REFUSED, World
 from tests.extender.worlds import P100, as_pod, as_quota, begin, bound, free, mark
 
 HALF = P100 // 2
@@ -59,7 +59,7 @@ def test_what_waited_for_its_scheduler_comes_then():
     world = World("n1", served=())
     world.create("p", HALF)
     world.create("mine", HALF, schedulerName="mine")
-    world.state.ahead.serves("mine")
+    world.state.nominator.add_scheduler("mine")
     assert world.ahead() == {"mine": "n1"}
 
 
@@ -131,7 +131,7 @@ def test_what_was_gated_comes_when_its_gates_are_gone():
     ("default", "wish", "ahead"), [(False, None, False), (False, "true", True), (True, None, True)]
 )
 def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahead):
-    world = World("n1", settings=AheadSettings(when=When.ALWAYS, one_best_node=default))
+    world = World("n1", settings=NominationSettings(mode=NominationMode.ALWAYS, one_best_node=default))
     pod = world.create("p", HALF)
     if wish is not None:
         pod["metadata"]["annotations"] = {names.ONE_NODE: wish}
@@ -163,10 +163,10 @@ def test_who_is_to_have_the_one_best_node_is_nominated_whatever_it_prefers(spec)
 
 
 @pytest.mark.parametrize(("settings", "ahead"), [
-    (AheadSettings(when=When.NEVER), False),
-    (AheadSettings(when=When.AUTO, above=2), False),
-    (AheadSettings(when=When.AUTO, above=1), True),
-    (AheadSettings(when=When.ALWAYS, above=2), True),
+    (NominationSettings(mode=NominationMode.NEVER), False),
+    (NominationSettings(mode=NominationMode.AUTO, above_nodes=2), False),
+    (NominationSettings(mode=NominationMode.AUTO, above_nodes=1), True),
+    (NominationSettings(mode=NominationMode.ALWAYS, above_nodes=2), True),
 ])  # fmt: skip
 def test_when(settings, ahead):
     world = World("n1", "n2", settings=settings)
@@ -187,7 +187,7 @@ def test_nodes_that_are_full_beside_the_cards_are_passed_over():
 def test_a_node_without_slots_is_passed_over():
     world = World("n1", "n2")
     world.tell(bound("on-n1", HALF, 0, node="n1"))  # binpack would take it first
-    world.state.set_node("n1", NodeRecord(offers=False))
+    world.state.set_node("n1", NodeRecord(offers_shares=False))
     world.create("p", 100)
     assert world.ahead() == {"p": "n2"}, "kube-scheduler would refuse the other"
 
@@ -200,7 +200,7 @@ def test_what_is_nominated_counts_on_its_node():
     assert sorted(found.values()) == ["n1", "n2"], "two of them do not go on one node, and the third has no place"
 
 
-@pytest.mark.parametrize("heard", [Phase.BINDING, Phase.UNCONFIRMED, Phase.ASSUMED])
+@pytest.mark.parametrize("heard", [Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED])
 def test_its_cpu_counts_there_until_the_watch_shows_it(heard):
     world = World("n1")
     world.create("a", 100, cpu="40")
@@ -208,7 +208,7 @@ def test_its_cpu_counts_there_until_the_watch_shows_it(heard):
     world.filter("a")
     begin(world.state, "a", 100)
     if heard is not Phase.BINDING:
-        world.state.finish_bind("uid-a", heard)
+        world.state.confirm("uid-a", heard)
     world.create("b", 100, cpu="40")
     assert world.ahead() == {}
     world.create("c", 100, cpu="20")
@@ -232,9 +232,9 @@ def test_the_scheduler_comes_to_the_node_alone_and_binds():
     node = world.ahead()["p"]
     assert world.filter("p", node) == [node]
     assert mark(world.state, "uid-p") == "plan"
-    assert isinstance(begin(world.state, "p", HALF, node=node), Begun)
+    assert isinstance(begin(world.state, "p", HALF, node=node), Assumed)
     world.tell(bound("p", HALF, 0, node=node))
-    assert world.outcomes == [NominationOutcome.MET]
+    assert world.outcomes == [NominationOutcome.HIT]
     assert free(world.state, node) == [P100 - HALF]
 
 
@@ -246,7 +246,7 @@ def test_what_it_refuses_there_is_placed_as_ever_and_not_ahead_again():
     assert (free(world.state, "n1"), free(world.state, "n2")) == ([P100], [P100 - HALF])
     world.tell(pod)
     assert world.ahead() == {}
-    assert world.outcomes == [NominationOutcome.ELSEWHERE]
+    assert world.outcomes == [NominationOutcome.MISS]
 
 
 def test_what_is_planned_is_let_go_when_no_node_will_do():
@@ -286,7 +286,7 @@ def test_a_bind_that_comes_without_its_filter_is_not_disturbed():
     """As after a restart of the extender: kube-scheduler was told the node by the process before."""
     world = World("n1", "n2")
     world.create("p", HALF)
-    assert isinstance(begin(world.state, "p", HALF, node="n2"), Begun)
+    assert isinstance(begin(world.state, "p", HALF, node="n2"), Assumed)
     assert world.ahead() == {}
     assert mark(world.state, "uid-p") == "binding"
 
@@ -297,7 +297,7 @@ def test_at_the_beginning_of_a_term_those_wait_whose_turn_it_is_not():
     unanswered = [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]
     world.tell(away | {"status": {"conditions": unanswered}})
     with world.state.queue() as queue:
-        queue.begin_turns()
+        queue.begin_retry_window()
     world.create("low", 100)
     assert world.ahead() == {}
     world.passes(13)
@@ -322,7 +322,7 @@ def test_a_hold_ends_by_itself():
     world.filter("q", "n1")
     world.passes(31)
     assert free(world.state) == [P100]
-    assert world.outcomes == [NominationOutcome.MET, NominationOutcome.EXPIRED]
+    assert world.outcomes == [NominationOutcome.HIT, NominationOutcome.EXPIRED]
     for waiting in ("p", "q"):
         world.tell(world.pods[waiting])
     assert world.ahead() == {"p": "n1"}, "the scheduler has come to the other one"
@@ -341,7 +341,7 @@ def test_a_hold_ends_with_its_pod():
 
 
 def test_only_so_many_hold_something_at_a_time(monkeypatch):
-    monkeypatch.setattr(ahead, "WINDOW", 2)
+    monkeypatch.setattr(nominator, "MAX_NOMINATED", 2)
     world = World("n1", "n2")
     for i in range(4):
         world.create(f"p{i}", 100)
@@ -447,7 +447,7 @@ def named(world: World, name: str, **status: object) -> dict:
 
 def stale(world: World) -> list[str]:
     """Names of pods whose status names a node in vain."""
-    return [nominee.pod.name for nominee in world.state.ahead.stale()]
+    return [nominee.pod.name for nominee in world.state.nominator.take_stale()]
 
 
 def test_a_name_is_stale_once_nothing_is_held_for_it_and_its_pod_has_not_lost_its_turn():
@@ -534,7 +534,7 @@ def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
     with world.state.queue() as queue:
         (heap,) = queue._in_order.values()
     assert len(heap) <= 8
-    world.state.ahead.serves("default-scheduler")
+    world.state.nominator.add_scheduler("default-scheduler")
     assert world.ahead() == {"stays": "n1"}
 
 

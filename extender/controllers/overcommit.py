@@ -28,7 +28,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _DIGITS = 30
-_SETTLES = 3.0  # seconds from a suspicion to a look
+_SETTLE_SECONDS = 3.0  # seconds from a suspicion to a look
 
 
 class _Holder(NamedTuple):
@@ -37,13 +37,13 @@ class _Holder(NamedTuple):
     pod: PodRef
     version: str
     since: tuple[str, int]
-    held: dict[str, int]  # MiB of a card, 1 of a device, by UUID
+    amounts: dict[str, int]  # MiB of a card, 1 of a device, by UUID
     started: bool
-    leaving: bool
-    here: bool  # bound to the node that reports the card
+    terminating: bool
+    bound_here: bool  # bound to the node that reports the card
 
 
-class Overfull:
+class OvercommitController:
     """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
 
     def __init__(
@@ -68,67 +68,69 @@ class Overfull:
         if not self._active():
             return  # the state keeps the suspicion until this extender leads
         now = self._clock.now()
-        for node in self._state.take_overfull():
-            self._due.setdefault(node, now + _SETTLES)
+        for node in self._state.take_overcommitted():
+            self._due.setdefault(node, now + _SETTLE_SECONDS)
         for node in sorted(node for node, at in self._due.items() if at <= now):
             try:
-                self._look(node)
+                self._check_node(node)
             except errors.KubeError as error:
-                self._later(node, error.retry_after)
+                self._retry_later(node, error.retry_after)
                 _log.info("failed to resolve an overcommitted card; trying again", node=node, error=str(error))
             except Exception:  # noqa: BLE001 - one odd pod must not keep other nodes from being mended
-                self._later(node)
+                self._retry_later(node)
                 _log.exception("failed to resolve an overcommitted card", node=node)
             else:
                 del self._due[node]
                 self._backoffs.pop(node, None)
 
-    def _later(self, node: str, at_least: float | None = None) -> None:
+    def _retry_later(self, node: str, at_least: float | None = None) -> None:
         self._due[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next(at_least)
 
-    def _look(self, node: str) -> None:
+    def _check_node(self, node: str) -> None:
         sizes, uuid_of, pods = self._state.holders(node)
         if not sizes:
             return  # a pod has gone already
-        found = [
-            self._read(pod, bound_to, uuid_of if bound_to == node else {}, here=bound_to == node)
+        pods_read = [
+            self._read_holder(pod, bound_to, uuid_of if bound_to == node else {}, here=bound_to == node)
             for pod, bound_to in pods
         ]
-        holders = [each for each in found if each is not None]
+        holders = [holder for holder in pods_read if holder is not None]
         for uuid, size in sizes.items():
             # A pod that is being deleted and has not started holds nothing there.
-            there = [each for each in holders if uuid in each.held and (each.started or not each.leaving)]
-            too_much = sum(each.held[uuid] for each in there) - size
-            victims = [each for each in there if each.here and not each.started]
-            for victim in sorted(victims, key=lambda each: each.since)[::-1]:
+            there = [
+                holder for holder in holders if uuid in holder.amounts and (holder.started or not holder.terminating)
+            ]
+            too_much = sum(holder.amounts[uuid] for holder in there) - size
+            victims = [holder for holder in there if holder.bound_here and not holder.started]
+            for victim in sorted(victims, key=lambda holder: holder.since)[::-1]:
                 if too_much <= 0:
                     break
-                too_much -= victim.held[uuid]
+                too_much -= victim.amounts[uuid]
                 self._evict(victim, node, uuid)
                 holders.remove(victim)
 
-    def _read(self, pod: PodRef, node: str, uuid_of: Mapping[int, str], *, here: bool) -> _Holder | None:
+    def _read_holder(self, pod: PodRef, node: str, uuid_of: Mapping[int, str], *, here: bool) -> _Holder | None:
         try:
-            found = self._client.get(paths.pods(pod.namespace, pod.name))
+            manifest = self._client.get(paths.pods(pod.namespace, pod.name))
         except (errors.NotFound, errors.InvalidName):  # a node may report a name that no pod has
             return None
-        metadata = found["metadata"]
-        annotations = annotations_of(found)
-        finished = (found.get("status") or {}).get("phase") in names.FINISHED_PHASES
-        if metadata["uid"] != pod.uid or found["spec"].get("nodeName") != node or finished:
+        metadata = manifest["metadata"]
+        annotations = annotations_of(manifest)
+        finished = (manifest.get("status") or {}).get("phase") in names.FINISHED_PHASES
+        if metadata["uid"] != pod.uid or manifest["spec"].get("nodeName") != node or finished:
             return None
         try:
-            made = assignment.decode(annotations)
+            assigned = assignment.decode(annotations)
         except assignment.InvalidAssignment:
             return None  # counted nowhere
-        if made is None:
+        if assigned is None:
             return None
         return _Holder(
             pod,
             metadata["resourceVersion"],
-            (_bound_at(found), _count(annotations.get(names.ASSUME_TIME))),
-            _held(made, uuid_of),
-            annotations.get(names.ASSIGNED) == "true" or _started(found),
+            (_bound_at(manifest), _parse_nanoseconds(annotations.get(names.ASSUME_TIME))),
+            _amounts(assigned, uuid_of),
+            annotations.get(names.ASSIGNED) == "true" or _has_started(manifest),
             bool(metadata.get("deletionTimestamp")),
             here,
         )
@@ -145,15 +147,15 @@ class Overfull:
         self._events.record(pod.about, "CardGivenTwice", text, "Warning")
 
 
-def _held(made: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
-    held = {device.uuid: 1 for device in made.device_shares()}
-    for share in made.shares():
+def _amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
+    amounts = {device.uuid: 1 for device in assigned.device_shares()}
+    for share in assigned.shares():
         if uuid := share.uuid_by(uuid_of):
-            held[uuid] = held.get(uuid, 0) + share.mem
-    return held
+            amounts[uuid] = amounts.get(uuid, 0) + share.mem
+    return amounts
 
 
-def _count(text: str | None) -> int:
+def _parse_nanoseconds(text: str | None) -> int:
     """The nanoseconds in the annotation, or 0. They only decide between two pods that were bound in the same second."""
     return int(text) if text and text.isdecimal() and len(text) < _DIGITS else 0
 
@@ -161,10 +163,10 @@ def _count(text: str | None) -> int:
 def _bound_at(pod: Json) -> str:
     """When the pod was bound, to the second, as the API server says."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
-    times = (each.get("lastTransitionTime") for each in conditions if each["type"] == "PodScheduled")
+    times = (condition.get("lastTransitionTime") for condition in conditions if condition["type"] == "PodScheduled")
     return str(next(times, None) or "")
 
 
-def _started(pod: Json) -> bool:
+def _has_started(pod: Json) -> bool:
     running = (pod.get("status") or {}).get("phase") == "Running"
-    return running or any(each.get("state", {}).keys() - {"waiting"} for each in statuses_of(pod))
+    return running or any(status.get("state", {}).keys() - {"waiting"} for status in statuses_of(pod))

@@ -12,7 +12,7 @@ import msgspec
 
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
-from cardwise.kube.pods.nodeconstraints import Ground, NodeConstraints
+from cardwise.kube.pods.nodeconstraints import NodeConstraints, NodeLabels
 
 _MOST: Final = 256  # kinds of constraints whose nodes are remembered; pods of one workload have the same
 
@@ -33,23 +33,23 @@ def constraints(key: bytes) -> NodeConstraints:
     return NodeConstraints.read(*_decode(key))
 
 
-class Grounds:
+class FeasibleNodes:
     """All nodes. The nodes for a key are remembered, and kept up to date as nodes change."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, Ground] = {}
+        self._nodes: dict[str, NodeLabels] = {}
         self._allowed: dict[bytes, set[str]] = {}  # by key of constraints, the least recently asked first
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def put(self, name: str, ground: Ground) -> None:
+    def set_node(self, name: str, ground: NodeLabels) -> None:
         """The node is so now."""
         if self._nodes.get(name) == ground:
             return
         self._nodes[name] = ground
         for key, allowed in self._allowed.items():
-            if constraints(key).allow(name, ground):
+            if constraints(key).admits(name, ground):
                 allowed.add(name)
             else:
                 allowed.discard(name)
@@ -59,16 +59,16 @@ class Grounds:
         for allowed in self._allowed.values():
             allowed.discard(name)
 
-    def allowed(self, key: bytes) -> set[str]:
+    def feasible(self, key: bytes) -> set[str]:
         """The nodes that a pod with these constraints may be on; not to be changed."""
-        found = self._allowed.pop(key, None)
-        if found is None:
+        nodes = self._allowed.pop(key, None)
+        if nodes is None:
             read = constraints if len(key) <= _LONGEST else constraints.__wrapped__
-            allow = read(key).allow
-            found = {name for name, ground in self._nodes.items() if allow(name, ground)}
+            allow = read(key).admits
+            nodes = {name for name, ground in self._nodes.items() if allow(name, ground)}
             if len(key) > _LONGEST:
-                return found
+                return nodes
             if len(self._allowed) >= _MOST:
                 del self._allowed[next(iter(self._allowed))]
-        self._allowed[key] = found
-        return found
+        self._allowed[key] = nodes
+        return nodes

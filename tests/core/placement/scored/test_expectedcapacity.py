@@ -8,9 +8,9 @@ from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import place_on
 from cardwise.core.placement.scored.engine import Engine
+from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.nodetable import NEVER
 from cardwise.core.placement.scored.shapes import Ask, Shape
-from cardwise.core.placement.scored.vacancy import Vacancy
 from cardwise.core.placement.scored.workload import learn
 from cardwise.core.values.quantity import MiB
 
@@ -34,16 +34,16 @@ class Busy:
                 self.put(name)
         for cards, often in ((1, 40), (4, 2)):
             for _ in range(often):
-                self.engine.saw(whole(cards), LOAD)
-        self.engine.adopt(learn(self.engine.study()))
+                self.engine.count_arrival(whole(cards), LOAD)
+        self.engine.adopt(learn(self.engine.learning_input()))
 
-    def left(self, node):
+    def free_load(self, node):
         return Load(1000, 1000, 100) if self.ledger.node(node) else None
 
     def put(self, node):
         placed = place_on(self.ledger.node(node), whole(1), "binpack")
         self.at += 1
-        self.ledger.hold(Holding(f"{self.at}", "ns", "p", node, placed.assignment))
+        self.ledger.set_holding(Holding(f"{self.at}", "ns", "p", node, placed.assignment))
         self.engine.place(whole(1), LOAD, "binpack")  # it sees what has changed
         return f"{self.at}"
 
@@ -65,14 +65,14 @@ def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes)
 
 def vacancy(*workload):
     """Requests for so many cards, each with its weight."""
-    made = Vacancy([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
-    made.weigh(np.array([weight for *_, weight in workload]))
+    made = ExpectedCapacity([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
+    made.set_weights(np.array([weight for *_, weight in workload]))
     return made
 
 
 def worth(of, clients, kind=None):
     counts = np.array([clients])
-    return float(of.worth(counts, np.zeros_like(counts) if kind is None else np.array([kind]))[0])
+    return float(of.node_values(counts, np.zeros_like(counts) if kind is None else np.array([kind]))[0])
 
 
 def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():

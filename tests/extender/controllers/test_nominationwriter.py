@@ -3,10 +3,10 @@
 import pytest
 
 from cardwise.kube import paths
-from extender.ahead.ahead import NominationOutcome, Nominee
-from extender.controllers.aheadwriter import AheadWriter
+from extender.controllers.nominationwriter import NominationWriter
+from extender.nomination.nominator import NominationOutcome, Nominee
 from extender.records.podref import PodRef
-from tests.extender.aheadworlds import World
+from tests.extender.nominationworlds import World
 from tests.extender.worlds import P100, free
 from tests.fakes.apiserver import ApiServer, Fault
 
@@ -22,8 +22,8 @@ class Writing:
         self.api = ApiServer(self.world.clock)
         self.client = self.api.client()
         self.leads = leads
-        self.writer = AheadWriter(
-            self.client, self.world.state.ahead, active=lambda: self.leads, clock=self.world.clock
+        self.writer = NominationWriter(
+            self.client, self.world.state.nominator, active=lambda: self.leads, clock=self.world.clock
         )
 
     def create(self, name: str = "p") -> None:
@@ -160,7 +160,7 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
         made = writing.world.create(f"f{i}", 100)
         made["metadata"]["namespace"] = "fat"
         writing.world.tell(writing.api.put(paths.pods(), made))
-        fat.append(writing.world.state.ahead.decide()[1])
+        fat.append(writing.world.state.nominator.nominate_next()[1])
     began = writing.world.clock.now()
     for nominee in fat:
         writing.writer.write(nominee)
@@ -175,7 +175,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
     writing.api.fault(Fault(refused=True), times=8)
     for i in range(8):
         writing.create(f"p{i}")
-        writing.world.state.ahead.decide()
+        writing.world.state.nominator.nominate_next()
         writing.writer.write(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
     made = writing.world.create("q", 100)
     made["metadata"]["namespace"] = "other"

@@ -1,0 +1,53 @@
+"""Limits how many bind threads gangs may occupy, fairly among namespaces.
+
+Each member of a gang, except the last, waits in a thread of the extender. One tenant could occupy all threads, with
+gangs whose last member never comes. So a namespace that got threads lately lets others go first, and while another
+namespace is short of threads, no hold lasts longer than the setting says.
+"""
+
+from typing import Final
+
+from cardwise.core.gangs.gangstate import Gang
+
+_WAIT_SECONDS: Final = 5.0  # for so long a refused gang counts as short of threads; it asks again before that
+_MOST_NAMESPACES: Final = 1000  # remembered
+
+
+class BindThreads:
+    """`most`: the number of threads. Not thread-safe: the state locks."""
+
+    def __init__(self, max_threads: int) -> None:
+        self._max_threads = max_threads
+        self._admitted_at: dict[str, float] = {}  # when a namespace got threads, the last one at the end
+        self._short: dict[str, tuple[str, float]] = {}  # by gang: namespace, and when it was refused threads
+
+    def refusal(self, gang: Gang, occupied: int, now: float) -> str:
+        """Why the gang's members may not wait in bind now, or "". `occupied`: threads that present holds may occupy."""
+        waiting = len(gang.members_to_plan()) - 1
+        if waiting > self._max_threads:
+            return f"{waiting} pods must wait in bind, and the extender has threads for {self._max_threads} of them"
+        if occupied + waiting > self._max_threads:
+            self._short[gang.key] = gang.namespace, now
+            return "other gangs are being bound"
+        if waiting and self._is_behind(gang.namespace, now):
+            return "a gang of another namespace waits for the extender's threads, and comes first"
+        self._short.pop(gang.key, None)
+        return ""
+
+    def mark_admitted(self, gang: Gang, now: float) -> None:
+        """The members of the gang may wait from now on."""
+        self._admitted_at.pop(gang.namespace, None)
+        self._admitted_at[gang.namespace] = now
+        if len(self._admitted_at) > _MOST_NAMESPACES:
+            del self._admitted_at[next(iter(self._admitted_at))]
+
+    def others_short(self, namespace: str, now: float) -> bool:
+        """Whether gangs of other namespaces are short of threads."""
+        self._short = {key: entry for key, entry in self._short.items() if now - entry[1] < _WAIT_SECONDS}
+        return any(other != namespace for other, _ in self._short.values())
+
+    def _is_behind(self, namespace: str, now: float) -> bool:
+        if not self.others_short(namespace, now):
+            return False
+        own_time = self._admitted_at.get(namespace, float("-inf"))
+        return any(self._admitted_at.get(other, float("-inf")) < own_time for other, _ in self._short.values())
