@@ -13,7 +13,6 @@ import click
 import msgspec
 
 from cardwise.cli import options
-from cardwise.clock import Clock
 from cardwise.core.api import classes, names
 from cardwise.core.values import wording
 from cardwise.core.values.shellcommand import command
@@ -53,24 +52,22 @@ def card_argument(function: _F) -> _F:
     return click.argument("card", shell_complete=_suggest)(function)
 
 
-def cordon_card(
-    client: KubeClient, card: ExtendedResource, reason: str, clock: Clock, *, dry_run: bool = False
-) -> bool:
+def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bool = False) -> bool:
     """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`."""
     if card.spec.unschedulable and not reason:
         return False
-    write(client, card, new(client, reason, clock), dry_run=dry_run)
+    write(client, card, new(client, reason), dry_run=dry_run)
     return True
 
 
-def new(client: KubeClient, reason: str, clock: Clock) -> Cordon:
+def new(client: KubeClient, reason: str) -> Cordon:
     """A cordon of the user's, of now."""
-    return Cordon(reason[:_LONGEST], _own_user_name(client), clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+    return Cordon(reason[:_LONGEST], _own_user_name(client), client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
-def new_of_defrag(client: KubeClient, clock: Clock) -> Cordon:
+def new_of_defrag(client: KubeClient) -> Cordon:
     """A cordon that lasts while `cardwise defrag` moves pods."""
-    return new(client, _DEFRAG_REASON, clock)
+    return new(client, _DEFRAG_REASON)
 
 
 def is_of_defrag(card: ExtendedResource) -> bool:

@@ -46,7 +46,7 @@ class MoveRun:
             is_own = card.spec.cordon == self._written.get(card.metadata.name)
             if card.spec.unschedulable and (is_own or not cordons.is_of_defrag(card)):
                 continue
-            cordon = self._written[card.metadata.name] = cordons.new_of_defrag(self.client, self.clock)
+            cordon = self._written[card.metadata.name] = cordons.new_of_defrag(self.client)
             until.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
             try:
                 cordons.write(self.client, card, cordon)

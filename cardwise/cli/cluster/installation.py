@@ -110,7 +110,7 @@ def lease_age(lease: Json, now: datetime | None) -> float | None:
 
 def last_write(manifest: Json) -> datetime | None:
     """When the API server took the last write of the object, by its own clock; None where it does not tell."""
-    entries = manifest["metadata"].get("managedFields") or ()
+    entries = (manifest.get("metadata") or {}).get("managedFields") or ()
     times = (datetime.fromisoformat(entry["time"]).astimezone(UTC) for entry in entries if entry.get("time"))
     return max(times, default=None)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
+from cardwise.cli.cluster import installation
 from cardwise.core.api import names
 from cardwise.core.values import objectnames, wording
 from cardwise.core.values.decoded import Json
@@ -130,8 +131,11 @@ def _events(client: KubeClient, namespace: str, field: str, text: str) -> Iterat
 def last_time(event: Json) -> str:
     """When the event was repeated last, as Kubernetes writes times; "" where it does not tell.
 
-    Which field has it depends on the client that wrote the event, and on whether it was repeated.
+    By the API server's clock where it tells when it took the last write: the clock of the event's writer may be wrong.
+    Which field has the writer's time depends on its client, and on whether the event was repeated.
     """
+    if written_at := installation.last_write(event):
+        return written_at.strftime("%Y-%m-%dT%H:%M:%SZ")
     times = (
         event.get("lastTimestamp"),
         (event.get("series") or {}).get("lastObservedTime"),

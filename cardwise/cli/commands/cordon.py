@@ -16,7 +16,7 @@ def cordon(reason: str, card: str) -> None:
     """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""
     client = options.load_client()
     resource = cordons.find_card(client, card)
-    done = cordons.cordon_card(client, resource, reason, options.current_clock())
+    done = cordons.cordon_card(client, resource, reason)
     console.print_text(
         f"{cordons.describe_card(resource)} cordoned"
         if done

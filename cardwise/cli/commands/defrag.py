@@ -168,7 +168,7 @@ def defrag(
             f"note: {cordons.describe_card(card)} was cordoned{by} by another defrag, and counts as free: {next_step}",
             err=True,
         )
-    outcome = _search_plan(client, seen, wanted, settings, clock.wall())
+    outcome = _search_plan(client, seen, wanted, settings, client.server_time())
     if output == "table":
         console.show(format_outcome(outcome))
     else:
@@ -186,7 +186,7 @@ def defrag(
             console.print_text(_UNKNOWN_LIMITS, err=True)
         _carry_out(work, outcome)
         now = survey.take_survey(client, addresses=False, limits=settings.limits)
-        after = _search_plan(client, now, wanted, settings, clock.wall()).plan.fits[0]
+        after = _search_plan(client, now, wanted, settings, client.server_time()).plan.fits[0]
         if after < wanted.count:
             raise click.ClickException(
                 f"all pods have moved, but {_describe_fits(after, wanted)}: others have come meanwhile"

@@ -110,7 +110,7 @@ class Drain:
         """Says what `run` would do. Raises `ClickException` where that would be refused, and `KubeError`."""
         pods = self._on_card()
         self._check(pods)
-        cordons.cordon_card(self.client, self.card, reason, self.clock, dry_run=True)
+        cordons.cordon_card(self.client, self.card, reason, dry_run=True)
         for pod in self._evictable(pods):
             refusal = self._evict(pod, dry_run=True)
             console.print_text(f"pod {pod.name} would be evicted" + (f", once it may be: {refusal}" if refusal else ""))
@@ -119,7 +119,7 @@ class Drain:
     def run(self, reason: str) -> None:
         """Cordons, evicts and waits. Raises `ClickException` where the card does not get empty, and `KubeError`."""
         self._check(self._on_card())  # before anything is changed
-        if cordons.cordon_card(self.client, self.card, reason, self.clock):
+        if cordons.cordon_card(self.client, self.card, reason):
             console.print_text(f"{cordons.describe_card(self.card)} cordoned")
         until = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
         empty = 0

@@ -92,7 +92,7 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
         there = ", ".join(known) or "none"
         raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
     summary = summarize_cluster(client, seen, cardwise_namespace)
-    for card in cordons.left_by_defrag(seen.resources, options.current_clock().wall()):
+    for card in cordons.left_by_defrag(seen.resources, client.server_time()):
         summary.notes.append(
             f"{cordons.describe_card(card)} was cordoned{cordons.author(card)} by a defrag; if none runs any more: "
             f"{cordons.uncordon_command(card)}"

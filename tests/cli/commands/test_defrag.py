@@ -1,7 +1,7 @@
 """`cardwise defrag`: what it says and whom it leaves alone."""
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -76,7 +76,9 @@ def three(**more: object) -> list[dict]:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
-    return worlds.run(monkeypatch, api, "defrag", *args, clock=FakeClock(wall=NOW))
+    """On a machine whose time of day is wrong."""
+    api.clock.set_wall(NOW)
+    return worlds.run(monkeypatch, api, "defrag", *args, clock=FakeClock(wall=NOW + timedelta(days=-100)))
 
 
 def test_what_would_move_and_where_to(monkeypatch):

@@ -456,10 +456,17 @@ def plant_new_control_planes(seen: Facts) -> None:
     seen.schedulers = [kube_scheduler("cp1"), kube_scheduler("cp2", wired=False), kube_scheduler("cp3", wired=False)]
 
 
-def plant_same_uuid(seen: Facts, minutes: int = 1) -> None:
+def plant_same_uuid(seen: Facts, minutes: int = 1, server_minutes: int | None = None) -> None:
+    """Minutes ago by the node's clock, and by the API server's, if that tells."""
     last = f"{NOW - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
     text = "ExtendedResource gpu-n1-0 belongs to a card of node n1, so this node cannot publish its own; if"
     metadata, about = {"namespace": "default", "name": "e"}, {"kind": "Node", "name": "n2"}
+    if server_minutes is not None:
+        writes = [
+            {"time": f"{NOW - timedelta(minutes=ago):%Y-%m-%dT%H:%M:%SZ}"}
+            for ago in (server_minutes + 30, server_minutes)
+        ]
+        metadata["managedFields"] = writes
     seen.nodes = [node("n1"), {"metadata": {"name": "n2"}, "status": {}}]
     event = podevents.parse_event(
         {"metadata": metadata, "involvedObject": about, "message": text, "lastTimestamp": last}
@@ -619,6 +626,15 @@ def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, t
 
 def test_two_nodes_that_reported_the_same_uuid_once_are_no_fault(sound):
     plant_same_uuid(sound, minutes=11)
+    assert troubles(sound) == []
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+def test_whether_an_event_is_recent_is_by_the_api_servers_clock(sound, ahead):
+    """Whatever the clock of the node that wrote it says."""
+    plant_same_uuid(sound, minutes=1 - ahead, server_minutes=1)
+    assert len([finding for finding in troubles(sound) if "gpu-n1-0" in finding.text]) == 1
+    plant_same_uuid(sound, minutes=1, server_minutes=11)
     assert troubles(sound) == []
 
 
