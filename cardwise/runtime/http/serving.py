@@ -6,6 +6,7 @@ bind calls of a gang wait there for minutes, and the fast port never feels it. T
 """
 
 import faulthandler
+import math
 import os
 import signal
 import ssl
@@ -20,6 +21,7 @@ from gunicorn.app.base import BaseApplication
 from gunicorn.arbiter import Arbiter
 from gunicorn.workers.base import Worker
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.runtime import interpreter
 from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener
@@ -33,6 +35,7 @@ _log = structlog.get_logger("cardwise.runtime.serving")
 _LOOK_SECONDS = 0.25
 _SILENT_LOOKS = 9
 _LOOKS_FOR_THE_LOG = 2  # between the two signals, in which it says where its threads stand
+_RELOAD_SECONDS = 5.0  # until TLS files that could not be read are loaded again although they have not changed
 _PROMPT_THREADS = 2  # so few that none stays with a connection, whose next call may be another
 # By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
 # health server. A terminal that closes sends SIGHUP to all of us.
@@ -54,11 +57,9 @@ class TlsFiles:
         """As `tls.Rotator` and cert-manager name them."""
         return cls(cert=directory / "tls.crt", key=directory / "tls.key", ca=directory / "ca.crt")
 
-    def signature(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when one of the files does. Raises OSError when one is missing."""
-        paths = (self.cert, self.key) if self.ca is None else (self.cert, self.key, self.ca)
-        stats = [path.stat() for path in paths]
-        return tuple((stat_result.st_ino, stat_result.st_mtime_ns, stat_result.st_size) for stat_result in stats)
+    def signature(self) -> tuple[tuple[int, int, int] | None, ...]:
+        """Changes when one of the files does. None stands for one that is missing."""
+        return tuple(_file_signature(path) for path in (self.cert, self.key, self.ca) if path is not None)
 
 
 class Server:
@@ -262,28 +263,50 @@ def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLCont
     return context
 
 
-class _Contexts:
-    """The TLS context of a new connection: the same while the files stay."""
+def _file_signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
-    def __init__(self, files: TlsFiles, *, client_ca: bool) -> None:
+
+class _Contexts:
+    """The TLS context of a new connection: the same while the files stay.
+
+    Files that cannot be read are loaded again when they change, and every `_RELOAD_SECONDS`. In between the former
+    context serves, without a log line: whoever reaches the port calls this before any handshake.
+    """
+
+    def __init__(self, files: TlsFiles, *, client_ca: bool, clock: Clock = SYSTEM) -> None:
         self._files = files
         self._client_ca = client_ca
+        self._clock = clock
         self._signature: object = None
         self._context: ssl.SSLContext | None = None
+        self._error = ""  # of the last load
+        self._reload_at = math.inf
 
     def __call__(self) -> ssl.SSLContext:
-        context = self._context
+        """Raises OSError while no files could be read yet."""
+        signature = self._files.signature()
+        if signature != self._signature or self._clock.now() >= self._reload_at:
+            self._load(logs=signature != self._signature)
+            self._signature = signature
+        if self._context is None:
+            raise OSError(self._error)
+        return self._context
+
+    def _load(self, *, logs: bool) -> None:
+        files = self._files
         try:
-            signature = self._files.signature()
-            if context is not None and signature == self._signature:
-                return context
-            context = server_context(self._files.cert, self._files.key, self._files.ca if self._client_ca else None)
-        except (OSError, ssl.SSLError) as error:
-            # Files in the middle of a change; the next connection looks again.
-            if self._context is None:
-                raise
-            _log.warning("failed to read the TLS files; keeping the current certificate", error=str(error))
-            return self._context
-        self._context, self._signature = context, signature
-        _log.info("loaded the TLS certificate", cert=str(self._files.cert))
-        return context
+            self._context = server_context(files.cert, files.key, files.ca if self._client_ca else None)
+        except OSError as error:  # also ssl.SSLError
+            self._error, self._reload_at = str(error), self._clock.now() + _RELOAD_SECONDS
+            if logs and self._context is None:
+                _log.error("failed to read the TLS files; refusing connections", error=self._error)
+            elif logs:
+                _log.warning("failed to read the TLS files; keeping the current certificate", error=self._error)
+            return
+        self._reload_at = math.inf
+        _log.info("loaded the TLS certificate", cert=str(files.cert))

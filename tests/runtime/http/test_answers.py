@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import BinaryIO
 
 import pytest
+import structlog
 
 from cardwise.runtime.http import httpcalls, serving
 from cardwise.runtime.http.serving import TlsFiles
@@ -196,3 +197,35 @@ def test_a_renewed_certificate_is_served_from_then_on(answering, tmp_path, conte
     (tmp_path / "tls.crt").unlink()
     (tmp_path / "tls.crt").write_bytes(b"half of it")
     assert serial() == renewed
+
+
+@pytest.mark.parametrize(("served", "cut"), [(True, 300), (True, None), (False, 300), (False, None)])
+def test_while_the_files_cannot_be_read_connections_neither_load_them_again_nor_fill_the_log(
+    tmp_path, contexts, monkeypatch, served, cut
+):
+    """Whoever reaches the port makes connections, without any certificate."""
+    clock, loads, load = FakeClock(), [], serving.server_context
+    monkeypatch.setattr(serving, "server_context", lambda *files: loads.append(files) or load(*files))
+    contexts = serving._Contexts(TlsFiles.in_dir(tmp_path), client_ca=True, clock=clock)
+    first = contexts() if served else None
+    good = (tmp_path / "ca.crt").read_bytes()
+    (tmp_path / "ca.crt").unlink()
+    if cut is not None:
+        (tmp_path / "ca.crt").write_bytes(good[:cut])
+    loads.clear()
+
+    def connects() -> None:
+        with contextlib.nullcontext() if served else pytest.raises(OSError, match=r".+"):
+            assert contexts() is first
+
+    with structlog.testing.capture_logs() as lines:
+        for _ in range(50):
+            connects()
+        assert len(loads) == 1
+        clock.advance(60.0)
+        connects()
+    assert len(loads) == 2, "what hindered may be no file: too many open ones, say"
+    assert len(lines) == 1
+    (tmp_path / "ca.crt").unlink(missing_ok=True)
+    (tmp_path / "ca.crt").write_bytes(good)
+    assert contexts() is not first
