@@ -65,7 +65,7 @@ def test_a_marker_is_no_share(render: Render) -> None:
 def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Render) -> None:
     policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
     assert f"variables.bytes[1] <= {sizes.MOST_ANNOTATION_BYTES}" in policy
-    assert f"variables.foreign[1].size() <= {sizes.MOST_ANNOTATIONS}" in policy
+    assert f"variables.foreign[1] <= {sizes.MOST_ANNOTATIONS}" in policy
     assert policy.count(f"write at most {sizes.MOST_ANNOTATIONS}") == 5
     assert f"spec.tolerations: too many for a pod that requests GPUs; write at most {sizes.MOST_LISTED}" in policy
 

@@ -3,6 +3,8 @@
 That its CEL is right is tried on the real API server (`test_rights` and `test_tenant` of `integration/security`).
 """
 
+import re
+
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.helm.rendering import Render, one
@@ -77,6 +79,35 @@ def test_variables_that_set_limits_are_refused_in_all_kinds_of_containers(render
             assert f"e.name.startsWith('{prefix}')" in variables[kind], kind
             assert f"text.contains('{prefix}')" in variables[kind], "or the loop is not reached"
         assert all(f"{prefix}*" in each["messageExpression"] for each in policy["validations"])
+
+
+# A loop whose steps may leave out a part (&&, ||, ?:) costs the API server the square of their number.
+LOOP = re.compile(r"([\w.?\[\]]+?)(\.orValue\([^()]*\))?\.(?:filter|exists|exists_one|all)\(")
+# What a tenant may write thousands of, with almost no bytes.
+UNBOUNDED = re.compile(r"(^variables[.](after|before)|^m[.]of|annotations|labels|^all)$")
+
+
+def looped_over(policy: Json) -> set[str]:
+    """The collections of users that an expression of the policy loops over with steps that may leave out a part."""
+    conditions = policy["spec"].get("matchConditions", [])
+    expressions = [each["expression"] for each in (*conditions, *policy["spec"].get("variables", []))]
+    expressions += [each["expression"] for each in policy["spec"]["validations"]]
+    collections = {match.group(1) for text in expressions for match in LOOP.finditer(text)}
+    return {each for each in collections if UNBOUNDED.search(each)}
+
+
+def test_no_policy_pays_the_square_of_the_number_of_keys(render: Render) -> None:
+    policies = [each for each in render() if each["kind"] == "ValidatingAdmissionPolicy"]
+    found = {each["metadata"]["name"]: looped_over(each) for each in policies}
+    assert {name: collections for name, collections in found.items() if collections} == {}
+
+
+def test_annotations_that_an_update_leaves_alone_are_not_read(render: Render) -> None:
+    policy = one(render(), "ValidatingAdmissionPolicy", f"annotations.{names.GROUP}")["spec"]
+    condition = next(each for each in policy["matchConditions"] if each["name"] == "has-ours-or-waits")["expression"]
+    before, _, after = condition.partition("object.metadata.?annotations != oldObject.metadata.?annotations) &&")
+    assert "annotations" not in before
+    assert "o.metadata.annotations" in after
 
 
 def test_the_folders_of_the_nodes_are_closed_wherever_they_are(render: Render) -> None:

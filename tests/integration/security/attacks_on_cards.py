@@ -201,12 +201,19 @@ PAST_CARDWISE = (
             for key in ("nvidia.cdi.k8s.io", "nvidia.cdi.k8s.io/pod", "nvidia.cdi.k8s.io/container.main")
         ]
         + [
+            creates(
+                plain(
+                    annotations={f"cdi.k8s.io/{i}": "vendor.com/net=a" for i in range(600)} | {"cdi.k8s.io/x": "all"}
+                ),
+                By.ANNOTATIONS,
+                "metadata.annotations[cdi.k8s.io]",
+            ),
             patches(
                 "idle",
                 annotated(**{"cdi.k8s.io/mine": "nvidia.com/gpu=all"}),
                 By.ANNOTATIONS,
                 "metadata.annotations[cdi.k8s.io/mine]",
-            )
+            ),
         ]
         + [
             binds("idle", key, "nvidia.com/gpu=all", field)
@@ -343,6 +350,12 @@ ANOTHER_CARD = (
         "placement annotations of a running pod, changed or taken away, also by `pods/status`",
         [
             patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, "leave it unchanged"),
+            patches(
+                "idle",
+                annotated(**{names.POLICY: "binpack"} | {f"{names.GROUP}/z{i}": "" for i in range(500)}),
+                By.ANNOTATIONS,
+                f"metadata.annotations[{names.GROUP}/z",
+            ),
             patches(
                 "steady", {"metadata": {"annotations": {names.ASSIGNMENT: None}}}, By.ANNOTATIONS, names.ASSIGNMENT
             ),
