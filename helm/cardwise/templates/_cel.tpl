@@ -219,11 +219,17 @@ cardwise.cel.keys. It costs less than these. */}}
 ['%s'.format([{{ .value }}])].exists(text, {{ range $i, $word := .words }}{{ if $i }} || {{ end }}text.contains('{{ $word }}'){{ end }})
 {{- end }}
 
-{{/* Whether the container `c` sets what opens cards or lifts limits. The webhook's own entries are a fieldRef and two
+{{/* Whether the env of the container `c` has, anywhere, a name of cardwise.cel.environment. Ten characters of each
+suffice, and the cost limit counts each ten. */}}
+{{- define "cardwise.cel.namesOurs" -}}
+has(c.env) && {{ include "cardwise.cel.says" (dict "value" "c.env" "words" (list "CUDA_MPS_" "NVIDIA_GPU" "NVIDIA_VIS")) }}
+{{- end }}
+
+{{/* Whether the container `c`, which has env, sets what opens cards or lifts limits. The webhook's own entries are a fieldRef and two
 limits in a form that MPS reads as it is written, on containers that hold a share slot; ephemeral containers hold none.
 That the limits are those of the request is the webhook's to see. Limits of the driver only the node sets, by CDI. */}}
 {{- define "cardwise.cel.environment" -}}
-has(c.env) && {{ include "cardwise.cel.says" (dict "value" "c.env" "words" (list "CUDA_MPS_" "NVIDIA_GPU_MEMORY_" "NVIDIA_VISIBLE_DEVICES")) }} && c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('CUDA_MPS_') && !(
+c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('CUDA_MPS_') && !(
   has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits && has(e.value) &&
     ((e.name == 'CUDA_MPS_PINNED_DEVICE_MEM_LIMIT' && e.value.matches('^0=[1-9][0-9]*M$')) ||
      (e.name == 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE' && e.value.matches('^([1-9][0-9]?|100)$'))))) || (e.name == 'NVIDIA_VISIBLE_DEVICES' && !(
@@ -249,12 +255,14 @@ several entries of one name counts, so all must be so. What a reference may name
 has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES') && c.env.all(e, e.name != 'NVIDIA_VISIBLE_DEVICES' || (has(e.value) && e.value == 'void') || (has(e.valueFrom) && has(c.resources) && has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits))
 {{- end }}
 
-{{/* The volumes of the pod `object` with a bare host path `path` for which `which` holds, of a `p` among `paths`, or for
-which `or` holds, if there is one. The list of one element computes the bare path once, for the cost limit. */}}
+{{/* The path without empty and "." parts, and without what would end its line or column: see policies/hostpaths.yaml. */}}
+{{- define "cardwise.cel.barePath" -}}
+'/' + {{ . }}.findAll('[^/.\n\t][^/\n\t]*|[.][^/\n\t]+').join('/')
+{{- end }}
+
+{{/* For each of the `paths` the first line of variables.hosts that begins with it, and with `end` after it. */}}
 {{- define "cardwise.cel.mounting" -}}
-object.spec.volumes.filter(v, has(v.hostPath) &&
-['/' + v.hostPath.path.split('/').filter(part, part != '' && part != '.').join('/')].exists(path,
-{{ include "cardwise.cel.list" .paths }}.exists(p, {{ .which }}){{ with .or }} || {{ . }}{{ end }}))
+{{ include "cardwise.cel.list" .paths }}.map(p, '\n' + p + '{{ .end }}').filter(p, variables.hosts.contains(p)).map(p, p + variables.hosts.split(p, 2)[1].split('\n', 2)[0])
 {{- end }}
 
 {{/*

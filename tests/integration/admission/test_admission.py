@@ -15,6 +15,7 @@ import pytest
 
 from cardwise.core.api import classes, names, policies
 from cardwise.core.api.assignment import Assignment, encode
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.runtime.tls import certs, filesets
@@ -343,6 +344,30 @@ def test_a_huge_plain_pod_stays_within_the_cost_limits_of_the_policies(api: Api)
     ]
     pod["metadata"]["annotations"] = {f"example.com/some-long-annotation-{i}": "y" * 50 for i in range(1000)}
     api.create(pod, "--dry-run=server")
+
+
+def test_many_mounts_and_variables_stay_within_the_cost_limits_of_the_policies(api: Api) -> None:
+    void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
+
+    def pod(containers: int, *, volumes: int = 0, env: int = 0, own: list[dict[str, str]] | None = None) -> Json:
+        pod = build.pod("large")
+        mounts = [{"name": f"v{i}", "mountPath": f"/mnt/some/path/{i}"} for i in range(volumes)]
+        variables = [{"name": f"VARIABLE_{i}", "value": "x" * 20} for i in range(env)] + (own or [])
+        pod["spec"]["containers"] = [
+            build.container(f"c{i}") | {"volumeMounts": mounts, "env": variables} for i in range(containers)
+        ]
+        pod["spec"]["volumes"] = [{"name": f"v{i}", "hostPath": {"path": f"/data/logs/{i}"}} for i in range(volumes)]
+        return pod
+
+    for large in (
+        pod(1, volumes=1000),
+        pod(50, volumes=100),
+        pod(50, env=1000),
+        pod(300, env=100, own=[void]),
+    ):
+        api.create(large, "--dry-run=server")
+    refused = api.refused("create", "--dry-run=server", "-f", "-", stdin=pod(1, env=1100, own=[void]))
+    assert "env of container c0: more than 1024 variables are too many where NVIDIA_VISIBLE_DEVICES" in refused
 
 
 def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
