@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
-from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, one, template, text
+from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, documents, one, template, text
 
 EVERYTHING = (
     *ALL,
@@ -315,6 +317,12 @@ WRONG = {  # values, and what Helm says of them
     "policies.infrastructure.serviceAccounts={dcgm}": "/policies/infrastructure/serviceAccounts/0",
     "policies.annotationWriters={a'b}": "/policies/annotationWriters/0",
     "extender.serviceAccount.name=Bad_Name": "/extender/serviceAccount/name",
+    "webhook.serviceAccount.name=a..b": "/webhook/serviceAccount/name",
+    "scheduler.name=a.-b": "/scheduler/name",
+    "extender.service.clusterIP=:::::": "/extender/service/clusterIP",
+    "nodes.stateDir=/var/lib/../cardwise": "/nodes/stateDir",
+    "nodes.cdiDir=/var/run/./cdi": "/nodes/cdiDir",
+    'policies.annotationWriters={a"b}': "/policies/annotationWriters/0",
 }
 
 
@@ -342,6 +350,50 @@ def refusals(helm: str) -> dict[str, str]:
 def test_a_wrong_value_is_refused_by_its_name(refusals: dict[str, str], value: str) -> None:
     assert "values don't meet the specifications" in refusals[value]
     assert WRONG[value] in refusals[value]
+
+
+def _leaves(value: object) -> Iterator[object]:
+    match value:
+        case dict():
+            for key, each in value.items():
+                yield key
+                yield from _leaves(each)
+        case list():
+            for each in value:
+                yield from _leaves(each)
+        case _:
+            yield value
+
+
+def test_names_that_yaml_takes_for_a_number_are_strings(helm: str) -> None:
+    parts = ("webhook", "extender", "deviceplugin", "mps")
+    named = [
+        *(f"{part}.serviceAccount.name" for part in parts),
+        *(f"{part}.priorityClassName" for part in (*parts, "scheduler")),
+        *("webhook.tlsSecret", "extender.tlsSecret", "webhook.runtimeClass", "nodes.runtimeClass"),
+        *("namespace.name", "scheduler.name", "tests.namespace", "image.repository", "image.tag"),
+        *("webhook.exemptNamespaces[0]", "webhook.gangSchedulers[0]", "bindings.allowedUsers[0]"),
+        *("policies.runtimeClasses[0]", "policies.annotationWriters[0]"),
+    ]
+    numbers = range(7654321, 7654321 + len(named) + 2)
+    values = [f"{name}={number}" for name, number in zip(named, numbers, strict=False)]
+    release, namespace = map(str, numbers[-2:])
+    apis = ("--api-versions", "monitoring.coreos.com/v1")
+    for mode in ("own", "kubeadm"):
+        sets = [f"scheduler.mode={mode}", "scheduler.image=k:v1", "mps.enabled=true", "namespace.create=true"]
+        sets += [
+            "scheduler.controlPlaneNodes=3",
+            "networkPolicies.enabled=true",
+            "monitoring.dashboard.enabled=true",
+            "monitoring.podMonitor.enabled=true",
+        ]
+        flags = [flag for each in sets for flag in ("--set", each)]
+        flags += [flag for each in values for flag in ("--set-string", each)]
+        command = [helm, "template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.34.0"]
+        done = subprocess.run([*command, *apis, *flags], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        for each in documents(done.stdout):
+            assert not set(numbers) & set(_leaves(each)), each["kind"]
 
 
 RIGHT = (

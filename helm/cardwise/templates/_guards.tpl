@@ -22,7 +22,7 @@ apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
   name: cardwise-{{ .component }}
-  namespace: {{ include "cardwise.namespace" .root }}
+  namespace: {{ include "cardwise.namespace" .root | quote }}
   labels: {{- include "cardwise.labels" . | nindent 4 }}
 spec:
   maxUnavailable: 1
@@ -42,7 +42,7 @@ apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy
 metadata:
   name: cardwise-{{ .component }}
-  namespace: {{ include "cardwise.namespace" .root }}
+  namespace: {{ include "cardwise.namespace" .root | quote }}
   labels: {{- include "cardwise.labels" . | nindent 4 }}
 spec:
   podSelector:

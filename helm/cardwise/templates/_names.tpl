@@ -10,7 +10,7 @@ app.kubernetes.io/part-of: cardwise
 {{/* By which Services and workloads know the pods of a component: what no upgrade changes. */}}
 {{- define "cardwise.selector" -}}
 app.kubernetes.io/name: cardwise
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
@@ -27,8 +27,8 @@ system:serviceaccount:{{ include "cardwise.namespace" .root }}:{{ .name }}
 {{/* Subject of our role bindings. */}}
 {{- define "cardwise.subject" -}}
 - kind: ServiceAccount
-  name: {{ .name }}
-  namespace: {{ include "cardwise.namespace" .root }}
+  name: {{ .name | quote }}
+  namespace: {{ include "cardwise.namespace" .root | quote }}
 {{- end }}
 
 {{/* Namespaces of the values and our own, as a JSON list: whatever it is called, our pods are never kept waiting by us. */}}

@@ -4,7 +4,7 @@
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .part.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 nodeSelector: {{- include "cardwise.pod.linux" .part.nodeSelector | nindent 2 }}
 {{- with .part.tolerations }}
@@ -75,7 +75,7 @@ affinity:
 tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with include "cardwise.nodes.runtimeClass" . }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 

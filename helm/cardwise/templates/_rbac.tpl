@@ -4,8 +4,8 @@
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ .account }}
-  namespace: {{ include "cardwise.namespace" .root }}
+  name: {{ .account | quote }}
+  namespace: {{ include "cardwise.namespace" .root | quote }}
   labels: {{- include "cardwise.labels" . | nindent 4 }}
   {{- with .annotations }}
   annotations: {{- . | nindent 4 }}
@@ -38,7 +38,7 @@ kind: {{ $kind }}Binding
 metadata:
   name: {{ .name | default .role }}
   {{- with .namespace }}
-  namespace: {{ . }}
+  namespace: {{ . | quote }}
   {{- end }}
   labels: {{- include "cardwise.labels" . | nindent 4 }}
   {{- with .annotations }}
@@ -59,7 +59,7 @@ apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
 metadata:
   name: {{ .role }}
-  namespace: {{ include "cardwise.namespace" .root }}
+  namespace: {{ include "cardwise.namespace" .root | quote }}
   labels: {{- include "cardwise.labels" . | nindent 4 }}
 rules:
   - apiGroups: [{{ .group | quote }}]
@@ -67,7 +67,7 @@ rules:
     verbs: [create]
   - apiGroups: [{{ .group | quote }}]
     resources: [{{ .resource }}]
-    resourceNames: [{{ .object }}]
+    resourceNames: [{{ .object | quote }}]
     verbs: [{{ join ", " .verbs }}]
 {{- include "cardwise.bound" (merge (dict "namespace" (include "cardwise.namespace" .root)) .) }}
 {{- end }}

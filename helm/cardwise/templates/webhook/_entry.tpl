@@ -11,7 +11,7 @@ clientConfig:
   {{- else }}
   service:
     name: cardwise-webhook
-    namespace: {{ include "cardwise.namespace" .root }}
+    namespace: {{ include "cardwise.namespace" .root | quote }}
     port: 443
     path: {{ .path }}
   {{- end }}
