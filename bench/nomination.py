@@ -32,7 +32,7 @@ def _setups(policies: tuple[str, ...]) -> list[_Setup]:
     for policy in policies:
         for when in ("never", "always"):
             suffix = "not ahead" if when == "never" else "nominating ahead"
-            options = (f"--policy={policy}", f"--nominate-ahead={when}")
+            options = (f"--policy={policy}", f"--nominate={when}")
             setups.append(_Setup(f"{policy}, {suffix}", 100, options))
     return setups
 

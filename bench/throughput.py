@@ -245,7 +245,7 @@ def _mean_latencies(metrics: dict[str, str]) -> dict[str, str]:
 
 def _nomination_outcomes(metrics: dict[str, str]) -> dict[str, int]:
     """The number of nominated pods by outcome."""
-    key = 'cardwise_extender_ahead_total{outcome="'
+    key = 'cardwise_extender_nominations_total{outcome="'
     return {name.removeprefix(key)[:-2]: int(float(count)) for name, count in metrics.items() if name.startswith(key)}
 
 

@@ -179,7 +179,7 @@ class NodeAgent:
         for problem in self._selected_gpus.problems() if self._selected_gpus else ():
             # Only reported: the card may be off the bus for a moment, and nodes of several kinds share one setting.
             _log.error("--cards does not match the cards of this node", problem=problem)
-            self._events.record(ObjectRef.node(self._settings.node), "CardsSettingUnfit", problem, "Warning")
+            self._events.record(ObjectRef.node(self._settings.node), "InvalidCardSelection", problem, "Warning")
 
     def drain(self) -> None:
         """Wait some seconds until pending pods are admitted. Call before `stop` if the node keeps running."""

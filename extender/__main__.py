@@ -112,13 +112,13 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "stanza. Default: 60s with --bind-port-bind (whose stanza has 300s), else 4s (kube-scheduler's default is 5s).",
 )
 @click.option(
-    "--hold-seconds",
+    "--reservation-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
     help="How long the cards that filter has chosen are held for a pod whose bind call does not come.",
 )
 @click.option(
-    "--nominate-ahead",
+    "--nominate",
     type=click.Choice([when.value for when in NominationMode]),
     default=NominationMode.AUTO.value,
     help="Name a node in the status of waiting pods before kube-scheduler comes to them. It then tries this node "
@@ -128,20 +128,20 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--nominate-above-nodes",
     type=click.IntRange(min=0),
     default=AUTO_ABOVE_NODES,
-    help="With --nominate-ahead=auto: nodes are named in clusters of more nodes than this.",
+    help="With --nominate=auto: nodes are named in clusters of more nodes than this.",
 )
 @click.option(
-    "--gang-seconds",
+    "--gang-permit-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
     help="How long cards are held for a gang while no further pod of it comes to be bound. A PodGroup's timeoutSeconds "
     "decides for its gang.",
 )
 @click.option(
-    "--gang-seconds-limit",
+    "--max-gang-permit-seconds",
     type=click.FloatRange(min=1),
     default=300.0,
-    help="The most that timeoutSeconds of a PodGroup and --gang-seconds can be; more counts as this.",
+    help="The most that timeoutSeconds of a PodGroup and --gang-permit-seconds can be; more counts as this.",
 )
 @click.option(
     "--gang-reserve-seconds",
@@ -174,7 +174,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     help="Unit of the amounts of /inspect. In GiB, what is free is rounded down, as gpushare rounds cards.",
 )
 @click.option(
-    "--ghost-seconds",
+    "--terminating-seconds",
     type=click.FloatRange(min=0),
     default=30.0,
     help="How long the share of a pod whose object vanished while it ran still counts if its node does not report it.",

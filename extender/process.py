@@ -65,16 +65,16 @@ class ExtenderSettings:
     max_clients: int | None
     core_overcommit: int
     bind_deadline: float
-    hold_seconds: float
-    nominate_ahead: str
+    reservation_seconds: float
+    nominate: str
     nominate_above_nodes: int
-    gang_seconds: float
-    gang_seconds_limit: float
+    gang_permit_seconds: float
+    max_gang_permit_seconds: float
     gang_reserve_seconds: float
     gang_reserve_refusals: int
     gang_reserve_limit_seconds: float
     gang_rollback_seconds: float
-    ghost_seconds: float
+    terminating_seconds: float
     lease_namespace: str
     lease_name: str
     lease_duration: float
@@ -104,7 +104,7 @@ class Extender:
             headroom=MiB(settings.headroom),
             max_clients=settings.max_clients,
             core=settings.core_overcommit,
-            timeouts=Timeouts(reservation=settings.hold_seconds, terminating=settings.ghost_seconds),
+            timeouts=Timeouts(reservation=settings.reservation_seconds, terminating=settings.terminating_seconds),
             gang_settings=_gang_settings(settings, max_waiting),
             nomination_settings=_nomination_settings(settings),
             clock=clock,
@@ -182,7 +182,7 @@ class Extender:
             gangs=GangController(client, self._state, self._events, active=self._is_synced_and_leads, clock=clock),
             evictions=[overcommit.step, direct_binds.step],
             preemption=[evictions.step],
-            nominating=nominating if settings.nominate_ahead != nominator.NominationMode.NEVER else None,
+            nominating=nominating if settings.nominate != nominator.NominationMode.NEVER else None,
             workload=[workload.step, self._fragments.step],
             leadership=self._leadership,
             fence=fence,
@@ -356,7 +356,7 @@ def _freeze() -> None:
 
 def _nomination_settings(settings: ExtenderSettings) -> nominator.NominationSettings:
     return nominator.NominationSettings(
-        mode=nominator.NominationMode(settings.nominate_ahead),
+        mode=nominator.NominationMode(settings.nominate),
         above_nodes=settings.nominate_above_nodes,
         policy=settings.policy,
         one_best_node=settings.one_best_node,
@@ -365,8 +365,8 @@ def _nomination_settings(settings: ExtenderSettings) -> nominator.NominationSett
 
 def _gang_settings(settings: ExtenderSettings, max_waiting: int) -> gangtypes.GangSettings:
     patience = gangs.GangPatience(
-        hold=settings.gang_seconds,
-        max_hold=settings.gang_seconds_limit,
+        hold=settings.gang_permit_seconds,
+        max_hold=settings.max_gang_permit_seconds,
         rollback=settings.gang_rollback_seconds,
         reserve=settings.gang_reserve_seconds,
         refusals=settings.gang_reserve_refusals,

@@ -101,7 +101,7 @@ def _audit(
     *,
     audit: bool,
     audit_interval: float,
-    audit_looks: int,
+    audit_passes: int,
     audit_tolerance: MiB,
     audit_evict: bool,
     audit_evict_after: float,
@@ -111,7 +111,7 @@ def _audit(
         return None
     return AuditSettings(
         interval=audit_interval,
-        looks=audit_looks,
+        looks=audit_passes,
         tolerance=audit_tolerance,
         evict_after=audit_evict_after if audit_evict else None,
         evict_per_hour=audit_evict_per_hour,
@@ -130,10 +130,10 @@ audit_options = grouped(
     ),
     _duration("audit-interval", _DEFAULT_AUDIT.interval, "Time between two audits of the GPUs.", callback=_above_zero),
     option(
-        "--audit-looks",
+        "--audit-passes",
         type=click.IntRange(min=1),
         default=_DEFAULT_AUDIT.looks,
-        envvar="CARDWISE_MPS_AUDIT_LOOKS",
+        envvar="CARDWISE_MPS_AUDIT_PASSES",
         help="How many audits in a row must find the same violation before it is reported.",
     ),
     option(

@@ -157,7 +157,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "for clusters that grow.",
 )
 @option(
-    "--least-share",
+    "--min-share",
     type=click.IntRange(min=0),
     default=256,
     help="A share smaller than this (MiB of a card) gets a warning; often a unit is missing (8 for 8Gi). 0: no "
@@ -208,7 +208,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "has it. Where a container has several cards and the nodes have a daemon for each card, preferred becomes off.",
 )
 @option(
-    "--least-mps",
+    "--min-mps",
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.OFF),
     help=f"The least that a pod with a share may say by the annotation {names.MPS}; a pod that says less is refused. A "
@@ -262,14 +262,14 @@ def main(
     runtime_class: str,
     tolerated_taints: tuple[Any, ...],
     oversize: Oversize,
-    least_share: int,
+    min_share: int,
     headroom: int,
     nvidia_gpu: NvidiaGpu,
     exempt_namespaces: tuple[str, ...],
     gang_schedulers: tuple[str, ...],
     scheduler: str,
     mps_mode: str,
-    least_mps: str,
+    min_mps: str,
     sm_percent: str,
     share_agent: agent.AgentChoice,
     share_agent_image: str,
@@ -291,14 +291,14 @@ def main(
         runtime_class=runtime_class,
         tolerated=tolerated_taints,
         oversize=oversize,
-        least_share=least_share,
+        min_share=min_share,
         callers_known=client_ca is not None,
         nvidia_gpu=nvidia_gpu,
         exempt_namespaces=frozenset(exempt_namespaces),
         gang_schedulers=frozenset(gang_schedulers),
         scheduler=scheduler,
         mps=Mode(mps_mode),
-        least_mps=Mode(least_mps),
+        min_mps=Mode(min_mps),
         sm_percent=SmPercent(sm_percent),
         share_agent=AgentSettings(
             choice=share_agent, image=share_agent_image, user=share_agent_user, resources=share_agent_resources

@@ -316,7 +316,7 @@ class NodePublisher:
         text = (
             f"ExtendedResource {name} belongs to a card of node {node}, so this node cannot publish its own; {remedy}"
         )
-        self._events.record(ObjectRef.node(self._node), names.CARD_OF_ANOTHER_NODE, text, "Warning")
+        self._events.record(ObjectRef.node(self._node), names.GPU_ON_ANOTHER_NODE, text, "Warning")
 
     def _update_status(self, name: str, known: Mapping[str, ExtendedResource], status: Json) -> bool:
         resource = known.get(name)

@@ -23,7 +23,7 @@ FAILURES = Counter(
     "cardwise_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
-HELD = Gauge("cardwise_held_shares", "Shares of terminating pods")
+HELD = Gauge("cardwise_terminating_shares", "Shares of terminating pods")
 UNKNOWN_HOLDERS = Gauge(
     "cardwise_unknown_holders", "Pods that ran at the start and may hold a share that no readable assignment names"
 )

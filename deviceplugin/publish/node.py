@@ -201,7 +201,7 @@ class OwnNode:
 
     def activate_parked_pods(self) -> None:
         """Make kube-scheduler try parked pods again, by a change of the Node object."""
-        change = {"metadata": {"annotations": {names.NODE_CHANGED: str(self._clock.wall_ns())}}}
+        change = {"metadata": {"annotations": {names.REQUEUE: str(self._clock.wall_ns())}}}
         self._client.patch(paths.nodes(self._name), change, "merge")
 
     def withdraw_slots(self) -> None:
@@ -218,11 +218,11 @@ class OwnNode:
         old_problem, new_problem = self._problem(old), self._problem(new)
         if new_problem and not old_problem:
             _log.error("stopped sharing the cards", reason=new_problem)
-            self._events.record(ObjectRef.node(self._name), "NvidiaServesNode", new_problem, "Warning")
+            self._events.record(ObjectRef.node(self._name), "NvidiaDevicePluginActive", new_problem, "Warning")
         elif old_problem and not new_problem:
             text = "NVIDIA's device plugin no longer serves this node: Cardwise shares its cards again"
             _log.info("sharing the cards again")
-            self._events.record(ObjectRef.node(self._name), "NvidiaLeftNode", text)
+            self._events.record(ObjectRef.node(self._name), "NvidiaDevicePluginRemoved", text)
         self._on_change()
 
     def on_delete(self, key: str, old: NodeFacts) -> None:  # noqa: ARG002

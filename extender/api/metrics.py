@@ -41,7 +41,7 @@ class Metrics:
             registry=registry,
         )
         self._permits = Histogram(
-            "cardwise_extender_gang_hold_seconds",
+            "cardwise_extender_gang_permit_seconds",
             "Time that cards were held for a gang until all its pods could be bound, or until the hold ended.",
             ["outcome"],
             buckets=_BUCKETS,
@@ -55,7 +55,7 @@ class Metrics:
         )
         self._binds = Counter("cardwise_extender_binds_total", "Bind calls by outcome.", ["outcome"], registry=registry)
         self._nominations = Counter(
-            "cardwise_extender_ahead_total",
+            "cardwise_extender_nominations_total",
             "Pods that were decided about before kube-scheduler came to them, by what became of that.",
             ["outcome"],
             registry=registry,

@@ -205,7 +205,7 @@ class Binder:
             now = self._clock.wall_ns()
             annotations = assignment.encode(chosen, assume_time_ns=now, env_access=assumed.env_access)
         if fencing_token := self._leadership.fencing_token(epoch):
-            annotations[names.TERM] = fencing_token
+            annotations[names.LEADER_EPOCH] = fencing_token
         return _Binding(args, chosen, version, annotations)
 
     def _post(self, binding: _Binding, deadline: float, epoch: int, *, unsure: bool) -> None:

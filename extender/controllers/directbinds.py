@@ -106,7 +106,7 @@ class DirectBindController:
         text = (
             f"deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node {node}"
         )
-        self._events.record(pod.about, names.BOUND_PAST_CARDWISE, text, "Warning")
+        self._events.record(pod.about, names.BOUND_WITHOUT_EXTENDER, text, "Warning")
 
 
 def _is_bound_directly(pod: dict[str, Any], node: str) -> bool:

@@ -153,7 +153,7 @@ class Loops:
 
 def requeue_by_node(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | None:
     """Changes an annotation of the node, so that kube-scheduler tries the waiting pods again. Returns why it failed."""
-    patch = {"metadata": {"annotations": {names.NODE_CHANGED: str(clock.wall_ns())}}}
+    patch = {"metadata": {"annotations": {names.REQUEUE: str(clock.wall_ns())}}}
     try:
         client.patch(paths.nodes(node), patch, "merge", timeout=_REQUEUE_TIMEOUT)
     except errors.KubeError as error:

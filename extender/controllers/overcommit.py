@@ -144,7 +144,7 @@ class OvercommitController:
             return
         _log.warning("evicted a pod from an overcommitted card", pod=pod.pod, uid=pod.uid, node=node, card=uuid)
         text = f"evicted before its start was seen: {uuid} of node {node} was given to more pods than it has room for"
-        self._events.record(pod.about, "CardGivenTwice", text, "Warning")
+        self._events.record(pod.about, "GPUOvercommitted", text, "Warning")
 
 
 def _amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:

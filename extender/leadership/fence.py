@@ -77,7 +77,7 @@ class Fence:
         time, so that it always is a change: a write without a change would leave the version as it was.
         """
         annotation = f"{fencing_token}/{self._clock.wall_ns()}" if fencing_token else str(self._clock.wall_ns())
-        patch = {"metadata": {"uid": pod.uid, "annotations": {names.TERM: annotation}}}
+        patch = {"metadata": {"uid": pod.uid, "annotations": {names.LEADER_EPOCH: annotation}}}
         path = paths.pods(pod.namespace, pod.name, "status")
         try:
             return _state_of(self._client.patch(path, patch, timeout=timeout), pod.uid)

@@ -161,7 +161,7 @@ def cluster() -> Cluster:
         podgroups=[group],
         events=[
             event("Pod", "gone", HOSTILE),
-            event("Pod", "gone", names.BOUND_PAST_CARDWISE),
+            event("Pod", "gone", names.BOUND_WITHOUT_EXTENDER),
             event("ReplicaSet", "o", "SuccessfulDelete"),
             event("Pod", "stays", HOSTILE, "team-a-stays"),
             event("DaemonSet", "daemons", "FailedCreate", "daemons"),

@@ -90,7 +90,7 @@ def test_what_makes_pods_is_looked_at_and_has_nothing_to_be_warned_of(page: str,
     if group not in ("apps", "batch"):
         assert f"{plural}.{group}" in VALUES["webhook"]["workloadKinds"]
     asking = review.decode(body(manifest, plural))
-    assert decisions.decide_advise(asking, known(), WebhookSettings(least_share=256)).warnings == ()
+    assert decisions.decide_advise(asking, known(), WebhookSettings(min_share=256)).warnings == ()
     assert names.GPU_MEM in yaml.safe_dump(manifest)
 
 

@@ -40,9 +40,9 @@ class Cluster(ApiServer):
 
     def _terms(self, call: Request) -> None:
         if call.path.endswith("/binding") and not self.behind:
-            term = call.body["metadata"]["annotations"][names.TERM]
+            term = call.body["metadata"]["annotations"][names.LEADER_EPOCH]
             if int(term.split("/")[3]) < self.get(LEASE)["spec"]["leaseTransitions"]:
-                raise Refused(422, f"{names.TERM}: the term is over")
+                raise Refused(422, f"{names.LEADER_EPOCH}: the term is over")
 
     def create_pod(self, name: str, mem: int, *, namespace: str = "default", resource_class: str = "") -> dict:
         return self.put(paths.pods(), asking(name, gpu_mem=mem, namespace=namespace, resource_class=resource_class))

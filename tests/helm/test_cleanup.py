@@ -27,7 +27,7 @@ def cleaned(labels, annotations, **amounts):
 
 @pytest.mark.parametrize(("now", "left"), [("ours", {}), ("theirs", {names.ACCELERATOR: "theirs"})])
 def test_the_label_of_the_model_goes_unless_somebody_has_changed_it(now, left):
-    node = cleaned({names.ACCELERATOR: now}, {cleanup.NOTED: "ours", names.NODE_CHANGED: "1", "example.com/x": "y"})
+    node = cleaned({names.ACCELERATOR: now}, {cleanup.NOTED: "ours", names.REQUEUE: "1", "example.com/x": "y"})
     assert node["metadata"].get("labels", {}) == left
     assert node["metadata"]["annotations"] == {"example.com/x": "y"}
 

@@ -92,11 +92,11 @@ def test_values_reach_the_parts(render: Render) -> None:
     assert (said["lease_namespace"], str(said["tls_secret"])) == ("gpu", "gpu/cardwise-extender-tls")
     assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(said["tls_hosts"])
     assert (said["policy"], said["headroom"], said["one_best_node"]) == ("spread", 0, True)
-    assert (said["nominate_ahead"], said["nominate_above_nodes"]) == ("always", 5)
+    assert (said["nominate"], said["nominate_above_nodes"]) == ("always", 5)
     said = given(render, "extender")
-    assert (said["nominate_ahead"], said["nominate_above_nodes"]) == ("auto", 1000)
-    assert said["gang_seconds_limit"] == 300.0
-    assert given(render, "extender", "policies.podGroupTimeoutSeconds=90")["gang_seconds_limit"] == 90.0
+    assert (said["nominate"], said["nominate_above_nodes"]) == ("auto", 1000)
+    assert said["max_gang_permit_seconds"] == 300.0
+    assert given(render, "extender", "policies.podGroupTimeoutSeconds=90")["max_gang_permit_seconds"] == 90.0
     for part in ("extender", "webhook"):
         assert given(render, part, "extender.headroomMiB=512")["headroom"] == 512
     said = container(render, "mps", *OTHER)["args"]

@@ -76,7 +76,7 @@ def refused(options: list[str]) -> str:
         ({"probe-timeout": "soon"}, "is not a duration; write a number with a unit"),
         ({"audit-interval": "0"}, "0 would probe without pause; write a time such as 2s"),
         ({"audit-tolerance": "half"}, "'half' is not a quantity; write an amount such as 2 or 8Gi"),
-        ({"audit-looks": "0"}, "0 is not in the range x>=1"),
+        ({"audit-passes": "0"}, "0 is not in the range x>=1"),
         ({"cards": "0,0"}, "'0' is listed twice; list each card once"),
         ({"stop-daemons": "maybe"}, "is not one of 'idle', 'always', 'never'"),
         ({"daemon-cgroup": "/no/such/folder"}, "does not exist"),

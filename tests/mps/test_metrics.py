@@ -33,16 +33,16 @@ def test_a_state_is_one_of_all():
 
 
 def test_a_daemon_that_was_killed_and_replaced_has_healed_once(node):
-    before = {name: value(f"cardwise_mps_{name}_total") for name in ("heals", "daemon_failures", "daemon_starts")}
+    before = {name: value(f"cardwise_mps_{name}_total") for name in ("recoveries", "daemon_failures", "daemon_starts")}
     probes = REGISTRY.get_sample_value("cardwise_mps_probe_seconds_count", {"outcome": "ok"}) or 0.0
     node.start()
     node.wait_ready()
     assert states() == only(MpsState.READY)
-    assert value("cardwise_mps_heals_total") == before["heals"], "the first start is no heal"
+    assert value("cardwise_mps_recoveries_total") == before["recoveries"], "the first start is no recovery"
     node.daemon().kill()
     node.until(lambda: value("cardwise_mps_up") == 0)
     node.wait_ready()
-    assert value("cardwise_mps_heals_total") == before["heals"] + 1
+    assert value("cardwise_mps_recoveries_total") == before["recoveries"] + 1
     assert value("cardwise_mps_daemon_failures_total") == before["daemon_failures"] + 1
     assert value("cardwise_mps_daemon_starts_total") == before["daemon_starts"] + 2
     assert states() == only(MpsState.READY)

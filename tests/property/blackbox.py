@@ -41,7 +41,7 @@ TAKING = ("Ready", "Off")  # states of MPS in which a card takes pods
 LEASE = paths.leases("cardwise-system", "extender")
 DURATION = 5.0  # of the Lease
 FILTER_SECONDS = 1.0  # for which kube-scheduler waits
-LAG_SECONDS = 20.0  # the longest that a watch of what is not a pod lags; less than `ghost_seconds`
+LAG_SECONDS = 20.0  # the longest that a watch of what is not a pod lags; less than `terminating_seconds`
 TROUBLES = {
     "arrives", "away", "fails", "forget", "is_cut_off", "is_interrupted", "is_killed", "lag", "scheduler_restarts",
     "stands", "stands_still", "starts", "stops", "watches_end",
@@ -50,9 +50,10 @@ QUIET_ROUNDS = 150  # of ten seconds, in which all that fits must have been plac
 
 SETTINGS = ExtenderSettings(
     policy="binpack", one_best_node=True, headroom=0, max_clients=None, core_overcommit=100, bind_deadline=4.0,
-    hold_seconds=30.0, nominate_ahead="never", nominate_above_nodes=1000, gang_seconds=30.0, gang_seconds_limit=300.0,
-    gang_reserve_seconds=60.0, gang_reserve_refusals=20, gang_reserve_limit_seconds=600.0, gang_rollback_seconds=120.0,
-    ghost_seconds=30.0, lease_namespace="cardwise-system", lease_name="extender",
+    reservation_seconds=30.0, nominate="never", nominate_above_nodes=1000, gang_permit_seconds=30.0,
+    max_gang_permit_seconds=300.0, gang_reserve_seconds=60.0, gang_reserve_refusals=20,
+    gang_reserve_limit_seconds=600.0, gang_rollback_seconds=120.0, terminating_seconds=30.0,
+    lease_namespace="cardwise-system", lease_name="extender",
     lease_duration=DURATION, no_lease=False,
 )  # fmt: skip
 
@@ -213,10 +214,10 @@ class World:
     def _terms(self, call: Request) -> None:
         """The policy of the chart: no Binding of a term that is over."""
         if call.path.endswith("/binding") and not self.behind:
-            term = call.body["metadata"]["annotations"].get(names.TERM, "")
+            term = call.body["metadata"]["annotations"].get(names.LEADER_EPOCH, "")
             lease = self.api.get(LEASE)
             if term and lease is not None and int(term.split("/")[3]) < lease["spec"]["leaseTransitions"]:
-                raise Refused(422, f"{names.TERM}: the term is over")
+                raise Refused(422, f"{names.LEADER_EPOCH}: the term is over")
 
     def _reach(self, call: Request) -> None:
         self.clock.pause()

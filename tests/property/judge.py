@@ -103,7 +103,7 @@ class Judge:
             count = split_of(pod)
             assert sorted(share.mem for share in made.shares) == [asked[names.GPU_MEM] // count] * count, made
         assert len({share.index for share in made.shares}) == len(made.shares), made
-        term = int(pod["metadata"]["annotations"].get(names.TERM, "///-1").split("/")[3])
+        term = int(pod["metadata"]["annotations"].get(names.LEADER_EPOCH, "///-1").split("/")[3])
         assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
         self._term = term
         if gang := gang_of(pod):

@@ -185,7 +185,7 @@ def _takes_bound_for_refused(between: _Between, request: Request) -> Answer:
 
 
 def _makes_nothing_void(between: _Between, request: Request) -> Answer:
-    if request.verb == "patch" and names.TERM in request.raw.decode():
+    if request.verb == "patch" and names.LEADER_EPOCH in request.raw.decode():
         return between.api.handle(dataclasses.replace(request, verb="get", body=None, raw=b""))
     return between.api.handle(request)
 
@@ -229,7 +229,7 @@ def _of_any_class(quota: Json) -> Json:
 FAULTS = {
     "a Binding whose answer was lost is forgotten": Fault(sends=_takes_lost_for_refused),
     "an accepted Binding is forgotten until the watch shows it": Fault(sends=_takes_bound_for_refused),
-    "what vanished pods hold is free at once": Fault(settings={"ghost_seconds": 0.0}),
+    "what vanished pods hold is free at once": Fault(settings={"terminating_seconds": 0.0}),
     "a share is free when deletion begins": Fault(sees={paths.pods(): _ended_when_deleted}),
     "what nodes report of vanished pods is not counted": Fault(
         sees={paths.extendedresources(): _with(status={"held": [], "terminating": []})}

@@ -38,7 +38,7 @@ settings_of_extenders = st.sampled_from(
     [
         {},
         {"bind_deadline": 60.0},
-        {"bind_deadline": 60.0, "nominate_ahead": "always"},
+        {"bind_deadline": 60.0, "nominate": "always"},
         {"one_best_node": False, "policy": "spread"},
     ]
 )

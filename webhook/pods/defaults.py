@@ -30,7 +30,7 @@ class Defaults:
     mps: str = ""
     frameworks: str = ""
     sm_percent: str = ""
-    least_mps: str = ""
+    min_mps: str = ""
 
     def check(self, namespace: str) -> None:
         """Raises InvalidRequest that names the annotation of the namespace."""
@@ -46,8 +46,8 @@ class Defaults:
             raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
         if self.mps:
             mpsmode.check(self.mps, f"{field}[{names.MPS}]")
-        if self.least_mps:
-            mpsmode.check(self.least_mps, f"{field}[{names.LEAST_MPS}]")
+        if self.min_mps:
+            mpsmode.check(self.min_mps, f"{field}[{names.LEAST_MPS}]")
         if self.frameworks:
             frameworks.check(self.frameworks, f"{field}[{names.FRAMEWORKS}]")
         if self.sm_percent:

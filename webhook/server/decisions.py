@@ -94,9 +94,9 @@ class Lookups(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
     """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
-    `sm_percent`: of pods with a share that do not say, in namespaces that do not. `least_mps`: less no pod that shares
+    `sm_percent`: of pods with a share that do not say, in namespaces that do not. `min_mps`: less no pod that shares
     cards may say, wherever it is. `scheduler`: of pods that ask for cards and name none. `tolerated`: what pods with
-    cards tolerate of nodes. `least_share`: MiB of a card below which a share is warned about. `callers_known`: nobody
+    cards tolerate of nodes. `min_share`: MiB of a card below which a share is warned about. `callers_known`: nobody
     but the API server asks; else an answer does not say what others in the namespace have or use. `unit`: what bare
     numbers of gpu-mem count where the object comes from; the path says it, so the API server has chosen.
     """
@@ -107,12 +107,12 @@ class WebhookSettings:
     exempt_namespaces: frozenset[str] = frozenset()
     gang_schedulers: frozenset[str] = frozenset({gangs.DEFAULT_SCHEDULER})
     mps: Mode = Mode.PREFERRED
-    least_mps: Mode = Mode.OFF
+    min_mps: Mode = Mode.OFF
     sm_percent: SmPercent = SmPercent.CORE
     share_agent: AgentSettings = field(default_factory=AgentSettings)
     scheduler: str = ""
     tolerated: tuple[Json, ...] = ()
-    least_share: int = 0
+    min_share: int = 0
     callers_known: bool = True
     unit: Unit = Unit.MIB
 
@@ -273,7 +273,7 @@ def _rewrite_pod(
             gang, native = gangs.native_gang_of(scheduled, settings.gang_schedulers, view.serves_podgroups)
     if pod_request is not None and pod_request.containers:
         percent = SmPercent(pod_defaults.sm_percent or settings.sm_percent)
-        least_mode = mpsmode.least_mode(pod_request, settings.least_mps, known.least_mps if known is not None else "")
+        least_mode = mpsmode.least_mode(pod_request, settings.min_mps, known.min_mps if known is not None else "")
         default = Mode(pod_defaults.mps or settings.mps)
         pod = mpsmode.annotate_mode(pod, pod_request, default, view.mps_scopes, percent=percent, bound=least_mode)
         pod = frameworks.annotate_hook(pod, pod_defaults.frameworks)
@@ -354,7 +354,7 @@ def _judge_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettin
     warnings += advice.warn_placement(pod, settings.gang_schedulers, offers, admitting)
     if not warnings:
         warnings += validate.check_nodes(pod_request, view, admitting)
-    warnings += validate.warn_small_shares(pod_request, view, settings.least_share)
+    warnings += validate.warn_small_shares(pod_request, view, settings.min_share)
     warnings += _judge_quotas(pod_request, view.quotas(namespace), view, settings)
     return warnings + _judge_sharing(pod, namespace, pod_request, view, settings) + unread
 
@@ -388,7 +388,7 @@ def _judge_sharing(
     agent.check(pod, pod_request)
     if not cards:
         return ()
-    mpsmode.check_least(pod, mpsmode.least_mode(pod_request, settings.least_mps, known.least_mps if known else ""))
+    mpsmode.check_least(pod, mpsmode.least_mode(pod_request, settings.min_mps, known.min_mps if known else ""))
     judge = partial(mpsmode.judged, pod, pod_request, view.mps_scopes)
     return validate.collect_warnings(settings.oversize, judge, "one serves several")
 

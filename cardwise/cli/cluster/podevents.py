@@ -110,7 +110,7 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
 
 def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
     """The pods that the extender has deleted since a scheduler that does not ask it had bound them."""
-    events = _events(client, namespace, "reason", names.BOUND_PAST_CARDWISE)
+    events = _events(client, namespace, "reason", names.BOUND_WITHOUT_EXTENDER)
     return [event for event in events if event.kind == "Pod"]
 
 

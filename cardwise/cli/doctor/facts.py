@@ -111,8 +111,8 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
     }
     queries["waiting_pods"] = (paths.pods(), {"fieldSelector": WAITING})
     queries["own_events"] = (paths.namespaced("/api/v1", "events", namespace), {"fieldSelector": "type=Warning"})
-    queries["pod_events"] = (paths.events(), {"fieldSelector": f"reason={names.BOUND_PAST_CARDWISE}"})
-    about_nodes = f"reason={names.CARD_OF_ANOTHER_NODE},involvedObject.kind=Node"
+    queries["pod_events"] = (paths.events(), {"fieldSelector": f"reason={names.BOUND_WITHOUT_EXTENDER}"})
+    about_nodes = f"reason={names.GPU_ON_ANOTHER_NODE},involvedObject.kind=Node"
     queries["node_events"] = (paths.events("default"), {"fieldSelector": about_nodes})
     facts.version, facts.now = client.get("/version"), client.clock()
     collect_lists(facts, client, queries)

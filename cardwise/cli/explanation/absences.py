@@ -156,7 +156,7 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
         by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
         reason = quote_unless_name(event.reason)
         lines.append(f"  {event.at} {reason}: {by}{wording.message(event.message)}")
-    if any(event.reason == names.BOUND_PAST_CARDWISE for event in events):
+    if any(event.reason == names.BOUND_WITHOUT_EXTENDER for event in events):
         lines.append(
             f"It got no GPU, since {_UNWIRED.format(them='it')}; until then a pod that is made in its place is deleted "
             "too."

@@ -231,7 +231,7 @@ def _explain_unassigned(subject: str, pod: Json, around: Surroundings) -> str:
         pass  # an annotation has been changed since its creation
     return (
         f"{on} without an assignment: it was not bound by the Cardwise extender, so its containers with a share do not "
-        f"start, and the extender deletes it (event {names.BOUND_PAST_CARDWISE}); {workloads.successor(pod)}. Your "
+        f"start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); {workloads.successor(pod)}. Your "
         "administrator runs `cardwise doctor`: kube-scheduler does not ask the extender, or something else has bound "
         "the pod."
     )

@@ -20,7 +20,7 @@ from cardwise.core.values.wording import quoted
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
 CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
 MODE: Final = "cardwise.dev/mps"  # annotation of a pod: off, preferred, required
-LEAST: Final = "cardwise.dev/least-mps"  # annotation of a namespace: the least that its pods may say by `MODE`
+LEAST: Final = "cardwise.dev/min-mps"  # annotation of a namespace: the least that its pods may say by `MODE`
 SM_PERCENT: Final = "cardwise.dev/sm-percent"  # annotation of a pod: core, memory
 PIPE_ENV: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_ENV: Final = "CUDA_MPS_LOG_DIRECTORY"

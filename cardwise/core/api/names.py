@@ -68,9 +68,9 @@ USER_ANNOTATIONS: Final = frozenset(
 )
 # Of the Binding: in which term of which Lease it was decided. The API server compares it with the Lease. On a pod that
 # waits, with the time: a term has begun since it came.
-TERM: Final = "cardwise.dev/term"
+LEADER_EPOCH: Final = "cardwise.dev/leader-epoch"
 # On a Lease that was given back: UID of the Lease and term of which nothing is under way any more.
-SETTLED: Final = "cardwise.dev/settled"
+FENCED: Final = "cardwise.dev/fenced"
 # On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
 REWRITTEN: Final = "cardwise.dev/rewritten"
 # On ResourceQuotas and LimitRanges, written by the webhook where bare numbers count GiB: those of the object that count
@@ -97,12 +97,12 @@ COSCHEDULING: Final = "scheduling.x-k8s.io/pod-group"  # label: the name of that
 GANG: Final = "cardwise.dev/gang"
 
 # Reason of an event on a node: another node has the ExtendedResource of its card.
-CARD_OF_ANOTHER_NODE: Final = "CardOfAnotherNode"
+GPU_ON_ANOTHER_NODE: Final = "GPUOnAnotherNode"
 # Reason of an event on a pod: something else than the extender had bound it, and it was deleted.
-BOUND_PAST_CARDWISE: Final = "BoundPastCardwise"
+BOUND_WITHOUT_EXTENDER: Final = "BoundWithoutExtender"
 
 # Annotation on a node: a change of it wakes pods that kube-scheduler has parked.
-NODE_CHANGED: Final = "cardwise.dev/changed"
+REQUEUE: Final = "cardwise.dev/requeue"
 
 # Environment of the container.
 ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"

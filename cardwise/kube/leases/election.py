@@ -170,7 +170,7 @@ class Election:
         if settled:
             annotations = _as_dict(metadata.get("annotations"))
             # Names this very release, so that it says nothing of a Lease that was restored or taken since.
-            metadata = {**metadata, "annotations": {**annotations, names.SETTLED: f"{seen.record.uid}/{stamp}"}}
+            metadata = {**metadata, "annotations": {**annotations, names.FENCED: f"{seen.record.uid}/{stamp}"}}
         return LeaseCall("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
 
     def on_answer(self, call: LeaseCall, lease: dict[str, Any], now: float) -> None:
@@ -267,7 +267,7 @@ def read(lease: dict[str, Any]) -> LeaseRecord:
     """Any answer at all. `version` is "" when it is no object of the API."""
     metadata, spec = _as_dict(lease.get("metadata")), _as_dict(lease.get("spec"))
     holder, uid, renewed = spec.get("holderIdentity"), _as_text(metadata.get("uid")), _as_text(spec.get("renewTime"))
-    settled = _as_dict(metadata.get("annotations")).get(names.SETTLED)
+    settled = _as_dict(metadata.get("annotations")).get(names.FENCED)
     return LeaseRecord(
         version=_as_text(metadata.get("resourceVersion")),
         holder=holder if isinstance(holder, str) else None,

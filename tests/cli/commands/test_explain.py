@@ -121,7 +121,7 @@ def test_a_pod_that_outlived_an_uninstallation_hears_of_it(monkeypatch, api):
 
 
 def test_pods_bound_by_hand_are_not_blamed_on_a_scheduler_that_asks(monkeypatch, api):
-    api.add("events", told("BoundPastCardwise", "deleted: ...", "2026-11-28T05:00:00Z", "Pod", "by-hand"))
+    api.add("events", told("BoundWithoutExtender", "deleted: ...", "2026-11-28T05:00:00Z", "Pod", "by-hand"))
     blame = "kube-scheduler does not ask the extender"
     assert blame in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
     condition = {"type": "PodScheduled", "status": "False", "message": f"0/2 nodes: 2 {Refusal.NO_MEMORY.text}."}
@@ -251,7 +251,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
     api.add(
         "events",
         told("Scheduled", "Successfully assigned", "2026-11-28T05:00:00Z", "Pod", "web-1-z"),
-        told("BoundPastCardwise", "deleted: it asks for GPU cards", "2026-11-28T05:00:02Z", "Pod", "web-1-z"),
+        told("BoundWithoutExtender", "deleted: it asks for GPU cards", "2026-11-28T05:00:02Z", "Pod", "web-1-z"),
         told("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:03Z", "ReplicaSet", "web-1"),
         told("SuccessfulDelete", "Deleted pod: web-1-zz", "2026-11-28T05:00:04Z", "ReplicaSet", "web-1"),
         told("Killing", "of a node of this name", "2026-11-28T05:00:05Z", "Node", "web-1-z"),
@@ -264,7 +264,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
         assert events == [
             "pod team-a/web-1-z is gone. Its last events:",
             "  2026-11-28T05:00:00Z Scheduled: Successfully assigned",
-            "  2026-11-28T05:00:02Z BoundPastCardwise: deleted: it asks for GPU cards",
+            "  2026-11-28T05:00:02Z BoundWithoutExtender: deleted: it asks for GPU cards",
             "  2026-11-28T05:00:03Z SuccessfulDelete: ReplicaSet web-1: Deleted pod: web-1-z",
         ]
         assert advice.startswith(
@@ -367,7 +367,7 @@ def test_a_daemonsets_pod_hears_of_its_own_node_alone(monkeypatch, api):
 def test_pods_that_vanish_are_told_of_their_own_workload_alone(monkeypatch, api):
     api.replace("pods")
     for i, name in enumerate(("web-1-x9z", "web-1-api-x9z", "web-10-x9z")):
-        api.add("events", told("BoundPastCardwise", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
+        api.add("events", told("BoundWithoutExtender", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
     said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
     assert "The extender has deleted pods of it within the hour (web-1-x9z): something other than Cardwise" in said
 

@@ -39,9 +39,9 @@ def many(seen: Facts, count: int = 60) -> list[Json]:
 
 def test_a_reason_is_one_line_for_all_cards_that_it_is_of(sound):
     for one in (cards := many(sound))[:-1]:
-        one["status"] |= {"health": "Unhealthy", "reason": "NvidiaServesNode"}
+        one["status"] |= {"health": "Unhealthy", "reason": "NvidiaDevicePluginActive"}
     (found,) = troubles(sound)
-    assert found.text == "60 nodes (n0, n1, n10 and 57 more), 479 cards: unhealthy: NvidiaServesNode"
+    assert found.text == "60 nodes (n0, n1, n10 and 57 more), 479 cards: unhealthy: NvidiaDevicePluginActive"
     assert found.level is Severity.WARNING
     cards[-1]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
     one, other = troubles(sound)

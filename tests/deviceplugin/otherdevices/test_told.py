@@ -74,11 +74,11 @@ class TestWhatTheClusterIsTold:
     def test_a_port_that_comes_up_wakes_waiting_pods(self, machine, rig):
         machine.tree.port(machine.ports[0], 1, "1: DOWN")
         assert "port 1 is DOWN" in machine.healthy(FIRST, is_healthy=False)["reason"]
-        before = rig.node()["metadata"].get("annotations", {}).get(names.NODE_CHANGED)
+        before = rig.node()["metadata"].get("annotations", {}).get(names.REQUEUE)
         machine.tree.port(machine.ports[0], 1, "4: ACTIVE")
         machine.healthy(FIRST)
         rig.settle()
-        assert rig.node()["metadata"].get("annotations", {}).get(names.NODE_CHANGED) != before
+        assert rig.node()["metadata"].get("annotations", {}).get(names.REQUEUE) != before
 
     def test_a_missing_device_node_is_a_reason(self, machine, rig):
         machine.healthy(FPGA)

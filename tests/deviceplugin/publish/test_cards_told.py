@@ -120,7 +120,7 @@ def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_r
     idle_rig.api.fault(Fault(status=403), "patch", f"{RESOURCES}/{name}", times=math.inf)
     idle_rig.start()
     idle_rig.settle()
-    (event_text,) = set(idle_rig.events("CardOfAnotherNode"))
+    (event_text,) = set(idle_rig.events("GPUOnAnotherNode"))
     assert event_text.startswith(
         f"ExtendedResource {name} belongs to a card of node n9, so this node cannot publish its own"
     )
@@ -149,13 +149,13 @@ def test_a_refused_deletion_does_not_end_the_round(rig):
     for _ in range(10):
         rig.pass_second()
     assert rig.node()["metadata"]["labels"][names.ACCELERATOR], "written last in each round"
-    before = rig.node()["metadata"]["annotations"][names.NODE_CHANGED]
+    before = rig.node()["metadata"]["annotations"][names.REQUEUE]
     pod = rig.bind("a", [(0, 100)])
     rig.run(pod)
     rig.force_delete(pod)
     for _ in range(3):
         rig.pass_second()
-    assert rig.node()["metadata"]["annotations"][names.NODE_CHANGED] != before, "waiting pods are woken"
+    assert rig.node()["metadata"]["annotations"][names.REQUEUE] != before, "waiting pods are woken"
     assert len(rig.api.sent("delete")) < 10, "it is not tried each second"
 
 
@@ -171,7 +171,7 @@ def test_no_cordon_of_another_nodes_object_is_believed(rig, cordoned):
     rig.api.remove(path)
     put_card_of_another_node(rig, card_uuid(0), **(own if cordoned else {}))
     rig.settle()
-    assert rig.events("CardOfAnotherNode")
+    assert rig.events("GPUOnAnotherNode")
     rig.api.remove(path)  # by an admin, as the event says
     rig.settle()
     spec = rig.card(0)["spec"]
@@ -193,7 +193,7 @@ def test_no_live_node_loses_its_card_to_another_that_reports_the_same_uuid(idle_
     live = ready == "True"
     assert idle_rig.card(0)["spec"]["node"] == ("n9" if live else NODE)
     assert len(idle_rig.api.sent("patch", f"{RESOURCES}/{name}")) == (0 if live else 1)
-    assert bool(idle_rig.events("CardOfAnotherNode")) == live
+    assert bool(idle_rig.events("GPUOnAnotherNode")) == live
     assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"
 
 
@@ -204,7 +204,7 @@ def test_a_sick_card_is_told_and_recovers(rig):
     assert rig.status(1).get("health") == "Unhealthy"
     assert rig.status(1)["reason"] == "Xid 79: fallen off the bus"
     assert rig.node()["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
-    assert names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {})
+    assert names.REQUEUE in rig.node()["metadata"].get("annotations", {})
     pod = rig.bind("a", [(1, 100)])
     assert "is unhealthy: Xid 79" in refusal(lambda: rig.run(pod))[1]
     rig.cards[1]["healthy"] = True
@@ -243,7 +243,7 @@ def test_a_failed_wake_up_is_tried_again(rig):
     rig.write_cards()
     rig.settle()
     assert failing.left == 0
-    assert names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {})
+    assert names.REQUEUE in rig.node()["metadata"].get("annotations", {})
 
 
 def test_an_unforeseen_error_does_not_end_the_watch_of_the_cards(rig):

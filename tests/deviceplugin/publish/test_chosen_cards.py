@@ -27,7 +27,7 @@ class TestNvidiasPlugin:
             "that Cardwise may share"
         )
         assert rig.status(0)["reason"] == rig.status(1)["reason"] == reason
-        assert rig.events("NvidiaServesNode") == [reason]
+        assert rig.events("NvidiaDevicePluginActive") == [reason]
         code, message = refusal(lambda: rig.run(rig.bind("new", [(1, 100)])))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert reason in message
@@ -38,8 +38,8 @@ class TestNvidiasPlugin:
         rig.settle()
         assert health(rig) == ["Healthy", "Healthy"]
         assert rig.status(0)["reason"] == ""
-        assert rig.events("NvidiaLeftNode")
-        assert names.NODE_CHANGED in rig.node()["metadata"].get("annotations", {})
+        assert rig.events("NvidiaDevicePluginRemoved")
+        assert names.REQUEUE in rig.node()["metadata"].get("annotations", {})
         rig.run(rig.bind("later", [(1, 100)]))
 
     def test_it_was_there_first(self, idle_rig):
@@ -71,7 +71,7 @@ class TestNvidiasPlugin:
         slot = rig.run(rig.bind("a", [(1, 100)]))
         assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
         assert "--cards leaves it out" in refusal(lambda: rig.run(rig.bind("b", [(0, 100)])))[1]
-        assert not rig.events("NvidiaServesNode")
+        assert not rig.events("NvidiaDevicePluginActive")
 
 
 class TestCardsSetting:
@@ -93,7 +93,7 @@ class TestCardsSetting:
         rig.chosen = "1,7"
         rig.start()
         assert rig.status(1).get("health") == "Healthy"
-        (message,) = rig.events("CardsSettingUnfit")
+        (message,) = rig.events("InvalidCardSelection")
         here = f"0 ({card_uuid(0)}), 1 ({card_uuid(1)})"
         assert message == f"--cards: 7 is not a card of this node; use one of: {here}"
         assert rig.problems() == []

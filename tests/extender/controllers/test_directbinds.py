@@ -69,7 +69,7 @@ def test_it_goes_within_seconds_and_is_told_once(world):
     world.put()
     world.step()
     assert world.left() == []
-    assert world.events.told() == [("p", "BoundPastCardwise", "Warning")]
+    assert world.events.told() == [("p", "BoundWithoutExtender", "Warning")]
     sent = world.api.sent("delete", "*/p")[0]
     assert sent.body["gracePeriodSeconds"] == 1, "nothing that it runs beside keeps it"
 

@@ -68,7 +68,7 @@ def test_a_touch_that_failed_is_tried_again(api, made, clock):
         one_round(loops)
         clock.advance(0.5)
     assert [call.path for call in api.requests] == [N1] * 3
-    assert names.NODE_CHANGED in api.get(N1)["metadata"]["annotations"]
+    assert names.REQUEUE in api.get(N1)["metadata"]["annotations"]
 
 
 def test_a_long_pause_that_one_answer_asks_for_does_not_stop_all_wake_ups(api, made, clock):

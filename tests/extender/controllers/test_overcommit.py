@@ -88,7 +88,7 @@ def twice(world):
 def test_the_later_one_goes_and_is_told(twice):
     twice.step()
     assert twice.left() == ["early"]
-    assert twice.events.told() == [("late", "CardGivenTwice", "Warning")]
+    assert twice.events.told() == [("late", "GPUOvercommitted", "Warning")]
 
 
 def test_by_when_they_were_bound_whichever_is_seen_first(world):

@@ -342,7 +342,7 @@ def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
         return True
 
     def is_bound(call):
-        body = {"metadata": {"annotations": {names.TERM: "x/x/x/99"}}, "target": {"name": "n1"}}
+        body = {"metadata": {"annotations": {names.LEADER_EPOCH: "x/x/x/99"}}, "target": {"name": "n1"}}
         two.api.client().create(call.path.replace("/status", "/binding"), body)
 
     two.b.reads = comes
@@ -466,7 +466,7 @@ def test_a_lease_whose_count_goes_back_hides_no_other_leader(two):
     two.takes_over(two.a)
     two.b.look()
     late = binding_of(two.api, "mine")
-    late["metadata"]["annotations"][names.TERM] = two.a.leadership.fencing_token(two.a.leadership.epoch())
+    late["metadata"]["annotations"][names.LEADER_EPOCH] = two.a.leadership.fencing_token(two.a.leadership.epoch())
     count_is(two, count - 1)
     two.takes_over(two.b)
     assert two.b.bind("other", "n1") == "bound"
@@ -577,7 +577,7 @@ def count_is(two, count):
 def binding_of(api, name):
     """Of the pod as it is now, to the first card, which it takes whole; as it would be posted."""
     made = Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)})
-    annotations = assignment.encode(made, assume_time_ns=1) | {names.TERM: "x/x/x/99"}
+    annotations = assignment.encode(made, assume_time_ns=1) | {names.LEADER_EPOCH: "x/x/x/99"}
     version = api.pods()[name]["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version, "annotations": annotations}, "target": {"name": "n1"}}
 
@@ -617,7 +617,7 @@ def test_a_term_changes_every_waiting_pod_once(two):
     two.a.bind("p0", "n1")
     two.takes_over(two.b)
     assert sorted(changed(two)) == sorted(["member", *(f"p{i}" for i in range(1, 40))])
-    assert two.api.pods()["p1"]["metadata"]["annotations"][names.TERM].startswith("ns/l/")
+    assert two.api.pods()["p1"]["metadata"]["annotations"][names.LEADER_EPOCH].startswith("ns/l/")
 
 
 @pytest.mark.parametrize("between", ["nobody", "another"])
@@ -830,7 +830,7 @@ def test_a_member_without_cards_that_lands_while_a_term_begins_is_known_before_i
     two.b.reads = lambda: lists.append(1) or True
 
     def lands(call):
-        body = {"metadata": {"annotations": {names.TERM: "x/x/x/99"}}, "target": {"name": "n1"}}
+        body = {"metadata": {"annotations": {names.LEADER_EPOCH: "x/x/x/99"}}, "target": {"name": "n1"}}
         two.api.client().create(call.path.replace("/status", "/binding"), body)
 
     two.api.before(lands, "patch", "*/status")

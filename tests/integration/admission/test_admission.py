@@ -245,7 +245,7 @@ def test_annotations_of_ours_are_written_by_cardwise_but_for_those_of_users(api:
     assert wait_for(lambda: create(WRITTEN_BY_USERS).returncode == 0), create(WRITTEN_BY_USERS).stderr
     ours = (
         names.ASSIGNMENT,
-        names.TERM,
+        names.LEADER_EPOCH,
         f"{names.GROUP}/new",
         f"{names.GPUSHARE_PREFIX}NEW",
         names.GPUSHARE_ALLOCATION,

@@ -32,19 +32,19 @@ MPS_NODE = "metrics-mps"  # a manager of cards that the cluster does not know: n
 
 # Of these expressions a healthy cluster has nothing to tell; they must be right all the same.
 QUIET = (
-    "cardwise_extender_ahead_total",  # for clusters of more than a thousand nodes
+    "cardwise_extender_nominations_total",  # for clusters of more than a thousand nodes
     "cardwise_thread_failures_total",
     "cardwise_extender_thread_failures_total",
     "cardwise_mps_thread_failures_total",
     "cardwise_mps_daemon_failures_total",
     "cardwise_mps_server_faults_total",
-    "cardwise_mps_heals_total",
+    "cardwise_mps_recoveries_total",
     "cardwise_mps_settings_lost_total",
     "cardwise_mps_clients_detached_total",
     "cardwise_mps_used_bytes",  # nothing computes on a simulated card
-    "cardwise_mps_audit_found_total",
+    "cardwise_mps_audit_violations_total",
     "cardwise_mps_audit_evictions_total",
-    "cardwise_mps_audit_blind_total",
+    "cardwise_mps_audit_failures_total",
 )
 
 

@@ -72,7 +72,7 @@ class Rules(RuleOne):
             self.violations.append(f"{metadata['name']} was at {before} and is at {place}")
         if metadata["uid"] in self.held and metadata["name"] not in self.granted:
             self.granted[metadata["name"]] = time.monotonic()
-            term = metadata["annotations"].get(names.TERM, "")
+            term = metadata["annotations"].get(names.LEADER_EPOCH, "")
             self.began.setdefault(term, time.monotonic())
             self.shares_by_epoch[term] += 1
         if len(self.held) > LIMIT:
@@ -285,9 +285,9 @@ def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Clus
         late = f"{uid}/{transitions - 1}/somebody"
         # Its cache of the Lease may be behind.
         space.refusal(lambda: bind(extender, space, pod, late, dry=True), "the API server knows that the term is over")
-        with pytest.raises(errors.Invalid, match=rf"{names.TERM}.*of somebody is over"):
+        with pytest.raises(errors.Invalid, match=rf"{names.LEADER_EPOCH}.*of somebody is over"):
             bind(extender, space, pod, late)
-        with pytest.raises(errors.Invalid, match=rf"{names.TERM}.*of somebody is over"):
+        with pytest.raises(errors.Invalid, match=rf"{names.LEADER_EPOCH}.*of somebody is over"):
             bind(extender, space, pod, f"{uid}/{transitions}/somebody")  # the number was set back, or is at its limit
         assert not space.get("late")["spec"].get("nodeName")
         bind(extender, space, pod, f"{uid}/{transitions}/{held['spec']['holderIdentity']}")
@@ -327,7 +327,7 @@ def test_a_card_that_was_given_twice_loses_the_later_pod_before_it_starts(space:
 
 
 def bind(client: KubeClient, space: Space, uid: str, term: str, *, name: str = "late", dry: bool = False) -> None:
-    annotations = {names.TERM: f"{names.NAMESPACE}/{names.LEASE}/{term}"}
+    annotations = {names.LEADER_EPOCH: f"{names.NAMESPACE}/{names.LEASE}/{term}"}
     metadata = {"name": name, "uid": uid, "annotations": annotations}
     target = {"kind": "Node", "name": space.own_nodes[0]}
     body = {"kind": "Binding", "apiVersion": "v1", "metadata": metadata, "target": target}

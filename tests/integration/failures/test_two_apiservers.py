@@ -100,7 +100,9 @@ def test_what_an_api_server_reads_when_it_goes_on_does_not_land(space: Space, pa
     together = threading.Barrier(len(pods) + 1)
 
     def late_one(name: str) -> Json:
-        return binding(space, name, uid=uids[name], resourceVersion=versions[name], annotations={names.TERM: term})
+        return binding(
+            space, name, uid=uids[name], resourceVersion=versions[name], annotations={names.LEADER_EPOCH: term}
+        )
 
     def late(name: str) -> str:
         client = space.cluster.client("cardwise-extender-b")
@@ -164,7 +166,8 @@ def test_a_binding_from_before_a_pod_was_changed_never_lands(space: Space, clust
             Fence(extender).fence_pod(PodRef(uid, space.name, "late"), "ns/lease/2/holder") is PodState.BOUND_BY_OTHER
         )
         assert (
-            space.get("late")["metadata"]["annotations"].get(names.TERM) == bound["metadata"]["annotations"][names.TERM]
+            space.get("late")["metadata"]["annotations"].get(names.LEADER_EPOCH)
+            == bound["metadata"]["annotations"][names.LEADER_EPOCH]
         )
         assert Fence(extender).fence_pod(PodRef("another", space.name, "late"), "ns/lease/2/holder") is PodState.DELETED
     finally:

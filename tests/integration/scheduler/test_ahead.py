@@ -24,7 +24,7 @@ def nominating(cluster: Cluster) -> Iterator[Cluster]:
     first = {"metadata": {"name": "first"}, "value": 1000}
     meek = {"metadata": {"name": "meek"}, "value": 0, "preemptionPolicy": "Never"}
     calm = {"metadata": {"name": "calm"}, "value": 5000, "preemptionPolicy": "Never"}
-    with flags(cluster, "extender", "--nominate-ahead=always"):
+    with flags(cluster, "extender", "--nominate=always"):
         for priority in (first, meek, calm):
             cluster.api.create(PRIORITIES, priority)
         yield cluster

@@ -459,7 +459,7 @@ QUOTAS_AND_RIGHTS = (
         "T48",
         "Nodes: an annotation, a capacity",
         [
-            changed(paths.nodes("n1"), By.RBAC, "nodes", metadata={"annotations": {names.NODE_CHANGED: "1"}}),
+            changed(paths.nodes("n1"), By.RBAC, "nodes", metadata={"annotations": {names.REQUEUE: "1"}}),
             changed(paths.nodes("n1", "status"), By.RBAC, "nodes/status", status={"capacity": {names.GPU_MEM: "1"}}),
         ],
     ),

@@ -411,9 +411,9 @@ def test_n05_a_card_has_no_more_than_any_card(accounts: Cluster) -> None:
 def full_annotations(api: KubeClient, node: str) -> Iterator[None]:
     """The node's annotations are at the API's limit, 256 KiB in all, so that none can be added."""
     there = api.get(paths.nodes(node))["metadata"].get("annotations") or {}
-    there.pop(names.NODE_CHANGED, None)
+    there.pop(names.REQUEUE, None)
     filler = "x" * (256 * 1024 - sum(len(key) + len(text) for key, text in there.items()) - len("filler"))
-    api.patch(paths.nodes(node), {"metadata": {"annotations": {names.NODE_CHANGED: None, "filler": filler}}})
+    api.patch(paths.nodes(node), {"metadata": {"annotations": {names.REQUEUE: None, "filler": filler}}})
     try:
         yield
     finally:
@@ -435,7 +435,7 @@ def test_n06_nodes_that_cannot_be_changed_keep_no_pod_waiting(accounts: Cluster)
 
         def touched() -> str:
             annotations = api.get(paths.nodes(good))["metadata"].get("annotations") or {}
-            return str(annotations.get(names.NODE_CHANGED, ""))
+            return str(annotations.get(names.REQUEUE, ""))
 
         before = touched()
         space.put_quota({"shares": 2})

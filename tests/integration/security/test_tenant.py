@@ -439,7 +439,7 @@ def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> Non
         webhook.restart()
         tenant.cluster.parts.wait_ready("webhook")
     tenant.space.wait_for_deletion("past")
-    query = {"fieldSelector": "reason=BoundPastCardwise"}
+    query = {"fieldSelector": "reason=BoundWithoutExtender"}
     tenant.space.wait(
         lambda: [
             event["involvedObject"]["name"]
@@ -450,7 +450,7 @@ def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> Non
     explained = cardwise(tenant.cluster, "explain", "past", "-n", tenant.space.name)
     assert explained.returncode == 0, explained.stderr
     assert f"pod {tenant.space.name}/past is gone. Its last events:\n" in explained.stdout
-    assert " BoundPastCardwise: deleted: " in explained.stdout
+    assert " BoundWithoutExtender: deleted: " in explained.stdout
     assert "It got no GPU, since something other than Cardwise's extender had bound it. " in explained.stdout
     tenant.edit.delete(f"{budgets}/mine")
 

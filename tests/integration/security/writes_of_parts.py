@@ -247,10 +247,10 @@ MAY: dict[str, Sequence[Write]] = {
         Write(
             "patch",
             "pods/status of waiting pods",
-            "annotation `cardwise.dev/term`",
-            [patched(lambda world: world.pod("waiting", "status"), annotated(names.TERM))],
+            "annotation `cardwise.dev/leader-epoch`",
+            [patched(lambda world: world.pod("waiting", "status"), annotated(names.LEADER_EPOCH))],
         ),
-        Write("patch", "nodes", "annotation `cardwise.dev/changed`", [patched(node, annotated(names.NODE_CHANGED))]),
+        Write("patch", "nodes", "annotation `cardwise.dev/requeue`", [patched(node, annotated(names.REQUEUE))]),
         Write(
             "patch",
             "ExtendedResources/status",
@@ -306,11 +306,11 @@ MAY: dict[str, Sequence[Write]] = {
         Write(
             "patch",
             "its Node",
-            "label `accelerator`; annotations `cardwise.dev/accelerator`, `cardwise.dev/changed`",
+            "label `accelerator`; annotations `cardwise.dev/accelerator`, `cardwise.dev/requeue`",
             [
                 patched(node, labelled(accelerator="nvidia-tesla-p100")),
                 patched(node, annotated(f"{names.GROUP}/{names.ACCELERATOR}")),
-                patched(node, annotated(names.NODE_CHANGED)),
+                patched(node, annotated(names.REQUEUE)),
             ],
         ),
         Write(
@@ -462,7 +462,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("addresses", patched(steady_status, {"status": {"podIP": "1.2.3.4"}}), "status.podIP"),
         Excess("label by status", patched(steady_status, labelled(app="other")), "metadata.labels[app] of pods/status"),
-        Excess("another term", patched(steady_status, annotated(names.TERM)), "the term of waiting pods only"),
+        Excess("another term", patched(steady_status, annotated(names.LEADER_EPOCH)), "the term of waiting pods only"),
         Excess("node status", patched(node_status, capacity(cpu="1"))),
         Excess(
             "health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.health of extendedresources"
@@ -521,7 +521,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess("pod status", patched(steady_status, {"status": {"phase": "Failed"}})),
         Excess(
             "another node",
-            patched(lambda world: paths.nodes(world.other), annotated(names.NODE_CHANGED)),
+            patched(lambda world: paths.nodes(world.other), annotated(names.REQUEUE)),
             "objects of node",
         ),
         Excess(
@@ -592,6 +592,6 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("a card's spec", patched(card, {"spec": {"memoryMiB": 1}})),
         Excess("a pod", patched(steady, annotated(names.ASSIGNED, "true"))),
-        Excess("a node", patched(node, annotated(names.NODE_CHANGED))),
+        Excess("a node", patched(node, annotated(names.REQUEUE))),
     ],
 }

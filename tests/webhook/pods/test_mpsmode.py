@@ -88,8 +88,8 @@ def judged_in(namespace: str, pod: Json, known: Known, settings: WebhookSettings
 def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
     setting: str, namespace: str, bound: str
 ) -> None:
-    settings = replace(SETTINGS, least_mps=Mode(setting))
-    known = Known(namespaces={"team": Defaults(least_mps=namespace)}, scopes=frozenset({"card"}))
+    settings = replace(SETTINGS, min_mps=Mode(setting))
+    known = Known(namespaces={"team": Defaults(min_mps=namespace)}, scopes=frozenset({"card"}))
     for said in Mode:
         decision = judged_in("team", saying(said), known, settings)
         assert decision.allowed == (said.isolation >= Mode(bound).isolation), said
@@ -99,7 +99,7 @@ def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
 
 
 def test_to_opt_out_of_defaults_or_to_wait_for_other_nodes_is_no_way_round_it() -> None:
-    known = Known(namespaces={"team": Defaults(least_mps="required")}, scopes=frozenset({"card"}))
+    known = Known(namespaces={"team": Defaults(min_mps="required")}, scopes=frozenset({"card"}))
     out = saying("off")
     out["metadata"]["annotations"][names.DEFAULTS_OPT_OUT] = "disabled"
     waiting = replace(SETTINGS, oversize="wait")
@@ -109,7 +109,7 @@ def test_to_opt_out_of_defaults_or_to_wait_for_other_nodes_is_no_way_round_it() 
 
 
 def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
-    settings = replace(SETTINGS, least_mps=Mode.REQUIRED)
+    settings = replace(SETTINGS, min_mps=Mode.REQUIRED)
     after, _ = admitted(saying("off", gpu_count=2), PER_CARD, settings)
     assert mode(after) == "off"
     mixed = build.pod(
@@ -120,7 +120,7 @@ def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
 
 
 def test_a_least_mode_that_is_none_is_refused_where_it_is_written() -> None:
-    known = Known(namespaces={"team": Defaults(least_mps="much")})
+    known = Known(namespaces={"team": Defaults(min_mps="much")})
     assert "'much' is no mode of MPS" in decided(saying(), known, namespace="team").message
 
 

@@ -130,6 +130,6 @@ def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
         return on_advise(made, "deployments", CARDS, settings).warnings
 
     assert told("2", GIB) == ()
-    assert "2 is 2 MiB" in told("2", WebhookSettings(least_share=256))[0]
+    assert "2 is 2 MiB" in told("2", WebhookSettings(min_share=256))[0]
     assert "8138 counts GiB in this namespace" in told("8138", GIB)[0]
     assert told("8138", WebhookSettings()) == told("8138Mi", GIB) == ()

@@ -193,7 +193,7 @@ def test_only_a_kubelet_makes_mirrors() -> None:
 def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
     half = resource_classes(resource_class("half", share={"memoryMiB": 128}))
     known = Known(known_cards=CARDS, known_classes=half, cards_of={"half": CARDS})
-    return on_validate(pod, "pods", known, WebhookSettings(least_share=least)).warnings
+    return on_validate(pod, "pods", known, WebhookSettings(min_share=least)).warnings
 
 
 def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:

@@ -37,7 +37,7 @@ def asking(**limits: str) -> Json:
 
 
 def advised(obj: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
-    settings = about.pop("settings", WebhookSettings(least_share=256))
+    settings = about.pop("settings", WebhookSettings(min_share=256))
     decision = on_advise(obj, resource, view or known(), settings, **about)
     assert decision.allowed
     assert decision.patch == []
@@ -302,9 +302,9 @@ def test_defaults_of_a_namespace_that_have_no_effect_are_told() -> None:
     assert namespaced({names.DEFAULTS_LABEL: "true"}) == (
         "metadata.labels[cardwise.dev/defaults]: 'true' gives no defaults; write enabled",
     )
-    assert namespaced(default_gpu_mem="2Gi", least_mps="required") == (
+    assert namespaced(default_gpu_mem="2Gi", min_mps="required") == (
         f"metadata.annotations[cardwise.dev/default-gpu-mem]: {no_effect}",
-        f"metadata.annotations[cardwise.dev/least-mps]: {no_effect}",
+        f"metadata.annotations[cardwise.dev/min-mps]: {no_effect}",
     )
     assert namespaced(on, default_gpumem="2Gi") == (f"metadata.annotations[cardwise.dev/default-gpumem]: {unread}",)
     assert namespaced({names.DEFAULTS_LABEL: "disabled"}, default_gpu_mem="2Gi") == (), "switched off on purpose"
