@@ -453,8 +453,9 @@ def test_a_namespace_that_calls_now_and_then_is_answered_beside_a_flood_of_one_c
     server = serve(threads=1, kind=ServingByTurns, whose=whose, **limits)
     flood = Flood(server, flooding)
     until(lambda: busy_calls(server) == 20, "that all places are taken")
-    flood.give_turns(3 * namespaces)
+    flood.give_turns(2 * namespaces)
     for number in range(10):
+        flood.give_turns(2 * namespaces)  # each of the flood has used more than the fair one when this is over
         until(lambda: (flood.come_again(), busy_calls(server) == 20)[1], "that all places are taken again")
         fair = server.connect(source="127.0.0.2" if of == "an address" else "127.0.0.9")
         asks(fair, f"/fair-{number}?fair")
