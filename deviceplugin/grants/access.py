@@ -4,7 +4,7 @@ Users are told which it is: with open access, a user who sets NVIDIA_VISIBLE_DEV
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 
@@ -75,6 +75,7 @@ class Delivery:
         self._folder = folder
         self._nvidia = nvidia
         self._lock = threading.Lock()
+        self._remove_problem = ""
 
     def edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
         """The merged CDI edits of the cards, and the CDI version that they need. Raises NoDevice."""
@@ -105,25 +106,40 @@ class Delivery:
             for slot in grant.slots:
                 self._write(slot, grant, hardware)
 
-    def withdraw(self, slot: str, unused: Callable[[], bool]) -> None:
-        """Remove the slot's spec if it is still `unused` under the lock. Raises OSError."""
+    def remove_unused_specs(self, grants: GrantStore) -> None:
+        """Remove the specs of slots that no grant has: of a pod that was freed, of a container that has started again
+        with another slot, and what an earlier call failed to remove.
+        """
         with self._lock:
-            if unused():
-                cdi.remove(self._folder, slot)
+            self._remove_unused_specs(grants)
 
     def restore(self, grants: GrantStore, hardware: Hardware) -> None:
         """Recreate the folder from the grants: after a reboot it is empty, after a crash it may be outdated."""
         # Later grants are delivered after the lock is released, and overwrite what is written here.
         with self._lock:
-            slots = {slot for grant in grants.all() for slot in grant.slots}
-            for path in cdi.stale_specs(self._folder, slots):
-                path.unlink(missing_ok=True)
-            self._rewrite(slots, grants, hardware)
+            self._remove_unused_specs(grants)
+            self._rewrite({slot for grant in grants.all() for slot in grant.slots}, grants, hardware)
 
     def refresh(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
         """Write the specs of these slots again."""
         with self._lock:
             self._rewrite(slots, grants, hardware)
+
+    def _remove_unused_specs(self, grants: GrantStore) -> None:
+        # A grant is in the store before its spec is written. So under the lock each spec of a start has its grant.
+        slots = {slot for grant in grants.all() for slot in grant.slots}
+        failures: list[OSError] = []
+        try:
+            for path in cdi.stale_specs(self._folder, slots):
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:  # the others are removed nevertheless
+                    failures.append(error)
+        except OSError as error:
+            failures.append(error)
+        previous, self._remove_problem = self._remove_problem, str(failures[0]) if failures else ""
+        if self._remove_problem not in ("", previous):
+            _log.error("failed to remove the CDI spec of a free slot; trying again", error=self._remove_problem)
 
     def _rewrite(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
         for slot in slots:

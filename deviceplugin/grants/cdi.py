@@ -288,11 +288,6 @@ def write_problem(folder: Path) -> str:
     return reason and f"CDI specs cannot be written to {folder}: {reason}"
 
 
-def remove(folder: Path, slot: str) -> None:
-    """Remove the spec of a slot. Raises OSError."""
-    spec_path(folder, slot).unlink(missing_ok=True)
-
-
 def stale_specs(folder: Path, live_slots: set[str]) -> list[Path]:
     """Our specs and unfinished files that belong to none of the `live_slots`."""
     if not folder.is_dir():

@@ -121,13 +121,14 @@ class Releaser:
         return all_answered
 
     def sweep(self, *, complete: bool = True) -> None:
-        """One pass over all grants. `complete`: each running container has a grant."""
+        """One pass over all grants, and over the CDI specs. `complete`: each running container has a grant."""
         uids = {grant.pod_uid for grant in self._grants.all()}
         whole = self.free(uids)
         granted = {grant.pod_uid for grant in self._grants.all()}
         with self._lock:
             self._ended_rounds = {uid: rounds for uid, rounds in self._ended_rounds.items() if uid in granted}
         self._publish_held_shares(complete=whole and complete)
+        self._delivery.remove_unused_specs(self._grants)
 
     def _ended_by_api(self, uid: str, *, remembered: bool) -> bool | None:
         """Whether the pod has certainly finished, is gone or is not bound here; None if the API server does not answer.
@@ -181,13 +182,11 @@ class Releaser:
         pod_name = next((grant.pod for grant in self._grants.grants_of_pod(uid)), "")
         try:
             dropped = self._grants.drop(uid, epoch)
-            for slot in {slot for grant in dropped for slot in grant.slots}:
-                # The kubelet may have allocated the slot to the next container by now.
-                self._delivery.withdraw(slot, lambda slot=slot: self._grants.owner(slot) is None)  # type: ignore[misc]
         except OSError as error:
             _log.error("failed to remove a grant; trying again", pod=pod_name, uid=uid, error=str(error))
             return
         if dropped:
+            self._delivery.remove_unused_specs(self._grants)
             with self._lock:
                 self._ended_rounds.pop(uid, None)
             _log.info("freed", pod=pod_name, uid=uid, containers=[grant.container for grant in dropped])

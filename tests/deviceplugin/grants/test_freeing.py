@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants.access import Access
+from deviceplugin.grants.cdi import stale_specs
 from deviceplugin.grants.release import held_shares
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused, told_of
 from tests.deviceplugin.records import grant
@@ -195,6 +197,55 @@ def test_a_pod_whose_containers_never_started_is_freed(rig):
     assert rig.spec(slot) is None
 
 
+def test_a_pod_that_starts_again_with_another_slot_leaves_no_spec_of_its_first(rig):
+    """The kubelet has lost its checkpoint, or an API server that was restored has bound the pod here again."""
+    pod = rig.bind("a", [(0, P100)])
+    first = rig.run(pod)
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.kubelet.forget(pod["metadata"]["uid"])
+    second = rig.run(pod, slot="s009")
+    rig.pass_second()
+    assert (rig.spec(first), rig.env(second)["ALIYUN_COM_GPU_MEM_IDX"]) == (None, "0")
+    rig.end(pod)
+    rig.settle()
+    assert not rig.agent.grants.all()
+    assert not list((rig.folder / "cdi").iterdir())
+
+
+def test_a_spec_that_could_not_be_removed_is_removed_by_the_next_pass(rig, monkeypatch):
+    pod = rig.bind("a", [(0, P100)])
+    slot = rig.run(pod)
+    rig.end(pod)
+    with monkeypatch.context() as patch:
+        path = rig.folder / "cdi" / f"cardwise.dev-share-{slot}.json"
+        unlink = Path.unlink
+
+        def refuse(self, **options):
+            if self == path:
+                raise OSError(30, "Read-only file system")
+            unlink(self, **options)
+
+        patch.setattr(Path, "unlink", refuse)
+        rig.settle()
+    assert not rig.agent.grants.all()
+    assert rig.spec(slot) is not None
+    rig.pass_second()
+    assert rig.spec(slot) is None
+
+
+def test_a_spec_that_cannot_be_removed_stops_neither_the_start_nor_the_removal_of_others(idle_rig):
+    specs = idle_rig.folder / "cdi"
+    for slot in ("s001", "s003"):
+        (specs / f"cardwise.dev-share-{slot}.json").mkdir(parents=True)  # unlink removes no folder
+    (specs / "cardwise.dev-share-s002.json").write_text("{}")
+    idle_rig.start()
+    assert sorted(path.name for path in specs.iterdir()) == [
+        f"cardwise.dev-share-{slot}.json" for slot in ("s001", "s003")
+    ]
+    assert idle_rig.run(idle_rig.bind("a", [(0, P100)]), slot="s004")
+    assert idle_rig.spec("s004")
+
+
 def test_a_finished_pod_is_freed(rig):
     pod = rig.bind("job", [(0, P100)])
     rig.run(pod)
@@ -218,6 +269,10 @@ def test_nothing_is_freed_while_the_runtime_is_silent(rig):
     assert not rig.agent.grants.all()
 
 
+def granted_slots(rig) -> set[str]:
+    return {slot for grant in rig.agent.grants.all() for slot in grant.slots}
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
     """Starts, graceful and forced ends, late deaths, restarts of the agent, and restores of etcd, after which pods wait
@@ -238,7 +293,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
             else:
                 running[pod["metadata"]["uid"]] = pod
         elif action in {"end", "force"} and running:
-            uid = dice.choice(sorted(running))
+            uid = dice.choice(list(running))
             pod = running.pop(uid)
             if action == "end":
                 rig.end(pod)
@@ -250,12 +305,12 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
             rig.runtime.kill(uid)
             rig.kubelet.forget(uid)
         elif action == "restore" and running:
-            uid = dice.choice(sorted(running))
+            uid = dice.choice(list(running))
             waiting[uid] = running.pop(uid)
             lingering.append(uid)
             restored(waiting[uid])
         elif action == "return" and waiting.keys() - lingering:
-            uid = dice.choice(sorted(waiting.keys() - lingering))
+            uid = dice.choice([uid for uid in waiting if uid not in lingering])
             pod = waiting.pop(uid)
             rig.api.put(PODS, pod)
             if message := refused(lambda pod=pod: rig.run(pod)):
@@ -268,6 +323,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
             rig.start()
         elif action == "time":
             rig.pass_second()
+            assert not stale_specs(rig.folder / "cdi", granted_slots(rig))
         assert max(rig.held_on_disk(0), rig.held_on_disk(1)) <= P100
         assert {*running, *lingering} <= {grant.pod_uid for grant in rig.agent.grants.all()}
     for uid, pod in running.items():

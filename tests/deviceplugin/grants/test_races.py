@@ -75,8 +75,10 @@ class ToldLock:
 
 
 @pytest.mark.parametrize("slot", ["s001", "s002"], ids=["a slot that changes hands", "a new slot"])
-@pytest.mark.parametrize("moment", ["stale_specs", "write"])
-def test_a_delivery_beside_a_restore_is_kept(node, monkeypatch, slot, moment):
+@pytest.mark.parametrize(
+    ("work", "moment"), [("restore", "stale_specs"), ("restore", "write"), ("remove_unused_specs", "stale_specs")]
+)
+def test_a_delivery_beside_other_work_on_the_specs_is_kept(node, monkeypatch, slot, work, moment):
     node.prestart(grant("old", "s001", 0))
     on_its_way = threading.Event()  # the other has come to the lock, or has ended
 
@@ -95,14 +97,14 @@ def test_a_delivery_beside_a_restore_is_kept(node, monkeypatch, slot, moment):
         return real(*arguments)
 
     monkeypatch.setattr(cdi, moment, meanwhile)
-    node.delivery.restore(node.grants, HERE)
+    getattr(node.delivery, work)(node.grants, *([HERE] if work == "restore" else []))
     other.join()
     assert node.device(slot) == "/dev/nvidia1"
 
 
 def test_an_adoption_writes_its_own_slots_only(node):
     node.prestart(grant("other", "s002", 1))
-    cdi.remove(node.folder, "s002")
+    cdi.spec_path(node.folder, "s002").unlink()
     node.grants.adopt(grant("running", "s001", 0))
     node.delivery.refresh(["s001", "s003"], node.grants, HERE)
     assert node.device("s001") == "/dev/nvidia0"
@@ -137,6 +139,23 @@ def test_what_is_granted_while_the_proof_is_sought_stays(node):
     pods.fetch_pod = lambda *_: None
     releaser.free({"u1"})
     assert node.grants.all() == []
+
+
+def test_a_spec_whose_grant_is_dropped_before_it_is_written_is_removed_by_the_next_pass(node):
+    ending = grant("ending", "s001", 0)
+    assert isinstance(node.grants.add(ending, TOTALS), AddedGrant)
+    node.grants.drop("ending", node.grants.epoch())
+    node.delivery.deliver(ending, HERE)
+    node.prestart(grant("other", "s002", 1))
+    releaser = Releaser(
+        pods=SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False)),
+        containers=SimpleNamespace(),
+        grants=node.grants,
+        delivery=node.delivery,
+        on_change=lambda: None,
+    )
+    releaser.sweep()
+    assert [path.name for path in node.folder.iterdir()] == [cdi.spec_path(node.folder, "s002").name]
 
 
 def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spec(node, monkeypatch):
