@@ -198,7 +198,7 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
     }
     configurations = [paths.mutatingwebhookconfigurations(name), paths.validatingwebhookconfigurations(name)]
     bundle = CaBundle(client, configurations, interval=600)
-    bundle.set(pem)
+    bundle.set_bundle(pem)
     bundle.start()
     try:
         # The chart's objects come later than we do.
