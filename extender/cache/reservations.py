@@ -1,36 +1,36 @@
-"""The table of reservations: who has room on a node's cards, for which reason, until when. One row for each pod.
+"""The table of reservations: which pod has which cards of a node, why, and until when. One row for each pod.
 
 The life of a row::
 
                  filter                    bind                 accepted          the watch shows it
-    (none) ──► RESERVED ◄──── AHEAD ────► BINDING ───────────► ASSUMED ───────► BOUND
-       │          │   decided │ ahead     ▲  │ ▲                                  │ the pod is gone,
-       │          ▼           ▼           │  │ │ posted again                     │ its containers may not be
+    (none) ──► RESERVED ◄─ NOMINATED ───► BINDING ───────────► ACCEPTED ──────► BOUND
+       │          │   nominated │         ▲  │ ▲                                  │ the pod is gone,
+       │          ▼             ▼         │  │ │ posted again                     │ its containers may not be
        │        (none): expires, dropped  │  ▼ │                                  ▼
        └──────► WAITING ──────────────────┘ UNCONFIRMED: the answer was lost TERMINATING ──► (none): proved gone
                  a plan of its gang          │ looked up: not bound             │ its time is over
                                              ▼                                  ▼
-                                           (none)                             LAPSED
+                                           (none)                            ORPHANED
 
-Not drawn: BINDING goes back to WAITING where nothing was posted and the gang's plan stands; ASSUMED and UNCONFIRMED end
-when a look at the pod says so; LAPSED is followed by whatever is known of the pod again. A pod that was bound, or gone,
-and that the watch shows waiting again (etcd was restored from a backup) is UNCONFIRMED: a look-up settles it as after a
-lost answer. Until then its cards count, and nothing is posted for it; after that what its node reports of it counts.
+Not drawn: BINDING goes back to WAITING where nothing was posted and the gang's plan stands; ACCEPTED and UNCONFIRMED
+end when a read of the pod says so; ORPHANED is followed by whatever is known of the pod again. A pod that was bound, or
+gone, and that the watch shows pending again (etcd was restored from a backup) is UNCONFIRMED: a read settles it as
+after a lost answer. Until then its cards count, and nothing is posted for it; after that what its node reports counts.
 
-The API server's word comes at any time: a pod that the watch shows bound is BOUND whatever it was before, and the order
-in which things are heard does not matter. What is posted (BINDING, UNCONFIRMED, ASSUMED) is given up only by its own
-thread, by a consistent read, or by a watch event; nothing else may end it, for its Binding may land (rule 1 of
+Events of the API server come at any time: a pod that the watch shows bound is BOUND whatever it was before, and the
+order of events does not matter. What is posted (BINDING, UNCONFIRMED, ACCEPTED) is given up only by its own thread, by
+a consistent read, or by a watch event; nothing else may end it, for its Binding may land (rule 1 of
 docs/architecture.md). A row in TERMINATING ends when its node, which had reported the share, reports it no more.
 
 A node's report is believed for pods that were bound to that node. What it reports of other pods fills its own cards
-and nobody's quota (`stray`): it may be right, since nobody remembers pods that vanished while no extender ran. A report
-says nothing about shares on other nodes. It adds nothing to a card that the pod holds already under the node's former
-name (docs/design/0031).
+and nobody's quota (`unknown_holding`): it may be right, since nobody remembers pods that vanished while no extender
+ran. A report says nothing about shares on other nodes. It adds nothing to a card that the pod holds already under the
+node's former name (docs/design/0031).
 
 Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
 ends with the pod, too.
 
-The ledger and the sums of nodes follow each change of a row: `room`. Not thread-safe: the state locks.
+The ledger and the nodes' totals follow each change of a row: `capacity`. Not thread-safe: the state locks.
 """
 
 import math
@@ -60,17 +60,17 @@ _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one p
 
 
 class Phase(StrEnum):
-    """How far a reservation is; the picture above says what follows what."""
+    """The phase of a reservation; the picture above shows what follows what."""
 
-    NOMINATED = "ahead"  # decided ahead: the pod's status will name the node, kube-scheduler has not asked yet
+    NOMINATED = "nominated"  # the pod's status will name the node; kube-scheduler has not asked yet
     RESERVED = "reserved"  # filter has answered the node
     WAITING = "waiting"  # planned with the others of its gang: it ends with the gang's plan, not by itself
     BINDING = "binding"  # a thread is posting it
     UNCONFIRMED = "unconfirmed"  # posted, and the answer was lost
-    ACCEPTED = "assumed"  # posted and accepted
+    ACCEPTED = "accepted"  # posted and accepted
     BOUND = "bound"  # the API server shows it
     TERMINATING = "terminating"  # the pod object is gone; its containers may still run
-    ORPHANED = "lapsed"  # the same, and the time for it is over: it counts only while its node reports it
+    ORPHANED = "orphaned"  # the same, and the time for it is over: it counts only while its node reports it
 
 
 PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # nothing is posted

@@ -1,11 +1,13 @@
-"""Reject names that say nothing: `python -m tests.words [--count]`.
+"""Reject names that say nothing, and names that were given up: `python -m tests.words [--count]`.
 
-Reads words.toml beside this file. Prints each rejected name with its place, and ends with 1 if there is any.
+Reads words.toml beside this file. Prints each rejected name with its place, and ends with 1 if there is any. Names that
+were given up are looked for in all text files but the changelog, in documents and templates as well as in code.
 `--count` prints how many names each folder has, the folders that are not renamed yet included.
 """
 
 import argparse
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -15,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
+_MAY_NAME_FORMER = {"CHANGELOG.md", "tests/words/words.toml"}
 
 
 class Rejected(NamedTuple):
@@ -45,13 +48,35 @@ def rejected_names(path: str, source: str, words: dict[str, list[str]], allowed:
             yield Rejected(path, line, kind, name)
 
 
+def former_names(path: str, text: str, former: list[str]) -> Iterator[Rejected]:
+    """The names in a text that were given up, as whole words."""
+    pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, former))})(?![\w-])")
+    for number, line in enumerate(text.splitlines(), 1):
+        for match in pattern.finditer(line):
+            yield Rejected(path, number, "former name", match[0])
+
+
+def _former_in_all_files(former: list[str]) -> Iterator[Rejected]:
+    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=_ROOT, check=True, capture_output=True, text=True)
+    for path in filter(None, tracked.stdout.split("\0")):
+        if path in _MAY_NAME_FORMER or not (_ROOT / path).is_file():
+            continue
+        try:
+            text = (_ROOT / path).read_text()
+        except UnicodeDecodeError:
+            continue  # a picture
+        yield from former_names(path, text, former)
+
+
 def _is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(f"{folder}/")
 
 
 def main() -> int:
     """Check all tracked modules; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tests.words", description="Reject names that say nothing.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.words", description="Reject names that say nothing, and names that were given up."
+    )
     parser.add_argument("--count", action="store_true", help="count the names of each folder, pending ones included")
     parser.add_argument("paths", nargs="*", help="check these files or folders, pending or not")
     options = parser.parse_args()
@@ -74,6 +99,8 @@ def main() -> int:
             print(f"{count:6} {folder}")
         print(f"{len(rejected):6} in all")
         return 0
+    if not options.paths:
+        rejected += _former_in_all_files(config["former"])
     for name in rejected:
         print(f"{name.path}:{name.line}: {name.kind} `{name.name}`: use the word of the field (tests/words/words.toml)")
     return 1 if rejected else 0

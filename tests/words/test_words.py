@@ -4,7 +4,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-from tests.words.__main__ import rejected_names
+from tests.words.__main__ import former_names, rejected_names
 
 _WORDS = {"variables": ["one"], "functions": ["look"]}
 _CONFIG = tomllib.loads((Path(__file__).parent / "words.toml").read_text())
@@ -46,3 +46,14 @@ def test_each_folder_of_the_lists_exists() -> None:
     tracked = subprocess.run(["git", "ls-files"], cwd=_ROOT, check=True, capture_output=True, text=True).stdout.split()
     for folder in [*_CONFIG["pending"], *_CONFIG["allowed"]]:
         assert any(path == folder or path.startswith(f"{folder}/") for path in tracked), folder
+
+
+def test_a_name_that_was_given_up_is_found_as_a_whole_word_in_any_text() -> None:
+    text = "args: [--old-name=30]\n--old-name-limit my--old-name\n`FORMER` FORMERLY\n"
+    former = [(name.line, name.name) for name in former_names("a.yaml", text, ["--old-name", "FORMER"])]
+    assert former == [(1, "--old-name"), (3, "FORMER")]
+
+
+def test_no_new_name_is_among_those_that_were_given_up() -> None:
+    assert len(set(_CONFIG["former"])) == len(_CONFIG["former"])
+    assert not set(_CONFIG["former"]) & {*_CONFIG["variables"], *_CONFIG["functions"]}
