@@ -53,21 +53,21 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--bind-port-bind",
     type=HOST_PORT,
     default=None,
-    help="A second address for the verb bind alone, with threads of its own: calls may wait there for long without "
-    "delaying filter. Without it, --bind serves bind too.",
+    help="A second address for the verb bind, with its own threads, so that long calls of bind do not delay "
+    "filter. Without it, --bind serves bind too.",
 )
 @click.option(
     "--tls-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
-    help="Directory of ca.crt, tls.crt and tls.key. If it is empty, the extender makes a CA of its own and writes "
-    "these files there, with client.crt and client.key for kube-scheduler.",
+    help="Directory of ca.crt, tls.crt and tls.key. If it is empty, the extender creates its own CA and writes "
+    "these files, with client.crt and client.key for kube-scheduler.",
 )
 @click.option(
     "--tls-secret",
     type=OBJECT_NAME,
     default=None,
-    help="Make a CA and keep it in this Secret, which all replicas share; the files are written to --tls-dir.",
+    help="Create a CA in this Secret, which all replicas share; the files are written to --tls-dir.",
 )
 @click.option(
     "--tls-host",
@@ -76,7 +76,9 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     help="Name or address in the certificate, by which kube-scheduler calls the extender; may be repeated. "
     "Default: the Service's names, this machine's name and the loopback addresses.",
 )
-@click.option("--plain-http", is_flag=True, help="No TLS, as gpushare's configuration has it. On loopback only.")
+@click.option(
+    "--plain-http", is_flag=True, help="Serve without TLS, as gpushare's configuration does. On loopback only."
+)
 @click.option(
     "--policy",
     type=click.Choice(sorted(policies.POLICIES)),
@@ -93,7 +95,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--headroom",
     type=click.IntRange(min=0),
     default=0,
-    help="MiB kept back on each card for driver, contexts and MPS server.",
+    help="MiB kept free on each GPU for driver, contexts and MPS server.",
 )
 # Above MOST_CLIENTS, what nodes offer of a class would be too small: pods would wait that have a card.
 @click.option(
@@ -115,57 +117,58 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--reservation-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
-    help="How long the cards that filter has chosen are held for a pod whose bind call does not come.",
+    help="How long the GPUs that filter chose stay reserved for a pod whose bind call does not come.",
 )
 @click.option(
     "--nominate",
     type=click.Choice([when.value for when in NominationMode]),
     default=NominationMode.AUTO.value,
-    help="Name a node in the status of waiting pods before kube-scheduler comes to them. It then tries this node "
-    "first, and no other if the pod fits there. auto: in clusters of more nodes than --nominate-above-nodes.",
+    help="Nominate a node for pending pods before kube-scheduler comes to them (status.nominatedNodeName). "
+    "kube-scheduler then tries this node first, and no other if the pod fits there. auto: in clusters of more "
+    "nodes than --nominate-above-nodes.",
 )
 @click.option(
     "--nominate-above-nodes",
     type=click.IntRange(min=0),
     default=AUTO_ABOVE_NODES,
-    help="With --nominate=auto: nodes are named in clusters of more nodes than this.",
+    help="With --nominate=auto: nominate nodes in clusters of more nodes than this.",
 )
 @click.option(
     "--gang-permit-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
-    help="How long cards are held for a gang while no further pod of it comes to be bound. A PodGroup's timeoutSeconds "
-    "decides for its gang.",
+    help="How long GPUs stay reserved for a gang while no further pod of it comes to be bound. A PodGroup's "
+    "timeoutSeconds overrides this for its gang.",
 )
 @click.option(
     "--max-gang-permit-seconds",
     type=click.FloatRange(min=1),
     default=300.0,
-    help="The most that timeoutSeconds of a PodGroup and --gang-permit-seconds can be; more counts as this.",
+    help="Maximum of timeoutSeconds of a PodGroup and of --gang-permit-seconds; more counts as this.",
 )
 @click.option(
     "--gang-reserve-seconds",
     type=click.FloatRange(min=0),
     default=60.0,
-    help="Once a gang has waited this long, its part of cards is reserved from pods that come after it.",
+    help="After a gang has waited this long, its shares of GPUs are reserved for it, and later pods do not get them.",
 )
 @click.option(
     "--gang-reserve-refusals",
     type=click.IntRange(min=1),
     default=20,
-    help="Once a gang has been refused this many times, cards are reserved for it too.",
+    help="After a gang has been refused this many times, GPUs are reserved for it too.",
 )
 @click.option(
     "--gang-reserve-limit-seconds",
     type=click.FloatRange(min=1),
     default=600.0,
-    help="How long cards are reserved for the gangs of a namespace. For the same time after that none are.",
+    help="How long GPUs are reserved for the gangs of a namespace. For the same time afterwards none are.",
 )
 @click.option(
     "--gang-rollback-seconds",
     type=click.FloatRange(min=1),
     default=120.0,
-    help="How long a gang that is bound in part may stay so, before its bound pods are evicted and it is tried whole.",
+    help="How long a gang may stay partly bound before its bound pods are evicted and the whole gang is tried again.",
 )
 @click.option(
     "--inspect-unit",
@@ -177,19 +180,19 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--terminating-seconds",
     type=click.FloatRange(min=0),
     default=30.0,
-    help="How long the share of a pod whose object vanished while it ran still counts if its node does not report it.",
+    help="How long the share of a pod counts whose object was deleted while it ran, if its node does not report it.",
 )
 @click.option(
     "--lease-namespace",
     default=names.NAMESPACE,
-    help="Namespace of the Lease that decides which of several extenders answers.",
+    help="Namespace of the Lease by which several extenders elect a leader.",
 )
 @click.option("--lease-name", default=names.LEASE, help="Name of this Lease, which is created if it does not exist.")
 @click.option(
     "--lease-duration",
     type=click.FloatRange(min=3, max=election.MAX_DURATION),
     default=5.0,
-    help="Seconds after which another extender takes over from one that has vanished. The same for all of them.",
+    help="Seconds after which another extender takes over from a leader that is gone. All extenders need the same.",
 )
 @click.option(
     "--pod",
@@ -201,7 +204,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
 @click.option(
     "--no-lease",
     is_flag=True,
-    help="Answer without a Lease. Only if there is surely a single extender: two would give the same card twice.",
+    help="Serve without a Lease. Only with a single extender: two would give the same GPU twice.",
 )
 def main(
     *,
@@ -214,7 +217,7 @@ def main(
     plain_http: bool,
     **settings: object,
 ) -> None:
-    """Tells kube-scheduler which nodes have a card for a pod, chooses the card, and binds the pod.
+    """Tells kube-scheduler which nodes have a GPU for a pod, chooses the GPU, and binds the pod.
 
     Serves gpushare's paths, /gpushare-scheduler/filter, prioritize, bind and inspect, and preempt.
     """

@@ -112,21 +112,22 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--tls-secret",
     type=OBJECT_NAME,
     default=f"{names.NAMESPACE}/cardwise-webhook-tls",
-    help="Secret in which our CA and certificate are kept for all replicas; made if it is missing.",
+    help="Secret of the CA and certificate, for all replicas; created if it does not exist.",
 )
 @option(
     "--tls-dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
-    help="Keep CA and certificate in this directory and not in a Secret. If somebody else (cert-manager) has put "
-    "tls.crt, tls.key and ca.crt there, they are used as they are, and read again when they change.",
+    help="Keep CA and certificate in this directory, not in a Secret. If another program (cert-manager) maintains "
+    "tls.crt, tls.key and ca.crt there, they are used as they are and read again when they change.",
 )
 @option(
     "--tls-rotate-every",
     type=DURATION,
     default=None,
-    help="Renew the certificate after this time, and the CA after twice this time. Default: certificates after nine "
-    "months, the CA after eight years. Files that somebody else has put into --tls-dir are never renewed.",
+    help="Renew the certificate after this time, and the CA after twice this time. Default: certificates after "
+    "nine months, the CA after eight years. Files that another program maintains in --tls-dir are never "
+    "renewed.",
 )
 @option(
     "--client-ca",
@@ -146,56 +147,56 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--tolerated-taints",
     type=_Taints(),
     default="nvidia.com/gpu:NoSchedule",
-    help="Pods that ask for cards get a toleration of these taints: KEY:EFFECT, with any value, or KEY=VALUE:EFFECT. "
-    "The chart's webhook.toleratedTaints decides which pods the API server sends, and must say the same.",
+    help="GPU pods get a toleration of these taints: KEY:EFFECT, with any value, or KEY=VALUE:EFFECT. The chart's "
+    "webhook.toleratedTaints decides which pods the API server sends, and must be the same.",
 )
 @option(
     "--oversize",
     type=click.Choice(["refuse", "wait"]),
     default="refuse",
-    help="What to do with a pod that asks for more than any known card has: refuse it, or let it wait with a warning, "
-    "for clusters that grow.",
+    help="What to do with a pod that requests more than any known GPU has: refuse it, or let it wait with a "
+    "warning, for clusters that scale up.",
 )
 @option(
     "--min-share",
     type=click.IntRange(min=0),
     default=256,
-    help="A share smaller than this (MiB of a card) gets a warning; often a unit is missing (8 for 8Gi). 0: no "
-    "warning.",
+    help="Shares smaller than this (MiB) get a warning: often a unit is missing (8 for 8Gi). 0: no warning.",
 )
 @option(
     "--headroom",
     type=click.IntRange(min=0),
     default=0,
-    help="MiB that the extender keeps back on each card; the extender's --headroom must say the same. In GPUQuotas a "
-    "whole card counts without them.",
+    help="MiB that the extender keeps free on each GPU; must equal the extender's --headroom. In GPUQuotas a whole "
+    "GPU counts without them.",
 )
 @option(
     "--nvidia-gpu",
     type=click.Choice(["leave", "take"]),
     default="leave",
-    help="What nvidia.com/gpu means. leave: it belongs to NVIDIA's device plugin, and the webhook leaves it as it is. "
-    "take: whole cards of ours, in pods, workload templates and ResourceQuotas, for clusters without that plugin. The "
-    "chart's webhook.nvidiaGpu decides which objects the API server sends, and must say the same.",
+    help="Meaning of nvidia.com/gpu. leave: it belongs to NVIDIA's device plugin, and the webhook does not change "
+    "it. take: whole GPUs of Cardwise, in pods, workload templates and ResourceQuotas, for clusters without "
+    "that plugin. The chart's webhook.nvidiaGpu decides which objects the API server sends, and must be the "
+    "same.",
 )
 @option(
     "--exempt-namespaces",
     type=_CommaList(),
     default=",".join(_EXEMPT),
-    help="Namespaces whose pods and workloads are left as they are.",
+    help="Namespaces whose pods and workloads are not changed.",
 )
 @option(
     "--gang-schedulers",
     type=_CommaList(),
     default=gangs.DEFAULT_SCHEDULER,
-    help="Schedulers that ask the extender. Gangs of their pods are gated and bound whole. Pods of other schedulers "
-    "(Volcano, coscheduling) are in no gang. The chart's webhook.gangSchedulers decides which objects the API server "
-    "sends, and must say the same.",
+    help="Schedulers that call the extender. Gangs of their pods are gated and bound together. Pods of other "
+    "schedulers (Volcano, coscheduling) are in no gang. The chart's webhook.gangSchedulers decides which "
+    "objects the API server sends, and must be the same.",
 )
 @option(
     "--scheduler",
     default="",
-    help="Scheduler for pods that ask for cards and name none: a second scheduler, which asks the extender, beside a "
+    help="Scheduler for GPU pods that name none: a second scheduler that calls the extender, beside a "
     "kube-scheduler that does not. Name it in --gang-schedulers too. Default: Kubernetes' own.",
 )
 @option(
@@ -234,20 +235,20 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 @option(
     "--share-agent-image",
     default="",
-    help="Image of the share agent, which is Cardwise's own. Without one no pod gets the agent.",
+    help="Image of the share agent: Cardwise's own image. Without it no pod gets the agent.",
 )
 @option(
     "--share-agent-user",
     type=click.IntRange(min=0),
     default=agent.USER,
-    help="User that the share agent runs as. 0: none is set, for clusters that give each namespace a range "
+    help="UID that the share agent runs as. 0: none is set, for clusters that assign each namespace a range "
     "(OpenShift).",
 )
 @option(
     "--share-agent-resources",
     type=_Resources(),
     default="cpu=50m,memory=64Mi",
-    help="What the share agent asks for in pods whose containers all name cpu or memory.",
+    help="Requests of the share agent in pods whose containers all request cpu or memory.",
 )
 def main(
     *,
@@ -276,7 +277,7 @@ def main(
     share_agent_user: int,
     share_agent_resources: Mapping[str, Amount],
 ) -> None:
-    """Rewrites pods, workloads and quotas that ask for cards, and refuses what can never run, with the reason.
+    """Rewrites pods, workloads and quotas that request GPUs, and refuses what can never run, with the reason.
 
     Called by the API server at /mutate, /mutate/defaults, /validate, /validate/bindings and /advise; the chart
     registers it.

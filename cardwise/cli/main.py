@@ -14,22 +14,22 @@ from cardwise.cli import console, options, rights
 _INTERRUPTED = 130  # 128 and the number of SIGINT
 # By the command's name: its module, and what it is in one line of 80 columns.
 _COMMANDS: Final = {
-    "bundle": ("bundle", "Collect what a helper needs to see into one file"),
-    "classes": ("classes", "Types of cards and devices: how many, and what is free"),
-    "completion": ("completion", "Print what makes a shell complete commands and cards"),
-    "cordon": ("cordon", "Take a card out of use; pods that are on it stay"),
-    "defrag": ("defrag", "Find the pods to move for whole free cards; move them"),
-    "doctor": ("doctor", "Say what does not work, or would not, and what to do"),
-    "drain": ("drain", "Take a card out of use and evict the pods on it"),
-    "explain": ("explain", "Why a pod or a workload waits, or is where it is"),
-    "gangs": ("gangs", "Groups of pods that start together: how far each is"),
-    "inspect": ("inspect", "Cards and who holds them, as kubectl inspect gpushare"),
-    "nodes": ("nodes", "What each node has left, and what still fits there"),
-    "quota": ("quota", "Used and hard amounts of the quotas on cards"),
-    "scheduler-config": ("scheduler_config", "Print how kube-scheduler comes to ask Cardwise"),
+    "bundle": ("bundle", "Collect a support bundle"),
+    "classes": ("classes", "List the types of GPUs and devices, and what is free"),
+    "completion": ("completion", "Print the completion script of a shell"),
+    "cordon": ("cordon", "Cordon a GPU; its pods stay"),
+    "defrag": ("defrag", "Find the pods to move so that whole GPUs are free; move them"),
+    "doctor": ("doctor", "Diagnose the installation and suggest fixes"),
+    "drain": ("drain", "Cordon a GPU and evict its pods"),
+    "explain": ("explain", "Explain why a pod or a workload waits"),
+    "gangs": ("gangs", "List gangs, groups of pods that start together"),
+    "inspect": ("inspect", "List GPUs and shares, as kubectl inspect gpushare does"),
+    "nodes": ("nodes", "Show the free GPU memory of each node, and what still fits"),
+    "quota": ("quota", "Show the GPU quotas and their use"),
+    "scheduler-config": ("scheduler_config", "Print the configuration that kube-scheduler needs"),
     "simulate": ("simulate", "Replay a trace of pods under each placement policy"),
-    "top": ("top", "Live: cards, who holds them, and what is really used"),
-    "uncordon": ("cordon", "Give a cordoned card back"),
+    "top": ("top", "Show GPUs, shares and measured use, refreshed"),
+    "uncordon": ("cordon", "Uncordon a GPU"),
 }
 
 
@@ -80,15 +80,15 @@ class _Group(click.Group):
             formatter.write_dl([(name, short_help) for name, (_, short_help) in _COMMANDS.items()])
 
 
-_EPILOG = """As a plugin of kubectl: `kubectl cardwise --context X top`. kubectl gives a plugin nothing of what stands
-before its name, and refuses options there."""
+_EPILOG = """As a plugin of kubectl: `kubectl cardwise --context X top`. kubectl does not accept options before
+the plugin's name."""
 
 
 @click.group(cls=_Group, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="cardwise")
 @options.cluster
 def cli() -> None:
-    """Look at shared GPU cards, and at other devices, in a Kubernetes cluster; take some out of use."""
+    """Inspect and manage the shared GPUs and other devices of a Kubernetes cluster."""
 
 
 def main(program: str | None = None) -> None:

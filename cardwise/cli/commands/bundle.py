@@ -53,9 +53,9 @@ _PRESENCE: Final = ("command", "args")  # whether they are there says much, thei
 @options.cardwise_namespace
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path), default=Path("cardwise-bundle.tar.gz"))
 def bundle(cardwise_namespace: str, file: Path) -> None:
-    """Collect what a helper needs into FILE: findings, objects, logs of Cardwise's parts; no secrets, see the docs.
+    """Collect a support bundle in FILE: findings, objects and logs of Cardwise, without secrets (see the docs).
 
-    FILE is cardwise-bundle.tar.gz, if you name none.
+    Without FILE, writes cardwise-bundle.tar.gz.
     """
     client = options.load_client()
     try:

@@ -17,7 +17,10 @@ from cardwise.kube.client import KubeClient
 @options.output
 @click.argument("name", required=False)
 def classes(output: str, name: str | None) -> None:
-    """Types of cards and devices: how many, what is free, what one is; with NAME or -o wide, who uses it."""
+    """List the types of GPUs and devices: how many there are, and what is free.
+
+    With NAME or -o wide, also the pods that use them.
+    """
     client = options.load_client()
     try:
         seen = survey.take_survey(client, addresses=False, own=client.namespace)

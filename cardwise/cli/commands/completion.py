@@ -13,7 +13,7 @@ _SHELLS = ("bash", "zsh", "fish")
 _FILES, _NO_FILES = ":0", ":4"  # what kubectl is to add, as its own commands say it
 
 
-_HELP = """Print what makes a shell complete commands, options and cards.
+_HELP = """Print the script by which a shell completes commands, options and GPUs.
 
 \b
 source <(cardwise completion bash)         in ~/.bashrc

@@ -10,10 +10,10 @@ from cardwise.kube.wire import ExtendedResource
 
 @click.command()
 @options.cluster
-@click.option("--reason", default="", help="Why the card is out of use; shown to other admins.")
+@click.option("--reason", default="", help="Why the GPU is cordoned; shown to other administrators.")
 @cordons.card_argument
 def cordon(reason: str, card: str) -> None:
-    """Take a card out of use: no new pod gets it, those on it stay. CARD: a UUID, its beginning, or NODE/INDEX."""
+    """Cordon a GPU: new pods do not get it, running pods stay. CARD: a UUID, a prefix of one, or NODE/INDEX."""
     client = options.load_client()
     resource = cordons.find_card(client, card)
     done = cordons.cordon_card(client, resource, reason)
@@ -28,7 +28,7 @@ def cordon(reason: str, card: str) -> None:
 @options.cluster
 @cordons.card_argument
 def uncordon(card: str) -> None:
-    """Give a cordoned card back; pods that wait are tried again. CARD: a UUID, its beginning, or NODE/INDEX."""
+    """Uncordon a GPU; pending pods are tried again. CARD: a UUID, a prefix of one, or NODE/INDEX."""
     client = options.load_client()
     resource = cordons.find_card(client, card)
     if not resource.spec.unschedulable:

@@ -35,16 +35,17 @@ from cardwise.kube.wire import ExtendedResource
 from cardwise.simulation.workload import PodShape
 
 _FIT: Final = "--fit"
-_HELP: Final = """Find the fewest pods to move so that whole cards are free, or pods of a shape fit.
+_HELP: Final = """Find the fewest pods to move so that whole GPUs are free, or pods of a shape fit.
 
-    With --evict it moves them, one after another. Only pods that a controller makes anew are moved: no bare pods, no
-    pods of DaemonSets or gangs, none that a PodDisruptionBudget holds, and none that says cardwise.dev/no-defrag:
-    "true". Each goes where the extender will put it. Where that saves moves, the cards that pods leave are cordoned
-    until all have moved. Ends with 1 where no way is found, or where something else happens than was planned.
+    With --evict it moves them, one after another. Only pods that a controller recreates are moved: no bare pods, no
+    pods of DaemonSets or gangs, none that a PodDisruptionBudget protects, and none with the annotation
+    cardwise.dev/no-defrag: "true". The plan follows the extender's placement. Where that saves moves, the GPUs that
+    pods leave are cordoned until all have moved. Exits with 1 if there is no such plan, or if the cluster changes so
+    that the plan fails.
 
     \b
-    cardwise defrag --free-cards 2               what would have to move
-    cardwise defrag --fit gpu-mem=8138,cpu=2x4   room for four more of these
+    cardwise defrag --free-cards 2               which pods would have to move
+    cardwise defrag --fit gpu-mem=8138,cpu=2x4   capacity for four more of these
     cardwise defrag --free-cards 1 --class nvidia.l4 --max-moves 3 --evict
 """
 _TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
@@ -103,17 +104,19 @@ class DefragOutcome:
 
 @click.command("defrag", help=_HELP)
 @options.cluster
-@click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole cards to free.")
-@click.option("--fit", metavar="SHAPE[xN]", help="Make room for N pods of this shape (as --pod of cardwise simulate).")
+@click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole GPUs to free.")
+@click.option(
+    "--fit", metavar="SHAPE[xN]", help="Free capacity for N pods of this shape (as --pod of cardwise simulate)."
+)
 @options.gpu_mem_unit
-@click.option("--class", "resource_class", default="", metavar="NAME", help="Free cards of this ResourceClass only.")
+@click.option("--class", "resource_class", default="", metavar="NAME", help="Free GPUs of this ResourceClass only.")
 @click.option("-n", "--namespace", help="Move pods of this namespace only.")
 @click.option("--max-moves", type=click.IntRange(1), metavar="N", help="Move at most N pods.")
 @click.option(
     "--cordon/--no-cordon",
     default=True,
     show_default=True,
-    help="Cordon the cards that pods leave, where that saves moves.",
+    help="Cordon the GPUs that pods leave, where that saves moves.",
 )
 @click.option("--dry-run/--evict", "dry_run", default=True, show_default=True, help="Show the plan, or carry it out.")
 @click.option(
@@ -121,7 +124,7 @@ class DefragOutcome:
     type=DURATION,
     default="5m",
     show_default=True,
-    help="With --evict: how long to wait until a pod may go, and until its replacement is ready.",
+    help="With --evict: how long to wait until a pod may be evicted, and until its replacement is ready.",
 )
 @options.plain_output
 @options.cardwise_namespace

@@ -19,23 +19,24 @@ if TYPE_CHECKING:
 @options.cardwise_namespace
 @click.option("--probe/--no-probe", default=True, show_default=True, help="Create probe pods, and delete them again.")
 @click.option(
-    "--probe-image", default="", help="Image of the probe pods, with a shell. Default: that of the device plugin."
+    "--probe-image",
+    default="",
+    help="Image of the probe pods; it needs a shell. Default: the image of the device plugin.",
 )
 @click.option(
     "--before-install",
     is_flag=True,
-    help="Look at a cluster without Cardwise, and propose the values to install it with.",
+    help="Check a cluster without Cardwise, and suggest the values to install it with.",
 )
 @options.plain_output
 def doctor(
     namespace: str | None, cardwise_namespace: str, *, probe: bool, probe_image: str, before_install: bool, output: str
 ) -> None:
-    """Say what would not work, or does not, with a remedy for each finding.
+    """Diagnose the installation and suggest fixes.
 
-    Probe pods are admitted by dry runs in the namespace of -n, and live in that of Cardwise: one of 1 MiB, whose image
-    is never pulled, and on each node with cards one that asks for none and looks whether it got one. With
-    --before-install pods are tried by dry run in the namespace of --cardwise-namespace. Ends with 1 where there is a
-    problem.
+    Creates probe pods in the namespace of Cardwise: one with a share of 1 MiB, whose image is never pulled, and one
+    without a GPU request per GPU node, to check that it cannot see a GPU. Admission is tried by dry run in the
+    namespace of -n; with --before-install in that of --cardwise-namespace. Exits with 1 if there is a problem.
     """
     client = options.load_client()
     if before_install:

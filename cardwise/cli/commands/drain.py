@@ -57,18 +57,18 @@ class Rules:
 
 @click.command()
 @options.cluster
-@click.option("--dry-run", is_flag=True, help="Change nothing; say what would be evicted, and what is in the way.")
-@click.option("--force", is_flag=True, help="Evict pods without a controller too: nobody makes them anew.")
-@click.option("--ignore-daemonsets", is_flag=True, help="Leave the pods of DaemonSets on the card.")
+@click.option("--dry-run", is_flag=True, help="Change nothing; show what would be evicted, and what prevents it.")
+@click.option("--force", is_flag=True, help="Also evict pods without a controller, which nothing recreates.")
+@click.option("--ignore-daemonsets", is_flag=True, help="Leave the pods of DaemonSets on the GPU.")
 @click.option(
     "--grace-period",
     type=click.IntRange(min=-1),
     default=-1,
     show_default=True,
-    help="Seconds that each pod has to end; -1: as the pod says.",
+    help="Grace period of each pod in seconds; -1: the period of the pod.",
 )
-@click.option("--timeout", type=DURATION, default=0.0, show_default="0s", help="Give up after so long; 0s: never.")
-@click.option("--reason", default="", help="Why the card is out of use; shown to other admins.")
+@click.option("--timeout", type=DURATION, default=0.0, show_default="0s", help="Give up after this time; 0s: never.")
+@click.option("--reason", default="", help="Why the GPU is cordoned; shown to other administrators.")
 @cordons.card_argument
 def drain(
     *,
@@ -80,10 +80,10 @@ def drain(
     reason: str,
     card: str,
 ) -> None:
-    """Cordon a card, evict its pods and wait until it is empty. CARD: a UUID, its beginning, or NODE/INDEX.
+    """Cordon a GPU, evict its pods and wait until it is empty. CARD: a UUID, a prefix of one, or NODE/INDEX.
 
-    Disruption budgets are kept: what one holds back is asked again until --timeout. Ends with 1 where the card does not
-    get empty; it stays cordoned then.
+    Disruption budgets are respected: an eviction that one refuses is tried again until --timeout. Exits with 1 if the
+    GPU does not become empty; it stays cordoned.
     """
     client = options.load_client()
     rules = Rules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)

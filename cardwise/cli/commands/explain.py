@@ -42,10 +42,11 @@ _WORST: Final = ("waiting", "starting", "running", "ending", "ended")  # whom to
 @options.plain_output
 @click.argument("target", nargs=-1, required=True, metavar="[KIND] NAME | KIND/NAME")
 def explain(namespace: str | None, cardwise_namespace: str, output: str, target: tuple[str, ...]) -> None:
-    """Why a pod waits, or why it is where it is; of a workload, how its pods are, and why the first of them waits.
+    """Explain why a pod waits, or why it is on its GPU.
 
-    KIND is pod, deployment, statefulset, job, cronjob, replicaset or daemonset, also as kubectl abbreviates them.
-    Without it NAME is a pod, or else a workload, of that name.
+    For a workload: a summary of its pods and why the first pending one waits. KIND is pod, deployment, statefulset,
+    job, cronjob, replicaset or daemonset, or kubectl's abbreviation of one. Without KIND, NAME is a pod or, if there
+    is none, a workload.
     """
     kind, name = _parse_target(target)
     client = options.load_client()

@@ -13,7 +13,10 @@ from cardwise.cli.render import gangtable, printing
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces.")
 @options.output
 def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
-    """Groups of pods that are bound whole or not at all: how far each is; -o wide says what it waits for and holds."""
+    """List gangs (groups of pods that are bound together or not at all) and how far each is.
+
+    -o wide adds what they wait for.
+    """
     client = options.load_client()
     scope = "" if all_namespaces else namespace or client.namespace
     views = podgroups.list_gangs(client, scope)

@@ -10,11 +10,11 @@ from cardwise.cli import console, options
 
 @click.command()
 @options.cluster
-@click.option("-d", "--details", is_flag=True, help="Show the pods of each node and what they hold, and devices.")
+@click.option("-d", "--details", is_flag=True, help="Show the pods of each node with their shares, and devices.")
 @options.plain_output
 @click.argument("node", required=False)
 def inspect(details: bool, output: str, node: str | None) -> None:
-    """Cards and who holds how much of them, in MiB: the tables of `kubectl inspect gpushare`."""
+    """List GPUs and the MiB that pods hold on them, in the tables of `kubectl inspect gpushare`."""
     from cardwise.cli.cluster import nodestates  # noqa: PLC0415 - see above
     from cardwise.cli.render import inspecttable, printing  # noqa: PLC0415 - see above
     from cardwise.kube import errors, survey  # noqa: PLC0415 - see above

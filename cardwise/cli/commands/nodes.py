@@ -75,10 +75,10 @@ class ClusterSummary:
 @options.cardwise_namespace
 @click.argument("node", nargs=-1)
 def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
-    """What each NODE has and what still fits there: cards, MiB, whole free cards, fragmentation, MPS, pods.
+    """Show the GPUs of each NODE and what still fits there: MiB, whole free GPUs, fragmentation, MPS, pods.
 
-    CARDS are those that take new pods, of all. LARGEST is the biggest share that still fits on one card. FRAGMENTED are
-    free MiB that the pods which come cannot use, in the mean. The last line is the whole cluster.
+    CARDS: GPUs that take new pods, of all. LARGEST: the largest share that still fits on one GPU. FRAGMENTED: free MiB
+    that a typical pod cannot use. The last line is the whole cluster.
     """
     client = options.load_client()
     try:

@@ -14,7 +14,7 @@ from cardwise.kube import errors, paths, survey
 @click.option("-A", "--all-namespaces", is_flag=True, help="Show all namespaces.")
 @options.output
 def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
-    """Used and hard amounts of GPUQuotas, and of ResourceQuotas on our resources; -o wide names the pods."""
+    """Show GPUQuotas, and ResourceQuotas on GPU resources, with their use; -o wide names the pods."""
     client = options.load_client()
     scope = "" if all_namespaces else namespace or client.namespace
     native = survey.native_quotas(client, scope)

@@ -10,13 +10,15 @@ from cardwise.core.api import schedulerconfig
 
 
 @click.command("scheduler-config")
-@click.option("--filter-url", required=True, help="Where kube-scheduler reaches the fast verbs, https://HOST:PORT.")
-@click.option("--bind-url", required=True, help="Where kube-scheduler reaches bind (the same URL for a single port).")
+@click.option("--filter-url", required=True, help="URL of all verbs but bind, https://HOST:PORT.")
+@click.option("--bind-url", required=True, help="URL of the verb bind (the same URL if the extender has one port).")
 @click.option(
-    "--tls-dir", type=click.Path(path_type=Path), help="Folder of ca.crt, client.crt and client.key on its machine."
+    "--tls-dir",
+    type=click.Path(path_type=Path),
+    help="Folder of ca.crt, client.crt and client.key on kube-scheduler's machine.",
 )
 def scheduler_config(filter_url: str, bind_url: str, tls_dir: Path | None) -> None:
-    """Print the KubeSchedulerConfiguration that makes kube-scheduler ask Cardwise."""
+    """Print the KubeSchedulerConfiguration that makes kube-scheduler call the extender."""
     files = {} if tls_dir is None else {
         "ca_file": str(tls_dir / "ca.crt"),
         "cert_file": str(tls_dir / "client.crt"),

@@ -12,7 +12,7 @@ from cardwise.core.api.policies import POLICIES
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.simulation.defaults import FIRST_SEED, LIFETIMES, LOAD, TUNE
 
-_HELP: Final = """Replay a trace of pods, or the cluster's own, and say what each policy would make of it.
+_HELP: Final = """Replay a trace of pods, or the cluster's own pods, under each placement policy.
 
     TRACE is a folder in the format of openb (cluster-trace-gpu-v2023), with openb_node_list_NAME.csv and
     openb_pod_list_NAME.csv. Its pods come in an order that the seed shuffles, until 1.3 times the cards have been asked
@@ -60,7 +60,7 @@ def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[st
 
 @click.command("simulate", help=_HELP)
 @click.argument("trace", required=False, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--from-cluster", is_flag=True, help="The nodes and pods of the cluster, in place of a trace.")
+@click.option("--from-cluster", is_flag=True, help="Use the nodes and pods of the cluster instead of a trace.")
 @options.cluster
 @options.cardwise_namespace
 @click.option(
@@ -68,39 +68,44 @@ def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[st
     multiple=True,
     callback=_deduplicate,
     metavar="NAME",
-    help="Which list of pods of the trace to place. Default: default.",
+    help="List of pods of the trace. Default: default.",
 )
-@click.option(
-    "--nodes", default="gpu_node", show_default=True, metavar="NAME", help="Which list of nodes of the trace to use."
-)
+@click.option("--nodes", default="gpu_node", show_default=True, metavar="NAME", help="List of nodes of the trace.")
 @click.option(
     "--policy",
     multiple=True,
     callback=_deduplicate,
     type=click.Choice(sorted(POLICIES)),
-    help="Which policy to try. Default: each of them.",
+    help="Policy to simulate. Default: all of them.",
 )
 @click.option(
     "--seeds",
     default=3,
     show_default=True,
     type=click.IntRange(1),
-    help="How many runs to make, each with a seed of its own.",
+    help="Number of runs, each with its own seed.",
 )
 @click.option(
-    "--seed", default=FIRST_SEED, show_default=True, help="Seed of the first run; each further run has the next number."
+    "--seed",
+    default=FIRST_SEED,
+    show_default=True,
+    help="Seed of the first run; each further run uses the next number.",
 )
 @click.option("--tune", type=_Positive(), help=f"How much to ask for, as a multiple of all cards. [{TUNE}]")
 @click.option(
-    "--known", is_flag=True, help="Let the policies know all pods beforehand; else they learn from those that came."
+    "--known",
+    is_flag=True,
+    help="Show the policies all pods in advance; else they learn from the pods that have arrived.",
 )
-@click.option("--churn", "leaving", is_flag=True, help="Let pods come and go all the time, in place of filling.")
+@click.option(
+    "--churn", "leaving", is_flag=True, help="Let pods arrive and end all the time instead of filling the cluster."
+)
 @click.option(
     "--load",
     default=LOAD,
     show_default=True,
     type=_Positive(),
-    help="With --churn: how much is asked for on average, as a multiple of all cards.",
+    help="With --churn: mean requested amount, as a multiple of all GPUs.",
 )
 @click.option(
     "--lifetimes",
@@ -111,11 +116,9 @@ def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[st
 )
 @click.option("--pod", multiple=True, metavar="PODS", help="Show how many more of these pods fit.")
 @options.gpu_mem_unit
-@click.option("--add-nodes", multiple=True, metavar="NODES", help="Add nodes that are not there yet.")
-@click.option(
-    "--processes", type=click.IntRange(1), help="How many processes to run at once. Default: one for each core."
-)
-@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) into this folder.")
+@click.option("--add-nodes", multiple=True, metavar="NODES", help="Add nodes to those of the cluster.")
+@click.option("--processes", type=click.IntRange(1), help="Number of parallel processes. Default: one per core.")
+@click.option("--plots", type=click.Path(file_okay=False, path_type=Path), help="Write plots (SVG) to this folder.")
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 def simulate(*, trace: Path | None, from_cluster: bool, **settings: Any) -> None:
     if (trace is None) is not from_cluster:

@@ -26,10 +26,12 @@ _BIG = 2000  # cards from which on a cluster is big
 
 @click.command()
 @options.cluster
-@click.option("-w/-1", "--watch/--once", default=None, help="Live or once. Default: live on a terminal.")
-@click.option("--interval", type=DURATION, default="3s", show_default=True, help="Time between two looks, at least 1s.")
 @click.option(
-    "--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="How many nodes to show; 0: all."
+    "-w/-1", "--watch/--once", default=None, help="Keep refreshing, or print once. Default: refresh on a terminal."
+)
+@click.option("--interval", type=DURATION, default="3s", show_default=True, help="Refresh interval, at least 1s.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=_NODES, show_default=True, help="Number of nodes to show; 0: all."
 )
 @options.plain_output
 @options.cardwise_namespace
@@ -43,9 +45,9 @@ def top(
     cardwise_namespace: str,
     node: tuple[str, ...],
 ) -> None:
-    """Cards, what is granted of each and to whom, and what that really uses: the most used nodes first, or NODE…
+    """Show GPUs, the shares granted on each, and what their pods use: the busiest nodes first, or NODE…
 
-    Use is what the MPS managers measure; "-" where none measures.
+    Use is measured by the MPS managers; "-" where none runs.
     """
     if watch and output != "table":
         raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")

@@ -42,9 +42,9 @@ def test_the_program_answers_the_script():
 @pytest.mark.parametrize(
     ("words", "lines"),
     [
-        (["unc"], ["uncordon\tGive a cordoned card back", ":4"]),
+        (["unc"], ["uncordon\tUncordon a GPU", ":4"]),
         (["quota", "-o", ""], ["table", "wide", "json", "yaml", ":4"]),
-        (["top", "--int"], ["--interval\tTime between two looks, at least 1s.", ":4"]),
+        (["top", "--int"], ["--interval\tRefresh interval, at least 1s.", ":4"]),
         (["top", "--kubeconfig", "x"], [":0"]),
     ],
 )
