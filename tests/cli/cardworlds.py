@@ -21,12 +21,12 @@ def running(name: str, node: str = "n1", index: int = 0, kind: str = "ReplicaSet
 class Cards(Cluster):
     """A pod that is evicted is there at the next look, and gone at the one after, unless it is one of `lasting`."""
 
-    def __init__(self, cards: list[Json], pods: list[Json], **more: list[Json]) -> None:
-        super().__init__({"extendedresources": cards, "pods": pods} | more)
+    def __init__(self, cards: list[Json], pods: list[Json], **objects: list[Json]) -> None:
+        super().__init__({"extendedresources": cards, "pods": pods} | objects)
         self.lasting: set[str] = set()
         self.evicted: list[tuple[str, Json]] = []
         self.rehearsed: list[str] = []
-        self.after(self._noted, "create", "*/eviction", times=math.inf)
+        self.after(self._record_eviction, "create", "*/eviction", times=math.inf)
         self.after(self._ended, "list", paths.pods(), times=math.inf)
 
     def holds_back(self, pod: str, times: float) -> None:
@@ -35,11 +35,11 @@ class Cards(Cluster):
         self.fault(Fault(status=429, message=text), "create", f"*/pods/{pod}/eviction", times)
 
     def card(self, name: str) -> Json:
-        found = self.get(paths.extendedresources(name))
-        assert found is not None
-        return found
+        resource = self.get(paths.extendedresources(name))
+        assert resource is not None
+        return resource
 
-    def _noted(self, request: Request) -> None:
+    def _record_eviction(self, request: Request) -> None:
         name, options = request.body["metadata"]["name"], request.body["deleteOptions"]
         if "dryRun" in options:
             self.rehearsed.append(name)
@@ -47,12 +47,12 @@ class Cards(Cluster):
             self.evicted.append((name, options))
 
     def _ended(self, _: Request) -> None:
-        for pod in self.of("pods"):
+        for pod in self.objects("pods"):
             metadata = pod["metadata"]
             if metadata.get("deletionTimestamp") and metadata["name"] not in self.lasting:
                 self.remove(paths.pods(metadata["namespace"], metadata["name"]))
 
 
 def spec(api: Cards, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = api.card(name)["spec"]
-    return found
+    stored_spec: dict[str, Any] = api.card(name)["spec"]
+    return stored_spec

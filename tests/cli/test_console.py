@@ -19,7 +19,7 @@ EVIL = "ok\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202eback\x7f"
 
 
 def harmless(text: str) -> bool:
-    return all(one.isprintable() or one == "\n" for one in text)
+    return all(character.isprintable() or character == "\n" for character in text)
 
 
 def test_control_characters_are_marked_and_lines_stay():
@@ -41,18 +41,18 @@ def api() -> Cluster:
     pod["status"] = {"conditions": [{"type": "PodScheduled", "message": EVIL}]}
     pod["metadata"]["annotations"] = {"cardwise.dev/class": EVIL}
     own = {"metadata": {"name": names.NAMESPACE}}
-    made = lists(extendedresources=[sick], pods=[pod], namespaces=[own])
-    made.kube.namespace = "team-a"
-    return made
+    cluster = lists(extendedresources=[sick], pods=[pod], namespaces=[own])
+    cluster.kube.namespace = "team-a"
+    return cluster
 
 
 @pytest.mark.parametrize(
     "words", [("explain", "p"), ("inspect", "-d"), ("top", "--once"), ("nodes", "-o", "wide"), ("doctor", "--no-probe")]
 )
 def test_no_command_prints_any(monkeypatch, api, words):
-    said = run(monkeypatch, api, *words)
-    assert "ok\\x1b[2J\\x1b]0;owned" in said.output
-    assert harmless(said.output)
+    completed = run(monkeypatch, api, *words)
+    assert "ok\\x1b[2J\\x1b]0;owned" in completed.output
+    assert harmless(completed.output)
 
 
 def test_nobody_writes_a_line_of_ours(monkeypatch, api):
@@ -68,9 +68,9 @@ def test_nobody_writes_a_line_of_ours(monkeypatch, api):
 
 @pytest.mark.parametrize("words", [("explain", "p"), ("inspect",)])
 def test_programs_get_what_is_there(monkeypatch, api, words):
-    said = run(monkeypatch, api, *words, "-o", "json").stdout
-    assert json.loads(said) == yaml.safe_load(run(monkeypatch, api, *words, "-o", "yaml").stdout)
-    assert "\\u001b[2J" in said
+    output = run(monkeypatch, api, *words, "-o", "json").stdout
+    assert json.loads(output) == yaml.safe_load(run(monkeypatch, api, *words, "-o", "yaml").stdout)
+    assert "\\u001b[2J" in output
 
 
 def test_no_shell_is_offered_any(monkeypatch, api):

@@ -23,12 +23,12 @@ from tests.cli.worlds import (
 )
 
 
-def seen(**more: list[dict[str, object]]) -> Survey:
-    return survey.take_survey(lists_with_devices(**more).kube)
+def device_survey(**objects_by_kind: list[dict[str, object]]) -> Survey:
+    return survey.take_survey(lists_with_devices(**objects_by_kind).kube)
 
 
-def asking(limits: dict[str, str], devices: str = "rdma", **more: list[dict[str, object]]) -> str:
-    return sentences.explain_pod(waiting("team-a", "p", limits, devices=devices), seen(**more))
+def asking(limits: dict[str, str], devices: str = "rdma", **objects_by_kind: list[dict[str, object]]) -> str:
+    return sentences.explain_pod(waiting("team-a", "p", limits, devices=devices), device_survey(**objects_by_kind))
 
 
 def test_classes_are_counted_apart_from_those_of_cards(monkeypatch):
@@ -43,7 +43,7 @@ def test_classes_are_counted_apart_from_those_of_cards(monkeypatch):
 
 def seen_pods():
     """As the cards see those of the devices' world."""
-    return lists_with_devices().of("pods")
+    return lists_with_devices().objects("pods")
 
 
 def test_wide_says_who_uses_them(monkeypatch):
@@ -73,9 +73,9 @@ def test_a_cluster_of_devices_only_has_one_table(monkeypatch):
 
 
 def test_classes_for_programs(monkeypatch):
-    told = json.loads(run(monkeypatch, lists_with_devices(), "classes", "-o", "json").output)
-    assert [one["name"] for one in told["classes"]] == ["big", "nvidia.tesla.k80"]
-    assert told["deviceClasses"][1] == {
+    document = json.loads(run(monkeypatch, lists_with_devices(), "classes", "-o", "json").output)
+    assert [resource_class["name"] for resource_class in document["classes"]] == ["big", "nvidia.tesla.k80"]
+    assert document["deviceClasses"][1] == {
         "name": "rdma",
         "devices": 4,
         "healthyDevices": 3,
@@ -115,16 +115,16 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
 
 
 def test_inspect_for_programs(monkeypatch):
-    told = json.loads(run(monkeypatch, lists_with_devices(), "inspect", "-o", "json").output)
-    first, _, third = told["nodes"]
+    document = json.loads(run(monkeypatch, lists_with_devices(), "inspect", "-o", "json").output)
+    first, _, third = document["nodes"]
     assert [card["uuid"] for card in first["cards"]] == ["GPU-n1-0", "GPU-n1-1"]
     assert first["devices"][0]["pods"] == [{"namespace": "team-a", "name": "both", "uid": "team-a-both"}]
-    assert (third["cards"], [one["uuid"] for one in third["devices"]]) == ([], ["rdma-n3-0"])
+    assert (third["cards"], [device["uuid"] for device in third["devices"]]) == ([], ["rdma-n3-0"])
 
 
 def test_a_class_without_a_kind_selects_no_device():
     loose = resource_class("loose", selector={"matchExpressions": [{"key": "uuid", "operator": "Exists"}]})
-    there = seen(resourceclasses=[loose])
+    there = device_survey(resourceclasses=[loose])
     (view,) = totals.classes_of_cards(there.ledger, there.classes)
     assert (view.amounts["cards"], totals.classes_of_devices(there.ledger, there.classes)) == (4, [])
 
@@ -144,9 +144,11 @@ def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():
 def test_a_pod_that_would_fit_hears_where():
     only = {"cardwise.dev/rdma": "1", "cardwise.dev/share": "1"}
     assert "Devices that fit are free on n3 (best first, priced leaves it to binpack)" in asking(only)
-    both = asking(only | {"aliyun.com/gpu-mem": "100"}, extendedresources=[*lists().of("extendedresources"), *free()])
-    assert "asks for 100 MiB (container main) + 1 device of class rdma (container main).\n" in both
-    assert "Cards and devices that fit are free on n1" in both
+    text = asking(
+        only | {"aliyun.com/gpu-mem": "100"}, extendedresources=[*lists().objects("extendedresources"), *free()]
+    )
+    assert "asks for 100 MiB (container main) + 1 device of class rdma (container main).\n" in text
+    assert "Cards and devices that fit are free on n1" in text
 
 
 def free():
@@ -175,13 +177,13 @@ def test_a_placed_pod_hears_its_devices_and_what_is_wrong_with_them():
     pod = with_devices(placed("team-a", "p", "n2", 0, 5), ("rdma", "rdma-n2-0"), ("rdma", "rdma-n2-9"))
     pod["spec"]["containers"][0]["resources"] = {"limits": {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1"}}
     pod["metadata"]["annotations"]["cardwise.dev/device-classes"] = "rdma"
-    text = sentences.explain_pod(pod, seen())
+    text = sentences.explain_pod(pod, device_survey())
     assert "  container main: device rdma-n2-0 of class rdma; this device is unhealthy\n" in text
     assert "  container main: device rdma-n2-9 of class rdma; this device is not on the node any more\n" in text
     assert "granted" not in text, "nobody says so of devices"
-    both = next(one for one in seen_pods() if one["metadata"]["name"] == "both")
-    both["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}}
-    text = sentences.explain_pod(both, seen())
+    mixed = next(listed for listed in seen_pods() if listed["metadata"]["name"] == "both")
+    mixed["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}}
+    text = sentences.explain_pod(mixed, device_survey())
     assert "container main: 100 of 16276 MiB (0.0061) of card 1 GPU-n1-1" in text
     assert "container main: device rdma-n1-0 of class rdma\nThe node has not granted it yet" in text
 

@@ -139,7 +139,7 @@ def cluster() -> Cluster:
     crashes = {"metadata": own | {"name": "cardwise-extender-x"}}
     crashes["metadata"]["labels"] = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "extender"}
     crashes["status"] = {"containerStatuses": [{"state": {"waiting": {"reason": HOSTILE, "message": HOSTILE}}}]}
-    made = lists(
+    api = lists(
         nodes=[strange, node("n2")],
         extendedresources=[card("n1", 0), sick, cordoned, device("n1", 3, HOSTILE, health="Unhealthy")],
         resourceclasses=[
@@ -186,8 +186,8 @@ def cluster() -> Cluster:
         ],
         runtimeclasses=[{"metadata": {"name": "nvidia-x"}, "handler": HOSTILE}],
     )
-    made.kube.namespace = "team-a"
-    return made
+    api.kube.namespace = "team-a"
+    return api
 
 
 # What is said to the end in spite of what is quoted in it.
@@ -251,16 +251,18 @@ COMMANDS = {
 def test_no_tenant_writes_a_sentence_of_cardwise(monkeypatch: pytest.MonkeyPatch) -> None:
     faults = []
     for words, sentences in COMMANDS.items():
-        result = run(monkeypatch, cluster(), *words)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            faults.append(f"{' '.join(words)}: {result.exception!r:.300}")
-        faults += [f"{' '.join(words)}: {fault}" for fault in faults_of(result.output)]
-        faults += [f"{' '.join(words)}: lacks {one!r}" for one in sentences if one not in result.output]
+        completed = run(monkeypatch, cluster(), *words)
+        if completed.exception is not None and not isinstance(completed.exception, SystemExit):
+            faults.append(f"{' '.join(words)}: {completed.exception!r:.300}")
+        faults += [f"{' '.join(words)}: {fault}" for fault in faults_of(completed.output)]
+        faults += [
+            f"{' '.join(words)}: lacks {sentence!r}" for sentence in sentences if sentence not in completed.output
+        ]
     assert not faults, "\n".join(faults)
 
 
 def faults_of(output: str) -> list[str]:
-    return [f"{why}: {line[:300]!r}" for line in output.split("\n") for why in faults_of_line(line)]
+    return [f"{fault}: {line[:300]!r}" for line in output.split("\n") for fault in faults_of_line(line)]
 
 
 def faults_of_line(line: str) -> list[str]:

@@ -28,8 +28,8 @@ def kubeconfig(user: Json | None = None, *, context: Json | None = None, **clust
     }
 
 
-def without(config: Json, key: str) -> Json:
-    return {name: value for name, value in config.items() if name != key}
+def remove_key(config: Json, key: str) -> Json:
+    return {name: field for name, field in config.items() if name != key}
 
 
 FILES: dict[str, object] = {
@@ -39,10 +39,10 @@ FILES: dict[str, object] = {
     "a password with a line break": kubeconfig({"username": "u", "password": f"{SECRET}\n"}),
     "a tokenFile with a line break": kubeconfig({"tokenFile": "token"}),
     "no tokenFile": kubeconfig({"tokenFile": "nowhere"}),
-    "no user": without(kubeconfig(), "users"),
+    "no user": remove_key(kubeconfig(), "users"),
     "no such user": kubeconfig(context={"user": "x"}),
     "no such cluster": kubeconfig(context={"cluster": "x"}),
-    "no contexts": without(kubeconfig(), "contexts"),
+    "no contexts": remove_key(kubeconfig(), "contexts"),
     "a context that is none": kubeconfig() | {"contexts": ["c"]},
     "users that are no list": kubeconfig() | {"users": {"u": {"token": SECRET}}},
     "no server": kubeconfig(server=None),

@@ -25,7 +25,7 @@ def test_classes_by_every_output(monkeypatch):
     assert (table.split()[:9], "big" in of_one, "NAMESPACE" in of_one) == (of_one.split()[:9], False, True)
     as_json = json.loads(run(monkeypatch, lists(), "classes", "-o", "json").output)
     assert as_json == yaml.safe_load(run(monkeypatch, lists(), "classes", "-o", "yaml").output)
-    assert [one["name"] for one in as_json["classes"]] == ["big", K80_CLASS]
+    assert [resource_class["name"] for resource_class in as_json["classes"]] == ["big", K80_CLASS]
 
 
 def test_an_unknown_class_is_named_with_the_known_ones_and_a_broken_one_with_its_mistake(monkeypatch):
@@ -43,10 +43,10 @@ def test_a_cluster_without_classes_and_quotas_says_so(monkeypatch):
     api = lists()
     api.lack("resourceclasses", "gpuquotas")
     assert "there is no ResourceClass yet" in run(monkeypatch, api, "classes").stderr
-    said = run(monkeypatch, api, "quota", "-n", "team-a")
-    assert said.exit_code == 0
-    assert said.stdout == ""
-    assert "namespace 'team-a' has no GPUQuota" in said.stderr
+    completed = run(monkeypatch, api, "quota", "-n", "team-a")
+    assert completed.exit_code == 0
+    assert completed.stdout == ""
+    assert "namespace 'team-a' has no GPUQuota" in completed.stderr
     assert json.loads(run(monkeypatch, api, "quota", "-A", "-o", "json").stdout) == {
         "gpuQuotas": [],
         "resourceQuotas": [],
@@ -59,8 +59,10 @@ def test_nodes_that_take_no_new_pods_are_named_by_each_command_that_shows_nodes(
     api.change("nodes", "n2", spec={"unschedulable": True})
     silent = "note: node n1 takes no new pods: it is NotReady (its kubelet does not report)\n"
     for command in (["nodes"], ["top", "-1"], ["inspect"]):
-        said = run(monkeypatch, api, *command)
-        assert silent + "note: node n2 takes no new pods: it is cordoned\n" in said.stderr + said.stdout, command
+        completed = run(monkeypatch, api, *command)
+        assert silent + "note: node n2 takes no new pods: it is cordoned\n" in completed.stderr + completed.stdout, (
+            command
+        )
         states = {
             node["name"]: node["closed"]
             for node in json.loads(run(monkeypatch, api, *command, "-o", "json").stdout)["nodes"]
@@ -68,16 +70,16 @@ def test_nodes_that_take_no_new_pods_are_named_by_each_command_that_shows_nodes(
         assert states == {"n1": "NotReady (its kubelet does not report)", "n2": "cordoned"}, command
     assert "n2 takes" not in run(monkeypatch, api, "inspect", "n1").stderr
     api.forbid("nodes")
-    said = run(monkeypatch, api, "top", "-1")
-    assert (said.exit_code, "takes no new pods" in said.stdout) == (0, False)
+    completed = run(monkeypatch, api, "top", "-1")
+    assert (completed.exit_code, "takes no new pods" in completed.stdout) == (0, False)
 
 
 def test_a_problem_of_many_pods_is_one_warning(monkeypatch):
     api = lists()
     api.add("pods", *(waiting("team-a", f"p{number}", {"aliyun.com/gpu-mem": "100"}) for number in range(5)))
     for command in ("nodes", "classes", "inspect"):
-        said = run(monkeypatch, api, command).stderr
-        (warning,) = (line for line in said.splitlines() if line.startswith("warning"))
+        errors_shown = run(monkeypatch, api, command).stderr
+        (warning,) = (line for line in errors_shown.splitlines() if line.startswith("warning"))
         assert warning == (
             "warning: team-a/p0, team-a/p1, team-a/p2 and 2 more: spec.containers[0].resources.limits: the pod was not "
             "rewritten by the Cardwise webhook; cardwise explain says why, and what to do"
@@ -103,9 +105,9 @@ def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch
     api = lists()
     limits = {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}
     api.add("pods", waiting("team-a", "more", limits))
-    said = run(monkeypatch, api, "explain", "pod", "more", "-n", "team-a")
-    assert said.exit_code == 0
-    assert "the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in" in said.stderr
+    completed = run(monkeypatch, api, "explain", "pod", "more", "-n", "team-a")
+    assert completed.exit_code == 0
+    assert "the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in" in completed.stderr
     placed = run(monkeypatch, api, "explain", "pod", "notebook", "-n", "team-a")
     assert (placed.exit_code, placed.stderr) == (0, "")
 
@@ -153,13 +155,13 @@ def test_each_missing_right_has_its_command(denied, command):
 
 
 def test_a_missing_right_is_said_in_a_few_words():
-    for at, where in (("at the cluster scope", "the whole cluster"), ('in the namespace "team"', "namespace team")):
+    for at, place in (("at the cluster scope", "the whole cluster"), ('in the namespace "team"', "namespace team")):
         denied = f'pods is forbidden: User "jane" cannot list resource "pods" in API group "" {at}'
         error = errors.Forbidden(403, "Forbidden", denied)
         assert rights.describe_refusal(error).startswith(
-            f"the right to list pods in {where} is missing; an administrator gives"
+            f"the right to list pods in {place} is missing; an administrator gives"
         )
-        assert rights.describe_missing(error).startswith(f"the right to list pods in {where} is missing (ClusterRole ")
+        assert rights.describe_missing(error).startswith(f"the right to list pods in {place} is missing (ClusterRole ")
         assert len(rights.describe_missing(error)) < 120
     error = errors.Forbidden(403, "Forbidden", "somebody's webhook says no")
     assert rights.describe_refusal(error) == rights.describe_missing(error) == "somebody's webhook says no", (
@@ -176,18 +178,18 @@ def test_a_missing_right_is_said_in_a_few_words():
 )
 def test_the_right_is_given_to_the_user_whom_it_was_denied_under_a_name_of_its_own(user, binding):
     denied = f'User "{user}" cannot list resource "gpuquotas" in API group "cardwise.dev" at the cluster scope'
-    said = rights.describe_refusal(errors.Forbidden(403, "Forbidden", denied))
-    assert f"kubectl create clusterrolebinding {binding}" in said
-    assert shlex.split(said)[-1] == f"--user={user}"
-    assert "system:authenticated" not in said
+    message = rights.describe_refusal(errors.Forbidden(403, "Forbidden", denied))
+    assert f"kubectl create clusterrolebinding {binding}" in message
+    assert shlex.split(message)[-1] == f"--user={user}"
+    assert "system:authenticated" not in message
 
 
 def test_a_kubeconfig_without_credentials_is_no_reason_to_give_everybody_rights():
     denied = 'User "system:anonymous" cannot list resource "nodes" in API group "" at the cluster scope'
     error = errors.Forbidden(403, "Forbidden", denied)
-    for said in (rights.describe_refusal(error), rights.describe_missing(error)):
-        assert "your kubeconfig has no credentials; log in" in said
-        assert "kubectl create" not in said
+    for message in (rights.describe_refusal(error), rights.describe_missing(error)):
+        assert "your kubeconfig has no credentials; log in" in message
+        assert "kubectl create" not in message
 
 
 CARDS_DENIED = (
@@ -208,8 +210,8 @@ CARDS_DENIED = (
     ],
 )
 def test_a_command_that_needs_more_than_it_was_denied_has_a_role_for_all_of_it(command, denied, role):
-    said = rights.describe_refusal(errors.Forbidden(403, "Forbidden", denied), command)
-    assert said.endswith(f"kubectl create clusterrolebinding {role}-jane --clusterrole={role} --user=jane")
+    message = rights.describe_refusal(errors.Forbidden(403, "Forbidden", denied), command)
+    assert message.endswith(f"kubectl create clusterrolebinding {role}-jane --clusterrole={role} --user=jane")
 
 
 @pytest.mark.parametrize(
@@ -240,9 +242,9 @@ def test_which_command_ran_is_known_to_who_tells_of_its_rights(monkeypatch):
 
 
 def test_a_class_that_is_not_there_is_an_error_for_who_may_read_no_card(monkeypatch):
-    found = run(monkeypatch, as_a_user_of("team-a", "extendedresources"), "classes", "nope")
-    assert found.exit_code == 1
-    assert "there is no ResourceClass 'nope'" in found.stderr
+    completed = run(monkeypatch, as_a_user_of("team-a", "extendedresources"), "classes", "nope")
+    assert completed.exit_code == 1
+    assert "there is no ResourceClass 'nope'" in completed.stderr
 
 
 def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(monkeypatch):
@@ -250,14 +252,17 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
     api.change("resourceclasses", K80_CLASS, status={"cards": 3, "healthyCards": 2, "freeMiB": 8441})
     used = [{"class": K80_CLASS, "shares": 2, "memoryMiB": 13441, "cards": 1}]
     api.change("gpuquotas", "team", "team-a", status={"used": used})
-    found = run(monkeypatch, api, "classes")
-    assert found.exit_code == 0, found.output
-    rows = [line.split() for line in found.stdout.splitlines()]
+    completed = run(monkeypatch, api, "classes")
+    assert completed.exit_code == 0, completed.output
+    rows = [line.split() for line in completed.stdout.splitlines()]
     assert rows[0] == run(monkeypatch, lists(), "classes").stdout.splitlines()[0].split()
     assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
-    assert "without who uses what: the right to list extendedresources" in found.stderr
-    assert ASK_FOR_VIEW in found.stderr
-    assert {one["name"] for one in json.loads(run(monkeypatch, api, "classes", "-o", "json").stdout)["classes"]} == {
+    assert "without who uses what: the right to list extendedresources" in completed.stderr
+    assert ASK_FOR_VIEW in completed.stderr
+    assert {
+        resource_class["name"]
+        for resource_class in json.loads(run(monkeypatch, api, "classes", "-o", "json").stdout)["classes"]
+    } == {
         "big",
         K80_CLASS,
     }
@@ -285,27 +290,27 @@ def test_devices_are_apart_also_for_who_may_read_no_card(monkeypatch):
 def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, command):
     api = as_a_user_of("team-a", "extendedresources")
     api.change("resourceclasses", K80_CLASS, status={"cards": 3, "freeMiB": 8441})
-    found = run(monkeypatch, api, *command)
-    assert found.exit_code == 0, found.output
-    rows = [line.split() for line in found.stdout.splitlines()]
+    completed = run(monkeypatch, api, *command)
+    assert completed.exit_code == 0, completed.output
+    rows = [line.split() for line in completed.stdout.splitlines()]
     assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
     assert ["team-a/notebook", "n1", "0", "2000"] in rows
-    assert "team-b" not in found.output
-    assert ASK_FOR_VIEW in found.stderr
+    assert "team-b" not in completed.output
+    assert ASK_FOR_VIEW in completed.stderr
     of_node = run(monkeypatch, api, *command, "n2", "-o", "json")
-    assert [one["name"] for one in json.loads(of_node.stdout)["pods"]] == ["train"]
+    assert [pod["name"] for pod in json.loads(of_node.stdout)["pods"]] == ["train"]
     api.forbid("extendedresources", "resourceclasses", "pods of all")
     assert "team-a/notebook" in run(monkeypatch, api, *command).stdout
     api.forbid("extendedresources", "pods")
-    said = run(monkeypatch, api, *command).stdout
-    assert (K80_CLASS in said, "team-a" in said) == (True, False)
+    output = run(monkeypatch, api, *command).stdout
+    assert (K80_CLASS in output, "team-a" in output) == (True, False)
 
 
 def test_inspect_without_nodes_and_others_pods_shows_the_cards(monkeypatch):
-    found = run(monkeypatch, as_a_user_of("team-b"), "inspect")
-    assert found.exit_code == 0
-    assert "unknown" in found.stdout
-    assert "you may not read the pods of all namespaces" in found.stderr
+    completed = run(monkeypatch, as_a_user_of("team-b"), "inspect")
+    assert completed.exit_code == 0
+    assert "unknown" in completed.stdout
+    assert "you may not read the pods of all namespaces" in completed.stderr
 
 
 def test_who_may_not_read_nodes_sees_classes_and_quotas(monkeypatch):
@@ -321,7 +326,7 @@ LIMITS = {f"cardwise.dev/{K80_CLASS}": "1", "aliyun.com/gpu-mem": "9000", "cardw
 def as_a_user_of(namespace: str, *forbidden: str) -> Cluster:
     """`lists` for who may read what is in the namespace, and with the extender's word on each card."""
     api = lists()
-    of_n1, p100, _, whole = api.of("extendedresources")
+    of_n1, p100, _, whole = api.objects("extendedresources")
     api.add(
         "extendedresources",
         allocated(of_n1, 3000, 2),
@@ -336,38 +341,38 @@ def as_a_user_of(namespace: str, *forbidden: str) -> Cluster:
 
 def test_classes_for_who_may_not_read_all_pods_have_the_same_numbers(monkeypatch):
     api = as_a_user_of("team-b")
-    found = run(monkeypatch, api, "classes")
-    assert found.exit_code == 0
-    assert found.stdout == run(monkeypatch, lists(), "classes").stdout
-    assert "you may not read the pods of all namespaces" in found.stderr
+    completed = run(monkeypatch, api, "classes")
+    assert completed.exit_code == 0
+    assert completed.stdout == run(monkeypatch, lists(), "classes").stdout
+    assert "you may not read the pods of all namespaces" in completed.stderr
     users = run(monkeypatch, api, "classes", K80_CLASS).stdout.split("\n\n")[1].splitlines()[1:]
     assert [row.split() for row in users] == [
         ["other", "namespaces", "2", str(2000 + K80), "1"],
         ["team-b", "1", "1000", "0"],
     ]
     api.forbid("pods")
-    assert run(monkeypatch, api, "classes").stdout == found.stdout
+    assert run(monkeypatch, api, "classes").stdout == completed.stdout
 
 
 def test_explain_for_who_may_not_read_all_pods_says_what_others_leave(monkeypatch):
-    found = run(monkeypatch, as_a_user_of("team-b"), "explain", "pod", "more")
-    assert found.exit_code == 0
-    assert "you may not read the pods of all namespaces" in found.stderr
-    assert "card 0 Tesla K80: 8441 of 11441 MiB free, 559 MiB short" in found.stdout
-    assert "held by other namespaces/pods (2000 MiB), team-b/serve (1000 MiB)" in found.stdout
+    completed = run(monkeypatch, as_a_user_of("team-b"), "explain", "pod", "more")
+    assert completed.exit_code == 0
+    assert "you may not read the pods of all namespaces" in completed.stderr
+    assert "card 0 Tesla K80: 8441 of 11441 MiB free, 559 MiB short" in completed.stdout
+    assert "held by other namespaces/pods (2000 MiB), team-b/serve (1000 MiB)" in completed.stdout
 
 
 def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
     api = as_a_user_of("team-b", "extendedresources", "leases")
-    found = run(monkeypatch, api, "explain", "pod", "more")
-    assert found.exit_code == 0
-    assert "the right to list extendedresources in the whole cluster is missing" in found.stderr
-    assert found.stdout == (
+    completed = run(monkeypatch, api, "explain", "pod", "more")
+    assert completed.exit_code == 0
+    assert "the right to list extendedresources in the whole cluster is missing" in completed.stderr
+    assert completed.stdout == (
         f"pod team-b/more asks for 9000 MiB of class {K80_CLASS} (container main).\n"
         "kube-scheduler has not said anything of it yet.\n"
     )
-    said = [{"type": "PodScheduled", "message": "0/2 nodes"}]
-    api.change("pods", "more", "team-b", status={"conditions": said})
+    conditions = [{"type": "PodScheduled", "message": "0/2 nodes"}]
+    api.change("pods", "more", "team-b", status={"conditions": conditions})
     assert "kube-scheduler says: 0/2 nodes" in run(monkeypatch, api, "explain", "pod", "more").stdout
     api.change("pods", "serve", "team-b", spec={"containers": [{"name": "main", "resources": {"limits": LIMITS}}]})
     placed = run(monkeypatch, api, "explain", "pod", "serve").stdout
@@ -396,7 +401,7 @@ def test_an_entry_whose_class_is_gone_does_not_look_like_a_limit(monkeypatch):
     assert of_model.split()[2:] == ["nvidia.tesla.p100", "1/1", "4069/-", "0/-", "Wait"]
     assert "odd: unreadable class" in odd
     entries = json.loads(run(monkeypatch, api, "quota", "-n", "team-b", "-o", "json").stdout)["gpuQuotas"]
-    assert [one.get("problem") for one in entries] == ["no such class", None, "unreadable class"]
+    assert [entry.get("problem") for entry in entries] == ["no such class", None, "unreadable class"]
 
 
 def test_ctrl_c_before_anything_is_seen_ends_without_a_word(monkeypatch):
@@ -404,8 +409,8 @@ def test_ctrl_c_before_anything_is_seen_ends_without_a_word(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(KubeClient, "load", interrupted)
-    said = CliRunner().invoke(main.cli, ["top"])
-    assert (said.exit_code, said.output) == (130, "")
+    completed = CliRunner().invoke(main.cli, ["top"])
+    assert (completed.exit_code, completed.output) == (130, "")
 
 
 @pytest.mark.parametrize(
@@ -420,17 +425,17 @@ def test_ctrl_c_before_anything_is_seen_ends_without_a_word(monkeypatch):
 def test_context_and_kubeconfig_stand_before_the_command_or_behind(monkeypatch, tmp_path, words):
     file = tmp_path / "config"
     file.write_text("")
-    api, asked = lists(), []
-    monkeypatch.setattr(KubeClient, "load", lambda path, **more: asked.append((path, more)) or api.kube)
+    api, loads = lists(), []
+    monkeypatch.setattr(KubeClient, "load", lambda path, **options: loads.append((path, options)) or api.kube)
     done = CliRunner().invoke(main.cli, [str(file) if word == "FILE" else word for word in words])
     assert done.exit_code == 0, done.output
-    assert asked == [(file, {"context": "c"})]
+    assert loads == [(file, {"context": "c"})]
 
 
 def command_of(name: str) -> click.Command:
-    found = main.cli.get_command(click.Context(main.cli), name)
-    assert found is not None
-    return found
+    command = main.cli.get_command(click.Context(main.cli), name)
+    assert command is not None
+    return command
 
 
 @pytest.mark.parametrize("name", sorted(main._COMMANDS.keys() - {"completion", "scheduler-config"}))
@@ -452,18 +457,20 @@ def test_the_help_says_of_each_command_in_one_line_what_it_is():
     modules = {path.stem for path in (Path(main.__file__).parent / "commands").glob("*.py")} - {"__init__"}
     assert {module for module, _ in main._COMMANDS.values()} == modules
     help_ = CliRunner().invoke(main.cli, ["--help"], terminal_width=80).output.splitlines()
-    for name, (_, said) in main._COMMANDS.items():
+    for name, (_, summary) in main._COMMANDS.items():
         command = command_of(name)
-        assert (command.name, command.get_short_help_str(30)) == (name, said)
-        assert [line for line in help_ if line.split() == [name, *said.split()]], name
+        assert (command.name, command.get_short_help_str(30)) == (name, summary)
+        assert [line for line in help_ if line.split() == [name, *summary.split()]], name
 
 
 def loaded_for(*words: str) -> tuple[str, set[str]]:
     """What `cardwise` says, and the modules that it has loaded for that."""
     script = f"import sys; sys.argv = ['cardwise', *{words!r}]; from cardwise.cli.main import main\n"
     script += "try: main()\nfinally: print('LOADED', *sys.modules)"
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60).stdout
-    help_, _, loaded = said.partition("LOADED ")
+    output = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    help_, _, loaded = output.partition("LOADED ")
     return help_, set(loaded.split())
 
 
@@ -491,10 +498,10 @@ def test_and_inspect_itself_for_no_more_of_the_cluster_than_it_shows(tmp_path):
     contexts = [{"name": "c", "context": {"cluster": "c"}}]
     path.write_text(yaml.safe_dump({"current-context": "c", "clusters": clusters, "contexts": contexts}))
     try:
-        said, loaded = loaded_for("inspect", "--kubeconfig", str(path))
+        output, loaded = loaded_for("inspect", "--kubeconfig", str(path))
     finally:
         api.close()
-    assert "Allocated/Total GPU Memory In Cluster:" in said
+    assert "Allocated/Total GPU Memory In Cluster:" in output
     not_shown = {"numpy", "rich", "cardwise.core.preemption", "cardwise.core.gangs", "cardwise.simulation"}
     assert (not_shown | {"kubernetes", "requests", "oauthlib", "websocket"}) & loaded == set()
 
@@ -509,7 +516,7 @@ def test_a_mistyped_command_gets_a_suggestion():
 
 @pytest.mark.parametrize("command", ["bundle", "defrag", "doctor", "explain", "nodes", "simulate", "top"])
 def test_where_cardwise_is_installed_has_one_name(command):
-    said = CliRunner().invoke(main.cli, [command, "--help"]).output
-    assert "--cardwise-namespace" in said
-    assert "CARDWISE_NAMESPACE" in said
-    assert "--installed" not in said
+    output = CliRunner().invoke(main.cli, [command, "--help"]).output
+    assert "--cardwise-namespace" in output
+    assert "CARDWISE_NAMESPACE" in output
+    assert "--installed" not in output

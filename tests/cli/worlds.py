@@ -39,17 +39,17 @@ class Cluster(ApiServer):
             self.add("namespaces", *({"metadata": {"name": name}} for name in NAMESPACES))
 
     def add(self, plural: str, *objects: Json) -> None:
-        for one in objects:
-            self.put(_COLLECTIONS[plural], one)
+        for manifest in objects:
+            self.put(_COLLECTIONS[plural], manifest)
 
     def replace(self, plural: str, *objects: Json) -> None:
         """There are these of the kind now, and no others."""
-        for one in self.of(plural):
-            metadata = one["metadata"]
+        for manifest in self.objects(plural):
+            metadata = manifest["metadata"]
             self.remove(path_of(plural, metadata["name"], metadata.get("namespace", "")))
         self.add(plural, *objects)
 
-    def of(self, plural: str) -> list[Json]:
+    def objects(self, plural: str) -> list[Json]:
         return self.all(_COLLECTIONS[plural])
 
     def change(self, plural: str, name: str, namespace: str = "", **change: Any) -> None:
@@ -59,12 +59,12 @@ class Cluster(ApiServer):
         """The cluster does not know these kinds."""
         self.missing = {_COLLECTIONS[plural] for plural in plurals}
 
-    def forbid(self, *what: str) -> None:
+    def forbid(self, *plurals: str) -> None:
         """Plurals of kinds that may not be read, and no others; "pods of all": those of one namespace may."""
         for rule in self._forbidden:
             rule.end()
         self._forbidden = []
-        for plural in what:
+        for plural in plurals:
             kind = plural.removesuffix(" of all")
             _, *group, _, _ = _COLLECTIONS[kind].removeprefix("/").split("/")
             scope = f'in API group "{"".join(group)}" at the cluster scope'
@@ -85,21 +85,21 @@ def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str, clock: Clock 
     return CliRunner().invoke(main.cli, args, obj=clock)
 
 
-def card(node: str, index: int, model: str = "Tesla K80", memory: int = K80, **more: Any) -> Json:
+def card(node: str, index: int, model: str = "Tesla K80", memory: int = K80, **fields: Any) -> Json:
     uuid = f"GPU-{node}-{index}"
     spec = {"node": node, "index": index, "uuid": uuid, "model": model, "memoryMiB": memory}
-    metadata = {"name": uuid.lower(), "labels": {names.NODE_LABEL: node} | more.pop("labels", {})}
-    health = more.pop("health", "Healthy")
-    return {"metadata": metadata, "spec": spec | more, "status": {"health": health}}
+    metadata = {"name": uuid.lower(), "labels": {names.NODE_LABEL: node} | fields.pop("labels", {})}
+    health = fields.pop("health", "Healthy")
+    return {"metadata": metadata, "spec": spec | fields, "status": {"health": health}}
 
 
-def device(node: str, index: int, kind: str = "rdma", **more: Any) -> Json:
+def device(node: str, index: int, kind: str = "rdma", **fields: Any) -> Json:
     """A device that is no GPU."""
     uuid = f"{kind}-{node}-{index}"
-    metadata = {"name": uuid, "labels": {names.NODE_LABEL: node} | more.pop("labels", {})}
-    status = {"health": more.pop("health", "Healthy"), "held": more.pop("held", [])}
+    metadata = {"name": uuid, "labels": {names.NODE_LABEL: node} | fields.pop("labels", {})}
+    status = {"health": fields.pop("health", "Healthy"), "held": fields.pop("held", [])}
     spec = {"node": node, "index": index, "uuid": uuid, "kind": kind, "model": "MT4119"}
-    return {"metadata": metadata, "spec": spec | more, "status": status}
+    return {"metadata": metadata, "spec": spec | fields, "status": status}
 
 
 def resource_class(name: str, *, auto: bool = False, edited: bool = False, **spec: Any) -> Json:
@@ -141,8 +141,8 @@ def with_devices(pod: Json, *shares: tuple[str, str], cards: bool = False) -> Js
     annotations = pod["metadata"]["annotations"]
     held = assignment.decode(annotations)
     assert held is not None
-    both = Assignment(held.containers if cards else {}, {"0": tuple(DeviceShare(*share) for share in shares)})
-    return pod | {"metadata": pod["metadata"] | {"annotations": assignment.encode(both, assume_time_ns=1)}}
+    assigned = Assignment(held.containers if cards else {}, {"0": tuple(DeviceShare(*share) for share in shares)})
+    return pod | {"metadata": pod["metadata"] | {"annotations": assignment.encode(assigned, assume_time_ns=1)}}
 
 
 def waiting(namespace: str, name: str, limits: dict[str, str], *, devices: str = "") -> Json:
@@ -154,7 +154,7 @@ def waiting(namespace: str, name: str, limits: dict[str, str], *, devices: str =
     return {"metadata": metadata, "spec": {"containers": containers}}
 
 
-def lists(**more: list[Json]) -> Cluster:
+def lists(**objects_by_kind: list[Json]) -> Cluster:
     """n1 has a K80 and a P100, n2 two K80s; team-a holds a whole K80 and a share, team-b a share."""
     objects: dict[str, list[Json]] = {
         "nodes": [{"metadata": {"name": node}} for node in ("n1", "n2")],
@@ -182,14 +182,14 @@ def lists(**more: list[Json]) -> Cluster:
             placed("team-b", "big", "n1", 1, 4069, total=P100, core=25),
         ],
     }
-    return Cluster(objects | more)
+    return Cluster(objects | objects_by_kind)
 
 
 RDMA_CLASS = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
 FAST_CLASS = resource_class("fast", selector={"matchLabels": {"kind": "rdma", "speed": "fast"}})
 
 
-def lists_with_devices(**more: list[Json]) -> Cluster:
+def lists_with_devices(**objects_by_kind: list[Json]) -> Cluster:
     """As `lists`, where n1 has two RDMA devices, n2 one that is sick, and n3 no card but one.
 
     Of n1's, team-a's pod `train` has one beside its share, and one that has gone holds the fast one.
@@ -205,8 +205,8 @@ def lists_with_devices(**more: list[Json]) -> Cluster:
         device("n3", 0),
     )
     api.add("resourceclasses", RDMA_CLASS, FAST_CLASS)
-    both = with_devices(placed("team-a", "both", "n1", 1, 100, total=P100), ("rdma", "rdma-n1-0"), cards=True)
-    api.add("pods", both)
-    for plural, objects in more.items():
+    pod = with_devices(placed("team-a", "both", "n1", 1, 100, total=P100), ("rdma", "rdma-n1-0"), cards=True)
+    api.add("pods", pod)
+    for plural, objects in objects_by_kind.items():
         api.replace(plural, *objects)
     return api

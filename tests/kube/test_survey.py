@@ -48,27 +48,27 @@ def test_labels_that_a_person_put_on_a_card_and_its_properties_are_selected():
         ]
     )
     raw = json.dumps(card("n1", 0, labels={"rack": "r1"}, properties={"clock": "1480"})).encode()
-    found = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource), classifier)
-    assert found.classes == {"rack", "fast", K80_CLASS}
+    parsed = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource), classifier)
+    assert parsed.classes == {"rack", "fast", K80_CLASS}
 
 
-def _at_least(key: str, value: str) -> dict[str, object]:
-    return {"key": key, "operator": "GtEq", "values": [value]}
+def _at_least(key: str, bound: str) -> dict[str, object]:
+    return {"key": key, "operator": "GtEq", "values": [bound]}
 
 
 def test_without_a_classifier_a_card_is_in_no_class():
     raw = json.dumps(card("n1", 0)).encode()
-    found = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource))
-    assert (found.classes, found.priority, found.mem) == (frozenset(), 0, K80)
+    parsed = survey.card_of(msgspec.json.decode(raw, type=wire.ExtendedResource))
+    assert (parsed.classes, parsed.priority, parsed.mem) == (frozenset(), 0, K80)
 
 
 def test_devices_are_no_cards_but_held_and_classed_as_they_are():
     ledger = survey.take_survey(lists_with_devices().kube).ledger
-    plain = survey.take_survey(lists(pods=lists_with_devices().of("pods")).kube).ledger
+    plain = survey.take_survey(lists(pods=lists_with_devices().objects("pods")).kube).ledger
     first, third = ledger.node("n1"), ledger.node("n3")
     assert [card.uuid for card in first.cards] == [card.uuid for card in plain.node("n1").cards]
     assert (first.free, third.cards, plain.node("n3")) == (plain.node("n1").free, [], None)
-    assert [(one.uuid, one.healthy, sorted(one.classes)) for one in first.devices] == [
+    assert [(device.uuid, device.healthy, sorted(device.classes)) for device in first.devices] == [
         ("rdma-n1-0", True, ["rdma"]),
         ("rdma-n1-1", True, ["fast", "rdma"]),
     ]
@@ -94,19 +94,26 @@ def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
     held = sum(before.node("n1").used[:1])
     assert held
     moved["status"]["held"] = [
-        {"podUID": one.uid, "namespace": one.namespace, "name": one.name, "memoryMiB": 64, "container": "0"}
-        for one in before.holdings("n1")
-        if moved["spec"]["uuid"] in one.assignment.uuids()
+        {"podUID": holding.uid, "namespace": holding.namespace, "name": holding.name, "memoryMiB": 64, "container": "0"}
+        for holding in before.holdings("n1")
+        if moved["spec"]["uuid"] in holding.assignment.uuids()
     ]
-    others = [one for one in lists().of("extendedresources") if one["spec"]["uuid"] != moved["spec"]["uuid"]]
+    others = [
+        manifest
+        for manifest in lists().objects("extendedresources")
+        if manifest["spec"]["uuid"] != moved["spec"]["uuid"]
+    ]
     ledger = survey.take_survey(lists(extendedresources=[*others, moved]).kube).ledger
     assert ledger.node("n9").used == [held]
 
 
 def test_a_waiting_pod_asks_for_devices_by_what_the_webhook_noted():
     limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
-    ((_, _, asked),) = survey.take_survey(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting
-    assert (asked.containers, [(one.resource_class, one.count) for one in asked.devices]) == ((), [("rdma", 2)])
+    ((_, _, pod_request),) = survey.take_survey(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting
+    assert (pod_request.containers, [(device.resource_class, device.count) for device in pod_request.devices]) == (
+        (),
+        [("rdma", 2)],
+    )
 
 
 def test_a_cluster_without_the_newer_kinds_has_no_classes_and_no_quotas():
@@ -140,7 +147,7 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
 
 
 def test_headroom_is_what_is_left_of_each_entry():
-    (first, second) = [left for _, left in survey.take_survey(lists().kube).headroom("team-a")]
+    (first, second) = [remaining for _, remaining in survey.take_survey(lists().kube).headroom("team-a")]
     assert first.entry == Entry(resource_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
     assert second.memory == 32768 - K80 - 2000
@@ -169,8 +176,8 @@ def test_of_native_quotas_only_the_lines_that_concern_us():
         native_quota("a", {"pods": "3"}, {}, name="plain"),
         native_quota("a", {"requests.aliyun.com/gpu-mem": "5", "cpu": "2"}, {"requests.aliyun.com/gpu-mem": "1"}),
     ]
-    (found,) = survey.native_quotas(lists(resourcequotas=quotas).kube, "a")
-    assert (found.name, found.hard, found.used) == (
+    (quota,) = survey.native_quotas(lists(resourcequotas=quotas).kube, "a")
+    assert (quota.name, quota.hard, quota.used) == (
         "gpus",
         {"requests.aliyun.com/gpu-mem": "5"},
         {"requests.aliyun.com/gpu-mem": "1"},

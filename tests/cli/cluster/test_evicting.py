@@ -14,42 +14,42 @@ from cardwise.core.placement.ledger import Holding
 from tests.build import Assignment
 from tests.cli import worlds
 from tests.cli.cardworlds import Cards
-from tests.cli.commands.test_defrag import NOW, SPREADING, cluster, kept, objects, run, running, three
+from tests.cli.commands.test_defrag import NOW, SPREADING, cluster, objects, run, running, three, with_controller
 from tests.cli.worlds import Cluster
 from tests.fakes.apiserver import Fault, Request
 from tests.fakes.clock import FakeClock
 
 
 def old() -> dict:
-    return kept(running("web", "n1", 0, 3000))
+    return with_controller(running("web", "n1", 0, 3000))
 
 
 def new(node: str, index: int, phase: str = "Running", *, ready: bool = True) -> dict:
-    made = kept(running("web-2", node, index, 3000))
-    made["metadata"]["ownerReferences"] = old()["metadata"]["ownerReferences"]
-    made["status"] |= {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}
-    return made
+    pod = with_controller(running("web-2", node, index, 3000))
+    pod["metadata"]["ownerReferences"] = old()["metadata"]["ownerReferences"]
+    pod["status"] |= {"phase": phase, "conditions": [{"type": "Ready", "status": str(ready)}]}
+    return pod
 
 
 def pending() -> dict:
-    made = new("n1", 1)
-    del made["spec"]["nodeName"]
-    made["metadata"]["annotations"] = {}
-    return made
+    pod = new("n1", 1)
+    del pod["spec"]["nodeName"]
+    pod["metadata"]["annotations"] = {}
+    return pod
 
 
 def planned() -> Move:
-    def held(pod: dict) -> Holding:
+    def holding_of(pod: dict) -> Holding:
         assigned = assignment_of(pod)
         return Holding(old()["metadata"]["uid"], "team", "web", pod["spec"]["nodeName"], assigned)
 
-    return Move(held(old()), held(new("n2", 1)))
+    return Move(holding_of(old()), holding_of(new("n2", 1)))
 
 
 def assignment_of(pod: dict) -> Assignment:
-    found = assignment.decode(pod["metadata"]["annotations"])
-    assert found is not None
-    return found
+    assigned = assignment.decode(pod["metadata"]["annotations"])
+    assert assigned is not None
+    return assigned
 
 
 class Clock(FakeClock):
@@ -100,7 +100,7 @@ def test_a_surprise_ends_it(pods, then, says):
 def test_a_job_that_has_lost_a_pod_meanwhile_loses_none_by_it(jobs):
     """Its last failure was left when the plan was made."""
     metadata = {"namespace": "team", "name": "web-rs", "uid": "rs-web"}
-    pod = kept(running("web", "n1", 0, 3000), kind="Job")
+    pod = with_controller(running("web", "n1", 0, 3000), kind="Job")
     api = Cluster({"pods": [pod], "jobs": [job | {"metadata": metadata} for job in jobs]})
     with pytest.raises(click.ClickException, match="team/web is of a Job that would fail by it"):
         MoveRun(api.kube, 20.0, Clock(api)).move_pod(planned(), pod, "1/1")
@@ -149,9 +149,9 @@ def test_a_pod_that_goes_while_the_budget_is_asked_is_not_waited_for():
 def stopped(api: Cluster, clock: Clock) -> str:
     with pytest.raises(click.ClickException) as caught:
         carry(api, clock)
-    why = caught.value.message.removeprefix("stopped: ")
-    assert why.endswith("; look at the cluster, and run cardwise defrag again")
-    return why.removesuffix("; look at the cluster, and run cardwise defrag again")
+    reason = caught.value.message.removeprefix("stopped: ")
+    assert reason.endswith("; look at the cluster, and run cardwise defrag again")
+    return reason.removesuffix("; look at the cluster, and run cardwise defrag again")
 
 
 def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
@@ -161,7 +161,7 @@ def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
     api.after(lambda _: api.replace("pods", came("n1", 1), *pods[1:]), "create", "*/eviction")
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert shown.exit_code == 0, shown.output
-    assert [one.body["metadata"]["name"] for one in api.sent("create")] == ["small"]
+    assert [call.body["metadata"]["name"] for call in api.sent("create")] == ["small"]
     assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole card\n"
 
 
@@ -178,28 +178,34 @@ class Cordoned(Cards):
         self.after(self._replaced, "create", "*/eviction")
 
     def _replaced(self, _: Request) -> None:
-        cards = self.of("extendedresources")
-        self.closed_at_eviction = [one["metadata"]["name"] for one in cards if one["spec"].get("unschedulable")]
+        cards = self.objects("extendedresources")
+        self.closed_at_eviction = [
+            resource["metadata"]["name"] for resource in cards if resource["spec"].get("unschedulable")
+        ]
         self.replace("pods", *self.then)
 
     def closed(self) -> list[str]:
-        return [one["metadata"]["name"] for one in self.of("extendedresources") if "cordon" in one["spec"]]
+        return [
+            resource["metadata"]["name"]
+            for resource in self.objects("extendedresources")
+            if "cordon" in resource["spec"]
+        ]
 
 
 def came(node: str, index: int) -> dict:
-    made = kept(running("small-2", node, index, 3000))
-    made["metadata"]["ownerReferences"] = three()[0]["metadata"]["ownerReferences"]
-    made["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
-    return made
+    pod = with_controller(running("small-2", node, index, 3000))
+    pod["metadata"]["ownerReferences"] = three()[0]["metadata"]["ownerReferences"]
+    pod["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    return pod
 
 
 def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
     api = Cordoned(came("n1", 1))
-    before = [(one["spec"], one["status"]) for one in api.of("extendedresources")]
+    before = [(resource["spec"], resource["status"]) for resource in api.objects("extendedresources")]
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert api.closed_at_eviction == ["gpu-n1-0"]
-    assert [(one["spec"], one["status"]) for one in api.of("extendedresources")] == before
+    assert [(resource["spec"], resource["status"]) for resource in api.objects("extendedresources")] == before
     assert shown.stderr == (
         "card 0 of node n1 (GPU-n1-0) cordoned\n"
         "1/1 evicted team/small\n"
@@ -228,8 +234,12 @@ def test_a_card_is_given_back_after_a_surprise(monkeypatch):
 @pytest.fixture
 def in_the_foreground():
     """The signals as in a program that a person has started; what a shell starts in the background ignores some."""
-    meant = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
-    before = {sign: signal.signal(sign, handler) for sign, handler in meant.items()}
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {sign: signal.signal(sign, handler) for sign, handler in handlers.items()}
     yield
     for sign, handler in before.items():
         signal.signal(sign, handler)

@@ -39,14 +39,14 @@ def users_pod() -> Json:
     container = pod["spec"]["containers"][0]
     container["env"] = [{"name": "TOKEN", "value": SECRET}, {"name": "CARDWISE_MEM_LIMIT_MIB", "value": "8138"}]
     hook = {"exec": {"command": ["curl", SECRET]}}
-    asked = {"httpGet": {"path": f"/{SECRET}", "port": 80, "httpHeaders": [{"name": "Authorization", "value": SECRET}]}}
+    probe = {"httpGet": {"path": f"/{SECRET}", "port": 80, "httpHeaders": [{"name": "Authorization", "value": SECRET}]}}
     container |= {
         "command": ["run", SECRET],
         "args": [SECRET],
         "workingDir": f"/{SECRET}",
-        "lifecycle": {"postStart": hook, "preStop": asked},
+        "lifecycle": {"postStart": hook, "preStop": probe},
         "livenessProbe": hook,
-        "readinessProbe": asked,
+        "readinessProbe": probe,
         "startupProbe": {"grpc": {"port": 1, "service": SECRET}},
         "volumeMounts": [{"name": "data", "mountPath": "/data"}],
         "securityContext": {"runAsUser": 1000},
@@ -92,13 +92,17 @@ def api() -> Cluster:
         },
     }
     other = {"metadata": {"namespace": "team-a", "name": "web"}, "spec": {"containers": [{"name": "c"}]}}
-    noted = {"metadata": {"namespace": "team-a", "name": "of-users", "annotations": {"team.example/token": SECRET}}}
+    manifest = {"metadata": {"namespace": "team-a", "name": "of-users", "annotations": {"team.example/token": SECRET}}}
     pods = [users_pod(), other, part]
-    made = Cluster({"podgroups": [noted], "gpuquotas": [noted], "pods": pods, "extendedresources": [card("n1", 0)]})
+    cluster = Cluster(
+        {"podgroups": [manifest], "gpuquotas": [manifest], "pods": pods, "extendedresources": [card("n1", 0)]}
+    )
     for kind in ("daemonsets", "deployments"):
-        made.add(kind, {"metadata": {"namespace": names.NAMESPACE, "name": f"of-{kind}", "labels": ours}, "spec": {}})
-    made.answers[paths.pods(names.NAMESPACE, "extender-0", "log")] = log
-    return made
+        cluster.add(
+            kind, {"metadata": {"namespace": names.NAMESPACE, "name": f"of-{kind}", "labels": ours}, "spec": {}}
+        )
+    cluster.answers[paths.pods(names.NAMESPACE, "extender-0", "log")] = log
+    return cluster
 
 
 @pytest.fixture
@@ -121,9 +125,9 @@ def contents(path: Path) -> dict[str, bytes]:
 def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     target = tmp_path / "b.tar.gz"
     missing, _ = bundle.write_bundle(api.kube, target, [Finding("cards", Severity.OK, "fine")], names.NAMESPACE, NOW)
-    found = contents(target)
-    assert all(SECRET.encode() not in content for content in found.values())
-    (pod,) = json.loads(found["pods.json"])
+    files_by_name = contents(target)
+    assert all(SECRET.encode() not in content for content in files_by_name.values())
+    (pod,) = json.loads(files_by_name["pods.json"])
     container = pod["spec"]["containers"][0]
     assert (pod["metadata"]["name"], container["env"][1]["value"]) == ("train", "8138")
     assert container["command"] == container["args"] == container["env"][0]["value"] == bundle.HIDDEN
@@ -138,14 +142,14 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
     first, second = pod["status"]["containerStatuses"]
     assert first["state"]["terminated"]["exitCode"] == second["lastState"]["terminated"]["exitCode"] == 3
     assert second["state"]["waiting"] == {"reason": "RunContainerError", "message": bundle.HIDDEN}
-    assert [one["name"] for one in pod["spec"]["initContainers"] + pod["spec"]["ephemeralContainers"]] == [
+    assert [container["name"] for container in pod["spec"]["initContainers"] + pod["spec"]["ephemeralContainers"]] == [
         "init",
         "debug",
     ]
-    assert json.loads(found["extendedresources.json"])[0]["spec"]["uuid"] == "GPU-n1-0"
-    assert json.loads(found["doctor.json"])["worst"] == "ok"
-    assert found["parts/extender-0.main.log"] == b"log of extender-0 main"
-    assert missing == json.loads(found["missing.json"])
+    assert json.loads(files_by_name["extendedresources.json"])[0]["spec"]["uuid"] == "GPU-n1-0"
+    assert json.loads(files_by_name["doctor.json"])["worst"] == "ok"
+    assert files_by_name["parts/extender-0.main.log"] == b"log of extender-0 main"
+    assert missing == json.loads(files_by_name["missing.json"])
     assert [line.partition(":")[0] for line in missing] == ["parts/extender-0.main.previous.log"], (
         "what never restarted"
     )
@@ -154,13 +158,15 @@ def test_it_has_findings_objects_and_logs_and_no_secret(api, tmp_path):
 @pytest.mark.usefixtures("neighbour")
 def test_of_what_others_run_in_the_namespace_of_cardwise_nothing_is_packed(api, tmp_path):
     bundle.write_bundle(api.kube, tmp_path / "b.tar.gz", [], names.NAMESPACE, NOW)
-    found = contents(tmp_path / "b.tar.gz")
-    assert all(SECRET.encode() not in content for content in found.values())
-    assert {name for name in found if name.startswith("parts/")} == {
+    files_by_name = contents(tmp_path / "b.tar.gz")
+    assert all(SECRET.encode() not in content for content in files_by_name.values())
+    assert {name for name in files_by_name if name.startswith("parts/")} == {
         "parts/pods.json", "parts/extender-0.main.log", "parts/extender-0.steady.log",
     }  # fmt: skip
     for kind in ("daemonsets", "deployments"):
-        assert [one["metadata"]["name"] for one in json.loads(found[f"{kind}.json"])] == [f"of-{kind}"]
+        assert [manifest["metadata"]["name"] for manifest in json.loads(files_by_name[f"{kind}.json"])] == [
+            f"of-{kind}"
+        ]
 
 
 def test_what_may_not_be_read_is_named_and_the_rest_is_there(api, tmp_path):
@@ -185,8 +191,8 @@ def test_an_archive_that_is_there_is_not_overwritten(api, monkeypatch, tmp_path)
 def test_what_doctor_could_not_look_at_is_said(monkeypatch, tmp_path):
     api = Cluster({})
     api.forbid("nodes", "pods", "leases")
-    said = run(monkeypatch, api, "bundle", str(tmp_path / "b.tar.gz"))
-    doctor, files = said.stderr.splitlines()
+    completed = run(monkeypatch, api, "bundle", str(tmp_path / "b.tar.gz"))
+    doctor, files = completed.stderr.splitlines()
     assert doctor.startswith(f"note: doctor could not look at 6 of {KINDS} things, for want of rights: nodes, node lea")
     of_14 = "nodes.json, pods.json, leases.json, parts/pods.json"
     assert files == f"note: could not read 4 of 14 files (missing.json says why): {of_14}"

@@ -24,19 +24,25 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_a_script_that_asks_the_program(shell):
-    said = CliRunner().invoke(main.cli, ["completion", shell])
-    assert said.exit_code == 0
-    assert f"_CARDWISE_COMPLETE={shell}_complete" in said.stdout
+    completed = CliRunner().invoke(main.cli, ["completion", shell])
+    assert completed.exit_code == 0
+    assert f"_CARDWISE_COMPLETE={shell}_complete" in completed.stdout
 
 
 def test_the_program_answers_the_script():
     """As bash runs it: what click understands depends on what the program is called."""
-    asked = os.environ | {"_CARDWISE_COMPLETE": "bash_complete", "COMP_WORDS": "cardwise dra", "COMP_CWORD": "1"}
+    environment = os.environ | {"_CARDWISE_COMPLETE": "bash_complete", "COMP_WORDS": "cardwise dra", "COMP_CWORD": "1"}
     script = "import sys; sys.argv = ['cardwise']; from cardwise.cli.main import main; main()"
-    said = subprocess.run(
-        [sys.executable, "-c", script], env=asked, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50
+    completed = subprocess.run(
+        [sys.executable, "-c", script],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
     )
-    assert said.stdout == "plain,drain\n"
+    assert completed.stdout == "plain,drain\n"
 
 
 @pytest.mark.parametrize(
@@ -53,8 +59,8 @@ def test_kubectl_gets_what_it_understands(words, lines):
 
 
 def test_without_a_word_all_commands_are_offered():
-    said = completion.complete_for_kubectl(main.cli, []).splitlines()
-    assert {line.partition("\t")[0] for line in said[:-1]} == main._COMMANDS.keys()
+    lines = completion.complete_for_kubectl(main.cli, []).splitlines()
+    assert {line.partition("\t")[0] for line in lines[:-1]} == main._COMMANDS.keys()
 
 
 def test_cards_are_offered_by_their_places(monkeypatch):
@@ -93,8 +99,8 @@ def test_kubectl_finds_the_plugin_by_its_names():
 @pytest.mark.parametrize("command", [["inspect"], ["classes"], ["quota", "-A"], ["gangs", "-A"]])
 def test_every_listing_has_the_same_in_json_and_in_yaml(monkeypatch, command):
     api = lists(podgroups=[])
-    said = {form: run(monkeypatch, api, *command, "-o", form) for form in ("json", "yaml", "table")}
-    assert [one.exit_code for one in said.values()] == [0, 0, 0], said
-    found = json.loads(said["json"].stdout)
-    assert found == yaml.safe_load(said["yaml"].stdout)
-    assert isinstance(found, dict)
+    completed = {form: run(monkeypatch, api, *command, "-o", form) for form in ("json", "yaml", "table")}
+    assert [run_of_format.exit_code for run_of_format in completed.values()] == [0, 0, 0], completed
+    document = json.loads(completed["json"].stdout)
+    assert document == yaml.safe_load(completed["yaml"].stdout)
+    assert isinstance(document, dict)

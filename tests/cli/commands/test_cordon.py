@@ -22,13 +22,13 @@ def run(monkeypatch: pytest.MonkeyPatch, api: Cards, *args: str) -> Result:
 
 @pytest.mark.parametrize("text", ["n1/1", "GPU-n1-1", "gpu-n1-1", "n1-1"])
 def test_a_card_is_meant_by_its_place_or_its_uuid_or_the_beginning_of_that(monkeypatch, api, text):
-    said = run(monkeypatch, api, "cordon", text, "--reason", "it smokes")
-    assert (said.exit_code, said.output) == (0, "card 1 of node n1 (GPU-n1-1) cordoned\n")
+    completed = run(monkeypatch, api, "cordon", text, "--reason", "it smokes")
+    assert (completed.exit_code, completed.output) == (0, "card 1 of node n1 (GPU-n1-1) cordoned\n")
     marked = spec(api, "gpu-n1-1")
     assert marked["unschedulable"] is True
     assert (marked["cordon"]["reason"], marked["cordon"]["by"]) == ("it smokes", "jane")
     assert marked["cordon"]["at"] == "2026-01-01T00:00:00Z"
-    assert [one for one in ("gpu-n1-0", "gpu-n2-0") if "unschedulable" in spec(api, one)] == []
+    assert [card_name for card_name in ("gpu-n1-0", "gpu-n2-0") if "unschedulable" in spec(api, card_name)] == []
 
 
 @pytest.mark.parametrize(
@@ -43,10 +43,10 @@ def test_a_card_is_meant_by_its_place_or_its_uuid_or_the_beginning_of_that(monke
     ],
 )
 def test_what_is_no_card_or_several_is_refused_with_those_there_are(monkeypatch, api, text, message):
-    said = run(monkeypatch, api, "cordon", text)
-    assert said.exit_code == 1
-    assert message in said.stderr
-    assert [one for one in api.of("extendedresources") if "unschedulable" in one["spec"]] == []
+    completed = run(monkeypatch, api, "cordon", text)
+    assert completed.exit_code == 1
+    assert message in completed.stderr
+    assert [resource for resource in api.objects("extendedresources") if "unschedulable" in resource["spec"]] == []
 
 
 def test_no_card_of_another_node_is_taken_for_this_nodes(monkeypatch):
@@ -63,8 +63,8 @@ def test_a_device_is_meant_by_its_uuid(monkeypatch, api):
 def test_a_second_time_says_who_was_first_and_a_new_reason_is_taken(monkeypatch, api):
     run(monkeypatch, api, "cordon", "n1/0", "--reason", "it smokes")
     first = spec(api, "gpu-n1-0")["cordon"]
-    said = run(monkeypatch, api, "cordon", "n1/0").output
-    assert said == f"card 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['at']}: it smokes\n"
+    output = run(monkeypatch, api, "cordon", "n1/0").output
+    assert output == f"card 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['at']}: it smokes\n"
     assert spec(api, "gpu-n1-0")["cordon"] == first
     run(monkeypatch, api, "cordon", "n1/0", "--reason", "it burns")
     assert spec(api, "gpu-n1-0")["cordon"]["reason"] == "it burns"
@@ -86,6 +86,6 @@ def test_an_api_server_that_does_not_say_who_we_are_is_no_obstacle(monkeypatch, 
 
 def test_a_kind_of_an_older_release_is_told_and_not_taken_for_cordoned(monkeypatch, api):
     api.before(lambda request: request.body["spec"].clear(), "patch")  # fields that the kind does not know
-    said = run(monkeypatch, api, "cordon", "n1/0")
-    assert said.exit_code == 1
-    assert "upgrade the chart with its CRDs" in said.stderr
+    completed = run(monkeypatch, api, "cordon", "n1/0")
+    assert completed.exit_code == 1
+    assert "upgrade the chart with its CRDs" in completed.stderr

@@ -27,26 +27,24 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SAFE = {names.SAFE_TO_EVICT: "true"}
 
 
-def kept(pod: dict, kind: str = "ReplicaSet", group: str = "", **more: object) -> dict:
+def with_controller(pod: dict, kind: str = "ReplicaSet", group: str = "", **metadata: object) -> dict:
     """The pod with a controller, with annotations by their names, labels, and priority."""
     name = pod["metadata"]["name"]
     version = group or GROUPS.get(kind, "apps/v1")
     owner = {"apiVersion": version, "kind": kind, "name": f"{name}-rs", "uid": f"rs-{name}", "controller": True}
     pod["metadata"]["ownerReferences"] = [owner]
-    pod["metadata"]["labels"] = more.get("labels", {})
-    pod["metadata"]["annotations"] |= more.get("annotations", {})
-    pod["spec"]["priority"] = more.get("priority", 0)
+    pod["metadata"]["labels"] = metadata.get("labels", {})
+    pod["metadata"]["annotations"] |= metadata.get("annotations", {})
+    pod["spec"]["priority"] = metadata.get("priority", 0)
     pod["status"] = {"phase": "Running", "startTime": "2026-11-20T10:00:00Z"}
     return pod
 
 
 def running(name: str, node: str, index: int, mem: int) -> dict:
     """A pod as it runs: it asks what it holds."""
-    made = placed("team", name, node, index, mem)
-    made["spec"]["containers"] = [
-        {"name": "main", "resources": {"limits": {names.GPU_MEM: str(mem), names.SHARE: "1"}}}
-    ]
-    return made
+    pod = placed("team", name, node, index, mem)
+    pod["spec"]["containers"] = [{"name": "main", "resources": {"limits": {names.GPU_MEM: str(mem), names.SHARE: "1"}}}]
+    return pod
 
 
 def objects(*pods: dict) -> dict[str, list[dict]]:
@@ -61,14 +59,14 @@ def objects(*pods: dict) -> dict[str, list[dict]]:
     }
 
 
-def cluster(*pods: dict, **more: list[dict]) -> Cluster:
-    return Cluster(objects(*pods) | more)
+def cluster(*pods: dict, **objects_by_kind: list[dict]) -> Cluster:
+    return Cluster(objects(*pods) | objects_by_kind)
 
 
-def three(**more: object) -> list[dict]:
+def three(**metadata: object) -> list[dict]:
     """Of the four cards none is free; the 3000 MiB of `small` have room beside the 8000 of `big`."""
     return [
-        kept(running("small", "n1", 0, 3000), **more),
+        with_controller(running("small", "n1", 0, 3000), **metadata),
         running("big", "n1", 1, 8000),
         running("left", "n2", 0, 9000),
         running("right", "n2", 1, 9500),
@@ -97,16 +95,16 @@ def test_what_would_move_and_where_to(monkeypatch):
 
 
 def test_for_programs(monkeypatch):
-    told = json.loads(run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "json").stdout)
-    assert told == yaml.safe_load(
+    document = json.loads(run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "json").stdout)
+    assert document == yaml.safe_load(
         run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "yaml").stdout
-    ) | {"moves": told["moves"]}
-    assert (told["wanted"], told["fitsNow"], told["fitsThen"], told["reached"]) == (1, 0, 1, True)
-    assert told["fewestPossible"] is True
-    (move,) = told["moves"]
+    ) | {"moves": document["moves"]}
+    assert (document["wanted"], document["fitsNow"], document["fitsThen"], document["reached"]) == (1, 0, 1, True)
+    assert document["fewestPossible"] is True
+    (move,) = document["moves"]
     assert move["from"] == {"node": "n1", "cards": [{"index": 0, "uuid": "GPU-n1-0"}]}
     assert move["to"] == {"node": "n1", "cards": [{"index": 1, "uuid": "GPU-n1-1"}]}
-    assert told["kept"] == {"have no controller that would make them anew": 3}
+    assert document["kept"] == {"have no controller that would make them anew": 3}
 
 
 def test_what_the_extender_still_keeps_of_a_pod_that_vanished_is_no_room(monkeypatch):
@@ -126,7 +124,7 @@ def test_where_it_fits_already_nothing_moves(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("of", "why"),
+    ("of", "reason"),
     [
         ({"kind": "DaemonSet"}, "are of a DaemonSet"),
         ({"labels": {names.GANG: "g"}}, "are members of gangs"),
@@ -141,7 +139,7 @@ def test_where_it_fits_already_nothing_moves(monkeypatch):
         ({"kind": "DaemonSet", "annotations": SAFE}, "are of a DaemonSet"),
     ],
 )
-def test_who_is_left_where_it_is_and_why(monkeypatch, of, why):
+def test_who_is_left_where_it_is_and_why(monkeypatch, of, reason):
     shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
     assert shown.exit_code == 1
     assert shown.stdout == (
@@ -149,7 +147,7 @@ def test_who_is_left_where_it_is_and_why(monkeypatch, of, why):
         "There is no way to move pods for that.\n"
         "0 pods may be moved.\n"
         "Not so those that have no controller that would make them anew: 3.\n"
-        f"Not so those that {why}: 1.\n"
+        f"Not so those that {reason}: 1.\n"
     )
 
 
@@ -237,7 +235,7 @@ def test_no_job_is_made_to_fail(monkeypatch, job, moves):
     ],
 )
 def test_no_job_loses_more_pods_than_it_has_failures_left(monkeypatch, job, moves):
-    pods = [kept(running(name, "n1", 0, 1500), kind="Job") for name in ("small", "small-2")]
+    pods = [with_controller(running(name, "n1", 0, 1500), kind="Job") for name in ("small", "small-2")]
     pods[1]["metadata"]["ownerReferences"] = pods[0]["metadata"]["ownerReferences"]
     named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
     shown = run(monkeypatch, cluster(*pods, *three()[1:], jobs=[named]), "--free-cards", "1")
@@ -289,8 +287,8 @@ def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
         "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more would "
         "have to move. --no-cordon does without.\n"
     ) in shown.stdout
-    told = json.loads(run(monkeypatch, spreading(*three()), "--free-cards", "1", "-o", "json").stdout)
-    assert (told["cordons"], told["everythingTried"]) == (True, True)
+    document = json.loads(run(monkeypatch, spreading(*three()), "--free-cards", "1", "-o", "json").stdout)
+    assert (document["cordons"], document["everythingTried"]) == (True, True)
     refused = run(monkeypatch, spreading(*three()), "--free-cards", "1", "--no-cordon")
     assert refused.exit_code == 1
     assert (
@@ -301,7 +299,7 @@ def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
 
 def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
     """Forty pods with room for three on a card, and more cards wanted than can be free."""
-    pods = [kept(running(f"p{i}", f"n{i // 8}", i % 8, 3800)) for i in range(40)]
+    pods = [with_controller(running(f"p{i}", f"n{i // 8}", i % 8, 3800)) for i in range(40)]
     cards = [card(f"n{i // 8}", i % 8) for i in range(40)]
     nodes = [objects()["nodes"][0] | {"metadata": {"name": f"n{i}"}} for i in range(5)]
     monkeypatch.setattr(defrag, "plan", partial(plan, effort=500))
@@ -367,7 +365,7 @@ def test_where_the_extender_does_not_say_what_a_card_gives_evict_warns(monkeypat
 
 def n1_is_empty(taint: str = "", *, tolerated: bool = False) -> Cluster:
     """n1 has two free cards, and n2 one if `small` moves. `taint`: KEY:EFFECT of n1; `tolerated` by all pods."""
-    pods = [kept(running("small", "n2", 0, 3000)), running("big", "n2", 1, 8000)]
+    pods = [with_controller(running("small", "n2", 0, 3000)), running("big", "n2", 1, 8000)]
     api = cluster(*pods)
     key, _, effect = taint.partition(":")
     if taint:

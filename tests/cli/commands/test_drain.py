@@ -50,9 +50,9 @@ def test_what_a_budget_holds_back_is_asked_again_and_told_once(capsys):
     api = Cards([card("n1", 0)], [running("a")])
     api.holds_back("a", 3)
     work(api).run("")
-    said = capsys.readouterr()
-    assert said.out.endswith(f"pod team-a/a is gone\n{TITLE} drained\n")
-    assert said.err.count("the disruption budget web needs 1 healthy pods") == 1
+    captured = capsys.readouterr()
+    assert captured.out.endswith(f"pod team-a/a is gone\n{TITLE} drained\n")
+    assert captured.err.count("the disruption budget web needs 1 healthy pods") == 1
 
 
 def test_a_conflict_is_asked_again():
@@ -150,16 +150,16 @@ def test_a_missing_right_ends_it():
 def test_the_command_takes_its_settings(monkeypatch):
     api = Cards([card("n1", 0)], [placed("team-a", "bare", "n1", 0, 10)])
     args = ["drain", "n1/0", "--force", "--grace-period=3", "--timeout=1m", "--dry-run"]
-    said = run(monkeypatch, api, *args)
-    assert (said.exit_code, api.rehearsed) == (0, ["bare"])
-    said = run(monkeypatch, api, "drain", "n1/0")
-    assert said.exit_code == 1
-    assert "--force" in said.stderr
-    said = run(monkeypatch, api, *args[:-1], clock=FakeClock())
-    assert (said.exit_code, api.evicted[0][1]["gracePeriodSeconds"]) == (0, 3)
+    completed = run(monkeypatch, api, *args)
+    assert (completed.exit_code, api.rehearsed) == (0, ["bare"])
+    completed = run(monkeypatch, api, "drain", "n1/0")
+    assert completed.exit_code == 1
+    assert "--force" in completed.stderr
+    completed = run(monkeypatch, api, *args[:-1], clock=FakeClock())
+    assert (completed.exit_code, api.evicted[0][1]["gracePeriodSeconds"]) == (0, 3)
 
 
 def test_a_grace_period_of_no_meaning_is_refused():
-    said = CliRunner().invoke(main.cli, ["drain", "n1/0", "--grace-period=-3"])
-    assert said.exit_code == 2
-    assert "-3 is not in the range x>=-1" in said.stderr
+    completed = CliRunner().invoke(main.cli, ["drain", "n1/0", "--grace-period=-3"])
+    assert completed.exit_code == 2
+    assert "-3 is not in the range x>=-1" in completed.stderr

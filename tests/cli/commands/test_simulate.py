@@ -52,15 +52,15 @@ default  spread   0.00     0.00    3.57    43.75    63.64  -     66.67  -
 
 
 def test_the_tables(trace):
-    found = run(trace, "--policy", "binpack", "--policy", "spread", "--seeds", "2", "--processes", "1")
-    assert found.exit_code == 0
-    assert found.output == GOLDEN
+    completed = run(trace, "--policy", "binpack", "--policy", "spread", "--seeds", "2", "--processes", "1")
+    assert completed.exit_code == 0
+    assert completed.output == GOLDEN
 
 
 def test_every_policy_where_none_is_named(trace):
-    said = run(trace, "--seeds", "1", "--tune", "0.5", "--processes", "1").output
+    output = run(trace, "--seeds", "1", "--tune", "0.5", "--processes", "1").output
     for policy in ("binpack", "fgd", "priced", "spread"):
-        (allocated, refused) = cells(said, policy)
+        (allocated, refused) = cells(output, policy)
         assert float(allocated[3]) > 45, "AT 50%"
         assert set(refused[2:]) <= {"0.00", "-"}
 
@@ -71,7 +71,7 @@ def test_rows_for_programs(trace):
     assert {row["seed"] for row in rows} == {"7", "8"}
     assert {row["trace"] for row in rows} == {"default"}
     runs = json.loads(run(trace, *of, "-o", "json").output)["runs"]
-    assert [one["seed"] for one in runs] == [7, 8]
+    assert [simulated["seed"] for simulated in runs] == [7, 8]
     assert "seconds" not in runs[0]
     by_csv = [float(row["allocated"]) for row in rows if row["seed"] == "7"]
     assert by_csv == pytest.approx([point["allocated"] for point in runs[0]["points"]], abs=1e-3)
@@ -79,9 +79,9 @@ def test_rows_for_programs(trace):
 
 def test_pods_that_leave(trace):
     of = ("--churn", "--load", "0.3", "--lifetimes", "1", "--policy", "binpack", "--seeds", "1", "--processes", "1")
-    said = run(trace, *of)
-    assert said.exit_code == 0
-    assert 5 < float(cells(said.output, "binpack")[0][3]) < 60
+    completed = run(trace, *of)
+    assert completed.exit_code == 0
+    assert 5 < float(cells(completed.output, "binpack")[0][3]) < 60
     rows = list(csv.DictReader(io.StringIO(run(trace, *of, "-o", "csv").output)))
     assert float(rows[-1]["time"]) == pytest.approx(3.0, abs=0.2)
     refused = run(trace, *of, "--pod", "gpu=1")
@@ -93,9 +93,9 @@ def test_several_lists_of_pods_and_plots_of_each(trace, tmp_path):
     worlds.write_trace(tmp_path / "openb", "other", list(worlds.rows(((30, 1, 500, ""),))))
     folder = tmp_path / "plots"
     of = ("--pods", "default", "--pods", "other", "--seeds", "1", "--policy", "spread", "--processes", "1")
-    said = run(trace, *of, "--plots", str(folder))
-    assert said.exit_code == 0, said.output
-    assert [row[0] for row in cells(said.stdout, "spread")] == ["default", "other", "default", "other"]
+    completed = run(trace, *of, "--plots", str(folder))
+    assert completed.exit_code == 0, completed.output
+    assert [row[0] for row in cells(completed.stdout, "spread")] == ["default", "other", "default", "other"]
     written = sorted(path.name for path in folder.iterdir())
     plots = ("allocated", "fragmented", "refused")
     assert written == [f"{trace}-{plot}.svg" for trace in ("default", "other") for plot in plots]
@@ -107,16 +107,16 @@ def test_several_lists_of_pods_and_plots_of_each(trace, tmp_path):
 
 def test_plots_without_the_library_are_told_before_anything_runs(trace, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pygal", None)
-    said = run(trace, "--plots", str(tmp_path / "plots"))
-    assert said.exit_code == 1
-    assert "pip install 'cardwise[simulate]'" in said.stderr
+    completed = run(trace, "--plots", str(tmp_path / "plots"))
+    assert completed.exit_code == 1
+    assert "pip install 'cardwise[simulate]'" in completed.stderr
     assert not (tmp_path / "plots").exists()
 
 
 def test_what_more_fits_after_a_trace(trace):
     of = ("--policy", "binpack", "--seeds", "1", "--tune", "0.2", "--processes", "1")
-    said = run(trace, *of, "--pod", "gpu=8,cpu=1", "--pod", "gpu-mem=100", "--add-nodes", "2x8xG2:1000,cpu=64").output
-    eight, small = cells(said.partition("More pods")[2], "binpack")
+    output = run(trace, *of, "--pod", "gpu=8,cpu=1", "--pod", "gpu-mem=100", "--add-nodes", "2x8xG2:1000,cpu=64").output
+    eight, small = cells(output.partition("More pods")[2], "binpack")
     assert [int(count) for count in eight[2:]] == [int(eight[2]), int(eight[2]) + 2]
     assert int(small[3]) == int(small[2]) + 160, "ten on each added card"
 
@@ -124,8 +124,8 @@ def test_what_more_fits_after_a_trace(trace):
 def test_nodes_that_are_added_to_a_trace(trace):
     of = ("--policy", "binpack", "--seeds", "1", "--tune", "1.0", "--processes", "1", "-o", "json")
     alone = json.loads(run(trace, *of).output)["runs"][0]
-    more = json.loads(run(trace, *of, "--add-nodes", "2x8xG2:1000").output)["runs"][0]
-    assert sum(row["arrived"] for row in more["refused"]) > sum(row["arrived"] for row in alone["refused"])
+    enlarged = json.loads(run(trace, *of, "--add-nodes", "2x8xG2:1000").output)["runs"][0]
+    assert sum(row["arrived"] for row in enlarged["refused"]) > sum(row["arrived"] for row in alone["refused"])
 
 
 def test_nobody_else_waits_for_numpy():
@@ -137,11 +137,11 @@ def test_nobody_else_waits_for_numpy():
 
 
 def test_how_many_more_fit_now_and_with_nodes_added(monkeypatch):
-    said = live(monkeypatch, lists(), "--pod", "gpu-mem=4000", "--add-nodes", f"1x2xTesla-P100:{P100}")
-    assert said.exit_code == 0, said.output
+    completed = live(monkeypatch, lists(), "--pod", "gpu-mem=4000", "--add-nodes", f"1x2xTesla-P100:{P100}")
+    assert completed.exit_code == 0, completed.output
     # Free: 8441 on n1's K80, 12207 on its P100; n2 has a sick card and one that is held whole.
-    assert [row[2:] for row in cells(said.output, "binpack")] == [["5", "13"]]
-    assert [row[2:] for row in cells(said.output, "priced")] == [["5", "13"]]
+    assert [row[2:] for row in cells(completed.output, "binpack")] == [["5", "13"]]
+    assert [row[2:] for row in cells(completed.output, "priced")] == [["5", "13"]]
 
 
 def test_a_class_holds_for_nodes_that_are_added_under_another_spelling(monkeypatch):
@@ -149,8 +149,8 @@ def test_a_class_holds_for_nodes_that_are_added_under_another_spelling(monkeypat
     assert cells(live(monkeypatch, lists(), *of, "--add-nodes", f"1x1xtesla-p100:{P100}").output, "binpack") == [
         ["gpu-mem=4000,class=nvidia.tesla.p100", "binpack", "3", "7"]
     ]
-    said = live(monkeypatch, lists(), *of, "--add-nodes", f"1x1xTesla-K80:{K80}").output
-    assert cells(said, "binpack")[0][2:] == ["3", "3"]
+    output = live(monkeypatch, lists(), *of, "--add-nodes", f"1x1xTesla-K80:{K80}").output
+    assert cells(output, "binpack")[0][2:] == ["3", "3"]
 
 
 def test_cpu_and_memory_of_nodes_and_cordons_count(monkeypatch):
@@ -178,9 +178,9 @@ def test_pods_of_a_file_of_manifests(monkeypatch, tmp_path):
     ]
     path = tmp_path / "all.yaml"
     path.write_text(yaml.safe_dump_all(objects))
-    said = live(monkeypatch, lists(), "--pod", str(path), "--policy", "binpack").output
-    assert [row[0] for row in cells(said, "binpack")] == ["deployment/serve", "pod/one"]
-    assert {row[2] for row in cells(said, "binpack")} == {"5"}
+    output = live(monkeypatch, lists(), "--pod", str(path), "--policy", "binpack").output
+    assert [row[0] for row in cells(output, "binpack")] == ["deployment/serve", "pod/one"]
+    assert {row[2] for row in cells(output, "binpack")} == {"5"}
 
 
 def test_bare_numbers_of_manifests_count_the_unit_that_is_said(monkeypatch, tmp_path):
@@ -188,8 +188,8 @@ def test_bare_numbers_of_manifests_count_the_unit_that_is_said(monkeypatch, tmp_
         pod = {"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"limits": limits}}]}}
         (tmp_path / "pod.yaml").write_text(yaml.safe_dump(pod))
         of = ("--pod", str(tmp_path / "pod.yaml"), "--gpu-mem-unit", unit, "--policy", "binpack")
-        ((_, _, found),) = cells(live(monkeypatch, lists(), *of).output, "binpack")
-        return found
+        ((_, _, more_pods),) = cells(live(monkeypatch, lists(), *of).output, "binpack")
+        return more_pods
 
     gib = fits("GiB", **{"aliyun.com/gpu-mem": "4"})
     assert gib == fits("MiB", **{"aliyun.com/gpu-mem": "4096"}) == fits("GiB", **{"aliyun.com/gpu-mem": "4Gi"})
@@ -208,8 +208,8 @@ def test_a_bare_name_of_a_class_is_the_class(monkeypatch, tmp_path):
 def test_pods_that_wait_are_said_and_come_where_the_cluster_is_replayed(monkeypatch):
     api = lists()
     api.replace("pods", *(waiting("team-a", f"w{i}", {"aliyun.com/gpu-mem": "8000"}) for i in range(3)))
-    said = live(monkeypatch, api, "--pod", "gpu-mem=8000", "--policy", "binpack")
-    assert "note: 3 pods wait" in said.stderr
+    completed = live(monkeypatch, api, "--pod", "gpu-mem=8000", "--policy", "binpack")
+    assert "note: 3 pods wait" in completed.stderr
     replayed = live(monkeypatch, api, "--policy", "binpack", "--seeds", "1", "--processes", "1")
     (_, refused) = cells(replayed.output, "binpack")
     # The sick card takes none of them: 16276 MiB hold two, each K80 one.
@@ -220,22 +220,22 @@ def test_what_the_extender_has_learned_is_what_its_policies_know(monkeypatch):
     asks = [[1, 4000, 0, "", 0, 0, 90.0], [1, 8000, 0, "", 0, 0, 10.0]]
     metadata = {"namespace": "cardwise-system", "name": "cardwise-workload"}
     saved = {"metadata": metadata, "data": {"workload.json": json.dumps({"version": 1, "asks": asks})}}
-    said = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000")
-    assert {row[2] for policy in POLICIES for row in cells(said.output, policy)} == {"5"}
+    completed = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000")
+    assert {row[2] for policy in POLICIES for row in cells(completed.output, policy)} == {"5"}
     for spoilt in ("{}", '{"version":1,"asks":[[1,4000,0,"",0,0,NaN]]}', "[" * 200_000):
         saved["data"]["workload.json"] = spoilt
-        noted = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000", "--policy", "fgd")
-        assert "note: the ConfigMap cardwise-workload is not used" in noted.stderr
-        assert cells(noted.stdout, "fgd")[0][2] == "5"
+        without_learning = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000", "--policy", "fgd")
+        assert "note: the ConfigMap cardwise-workload is not used" in without_learning.stderr
+        assert cells(without_learning.stdout, "fgd")[0][2] == "5"
 
 
 def test_a_cluster_without_pods(monkeypatch):
-    said = live(monkeypatch, lists(pods=[]), "--pod", "gpu-mem=8000")
+    completed = live(monkeypatch, lists(pods=[]), "--pod", "gpu-mem=8000")
     # The sick card takes none: 16276 MiB hold two, each K80 one.
-    assert {row[2] for policy in POLICIES for row in cells(said.output, policy)} == {"4"}
-    said = live(monkeypatch, lists(pods=[]))
-    assert said.exit_code == 1
-    assert "no pod of the cluster uses cards or waits for some: --pod asks what would fit" in said.stderr
+    assert {row[2] for policy in POLICIES for row in cells(completed.output, policy)} == {"4"}
+    completed = live(monkeypatch, lists(pods=[]))
+    assert completed.exit_code == 1
+    assert "no pod of the cluster uses cards or waits for some: --pod asks what would fit" in completed.stderr
 
 
 def test_running_pods_are_replayed_with_what_they_ask(monkeypatch):
@@ -245,33 +245,33 @@ def test_running_pods_are_replayed_with_what_they_ask(monkeypatch):
         "limits": {"aliyun.com/gpu-mem": "8000", "cardwise.dev/share": "1"}
     }
     api.replace("pods", running)
-    (one,) = json.loads(
+    (simulated,) = json.loads(
         live(monkeypatch, api, "--policy", "spread", "--seeds", "1", "--processes", "1", "-o", "json").output
     )["runs"]
-    assert [row["arrived"] for row in one["refused"]] == [1]
-    assert one["points"][-1]["allocated"] == pytest.approx(100 * 8000 / (3 * K80 + P100))
+    assert [row["arrived"] for row in simulated["refused"]] == [1]
+    assert simulated["points"][-1]["allocated"] == pytest.approx(100 * 8000 / (3 * K80 + P100))
 
 
 def test_without_the_right_to_read_nodes_cpu_counts_as_unlimited(monkeypatch):
     api = lists()
     api.forbid("nodes")
-    said = live(monkeypatch, api, "--pod", "gpu-mem=4000,cpu=1000", "--policy", "binpack")
-    assert "note: cpu and memory of nodes are taken as unlimited" in said.stderr
-    assert cells(said.stdout, "binpack")[0][2] == "5"
+    completed = live(monkeypatch, api, "--pod", "gpu-mem=4000,cpu=1000", "--policy", "binpack")
+    assert "note: cpu and memory of nodes are taken as unlimited" in completed.stderr
+    assert cells(completed.stdout, "binpack")[0][2] == "5"
 
 
 def test_a_cluster_without_cards(monkeypatch):
-    said = live(monkeypatch, lists(extendedresources=[]))
-    assert said.exit_code == 1
-    assert "has no card that Cardwise shares" in said.stderr
+    completed = live(monkeypatch, lists(extendedresources=[]))
+    assert completed.exit_code == 1
+    assert "has no card that Cardwise shares" in completed.stderr
     asks = waiting("team-a", "w", {"cardwise.dev/rdma": "1"}, devices="rdma")
-    said = live(monkeypatch, lists(extendedresources=[device("n3", 0)], pods=[asks]))
-    assert said.exit_code == 1
-    assert "the cluster has no GPU to replay pods on: --pod asks how many more devices fit" in said.stderr
+    completed = live(monkeypatch, lists(extendedresources=[device("n3", 0)], pods=[asks]))
+    assert completed.exit_code == 1
+    assert "the cluster has no GPU to replay pods on: --pod asks how many more devices fit" in completed.stderr
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--pod", "gpu-mem=0"), "--pod gpu-mem=0: spec.containers[0].resources.limits[aliyun.com/gpu-mem]: 0 is not"),
         (("--pod", "gpu=1,colour=red"), "'colour' is unknown; write gpu-mem, gpu-count, gpu, core, cpu, memory, class"),
@@ -292,24 +292,24 @@ def test_a_cluster_without_cards(monkeypatch):
         (("--pod", "gpu-mem=100,memory=10GiB"), "memory: '10GiB' is not a quantity; write for example cpu=2 or mem"),
     ],
 )
-def test_mistakes_are_told_with_a_remedy(monkeypatch, args, said):
+def test_mistakes_are_told_with_a_remedy(monkeypatch, args, message):
     refused = live(monkeypatch, lists(), *args)
     assert refused.exit_code == 1
-    assert said in refused.stderr
+    assert message in refused.stderr
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         (("--load", "2"), "--load changes nothing: it belongs to --churn, which is not there"),
         (("--lifetimes", "3"), "--lifetimes changes nothing: it belongs to --churn, which is not there"),
         (("--churn", "--tune", "2"), "--tune changes nothing: leave it out with --churn"),
     ],
 )
-def test_an_option_that_would_change_nothing_is_refused(monkeypatch, args, said):
+def test_an_option_that_would_change_nothing_is_refused(monkeypatch, args, message):
     refused = live(monkeypatch, lists(), *args)
     assert refused.exit_code == 2
-    assert said in refused.stderr
+    assert message in refused.stderr
 
 
 def test_a_file_that_holds_no_pod(monkeypatch, tmp_path):
@@ -328,7 +328,7 @@ def _asking(**limits: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "message"),
     [
         ({"spec": _asking(cpu="foo")}, "spec.containers[1].resources.limits[cpu]: 'foo' is not a quantity; write"),
         ({"spec": _asking(memory=-1)}, "spec.containers[1].resources.limits[memory]: -1 is below zero; write"),
@@ -345,20 +345,20 @@ def _asking(**limits: object) -> dict[str, object]:
         ({"kind": "List", "items": 5}, "List: items: 5 is no list; write it as Kubernetes reads it"),
     ],
 )
-def test_manifests_that_are_none_of_kubernetes(monkeypatch, tmp_path, manifest, said):
+def test_manifests_that_are_none_of_kubernetes(monkeypatch, tmp_path, manifest, message):
     path = tmp_path / "pod.yaml"
     path.write_text(yaml.safe_dump({"kind": "Pod", "spec": {"containers": [_ASKS]}, **manifest}))
     refused = live(monkeypatch, lists(), "--pod", str(path))
     assert refused.exit_code == 1
     assert refused.stderr.startswith("Error: pod.yaml: ")
-    assert said in refused.stderr
+    assert message in refused.stderr
 
 
 def test_the_pods_of_a_list(monkeypatch, tmp_path):
     pods = [{"kind": "Pod", "metadata": {"name": name}, "spec": {"containers": [_ASKS]}} for name in ("a", "b")]
     (tmp_path / "pods.yaml").write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": pods}))
-    said = live(monkeypatch, lists(), "--pod", str(tmp_path / "pods.yaml"), "--policy", "binpack").output
-    assert [row[0] for row in cells(said, "binpack")] == ["pod/a", "pod/b"]
+    output = live(monkeypatch, lists(), "--pod", str(tmp_path / "pods.yaml"), "--policy", "binpack").output
+    assert [row[0] for row in cells(output, "binpack")] == ["pod/a", "pod/b"]
 
 
 @pytest.mark.parametrize("option", ["--tune", "--load", "--lifetimes"])
@@ -398,9 +398,9 @@ def test_a_trace_and_the_cluster_are_one_or_the_other(trace):
 
 
 def test_a_trace_that_is_not_there_is_told_with_those_that_are(trace):
-    said = run(trace, "--pods", "gpuspec33")
-    assert said.exit_code == 1
-    assert "has no file openb_pod_list_gpuspec33.csv; name one of these: default" in said.stderr
+    completed = run(trace, "--pods", "gpuspec33")
+    assert completed.exit_code == 1
+    assert "has no file openb_pod_list_gpuspec33.csv; name one of these: default" in completed.stderr
 
 
 def test_a_card_of_another_cluster_is_simulated_by_its_size(monkeypatch):

@@ -57,7 +57,7 @@ CARDS, PODS, PARTS = paths.extendedresources(), paths.pods(), paths.pods("cardwi
 MANAGED = {"app.kubernetes.io/name": "cardwise", "app.kubernetes.io/component": "mps"}
 
 
-def seen(cards: list[Json], pods: list[Json], managers: Mapping[str, object]) -> Cluster:
+def monitored_cluster(cards: list[Json], pods: list[Json], managers: Mapping[str, object]) -> Cluster:
     """`managers`: by node, how the MPS manager's metrics are answered through the proxy."""
     api = Cluster({"extendedresources": cards, "pods": pods})
     for node, metrics in managers.items():
@@ -67,16 +67,19 @@ def seen(cards: list[Json], pods: list[Json], managers: Mapping[str, object]) ->
     return api
 
 
-def asked(api: Cluster) -> list[str]:
+def list_requests(api: Cluster) -> list[str]:
     """What was listed, with the selectors. Each is from the API server's cache, and in one piece."""
     lists = api.sent("list")
-    assert all(each.query["resourceVersion"] == "0" and "limit" not in each.query for each in lists)
+    assert all(call.query["resourceVersion"] == "0" and "limit" not in call.query for call in lists)
     selectors = ("labelSelector", "fieldSelector")
-    return [" ".join([each.path, *(each.query[one] for one in selectors if one in each.query)]) for each in lists]
+    return [
+        " ".join([call.path, *(call.query[selector] for selector in selectors if selector in call.query)])
+        for call in lists
+    ]
 
 
-def cordoned(one: Json) -> Json:
-    return one | {"spec": one["spec"] | {"unschedulable": True}}
+def cordoned(resource: Json) -> Json:
+    return resource | {"spec": resource["spec"] | {"unschedulable": True}}
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def api() -> Cluster:
         placed("team-a", "new", "n2", 3, 100),
         placed("team-a", "done", "n2", 3, 100) | {"status": {"phase": "Succeeded"}},
     ]
-    return seen(cards, pods, {"n1": METRICS.encode()})
+    return monitored_cluster(cards, pods, {"n1": METRICS.encode()})
 
 
 def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str) -> Result:
@@ -111,16 +114,21 @@ def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str) -> Result:
 
 
 def test_the_screen(monkeypatch, api):
-    said = run(monkeypatch, api)
-    assert said.exit_code == 0, said.output
-    assert said.stdout == SCREEN
+    completed = run(monkeypatch, api)
+    assert completed.exit_code == 0, completed.output
+    assert completed.stdout == SCREEN
 
 
 def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api):
-    said = json.loads(run(monkeypatch, api, "-o", "json").stdout)
-    assert said == yaml.safe_load(run(monkeypatch, api, "-o", "yaml").stdout)
-    assert (said["cards"], said["nodeCount"], said["grantedMiB"], said["cordonedCards"]) == (6, 2, 14441, 1)
-    n2, n1 = said["nodes"]
+    document = json.loads(run(monkeypatch, api, "-o", "json").stdout)
+    assert document == yaml.safe_load(run(monkeypatch, api, "-o", "yaml").stdout)
+    assert (document["cards"], document["nodeCount"], document["grantedMiB"], document["cordonedCards"]) == (
+        6,
+        2,
+        14441,
+        1,
+    )
+    n2, n1 = document["nodes"]
     assert (n2["name"], n1["name"]) == ("n2", "n1")
     assert n1["cards"][0]["holders"][0] == {
         "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2701, "ended": False,
@@ -131,49 +139,49 @@ def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api)
 
 
 def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api):
-    said = run(monkeypatch, api, "--limit", "1").stdout
-    assert said.startswith("6 cards on 2 nodes")
-    assert "n2    0" in said
-    assert "n1" not in said
-    assert said.endswith(
+    output = run(monkeypatch, api, "--limit", "1").stdout
+    assert output.startswith("6 cards on 2 nodes")
+    assert "n2    0" in output
+    assert "n1" not in output
+    assert output.endswith(
         "1 more node, less used; --limit shows more, NODE one of them\n"
         "note: what pods use is not measured: no MPS manager of these nodes is to be seen\n"
     )
-    assert f"{PODS} spec.nodeName=n1" not in asked(api), "pods of shown nodes only"
+    assert f"{PODS} spec.nodeName=n1" not in list_requests(api), "pods of shown nodes only"
 
 
 def test_one_node_and_one_that_is_not_there(monkeypatch, api):
-    said = run(monkeypatch, api, "n1", "--limit", "1").stdout
-    assert "n2" not in said
-    assert said.startswith("2 cards on 1 node: 3000 of 22882 MiB granted")
+    output = run(monkeypatch, api, "n1", "--limit", "1").stdout
+    assert "n2" not in output
+    assert output.startswith("2 cards on 1 node: 3000 of 22882 MiB granted")
     refused = run(monkeypatch, api, "n1", "n3")
     assert refused.exit_code == 1
     assert "no card that Cardwise shares on n3" in refused.stderr
 
 
 def test_many_nodes_are_one_request(monkeypatch):
-    api = seen([card(f"n{i}", 0) for i in range(70)], [placed("a", "p", "n7", 0, 5)], {})
-    said = run(monkeypatch, api, "--limit", "0").stdout
-    assert "a/p -/5" in said
-    assert [path for path in asked(api) if path.startswith(PODS)] == [PODS]
+    api = monitored_cluster([card(f"n{i}", 0) for i in range(70)], [placed("a", "p", "n7", 0, 5)], {})
+    output = run(monkeypatch, api, "--limit", "0").stdout
+    assert "a/p -/5" in output
+    assert [path for path in list_requests(api) if path.startswith(PODS)] == [PODS]
 
 
 def test_what_may_not_be_read_is_said(monkeypatch, api):
     api.kube.namespace = "team-b"
     api.forbid("pods of all")
-    said = run(monkeypatch, api).stdout
-    assert "note: you may not read the pods of all namespaces: of the holders only your own are shown\n" in said
-    assert "team-a" not in said
-    assert "team-b/serve 500/1000" in said
+    output = run(monkeypatch, api).stdout
+    assert "note: you may not read the pods of all namespaces: of the holders only your own are shown\n" in output
+    assert "team-a" not in output
+    assert "team-b/serve 500/1000" in output
     api.forbid("pods")
-    said = run(monkeypatch, api).stdout
-    assert "note: you may not read the pods of all namespaces: who holds what is not shown\n" in said
-    assert "team-b/serve" not in said
+    output = run(monkeypatch, api).stdout
+    assert "note: you may not read the pods of all namespaces: who holds what is not shown\n" in output
+    assert "team-b/serve" not in output
     api.forbid()
     forbidden = api.fault(Fault(status=403), "list", PARTS, times=math.inf)
-    said = run(monkeypatch, api).stdout
-    assert "no MPS manager of these nodes is to be seen" in said
-    assert "team-a/train -/1500" in said
+    output = run(monkeypatch, api).stdout
+    assert "no MPS manager of these nodes is to be seen" in output
+    assert "team-a/train -/1500" in output
     forbidden.end()
     api.forbid("extendedresources", "resourceclasses", "pods")
     assert isinstance(run(monkeypatch, api).exception, errors.Forbidden)
@@ -181,13 +189,13 @@ def test_what_may_not_be_read_is_said(monkeypatch, api):
 
 def test_a_manager_that_may_not_be_asked_or_does_not_answer_is_told(monkeypatch, api):
     api.fault(Fault(status=403, message='User "jane" cannot get resource "pods/proxy"'), "get", "*/proxy/*")
-    said = run(monkeypatch, api).stdout
-    assert 'note: what pods use is not known of all nodes: User "jane" cannot get resource "pods/proxy"\n' in said
-    assert "team-a/train -/1500" in said
+    output = run(monkeypatch, api).stdout
+    assert 'note: what pods use is not known of all nodes: User "jane" cannot get resource "pods/proxy"\n' in output
+    assert "team-a/train -/1500" in output
 
 
 def test_a_cluster_without_cards(monkeypatch):
-    assert "`cardwise doctor` says why" in run(monkeypatch, seen([], [], {})).stdout
+    assert "`cardwise doctor` says why" in run(monkeypatch, monitored_cluster([], [], {})).stdout
 
 
 def test_a_program_looks_once(monkeypatch, api):
@@ -200,7 +208,7 @@ def test_gpushares_pods_hold_a_card_by_its_index():
     old = placed("a", "old", "n1", 0, 5)
     annotations = {"ALIYUN_COM_GPU_MEM_IDX": "0", "ALIYUN_COM_GPU_MEM_POD": "5", "ALIYUN_COM_GPU_MEM_DEV": str(K80)}
     old["metadata"]["annotations"] = annotations
-    look = top.TopView(seen([card("n1", 0)], [old], {}).kube)
+    look = top.TopView(monitored_cluster([card("n1", 0)], [old], {}).kube)
     look.refresh()
     assert "a/old -/5" in look.render_screen()
 
@@ -220,9 +228,9 @@ def test_a_big_cluster_is_looked_at_as_a_whole_only_now_and_then(monkeypatch, ap
     look = top.TopView(api.kube, limit=1, clock=clock)
     for later, expected in ((0, CARDS), (3, f"{CARDS} cardwise.dev/node in (n2)"), (37, CARDS)):
         clock.advance(later)
-        before = len(asked(api))
+        before = len(list_requests(api))
         look.refresh()
-        assert asked(api)[before] == expected
+        assert list_requests(api)[before] == expected
         assert "team-a/all" in look.render_screen()
 
 
@@ -296,8 +304,8 @@ def typing(stdin: int | None = None) -> Iterator[tuple[int, "subprocess.Popen[by
 def read_until(person: int, text: bytes) -> None:
     shown, until = b"", time.monotonic() + PATIENCE
     while text not in shown:
-        left = max(0.0, until - time.monotonic())
-        assert select.select([person], [], [], left)[0], f"no {text!r} after {shown!r}"
+        remaining = max(0.0, until - time.monotonic())
+        assert select.select([person], [], [], remaining)[0], f"no {text!r} after {shown!r}"
         shown += os.read(person, 65536)
 
 

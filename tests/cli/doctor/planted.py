@@ -56,8 +56,8 @@ def configuration(bundle: str = "Q0E=", name: str = names.WEBHOOK_CONFIGURATION)
 def installation() -> Facts:
     """What doctor reads of an installation without a fault."""
     cards = [card("n1", 0), card("n1", 1)]
-    for one in cards:
-        one["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
+    for resource in cards:
+        resource["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
     return Facts(
         version={"gitVersion": "v1.34.4"},
         nodes=[node("n1")],
@@ -72,4 +72,4 @@ def installation() -> Facts:
 
 
 def troubles(seen: Facts) -> list[Finding]:
-    return [one for one in checks.judge(seen) if one.level is not Severity.OK]
+    return [finding for finding in checks.judge(seen) if finding.level is not Severity.OK]

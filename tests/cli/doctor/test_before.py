@@ -30,10 +30,10 @@ def node(name: str, runtime: str = "containerd://2.1.4", *, taints: Any = (), of
     return {"metadata": {"name": name, "labels": labels}, "spec": {"taints": [*taints]}, "status": status}
 
 
-def gpu_node(name: str, *args: str, **more: Any) -> Json:
-    made = node(name, *args, **more)
-    made["metadata"]["labels"] |= GPU
-    return made
+def gpu_node(name: str, *args: str, **options: Any) -> Json:
+    gpu_labelled = node(name, *args, **options)
+    gpu_labelled["metadata"]["labels"] |= GPU
+    return gpu_labelled
 
 
 def mirror(on: str) -> Json:
@@ -46,12 +46,12 @@ def runtime_class(name: str, handler: str = "nvidia") -> Json:
 
 
 def namespace(**labels: str) -> Json:
-    spelled = {f"pod-security.kubernetes.io/{key}": value for key, value in labels.items()}
+    spelled = {f"pod-security.kubernetes.io/{key}": level for key, level in labels.items()}
     return {"metadata": {"name": names.NAMESPACE, "labels": spelled}}
 
 
 @pytest.fixture
-def seen() -> Preview:
+def preview() -> Preview:
     """A kubeadm cluster with NVIDIA's GPU Operator, and nothing in the way."""
     return Preview(
         version={"gitVersion": "v1.37.2"},
@@ -63,18 +63,20 @@ def seen() -> Preview:
     )
 
 
-def troubles(seen: Preview) -> list[Finding]:
-    return [one for one in before.judge(seen, names.NAMESPACE) if one.level is not Severity.OK]
+def troubles(preview: Preview) -> list[Finding]:
+    return [finding for finding in before.judge(preview, names.NAMESPACE) if finding.level is not Severity.OK]
 
 
-def proposed(seen: Preview) -> dict[str, str]:
-    return dict(value.split("=", 1) for one in before.judge(seen, names.NAMESPACE) for value in one.values)
+def proposed(preview: Preview) -> dict[str, str]:
+    return dict(
+        setting.split("=", 1) for finding in before.judge(preview, names.NAMESPACE) for setting in finding.values
+    )
 
 
-def test_a_cluster_that_is_ready_has_no_trouble_and_gets_the_values_that_decide(seen):
-    assert troubles(seen) == []
-    assert proposed(seen) == {"scheduler.mode": "kubeadm", "nodes.runtimeClass": "nvidia"}
-    assert before.install_command(before.judge(seen, names.NAMESPACE), names.NAMESPACE).splitlines() == [
+def test_a_cluster_that_is_ready_has_no_trouble_and_gets_the_values_that_decide(preview):
+    assert troubles(preview) == []
+    assert proposed(preview) == {"scheduler.mode": "kubeadm", "nodes.runtimeClass": "nvidia"}
+    assert before.install_command(before.judge(preview, names.NAMESPACE), names.NAMESPACE).splitlines() == [
         "helm install cardwise helm/cardwise --namespace cardwise-system \\",
         "  --set image.repository=$REGISTRY/cardwise \\",
         "  --set scheduler.mode=kubeadm \\",
@@ -93,44 +95,44 @@ def test_a_cluster_that_is_ready_has_no_trouble_and_gets_the_values_that_decide(
         ("privileged", "helm install cardwise helm/cardwise --namespace gpu"),
     ],
 )
-def test_the_proposed_installation_makes_the_namespace_ready_first(seen, enforced, first):
+def test_the_proposed_installation_makes_the_namespace_ready_first(preview, enforced, first):
     if enforced is None:
-        plant_no_namespace(seen)
+        plant_no_namespace(preview)
     else:
-        seen.namespace = namespace(**({"enforce": enforced} if enforced else {}))
-    lines = before.install_command(before.judge(seen, "gpu"), "gpu").splitlines()
+        preview.namespace = namespace(**({"enforce": enforced} if enforced else {}))
+    lines = before.install_command(before.judge(preview, "gpu"), "gpu").splitlines()
     assert lines[0].startswith(first)
     assert lines[-1] == "helm test cardwise --namespace gpu"
 
 
-def plant_managed(seen: Preview) -> None:
-    seen.version = {"gitVersion": "v1.36.3-gke.1200"}
-    seen.nodes, seen.schedulers = seen.nodes[1:], []
+def plant_managed(preview: Preview) -> None:
+    preview.version = {"gitVersion": "v1.36.3-gke.1200"}
+    preview.nodes, preview.schedulers = preview.nodes[1:], []
 
 
-def plant_k3s(seen: Preview) -> None:
-    seen.version = {"gitVersion": "v1.37.2+k3s1"}
-    seen.nodes, seen.schedulers = [gpu_node("n1", "containerd://2.1.5-k3s1.33")], []
+def plant_k3s(preview: Preview) -> None:
+    preview.version = {"gitVersion": "v1.37.2+k3s1"}
+    preview.nodes, preview.schedulers = [gpu_node("n1", "containerd://2.1.5-k3s1.33")], []
 
 
-def plant_k3s_control_plane(seen: Preview) -> None:
+def plant_k3s_control_plane(preview: Preview) -> None:
     """Its kube-scheduler is no pod."""
-    plant_k3s(seen)
-    seen.nodes[0]["metadata"]["labels"] |= {"node-role.kubernetes.io/control-plane": "true"}
+    plant_k3s(preview)
+    preview.nodes[0]["metadata"]["labels"] |= {"node-role.kubernetes.io/control-plane": "true"}
 
 
-def plant_rke2(seen: Preview) -> None:
+def plant_rke2(preview: Preview) -> None:
     """Its kube-scheduler is a static pod, in another folder than kubeadm's."""
-    plant_k3s_control_plane(seen)
-    seen.schedulers = [mirror("n1")]
+    plant_k3s_control_plane(preview)
+    preview.schedulers = [mirror("n1")]
 
 
-def plant_process(seen: Preview) -> None:
-    seen.schedulers = []
+def plant_process(preview: Preview) -> None:
+    preview.schedulers = []
 
 
-def plant_crio(seen: Preview) -> None:
-    seen.nodes = [seen.nodes[0], gpu_node("n1", "cri-o://1.34.1")]
+def plant_crio(preview: Preview) -> None:
+    preview.nodes = [preview.nodes[0], gpu_node("n1", "cri-o://1.34.1")]
 
 
 MANAGED = {"scheduler.mode": "own", "scheduler.image": "registry.k8s.io/kube-scheduler:v1.36.3"}
@@ -139,7 +141,7 @@ K3S = {"nodes.criSocket": "/run/k3s/containerd/containerd.sock"}
 
 
 @pytest.mark.parametrize(
-    ("plant", "values"),
+    ("plant", "settings"),
     [
         (plant_managed, MANAGED),
         (plant_process, NEWEST),
@@ -149,88 +151,88 @@ K3S = {"nodes.criSocket": "/run/k3s/containerd/containerd.sock"}
         (plant_crio, {"scheduler.mode": "kubeadm", "nodes.criSocket": "/var/run/crio/crio.sock"}),
     ],
 )
-def test_who_configures_kube_scheduler_and_where_the_runtime_is_are_proposed(seen, plant, values):
-    plant(seen)
-    assert troubles(seen) == []
-    assert proposed(seen) == values | {"nodes.runtimeClass": "nvidia"}
+def test_who_configures_kube_scheduler_and_where_the_runtime_is_are_proposed(preview, plant, settings):
+    plant(preview)
+    assert troubles(preview) == []
+    assert proposed(preview) == settings | {"nodes.runtimeClass": "nvidia"}
 
 
-def plant_unlabelled(seen: Preview) -> None:
-    seen.nodes = [seen.nodes[0], node("n1", offered=2)]
+def plant_unlabelled(preview: Preview) -> None:
+    preview.nodes = [preview.nodes[0], node("n1", offered=2)]
 
 
-def plant_no_gpu(seen: Preview) -> None:
-    seen.nodes = seen.nodes[:1]
+def plant_no_gpu(preview: Preview) -> None:
+    preview.nodes = preview.nodes[:1]
 
 
-def plant_taint(seen: Preview) -> None:
+def plant_taint(preview: Preview) -> None:
     usual = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}
     own = {"key": "sku", "value": "gpu", "effect": "NoSchedule"}
     passing = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}
-    seen.nodes = [seen.nodes[0], gpu_node("n1", taints=[usual, own, passing])]
+    preview.nodes = [preview.nodes[0], gpu_node("n1", taints=[usual, own, passing])]
 
 
-def plant_docker(seen: Preview) -> None:
-    seen.nodes = [seen.nodes[0], gpu_node("n1", "docker://27.1")]
+def plant_docker(preview: Preview) -> None:
+    preview.nodes = [preview.nodes[0], gpu_node("n1", "docker://27.1")]
 
 
-def plant_old_containerd(seen: Preview) -> None:
-    seen.nodes = [seen.nodes[0], gpu_node("n1", "containerd://1.7.27")]
+def plant_old_containerd(preview: Preview) -> None:
+    preview.nodes = [preview.nodes[0], gpu_node("n1", "containerd://1.7.27")]
 
 
-def plant_two_runtimes(seen: Preview) -> None:
-    seen.nodes = [seen.nodes[0], gpu_node("n1", "cri-o://1.34.1"), gpu_node("n2", "containerd://2.1.5-k3s1")]
+def plant_two_runtimes(preview: Preview) -> None:
+    preview.nodes = [preview.nodes[0], gpu_node("n1", "cri-o://1.34.1"), gpu_node("n2", "containerd://2.1.5-k3s1")]
 
 
-def plant_no_runtime_class(seen: Preview) -> None:
-    seen.runtimeclasses = []
+def plant_no_runtime_class(preview: Preview) -> None:
+    preview.runtimeclasses = []
 
 
-def plant_several_runtime_classes(seen: Preview) -> None:
-    seen.runtimeclasses = [runtime_class("nvidia-cdi"), runtime_class("nvidia-legacy")]
+def plant_several_runtime_classes(preview: Preview) -> None:
+    preview.runtimeclasses = [runtime_class("nvidia-cdi"), runtime_class("nvidia-legacy")]
 
 
-def plant_other_runtime_class(seen: Preview) -> None:
-    seen.runtimeclasses = [*seen.runtimeclasses, runtime_class("cards", "nvidia")]
+def plant_other_runtime_class(preview: Preview) -> None:
+    preview.runtimeclasses = [*preview.runtimeclasses, runtime_class("cards", "nvidia")]
 
 
-def plant_no_namespace(seen: Preview) -> None:
-    seen.namespace, seen.absent = None, {*seen.absent, "namespace"}
+def plant_no_namespace(preview: Preview) -> None:
+    preview.namespace, preview.absent = None, {*preview.absent, "namespace"}
 
 
-def plant_unlabelled_namespace(seen: Preview) -> None:
-    seen.namespace = namespace()
+def plant_unlabelled_namespace(preview: Preview) -> None:
+    preview.namespace = namespace()
 
 
-def plant_baseline(seen: Preview) -> None:
-    seen.namespace = namespace(enforce="baseline")
+def plant_baseline(preview: Preview) -> None:
+    preview.namespace = namespace(enforce="baseline")
 
 
-def plant_nvidia_plugin(seen: Preview) -> None:
-    seen.nodes = [seen.nodes[0], gpu_node("n1", offered=2), gpu_node("n2")]
+def plant_nvidia_plugin(preview: Preview) -> None:
+    preview.nodes = [preview.nodes[0], gpu_node("n1", offered=2), gpu_node("n2")]
 
 
-def plant_hami(seen: Preview) -> None:
-    seen.other_daemonsets = [{"metadata": {"namespace": "kube-system", "name": "hami-device-plugin"}}]
+def plant_hami(preview: Preview) -> None:
+    preview.other_daemonsets = [{"metadata": {"namespace": "kube-system", "name": "hami-device-plugin"}}]
 
 
-def plant_gpushare(seen: Preview) -> None:
+def plant_gpushare(preview: Preview) -> None:
     metadata = {"namespace": "kube-system", "name": "gpushare-schd-extender"}
-    seen.other_deployments = [{"metadata": metadata}]
+    preview.other_deployments = [{"metadata": metadata}]
 
 
-def plant_old_kubernetes(seen: Preview) -> None:
-    seen.version = {"gitVersion": "v1.30.9"}
+def plant_old_kubernetes(preview: Preview) -> None:
+    preview.version = {"gitVersion": "v1.30.9"}
 
 
-def plant_installed(seen: Preview) -> None:
-    seen.absent = set()
-    seen.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}}]
+def plant_installed(preview: Preview) -> None:
+    preview.absent = set()
+    preview.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}}]
 
 
-def plant_no_rights(seen: Preview) -> None:
-    seen.unread = {"pods": "", "namespace": ""}
-    seen.namespace = None
+def plant_no_rights(preview: Preview) -> None:
+    preview.unread = {"pods": "", "namespace": ""}
+    preview.namespace = None
 
 
 @pytest.mark.parametrize(
@@ -262,20 +264,20 @@ def plant_no_rights(seen: Preview) -> None:
         (plant_no_rights, "rights", Severity.NOTE, "could not look at 2 of 27 things", "administrator"),
     ],
 )
-def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(seen, plant, *, check, level, text, remedy):
-    plant(seen)
-    (found,) = troubles(seen)
-    assert (found.check, found.level) == (check, level)
-    assert text in found.text
-    assert remedy in found.remedy
+def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(preview, plant, *, check, level, text, remedy):
+    plant(preview)
+    (finding,) = troubles(preview)
+    assert (finding.check, finding.level) == (check, level)
+    assert text in finding.text
+    assert remedy in finding.remedy
 
 
-def test_what_may_not_be_read_is_not_taken_for_an_installation(seen):
+def test_what_may_not_be_read_is_not_taken_for_an_installation(preview):
     lists = ("mutating", "validating", "policies", "daemonsets", "cards", "classes")
-    seen.absent, seen.unread = set(), dict.fromkeys(lists, "")
-    assert [one.check for one in troubles(seen)] == ["rights"]
-    plant_installed(seen)
-    assert "installation" in [one.check for one in troubles(seen)], "what may be read shows it"
+    preview.absent, preview.unread = set(), dict.fromkeys(lists, "")
+    assert [finding.check for finding in troubles(preview)] == ["rights"]
+    plant_installed(preview)
+    assert "installation" in [finding.check for finding in troubles(preview)], "what may be read shows it"
 
 
 def owned(by: str) -> Json:
@@ -286,7 +288,7 @@ def pod(name: str, spec: Json, space: str = "team", **metadata: Any) -> Json:
     return {"metadata": {"namespace": space, "name": name} | metadata, "spec": spec}
 
 
-def made(spec: Json, name: str = "w", space: str = "team") -> Json:
+def workload_of(spec: Json, name: str = "w", space: str = "team") -> Json:
     return {"metadata": {"namespace": space, "name": name}, "spec": {"template": {"spec": spec}}}
 
 
@@ -297,65 +299,73 @@ def container(**fields: Any) -> Json:
 ALL = {"containers": [container(env=[{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}])]}
 
 
-def test_workloads_that_the_policies_would_refuse_are_named_once_each(seen):
-    seen.other_deployments = [made(ALL, "trainer"), made(ALL, "gfd", "gpu-operator")]
-    seen.cronjobs = [{"metadata": {"namespace": "team", "name": "nightly"}, "spec": {"jobTemplate": made(ALL)}}]
-    seen.replicasets = [
-        made(ALL, "of-trainer") | {"metadata": {"namespace": "team", "name": "r"} | owned("Deployment")}
+def test_workloads_that_the_policies_would_refuse_are_named_once_each(preview):
+    preview.other_deployments = [workload_of(ALL, "trainer"), workload_of(ALL, "gfd", "gpu-operator")]
+    preview.cronjobs = [
+        {"metadata": {"namespace": "team", "name": "nightly"}, "spec": {"jobTemplate": workload_of(ALL)}}
     ]
-    seen.pods = [
+    preview.replicasets = [
+        workload_of(ALL, "of-trainer") | {"metadata": {"namespace": "team", "name": "r"} | owned("Deployment")}
+    ]
+    preview.pods = [
         pod("by-hand", ALL),
         pod("of-trainer", ALL, **owned("ReplicaSet")),
         pod("of-operator", ALL, **owned("RayCluster")),
         pod("static", ALL, annotations={names.MIRROR: "x"}),
         pod("ours", ALL, names.NAMESPACE),
     ]
-    (found,) = troubles(seen)
-    assert found.text == (
+    (finding,) = troubles(preview)
+    assert finding.text == (
         "4 workloads (CronJob team/nightly, Deployment team/trainer, Pod team/by-hand, Pod team/of-operator) would be "
         "refused when created again, because of NVIDIA_VISIBLE_DEVICES, CUDA_MPS_* or NVIDIA_GPU_MEMORY_* in env"
     )
-    assert "policies.infrastructure.namespaces" in found.remedy
+    assert "policies.infrastructure.namespaces" in finding.remedy
 
 
 def of_webhook(container: Json, *, mps: bool = False) -> Json:
     """As the webhook rewrites it, with a share of 1024 MiB."""
-    asked = ContainerRequest(key="0", name="main", cards=1, mem=MiB(1024), core=Percent(30), resource_class="")
+    container_request = ContainerRequest(
+        key="0", name="main", cards=1, mem=MiB(1024), core=Percent(30), resource_class=""
+    )
     limits = {names.GPU_MEM: "1024", names.SHARE: "1"}
-    return container | {"env": environment.owned(asked, mps=mps), "resources": {"limits": limits}}
+    return container | {"env": environment.owned(container_request, mps=mps), "resources": {"limits": limits}}
 
 
 @pytest.mark.parametrize("mps", [False, True], ids=["without MPS", "with MPS"])
-def test_pods_that_our_own_webhook_has_rewritten_are_not_accused(seen, mps):
+def test_pods_that_our_own_webhook_has_rewritten_are_not_accused(preview, mps):
     shared = of_webhook(container(), mps=mps)
     beside = container(env=environment.owned(None))
-    seen.pods = [pod("shared", {"containers": [shared, beside]})]
-    assert troubles(seen) == []
-    seen.pods = [pod("copy", {"containers": [shared | {"resources": {}}]})]
-    assert [one.check for one in troubles(seen)] == ["policies"], "without a slot a policy refuses these entries"
-    seen.pods = [pod("more", {"containers": [shared | {"env": [*shared["env"], *ALL["containers"][0]["env"]]}]})]
-    assert [one.check for one in troubles(seen)] == ["policies"]
+    preview.pods = [pod("shared", {"containers": [shared, beside]})]
+    assert troubles(preview) == []
+    preview.pods = [pod("copy", {"containers": [shared | {"resources": {}}]})]
+    assert [finding.check for finding in troubles(preview)] == ["policies"], (
+        "without a slot a policy refuses these entries"
+    )
+    preview.pods = [pod("more", {"containers": [shared | {"env": [*shared["env"], *ALL["containers"][0]["env"]]}]})]
+    assert [finding.check for finding in troubles(preview)] == ["policies"]
 
 
-def test_parts_of_an_installation_in_another_namespace_are_not_accused(seen):
+def test_parts_of_an_installation_in_another_namespace_are_not_accused(preview):
     spec = {"volumes": [{"name": "cdi", "hostPath": {"path": "/var/run/cdi"}}], "containers": [container()]}
-    plugin = made(spec, "cardwise-deviceplugin", "gpu")
-    seen.other_daemonsets = [plugin]
-    assert [one.check for one in troubles(seen) if "refused when" in one.text] == ["policies"]
+    plugin = workload_of(spec, "cardwise-deviceplugin", "gpu")
+    preview.other_daemonsets = [plugin]
+    assert [finding.check for finding in troubles(preview) if "refused when" in finding.text] == ["policies"]
     plugin["metadata"]["labels"] = {"app.kubernetes.io/name": "cardwise"}
-    assert [one.check for one in troubles(seen) if "refused when" in one.text] == ["policies"], "a label alone"
+    assert [finding.check for finding in troubles(preview) if "refused when" in finding.text] == ["policies"], (
+        "a label alone"
+    )
     hook = {"clientConfig": {"service": {"namespace": "gpu", "name": "cardwise-webhook"}}}
-    seen.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}, "webhooks": [hook]}]
-    assert not any("refused when" in one.text for one in troubles(seen))
+    preview.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}, "webhooks": [hook]}]
+    assert not any("refused when" in finding.text for finding in troubles(preview))
 
 
 def test_the_reasons_are_by_the_default_values_of_the_chart():
-    values = yaml.safe_load((CHART / "values.yaml").read_text())["policies"]
-    assert list(bypasses.INFRASTRUCTURE) == values["infrastructure"]["namespaces"]
-    assert list(bypasses.HOST_PATHS) == values["hostPaths"]
-    assert list(bypasses.RUNTIME_CLASSES) == values["runtimeClasses"]
-    assert list(bypasses.NVIDIA_RESOURCES) == values["nvidiaResources"]
-    assert values["annotationWriters"] == values["deviceHostPaths"] == []
+    defaults = yaml.safe_load((CHART / "values.yaml").read_text())["policies"]
+    assert list(bypasses.INFRASTRUCTURE) == defaults["infrastructure"]["namespaces"]
+    assert list(bypasses.HOST_PATHS) == defaults["hostPaths"]
+    assert list(bypasses.RUNTIME_CLASSES) == defaults["runtimeClasses"]
+    assert list(bypasses.NVIDIA_RESOURCES) == defaults["nvidiaResources"]
+    assert defaults["annotationWriters"] == defaults["deviceHostPaths"] == []
 
 
 class Tried:
@@ -369,7 +379,7 @@ class Tried:
 
     def findings(self) -> Iterator[Finding]:
         yield from before.admission(self.api.kube, names.NAMESPACE)
-        assert self.api.of("pods") == []
+        assert self.api.objects("pods") == []
 
 
 @pytest.mark.parametrize(
@@ -380,13 +390,13 @@ class Tried:
     ],
 )
 def test_a_namespace_that_refuses_pods_like_those_on_nodes_is_told(status, message, level, remedy):
-    (found,) = Tried(Fault(status=status, message=message)).findings()
-    assert (found.level, message in found.text, remedy in found.remedy) == (level, True, True)
+    (finding,) = Tried(Fault(status=status, message=message)).findings()
+    assert (finding.level, message in finding.text, remedy in finding.remedy) == (level, True, True)
 
 
 def test_a_namespace_that_admits_them_is_fine_and_nothing_is_created():
-    (found,) = Tried().findings()
-    assert found.level is Severity.OK
+    (finding,) = Tried().findings()
+    assert finding.level is Severity.OK
 
 
 def test_the_command_proposes_and_says_what_is_in_the_way(monkeypatch):
@@ -409,7 +419,7 @@ def test_the_command_proposes_and_says_what_is_in_the_way(monkeypatch):
         (plant_rke2, "kube-scheduler is a static pod on node n1, and not one that kubeadm has made"),
     ],
 )
-def test_what_is_said_of_a_control_plane_that_kubeadm_has_not_made(seen, plant, text):
-    plant(seen)
-    (found,) = before.control_plane(seen)
-    assert found.text.startswith(text)
+def test_what_is_said_of_a_control_plane_that_kubeadm_has_not_made(preview, plant, text):
+    plant(preview)
+    (finding,) = before.control_plane(preview)
+    assert finding.text.startswith(text)

@@ -28,34 +28,34 @@ from tests.fakes.clock import FakeClock
 CONFIG = schedulerconfig.extender_stanzas(filter_url="https://a:1", bind_url="https://a:2", ca_file="ca")
 
 
-def many(seen: Facts, count: int = 60) -> list[Json]:
+def add_nodes(seen: Facts, count: int = 60) -> list[Json]:
     """So many nodes of eight cards."""
     seen.nodes = [node(f"n{i}") for i in range(count)]
     seen.cards = [card(f"n{i}", j) for i in range(count) for j in range(8)]
-    for one in seen.cards:
-        one["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
+    for resource in seen.cards:
+        resource["status"] |= {"cardAccess": "cdi", "mps": {"state": "Ready"}}
     return list(seen.cards)
 
 
 def test_a_reason_is_one_line_for_all_cards_that_it_is_of(sound):
-    for one in (cards := many(sound))[:-1]:
-        one["status"] |= {"health": "Unhealthy", "reason": "NvidiaDevicePluginActive"}
-    (found,) = troubles(sound)
-    assert found.text == "60 nodes (n0, n1, n10 and 57 more), 479 cards: unhealthy: NvidiaDevicePluginActive"
-    assert found.level is Severity.WARNING
+    for resource in (cards := add_nodes(sound))[:-1]:
+        resource["status"] |= {"health": "Unhealthy", "reason": "NvidiaDevicePluginActive"}
+    (finding,) = troubles(sound)
+    assert finding.text == "60 nodes (n0, n1, n10 and 57 more), 479 cards: unhealthy: NvidiaDevicePluginActive"
+    assert finding.level is Severity.WARNING
     cards[-1]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
-    one, other = troubles(sound)
-    assert (one.level, other.level) == (Severity.PROBLEM, Severity.PROBLEM), "no card is usable"
-    assert "nobody gets a card" in one.remedy
+    resource, other = troubles(sound)
+    assert (resource.level, other.level) == (Severity.PROBLEM, Severity.PROBLEM), "no card is usable"
+    assert "nobody gets a card" in resource.remedy
     assert not any(f.check == "cards" and f.level is Severity.OK for f in checks.judge(sound))
 
 
 def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
-    for one in many(sound, 1):
-        one["spec"]["unschedulable"] = True
-    (found,) = troubles(sound)
-    assert (found.level, "8 cards: cordoned" in found.text) == (Severity.PROBLEM, True)
-    assert "cardwise uncordon n0/0" in found.remedy
+    for resource in add_nodes(sound, 1):
+        resource["spec"]["unschedulable"] = True
+    (finding,) = troubles(sound)
+    assert (finding.level, "8 cards: cordoned" in finding.text) == (Severity.PROBLEM, True)
+    assert "cardwise uncordon n0/0" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -69,16 +69,16 @@ def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
 def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
     (planted,) = sound.nodes
     planted.update({"spec": state["spec"]} if "spec" in state else {})
-    planted["status"] |= {key: value for key, value in state.items() if key != "spec"}
-    (found,) = troubles(sound)
-    assert (found.check, found.level, found.text) == ("nodes", Severity.PROBLEM, text), "no other node has cards"
+    planted["status"] |= {key: field for key, field in state.items() if key != "spec"}
+    (finding,) = troubles(sound)
+    assert (finding.check, finding.level, finding.text) == ("nodes", Severity.PROBLEM, text), "no other node has cards"
     sound.nodes = [*sound.nodes, node("n2")]
     sound.cards = [*sound.cards, sound.cards[0] | {"spec": sound.cards[0]["spec"] | {"node": "n2"}}]
-    (found,) = troubles(sound)
-    assert found.level is Severity.WARNING
+    (finding,) = troubles(sound)
+    assert finding.level is Severity.WARNING
     planted["metadata"]["name"] = "without-cards"
     sound.nodes = [*sound.nodes, node("n1")]
-    assert not any(one.check == "nodes" for one in troubles(sound))
+    assert not any(finding.check == "nodes" for finding in troubles(sound))
 
 
 def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
@@ -93,9 +93,9 @@ def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
 
 
 def test_what_is_the_same_on_many_nodes_is_one_line(sound):
-    for one in many(sound):
-        one["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
-    texts = {one.check: one.text for one in troubles(sound)}
+    for resource in add_nodes(sound):
+        resource["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
+    texts = {finding.check: finding.text for finding in troubles(sound)}
     assert texts["card-access"].startswith("60 nodes (n0, n1, n2 and 57 more): cards are given by environment only")
     assert texts["mps"].endswith(
         "480 cards: without MPS, Down: no control program: no card is left for pods that use it"
@@ -106,14 +106,22 @@ def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
     plant_no_cards(sound)
     plant_dead_leader(sound)
     plant_hami(sound)
-    found = finding.sort_findings(checks.judge(sound))
-    assert [one.check for one in found if one.level is Severity.PROBLEM] == ["extender", "cards"]
-    assert [one.level for one in found] == sorted((one.level for one in found), key=list(reversed(Severity)).index)
+    findings = finding.sort_findings(checks.judge(sound))
+    assert [finding.check for finding in findings if finding.level is Severity.PROBLEM] == ["extender", "cards"]
+    assert [finding.level for finding in findings] == sorted(
+        (finding.level for finding in findings), key=list(reversed(Severity)).index
+    )
 
 
 def test_a_sound_cluster_has_no_finding_but_good_ones(sound):
     assert troubles(sound) == []
-    assert {one.check for one in checks.judge(sound)} >= {"kubernetes", "cards", "card-access", "mps", "extender"}
+    assert {finding.check for finding in checks.judge(sound)} >= {
+        "kubernetes",
+        "cards",
+        "card-access",
+        "mps",
+        "extender",
+    }
 
 
 def of_gpushare(*words: str) -> Json:
@@ -127,8 +135,8 @@ def in_gib(seen: Facts) -> None:
 
 
 def said_of_units(seen: Facts) -> Finding:
-    (found,) = (one for one in checks.judge(seen) if one.check == "gpu-mem-unit")
-    return found
+    (finding,) = (finding for finding in checks.judge(seen) if finding.check == "gpu-mem-unit")
+    return finding
 
 
 LABELS = {"app.kubernetes.io/component": "webhook"}
@@ -163,9 +171,9 @@ def test_a_webhook_that_pods_can_connect_to_is_said_to_be_open(
     sound: Facts, policies: list[Json], is_open: bool
 ) -> None:
     sound.deployments, sound.networkpolicies = [webhook_of()], policies
-    said = troubles(sound)
-    assert [one.text.partition(":")[0] for one in said] == ["the webhook is open to pods"] * is_open
-    assert all("webhook.clientCA" in one.remedy and one.level is Severity.NOTE for one in said)
+    findings = troubles(sound)
+    assert [finding.text.partition(":")[0] for finding in findings] == ["the webhook is open to pods"] * is_open
+    assert all("webhook.clientCA" in finding.remedy and finding.level is Severity.NOTE for finding in findings)
     sound.unread["networkpolicies"] = ""
     assert "open to pods" not in str(troubles(sound))
 
@@ -173,9 +181,9 @@ def test_a_webhook_that_pods_can_connect_to_is_said_to_be_open(
 def test_on_the_nodes_network_no_policy_closes_the_webhook_and_a_certificate_does(sound: Facts) -> None:
     sound.networkpolicies = [network_policy(API_SERVERS)]
     sound.deployments = [webhook_of(hostNetwork=True)]
-    (said,) = troubles(sound)
-    assert said.text.startswith("the webhook is open to pods: it is on the nodes' network")
-    assert "networkPolicies" not in said.remedy
+    (finding,) = troubles(sound)
+    assert finding.text.startswith("the webhook is open to pods: it is on the nodes' network")
+    assert "networkPolicies" not in finding.remedy
     for spec in ({}, {"hostNetwork": True}):
         sound.deployments = [webhook_of("--client-ca=/etc/cardwise/client-ca/ca.crt", **spec)]
         assert troubles(sound) == []
@@ -191,30 +199,30 @@ def test_on_the_nodes_network_no_policy_closes_the_webhook_and_a_certificate_doe
 )  # fmt: skip
 def test_the_unit_of_the_former_gpushare_is_found_and_proposed(sound, words, unit):
     sound.other_daemonsets = [of_gpushare(*words)]
-    found = said_of_units(sound)
-    assert (found.level is Severity.OK) == (unit == "MiB")
+    finding = said_of_units(sound)
+    assert (finding.level is Severity.OK) == (unit == "MiB")
     if unit == "GiB":
-        assert "counts aliyun.com/gpu-mem in GiB (--memory-unit of DaemonSet kube-system/gpushare-" in found.text
-        assert "webhook.gpuMemUnit=GiB" in found.remedy
+        assert "counts aliyun.com/gpu-mem in GiB (--memory-unit of DaemonSet kube-system/gpushare-" in finding.text
+        assert "webhook.gpuMemUnit=GiB" in finding.remedy
     in_gib(sound)
-    found = said_of_units(sound)
-    assert (found.level is Severity.OK) == (unit == "GiB")
-    assert (f"webhook.gpuMemUnit={unit}" in found.remedy) == (unit == "MiB")
+    finding = said_of_units(sound)
+    assert (finding.level is Severity.OK) == (unit == "GiB")
+    assert (f"webhook.gpuMemUnit={unit}" in finding.remedy) == (unit == "MiB")
 
 
 @pytest.mark.parametrize("kinds", [False, True], ids=["new cluster", "kinds are left"])
 def test_before_the_installation_the_unit_to_install_with_is_named(sound, kinds):
     (plant_uninstalled if kinds else plant_nothing_installed)(sound)
     sound.other_daemonsets = [of_gpushare()]
-    found = said_of_units(sound)
-    assert (found.level, found.remedy) == (Severity.NOTE, "install Cardwise with webhook.gpuMemUnit=GiB")
+    finding = said_of_units(sound)
+    assert (finding.level, finding.remedy) == (Severity.NOTE, "install Cardwise with webhook.gpuMemUnit=GiB")
 
 
 def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(sound):
     labels = {"team": "GiB", "odd": "gib", "same": "MiB"}
     sound.namespaces = [{"metadata": {"name": n, "labels": {names.GPU_MEM_UNIT: unit}}} for n, unit in labels.items()]
-    told = [one for one in checks.judge(sound) if one.check == "gpu-mem-unit"]
-    assert [(one.level, one.text) for one in told] == [
+    findings = [finding for finding in checks.judge(sound) if finding.check == "gpu-mem-unit"]
+    assert [(finding.level, finding.text) for finding in findings] == [
         (
             Severity.WARNING,
             "namespace odd: its label cardwise.dev/gpu-mem-unit says 'gib', no unit, which counts for nothing",
@@ -356,10 +364,10 @@ def plant_label_taken_away(seen: Facts) -> None:
 
 def plant_driver_upgrade(seen: Facts) -> None:
     plant_unregistered_plugin(seen)
-    (key, value), *_ = gpunodes.UPGRADING.items()
-    paused = {"key": key, "operator": "NotIn", "values": [value]}
+    (key, label), *_ = gpunodes.UPGRADING.items()
+    paused = {"key": key, "operator": "NotIn", "values": [label]}
     affinity = {"nodeAffinity": {nodeconstraints.REQUIRED: {"nodeSelectorTerms": [{"matchExpressions": [paused]}]}}}
-    seen.nodes[0]["metadata"]["labels"] = {key: value}
+    seen.nodes[0]["metadata"]["labels"] = {key: label}
     plugin = {"spec": {"template": {"spec": {"affinity": affinity}}}}
     seen.daemonsets = [{"metadata": {"name": "cardwise-deviceplugin", "namespace": names.NAMESPACE}} | plugin]
 
@@ -390,8 +398,8 @@ def plant_docker(seen: Facts) -> None:
 
 
 def plant_no_mps(seen: Facts) -> None:
-    for one in seen.cards:
-        del one["status"]["mps"]
+    for resource in seen.cards:
+        del resource["status"]["mps"]
 
 
 def plant_dead_mps(seen: Facts) -> None:
@@ -399,8 +407,8 @@ def plant_dead_mps(seen: Facts) -> None:
 
 
 def plant_no_mps_any_more(seen: Facts) -> None:
-    for one in seen.cards:
-        one["status"]["mps"] = {"state": "Down", "reason": MANAGER_GONE}
+    for resource in seen.cards:
+        resource["status"]["mps"] = {"state": "Down", "reason": MANAGER_GONE}
 
 
 def plant_closed_by_mps(seen: Facts) -> None:
@@ -620,8 +628,8 @@ def plant_no_rights(seen: Facts) -> None:
 )
 def test_a_planted_fault_is_found_alone_and_with_a_remedy(sound, plant, level, text, remedy):
     plant(sound)
-    (found,) = troubles(sound)
-    assert (found.level, text in found.text, remedy in found.remedy) == (level, True, True), found
+    (finding,) = troubles(sound)
+    assert (finding.level, text in finding.text, remedy in finding.remedy) == (level, True, True), finding
 
 
 def test_two_nodes_that_reported_the_same_uuid_once_are_no_fault(sound):
@@ -645,15 +653,17 @@ def test_a_node_is_named_for_deletion_only_where_it_is_dead_and_has_the_card(sou
     dead["status"]["conditions"] = [{"type": "Ready", "status": "False"}]
     n2 = sound.nodes[1]
     sound.nodes = [n2, *([dead] if state == "NotReady" else [])]
-    (found,) = (one for one in troubles(sound) if "gpu-n1-0" in one.text)
-    assert found.remedy == f"node n1 is {state}; if n2 was called n1 before: kubectl delete node n1"
+    (finding,) = (finding for finding in troubles(sound) if "gpu-n1-0" in finding.text)
+    assert finding.remedy == f"node n1 is {state}; if n2 was called n1 before: kubectl delete node n1"
     sound.nodes = [n2, alive]
-    (found,) = troubles(sound)
-    assert "kubectl delete" not in found.remedy
+    (finding,) = troubles(sound)
+    assert "kubectl delete" not in finding.remedy
     sound.cards[0]["spec"]["node"] = "n2"
-    assert [one for one in troubles(sound) if "gpu-n1-0" in one.text] == [], "the card is that node's own by now"
+    assert [finding for finding in troubles(sound) if "gpu-n1-0" in finding.text] == [], (
+        "the card is that node's own by now"
+    )
     sound.cards = []
-    assert [one for one in troubles(sound) if "gpu-n1-0" in one.text] == []
+    assert [finding for finding in troubles(sound) if "gpu-n1-0" in finding.text] == []
 
 
 def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
@@ -662,23 +672,23 @@ def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
     sound.pod_events = [*filter(None, [podevents.parse_event(event)])]
     for wired in (True, False):
         sound.schedulers = [kube_scheduler("cp1", wired=wired)]
-        (found,) = troubles(sound)
-        assert found.text.startswith("in the last 10 minutes 1 pod (team/mine) disappeared")
-        assert ("kube-scheduler is set to ask the extender, so the pod named a node" in found.remedy) == wired
-        assert ("if nobody bound it by hand" in found.remedy) != wired
+        (finding,) = troubles(sound)
+        assert finding.text.startswith("in the last 10 minutes 1 pod (team/mine) disappeared")
+        assert ("kube-scheduler is set to ask the extender, so the pod named a node" in finding.remedy) == wired
+        assert ("if nobody bound it by hand" in finding.remedy) != wired
 
 
 def test_control_planes_are_a_fault_only_where_they_differ(sound):
     for wired, level in (((True, True), []), ((False, False), []), ((True, False), [Severity.PROBLEM])):
-        sound.schedulers = [kube_scheduler(f"cp{number}", wired=one) for number, one in enumerate(wired)]
-        assert [one.level for one in troubles(sound)] == level
+        sound.schedulers = [kube_scheduler(f"cp{number}", wired=is_wired) for number, is_wired in enumerate(wired)]
+        assert [finding.level for finding in troubles(sound)] == level
 
 
 def test_waiting_pods_that_nobody_makes_again_are_not_just_deleted(sound):
     plant_left_scheduler(sound)
     del sound.waiting_pods[1]["metadata"]["ownerReferences"]
-    (found,) = troubles(sound)
-    controlled, bare = found.remedy.split("; ")
+    (finding,) = troubles(sound)
+    controlled, bare = finding.remedy.split("; ")
     assert controlled.endswith(": kubectl delete pods -n gpu a")
     assert "kubectl get pod -n gpu b -o yaml | grep -vE '^  (schedulerName):' > b.yaml && kubectl replace" in bare
 
@@ -688,31 +698,31 @@ def test_who_waits_for_a_scheduler_that_is_there_or_may_be_is_no_fault(sound):
     sound.deployments = [workload(names.SCHEDULER, names.NAMESPACE)]
     assert troubles(sound) == []
     sound.deployments, sound.unread = [], {"deployments": ""}
-    assert [one.level for one in troubles(sound)] == [Severity.NOTE]
+    assert [finding.level for finding in troubles(sound)] == [Severity.NOTE]
 
 
 def test_pods_of_a_scheduler_that_has_gone_are_found_also_after_an_uninstallation(monkeypatch):
     api = Cluster({})
     pods = [({"nodeName": "n1"}, "Pending"), ({}, "Failed"), ({"schedulerName": "theirs"}, "Pending"), ({}, "Pending")]
     for number, (spec, phase) in enumerate(pods):
-        made = workload(f"p{number}") | {"spec": {"schedulerName": names.SCHEDULER} | spec, "status": {"phase": phase}}
-        api.add("pods", made)
+        pod = workload(f"p{number}") | {"spec": {"schedulerName": names.SCHEDULER} | spec, "status": {"phase": phase}}
+        api.add("pods", pod)
     probe = workload(f"{facts.PROBE_POD_PREFIX}1") | {"spec": {"schedulerName": names.SCHEDULER}}
     api.add("pods", probe | {"status": {"phase": "Pending"}})
     report = json.loads(run(monkeypatch, api, "doctor", "--no-probe", "-o", "json").stdout)
-    told = [one["text"] for one in report["findings"] if one["check"] == "scheduler"]
-    assert [text.partition(",")[0] for text in told] == ["1 pod (gpu/p3) waits for the scheduler cardwise-scheduler"]
+    texts = [finding["text"] for finding in report["findings"] if finding["check"] == "scheduler"]
+    assert [text.partition(",")[0] for text in texts] == ["1 pod (gpu/p3) waits for the scheduler cardwise-scheduler"]
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
 def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
     theirs = NOW + timedelta(seconds=ahead)  # the extender's clock
     sound.leases[0]["spec"]["renewTime"] = f"{theirs:%Y-%m-%dT%H:%M:%S.%fZ}"
-    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.OK]
+    assert [finding.level for finding in checks.judge(sound) if finding.check == "extender"] == [Severity.OK]
     sound.now += timedelta(seconds=60)
-    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.PROBLEM]
+    assert [finding.level for finding in checks.judge(sound) if finding.check == "extender"] == [Severity.PROBLEM]
     sound.now = None  # an API server that does not tell: no guess by the admin's clock
-    assert [one.level for one in checks.judge(sound) if one.check == "extender"] == [Severity.OK]
+    assert [finding.level for finding in checks.judge(sound) if finding.check == "extender"] == [Severity.OK]
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
@@ -739,25 +749,26 @@ def test_explain_reads_the_lease_with_the_times_at_which_the_api_server_took_it(
 
 
 def test_the_wiring_of_kube_scheduler_is_judged():
-    def said(stanzas: list[Json], **more: Any) -> list[tuple[Severity, str]]:
+    def wiring_findings(stanzas: list[Json], **fields: Any) -> list[tuple[Severity, str]]:
         return [
-            (one.level, one.text) for one in scheduler.check_wiring({"extenders": stanzas} | more, "sched", "do so")
+            (finding.level, finding.text)
+            for finding in scheduler.check_wiring({"extenders": stanzas} | fields, "sched", "do so")
         ]
 
-    assert said(CONFIG) == [(Severity.OK, "sched asks the extender for all our resources")]
-    assert said([]) == [(Severity.PROBLEM, "sched has no extender for our resources")]
-    ((level, text),) = said(CONFIG[:1])
+    assert wiring_findings(CONFIG) == [(Severity.OK, "sched asks the extender for all our resources")]
+    assert wiring_findings([]) == [(Severity.PROBLEM, "sched has no extender for our resources")]
+    ((level, text),) = wiring_findings(CONFIG[:1])
     assert (level, text) == (
         Severity.PROBLEM,
         "sched does not ask an extender for cardwise.dev/share, cardwise.dev/bind",
     )
     unignored = deepcopy(CONFIG)
     unignored[1]["managedResources"][1]["ignoredByScheduler"] = False
-    assert "looks for cardwise.dev/bind on nodes" in said(unignored)[0][1]
+    assert "looks for cardwise.dev/bind on nodes" in wiring_findings(unignored)[0][1]
     careless = deepcopy(CONFIG)
     careless[0]["ignorable"] = True
-    assert "goes on without the extender" in said(careless)[0][1]
-    assert (Severity.NOTE, "sched looks at 50 % of the nodes only: pods are packed less tightly") in said(
+    assert "goes on without the extender" in wiring_findings(careless)[0][1]
+    assert (Severity.NOTE, "sched looks at 50 % of the nodes only: pods are packed less tightly") in wiring_findings(
         CONFIG, percentageOfNodesToScore=50
     )
 
@@ -782,12 +793,12 @@ class Probed:
         self.api.edit(request.path, **self._after)
 
     def probe(self) -> list[Finding]:
-        found = list(
+        findings = list(
             probing.send_probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it", renew="renew it")
         )
-        left = self.api.of("pods")  # what is bound goes when its kubelet says so
-        assert all("deletionTimestamp" in pod["metadata"] for pod in left), "it leaves nothing"
-        return found
+        remaining = self.api.objects("pods")  # what is bound goes when its kubelet says so
+        assert all("deletionTimestamp" in pod["metadata"] for pod in remaining), "it leaves nothing"
+        return findings
 
 
 def unschedulable(message: str) -> Json:
@@ -801,9 +812,9 @@ def test_without_its_priority_class_no_probe_is_sent():
     probed = Probed({})
     text = f'pods "x" is forbidden: no PriorityClass with name {names.PROBE_PRIORITY_CLASS} was found'
     probed.api.fault(Fault(status=403, message=text), "create", f"*/{names.NAMESPACE}/pods", times=math.inf)
-    _, found = probed.probe()
-    assert (found.check, found.level) == ("probe", Severity.NOTE)
-    assert found.remedy.startswith("upgrade the chart, which makes that PriorityClass")
+    _, finding = probed.probe()
+    assert (finding.check, finding.level) == ("probe", Severity.NOTE)
+    assert finding.remedy.startswith("upgrade the chart, which makes that PriorityClass")
 
 
 @pytest.mark.parametrize(
@@ -823,39 +834,39 @@ def test_without_its_priority_class_no_probe_is_sent():
     ],
 )
 def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
-    webhook, found = Probed(after).probe()
+    webhook, finding = Probed(after).probe()
     assert (webhook.check, webhook.level) == ("webhook", Severity.OK)
-    assert (found.check, found.level) == ("scheduler", level)
-    assert text in found.text
-    assert ("wire it" in found.remedy) == ("does not ask" in found.text)
-    assert ("renew it" in found.remedy) == ("x509" in found.text)
+    assert (finding.check, finding.level) == ("scheduler", level)
+    assert text in finding.text
+    assert ("wire it" in finding.remedy) == ("does not ask" in finding.text)
+    assert ("renew it" in finding.remedy) == ("x509" in finding.text)
 
 
 @pytest.mark.parametrize(
-    ("second", "told"),
+    ("second", "message"),
     [
         ([{"key": "gpu", "effect": "NoExecute"}], "keeps out pods which ask for cards: gpu:NoExecute, ml=x:NoSchedule"),
         ([], "no card is free"),
     ],
 )
-def test_taints_that_all_nodes_with_cards_have_are_named_with_the_value_to_change(second, told):
+def test_taints_that_all_nodes_with_cards_have_are_named_with_the_value_to_change(second, message):
     webhook = Probed(unschedulable(f"0/3 nodes: 1 Insufficient {names.GPU_MEM}, 1 node(s) had untolerated taint(s)"))
     for name, taints in (("n1", [{"key": "ml", "value": "x", "effect": "NoSchedule"}]), ("n2", second)):
         webhook.api.put(paths.nodes(), node(name) | {"spec": {"taints": taints}})
     webhook.api.put(paths.nodes(), {"metadata": {"name": "plain"}})
-    _, found = webhook.probe()
-    assert told in found.text
-    assert ("webhook.toleratedTaints" in found.remedy) == bool(second)
+    _, finding = webhook.probe()
+    assert message in finding.text
+    assert ("webhook.toleratedTaints" in finding.remedy) == bool(second)
 
 
 def test_the_probe_closes_no_card_to_others_and_is_in_no_quota():
     probed = Probed({"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}})
     probed.probe()
-    asked, made = probed.created
-    assert (asked.path, asked.query) == (paths.pods("default"), {"dryRun": "All"})
-    assert (made.path, made.query) == (paths.pods(names.NAMESPACE), {})
-    assert made.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] == "1", "as it was admitted"
-    assert names.MPS not in made.body["metadata"]["annotations"], "what the namespace says holds"
+    dry_run, creation = probed.created
+    assert (dry_run.path, dry_run.query) == (paths.pods("default"), {"dryRun": "All"})
+    assert (creation.path, creation.query) == (paths.pods(names.NAMESPACE), {})
+    assert creation.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] == "1", "as it was admitted"
+    assert names.MPS not in creation.body["metadata"]["annotations"], "what the namespace says holds"
     (deleted,) = probed.api.sent("delete")
     assert not deleted.body, "by force its share would stay until nobody can hold it any more"
 
@@ -863,14 +874,14 @@ def test_the_probe_closes_no_card_to_others_and_is_in_no_quota():
 def test_a_scheduler_that_looks_at_no_pod_is_told_after_a_while_and_nothing_is_left():
     probed = Probed({})
     before = probed.clock.now()
-    _, found = probed.probe()
-    assert (found.level, "has not looked at the probe pod for 15 s" in found.text) == (Severity.PROBLEM, True)
+    _, finding = probed.probe()
+    assert (finding.level, "has not looked at the probe pod for 15 s" in finding.text) == (Severity.PROBLEM, True)
     assert 15 <= probed.clock.now() - before < 16
 
 
 def test_a_probe_that_the_webhook_never_saw_ends_there():
-    (found,) = Probed({}, rewrites=False).probe()
-    assert (found.level, "was not asked" in found.text) == (Severity.PROBLEM, True)
+    (finding,) = Probed({}, rewrites=False).probe()
+    assert (finding.level, "was not asked" in finding.text) == (Severity.PROBLEM, True)
 
 
 def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answer():
@@ -886,33 +897,33 @@ def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answe
 class Looked:
     """A cluster for the pods that ask for no card: what each tells is by its node, and by the RuntimeClass it names."""
 
-    def __init__(self, told: dict[tuple[str, str], str | Json], *, refused: str = "") -> None:
+    def __init__(self, outputs: dict[tuple[str, str], str | Json], *, refused: str = "") -> None:
         self.clock = FakeClock()
         self.api = Cluster({}, self.clock)
-        self.asked: list[Json] = []
-        self._told = told
-        self.api.before(lambda request: self.asked.append(request.body), "create", times=math.inf)
+        self.created: list[Json] = []
+        self._outputs = outputs
+        self.api.before(lambda request: self.created.append(request.body), "create", times=math.inf)
         self.api.before(self._run, "get", times=math.inf)
         if refused:  # what comes after the pod of the default runtime
             fault = Fault(status=422, message=refused)
             self.api.before(lambda _: self.api.fault(fault, "create"), "delete")
 
     def _run(self, request: Request) -> None:
-        """Told is a message, or a whole status of the container that has not looked."""
-        (spec,) = [one["spec"] for one in self.asked if request.path.endswith(f"/{one['metadata']['name']}")][-1:]
-        told = self._told.get((spec["nodeName"], spec.get("runtimeClassName", "")))
-        if isinstance(told, dict):
-            self.api.edit(request.path, status={"containerStatuses": [{"state": told}]})
-        elif told is not None:
-            ended = [{"state": {"terminated": {"message": told}}}]
+        """An output is a message, or a whole status of the container that has not looked."""
+        (spec,) = [pod["spec"] for pod in self.created if request.path.endswith(f"/{pod['metadata']['name']}")][-1:]
+        output = self._outputs.get((spec["nodeName"], spec.get("runtimeClassName", "")))
+        if isinstance(output, dict):
+            self.api.edit(request.path, status={"containerStatuses": [{"state": output}]})
+        elif output is not None:
+            ended = [{"state": {"terminated": {"message": output}}}]
             self.api.edit(request.path, status={"phase": "Succeeded", "containerStatuses": ended})
 
-    def look(self, seen: Facts, image: str = "looker") -> list[Finding]:
-        found = list(
+    def check_exposure(self, seen: Facts, image: str = "looker") -> list[Finding]:
+        findings = list(
             exposure.check_exposure(self.api.kube, "default", names.NAMESPACE, seen, image=image, clock=self.clock)
         )
-        assert self.api.of("pods") == [], "it leaves nothing"
-        return found
+        assert self.api.objects("pods") == [], "it leaves nothing"
+        return findings
 
 
 def nvidia(name: str = "nvidia", handler: str = "nvidia") -> Json:
@@ -924,13 +935,15 @@ def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
     sound.cards[1]["status"]["cardAccess"] = "env"
     sound.runtimeclasses = [nvidia("cards"), nvidia("gvisor", "runsc")]
     sound.nodes[1]["status"]["runtimeHandlers"] = [{"name": "runc"}]
-    both = "looked\n/dev/nvidia0\n/dev/nvidia1\n"
-    looked = Looked({("n1", ""): both, ("n2", ""): both, ("n1", "cards"): "looked\n", ("n1", "nvidia"): both})
+    two_devices = "looked\n/dev/nvidia0\n/dev/nvidia1\n"
+    looked = Looked(
+        {("n1", ""): two_devices, ("n2", ""): two_devices, ("n1", "cards"): "looked\n", ("n1", "nvidia"): two_devices}
+    )
     sound.runtimeclasses.append(nvidia())
-    with_cdi, by_env, none, named = looked.look(sound)
+    with_cdi, by_env, none, named = looked.check_exposure(sound)
     assert "by RuntimeClass nvidia: n1" in named.text
     assert "list nvidia in policies.runtimeClasses" in named.remedy
-    assert {one.level for one in (with_cdi, by_env)} == {Severity.WARNING}
+    assert {finding.level for finding in (with_cdi, by_env)} == {Severity.WARNING}
     assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in with_cdi.text
     assert "accept-nvidia-visible-devices-envvar-when-unprivileged = false" in with_cdi.remedy
     assert "n2 (/dev/nvidia0, /dev/nvidia1)" in by_env.text
@@ -939,8 +952,8 @@ def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
         Severity.OK,
         "a pod that asks for no card gets none by RuntimeClass cards on 1 node",
     ), "n2 does not serve its handler, and gvisor is not NVIDIA's"
-    for asked in looked.asked:
-        (container,) = asked["spec"]["containers"]
+    for pod in looked.created:
+        (container,) = pod["spec"]["containers"]
         assert "resources" not in container
         assert {entry["name"] for entry in container["env"]} == {"CUDA_VERSION", "NVIDIA_DISABLE_REQUIRE"}
 
@@ -948,42 +961,44 @@ def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
 def test_a_runtime_class_that_the_policy_refuses_needs_no_look(sound):
     sound.runtimeclasses = [nvidia()]
     refused = "ValidatingAdmissionPolicy 'runtimeclasses.cardwise.dev' denied request: spec.runtimeClassName"
-    default, named = Looked({("n1", ""): "looked\n"}, refused=refused).look(sound)
+    default, named = Looked({("n1", ""): "looked\n"}, refused=refused).check_exposure(sound)
     assert (default.level, named.level) == (Severity.OK, Severity.OK)
     assert named.text == "a pod that asks for no card may not name RuntimeClass nvidia"
-    _, named = Looked({("n1", ""): "looked\n"}, refused="exceeded quota").look(sound)
+    _, named = Looked({("n1", ""): "looked\n"}, refused="exceeded quota").check_exposure(sound)
     assert (named.level, "exceeded quota" in named.text) == (Severity.NOTE, True)
 
 
 def test_what_could_not_be_looked_at_is_told(sound):
-    (found,) = Looked({}).look(sound)
-    assert (found.level, "is not known of n1" in found.text) == (Severity.NOTE, True)
-    (found,) = Looked({("n1", ""): "failed to create containerd task"}).look(sound)
-    assert (found.level, "is not known of n1" in found.text) == (Severity.NOTE, True)
-    (found,) = Looked({("n1", ""): {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}).look(sound)
-    assert found.text.endswith(
+    (finding,) = Looked({}).check_exposure(sound)
+    assert (finding.level, "is not known of n1" in finding.text) == (Severity.NOTE, True)
+    (finding,) = Looked({("n1", ""): "failed to create containerd task"}).check_exposure(sound)
+    assert (finding.level, "is not known of n1" in finding.text) == (Severity.NOTE, True)
+    (finding,) = Looked({("n1", ""): {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}).check_exposure(
+        sound
+    )
+    assert finding.text.endswith(
         "is not known of n1: of the pod that was to look Kubernetes says ErrImagePull: not found"
     )
-    (found,) = Looked({}).look(sound, image="")
-    assert (found.level, "--probe-image" in found.remedy) == (Severity.NOTE, True)
+    (finding,) = Looked({}).check_exposure(sound, image="")
+    assert (finding.level, "--probe-image" in finding.remedy) == (Severity.NOTE, True)
     plugin = {"spec": {"template": {"spec": {"containers": [{"image": "registry.example/cardwise:1"}]}}}}
     sound.daemonsets = [workload("cardwise-deviceplugin", names.NAMESPACE) | plugin]
     looked = Looked({("n1", ""): "looked\n"})
-    assert [one.level for one in looked.look(sound, image="")] == [Severity.OK]
-    assert looked.asked[0]["spec"]["containers"][0]["image"] == "registry.example/cardwise:1"
+    assert [finding.level for finding in looked.check_exposure(sound, image="")] == [Severity.OK]
+    assert looked.created[0]["spec"]["containers"][0]["image"] == "registry.example/cardwise:1"
     sound.cards = []
-    assert Looked({}).look(sound) == []
+    assert Looked({}).check_exposure(sound) == []
 
 
 def test_the_table_has_remedies_below_and_counts_at_the_end():
-    found = [Finding("cards", Severity.OK, "fine"), Finding("mps", Severity.PROBLEM, "broken", "mend it")]
-    assert table(found) == (
+    findings = [Finding("cards", Severity.OK, "fine"), Finding("mps", Severity.PROBLEM, "broken", "mend it")]
+    assert table(findings) == (
         "OK       cards  fine\n"
         "PROBLEM  mps    broken\n"
         "         -> mend it\n"
         "1 problem, 0 warnings, 0 notes, 1 ok\n"
     )  # fmt: skip
-    assert worst_severity(found) is Severity.PROBLEM
+    assert worst_severity(findings) is Severity.PROBLEM
     assert worst_severity([]) is Severity.OK
 
 
@@ -991,31 +1006,31 @@ def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(mo
     api = Cluster({})
     api.add("daemonsets", part("deviceplugin", "DaemonSet"))
     api.add("namespaces", {"metadata": {"name": names.NAMESPACE}})
-    said = run(monkeypatch, api, "doctor", "-n", names.NAMESPACE, "-o", "json")
-    (found,) = (one for one in json.loads(said.stdout)["findings"] if one["check"] == "probe")
-    assert found["level"] == "note"
-    assert found["text"].endswith("not asked about pods of namespace cardwise-system, which is exempt")
+    completed = run(monkeypatch, api, "doctor", "-n", names.NAMESPACE, "-o", "json")
+    (finding,) = (listed for listed in json.loads(completed.stdout)["findings"] if listed["check"] == "probe")
+    assert finding["level"] == "note"
+    assert finding["text"].endswith("not asked about pods of namespace cardwise-system, which is exempt")
     assert api.sent("create") == []
 
 
 def test_a_namespace_where_cardwise_is_not_is_the_only_finding(sound):
     sound.leases = []
     sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": "cards"}
-    (found,) = troubles(sound)
-    assert (found.check, found.level) == ("installation", Severity.PROBLEM)
-    assert found.text == "Cardwise is not in namespace cardwise-system, but in cards"
-    assert "cardwise doctor --cardwise-namespace cards" in found.remedy
+    (finding,) = troubles(sound)
+    assert (finding.check, finding.level) == ("installation", Severity.PROBLEM)
+    assert finding.text == "Cardwise is not in namespace cardwise-system, but in cards"
+    assert "cardwise doctor --cardwise-namespace cards" in finding.remedy
     sound.installed = "cards"
-    assert [one.check for one in troubles(sound)] == ["extender"]
+    assert [finding.check for finding in troubles(sound)] == ["extender"]
 
 
 def test_a_label_of_the_chart_on_somebodys_workload_is_a_hint_and_no_command(sound):
     theirs = part("deviceplugin", "DaemonSet")
     theirs["metadata"] |= {"namespace": "a-team", "labels": {"app.kubernetes.io/name": "cardwise"}}
     sound.other_daemonsets = [theirs]
-    (found,) = troubles(sound)
-    assert "a-team" in found.text
-    assert found.remedy.endswith("cardwise doctor --cardwise-namespace NAMESPACE")
+    (finding,) = troubles(sound)
+    assert "a-team" in finding.text
+    assert finding.remedy.endswith("cardwise doctor --cardwise-namespace NAMESPACE")
     sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": names.NAMESPACE}
     assert troubles(sound) == [], "the webhook's configuration says where Cardwise is"
     del sound.mutating[0]["webhooks"][0]["clientConfig"]["service"]  # webhook.url
@@ -1027,48 +1042,48 @@ def test_a_label_of_the_chart_on_somebodys_workload_is_a_hint_and_no_command(sou
 
 def test_a_namespace_of_cardwise_that_does_not_exist_is_named_and_no_probe_is_sent(monkeypatch):
     api = Cluster({"extendedresources": [card("n1", 0)]})
-    said = run(monkeypatch, api, "doctor", "--cardwise-namespace", "nowhere", "-o", "json")
-    (found,) = (one for one in json.loads(said.stdout)["findings"] if one["level"] == "problem")
-    assert found["text"] == "there is no namespace nowhere, in which Cardwise was to be looked for"
+    completed = run(monkeypatch, api, "doctor", "--cardwise-namespace", "nowhere", "-o", "json")
+    (finding,) = (listed for listed in json.loads(completed.stdout)["findings"] if listed["level"] == "problem")
+    assert finding["text"] == "there is no namespace nowhere, in which Cardwise was to be looked for"
     assert api.sent("create") == []
 
 
 def test_without_the_right_to_read_webhooks_it_proposes_no_installation(sound):
     plant_uninstalled(sound)
     sound.other_daemonsets, sound.unread = [of_gpushare()], {"mutating": "", "validating": ""}
-    assert not any("install Cardwise" in one.remedy for one in troubles(sound))
+    assert not any("install Cardwise" in finding.remedy for finding in troubles(sound))
     sound.unread = {"daemonsets": ""}
     sound.other_daemonsets, sound.validating = [], [configuration()]
-    remedies = {one.remedy for one in troubles(sound) if "there is no Mutating" in one.text}
+    remedies = {finding.remedy for finding in troubles(sound) if "there is no Mutating" in finding.text}
     assert remedies
     assert all("helm upgrade cardwise" in remedy for remedy in remedies)
 
 
 def test_a_namespace_of_the_probe_that_does_not_exist_is_named_before_anything_is_read(monkeypatch):
-    said = run(monkeypatch, Cluster({}), "doctor", "-n", "nowhere")
-    assert said.exit_code == 1
-    assert "there is no namespace 'nowhere'" in said.stderr
+    completed = run(monkeypatch, Cluster({}), "doctor", "-n", "nowhere")
+    assert completed.exit_code == 1
+    assert "there is no namespace 'nowhere'" in completed.stderr
 
 
 def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):
     api = Cluster({})
     api.lack("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
-    said = run(monkeypatch, api, "doctor", "--no-probe", "-o", "json")
-    assert said.exit_code == 1
-    report = json.loads(said.stdout)
+    completed = run(monkeypatch, api, "doctor", "--no-probe", "-o", "json")
+    assert completed.exit_code == 1
+    report = json.loads(completed.stdout)
     assert report["worst"] == "problem"
-    assert "the kinds of cardwise.dev are not installed" in {one["text"] for one in report["findings"]}
+    assert "the kinds of cardwise.dev are not installed" in {finding["text"] for finding in report["findings"]}
 
 
 def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command(sound):
     cordon = {"reason": "cardwise defrag moves its pods", "by": "jane", "at": "2026-11-21T11:00:00Z"}
     sound.cards[0]["spec"] |= {"unschedulable": True, "cordon": cordon}
-    (one,) = troubles(sound)
-    assert one.text == (
+    (finding,) = troubles(sound)
+    assert finding.text == (
         "card 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by a defrag, and has not been given "
         "back"
     )
-    assert one.remedy == "if none runs any more: cardwise uncordon n1/0"
+    assert finding.remedy == "if none runs any more: cardwise uncordon n1/0"
     cordon["at"] = "2026-11-21T11:45:00Z"
     assert troubles(sound) == []
 
@@ -1076,5 +1091,5 @@ def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command
 @pytest.mark.parametrize("change", [{"spec": {"unschedulable": True}}, {"metadata": {"name": "other"}}])
 def test_cards_of_a_node_that_takes_no_pods_are_not_called_usable(sound, change):
     sound.nodes[0] |= change
-    said = [one.text for one in checks.judge(sound) if one.check == "cards"]
-    assert not any("usable" in text for text in said), said
+    texts = [finding.text for finding in checks.judge(sound) if finding.check == "cards"]
+    assert not any("usable" in text for text in texts), texts

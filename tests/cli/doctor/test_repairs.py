@@ -30,23 +30,23 @@ def remedies() -> Iterator[str]:
     for plant in PLANTS:
         seen = planted.installation()
         plant(seen)
-        for found in troubles(seen):
-            assert found.level is Severity.OK or found.remedy, found
-            yield found.remedy
+        for finding in troubles(seen):
+            assert finding.level is Severity.OK or finding.remedy, finding
+            yield finding.remedy
     for component in ("webhook", "extender", "deviceplugin", "mps", "scheduler"):
         for message, reason in ((CRASHES[0], "Error"), ("x", "Error"), ("", "OOMKilled")):
             seen = planted.installation()
             seen.own_pods = [test_startup.crashing(component, message, reason=reason)]
-            yield from (found.remedy for found in troubles(seen))
+            yield from (finding.remedy for finding in troubles(seen))
         seen.own_pods = [test_startup.waiting(component, "ErrImagePull", "")]
         refused = test_startup.event("Job", f"cardwise-{component}", "FailedCreate", test_startup.NO_CLASS)
         seen.own_events = test_startup.read(refused)
-        yield from (found.remedy for found in troubles(seen))
+        yield from (finding.remedy for finding in troubles(seen))
     for deployments in ([part("scheduler")], [part("extender")], [part("extender", release="")]):
         seen = planted.installation()
         seen.unread["networkpolicies"] = "not of this test"
         seen.pod_events, seen.deployments = [test_startup.deletion("a", 1)], deployments
-        yield from (found.remedy for found in troubles(seen))
+        yield from (finding.remedy for finding in troubles(seen))
 
 
 REMEDIES = sorted(set(remedies()))
@@ -54,10 +54,10 @@ REMEDIES = sorted(set(remedies()))
 
 @pytest.mark.parametrize("remedy", REMEDIES)
 def test_values_pages_and_our_commands_of_a_remedy_are_there(remedy: str) -> None:
-    for value in re.findall(rf"(?<![\w./-])(?:{'|'.join(VALUES)})(?:\.[a-zA-Z]+)+", remedy):
+    for setting in re.findall(rf"(?<![\w./-])(?:{'|'.join(VALUES)})(?:\.[a-zA-Z]+)+", remedy):
         at = VALUES
-        for key in value.split("."):
-            assert key in at, value
+        for key in setting.split("."):
+            assert key in at, setting
             at = at[key] or {}
     for page, anchor in re.findall(r"(docs/[\w/-]+\.md)(?:#([\w-]+))?", remedy):
         headings = re.findall(r"^#+ (.+)$", (ROOT / page).read_text(), re.MULTILINE)

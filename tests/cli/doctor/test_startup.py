@@ -90,8 +90,8 @@ def log(**entry: str) -> str:
 
 
 def the_finding(seen: Facts) -> Finding:
-    (found,) = troubles(seen)
-    return found
+    (finding,) = troubles(seen)
+    return finding
 
 
 @pytest.mark.parametrize(
@@ -121,14 +121,14 @@ def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller,
     sound.networkpolicies = []
     sound.unread["networkpolicies"] = "not of this test"
     sound.own_events = read(event(*controller.split("/"), "FailedCreate", message))
-    found = next(one for one in troubles(sound) if one.check == startup.CHECK)
-    assert (found.level, text in found.text, remedy in found.remedy) == (Severity.PROBLEM, True, True), found
-    assert "-x7k2p" not in found.text, "each try has another name"
+    finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK)
+    assert (finding.level, text in finding.text, remedy in finding.remedy) == (Severity.PROBLEM, True, True), finding
+    assert "-x7k2p" not in finding.text, "each try has another name"
     kind, name = controller.split("/")
     retry = (
         f"kubectl annotate -n cardwise-system {kind.lower()} {name} retried-at=$(date +%s) --overwrite (its controller"
     )
-    assert retry in found.remedy
+    assert retry in finding.remedy
 
 
 def test_events_that_kubernetes_has_combined_name_the_same_cause(sound):
@@ -174,19 +174,19 @@ def test_a_device_plugin_that_crashes_says_its_last_error(sound, runtimes, runs_
     sound.own_pods = [crashing("deviceplugin", log(level="error", event="cannot start", error=NO_DRIVER))]
     sound.own_pods[0]["spec"] |= {"runtimeClassName": runs_with} if runs_with else {}
     sound.runtimeclasses = [{"metadata": {"name": name}, "handler": name} for name in runtimes]
-    found = the_finding(sound)
-    assert found.text.startswith(
+    finding = the_finding(sound)
+    assert finding.text.startswith(
         "cardwise-deviceplugin on node n0 crashes, last error: cannot start: NVML does not start (NVML Shared "
     )
-    assert remedy in found.remedy
+    assert remedy in finding.remedy
 
 
 def test_one_cause_on_many_nodes_is_one_finding_and_a_problem_where_no_pod_is_ready(sound):
     message = log(level="error", event="cannot start", error=NO_DRIVER)
     sound.own_pods = [crashing("deviceplugin", message, number) for number in range(60)]
-    found = the_finding(sound)
-    assert found.text.startswith("cardwise-deviceplugin on 60 nodes (n0, n1, n10 and 57 more) crashes")
-    assert found.level is Severity.PROBLEM
+    finding = the_finding(sound)
+    assert finding.text.startswith("cardwise-deviceplugin on 60 nodes (n0, n1, n10 and 57 more) crashes")
+    assert finding.level is Severity.PROBLEM
     sound.own_pods = [*sound.own_pods[:1], pod("deviceplugin", 1, ready=True, state={"running": {}})]
     assert the_finding(sound).level is Severity.WARNING
 
@@ -213,9 +213,9 @@ def test_where_no_card_is_known_since_the_device_plugin_crashes_the_cause_comes_
 )
 def test_the_last_error_is_found_in_what_the_kubelet_kept_of_the_log(sound, message, error):
     sound.own_pods = [crashing("mps", message)]
-    found = the_finding(sound)
-    assert f"crashes, last error: {error}" in found.text
-    assert found.remedy == "more of it: kubectl logs -n cardwise-system cardwise-mps-0 --previous"
+    finding = the_finding(sound)
+    assert f"crashes, last error: {error}" in finding.text
+    assert finding.remedy == "more of it: kubectl logs -n cardwise-system cardwise-mps-0 --previous"
 
 
 def test_a_part_that_is_killed_for_its_memory_names_the_limit(sound):
@@ -234,7 +234,7 @@ def test_a_crash_is_told_between_restarts_too_and_not_when_it_is_over(sound):
         ({"state": running, "lastState": ended("x", code=0), "restartCount": 9, "ready": True}, False),
     ):
         sound.own_pods = [pod("webhook", **container)]
-        assert [("crashes" in one.text) for one in troubles(sound)] == [True] * is_told, container
+        assert [("crashes" in finding.text) for finding in troubles(sound)] == [True] * is_told, container
 
 
 @pytest.mark.parametrize(
@@ -273,9 +273,9 @@ def test_a_crash_is_told_between_restarts_too_and_not_when_it_is_over(sound):
 )  # fmt: skip
 def test_a_pod_of_ours_that_does_not_start_says_why(sound, planted, events, text, remedy):
     sound.own_pods = [planted]
-    sound.own_events = read(*(event("Pod", planted["metadata"]["name"], *one) for one in events))
-    found = the_finding(sound)
-    assert (found.level, text in found.text, remedy in found.remedy) == (Severity.PROBLEM, True, True), found
+    sound.own_events = read(*(event("Pod", planted["metadata"]["name"], *event_fields) for event_fields in events))
+    finding = the_finding(sound)
+    assert (finding.level, text in finding.text, remedy in finding.remedy) == (Severity.PROBLEM, True, True), finding
 
 
 def test_two_replicas_of_which_one_is_not_ready_are_a_warning(sound):
@@ -299,10 +299,10 @@ def test_a_part_on_a_node_that_is_not_ready_names_the_node(sound):
         "pod cardwise-webhook-0 is not ready, since its node is NotReady (its kubelet does not report)"
     )
     assert plugin.text.startswith("cardwise-deviceplugin on node n0 is not ready, since its node is NotReady")
-    assert {found.remedy for found in (webhook, plugin)} == {"kubectl describe node n0 says why"}
+    assert {finding.remedy for finding in (webhook, plugin)} == {"kubectl describe node n0 says why"}
     sound.own_pods = [pod("deviceplugin", 1, state={"running": {}})]
     card_node["status"]["conditions"] = unknown
-    assert [found.check for found in troubles(sound)] == ["nodes"], "said once"
+    assert [finding.check for finding in troubles(sound)] == ["nodes"], "said once"
 
 
 def test_pods_that_start_end_or_are_not_parts_are_no_fault(sound):
@@ -319,18 +319,18 @@ def test_a_job_that_could_not_wire_kube_scheduler_says_why(sound):
     failed = pod("kubeadm", state=ended("node n1: kube-scheduler.yaml\nno kube-scheduler in /etc/kubernetes/manifests"))
     failed["status"]["phase"] = "Failed"
     sound.own_pods = [failed]
-    found = the_finding(sound)
-    assert found.text == "pod cardwise-kubeadm-0 failed: no kube-scheduler in /etc/kubernetes/manifests"
-    assert found.remedy == "all of it: kubectl logs -n cardwise-system cardwise-kubeadm-0"
+    finding = the_finding(sound)
+    assert finding.text == "pod cardwise-kubeadm-0 failed: no kube-scheduler in /etc/kubernetes/manifests"
+    assert finding.remedy == "all of it: kubectl logs -n cardwise-system cardwise-kubeadm-0"
 
 
 @pytest.mark.parametrize("name", ["webhook", "scheduler"])
 def test_a_deployment_that_is_scaled_down_is_found(sound, name):
     sound.deployments = [part(name, replicas=0)]
     sound.unread["networkpolicies"] = "not of this test"
-    found = next(one for one in troubles(sound) if one.check == startup.CHECK)
-    assert found.text == f"Deployment cardwise-{name} is scaled to 0"
-    assert found.remedy == f"kubectl scale deployment cardwise-{name} -n cardwise-system --replicas 2"
+    finding = next(each_finding for each_finding in troubles(sound) if each_finding.check == startup.CHECK)
+    assert finding.text == f"Deployment cardwise-{name} is scaled to 0"
+    assert finding.remedy == f"kubectl scale deployment cardwise-{name} -n cardwise-system --replicas 2"
 
 
 def test_without_a_leader_the_remedy_is_what_keeps_it_from_running(sound):
@@ -342,8 +342,8 @@ def test_without_a_leader_the_remedy_is_what_keeps_it_from_running(sound):
         ([part("extender")], [crashing("extender", "x")], "first mend what `parts` says of its pods"),
     ):
         sound.deployments, sound.own_pods = deployments, pods
-        (found,) = (one for one in troubles(sound) if one.check == "extender")
-        assert remedy in found.remedy
+        (finding,) = (finding for finding in troubles(sound) if finding.check == "extender")
+        assert remedy in finding.remedy
 
 
 def test_mps_that_is_down_on_all_cards_is_one_finding_with_the_reason(sound):
@@ -353,16 +353,16 @@ def test_mps_that_is_down_on_all_cards_is_one_finding_with_the_reason(sound):
     ]
     for card, reason in zip(sound.cards, reasons, strict=True):
         card["status"]["mps"] = {"state": "Down", "reason": reason}
-    found = the_finding(sound)
-    assert (found.check, found.level) == ("mps", Severity.PROBLEM)
-    assert found.text == (
+    finding = the_finding(sound)
+    assert (finding.check, finding.level) == ("mps", Severity.PROBLEM)
+    assert finding.text == (
         f"node n1, 2 cards: without MPS, Down: {reasons[0]}, Down: {reasons[1]}: no card is left for pods that use it"
     )
-    assert found.remedy == (
+    assert finding.remedy == (
         "it is tried again by itself; more of it: kubectl logs -n cardwise-system daemonset/cardwise-mps"
     )
     sound.own_pods = [crashing("mps", "x")]
-    assert [one.remedy for one in troubles(sound) if one.check == "mps"] == [
+    assert [finding.remedy for finding in troubles(sound) if finding.check == "mps"] == [
         "first mend what `parts` says of cardwise-mps"
     ]
 
@@ -394,14 +394,14 @@ def plant_unrewritten(seen: Facts, count: int = 2) -> None:
 
 def test_pods_that_the_webhook_has_not_seen_are_one_finding(sound):
     plant_unrewritten(sound)
-    found = the_finding(sound)
-    assert (found.check, found.level) == ("webhook", Severity.WARNING)
-    assert found.text == "2 pods (team/p0, team/p1) were created while the webhook was not there: they wait for ever"
-    assert found.remedy.endswith("kubectl delete pods -n team p0 p1")
+    finding = the_finding(sound)
+    assert (finding.check, finding.level) == ("webhook", Severity.WARNING)
+    assert finding.text == "2 pods (team/p0, team/p1) were created while the webhook was not there: they wait for ever"
+    assert finding.remedy.endswith("kubectl delete pods -n team p0 p1")
     plant_unrewritten(sound, 60)
-    found = the_finding(sound)
-    assert "60 pods (team/p0, team/p1, team/p2 and 57 more) were created" in found.text
-    assert found.remedy.endswith(" p8 p9 (and so on: 50 more pods)")
+    finding = the_finding(sound)
+    assert "60 pods (team/p0, team/p1, team/p2 and 57 more) were created" in finding.text
+    assert finding.remedy.endswith(" p8 p9 (and so on: 50 more pods)")
     plant_unrewritten(sound, 0)
     assert troubles(sound) == []
 
@@ -428,9 +428,9 @@ def test_while_the_configuration_is_missing_exempt_namespaces_are_those_of_the_w
 
 
 def deletion(name: str, minutes: float) -> Event:
-    obj = event("Pod", name, names.BOUND_WITHOUT_EXTENDER, "deleted", age=minutes * 60)
-    obj |= {"reportingComponent": "cardwise-extender", "metadata": {"namespace": "team", "name": "e"}}
-    (about,) = read(obj | {"involvedObject": {"kind": "Pod", "namespace": "team", "name": name}})
+    manifest = event("Pod", name, names.BOUND_WITHOUT_EXTENDER, "deleted", age=minutes * 60)
+    manifest |= {"reportingComponent": "cardwise-extender", "metadata": {"namespace": "team", "name": "e"}}
+    (about,) = read(manifest | {"involvedObject": {"kind": "Pod", "namespace": "team", "name": name}})
     return about
 
 
@@ -453,15 +453,15 @@ def test_pods_that_disappear_are_found_and_only_a_configuration_without_extender
         metadata = {"namespace": "kube-system", "name": "kube-scheduler-cp", "annotations": {names.MIRROR: "x"}}
         spec = {"nodeName": "cp", "containers": [{"command": static.split()}]}
         sound.schedulers = [{"metadata": metadata, "spec": spec}]
-    found = the_finding(sound)
+    finding = the_finding(sound)
     confirmed = static.startswith("kube-scheduler --kube")
-    assert found.level is (Severity.WARNING if confirmed else Severity.NOTE)
-    assert found.text == (
+    assert finding.level is (Severity.WARNING if confirmed else Severity.NOTE)
+    assert finding.text == (
         "in the last 10 minutes 2 pods (team/web-0, team/web-1) disappeared: bound without the extender, so without a "
         "card, and deleted, by Events of cardwise-extender"
     )
-    assert command in found.remedy
-    assert found.remedy.count("helm upgrade gpus ") == confirmed
+    assert command in finding.remedy
+    assert finding.remedy.count("helm upgrade gpus ") == confirmed
 
 
 def test_an_installation_that_helm_does_not_know_is_changed_by_its_values(sound):
@@ -474,6 +474,6 @@ def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_web
     limits = lambda request: request.body["spec"]["containers"][0]["resources"]["limits"]  # noqa: E731
     api.before(lambda request: limits(request).update({names.SHARE: "1"}), "create")
     api.before(lambda request: api.remove(request.path), "get")
-    webhook, found = probing.send_probe(api.kube, "default", SYSTEM, clock, wire="do so")
-    assert (webhook.level, found.level, found.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
-    assert "the probe pod was deleted while it waited" in found.text
+    webhook, finding = probing.send_probe(api.kube, "default", SYSTEM, clock, wire="do so")
+    assert (webhook.level, finding.level, finding.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
+    assert "the probe pod was deleted while it waited" in finding.text

@@ -25,7 +25,7 @@ FOREIGN_NAMES: Final = (
 )  # fmt: skip
 
 
-def made(workload: Json, image: str, *arguments: str, **annotations: str) -> Json:
+def workload_of(workload: Json, image: str, *arguments: str, **annotations: str) -> Json:
     """A part of the chart with this image and these arguments."""
     metadata = workload["metadata"]
     metadata["labels"] = {"app.kubernetes.io/name": "cardwise"}
@@ -45,10 +45,10 @@ def installed(*, own_scheduler: bool = False) -> Cluster:
         api.add(f"{kind}webhookconfigurations", *configurations)
     api.add("validatingadmissionpolicies", *seen.policies)
     api.add("namespaces", {"metadata": {"name": names.NAMESPACE}}, {"metadata": {"name": "fair"}})
-    api.add("deployments", *(made(part(name), IMAGE) for name in ("webhook", "extender")))
-    api.add("daemonsets", made(part("deviceplugin", "DaemonSet"), IMAGE))
+    api.add("deployments", *(workload_of(part(name), IMAGE) for name in ("webhook", "extender")))
+    api.add("daemonsets", workload_of(part("deviceplugin", "DaemonSet"), IMAGE))
     if own_scheduler:
-        api.add("deployments", made(part("scheduler"), IMAGE))
+        api.add("deployments", workload_of(part("scheduler"), IMAGE))
     else:
         waiting = {"metadata": {"namespace": "fair", "name": "p"}, "spec": {"schedulerName": names.SCHEDULER}}
         api.add("pods", waiting | {"status": {"phase": "Pending"}})
@@ -62,11 +62,11 @@ def plant_workloads(api: Cluster) -> None:
     }  # fmt: skip
     for kind in ("DaemonSet", "Deployment"):
         for name in ("webhook", "extender", "scheduler", "deviceplugin", "mps"):
-            workload = made(part(name, kind), EVIL, "--client-ca=/x", "--exempt-namespaces=fair", **evil)
+            workload = workload_of(part(name, kind), EVIL, "--client-ca=/x", "--exempt-namespaces=fair", **evil)
             workload["metadata"]["namespace"] = TENANT
             api.add(f"{kind.lower()}s", workload)
         for name in FOREIGN_NAMES:
-            workload = made(part("x", kind), EVIL, "--memory-unit=GiB")
+            workload = workload_of(part("x", kind), EVIL, "--memory-unit=GiB")
             workload["metadata"] |= {"namespace": TENANT, "name": name}
             api.add(f"{kind.lower()}s", workload)
     lease = planted.lease(names.LEASE, age=0.0, namespace=TENANT)
@@ -92,11 +92,11 @@ def test_workloads_of_tenants_silence_no_problem_and_change_no_remedy(own_schedu
     plant_workloads(api)
     after = findings(api)
     assert {finding.level for finding in added(after, sound)} <= {Severity.OK}, "no trouble is silenced"
-    more = [*added(sound, after)]
-    assert [(finding.check, finding.level) for finding in more] == [
+    additions = [*added(sound, after)]
+    assert [(finding.check, finding.level) for finding in additions] == [
         ("other-plugins", Severity.NOTE), ("gpushare", Severity.NOTE),
     ]  # fmt: skip
-    assert all("in namespaces of users" in finding.text for finding in more)
+    assert all("in namespaces of users" in finding.text for finding in additions)
     assert not any("webhook.gpuMemUnit" in finding.remedy for finding in after)
 
 
@@ -104,11 +104,14 @@ def test_the_image_of_pods_that_doctor_starts_is_never_a_tenants():
     api = installed()
     plant_workloads(api)
     seen = facts.read_facts(api.kube)
-    assert {made["spec"]["containers"][0]["image"] for made in looked_with(api, seen)} == {IMAGE}
-    api.replace("daemonsets", *(obj for obj in api.of("daemonsets") if obj["metadata"]["namespace"] == TENANT))
+    assert {manifest["spec"]["containers"][0]["image"] for manifest in looked_with(api, seen)} == {IMAGE}
+    api.replace(
+        "daemonsets",
+        *(daemonset for daemonset in api.objects("daemonsets") if daemonset["metadata"]["namespace"] == TENANT),
+    )
     seen = facts.read_facts(api.kube)
-    (found,) = exposure.check_exposure(api.kube, "default", names.NAMESPACE, seen)
-    assert "no image to look with is known" in found.text
+    (finding,) = exposure.check_exposure(api.kube, "default", names.NAMESPACE, seen)
+    assert "no image to look with is known" in finding.text
 
 
 def looked_with(api: Cluster, seen: Facts) -> list[Json]:
@@ -141,11 +144,13 @@ def test_before_an_installation_a_tenants_workloads_propose_no_value():
     api = Cluster({})
     plant_workloads(api)
     for kind in ("daemonsets", "deployments"):
-        api.replace(kind, *(obj for obj in api.of(kind) if obj["metadata"]["name"] in FOREIGN_NAMES))
+        api.replace(
+            kind, *(manifest for manifest in api.objects(kind) if manifest["metadata"]["name"] in FOREIGN_NAMES)
+        )
     seen = before.read(api.kube, names.NAMESPACE)
-    found = [*before.judge(seen, names.NAMESPACE)]
-    assert any("in namespaces of users" in finding.text for finding in found)
-    assert not any("webhook.gpuMemUnit" in finding.remedy for finding in found)
+    all_findings = [*before.judge(seen, names.NAMESPACE)]
+    assert any("in namespaces of users" in finding.text for finding in all_findings)
+    assert not any("webhook.gpuMemUnit" in finding.remedy for finding in all_findings)
 
 
 def forged(event: str, reason: str, message: str = "", **about: str) -> Json:
@@ -177,11 +182,11 @@ def test_events_of_tenants_name_no_node_for_deletion_and_wire_no_scheduler():
     )
     assert findings(api) == sound
     api.add("events", forged("e8", names.BOUND_WITHOUT_EXTENDER, kind="Pod", namespace=TENANT, name="mine"))
-    (more,) = added(sound, findings(api))
-    assert more.level is Severity.NOTE
-    assert "(a-team/mine) disappeared" in more.text
-    assert more.text.endswith("by Events of cardwise-extender")
-    assert "helm upgrade" not in more.remedy
+    (addition,) = added(sound, findings(api))
+    assert addition.level is Severity.NOTE
+    assert "(a-team/mine) disappeared" in addition.text
+    assert addition.text.endswith("by Events of cardwise-extender")
+    assert "helm upgrade" not in addition.remedy
 
 
 @pytest.mark.parametrize(

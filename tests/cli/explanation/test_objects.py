@@ -7,16 +7,16 @@ import yaml
 from tests.cli.worlds import card, lists, run, waiting
 
 
-def asked(monkeypatch, api, name):
-    said = {
+def explain_pod_as(monkeypatch, api, name):
+    completed = {
         form: run(monkeypatch, api, "explain", "pod", name, "-n", "team-a", "-o", form)
         for form in ("json", "yaml", "table")
     }
-    assert [one.exit_code for one in said.values()] == [0, 0, 0], said["json"].output
-    found = json.loads(said["json"].stdout)
-    assert found == yaml.safe_load(said["yaml"].stdout)
-    assert found["text"] == said["table"].stdout.splitlines()
-    return found
+    assert [run_of_format.exit_code for run_of_format in completed.values()] == [0, 0, 0], completed["json"].output
+    document = json.loads(completed["json"].stdout)
+    assert document == yaml.safe_load(completed["yaml"].stdout)
+    assert document["text"] == completed["table"].stdout.splitlines()
+    return document
 
 
 def test_a_pod_that_waits_has_every_card_with_its_numbers(monkeypatch):
@@ -25,19 +25,24 @@ def test_a_pod_that_waits_has_every_card_with_its_numbers(monkeypatch):
     api = lists(extendedresources=[smoking, card("n2", 0)], gpuquotas=[])
     limits = {"aliyun.com/gpu-mem": "9000", "cardwise.dev/share": "1"}
     api.add("pods", waiting("team-a", "big", limits))
-    found = asked(monkeypatch, api, "big")
-    fits, refused = found["nodes"]
+    document = explain_pod_as(monkeypatch, api, "big")
+    fits, refused = document["nodes"]
     assert (fits["name"], fits["fits"], fits["reason"]) == ("n2", True, "")
     assert (refused["name"], refused["fits"]) == ("n1", False)
-    (told,) = refused["cards"]
-    assert (told["index"], told["freeMiB"], told["cordoned"], told["healthy"]) == (0, 8441, True, True)
-    assert {one["name"] for one in told["pods"]} == {"notebook", "serve"}
-    assert "cordoned" in "".join(found["text"])
+    (shown_card,) = refused["cards"]
+    assert (shown_card["index"], shown_card["freeMiB"], shown_card["cordoned"], shown_card["healthy"]) == (
+        0,
+        8441,
+        True,
+        True,
+    )
+    assert {pod["name"] for pod in shown_card["pods"]} == {"notebook", "serve"}
+    assert "cordoned" in "".join(document["text"])
 
 
 def test_a_placed_pod_has_its_cards(monkeypatch):
-    found = asked(monkeypatch, lists(), "notebook")
-    assert (found["node"], found["nodes"]) == ("n1", [])
-    assert found["cards"] == [
+    document = explain_pod_as(monkeypatch, lists(), "notebook")
+    assert (document["node"], document["nodes"]) == ("n1", [])
+    assert document["cards"] == [
         {"container": "main", "index": 0, "uuid": "GPU-n1-0", "memoryMiB": 2000, "corePercent": 0},
     ]  # fmt: skip

@@ -28,10 +28,10 @@ def test_a_waiting_pod_hears_which_card_is_short_by_how_much():
 
 
 def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
-    whole, both = container("whole", whole_gpu=1, share=1), container("both", gpu_mem=8000, share=1)
+    whole, share = container("whole", whole_gpu=1, share=1), container("both", gpu_mem=8000, share=1)
     split = {names.GPU_COUNTS: "both=2"}
     seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
-    text = sentences.explain_pod(pod("p", containers=[whole, both], annotations=split), seen)
+    text = sentences.explain_pod(pod("p", containers=[whole, share], annotations=split), seen)
     assert "  n1: The node's GPUs are too few or too small for all requests of the pod together\n" in text
     assert text.endswith("It would run if:\n  - its containers asked for less, or were pods of their own\n")
     seen.ledger.set_holding(holding("other", 10000, 0))
@@ -82,9 +82,9 @@ def test_what_a_pod_that_has_gone_holds_is_said_so():
     api = lists(pods=[waiting("team-a", "p", {names.GPU_MEM: "20000", names.SHARE: "1", names.PLACE_MARKER: "1"})])
     held = {"podUID": "x", "namespace": "team-b", "name": "cr", "memoryMiB": 1000, "container": "0"}
     api.change("extendedresources", "gpu-n1-0", status={"held": [held]})
-    (asked,) = api.of("pods")
+    (stored_pod,) = api.objects("pods")
     assert ", held by team-b/cr (1000 MiB, its pod has gone)\n" in sentences.explain_pod(
-        asked, survey.take_survey(api.kube, addresses=False)
+        stored_pod, survey.take_survey(api.kube, addresses=False)
     )
 
 
@@ -234,26 +234,28 @@ def test_a_pod_that_names_no_type_is_steered_and_told_so():
 
 
 def waiting_for(mem: int, **annotations: str) -> dict[str, object]:
-    made = waiting("team-b", "p", {"aliyun.com/gpu-mem": str(mem), "cardwise.dev/share": "1"})
-    made["metadata"]["annotations"] = annotations
-    return made
+    pod = waiting("team-b", "p", {"aliyun.com/gpu-mem": str(mem), "cardwise.dev/share": "1"})
+    pod["metadata"]["annotations"] = annotations
+    return pod
 
 
-def engine(seen: Survey, left: dict[str, Load], *mems: int) -> SurveyedEngine:
+def engine(seen: Survey, loads: dict[str, Load], *mems: int) -> SurveyedEngine:
     """One that has learned that shares of these sizes come."""
     workload = Workload()
     for mem in mems:
         workload.count_arrival(Ask(1, mem, 0, "", 0, 0))
-    return SurveyedEngine(seen.ledger, left, workload.dump())
+    return SurveyedEngine(seen.ledger, loads, workload.dump())
 
 
 def test_the_policy_is_the_pods_own_else_the_extenders():
-    told = Published("spread")
-    assert published.policy_of_pod(waiting_for(1), told) == "spread"
-    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "fgd"}), told) == "fgd"
-    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "nonsense"}), told) == "spread"
+    published_policy = Published("spread")
+    assert published.policy_of_pod(waiting_for(1), published_policy) == "spread"
+    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "fgd"}), published_policy) == "fgd"
+    assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "nonsense"}), published_policy) == "spread"
     seen = Survey(ledger=ledger_with_free(n1=[4069], n2=[16276]))
-    assert "free on n2, n1 (best first, spread)" in sentences.explain_pod(waiting_for(100), seen, settings=told)
+    assert "free on n2, n1 (best first, spread)" in sentences.explain_pod(
+        waiting_for(100), seen, settings=published_policy
+    )
     assert "free on n1, n2 (best first, priced leaves it to binpack)" in sentences.explain_pod(waiting_for(100), seen)
     unread = Published(note="you may not read it")
     assert "(best first, as binpack would; what priced has learned is not known here)" in sentences.explain_pod(
@@ -330,8 +332,8 @@ def test_what_no_card_can_hold_is_told_the_most_that_one_can():
 # What keeps a pod from its cards before cards matter, and what is cheaper than to end somebody.
 
 
-def around(*nodes: dict[str, object], **more: object) -> Surroundings:
-    return Surroundings(nodes or ({"metadata": {"name": "n1"}},), **more)
+def surroundings(*nodes: dict[str, object], **fields: object) -> Surroundings:
+    return Surroundings(nodes or ({"metadata": {"name": "n1"}},), **fields)
 
 
 def labelled(name: str, **labels: str) -> dict[str, object]:
@@ -341,12 +343,12 @@ def labelled(name: str, **labels: str) -> dict[str, object]:
 FREE = {"n1": [16276], "n2": [16276]}
 
 
-def heard(spec: dict[str, object], beside: Surroundings | None = None, said: str = "") -> str:
+def heard(spec: dict[str, object], beside: Surroundings | None = None, refusal: str = "") -> str:
     pod = waiting_for(4000)
     pod["spec"] |= spec
-    pod["status"] = {"conditions": [{"type": "PodScheduled", "message": said}]} if said else {}
+    pod["status"] = {"conditions": [{"type": "PodScheduled", "message": refusal}]} if refusal else {}
     seen = Survey(ledger=ledger_with_free(**FREE))
-    return sentences.explain_pod(pod, seen, around=beside or around(labelled("n1"), labelled("n2")))
+    return sentences.explain_pod(pod, seen, around=beside or surroundings(labelled("n1"), labelled("n2")))
 
 
 def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
@@ -360,7 +362,7 @@ def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
     for text in (hub, kueue, other):
         assert "that fit are free" not in text
     ganged = heard(
-        {"schedulingGates": [{"name": names.GANG}]}, said="Scheduling is blocked due to non-empty scheduling gates"
+        {"schedulingGates": [{"name": names.GANG}]}, refusal="Scheduling is blocked due to non-empty scheduling gates"
     )
     assert "that fit are free on n1, n2" in ganged
     assert "; it waits for its gang.\n" in ganged
@@ -368,42 +370,42 @@ def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
 
 def test_a_scheduler_of_the_chart_places_pods_only_while_it_is_there():
     mine = {"schedulerName": names.SCHEDULER}
-    gone = heard(mine, around(schedulers=frozenset()), said=Refusal.NO_MEMORY.text)
+    gone = heard(mine, surroundings(schedulers=frozenset()), refusal=Refusal.NO_MEMORY.text)
     assert "It is left to the scheduler cardwise-scheduler, which is not here any more" in gone
     assert "that fit are free" not in gone
-    renamed = heard(mine, around(schedulers=frozenset({"gpus"})))
+    renamed = heard(mine, surroundings(schedulers=frozenset({"gpus"})))
     assert "which is not here any more" in renamed
-    assert "left to the scheduler" not in heard({"schedulerName": "gpus"}, around(schedulers=frozenset({"gpus"})))
+    assert "left to the scheduler" not in heard({"schedulerName": "gpus"}, surroundings(schedulers=frozenset({"gpus"})))
     for known in (None, frozenset({names.SCHEDULER})):  # None: it may not be read
-        assert "left to the scheduler" not in heard(mine, around(schedulers=known))
+        assert "left to the scheduler" not in heard(mine, surroundings(schedulers=known))
 
 
 def test_what_else_kube_scheduler_says_is_what_it_waits_for():
     assert "look at cpu and memory" in heard(
-        {}, said="0/2 nodes are available: 2 Insufficient GPU Memory in one device."
+        {}, refusal="0/2 nodes are available: 2 Insufficient GPU Memory in one device."
     )
-    assert "look at cpu and memory" in heard({}, said="0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
-    text = heard({}, said='0/2 nodes are available: persistentvolumeclaim "data" not found.')
+    assert "look at cpu and memory" in heard({}, refusal="0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
+    text = heard({}, refusal='0/2 nodes are available: persistentvolumeclaim "data" not found.')
     assert "; it waits for what kube-scheduler says above.\n" in text
-    text = heard({}, said="0/2 nodes are available: 2 Insufficient cardwise.dev/share.")
+    text = heard({}, refusal="0/2 nodes are available: 2 Insufficient cardwise.dev/share.")
     assert "; their device plugins offer no cardwise.dev/share now: your administrator runs cardwise doctor.\n" in text
-    text = heard({}, said='Post "https://10.96.0.50:12345/gpushare-scheduler/filter": connect: connection refused')
+    text = heard({}, refusal='Post "https://10.96.0.50:12345/gpushare-scheduler/filter": connect: connection refused')
     assert "; no extender of Cardwise answers kube-scheduler: your administrator runs cardwise doctor.\n" in text
     limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
     misspelt = waiting("team-b", "p", limits)
-    text = sentences.explain_pod(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=around(labelled("n1")))
+    text = sentences.explain_pod(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=surroundings(labelled("n1")))
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in text
     assert "; what it waits for is said above.\n" in text
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain_pod(misspelt, None)
 
 
 def test_a_scheduler_that_has_told_our_reasons_asks_us():
-    text = heard({"schedulerName": "mine"}, said="0/2 nodes are available: 2 Insufficient GPU Memory in one device.")
+    text = heard({"schedulerName": "mine"}, refusal="0/2 nodes are available: 2 Insufficient GPU Memory in one device.")
     assert "It is left to the scheduler" not in text
 
 
 def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
-    zones = around(labelled("n1", zone="a"), labelled("n2", zone="b"))
+    zones = surroundings(labelled("n1", zone="a"), labelled("n2", zone="b"))
     some = heard({"nodeSelector": {"zone": "b"}}, zones)
     assert "It keeps away from n1 by its nodeSelector (zone=b)" in some
     assert "free on n2 (best first" in some
@@ -411,7 +413,7 @@ def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
     assert "It keeps away from every node with cards by its nodeSelector (zone=c)" in none
     assert "that fit are free" not in none
     tainted = labelled("n1") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
-    assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, around(tainted, labelled("n2")))
+    assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, surroundings(tainted, labelled("n2")))
     assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, Surroundings()), "nodes may not be read"
 
 
@@ -422,15 +424,15 @@ UNSCHEDULABLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedul
 def test_a_node_that_takes_no_pods_is_blamed_and_not_the_pod():
     dead = labelled("n1") | {"spec": {"taints": [NOT_READY, NOT_READY | {"effect": "NoExecute"}]}}
     cordoned = labelled("n2") | {"spec": {"taints": [UNSCHEDULABLE], "unschedulable": True}}
-    text = heard({}, around(dead, cordoned))
+    text = heard({}, surroundings(dead, cordoned))
     assert "Node n1 takes no new pods: it is NotReady.\n" in text
     assert "Node n2 takes no new pods: it is cordoned.\n" in text
     assert "  - node n1 were not NotReady (`kubectl describe node n1` says why): what it asks for is free" in text
     assert "  - node n2 were not cordoned (`kubectl uncordon n2`): what it asks for is free there\n" in text
     for blame in ("keeps away", "keep away", "tolerate"):
         assert blame not in text
-    both = labelled("n1") | {"spec": {"taints": [NOT_READY, {"key": "mine", "effect": "NoSchedule"}]}}
-    text = heard({}, around(both, labelled("n2")))
+    tainted = labelled("n1") | {"spec": {"taints": [NOT_READY, {"key": "mine", "effect": "NoSchedule"}]}}
+    text = heard({}, surroundings(tainted, labelled("n2")))
     assert "It keeps away from n1 by taints that it does not tolerate (mine:NoSchedule).\n" in text
     assert "Node n1 takes no new pods: it is NotReady.\n" in text
 
@@ -442,14 +444,14 @@ def test_a_placed_pod_hears_that_its_node_is_not_ready():
     there["status"] = {"phase": "Running"}
     seen = Survey(ledger=ledger_with_free(n1=[4069]))
     silent = labelled("n1") | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
-    text = sentences.explain_pod(there, seen, around=around(silent))
+    text = sentences.explain_pod(there, seen, around=surroundings(silent))
     assert "Node n1 is NotReady (its kubelet does not report): what the pod says of itself may be old.\n" in text
-    assert "Node n1 is" not in sentences.explain_pod(there, seen, around=around(labelled("n1")))
+    assert "Node n1 is" not in sentences.explain_pod(there, seen, around=surroundings(labelled("n1")))
 
 
 def test_a_name_of_nobody_is_told_with_what_was_meant():
     limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
-    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), around=around(labelled("n1")))
+    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), around=surroundings(labelled("n1")))
     assert "It asks for aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
     assert "It asks for amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
     assert "It asks for nvidia.com/mig-1g.5gb, which is not of Cardwise: the device plugin that offers it" in text
@@ -462,29 +464,31 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
     seen = Survey(ledger=ledger_with_free(n1=[100]))
     seen.ledger.release("n1-0")
     seen.ledger.set_holding(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
-    text = sentences.explain_pod(waiting_for(4000), seen, around=around(former=frozenset({"web-1-x"})))
+    text = sentences.explain_pod(waiting_for(4000), seen, around=surroundings(former=frozenset({"web-1-x"})))
     assert "  - its own former replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
     assert "these ended" not in text, "nobody else has to"
 
 
 def test_for_a_gang_all_that_must_end_are_named():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
-    partners = {name: asked for name in "ab" if (asked := request.parse(waiting_for(16000)))}
+    partners = {name: pod_request for name in "ab" if (pod_request := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
     text = sentences.explain_pod(waiting_for(16000), seen, around=Surroundings(nodes, partners=partners))
-    who = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
+    victims = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
-    assert all(one in text.rpartition("gang: ")[2] for one in who.split(", "))
+    assert all(victim in text.rpartition("gang: ")[2] for victim in victims.split(", "))
     assert len(seen.ledger) == 3, "as it was"
 
 
-def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, **more: object) -> str:
+def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, **fields: object) -> str:
     """What a pod of so many MiB hears whose gang has these waiting members besides, on n1 and n2 of one card each."""
     seen = seen or Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
-    asking = {name: asked for name, amount in partners.items() if (asked := request.parse(waiting_for(amount)))}
+    asking = {
+        name: pod_request for name, amount in partners.items() if (pod_request := request.parse(waiting_for(amount)))
+    }
     held = seen.ledger.holdings()
     text = sentences.explain_pod(
-        waiting_for(mem), seen, around=around(labelled("n1"), labelled("n2"), partners=asking, **more)
+        waiting_for(mem), seen, around=surroundings(labelled("n1"), labelled("n2"), partners=asking, **fields)
     )
     assert seen.ledger.holdings() == held, "as it was"
     return text
@@ -499,8 +503,8 @@ def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
     )
     assert crowded in of_gang(16000, {"a": 16000, "b": 16000})
     assert "Its gang" not in of_gang(16000, {"a": 16000}), "what runs now may end"
-    for more in ({"is_planned": True}, {"needed": 2}):
-        assert "Its gang" not in of_gang(16000, {"a": 16000, "b": 16000}, **more)
+    for fields in ({"is_planned": True}, {"needed": 2}):
+        assert "Its gang" not in of_gang(16000, {"a": 16000, "b": 16000}, **fields)
     assert "Its gang" not in of_gang(4000, {"a": 99999, "b": 4000}, needed=2)
     narrow = of_gang(4000, {"a": 4000}, reachable_nodes={"a": frozenset()})
     assert "member a finds no place even if every card is empty (it may be on no node with cards)." in narrow
@@ -531,7 +535,7 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     nodes = [labelled(name) for name in ("n1", "n2")]
     alone = sentences.explain_pod(waiting_for(4000), seen, around=Surroundings(nodes, siblings=frozenset({"serve-x"})))
     assert alone.endswith("  - these ended (card 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
-    partners = {"serve-y": asked} if (asked := request.parse(waiting_for(4000))) else {}
+    partners = {"serve-y": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
     ganged = Surroundings(nodes, siblings=frozenset({"serve-x"}), partners=partners)
     text = sentences.explain_pod(waiting_for(4000), seen, around=ganged)
     assert text.endswith("  - these ended, for all 2 waiting pods of its gang: default/n1-0 (16176 MiB)\n")
@@ -541,7 +545,7 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
 
 
 def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
-    partners = {"tf-worker-0": asked} if (asked := request.parse(waiting_for(4000))) else {}
+    partners = {"tf-worker-0": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
     text = sentences.explain_pod(
         pod("tf-ps-0", containers=[{"name": "x"}]),
         Survey(),
@@ -554,7 +558,7 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
 
 
 def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
-    zones = around(labelled("n1", zone="a"), labelled("n2", zone="b"))
+    zones = surroundings(labelled("n1", zone="a"), labelled("n2", zone="b"))
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[16276]))
     picky = waiting_for(4000)
     picky["spec"] |= {"nodeSelector": {"zone": "a"}}
@@ -562,7 +566,7 @@ def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
     assert "It keeps away from n2 by its nodeSelector (zone=a).\n" in text
     assert "  - it did not keep away from n2 by its nodeSelector (zone=a): what it asks for is free there\n" in text
     tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}]}}
-    text = sentences.explain_pod(waiting_for(4000), seen, around=around(labelled("n1"), tainted))
+    text = sentences.explain_pod(waiting_for(4000), seen, around=surroundings(labelled("n1"), tainted))
     assert "It keeps away from n2 by taints that it does not tolerate (mine=x:NoSchedule).\n" in text
     picky["status"] = {"conditions": [{"type": "PodScheduled", "message": MISMATCH}]}
     blind = sentences.explain_pod(picky, None)

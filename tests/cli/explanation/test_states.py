@@ -141,9 +141,9 @@ def status_of(cell: PodCell) -> Json:
         return {"phase": cell.phase, "containerStatuses": [{"name": "main", "state": state}]}
     if not cell.is_placed:
         unanswered = 'Post "https://10.0.0.9:12345/gpushare-scheduler/filter": connection refused'
-        asked = cell.place == "waiting" and cell.node != "gone" and is_admitted(cell)
-        said = {"message": unanswered} if cell.installation == "no extender" and asked else {}
-        return {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"} | said]}
+        is_unanswered = cell.place == "waiting" and cell.node != "gone" and is_admitted(cell)
+        message = {"message": unanswered} if cell.installation == "no extender" and is_unanswered else {}
+        return {"phase": "Pending", "conditions": [{"type": "PodScheduled", "status": "False"} | message]}
     if cell.phase == "Crashed":
         crashed = {"name": "main", "started": False, "state": {"terminated": ended["Failed"]}}
         return {"phase": "Running", "containerStatuses": [crashed]}
@@ -186,10 +186,10 @@ def events_of(cell: PodCell) -> Iterator[Json]:
 
 def objects_of(cell: PodCell) -> dict[str, list[Json]]:
     exempt = "['kube-system', 'team-a']" if cell.installation == "exempt" else "['kube-system']"
-    asked = {"name": "not-exempt", "expression": f"!(request.namespace in {exempt})"}
+    condition = {"name": "not-exempt", "expression": f"!(request.namespace in {exempt})"}
     configuration = {
         "metadata": {"name": names.WEBHOOK_CONFIGURATION, "creationTimestamp": "2026-01-01T00:00:00Z"},
-        "webhooks": [{"name": "pods.cardwise.dev", "matchConditions": [asked]}],
+        "webhooks": [{"name": "pods.cardwise.dev", "matchConditions": [condition]}],
     }
     there = {"metadata": {"name": "n1"}}
     silent = timedelta(minutes=5 if cell.installation == "no extender" else 0)
@@ -212,19 +212,19 @@ def objects_of(cell: PodCell) -> dict[str, list[Json]]:
 
 def said_of_pod(cell: PodCell) -> str:
     """What the command says of the pod."""
-    return said(json.dumps(objects_of(cell)))
+    return explanation_of(json.dumps(objects_of(cell)))
 
 
 @cache
-def said(objects: str) -> str:
+def explanation_of(objects: str) -> str:
     """The same in the cluster of these objects."""
     client = Cluster(json.loads(objects)).kube
-    found = explain.find_target(client, "pod", "team-a", "p")
-    if found is None:
+    target = explain.find_target(client, "pod", "team-a", "p")
+    if target is None:
         return sentences.join_lines(
             absences.explain_gone_pod("team-a", "p", podevents.events_of_pod(client, "team-a", "p"))
         )
-    return explain.explain_pod(client, found[1], "team-a", names.NAMESPACE)[0]
+    return explain.explain_pod(client, target[1], "team-a", names.NAMESPACE)[0]
 
 
 # The objects of a workload's cell.
@@ -285,9 +285,9 @@ def said_of_workload(cell: WorkloadCell) -> str:
         api.add("events", event("FailedCreate", denied, kind="x", name=maker))
     if cell.state == "bound past":
         api.add("events", event(names.BOUND_WITHOUT_EXTENDER, "deleted: ...", name=f"{maker}-a"))
-    found = explain.find_target(api.kube, cell.kind, "team-a", "w")
-    assert found is not None
-    return explain.explain_workload(api.kube, *found, "team-a", names.NAMESPACE)[0]
+    target = explain.find_target(api.kube, cell.kind, "team-a", "w")
+    assert target is not None
+    return explain.explain_workload(api.kube, *target, "team-a", names.NAMESPACE)[0]
 
 
 # The table.
@@ -313,27 +313,27 @@ def named_in(text: str) -> list[str]:
 
 def dimensions_of(name: str, cell: Cell) -> set[str]:
     """The dimensions that decide what the sentence is in the cell."""
-    text, found = TEXTS[name], set[str]()
+    text, dimensions = TEXTS[name], set[str]()
     if not isinstance(text, str):
-        found, text = {text["by"]}, text[getattr(cell, text["by"])]
-    return found.union(*(dimensions_of(other, cell) for other in named_in(text)))
+        dimensions, text = {text["by"]}, text[getattr(cell, text["by"])]
+    return dimensions.union(*(dimensions_of(other, cell) for other in named_in(text)))
 
 
 @cache
 def cells(kind: str) -> Sequence[Cell]:
-    return [TABLES[kind][0](*values) for values in itertools.product(*PAGE[kind]["dimensions"].values())]
+    return [TABLES[kind][0](*coordinates) for coordinates in itertools.product(*PAGE[kind]["dimensions"].values())]
 
 
 @cache
 def possible(kind: str) -> Sequence[Cell]:
-    return [cell for cell in cells(kind) if not any(cell.is_of(one["when"]) for one in PAGE[kind]["impossible"])]
+    return [cell for cell in cells(kind) if not any(cell.is_of(row["when"]) for row in PAGE[kind]["impossible"])]
 
 
-def titled(value: Any) -> str:
-    if isinstance(value, str):
-        return value
+def titled(coordinate: Any) -> str:
+    if isinstance(coordinate, str):
+        return coordinate
     return "; ".join(
-        f"{name} {' or '.join(some) if isinstance(some, list) else some}" for name, some in value["when"].items()
+        f"{name} {' or '.join(some) if isinstance(some, list) else some}" for name, some in coordinate["when"].items()
     )
 
 
@@ -341,9 +341,9 @@ def titled(value: Any) -> str:
 def test_each_cell_is_impossible_or_in_one_row(kind):
     table = PAGE[kind]
     assert [field.name for field in fields(TABLES[kind][0])] == list(table["dimensions"])
-    assert all(one["because"] for one in table["impossible"])
-    for one in (*table["impossible"], *table["rows"]):
-        assert any(cell.is_of(one["when"]) for cell in cells(kind)), f"no cell is so: {titled(one)}"
+    assert all(row["because"] for row in table["impossible"])
+    for row in (*table["impossible"], *table["rows"]):
+        assert any(cell.is_of(row["when"]) for cell in cells(kind)), f"no cell is so: {titled(row)}"
     for cell in possible(kind):
         rows = [titled(row) for row in table["rows"] if cell.is_of(row["when"])]
         assert len(rows) == 1, f"{cell} is in {rows}"
@@ -356,8 +356,8 @@ def test_what_is_said_in_each_cell_is_what_the_table_says(kind, row):
         expected = "".join(f"{text}\n" for name in row["says"] if (text := text_of(name, cell)))
         assert TABLES[kind][1](cell) == expected, cell
     several = {name for name in PAGE[kind]["dimensions"] if len({getattr(cell, name) for cell in of_row}) > 1}
-    asked = {dimension for cell in of_row for name in row["says"] for dimension in dimensions_of(name, cell)}
-    assert set(row["no matter"]) == several - asked
+    named_dimensions = {dimension for cell in of_row for name in row["says"] for dimension in dimensions_of(name, cell)}
+    assert set(row["no matter"]) == several - named_dimensions
 
 
 # States beside the table, each with a change of a cell's objects.
@@ -368,7 +368,7 @@ def said_of_changed(cell: PodCell, **fields: Json) -> str:
     objects = objects_of(cell)
     for name, change in fields.items():
         objects["pods"][0][name] |= change
-    return said(json.dumps(objects))
+    return explanation_of(json.dumps(objects))
 
 
 def test_what_two_things_keep_away_does_not_run_without_the_first():
@@ -399,4 +399,4 @@ def test_a_placed_pod_that_is_deleted_is_there_as_long_as_it_has_finalizers():
 def test_a_node_s_pressure_is_a_state_in_words():
     objects = objects_of(PodCell("Pending", "waiting", "Ready", "none", "up"))
     objects["nodes"][0] |= {"spec": {"taints": taint("disk-pressure", "NoSchedule")}}
-    assert "Node n1 takes no new pods: it is under DiskPressure.\n" in said(json.dumps(objects))
+    assert "Node n1 takes no new pods: it is under DiskPressure.\n" in explanation_of(json.dumps(objects))

@@ -62,10 +62,15 @@ def test_one_class_with_its_users_and_one_without():
     assert classtable.format_card_class(views(lists(pods=[]), "big")[0]).endswith("\nNobody uses it.\n")
 
 
-@pytest.mark.parametrize(("edited", "said"), [(False, "yes"), (True, "edited")])
-def test_an_automatic_class_that_a_person_has_changed_says_so(edited, said):
-    one = resource_class(K80_CLASS, auto=True, edited=edited, selector=K80_SELECTOR)
-    assert classtable.format_card_classes(views(lists(resourceclasses=[one]))).splitlines()[1].split()[-1] == said
+@pytest.mark.parametrize(("edited", "message"), [(False, "yes"), (True, "edited")])
+def test_an_automatic_class_that_a_person_has_changed_says_so(edited, message):
+    resource_class_edited = resource_class(K80_CLASS, auto=True, edited=edited, selector=K80_SELECTOR)
+    assert (
+        classtable.format_card_classes(views(lists(resourceclasses=[resource_class_edited])))
+        .splitlines()[1]
+        .split()[-1]
+        == message
+    )
 
 
 def test_for_programs():

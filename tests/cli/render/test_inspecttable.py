@@ -79,8 +79,8 @@ def test_sick_cards_are_marked():
 
 def test_cordoned_cards_are_marked_beside_sick_ones():
     ledger = Ledger()
-    made = [Card(index=i, uuid=f"u{i}", mem=100, healthy=i > 0, cordoned=i < 2) for i in range(3)]
-    ledger.set_cards("a", made)
+    cards = [Card(index=i, uuid=f"u{i}", mem=100, healthy=i > 0, cordoned=i < 2) for i in range(3)]
+    ledger.set_cards("a", cards)
     assert inspecttable.summary(ledger, {}).endswith(
         "\nUnhealthy, so without new shares: a GPU0\nCordoned, so without new shares: a GPU0, a GPU1\n"
     )
