@@ -28,7 +28,7 @@ def resource_class(name: str, *, model: str = "Tesla K80", **spec: object) -> Js
 
 
 def resource_classes(*objects: Json) -> dict[str, ResourceClass]:
-    return {(one := classes.parse(obj)).name: one for obj in objects}
+    return {(resource_class := classes.parse(manifest)).name: resource_class for manifest in objects}
 
 
 @dataclass
@@ -76,8 +76,8 @@ class Known:
         return self.standings.get(namespace, [])
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        found = self.numbers.get(f"{namespace}/{gang}")
-        return found if found and found[1] != number else None
+        number_of_gang = self.numbers.get(f"{namespace}/{gang}")
+        return number_of_gang if number_of_gang and number_of_gang[1] != number else None
 
     def bounds(self, namespace: str) -> Bounds:
         return self.ranges.get(namespace, Bounds())
@@ -94,7 +94,7 @@ class Known:
 
 
 def review(
-    obj: Any,
+    manifest: Any,
     resource: str = "pods",
     *,
     sub: str = "",
@@ -112,7 +112,7 @@ def review(
         "namespace": namespace,
         "name": name,
         "userInfo": {"username": username, "groups": ["system:authenticated"]},
-        "object": obj,
+        "object": manifest,
         "oldObject": old,
         "dryRun": False,
         "options": {"kind": "CreateOptions", "apiVersion": "meta.k8s.io/v1"},
@@ -126,39 +126,41 @@ def body(*args: Any, **kwargs: Any) -> bytes:
     return json.dumps(review(*args, **kwargs)).encode()
 
 
-def asked(
+def decision_on(
     decide: Callable[[Review, Known, WebhookSettings], Decision],
-    obj: Any,
+    manifest: Any,
     resource: str,
     known: Known,
     settings: WebhookSettings | None = None,
     **about: Any,
 ) -> Decision:
     """What the webhook decides of the object, `about` as of `review`."""
-    return decide(reviews.decode(body(obj, resource, **about)), known, settings or WebhookSettings())
+    return decide(reviews.decode(body(manifest, resource, **about)), known, settings or WebhookSettings())
 
 
-on_mutate = partial(asked, decisions.decide_mutate)
-on_defaults = partial(asked, decisions.decide_defaults)
-on_validate = partial(asked, decisions.decide_validate)
-on_advise = partial(asked, decisions.decide_advise)
+on_mutate = partial(decision_on, decisions.decide_mutate)
+on_defaults = partial(decision_on, decisions.decide_defaults)
+on_validate = partial(decision_on, decisions.decide_validate)
+on_advise = partial(decision_on, decisions.decide_advise)
 
 
-def patched(obj: Json, decision: Decision) -> Json:
-    after: Json = jsonpatch.JsonPatch(decision.patch).apply(obj)
+def patched(manifest: Json, decision: Decision) -> Json:
+    after: Json = jsonpatch.JsonPatch(decision.patch).apply(manifest)
     return after
 
 
-def mutated(obj: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
+def mutated(manifest: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
     """The object after /mutate, which must let it pass."""
-    decision = on_mutate(obj, resource, known, settings, **about)
+    decision = on_mutate(manifest, resource, known, settings, **about)
     assert decision.allowed, decision.message
-    return patched(obj, decision)
+    return patched(manifest, decision)
 
 
-def settled(obj: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any) -> Json:
+def mutated_twice(
+    manifest: Json, resource: str, known: Known, settings: WebhookSettings | None = None, **about: Any
+) -> Json:
     """As `mutated`, which changes nothing more when it comes once more, as after another webhook's change."""
-    once = mutated(obj, resource, known, settings, **about)
+    once = mutated(manifest, resource, known, settings, **about)
     assert mutated(once, resource, known, settings, **about) == once, "not a fixed point"
     return once
 
@@ -167,4 +169,4 @@ def refusal(pod: Json, known: Known | None = None, settings: WebhookSettings | N
     """Why the pod is refused, by /mutate or by /validate after it; "" where it is not."""
     known = known or Known()
     first = on_mutate(pod, "pods", known, settings)
-    return first.message or on_validate(settled(pod, "pods", known, settings), "pods", known, settings).message
+    return first.message or on_validate(mutated_twice(pod, "pods", known, settings), "pods", known, settings).message

@@ -16,7 +16,7 @@ FOLDER = "/run/cardwise/share"
 VOLUME = {"name": "cardwise-share", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
 
 
-def decided(
+def decision_on(
     pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS, namespace: str = "default"
 ) -> Decision:
     return on_mutate(pod, "pods", known or MPS, settings, namespace=namespace)
@@ -31,11 +31,11 @@ def admitted(
 ) -> tuple[Json, tuple[str, ...]]:
     """The pod as it is stored and all warnings. It must be let in, and stay so when it comes once more."""
     before = deepcopy(pod)
-    decision = decided(pod, known, settings, namespace)
+    decision = decision_on(pod, known, settings, namespace)
     assert decision.allowed, decision.message
     after = patched(pod, decision)
     assert pod == before
-    again = decided(after, known, settings, namespace)
+    again = decision_on(after, known, settings, namespace)
     assert again.patch == [], "not a fixed point"
     validated = judged(after, known, settings)
     assert validated.allowed, validated.message
@@ -44,7 +44,7 @@ def admitted(
 
 def refused(pod: Json, known: Known | None = None, settings: WebhookSettings = SETTINGS) -> str:
     """Why the pod is refused by /mutate."""
-    decision = decided(pod, known, settings)
+    decision = decision_on(pod, known, settings)
     assert not decision.allowed
     return decision.message
 
@@ -56,8 +56,8 @@ def agents(pod: Json) -> list[tuple[int, Json]]:
 
 
 def agent(pod: Json) -> Json:
-    ((_, found),) = agents(pod)
-    return found
+    ((_, container),) = agents(pod)
+    return container
 
 
 def sidecar(container: Json) -> Json:
@@ -73,9 +73,9 @@ def with_resources(container: Json, **kinds: Json) -> Json:
 
 
 def env(container: Json) -> dict[str, Json]:
-    found = {entry["name"]: entry for entry in container.get("env") or []}
-    assert len(found) == len(container.get("env") or [])
-    return found
+    variables = {entry["name"]: entry for entry in container.get("env") or []}
+    assert len(variables) == len(container.get("env") or [])
+    return variables
 
 
 def mounts(container: Json) -> list[Json]:

@@ -40,8 +40,8 @@ def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(
 
 
 def test_what_nvidia_gpu_means_is_one_of_two() -> None:
-    told = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
-    assert "--nvidia-gpu [leave|take]" in told
+    text = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    assert "--nvidia-gpu [leave|take]" in text
     done = CliRunner().invoke(main, ["--nvidia-gpu=both"])
     assert done.exit_code == 2
     assert "'both' is not one of 'leave', 'take'" in done.output
@@ -71,13 +71,13 @@ def test_settings_of_mps_and_the_agent_are_refused_by_name(flag: str, says: str)
 
 def test_the_defaults_are_those_of_the_chart() -> None:
     chart = yaml.safe_load((Path(__file__).parents[2] / "helm/cardwise/values.yaml").read_text())["webhook"]
-    told = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
+    text = " ".join(CliRunner().invoke(main, ["--help"]).output.split())
     amounts = ",".join(f"{name}={amount}" for name, amount in chart["shareAgentResources"].items())
-    for name, value in (("mps", chart["mps"]), ("share-agent", chart["shareAgent"])):
-        (option,) = [one for one in main.params if f"--{name}" in one.opts]
-        assert option.default == value
-    for value in (amounts, chart["shareAgentUser"]):
-        assert f" default: {value}" in told
+    for name, default in (("mps", chart["mps"]), ("share-agent", chart["shareAgent"])):
+        (option,) = [parameter for parameter in main.params if f"--{name}" in parameter.opts]
+        assert option.default == default
+    for default in (amounts, chart["shareAgentUser"]):
+        assert f" default: {default}" in text
     assert chart["shareAgentImage"] == ""
 
 

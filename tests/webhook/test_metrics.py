@@ -75,22 +75,22 @@ def test_a_refusal_is_counted_by_its_reason() -> None:
 
 def test_lines_about_a_review_say_its_pod(monkeypatch: pytest.MonkeyPatch, context: None) -> None:
     del context
-    said: list[dict[str, Any]] = []
+    contexts: list[dict[str, Any]] = []
 
-    def look(*_: object) -> None:
-        said.append(structlog.contextvars.get_contextvars())
+    def keep_context(*_: object) -> None:
+        contexts.append(structlog.contextvars.get_contextvars())
         raise RuntimeError
 
-    monkeypatch.setattr(shell, "PATHS", {"/mutate": look})
+    monkeypatch.setattr(shell, "PATHS", {"/mutate": keep_context})
     client = shell.create_app(Known(), WebhookSettings()).test_client()
-    made = build.pod("p", uid="u-1", gpu_mem=1)
-    del made["metadata"]["name"]
-    made["metadata"]["generateName"] = "job-"
-    for sent in (made, build.pod("q", namespace="team")):
+    pod = build.pod("p", uid="u-1", gpu_mem=1)
+    del pod["metadata"]["name"]
+    pod["metadata"]["generateName"] = "job-"
+    for sent in (pod, build.pod("q", namespace="team")):
         client.post("/mutate", data=body(sent), content_type="application/json")
-    assert [each["pod"].rpartition("/")[2] for each in said] == ["job-", "q"]
-    assert [each["uid"] for each in said] == ["u-1", ""]
-    assert json.dumps(said), "a log line can say it"
+    assert [context["pod"].rpartition("/")[2] for context in contexts] == ["job-", "q"]
+    assert [context["uid"] for context in contexts] == ["u-1", ""]
+    assert json.dumps(contexts), "a log line can say it"
 
 
 def test_silence_of_the_api_server_is_told_by_kind() -> None:

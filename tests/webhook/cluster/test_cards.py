@@ -20,13 +20,13 @@ def a_class(model="t4"):
     return classes.parse({"metadata": {"name": "some"}, "spec": {"selector": {"matchLabels": {"model": model}}}})
 
 
-def card(node, memory=16_000, model="t4", **more):
-    return CardFacts(node, MiB(memory), {"model": model}, **more)
+def card(node, memory=16_000, model="t4", **fields):
+    return CardFacts(node, MiB(memory), {"model": model}, **fields)
 
 
-def shown(sums, **found):
+def shown(sums, **facts_by_name):
     """These cards have come."""
-    for name, facts in found.items():
+    for name, facts in facts_by_name.items():
         sums.on_change(name, None, facts)
     return sums
 
@@ -62,11 +62,11 @@ def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at
             sums.on_change(f"{node}-{i}", None, card(f"n{node}"))
     wanted, looked = a_class(), Counter()
 
-    def of(self, resource_class):
+    def is_of_class(self, resource_class):
         looked[self.node] += 1
         return self.labels["model"] == "t4"
 
-    monkeypatch.setattr(module.CardFacts, "is_of_class", of)
+    monkeypatch.setattr(module.CardFacts, "is_of_class", is_of_class)
     assert sums.class_sizes(wanted).max_cards == 8
     assert looked.total() == 4000
     looked.clear()
@@ -101,12 +101,12 @@ changes = st.lists(
 def test_what_is_kept_is_what_is_counted_from_the_beginning(model, changes):
     kept, there = CardSums(MiB(1)), {}
     wanted = a_class(model) if model else None
-    for name, new, asked in changes:
+    for name, new, is_read in changes:
         old = there.pop(name, None)
         if new is not None:
             there[name] = new
             kept.on_change(name, old, new)
         elif old is not None:
             kept.on_delete(name, old)
-        if asked:
+        if is_read:
             assert kept.class_sizes(wanted) == shown(CardSums(MiB(1)), **there).class_sizes(wanted)

@@ -17,10 +17,10 @@ def with_cards(**labels: str) -> NodeOffer:
 
 
 def offers(**nodes: NodeOffer) -> Offers:
-    made = Offers()
+    node_offers = Offers()
     for name, offer in nodes.items():
-        made.on_change(name, None, offer)
-    return made
+        node_offers.on_change(name, None, offer)
+    return node_offers
 
 
 def test_what_is_about_gpus_and_more_than_none_is_kept() -> None:
@@ -32,36 +32,36 @@ def test_what_is_about_gpus_and_more_than_none_is_kept() -> None:
 
 def test_a_name_is_offered_while_a_node_has_it() -> None:
     theirs = NodeOffer(frozenset({names.NVIDIA_GPU}))
-    found = offers(n1=theirs, n2=theirs, n3=NodeOffer())
-    found.on_change("n1", theirs, NodeOffer())
-    assert found.resources() == {names.NVIDIA_GPU}
-    found.on_delete("n2", theirs)
-    assert found.resources() == frozenset()
+    node_offers = offers(n1=theirs, n2=theirs, n3=NodeOffer())
+    node_offers.on_change("n1", theirs, NodeOffer())
+    assert node_offers.resources() == {names.NVIDIA_GPU}
+    node_offers.on_delete("n2", theirs)
+    assert node_offers.resources() == frozenset()
 
 
 def test_a_selector_is_judged_by_nodes_with_cards() -> None:
-    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
-    assert found.unmatched_entries({}) == found.unmatched_entries({"zone": "a", "model": "k80"}) == ()
-    assert found.unmatched_entries({"zone": "c", "model": "k80"}) == ("zone=c",)
-    assert found.unmatched_entries({"zone": "b", "model": "k80"}) == ("zone=b", "model=k80")
-    assert found.unmatched_entries({f"key{i}": "x" for i in range(17)}) == (), (
+    node_offers = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
+    assert node_offers.unmatched_entries({}) == node_offers.unmatched_entries({"zone": "a", "model": "k80"}) == ()
+    assert node_offers.unmatched_entries({"zone": "c", "model": "k80"}) == ("zone=c",)
+    assert node_offers.unmatched_entries({"zone": "b", "model": "k80"}) == ("zone=b", "model=k80")
+    assert node_offers.unmatched_entries({f"key{i}": "x" for i in range(17)}) == (), (
         "more than is compared while somebody waits"
     )
-    found.on_delete("n1", with_cards())
-    found.on_delete("n2", with_cards())
-    assert found.unmatched_entries({"zone": "c"}) == (), "there may be no node at all yet"
+    node_offers.on_delete("n1", with_cards())
+    node_offers.on_delete("n2", with_cards())
+    assert node_offers.unmatched_entries({"zone": "c"}) == (), "there may be no node at all yet"
 
 
-def required(*values: str) -> dict[str, Any]:
-    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": list(values)}]}]
+def required(*zones: str) -> dict[str, Any]:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": list(zones)}]}]
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {"affinity": {"nodeAffinity": required}}
 
 
 def test_the_nodes_that_selector_and_affinity_leave() -> None:
-    found = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
-    assert found.admitting_nodes({"spec": required("a", "b")}) is None, "none is barred"
-    assert found.admitting_nodes({"spec": required("b", "c")}) == {"n2"}
-    assert found.admitting_nodes({"spec": required("b") | {"nodeSelector": {"model": "k80"}}}) == frozenset()
-    assert found.admitting_nodes({"spec": {}}) is None
-    assert found.admitting_nodes({"spec": required(*map(str, range(20)))}) is None, "somebody waits"
+    node_offers = offers(n1=with_cards(zone="a", model="k80"), n2=with_cards(zone="b"), n3=NodeOffer())
+    assert node_offers.admitting_nodes({"spec": required("a", "b")}) is None, "none is barred"
+    assert node_offers.admitting_nodes({"spec": required("b", "c")}) == {"n2"}
+    assert node_offers.admitting_nodes({"spec": required("b") | {"nodeSelector": {"model": "k80"}}}) == frozenset()
+    assert node_offers.admitting_nodes({"spec": {}}) is None
+    assert node_offers.admitting_nodes({"spec": required(*map(str, range(20)))}) is None, "somebody waits"

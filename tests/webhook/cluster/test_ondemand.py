@@ -25,15 +25,15 @@ def new(api: ApiServer, clock: FakeClock) -> FreshList:
 
 
 def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
-    assert [found for i in range(5000) if (found := new.get(f"none.{i}"))] == []
+    assert [podgroup for i in range(5000) if (podgroup := new.get(f"none.{i}"))] == []
     assert [request.verb for request in api.sent()] == ["list"]
     api.put(paths.resourceclasses(), resource_class("late"))
     clock.advance(0.9)
     assert new.get("late") is None
     clock.advance(0.2)
-    found = new.get("late")
-    assert found is not None
-    assert found["metadata"]["name"] == "late"
+    podgroup = new.get("late")
+    assert podgroup is not None
+    assert podgroup["metadata"]["name"] == "late"
     assert len(api.sent()) == 2
 
 
@@ -75,15 +75,17 @@ def member(name: str, number: str | None, **metadata: Any) -> Json:
 
 
 @pytest.fixture
-def seen(api: ApiServer, clock: FakeClock) -> GangNumbers:
+def gang_numbers(api: ApiServer, clock: FakeClock) -> GangNumbers:
     return GangNumbers(api.client(clock=clock), clock)
 
 
-def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(api: ApiServer, seen: GangNumbers) -> None:
+def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(
+    api: ApiServer, gang_numbers: GangNumbers
+) -> None:
     for pod in (member("a", "3"), member("b", "4"), member("c", "5", namespace="team"), member("d", "6", labels={})):
         api.put(paths.pods(), pod)
     api.put(paths.pods(), member("0", "7") | {"status": {"phase": "Failed"}})
-    assert seen.conflicting_member("default", "slurp", 3) == ("b", 4)
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("b", 4)
     assert len(api.sent()) == 1
 
 
@@ -99,53 +101,55 @@ def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(api:
     ],
     ids=["none", "agrees", "says none", "goes", "nonsense", "bare"],
 )
-def test_nobody_says_another_number(api: ApiServer, seen: GangNumbers, pods: list[dict[str, Any]]) -> None:
+def test_nobody_says_another_number(api: ApiServer, gang_numbers: GangNumbers, pods: list[dict[str, Any]]) -> None:
     for pod in pods:
         api.put(paths.pods(), pod)
-    assert seen.conflicting_member("default", "slurp", 3) is None
+    assert gang_numbers.conflicting_member("default", "slurp", 3) is None
 
 
 def test_an_api_server_that_does_not_tell_of_members_holds_nobody_up(
-    api: ApiServer, clock: FakeClock, seen: GangNumbers
+    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
     api.fault(Fault(seconds=60))
-    assert seen.conflicting_member("default", "slurp", 3) is None
+    assert gang_numbers.conflicting_member("default", "slurp", 3) is None
     assert clock.now() == 1001
 
 
-def test_a_gang_of_hundreds_is_looked_up_once_in_a_while(api: ApiServer, clock: FakeClock, seen: GangNumbers) -> None:
+def test_a_gang_of_hundreds_is_looked_up_once_in_a_while(
+    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
+) -> None:
     api.put(paths.pods(), member("a", "3"))
-    assert [seen.conflicting_member("default", "slurp", 3) for _ in range(100)] == [None] * 100
+    assert [gang_numbers.conflicting_member("default", "slurp", 3) for _ in range(100)] == [None] * 100
     assert len(api.sent()) == 1
-    assert seen.conflicting_member("default", "slurp", 4) == ("a", 3), "another number is always compared"
-    assert seen.conflicting_member("team", "slurp", 3) is None
+    assert gang_numbers.conflicting_member("default", "slurp", 4) == ("a", 3), "another number is always compared"
+    assert gang_numbers.conflicting_member("team", "slurp", 3) is None
     assert len(api.sent()) == 3
     clock.advance(11)
     api.put(paths.pods(), member("a", "5"))
-    assert seen.conflicting_member("default", "slurp", 3) == ("a", 5)
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 5)
 
 
-def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, seen: GangNumbers) -> None:
-    assert seen.conflicting_member("default", "slurp", 3) is None
+def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, gang_numbers: GangNumbers) -> None:
+    assert gang_numbers.conflicting_member("default", "slurp", 3) is None
     api.put(paths.pods(), member("a", "4"))
-    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
 def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_fifty_in_all(
-    api: ApiServer, clock: FakeClock, seen: GangNumbers
+    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
     for i in range(100):
-        seen.conflicting_member("greedy", f"none-{i}", 3)
+        gang_numbers.conflicting_member("greedy", f"none-{i}", 3)
     assert len(api.sent()) == 10
-    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4), "another namespace has its own ten"
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4), "another namespace has its own ten"
     for i in range(1000):
-        seen.conflicting_member(f"team-{i}", "none", 3)
+        gang_numbers.conflicting_member(f"team-{i}", "none", 3)
     assert len(api.sent()) == 50
-    assert seen.conflicting_member("default", "slurp", 3) is None
+    assert gang_numbers.conflicting_member("default", "slurp", 3) is None
     clock.advance(1)
-    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
 def test_a_burst_where_one_second_ends_and_the_next_begins_has_no_look_ups_of_both(clock: FakeClock) -> None:
@@ -161,50 +165,50 @@ def test_a_burst_where_one_second_ends_and_the_next_begins_has_no_look_ups_of_bo
 
 
 def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
-    api: ApiServer, clock: FakeClock, seen: GangNumbers
+    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
     api.fault(Fault(seconds=60))
     for i in range(5):
-        assert seen.conflicting_member("slow", f"slurp-{i}", 3) is None
+        assert gang_numbers.conflicting_member("slow", f"slurp-{i}", 3) is None
     assert len(api.sent()) == 1, "it has to wait itself, whatever gang it names"
-    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
     clock.advance(5.1)
-    seen.conflicting_member("slow", "slurp-0", 3)
+    gang_numbers.conflicting_member("slow", "slurp-0", 3)
     assert len(api.sent()) == 3
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429)])
 def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds(
-    api: ApiServer, clock: FakeClock, seen: GangNumbers, fault: Fault
+    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers, fault: Fault
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
     api.fault(fault)
     for i in range(100):
-        assert seen.conflicting_member("default", f"slurp-{i}", 3) is None
-        assert seen.conflicting_member(f"team-{i}", "slurp", 3) is None
+        assert gang_numbers.conflicting_member("default", f"slurp-{i}", 3) is None
+        assert gang_numbers.conflicting_member(f"team-{i}", "slurp", 3) is None
     assert len(api.sent()) == 1
     clock.advance(5.1)
-    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
 @pytest.mark.parametrize("status", [403, 500])
 def test_what_fails_for_one_gang_is_not_repeated_for_five_seconds_and_stops_no_other(
-    api: ApiServer, clock: FakeClock, seen: GangNumbers, status: int
+    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers, status: int
 ) -> None:
     api.put(paths.pods(), member("a", "4"))
     api.fault(Fault(status=status))
     for number in range(1, 20):
-        assert seen.conflicting_member("team", "slurp", number) is None
+        assert gang_numbers.conflicting_member("team", "slurp", number) is None
     assert len(api.sent()) == 1
-    assert seen.conflicting_member("default", "slurp", 3) == ("a", 4)
+    assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
     clock.advance(5.1)
-    seen.conflicting_member("team", "slurp", 3)
+    gang_numbers.conflicting_member("team", "slurp", 3)
     assert len(api.sent()) == 3
 
 
 def test_gangs_leave_half_of_the_threads_to_other_reviews(
-    api: ApiServer, clock: FakeClock, seen: GangNumbers, monkeypatch: pytest.MonkeyPatch
+    api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the API server is slow, two look-ups wait for it, and no third."""
     begun, go_on = threading.Semaphore(0), threading.Event()
@@ -214,29 +218,30 @@ def test_gangs_leave_half_of_the_threads_to_other_reviews(
         assert go_on.wait(60)
         return {"a": 4}
 
-    monkeypatch.setattr(seen, "_fetch_numbers", slow)
-    found: list[object] = []
+    monkeypatch.setattr(gang_numbers, "_fetch_numbers", slow)
+    members: list[object] = []
     threads = [
-        threading.Thread(target=lambda: found.append(seen.conflicting_member("default", "slurp", 3))) for _ in range(2)
+        threading.Thread(target=lambda: members.append(gang_numbers.conflicting_member("default", "slurp", 3)))
+        for _ in range(2)
     ]
     for thread in threads:
         thread.start()
         assert begun.acquire(timeout=60)
-    assert seen.conflicting_member("team", "slurp", 3) is None
+    assert gang_numbers.conflicting_member("team", "slurp", 3) is None
     go_on.set()
     for thread in threads:
         thread.join(60)
-    assert found == [("a", 4)] * 2
-    assert seen.conflicting_member("team", "slurp", 3) == ("a", 4)
+    assert members == [("a", 4)] * 2
+    assert gang_numbers.conflicting_member("team", "slurp", 3) == ("a", 4)
 
 
-def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, seen: GangNumbers) -> None:
+def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, gang_numbers: GangNumbers) -> None:
     """The API server's cache counts no members, so a tenant's fat pods come all at once."""
     for i in range(30):
         api.put(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
-    assert seen.conflicting_member("default", "slurp", 3) is None
+    assert gang_numbers.conflicting_member("default", "slurp", 3) is None
     api.put(paths.pods(), member("a", "4", namespace="team"))
-    assert seen.conflicting_member("team", "slurp", 3) == ("a", 4), "and stop no other's"
+    assert gang_numbers.conflicting_member("team", "slurp", 3) == ("a", 4), "and stop no other's"
 
 
 @pytest.fixture

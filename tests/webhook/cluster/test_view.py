@@ -31,7 +31,7 @@ def device(index: int, *, node: str = "n1", kind: str = "rdma") -> Json:
     return {"metadata": {"name": spec["uuid"], "labels": {"room": "cold"}}, "spec": spec}
 
 
-def of(labels: dict[str, str]) -> ResourceClass:
+def parsed_class(labels: dict[str, str]) -> ResourceClass:
     return classes.parse({"metadata": {"name": "mine"}, "spec": {"selector": {"matchLabels": labels}}})
 
 
@@ -51,16 +51,16 @@ class World:
         self.api = ApiServer(self.clock)
         self.view = ClusterView(self.api.client(clock=self.clock), self.clock)
 
-    def put(self, collection: str, *objects: Json) -> None:
-        for obj in objects:
-            self.api.put(collection, obj)
+    def put_objects(self, collection: str, *objects: Json) -> None:
+        for manifest in objects:
+            self.api.put(collection, manifest)
 
     def follows(self) -> None:
         """The watches have told of everything."""
         self.clock.until_waiting(6)
 
     def start(self, cards: list[Json] = CARDS) -> ClusterView:
-        self.put(paths.extendedresources(), *cards)
+        self.put_objects(paths.extendedresources(), *cards)
         self.view.start()
         self.follows()
         return self.view
@@ -68,30 +68,30 @@ class World:
 
 @pytest.fixture
 def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.view.stop()
+    started = World()
+    yield started
+    started.view.stop()
 
 
 def test_cards_are_summed_by_class(world):
-    world.put(paths.resourceclasses(), resource_class("k80"), resource_class("v100", model="Tesla V100"))
+    world.put_objects(paths.resourceclasses(), resource_class("k80"), resource_class("v100", model="Tesla V100"))
     view = world.start()
     assert view.cards() == CardSizes(MiB(16276), 2, MiB(5632), (MiB(16276), MiB(5632)))
     assert view.cards(view.resource_class("k80")) == K80S
     assert view.cards(view.resource_class("v100")) == CardSizes()
     asked_about = classes.parse(resource_class("k80", model="Tesla P100"))
-    for one in (asked_about, dataclasses.replace(asked_about, name="any")):
-        assert view.cards(one) == CardSizes(MiB(16276), 1, MiB(16276), (MiB(16276),))
+    for named_class in (asked_about, dataclasses.replace(asked_about, name="any")):
+        assert view.cards(named_class) == CardSizes(MiB(16276), 1, MiB(16276), (MiB(16276),))
     assert set(view._sums._sums) <= {"", "k80", "v100"}, "anybody may ask about any class"
     assert view.cards(view.resource_class("k80")) == K80S
-    assert view.has_card_of(of({"room": "cold", "hostname": "n2"}))
-    assert not view.has_card_of(of({"room": "hot"}))
+    assert view.has_card_of(parsed_class({"room": "cold", "hostname": "n2"}))
+    assert not view.has_card_of(parsed_class({"room": "hot"}))
 
 
 def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
     labels = {"cardwise.dev/defaults": "enabled"}
-    found = {"metadata": {"name": "late", "labels": labels, "annotations": {"cardwise.dev/default-gpu-mem": "64"}}}
-    world.put(paths.namespaces(), found)
+    namespace = {"metadata": {"name": "late", "labels": labels, "annotations": {"cardwise.dev/default-gpu-mem": "64"}}}
+    world.put_objects(paths.namespaces(), namespace)
     assert [name for i in range(100) if world.view.fresh_defaults(name := f"none-{i}")] == []
     assert world.view.fresh_defaults("late") is not None
     assert len(world.api.sent()) == 1
@@ -101,35 +101,35 @@ def test_any_number_of_namespaces_costs_one_list_while_it_is_fresh(world):
 
 
 def test_the_headroom_is_nobodys(world):
-    for given in (500, 6000):
-        left = (MiB(16276 - given), MiB(max(0, 5632 - given)))
-        view = ClusterView(world.api.client(clock=world.clock), world.clock, kept_back=MiB(given))
-        world.put(paths.extendedresources(), *CARDS)
+    for headroom in (500, 6000):
+        largest_left = (MiB(16276 - headroom), MiB(max(0, 5632 - headroom)))
+        view = ClusterView(world.api.client(clock=world.clock), world.clock, kept_back=MiB(headroom))
+        world.put_objects(paths.extendedresources(), *CARDS)
         view.start()
         world.follows()
-        assert view.cards() == CardSizes(MiB(16276 - given), 2, MiB(max(0, 5632 - given)), left)
+        assert view.cards() == CardSizes(MiB(16276 - headroom), 2, MiB(max(0, 5632 - headroom)), largest_left)
         view.stop()
 
 
 def test_devices_are_no_cards_and_counted_by_their_classes_only(world):
     cards = [card(0), *(device(i) for i in range(3)), device(0, node="n2"), device(0, kind="fpga")]
     loose = {"metadata": {"name": "loose"}, "spec": {"selector": {"matchLabels": {"room": "cold"}}}}
-    world.put(paths.resourceclasses(), loose)
+    world.put_objects(paths.resourceclasses(), loose)
     view = world.start(cards)
     assert view.cards() == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),))
     assert view.cards(view.resource_class("loose")) == CardSizes(MiB(11441), 1, MiB(11441), (MiB(11441),)), (
         "a class that says no kind is of GPUs"
     )
-    assert view.cards(of({"kind": "rdma"})) == CardSizes(max_cards=3)
-    assert view.cards(of({"kind": "rdma", "node": "n2"})) == CardSizes(max_cards=1)
-    assert view.has_card_of(of({"kind": "fpga"}))
-    assert not view.has_card_of(of({"kind": "nic"}))
+    assert view.cards(parsed_class({"kind": "rdma"})) == CardSizes(max_cards=3)
+    assert view.cards(parsed_class({"kind": "rdma", "node": "n2"})) == CardSizes(max_cards=1)
+    assert view.has_card_of(parsed_class({"kind": "fpga"}))
+    assert not view.has_card_of(parsed_class({"kind": "nic"}))
 
 
 def test_a_class_that_the_watch_has_not_told_of_is_read(world):
     view = world.start()
     world.api.hold(paths.resourceclasses())
-    world.put(paths.resourceclasses(), resource_class("new"), resource_class("broken", share={"memoryMiB": 0}))
+    world.put_objects(paths.resourceclasses(), resource_class("new"), resource_class("broken", share={"memoryMiB": 0}))
     assert view.classes() == {}
     known = view.resource_class("new")
     assert known is not None
@@ -140,7 +140,9 @@ def test_a_class_that_the_watch_has_not_told_of_is_read(world):
 
 def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
     hard, used = [{"class": "k80", "shares": 5}], [{"class": "k80", "shares": 3}]
-    world.put(paths.gpuquotas(), quota("a", "one", hard, used), quota("a", "two", hard), quota("b", "one", hard))
+    world.put_objects(
+        paths.gpuquotas(), quota("a", "one", hard, used), quota("a", "two", hard), quota("b", "one", hard)
+    )
     view = world.start()
     assert [standing.quota.name for standing in view.quotas("a")] == ["one", "two"]
     assert [standing.used.get(("k80", ""), (0,))[0] for standing in view.quotas("a")] == [3, 0]
@@ -149,16 +151,16 @@ def test_quotas_are_those_of_the_namespace_with_what_is_used(world):
 
 def test_what_cannot_be_read_is_skipped_and_said_once(world):
     broken = resource_class("broken", share={"memoryMiB": 0})
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         a_class = world.view._make_projection("ResourceClass", classes.parse)
         assert a_class(json.dumps(broken).encode()) is None
         assert a_class(json.dumps(broken).encode()) is None
         a_quota = world.view._make_projection("GPUQuota", gpuquotas.parse)
         assert a_quota(json.dumps(quota("a", "bad", [{"shares": -1}])).encode()) is None
-    assert [(line["object"], line["log_level"]) for line in told] == [
+    assert [(line["object"], line["log_level"]) for line in logs] == [
         ("ResourceClass broken", "warning"), ("GPUQuota a/bad", "warning"),
     ]  # fmt: skip
-    assert "spec.share.memoryMiB" in told[0]["error"]
+    assert "spec.share.memoryMiB" in logs[0]["error"]
 
 
 def test_without_the_crds_of_types_and_quotas_the_webhook_becomes_ready(world):
@@ -183,8 +185,8 @@ def test_without_the_cards_it_does_not(world):
     assert world.view.problems() == ["extendedresources are not listed yet"]
 
 
-def limit_range(namespace: str, name: str, *items: Json) -> Json:
-    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"limits": list(items)}}
+def limit_range(namespace: str, name: str, *limits: Json) -> Json:
+    return {"metadata": {"namespace": namespace, "name": name}, "spec": {"limits": list(limits)}}
 
 
 def test_the_tightest_of_a_namespaces_limit_ranges_counts(world):
@@ -196,12 +198,12 @@ def test_the_tightest_of_a_namespaces_limit_ranges_counts(world):
         limit_range("a", "pods", {"type": "Pod", "max": {"cpu": "4"}}, {"type": "Pod", "max": {"cpu": "3"}}),
         limit_range("b", "bad", {"type": "Container", "min": {"cpu": "lots"}}),
     ]
-    world.put(LIMIT_RANGES, *ranges)
+    world.put_objects(LIMIT_RANGES, *ranges)
     view = world.start()
-    found = view.bounds("a")
-    assert {name: amount.text for name, amount in found.minimum.items()} == {"cpu": "0.2", "memory": "1Mi"}
-    assert {name: amount.text for name, amount in found.maximum.items()} == {"memory": "1Gi"}
-    assert {name: amount.text for name, amount in found.pod_maximum.items()} == {"cpu": "3"}
+    bounds = view.bounds("a")
+    assert {name: amount.text for name, amount in bounds.minimum.items()} == {"cpu": "0.2", "memory": "1Mi"}
+    assert {name: amount.text for name, amount in bounds.maximum.items()} == {"memory": "1Gi"}
+    assert {name: amount.text for name, amount in bounds.pod_maximum.items()} == {"cpu": "3"}
     assert view.bounds("b") == Bounds()
     assert view.bounds("c") == Bounds()
 
@@ -212,7 +214,7 @@ def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
 
     view = world.start([served(0)])
     assert view.mps_scopes() == frozenset()
-    world.put(
+    world.put_objects(
         paths.extendedresources(),
         served(1, mode="card", state="Down"),
         served(2, mode="node", state="Ready", maxClients=48),
@@ -225,13 +227,13 @@ def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
 def test_a_caller_that_may_be_a_stranger_has_a_bound_of_bindings_that_others_do_not_feel(world):
     world.api.put(paths.pods(), {"metadata": {"name": "p"}, "spec": {"containers": []}})
 
-    def seen(caller: str, times: int) -> int:
+    def pods_shown_to(caller: str, times: int) -> int:
         return sum(world.view.pod("default", "p", caller) is not None for _ in range(times))
 
     with structlog.testing.capture_logs() as lines:
-        assert seen("10.0.0.9", 1000) == 200
+        assert pods_shown_to("10.0.0.9", 1000) == 200
     assert {line["caller"] for line in lines if "caller" in line} == {"10.0.0.9"}
-    assert seen("10.0.0.1", 10) == 10
-    assert seen("", 1000) == 1000, "with webhook.clientCA only API servers call"
+    assert pods_shown_to("10.0.0.1", 10) == 10
+    assert pods_shown_to("", 1000) == 1000, "with webhook.clientCA only API servers call"
     world.clock.advance(1)
-    assert seen("10.0.0.9", 10) == 10
+    assert pods_shown_to("10.0.0.9", 10) == 10

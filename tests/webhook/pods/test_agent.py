@@ -18,7 +18,7 @@ from tests.webhook.sharing import (
     admitted,
     agent,
     agents,
-    decided,
+    decision_on,
     env,
     judged,
     mounts,
@@ -75,7 +75,7 @@ def test_the_agent_is_as_the_contract_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choice", "mode", "said", "comes"),
+    ("choice", "mode", "agent_mode", "comes"),
     [
         ("mps", "off", None, False),
         ("mps", "preferred", None, True),
@@ -88,17 +88,19 @@ def test_the_agent_is_as_the_contract_says() -> None:
         ("always", "off", "mps", False),
     ],
 )
-def test_which_pods_have_it(choice: Any, mode: str, said: str | None, comes: bool) -> None:
+def test_which_pods_have_it(choice: Any, mode: str, agent_mode: str | None, comes: bool) -> None:
     settings = WebhookSettings(mps=Mode.REQUIRED, share_agent=AgentSettings(image=IMAGE, choice=choice))
-    annotations = {names.MPS: mode} | ({} if said is None else {names.SHARE_AGENT: said})
+    annotations = {names.MPS: mode} | ({} if agent_mode is None else {names.SHARE_AGENT: agent_mode})
     after, _ = admitted(build.pod(gpu_mem=1, annotations=annotations), settings=settings)
     assert bool(agents(after)) is comes
     assert bool(after["spec"].get("volumes")) is comes
 
 
-@pytest.mark.parametrize(("said", "comes"), [({}, False), ({names.MPS: "required"}, True), (ALWAYS, True)])
-def test_where_no_node_has_mps_it_comes_only_to_who_waits_for_it_or_says_so(said: dict[str, str], comes: bool) -> None:
-    after, _ = admitted(build.pod(gpu_mem=8138, annotations=said), Known())
+@pytest.mark.parametrize(("annotations", "comes"), [({}, False), ({names.MPS: "required"}, True), (ALWAYS, True)])
+def test_where_no_node_has_mps_it_comes_only_to_who_waits_for_it_or_says_so(
+    annotations: dict[str, str], comes: bool
+) -> None:
+    after, _ = admitted(build.pod(gpu_mem=8138, annotations=annotations), Known())
     assert bool(agents(after)) is comes
 
 
@@ -153,18 +155,18 @@ def names_of(pod: Json) -> list[str]:
 )
 def test_where_it_stands(init: list[str], after: list[str]) -> None:
     ours = agent(admitted(build.pod(gpu_mem=1))[0])
-    made = {
+    containers = {
         "i": build.container("i"),
         "plain": sidecar(build.container("plain")),
         "gpu": sidecar(build.container("gpu", gpu_mem=5)),
         "gpu2": sidecar(build.container("gpu2", gpu_mem=6)),
         "cardwise-agent": ours,
     }
-    found, _ = admitted(build.pod(init=[deepcopy(made[name]) for name in init], gpu_mem=1))
-    assert names_of(found) == after
-    assert agent(found) == ours
-    keys = {container.spec["name"]: container.key for container in request.containers(found)}
-    for container in request.containers(found):
+    pod, _ = admitted(build.pod(init=[deepcopy(containers[name]) for name in init], gpu_mem=1))
+    assert names_of(pod) == after
+    assert agent(pod) == ours
+    keys = {container.spec["name"]: container.key for container in request.containers(pod)}
+    for container in request.containers(pod):
         name = container.spec["name"]
         expected = [own(container.key)] if name in ("gpu", "gpu2", "main") else []
         if name != "cardwise-agent":
@@ -176,9 +178,9 @@ def test_where_it_stands(init: list[str], after: list[str]) -> None:
 def test_the_parser_takes_the_agent_for_a_container_that_asks_for_nothing() -> None:
     side = sidecar(build.container("side", gpu_mem=64, gpu_count=2))
     after, _ = admitted(build.pod(init=[build.container("i"), side], gpu_mem=1, annotations=ALWAYS))
-    asked = request.parse_mutated(after)
-    assert asked is not None
-    assert [(c.key, c.name, c.mem, c.cards) for c in asked.containers] == [
+    pod_request = request.parse_mutated(after)
+    assert pod_request is not None
+    assert [(c.key, c.name, c.mem, c.cards) for c in pod_request.containers] == [
         ("init-2", "side", 64, 2),
         ("0", "main", 1, 1),
     ]
@@ -237,7 +239,7 @@ def test_the_name_is_ours_where_the_agent_is_to_come(bad: Json) -> None:
 def test_the_name_is_nobodys_for_a_share() -> None:
     """The device plugin knows the agent by it."""
     pod = build.pod(containers=[build.container("cardwise-agent", gpu_mem=1)])
-    stored = patched(pod, decided(pod, settings=NEVER))
+    stored = patched(pod, decision_on(pod, settings=NEVER))
     assert "spec.containers[0].name: cardwise-agent is the name" in judged(stored, settings=NEVER).message
     plain = build.pod(init=[build.container("cardwise-agent")], gpu_mem=1)
     assert names_of(admitted(plain, settings=NEVER)[0]) == ["cardwise-agent"]

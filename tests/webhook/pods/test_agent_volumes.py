@@ -55,12 +55,12 @@ def test_other_mounts_stay() -> None:
     assert after["spec"]["containers"][0]["volumeMounts"] == [mine, own("0")]
 
 
-@pytest.mark.parametrize("what", ["volume", "mount", "writable", "another's", "agent's"])
-def test_what_another_webhook_changes_later_is_refused(what: str) -> None:
+@pytest.mark.parametrize("change", ["volume", "mount", "writable", "another's", "agent's"])
+def test_what_another_webhook_changes_later_is_refused(change: str) -> None:
     stored, _ = admitted(build.pod(containers=[build.container("a", gpu_mem=1), build.container("b")]))
     spec = stored["spec"]
     first, second = spec["containers"]
-    match what:
+    match change:
         case "volume":
             spec["volumes"] = [{"name": "cardwise-share", "hostPath": {"path": "/x"}}]
         case "mount":

@@ -24,9 +24,9 @@ from webhook.pods import limitranges
 from webhook.server.decisions import WebhookSettings
 
 
-def known(*items: Json) -> Known:
+def known(*limits: Json) -> Known:
     """LimitRanges of the namespace default."""
-    return replace(MPS, ranges={"default": limitranges.parse({"spec": {"limits": list(items)}})})
+    return replace(MPS, ranges={"default": limitranges.parse({"spec": {"limits": list(limits)}})})
 
 
 def cpu_memory(cpu: str, memory: str) -> Json:
@@ -41,11 +41,11 @@ def test_settings_reach_the_agent() -> None:
         resources={"cpu": limitranges.Amount.parse_amount("5m"), "memory": limitranges.Amount.parse_amount("9Mi")},
     )
     pod = build.pod(containers=[with_resources(build.container(gpu_mem=1), limits=cpu_memory("1", "1Gi"))])
-    found = agent(admitted(pod, settings=WebhookSettings(share_agent=chosen))[0])
-    assert "runAsUser" not in found["securityContext"]
-    assert found["securityContext"]["runAsNonRoot"] is True
-    assert found["image"] == "mine"
-    assert found["resources"]["limits"] == {"cpu": "5m", "memory": "9Mi", names.SHARE: "1"}
+    container = agent(admitted(pod, settings=WebhookSettings(share_agent=chosen))[0])
+    assert "runAsUser" not in container["securityContext"]
+    assert container["securityContext"]["runAsNonRoot"] is True
+    assert container["image"] == "mine"
+    assert container["resources"]["limits"] == {"cpu": "5m", "memory": "9Mi", names.SHARE: "1"}
 
 
 FULL = {"limits": cpu_memory("50m", "64Mi"), "requests": cpu_memory("50m", "64Mi")}
@@ -75,11 +75,11 @@ def test_it_names_what_every_other_container_names(containers: list[Json], named
     first, *others = containers
     rest = [with_resources(build.container(f"c{i}"), **kinds) for i, kinds in enumerate(others)]
     main = with_resources(build.container(gpu_mem=1), **first)
-    sidecars = [sidecar(one) for one in rest]
+    sidecars = [sidecar(amounts) for amounts in rest]
     pod = build.pod(containers=[main, *rest]) if place == "containers" else build.pod(containers=[main], init=sidecars)
-    found = deepcopy(agent(admitted(pod)[0])["resources"])
-    assert found["limits"].pop(names.SHARE) == "1"
-    assert {kind: amounts for kind, amounts in found.items() if amounts} == named
+    resources = deepcopy(agent(admitted(pod)[0])["resources"])
+    assert resources["limits"].pop(names.SHARE) == "1"
+    assert {kind: amounts for kind, amounts in resources.items() if amounts} == named
 
 
 def test_an_ordinary_init_container_takes_no_request_away() -> None:
@@ -116,8 +116,8 @@ def test_the_largest_minimum_of_a_limit_range_raises_it() -> None:
         item("Container", min={"cpu": "0.1"}),
         item("Pod", min={"cpu": "1"}),
     )
-    found = agent(admitted(GUARANTEED, ranges)[0])["resources"]
-    assert found == {
+    resources = agent(admitted(GUARANTEED, ranges)[0])["resources"]
+    assert resources == {
         "limits": {"cpu": "0.1", "memory": "64Mi", names.SHARE: "1"},
         "requests": cpu_memory("0.1", "64Mi"),
     }
@@ -171,7 +171,7 @@ def quality(pod: Json) -> str:
         limits = {k: v for k, v in container.spec["resources"].get("limits", {}).items() if k in ("cpu", "memory")}
         requests = limits | container.spec["resources"].get("requests", {})
         requests = {k: v for k, v in requests.items() if k in ("cpu", "memory")}
-        limits, requests = ({k: v for k, v in found.items() if v != "0"} for found in (limits, requests))
+        limits, requests = ({k: v for k, v in amounts.items() if v != "0"} for amounts in (limits, requests))
         seen |= {*limits, *requests}
         guaranteed &= set(limits) == {"cpu", "memory"} and limits == requests
     return "BestEffort" if not seen else "Guaranteed" if guaranteed else "Burstable"
@@ -190,12 +190,14 @@ def missing_requests(pod: Json) -> set[str]:
 
 def unnamed(pod: Json) -> set[tuple[str, str]]:
     """What a ResourceQuota that limits it would refuse the pod for: every container must name it, whenever it runs."""
-    found = set()
+    names_missing = set()
     for container in request.containers(pod):
         limits = container.spec["resources"].get("limits", {})
         kinds = {"limits": limits, "requests": limits | container.spec["resources"].get("requests", {})}
-        found |= {(kind, name) for kind, named in kinds.items() for name in ("cpu", "memory") if name not in named}
-    return found
+        names_missing |= {
+            (kind, name) for kind, named in kinds.items() for name in ("cpu", "memory") if name not in named
+        }
+    return names_missing
 
 
 @example([{"requests": {"cpu": "1", "memory": "1Gi"}}], [({}, False)])
@@ -209,11 +211,11 @@ def test_quality_of_service_autoscalers_and_quotas_see_no_difference(
         with_resources(build.container(f"c{i}", **({} if i else {"gpu_mem": 1})), **kinds)
         for i, kinds in enumerate(containers)
     )
-    made = [
+    sidecars = [
         (sidecar if stays else dict)(with_resources(build.container(f"i{i}"), **kinds))
         for i, (kinds, stays) in enumerate(init)
     ]
-    before = build.pod(containers=[first, *others], init=made)
+    before = build.pod(containers=[first, *others], init=sidecars)
     after, _ = admitted(before)
     assert agents(after)
     assert quality(after) == quality(before)

@@ -39,26 +39,28 @@ def pod(limits: Json, *others: Json, annotations: dict[str, str] | None = None) 
     return build.pod(containers=containers, annotations=annotations)
 
 
-def after(asked: Json, settings: WebhookSettings | None = None) -> Json:
-    return mutated(asked, "pods", KNOWN, settings)
+def after_mutation(pod: Json, settings: WebhookSettings | None = None) -> Json:
+    return mutated(pod, "pods", KNOWN, settings)
 
 
 def limits_after(*limits: Json, settings: WebhookSettings | None = None, **kwargs: Any) -> list[Json]:
-    return [c["resources"].get("limits", {}) for c in after(pod(*limits, **kwargs), settings)["spec"]["containers"]]
+    return [
+        c["resources"].get("limits", {}) for c in after_mutation(pod(*limits, **kwargs), settings)["spec"]["containers"]
+    ]
 
 
-def said(asked: Json, settings: WebhookSettings | None = None) -> str:
-    return refusal(asked, KNOWN, settings)
+def refusal_of(pod: Json, settings: WebhookSettings | None = None) -> str:
+    return refusal(pod, KNOWN, settings)
 
 
-def warnings(asked: Json, settings: WebhookSettings | None = None) -> tuple[str, ...]:
-    decision = on_validate(after(asked), "pods", KNOWN, settings)
+def warnings(pod: Json, settings: WebhookSettings | None = None) -> tuple[str, ...]:
+    decision = on_validate(after_mutation(pod), "pods", KNOWN, settings)
     assert decision.allowed, decision.message
     return decision.warnings
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_now"),
+    ("limits", "is_now"),
     [
         pytest.param({K80: "1"}, {K80_KEY: "1", names.WHOLE_GPU: "1"}, id="bare: a whole card"),
         pytest.param({K80_KEY: "2"}, {K80_KEY: "2", names.WHOLE_GPU: "2"}, id="our spelling"),
@@ -78,47 +80,47 @@ def warnings(asked: Json, settings: WebhookSettings | None = None) -> tuple[str,
         pytest.param({K80: "1", K80_KEY: "1"}, {K80_KEY: "1", names.WHOLE_GPU: "1"}, id="both spellings"),
     ],
 )
-def test_a_class_by_any_spelling(asked: Json, is_now: Json) -> None:
-    once = after(pod(asked))
+def test_a_class_by_any_spelling(limits: Json, is_now: Json) -> None:
+    once = after_mutation(pod(limits))
     resources = once["spec"]["containers"][0]["resources"]
     assert resources["limits"] == is_now | {names.SHARE: "1"}
     assert resources["requests"].items() <= resources["limits"].items()
     assert K80 not in resources["requests"]
-    assert after(once) == once
+    assert after_mutation(once) == once
     assert request.parse_mutated(once) is not None
 
 
 def test_a_split_share_of_a_class_is_told_from_shares_of_one_card() -> None:
-    def asked(limits: Json) -> ContainerRequest:
-        parsed = request.parse_mutated(after(pod(limits)))
+    def container_request(limits: Json) -> ContainerRequest:
+        parsed = request.parse_mutated(after_mutation(pod(limits)))
         assert parsed is not None
         return parsed.containers[0]
 
-    split, shares = asked({K80: "2", names.GPU_MEM: "8192"}), asked({"k80-half": "2"})
+    split, shares = container_request({K80: "2", names.GPU_MEM: "8192"}), container_request({"k80-half": "2"})
     assert (split.cards, split.mem, split.resource_class) == (2, 8192, K80)
     assert (shares.cards, shares.mem, shares.resource_class) == (1, 10240, "k80-half")
 
 
 def test_a_copied_running_pod_keeps_its_shares_when_the_class_has_changed() -> None:
-    once = after(pod({"k80-half": "2"}))
+    once = after_mutation(pod({"k80-half": "2"}))
     larger = Known(known_classes=resource_classes(resource_class("k80-half", share={"memoryMiB": "8Gi"})))
     assert mutated(once, "pods", larger) == once
 
 
 def test_a_stale_count_of_a_copied_pod_does_not_split_the_shares() -> None:
-    once = after(pod({"k80-half": "1"}, annotations={names.GPU_COUNTS: "main=2"}))
-    asked = request.parse_mutated(once)
-    assert asked is not None
-    assert asked.containers[0].cards == 1
+    once = after_mutation(pod({"k80-half": "1"}, annotations={names.GPU_COUNTS: "main=2"}))
+    pod_request = request.parse_mutated(once)
+    assert pod_request is not None
+    assert pod_request.containers[0].cards == 1
 
 
 def test_the_annotation_is_for_containers_that_name_no_class() -> None:
-    noted = {names.CLASS: K80}
-    share, own, none = limits_after({names.GPU_MEM: "64"}, {P100: "1"}, {"cpu": "1"}, annotations=noted)
+    class_annotation = {names.CLASS: K80}
+    share, own, none = limits_after({names.GPU_MEM: "64"}, {P100: "1"}, {"cpu": "1"}, annotations=class_annotation)
     assert share == {names.GPU_MEM: "64", K80_KEY: "1", names.SHARE: "1"}
     assert own == {names.WHOLE_GPU: "1", P100_KEY: "1", names.SHARE: "1"}
     assert none == {"cpu": "1"}
-    split = limits_after({names.GPU_MEM: "64", names.GPU_COUNT: "2"}, annotations=noted)
+    split = limits_after({names.GPU_MEM: "64", names.GPU_COUNT: "2"}, annotations=class_annotation)
     assert split == [{names.GPU_MEM: "64", K80_KEY: "2", names.SHARE: "1"}]
 
 
@@ -127,12 +129,12 @@ def test_where_nothing_is_asked_the_first_container_gets_one_of_the_class() -> N
     assert limits_after({}, {}, annotations=half)[0] == {
         HALF_KEY: "1", names.GPU_MEM: "5120", names.GPU_CORE: "40", names.SHARE: "1",
     }  # fmt: skip
-    once = after(pod({"cpu": "1"}, annotations={names.CLASS: K80}))
+    once = after_mutation(pod({"cpu": "1"}, annotations={names.CLASS: K80}))
     assert once["metadata"]["annotations"][names.CLASS] == K80
     assert once["spec"]["containers"][0]["resources"]["limits"] == {
         "cpu": "1", K80_KEY: "1", names.WHOLE_GPU: "1", names.SHARE: "1",
     }  # fmt: skip
-    assert after(once) == once
+    assert after_mutation(once) == once
     assert limits_after({names.NVIDIA_GPU: "1"}, annotations=half) == [{names.NVIDIA_GPU: "1"}], "it has NVIDIA's"
 
 
@@ -146,32 +148,32 @@ def test_the_annotation_is_before_the_defaults_of_the_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_now"),
+    ("limits", "is_now"),
     [
         ({names.NVIDIA_GPU: "2"}, {names.WHOLE_GPU: "2", names.SHARE: "1"}),
         ({names.NVIDIA_GPU: "1", K80: "1"}, {names.WHOLE_GPU: "1", K80_KEY: "1", names.SHARE: "1"}),
         ({names.NVIDIA_GPU: "0"}, {names.NVIDIA_GPU: "0"}),
     ],
 )
-def test_nvidia_gpu_is_whole_cards_where_the_setting_says_so(asked: Json, is_now: Json) -> None:
-    assert limits_after(asked, settings=TAKE) == [is_now]
+def test_nvidia_gpu_is_whole_cards_where_the_setting_says_so(limits: Json, is_now: Json) -> None:
+    assert limits_after(limits, settings=TAKE) == [is_now]
 
 
 def test_nvidia_gpu_is_left_alone_by_default() -> None:
-    asked = pod({names.NVIDIA_GPU: "2"})
-    assert after(asked) == asked
+    plain = pod({names.NVIDIA_GPU: "2"})
+    assert after_mutation(plain) == plain
 
 
 @pytest.mark.parametrize(
     "name", ["cpu", "memory", "hugepages-2Mi", "gpu", "foo", "requests.cpu", "Not.A.Class", "../x"]
 )
 def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
-    asked = pod({name: "1"})
-    assert after(asked) == asked
+    plain = pod({name: "1"})
+    assert after_mutation(plain) == plain
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("refused_pod", "says"),
     [
         pytest.param(
             pod({K80: "1", P100: "1"}),
@@ -234,28 +236,30 @@ def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
         ),
     ],
 )
-def test_what_can_never_run_is_refused_by_its_field(asked: Json, says: str) -> None:
-    assert says in said(asked)
+def test_what_can_never_run_is_refused_by_its_field(refused_pod: Json, says: str) -> None:
+    assert says in refusal_of(refused_pod)
 
 
 def test_a_bare_name_in_an_ordinary_init_container_is_refused() -> None:
-    asked = build.pod(init=[{"name": "i", "resources": {"limits": {K80: "1"}}}])
-    assert said(asked).startswith(f"spec.initContainers[0].resources.limits[{K80_KEY}]: an ordinary init container")
+    with_init = build.pod(init=[{"name": "i", "resources": {"limits": {K80: "1"}}}])
+    assert refusal_of(with_init).startswith(
+        f"spec.initContainers[0].resources.limits[{K80_KEY}]: an ordinary init container"
+    )
 
 
 def test_two_types_in_one_pod_are_each_held_against_their_own_cards() -> None:
-    assert said(pod({K80: "1", names.GPU_MEM: "9000"}, {P100: "1", names.GPU_MEM: "9000"})) == ""
-    assert "more than the largest card of class" in said(
+    assert refusal_of(pod({K80: "1", names.GPU_MEM: "9000"}, {P100: "1", names.GPU_MEM: "9000"})) == ""
+    assert "more than the largest card of class" in refusal_of(
         pod({K80: "1", names.GPU_MEM: "9000"}, {K80: "1", names.GPU_MEM: "9000"})
     )
 
 
 def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
-    many = Known(
+    twenty_classes = Known(
         known_classes=resource_classes(*(resource_class(f"class-{i:02}") for i in range(30)), resource_class(K80))
     )
-    asked = mutated(pod({"nvidia.tesla.k8": "1"}), "pods", many)
-    message = on_validate(asked, "pods", many).message
+    asking = mutated(pod({"nvidia.tesla.k8": "1"}), "pods", twenty_classes)
+    message = on_validate(asking, "pods", twenty_classes).message
     assert f"write {K80}, " in message
     assert message.count("class-") == 9
     assert "or one of 21 more" in message
@@ -269,6 +273,6 @@ def test_a_class_without_a_card_waits_with_a_warning() -> None:
 
 
 def test_what_is_too_large_may_wait_by_the_setting() -> None:
-    told = warnings(pod({K80: "1", names.GPU_MEM: "11442"}), WebhookSettings(oversize="wait"))
-    assert len(told) == 1
-    assert told[0].endswith("; the pod waits until such a card comes")
+    messages = warnings(pod({K80: "1", names.GPU_MEM: "11442"}), WebhookSettings(oversize="wait"))
+    assert len(messages) == 1
+    assert messages[0].endswith("; the pod waits until such a card comes")

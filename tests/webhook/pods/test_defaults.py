@@ -22,17 +22,17 @@ def placed(pod: dict[str, Any]) -> dict[str, Any]:
     return pod
 
 
-def after(pod: dict[str, object], known: Known = TEAM) -> request.PodRequest | None:
+def request_after(pod: dict[str, object], known: Known = TEAM) -> request.PodRequest | None:
     decision = decide(pod, known)
     assert decision.allowed, decision.message
     return request.parse_mutated(patched(pod, decision))
 
 
 def test_a_plain_pod_gets_the_default_share_in_its_first_container() -> None:
-    asked = after(build.pod(containers=[build.container("a"), build.container("b")]))
-    assert asked is not None
-    assert [(c.key, c.mem) for c in asked.containers] == [("0", 2048)]
-    assert asked.policy == "spread"
+    pod_request = request_after(build.pod(containers=[build.container("a"), build.container("b")]))
+    assert pod_request is not None
+    assert [(c.key, c.mem) for c in pod_request.containers] == [("0", 2048)]
+    assert pod_request.policy == "spread"
 
 
 @pytest.mark.parametrize(

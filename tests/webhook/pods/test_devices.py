@@ -12,13 +12,13 @@ from tests.webhook.pods.test_classes import pod
 from tests.webhook.reviews import (
     Known,
     mutated,
+    mutated_twice,
     on_defaults,
     on_mutate,
     on_validate,
     refusal,
     resource_class,
     resource_classes,
-    settled,
 )
 from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
@@ -54,36 +54,36 @@ KNOWN = Known(
 )
 
 
-def after(asked: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> Json:
-    return settled(asked, "pods", known, settings)
+def after_mutation(pod: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> Json:
+    return mutated_twice(pod, "pods", known, settings)
 
 
-def limits(obj: Json) -> list[Json]:
-    return [container["resources"].get("limits", {}) for container in obj["spec"]["containers"]]
+def limits(manifest: Json) -> list[Json]:
+    return [container["resources"].get("limits", {}) for container in manifest["spec"]["containers"]]
 
 
-def noted(obj: Json) -> str | None:
-    text: str | None = obj["metadata"]["annotations"].get(names.DEVICE_CLASSES)
+def class_annotation(manifest: Json) -> str | None:
+    text: str | None = manifest["metadata"]["annotations"].get(names.DEVICE_CLASSES)
     return text
 
 
-def validated(asked: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> review.Decision:
-    return on_validate(asked, "pods", known, settings)
+def validated(pod: Json, known: Known = KNOWN, settings: WebhookSettings | None = None) -> review.Decision:
+    return on_validate(pod, "pods", known, settings)
 
 
-def said(asked: Json, known: Known = KNOWN) -> str:
-    return refusal(asked, known)
+def refusal_of(pod: Json, known: Known = KNOWN) -> str:
+    return refusal(pod, known)
 
 
-def warned(asked: Json) -> tuple[str, ...]:
+def warned(pod: Json) -> tuple[str, ...]:
     """By the first webhook."""
-    decision = on_mutate(asked, "pods", KNOWN)
+    decision = on_mutate(pod, "pods", KNOWN)
     assert decision.allowed, decision.message
     return decision.warnings
 
 
 @pytest.mark.parametrize(
-    ("asked", "is_now"),
+    ("amounts", "is_now"),
     [
         pytest.param({RDMA: "1"}, {RDMA_KEY: "1"} | MARKER, id="bare"),
         pytest.param({RDMA_KEY: "2"}, {RDMA_KEY: "2"} | MARKER, id="our spelling"),
@@ -104,27 +104,27 @@ def warned(asked: Json) -> tuple[str, ...]:
         ),
     ],
 )
-def test_devices_by_any_spelling_and_beside_cards(asked: Json, is_now: Json) -> None:
-    once = after(pod(asked))
+def test_devices_by_any_spelling_and_beside_cards(amounts: Json, is_now: Json) -> None:
+    once = after_mutation(pod(amounts))
     assert limits(once) == [is_now | SLOT]
     resources = once["spec"]["containers"][0]["resources"]
     assert resources["requests"].items() <= resources["limits"].items()
-    assert noted(once) == (f"{FPGA},{RDMA}" if FPGA in asked else RDMA)
+    assert class_annotation(once) == (f"{FPGA},{RDMA}" if FPGA in amounts else RDMA)
     assert validated(once).message == ""
     parsed = request.parse_mutated(once)
     assert parsed is not None
-    assert DeviceRequest("0", RDMA, int(asked.get(RDMA, asked.get(RDMA_KEY)))) in parsed.devices
+    assert DeviceRequest("0", RDMA, int(amounts.get(RDMA, amounts.get(RDMA_KEY)))) in parsed.devices
 
 
 def test_each_container_has_a_slot_and_the_first_with_a_device_the_marker() -> None:
-    plain, first, second = limits(after(pod({"cpu": "1"}, {RDMA: "1"}, {FPGA: "1"})))
+    plain, first, second = limits(after_mutation(pod({"cpu": "1"}, {RDMA: "1"}, {FPGA: "1"})))
     assert plain == {"cpu": "1"}
     assert first == {RDMA_KEY: "1"} | SLOT | MARKER
     assert second == {FPGA_KEY: "1"} | SLOT
 
 
 def test_a_pod_with_a_card_anywhere_needs_no_marker() -> None:
-    assert limits(after(pod({RDMA: "1"}, {names.GPU_MEM: "64"}))) == [
+    assert limits(after_mutation(pod({RDMA: "1"}, {names.GPU_MEM: "64"}))) == [
         {RDMA_KEY: "1"} | SLOT,
         {names.GPU_MEM: "64"} | SLOT,
     ]
@@ -132,24 +132,26 @@ def test_a_pod_with_a_card_anywhere_needs_no_marker() -> None:
 
 def test_a_native_sidecar_may_have_the_device_and_the_marker() -> None:
     sidecar = {"name": "s", "restartPolicy": "Always", "resources": {"limits": {RDMA: "1"}}}
-    once = after(build.pod(init=[sidecar]))
+    once = after_mutation(build.pod(init=[sidecar]))
     assert once["spec"]["initContainers"][0]["resources"]["limits"] == {RDMA_KEY: "1"} | SLOT | MARKER
     assert limits(once) == [{}]
 
 
 def test_markers_of_users_go_but_ours_stays_without_a_word() -> None:
-    asked = pod({RDMA: "1", names.PLACE_MARKER: "7"}, {names.PLACE_MARKER: "1", names.BIND_MARKER: "1", FPGA: "1"})
-    assert limits(after(asked)) == [{RDMA_KEY: "1"} | SLOT | MARKER, {FPGA_KEY: "1"} | SLOT]
-    told = "\n".join(warned(asked))
+    with_markers = pod(
+        {RDMA: "1", names.PLACE_MARKER: "7"}, {names.PLACE_MARKER: "1", names.BIND_MARKER: "1", FPGA: "1"}
+    )
+    assert limits(after_mutation(with_markers)) == [{RDMA_KEY: "1"} | SLOT | MARKER, {FPGA_KEY: "1"} | SLOT]
+    text = "\n".join(warned(with_markers))
     for container, name in ((0, names.PLACE_MARKER), (1, names.PLACE_MARKER), (1, names.BIND_MARKER)):
-        assert f"spec.containers[{container}].resources.limits[{name}]: removed, which only Cardwise writes" in told
-    assert warned(after(asked)) == ()
+        assert f"spec.containers[{container}].resources.limits[{name}]: removed, which only Cardwise writes" in text
+    assert warned(after_mutation(with_markers)) == ()
     with_a_card = pod({names.GPU_MEM: "64", names.PLACE_MARKER: "1"})
-    assert limits(after(with_a_card)) == [{names.GPU_MEM: "64"} | SLOT]
+    assert limits(after_mutation(with_a_card)) == [{names.GPU_MEM: "64"} | SLOT]
 
 
 @pytest.mark.parametrize(
-    ("asked", "own", "is_now", "warning"),
+    ("limits", "own", "is_now", "warning"),
     [
         pytest.param({RDMA: "1"}, RDMA, RDMA, "", id="right"),
         pytest.param({RDMA: "1"}, f"{K80},{RDMA}", RDMA, f"replaced by {RDMA}", id="a class too many"),
@@ -158,41 +160,41 @@ def test_markers_of_users_go_but_ours_stays_without_a_word() -> None:
         pytest.param({}, RDMA, None, "removed", id="nothing is asked"),
     ],
 )
-def test_the_annotation_of_a_user_says_nothing(asked: Json, own: str, is_now: str | None, warning: str) -> None:
-    given = pod(asked, annotations={names.DEVICE_CLASSES: own})
-    assert noted(after(given)) == is_now
-    told = [text for text in warned(given) if names.DEVICE_CLASSES in text]
-    what = f"metadata.annotations[{names.DEVICE_CLASSES}]: {warning}, which only Cardwise writes"
-    assert told == ([what] if warning else [])
+def test_the_annotation_of_a_user_says_nothing(limits: Json, own: str, is_now: str | None, warning: str) -> None:
+    annotated = pod(limits, annotations={names.DEVICE_CLASSES: own})
+    assert class_annotation(after_mutation(annotated)) == is_now
+    messages = [text for text in warned(annotated) if names.DEVICE_CLASSES in text]
+    message = f"metadata.annotations[{names.DEVICE_CLASSES}]: {warning}, which only Cardwise writes"
+    assert messages == ([message] if warning else [])
 
 
 def test_a_copy_of_a_running_pod_is_placed_anew() -> None:
-    once = after(pod({RDMA: "1"}))
+    once = after_mutation(pod({RDMA: "1"}))
     held = Assignment({}, {"0": (DeviceShare(RDMA, "rdma-1"),)})
     running = once | {
         "metadata": once["metadata"]
         | {"annotations": once["metadata"]["annotations"] | encode(held, assume_time_ns=1), "resourceVersion": "7"},
         "spec": once["spec"] | {"nodeName": "n1"},
     }
-    copied = after(running)
+    copied = after_mutation(running)
     assert copied["spec"] == once["spec"]
     assert copied["metadata"]["annotations"] == {names.DEVICE_CLASSES: RDMA}
     assert "resourceVersion" not in copied["metadata"]
 
 
 def test_a_container_with_devices_only_sees_no_card_whatever_its_image_says() -> None:
-    asked = pod({RDMA: "1"}, {names.GPU_MEM: "64", FPGA: "1"})
-    asked["spec"]["containers"][0]["env"] = [
+    pods_devices = pod({RDMA: "1"}, {names.GPU_MEM: "64", FPGA: "1"})
+    pods_devices["spec"]["containers"][0]["env"] = [
         {"name": "A", "value": "1"},
         {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
         {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"},
     ]
-    once = after(asked)
+    once = after_mutation(pods_devices)
     devices, card = (container["env"] for container in once["spec"]["containers"])
     assert devices == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}, {"name": "A", "value": "1"}]
     assert {"NVIDIA_VISIBLE_DEVICES", "CARDWISE_MEM_LIMIT_MIB"} <= {entry["name"] for entry in card}
     assert next(e for e in card if e["name"] == "NVIDIA_VISIBLE_DEVICES")["valueFrom"]
-    assert "spec.containers[0].env: CUDA_MPS_PIPE_DIRECTORY, NVIDIA_VISIBLE_DEVICES replaced" in warned(asked)[0]
+    assert "spec.containers[0].env: CUDA_MPS_PIPE_DIRECTORY, NVIDIA_VISIBLE_DEVICES replaced" in warned(pods_devices)[0]
     assert warned(once) == ()
 
 
@@ -205,30 +207,32 @@ def test_what_is_about_cards_is_not_for_pods_without_one() -> None:
         assert "runtimeClassName" not in text
         assert "policy" not in text
         assert "gpu-mem" not in text, "a pod that asks for a device is no plain pod"
-    assert after(pod({RDMA: "1", names.GPU_MEM: "9"}), known, settings)["spec"]["runtimeClassName"] == "nvidia"
+    assert after_mutation(pod({RDMA: "1", names.GPU_MEM: "9"}), known, settings)["spec"]["runtimeClassName"] == "nvidia"
 
 
 # The annotation that names a class.
 
 
 def test_where_nothing_is_asked_the_first_container_gets_the_device_of_the_annotation() -> None:
-    once = after(pod({"cpu": "1"}, {}, annotations={names.CLASS: RDMA}))
+    once = after_mutation(pod({"cpu": "1"}, {}, annotations={names.CLASS: RDMA}))
     assert limits(once) == [{"cpu": "1", RDMA_KEY: "1"} | SLOT | MARKER, {}]
     assert once["metadata"]["annotations"] == {names.CLASS: RDMA, names.DEVICE_CLASSES: RDMA}
 
 
-@pytest.mark.parametrize("asked", [{names.GPU_MEM: "64"}, {K80: "1"}, {FPGA: "1"}, {names.NVIDIA_GPU: "1"}])
-def test_an_annotation_with_a_class_of_devices_stands_alone(asked: Json) -> None:
-    (name,) = asked
+@pytest.mark.parametrize("limits", [{names.GPU_MEM: "64"}, {K80: "1"}, {FPGA: "1"}, {names.NVIDIA_GPU: "1"}])
+def test_an_annotation_with_a_class_of_devices_stands_alone(limits: Json) -> None:
+    (name,) = limits
     key = names.CLASS_PREFIX + name if name in (K80, FPGA) else name
-    assert said(pod(asked, annotations={names.CLASS: RDMA})) == (
+    assert refusal_of(pod(limits, annotations={names.CLASS: RDMA})) == (
         f"metadata.annotations[{names.CLASS}]: {RDMA} is a class of devices that are not GPUs, and a container asks "
         f"for {key}; write {RDMA}: 1 in the limits of the container that needs the device, and leave the annotation out"
     )
 
 
 def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
-    share, device = limits(after(pod({names.GPU_MEM: "64", RDMA: "1"}, {FPGA: "1"}, annotations={names.CLASS: K80})))
+    share, device = limits(
+        after_mutation(pod({names.GPU_MEM: "64", RDMA: "1"}, {FPGA: "1"}, annotations={names.CLASS: K80}))
+    )
     assert share == {names.GPU_MEM: "64", K80_KEY: "1", RDMA_KEY: "1"} | SLOT
     assert device == {FPGA_KEY: "1"} | SLOT
 
@@ -237,7 +241,7 @@ def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("refused_pod", "says"),
     [
         pytest.param(
             pod({RDMA: "3"}),
@@ -265,23 +269,23 @@ def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
         ),
     ],
 )
-def test_what_can_never_run_is_refused_by_its_field(asked: Json, says: str) -> None:
-    assert says in said(asked)
+def test_what_can_never_run_is_refused_by_its_field(refused_pod: Json, says: str) -> None:
+    assert says in refusal_of(refused_pod)
 
 
 def test_what_is_not_there_yet_waits_with_a_warning() -> None:
     key = f"spec.containers[0].resources.limits[{names.CLASS_PREFIX}nic]"
-    assert validated(after(pod({"nic": "1"}))).warnings == (
+    assert validated(after_mutation(pod({"nic": "1"}))).warnings == (
         f"{key}: no device is of the class now; the pod waits until one comes",
     )
-    asked = after(pod({RDMA: "3", names.GPU_MEM: "99999"}))
-    card, device = validated(asked, settings=WebhookSettings(oversize="wait")).warnings
+    waiting = after_mutation(pod({RDMA: "3", names.GPU_MEM: "99999"}))
+    card, device = validated(waiting, settings=WebhookSettings(oversize="wait")).warnings
     assert card.endswith("; the pod waits until such a card comes")
     assert device.endswith("(2); the pod waits until such a device comes")
 
 
 def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
-    once = after(pod({RDMA: "1"}))
+    once = after_mutation(pod({RDMA: "1"}))
     named = once | {"spec": once["spec"] | {"nodeName": "n1"}}
     assert validated(named).message.startswith("spec.nodeName: ")
     known = Known(known_classes=CLASSES, pods={"default/p": once})
@@ -291,7 +295,7 @@ def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
 
 @pytest.mark.parametrize("now", [None, f"{K80},{RDMA}", FPGA])
 def test_another_webhook_does_not_get_the_annotation_past_us(now: str | None) -> None:
-    once = after(pod({RDMA: "1", K80: "1"}))
+    once = after_mutation(pod({RDMA: "1", K80: "1"}))
     kept = {key: text for key, text in once["metadata"]["annotations"].items() if key != names.DEVICE_CLASSES}
     changed = once | {
         "metadata": once["metadata"] | {"annotations": kept | ({names.DEVICE_CLASSES: now} if now else {})}
@@ -302,43 +306,56 @@ def test_another_webhook_does_not_get_the_annotation_past_us(now: str | None) ->
 # Classes and quotas.
 
 
-def of(selector: object, **spec: object) -> Json:
+def device_class(selector: object, **spec: object) -> Json:
     return {"metadata": {"name": "mine"}, "spec": {"selector": selector} | spec}
 
 
-def classed(obj: Json, *cards: Json, old: Json | None = None) -> review.Decision:
+def classed(manifest: Json, *cards: Json, old: Json | None = None) -> review.Decision:
     operation = "UPDATE" if old else "CREATE"
-    return on_validate(obj, "resourceclasses", Known(card_labels=list(cards)), operation=operation, old=old)
+    return on_validate(manifest, "resourceclasses", Known(card_labels=list(cards)), operation=operation, old=old)
 
 
 RDMA_ONLY = {"matchLabels": {"kind": "rdma"}}
 
 
 @pytest.mark.parametrize(
-    ("obj", "says"),
+    ("manifest", "says"),
     [
-        (of([RDMA_ONLY, {"matchLabels": {"kind": "nvidia-gpu"}}]), "spec.selector: selects GPUs and other devices"),
-        (of([RDMA_ONLY, {"matchLabels": {"model": "Tesla K80"}}]), "spec.selector: selects GPUs and other devices"),
-        (of(RDMA_ONLY, share={"memoryMiB": 1}), "spec.share: is for GPUs, and a device is given whole; leave it out"),
+        (
+            device_class([RDMA_ONLY, {"matchLabels": {"kind": "nvidia-gpu"}}]),
+            "spec.selector: selects GPUs and other devices",
+        ),
+        (
+            device_class([RDMA_ONLY, {"matchLabels": {"model": "Tesla K80"}}]),
+            "spec.selector: selects GPUs and other devices",
+        ),
+        (
+            device_class(RDMA_ONLY, share={"memoryMiB": 1}),
+            "spec.share: is for GPUs, and a device is given whole; leave it out",
+        ),
     ],
 )
-def test_a_class_is_of_gpus_or_of_devices(obj: Json, says: str) -> None:
-    assert classed(obj).message.startswith(says)
+def test_a_class_is_of_gpus_or_of_devices(manifest: Json, says: str) -> None:
+    assert classed(manifest).message.startswith(says)
 
 
 def test_the_author_of_a_class_hears_of_a_selector_of_no_device_and_of_a_change_of_kind() -> None:
-    assert classed(of(RDMA_ONLY)).warnings == (
+    assert classed(device_class(RDMA_ONLY)).warnings == (
         "spec.selector: selects no device now; pods that ask for mine wait until one comes",
     )
     card = {"kind": "nvidia-gpu", "model": "Tesla K80"}
-    (told,) = classed(of(RDMA_ONLY), {"kind": "rdma"}, old=of({"matchLabels": {"model": "Tesla K80"}})).warnings
-    assert told.startswith(
+    (warning,) = classed(
+        device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({"matchLabels": {"model": "Tesla K80"}})
+    ).warnings
+    assert warning.startswith(
         "spec.selector: the class was of GPUs and is of other devices; pods that have asked for mine "
     )
-    (back,) = classed(of({"matchLabels": card}), card, old=of(RDMA_ONLY)).warnings
+    (back,) = classed(device_class({"matchLabels": card}), card, old=device_class(RDMA_ONLY)).warnings
     assert "was of other devices and is of GPUs" in back
-    assert classed(of(RDMA_ONLY), {"kind": "rdma"}, old=of(RDMA_ONLY)).warnings == ()
-    assert classed(of(RDMA_ONLY), {"kind": "rdma"}, old=of({})).warnings == (), "it could not be read before"
+    assert classed(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class(RDMA_ONLY)).warnings == ()
+    assert classed(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({})).warnings == (), (
+        "it could not be read before"
+    )
 
 
 def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
@@ -352,7 +369,7 @@ def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
     known = Known(
         known_classes=CLASSES, cards_of={RDMA: CardSizes(max_cards=2)}, standings={"default": [standing(quota)]}
     )
-    assert validated(after(pod({RDMA: "2"}), known), known).allowed
+    assert validated(after_mutation(pod({RDMA: "2"}), known), known).allowed
 
 
 def test_quotas_and_templates_take_bare_names_of_devices() -> None:

@@ -42,8 +42,8 @@ def test_everything_the_container_should_see_is_there() -> None:
 
 
 def test_whole_cards_learn_their_size_after_placement() -> None:
-    found = by_name(owned(WHOLE))[names.CONTAINER_MEM]
-    assert found == from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
+    variable = by_name(owned(WHOLE))[names.CONTAINER_MEM]
+    assert variable == from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
 
 
 def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
@@ -70,22 +70,24 @@ def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
 
 
 def test_who_chooses_among_cards_that_the_container_does_not_see_is_warned() -> None:
-    def told(value: str, **asked: int) -> tuple[str, ...]:
-        made = build.container("a", **asked)
-        made["env"] = [{"name": "CUDA_VISIBLE_DEVICES", "value": value}]
-        return mutate(build.pod(containers=[made])).warnings
+    def warnings_for(text: str, **amounts: int) -> tuple[str, ...]:
+        container = build.container("a", **amounts)
+        container["env"] = [{"name": "CUDA_VISIBLE_DEVICES", "value": text}]
+        return mutate(build.pod(containers=[container])).warnings
 
-    (warning,) = told("1", gpu_mem=100)
+    (warning,) = warnings_for("1", gpu_mem=100)
     assert warning.startswith("spec.containers[0].env[CUDA_VISIBLE_DEVICES]: the container sees only its own cards")
-    assert told("0", gpu_mem=100) == told("1,0", gpu_count=2) == ()
-    assert told("GPU-1", gpu_count=2) != ()
-    assert told("$(NVIDIA_VISIBLE_DEVICES)", gpu_mem=100) == told("", gpu_mem=100) == (), "the UUIDs of its own cards"
-    assert told("$(ALIYUN_COM_GPU_MEM_IDX)", gpu_mem=100) != (), "the node's numbers, not the container's"
+    assert warnings_for("0", gpu_mem=100) == warnings_for("1,0", gpu_count=2) == ()
+    assert warnings_for("GPU-1", gpu_count=2) != ()
+    assert warnings_for("$(NVIDIA_VISIBLE_DEVICES)", gpu_mem=100) == warnings_for("", gpu_mem=100) == (), (
+        "the UUIDs of its own cards"
+    )
+    assert warnings_for("$(ALIYUN_COM_GPU_MEM_IDX)", gpu_mem=100) != (), "the node's numbers, not the container's"
 
 
 def test_a_misspelled_annotation_is_told_with_what_was_meant() -> None:
-    told = mutate(build.pod(gpu_mem=100, annotations={"cardwise.dev/polcy": "binpack"})).warnings
-    assert told == ("metadata.annotations[cardwise.dev/polcy]: removed; did you mean cardwise.dev/policy?",)
+    warnings = mutate(build.pod(gpu_mem=100, annotations={"cardwise.dev/polcy": "binpack"})).warnings
+    assert warnings == ("metadata.annotations[cardwise.dev/polcy]: removed; did you mean cardwise.dev/policy?",)
 
 
 def test_a_users_own_variable_may_name_ours() -> None:

@@ -10,7 +10,7 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known
-from tests.webhook.sharing import IMAGE, admitted, agent, agents, decided, env, judged, refused
+from tests.webhook.sharing import IMAGE, admitted, agent, agents, decision_on, env, judged, refused
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
 from webhook.server.decisions import WebhookSettings
@@ -20,13 +20,13 @@ FIELD = "metadata.annotations[cardwise.dev/frameworks]"
 OFF = WebhookSettings(mps=Mode.OFF, share_agent=AgentSettings(image=IMAGE, choice="never"))
 
 
-def hooked(said: str = "on", **resources: Any) -> Json:
-    return build.pod(annotations={names.FRAMEWORKS: said}, **(resources or {"gpu_mem": 8138}))
+def hooked(choice: str = "on", **resources: Any) -> Json:
+    return build.pod(annotations={names.FRAMEWORKS: choice}, **(resources or {"gpu_mem": 8138}))
 
 
 def main(pod: Json) -> Json:
-    found: Json = pod["spec"]["containers"][0]
-    return found
+    container: Json = pod["spec"]["containers"][0]
+    return container
 
 
 def has_hook(container: Json) -> bool:
@@ -57,9 +57,9 @@ def test_a_list_says_which() -> None:
     assert env(main(after))[share.ENV_FRAMEWORKS]["value"] == "torch,jax"
 
 
-@pytest.mark.parametrize("said", ["pytorch", "", "torch,,jax", "ON"])
-def test_unknown_ones_are_refused_with_those_there_are(said: str) -> None:
-    message = refused(hooked(said))
+@pytest.mark.parametrize("choice", ["pytorch", "", "torch,,jax", "ON"])
+def test_unknown_ones_are_refused_with_those_there_are(choice: str) -> None:
+    message = refused(hooked(choice))
     assert message.startswith(f"{FIELD}: ")
     assert "write on, off, or some of: tensorflow, torch, jax, cupy, onnxruntime" in message
 
@@ -71,7 +71,7 @@ def test_the_namespace_gives_it_and_the_pod_goes_before() -> None:
     assert after["metadata"]["annotations"][names.FRAMEWORKS] == "jax"
     assert not has_hook(main(admitted(hooked("off"), known, namespace="team")[0]))
     bad = Known(namespaces={"team": Defaults(frameworks="paddle")})
-    message = decided(build.pod(gpu_mem=1), bad, namespace="team").message
+    message = decision_on(build.pod(gpu_mem=1), bad, namespace="team").message
     assert message.startswith("namespace team: metadata.annotations[cardwise.dev/frameworks]: 'paddle' is no framework")
 
 
@@ -84,10 +84,10 @@ def test_it_brings_the_agent_along() -> None:
 def test_where_the_agent_cannot_come_the_user_is_told() -> None:
     never = hooked()
     never["metadata"]["annotations"][names.SHARE_AGENT] = "never"
-    for pod, settings, why in ((never, OFF, "says never"), (hooked(), WebhookSettings(), "--share-agent-image")):
+    for pod, settings, reason in ((never, OFF, "says never"), (hooked(), WebhookSettings(), "--share-agent-image")):
         after, (warning,) = admitted(pod, settings=settings)
         assert warning.startswith(f"{FIELD}: the hook is left out, since ")
-        assert why in warning
+        assert reason in warning
         assert not has_hook(main(after))
         assert "PYTHONPATH" not in env(main(after))
 
@@ -112,9 +112,9 @@ def test_only_containers_with_a_part_of_a_card_have_it() -> None:
 def test_the_containers_own_path_comes_first(own: str, after: str) -> None:
     pod = hooked()
     main(pod)["env"] = [{"name": "PYTHONPATH", "value": own}, {"name": "A", "value": "$(PYTHONPATH)"}]
-    found = main(admitted(pod)[0])
-    assert env(found)["PYTHONPATH"]["value"] == after
-    assert [entry["name"] for entry in found["env"]][-2:] == ["PYTHONPATH", "A"]
+    container = main(admitted(pod)[0])
+    assert env(container)["PYTHONPATH"]["value"] == after
+    assert [entry["name"] for entry in container["env"]][-2:] == ["PYTHONPATH", "A"]
 
 
 def test_a_path_that_comes_from_elsewhere_is_left_and_told() -> None:

@@ -17,13 +17,13 @@ from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
 from tests.webhook.reviews import (
     Known,
     mutated,
+    mutated_twice,
     on_defaults,
     on_mutate,
     on_validate,
     refusal,
     resource_class,
     resource_classes,
-    settled,
 )
 from webhook.pods import mutate
 from webhook.pods.defaults import Defaults
@@ -39,10 +39,10 @@ NUM = f"metadata.annotations[{names.GROUP_NUM}]"
 
 def pod(annotations: Json | None = None, labels: Json | None = None, **resources: Any) -> Json:
     """By default a member that asks for half a card."""
-    made = build.pod(annotations=GROUP if annotations is None else annotations, **(resources or {"gpu_mem": 8138}))
+    member = build.pod(annotations=GROUP if annotations is None else annotations, **(resources or {"gpu_mem": 8138}))
     if labels:
-        made["metadata"]["labels"] = labels
-    return made
+        member["metadata"]["labels"] = labels
+    return member
 
 
 def server(**metadata: Any) -> Json:
@@ -50,30 +50,30 @@ def server(**metadata: Any) -> Json:
     return pod(containers=[{"name": "ps"}, {"name": "side"}], **metadata)
 
 
-def after(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Json:
-    return settled(asked, "pods", known or Known(), settings)
+def after_mutation(asking: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Json:
+    return mutated_twice(asking, "pods", known or Known(), settings)
 
 
-def warned(asked: Json) -> tuple[str, ...]:
+def warned(asking: Json) -> tuple[str, ...]:
     """By both webhooks."""
-    first = on_mutate(asked, "pods", Known())
+    first = on_mutate(asking, "pods", Known())
     assert first.allowed, first.message
-    return first.warnings + validated(after(asked)).warnings
+    return first.warnings + validated(after_mutation(asking)).warnings
 
 
-def validated(asked: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Decision:
-    return on_validate(asked, "pods", known or Known(), settings)
+def validated(asking: Json, known: Known | None = None, settings: WebhookSettings | None = None) -> Decision:
+    return on_validate(asking, "pods", known or Known(), settings)
 
 
-def limits(obj: Json) -> list[Json]:
-    return [container.get("resources", {}).get("limits", {}) for container in obj["spec"]["containers"]]
+def limits(manifest: Json) -> list[Json]:
+    return [container.get("resources", {}).get("limits", {}) for container in manifest["spec"]["containers"]]
 
 
 # Members.
 
 
 @pytest.mark.parametrize(
-    ("annotations", "labels", "said"),
+    ("annotations", "labels", "membership"),
     [
         pytest.param(GROUP, {}, Membership(name="slurp", minimum=3), id="annotations"),
         pytest.param({}, GROUP, Membership(name="slurp", minimum=3), id="labels"),
@@ -86,11 +86,11 @@ def limits(obj: Json) -> list[Json]:
         ),
     ],
 )
-def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, said: Membership) -> None:
-    member = after(pod(annotations, labels))
+def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, membership: Membership) -> None:
+    member = after_mutation(pod(annotations, labels))
     assert member["spec"]["schedulingGates"] == [GATE]
-    assert member["metadata"]["labels"] == labels | {names.GANG: said.name}
-    assert core.gang_of(member) == said
+    assert member["metadata"]["labels"] == labels | {names.GANG: membership.name}
+    assert core.gang_of(member) == membership
     assert limits(member) == [{names.GPU_MEM: "8138", names.SHARE: "1"}]
     assert warned(pod(annotations, labels)) == ()
     assert validated(member).allowed
@@ -98,28 +98,28 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, said
 
 @pytest.mark.parametrize(("annotations", "labels"), [(GROUP, {}), ({}, GROUP), ({}, {names.COSCHEDULING: "a"})])
 def test_a_pod_that_names_a_podgroup_of_kubernetes_too_is_refused(annotations: Json, labels: Json) -> None:
-    asked = pod(annotations, labels)
-    asked["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
-    assert refusal(asked).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes, and ")
+    member = pod(annotations, labels)
+    member["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
+    assert refusal(member).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes, and ")
 
 
-def native(name: str = "slurp.v1", **asked: Any) -> Json:
+def native(name: str = "slurp.v1", **amounts: Any) -> Json:
     """A pod that names a PodGroup of Kubernetes."""
-    made = pod({}, **asked)
-    made["spec"]["schedulingGroup"] = {"podGroupName": name}
-    return made
+    member = pod({}, **amounts)
+    member["spec"]["schedulingGroup"] = {"podGroupName": name}
+    return member
 
 
 def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> None:
     rdma = [{"name": "a", "resources": {"limits": {"rdma": "1"}}}]
-    for asked in (native(), native(containers=rdma)):
-        member = after(asked, Known(known_classes=RDMA))
+    for member_pod in (native(), native(containers=rdma)):
+        member = after_mutation(member_pod, Known(known_classes=RDMA))
         assert member["spec"]["schedulingGates"] == [GATE]
         assert member["metadata"]["labels"] == {names.GANG: "slurp.v1"}
         assert core.gang_of(member) == Membership(name="slurp.v1", foreign=Foreign.KUBERNETES)
         assert validated(member, Known(known_classes=RDMA)).allowed
     assert warned(native()) == ()
-    assert "schedulingGates" not in after(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"
+    assert "schedulingGates" not in after_mutation(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"
     by_default = Known(namespaces={"default": Defaults("1Gi")})
     decision = on_defaults(native(containers=[{"name": "w"}]), "pods", by_default)
     assert f'"{names.GANG}"' in json.dumps(decision.patch), "now it asks"
@@ -130,7 +130,7 @@ def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
     known = Known(native=False)
     first = on_mutate(native(), "pods", known)
     assert first.warnings[0].startswith("spec.schedulingGroup: the pod is in no gang of Cardwise, since this cluster ")
-    member = after(native("x" * 64), known)
+    member = after_mutation(native("x" * 64), known)
     assert "schedulingGates" not in member["spec"]
     assert validated(member, known).allowed
     del member["spec"]["schedulingGroup"]
@@ -138,26 +138,26 @@ def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
 
 
 def test_a_podgroup_of_kubernetes_with_a_name_that_no_label_takes_is_refused() -> None:
-    said = refusal(native("x" * 64))
-    assert said.startswith("spec.schedulingGroup.podGroupName: 'xxx")
-    assert said.endswith("give the PodGroup a name of 63 characters at most")
-    assert "schedulingGates" not in after(native("x" * 64, containers=[{"name": "ps"}]))["spec"]
+    message = refusal(native("x" * 64))
+    assert message.startswith("spec.schedulingGroup.podGroupName: 'xxx")
+    assert message.endswith("give the PodGroup a name of 63 characters at most")
+    assert "schedulingGates" not in after_mutation(native("x" * 64, containers=[{"name": "ps"}]))["spec"]
 
 
 def test_a_pod_of_a_podgroup_of_kubernetes_for_another_scheduler_is_in_no_gang() -> None:
-    asked = native("x" * 64)
-    asked["spec"]["schedulerName"] = "volcano"
-    assert "schedulingGates" not in after(asked)["spec"]
+    member = native("x" * 64)
+    member["spec"]["schedulerName"] = "volcano"
+    assert "schedulingGates" not in after_mutation(member)["spec"]
 
 
 def test_gates_of_others_stay() -> None:
-    asked = pod()
-    asked["spec"]["schedulingGates"] = [{"name": "example.com/later"}]
-    assert after(asked)["spec"]["schedulingGates"] == [{"name": "example.com/later"}, GATE]
+    gated = pod()
+    gated["spec"]["schedulingGates"] = [{"name": "example.com/later"}]
+    assert after_mutation(gated)["spec"]["schedulingGates"] == [{"name": "example.com/later"}, GATE]
 
 
 def test_a_member_that_asks_for_nothing_comes_to_the_extender_by_markers() -> None:
-    member = after(server())
+    member = after_mutation(server())
     assert limits(member) == [MARKERS, {}]
     assert "env" not in member["spec"]["containers"][0], "nothing of a card is its"
     assert request.parse_mutated(member) is None
@@ -166,71 +166,71 @@ def test_a_member_that_asks_for_nothing_comes_to_the_extender_by_markers() -> No
 
 def test_a_member_with_devices_alone_has_the_slot_and_one_marker() -> None:
     known = Known(known_classes=RDMA)
-    asked = pod(containers=[{"name": "a"}, {"name": "b", "resources": {"limits": {"rdma": "1"}}}])
-    plain, device = limits(after(asked, known))
+    member = pod(containers=[{"name": "a"}, {"name": "b", "resources": {"limits": {"rdma": "1"}}}])
+    plain, device = limits(after_mutation(member, known))
     assert plain == {}
     assert device == {"cardwise.dev/rdma": "1", names.SHARE: "1", names.PLACE_MARKER: "0"}
 
 
 def test_a_copy_of_a_running_member_is_gated_again() -> None:
-    for asked in (pod(), server()):
-        member = after(asked)
+    for member_pod in (pod(), server()):
+        member = after_mutation(member_pod)
         running = member | {"metadata": member["metadata"] | {"resourceVersion": "7"}}
-        running["spec"] = {key: value for key, value in member["spec"].items() if key != "schedulingGates"}
+        running["spec"] = {key: field for key, field in member["spec"].items() if key != "schedulingGates"}
         running["spec"]["nodeName"] = "n1"
-        if asked != server():
+        if member_pod != server():
             held = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
             running["metadata"]["annotations"] = GROUP | held
         assert "spec.nodeName: removed, since the pod is a copy" in "".join(warned(running))
-        again = after(running)
+        again = after_mutation(running)
         assert (again["spec"], again["metadata"]["labels"]) == (member["spec"], member["metadata"]["labels"])
         assert "resourceVersion" not in again["metadata"]
 
 
 def test_a_node_name_of_the_user_is_refused_before_kubernetes_speaks_of_gates() -> None:
-    for asked in (pod(), server()):
-        asked["spec"]["nodeName"] = "n1"
-        assert refusal(asked) == (
+    for member in (pod(), server()):
+        member["spec"]["nodeName"] = "n1"
+        assert refusal(member) == (
             "spec.nodeName: a pod of a gang must be placed by the scheduler; use spec.nodeSelector or "
             "spec.affinity.nodeAffinity instead"
         )
 
 
 def test_gate_label_and_markers_of_a_pod_in_no_gang_go_with_a_warning() -> None:
-    asked = server(annotations={}, labels={names.GANG: "slurp", "mine": "x"})
-    asked["spec"]["schedulingGates"] = [GATE, {"name": "mine"}]
-    asked["spec"]["containers"][0]["resources"] = {"limits": dict(MARKERS)}
-    alone = after(asked)
+    loner = server(annotations={}, labels={names.GANG: "slurp", "mine": "x"})
+    loner["spec"]["schedulingGates"] = [GATE, {"name": "mine"}]
+    loner["spec"]["containers"][0]["resources"] = {"limits": dict(MARKERS)}
+    alone = after_mutation(loner)
     assert alone["metadata"]["labels"] == {"mine": "x"}
     assert alone["spec"]["schedulingGates"] == [{"name": "mine"}]
     assert limits(alone) == [{}, {}]
-    told = "\n".join(warned(asked))
-    assert f"metadata.labels[{names.GANG}]: removed, since the pod is in no gang" in told
-    assert f"spec.schedulingGates[{names.GANG}]: removed, since the pod is in no gang" in told
-    assert names.PLACE_MARKER in told
+    warnings = "\n".join(warned(loner))
+    assert f"metadata.labels[{names.GANG}]: removed, since the pod is in no gang" in warnings
+    assert f"spec.schedulingGates[{names.GANG}]: removed, since the pod is in no gang" in warnings
+    assert names.PLACE_MARKER in warnings
     assert validated(alone).allowed
 
 
 def test_the_label_is_the_name_that_the_pod_says() -> None:
-    asked = pod(labels={names.GANG: "other"})
-    assert after(asked)["metadata"]["labels"] == {names.GANG: "slurp"}
-    assert warned(asked) == (f"metadata.labels[{names.GANG}]: replaced by slurp, the gang that the pod names",)
+    member = pod(labels={names.GANG: "other"})
+    assert after_mutation(member)["metadata"]["labels"] == {names.GANG: "slurp"}
+    assert warned(member) == (f"metadata.labels[{names.GANG}]: replaced by slurp, the gang that the pod names",)
 
 
 def test_pods_for_schedulers_that_do_not_ask_the_extender_are_in_no_gang() -> None:
-    for asked in (pod(), pod({}, {names.COSCHEDULING: "a"})):
-        asked["spec"]["schedulerName"] = "volcano"
-        assert "schedulingGates" not in after(asked)["spec"]
-        assert names.GANG not in after(asked)["metadata"].get("labels", {})
+    for member in (pod(), pod({}, {names.COSCHEDULING: "a"})):
+        member["spec"]["schedulerName"] = "volcano"
+        assert "schedulingGates" not in after_mutation(member)["spec"]
+        assert names.GANG not in after_mutation(member)["metadata"].get("labels", {})
         ours = WebhookSettings(gang_schedulers=frozenset({"volcano"}))
-        assert after(asked, settings=ours)["spec"]["schedulingGates"] == [GATE]
+        assert after_mutation(member, settings=ours)["spec"]["schedulingGates"] == [GATE]
 
 
 def test_a_member_gets_no_default_share() -> None:
     known = Known(namespaces={"default": Defaults("1Gi", "spread")})
     for decide in (on_mutate, on_defaults):
         assert names.GPU_MEM not in str(decide(server(), "pods", known).patch)
-    assert after(pod(), known)["metadata"]["annotations"][names.POLICY] == "spread"
+    assert after_mutation(pod(), known)["metadata"]["annotations"][names.POLICY] == "spread"
 
 
 def test_exempt_namespaces_have_no_gangs() -> None:
@@ -242,14 +242,14 @@ def test_exempt_namespaces_have_no_gangs() -> None:
 def test_a_pod_that_is_given_our_scheduler_is_in_the_gang_that_it_names_there(native: bool) -> None:
     """Another scheduler with gangs of its own runs under the name of Kubernetes' default."""
     settings = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
-    asked = build.pod(gpu_mem=100) if native else pod(gpu_mem=100)
+    asking = build.pod(gpu_mem=100) if native else pod(gpu_mem=100)
     if native:
-        asked["spec"]["schedulingGroup"] = {"podGroupName": "ring"}
+        asking["spec"]["schedulingGroup"] = {"podGroupName": "ring"}
     known = Known()
-    made = mutated(asked, "pods", known, settings)
-    assert made["spec"]["schedulerName"] == "ours"
-    assert core.gang_of(made) is not None
-    assert on_validate(made, "pods", known, settings).allowed
+    mutated_pod = mutated(asking, "pods", known, settings)
+    assert mutated_pod["spec"]["schedulerName"] == "ours"
+    assert core.gang_of(mutated_pod) is not None
+    assert on_validate(mutated_pod, "pods", known, settings).allowed
 
 
 _KEYS = [names.GROUP_NAME, names.GROUP_NUM, names.COSCHEDULING, names.GANG]
@@ -258,18 +258,18 @@ _GROUPS = st.dictionaries(st.sampled_from(_KEYS), st.sampled_from(["2", "3", "a"
 
 @given(PODS, _GROUPS, _GROUPS, st.lists(st.sampled_from([GATE, {"name": "mine"}]), max_size=2, unique_by=str))
 def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
-    asked: Json, annotations: Json, labels: Json, gates: list[Json]
+    asking: Json, annotations: Json, labels: Json, gates: list[Json]
 ) -> None:
-    metadata = asked["metadata"] | {"annotations": asked["metadata"]["annotations"] | annotations, "labels": labels}
-    asked = {"metadata": metadata, "spec": asked["spec"] | {"schedulingGates": gates}}
+    metadata = asking["metadata"] | {"annotations": asking["metadata"]["annotations"] | annotations, "labels": labels}
+    asking = {"metadata": metadata, "spec": asking["spec"] | {"schedulingGates": gates}}
     known = Known(known_classes=CLASSES)
-    first = on_mutate(asked, "pods", known)
+    first = on_mutate(asking, "pods", known)
     assume(first.allowed)
-    member = after(asked, known)
-    said = core.membership(asked)
-    assert core.gang_of(member) == said
-    assert core.is_gated(member) == (said is not None)
-    marked = said is not None and request.parse(member) is None
+    member = after_mutation(asking, known)
+    membership = core.membership(asking)
+    assert core.gang_of(member) == membership
+    assert core.is_gated(member) == (membership is not None)
+    marked = membership is not None and request.parse(member) is None
     assert mutate.is_marked(member) == marked, "filter and bind see it by what it asks for, or by the markers"
     assert {"name": "mine"} in member["spec"]["schedulingGates"] or {"name": "mine"} not in gates
 
@@ -297,8 +297,8 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
     ],
 )
 def test_groups_that_cannot_be_are_refused(annotations: Json, says: str) -> None:
-    for asked in (pod(GROUP | annotations), server(annotations=GROUP | annotations)):
-        assert says in refusal(asked)
+    for member in (pod(GROUP | annotations), server(annotations=GROUP | annotations)):
+        assert says in refusal(member)
 
 
 def test_a_number_without_a_name_is_refused() -> None:
@@ -326,9 +326,9 @@ def test_another_number_than_that_of_living_members_is_refused() -> None:
 
 
 def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() -> None:
-    asked = pod(GROUP, {names.GROUP_NAME: "other", names.GROUP_NUM: "5", names.COSCHEDULING: "third"})
-    assert core.gang_of(after(asked)) == Membership(name="slurp", minimum=3)
-    assert warned(asked) == (
+    member = pod(GROUP, {names.GROUP_NAME: "other", names.GROUP_NUM: "5", names.COSCHEDULING: "third"})
+    assert core.gang_of(after_mutation(member)) == Membership(name="slurp", minimum=3)
+    assert warned(member) == (
         f"metadata.labels[{names.GROUP_NAME}]: other differs from the annotation, which says slurp and holds",
         f"metadata.labels[{names.GROUP_NUM}]: 5 differs from the annotation, which says 3 and holds",
         f"metadata.labels[{names.COSCHEDULING}]: differs from {names.GROUP_NAME}, which says slurp and holds",
@@ -337,7 +337,7 @@ def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() 
 
 
 def test_a_member_that_another_webhook_has_bent_is_refused() -> None:
-    member = after(server())
+    member = after_mutation(server())
     ungated = member | {"spec": member["spec"] | {"schedulingGates": []}}
     relabelled = member | {"metadata": member["metadata"] | {"labels": {names.GANG: "other"}}}
     joined = server(annotations={}, labels={names.GANG: "slurp"})
@@ -356,10 +356,10 @@ def workload(resource: str = "deployments", annotations: Json | None = None, **s
     return {"metadata": {"name": "w"}, "spec": {"jobTemplate": {"spec": inner}} if resource == "cronjobs" else inner}
 
 
-def judged(obj: Json, resource: str = "deployments", old: Json | None = None, **about: Any) -> Decision:
+def judged(manifest: Json, resource: str = "deployments", old: Json | None = None, **about: Any) -> Decision:
     operation = "UPDATE" if old is not None else "CREATE"
     settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
-    return on_validate(obj, resource, Known(), settings, operation=operation, old=old, **about)
+    return on_validate(manifest, resource, Known(), settings, operation=operation, old=old, **about)
 
 
 ORDERED = (
@@ -379,8 +379,8 @@ def test_a_stateful_set_that_can_be_whole_is_not() -> None:
     alone = workload(annotations=GROUP | {names.GROUP_NUM: "1"}, replicas=3)
     assert judged(alone, "statefulsets") == Decision()
     # One pod is not in the way of those of others, such as the workers of a parameter server.
-    (told,) = judged(workload(replicas=1), "statefulsets").warnings
-    assert "this makes 1" in told
+    (warning,) = judged(workload(replicas=1), "statefulsets").warnings
+    assert "this makes 1" in warning
     assert judged(workload(annotations={}, replicas=3), "statefulsets") == Decision()
 
 
@@ -398,7 +398,7 @@ def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("resource", "spec", "field", "made"),
+    ("resource", "spec", "field", "pod_count"),
     [
         ("deployments", {"replicas": 2}, "spec.replicas", 2),
         ("deployments", {}, "spec.replicas", 1),
@@ -411,10 +411,10 @@ def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
         ("cronjobs", {"parallelism": 2}, "spec.jobTemplate.spec.parallelism", 2),
     ],
 )
-def test_a_workload_that_makes_too_few_pods_hears_so(resource: str, spec: Json, field: str, made: int) -> None:
+def test_a_workload_that_makes_too_few_pods_hears_so(resource: str, spec: Json, field: str, pod_count: int) -> None:
     decision = judged(workload(resource, **spec), resource)
-    more = f"right where other workloads make the other {3 - made}"
-    text = f"{field}: gang slurp needs 3 pods to start and this makes {made}; {more}"
+    advice = f"right where other workloads make the other {3 - pod_count}"
+    text = f"{field}: gang slurp needs 3 pods to start and this makes {pod_count}; {advice}"
     assert (decision.allowed, decision.warnings) == (True, (text,))
 
 
@@ -440,8 +440,8 @@ def test_a_bad_group_in_a_template_is_refused_where_it_is_written() -> None:
     assert judged(workload("cronjobs", bad), "cronjobs").message.startswith("spec.jobTemplate.spec.template.metadata.")
     twice = workload(replicas=3)
     twice["spec"]["template"]["metadata"]["labels"] = {names.GROUP_NUM: "4"}
-    (told,) = judged(twice).warnings
-    assert told.startswith(f"spec.template.metadata.labels[{names.GROUP_NUM}]: 4 differs from the annotation")
+    (warning,) = judged(twice).warnings
+    assert warning.startswith(f"spec.template.metadata.labels[{names.GROUP_NUM}]: 4 differs from the annotation")
 
 
 def test_nobody_is_told_of_what_a_controller_made_or_what_is_not_ours() -> None:

@@ -11,7 +11,7 @@ from cardwise.core.api.mps import Mode, SmPercent
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known, on_validate, patched
-from tests.webhook.sharing import SETTINGS, admitted, decided, env, judged, refused, sidecar
+from tests.webhook.sharing import SETTINGS, admitted, decision_on, env, judged, refused, sidecar
 from webhook.pods.defaults import Defaults
 from webhook.pods.mpsmode import FIELD
 from webhook.server.decisions import WebhookSettings
@@ -27,8 +27,8 @@ def saying(mode: str | None = None, **resources: Any) -> Json:
 
 
 def mode(pod: Json) -> str | None:
-    found: str | None = pod["metadata"]["annotations"].get(names.MPS)
-    return found
+    stored_mode: str | None = pod["metadata"]["annotations"].get(names.MPS)
+    return stored_mode
 
 
 def test_the_names_are_those_of_the_core() -> None:
@@ -36,17 +36,17 @@ def test_the_names_are_those_of_the_core() -> None:
     assert (mps.MODE, mps.SM_PERCENT) == (names.MPS, names.SM_PERCENT)
 
 
-@pytest.mark.parametrize("said", list(Mode))
-def test_the_pods_own_word_stays(said: str) -> None:
-    after, _ = admitted(saying(said), settings=WebhookSettings(mps=Mode.REQUIRED))
-    assert mode(after) == said
+@pytest.mark.parametrize("own_mode", list(Mode))
+def test_the_pods_own_word_stays(own_mode: str) -> None:
+    after, _ = admitted(saying(own_mode), settings=WebhookSettings(mps=Mode.REQUIRED))
+    assert mode(after) == own_mode
 
 
-@pytest.mark.parametrize("said", list(Mode))
-def test_the_setting_is_noted_on_pods_that_hold_a_card_and_on_no_other(said: Mode) -> None:
-    settings = WebhookSettings(mps=said)
-    assert mode(admitted(saying(), settings=settings)[0]) == said
-    assert mode(admitted(saying(gpu_count=1), settings=settings)[0]) == said
+@pytest.mark.parametrize("default_mode", list(Mode))
+def test_the_setting_is_noted_on_pods_that_hold_a_card_and_on_no_other(default_mode: Mode) -> None:
+    settings = WebhookSettings(mps=default_mode)
+    assert mode(admitted(saying(), settings=settings)[0]) == default_mode
+    assert mode(admitted(saying(gpu_count=1), settings=settings)[0]) == default_mode
     plain = build.pod(containers=[build.container("a", share=1)])
     assert mode(admitted(plain, settings=settings)[0]) is None
 
@@ -63,16 +63,16 @@ def test_the_namespace_goes_before_the_setting_and_the_pod_before_both() -> None
 def test_an_unknown_word_is_refused_with_the_ones_there_are() -> None:
     assert refused(saying("on")) == f"{FIELD}: 'on' is no mode of MPS; write one of: off, preferred, required"
     known = Known(namespaces={"team": Defaults(mps="yes")})
-    message = decided(saying(), known, namespace="team").message
+    message = decision_on(saying(), known, namespace="team").message
     assert message.startswith(f"namespace team: metadata.annotations[{names.MPS}]: 'yes' is no mode of MPS")
     # Who asks for nothing may write what he likes.
-    assert decided(build.pod(containers=[build.container("a", share=1)], annotations={names.MPS: "on"})).allowed
+    assert decision_on(build.pod(containers=[build.container("a", share=1)], annotations={names.MPS: "on"})).allowed
 
 
 def judged_in(namespace: str, pod: Json, known: Known, settings: WebhookSettings = SETTINGS) -> Decision:
     """By /validate, as /mutate has made it."""
-    made = patched(pod, decided(pod, known, settings, namespace))
-    return on_validate(made, "pods", known, settings, namespace=namespace)
+    after = patched(pod, decision_on(pod, known, settings, namespace))
+    return on_validate(after, "pods", known, settings, namespace=namespace)
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
 ) -> None:
     settings = replace(SETTINGS, min_mps=Mode(setting))
     known = Known(namespaces={"team": Defaults(min_mps=namespace)}, scopes=frozenset({"card"}))
-    for said in Mode:
-        decision = judged_in("team", saying(said), known, settings)
-        assert decision.allowed == (said.isolation >= Mode(bound).isolation), said
+    for own_mode in Mode:
+        decision = judged_in("team", saying(own_mode), known, settings)
+        assert decision.allowed == (own_mode.isolation >= Mode(bound).isolation), own_mode
     problem = f"{FIELD}: off is less than the {bound} that the administrators ask of pods that share cards here"
     assert judged_in("team", saying("off"), known, settings).message == f"{problem}; write {bound}, or leave it out"
     assert mode(admitted(saying(), known, settings, "team")[0]) == bound, "so does who says nothing"
@@ -121,12 +121,12 @@ def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
 
 def test_a_least_mode_that_is_none_is_refused_where_it_is_written() -> None:
     known = Known(namespaces={"team": Defaults(min_mps="much")})
-    assert "'much' is no mode of MPS" in decided(saying(), known, namespace="team").message
+    assert "'much' is no mode of MPS" in decision_on(saying(), known, namespace="team").message
 
 
 def percent(pod: Json) -> str | None:
-    found: str | None = pod["metadata"]["annotations"].get(names.SM_PERCENT)
-    return found
+    stored_percent: str | None = pod["metadata"]["annotations"].get(names.SM_PERCENT)
+    return stored_percent
 
 
 def test_what_the_percentage_is_taken_from_is_noted_where_it_is_not_the_usual() -> None:
@@ -150,19 +150,19 @@ def test_what_a_percentage_cannot_be_taken_from_is_refused() -> None:
     says = "'50' is nothing to take a percentage from; write one of: core, memory"
     assert refused(bad) == f"metadata.annotations[{names.SM_PERCENT}]: {says}"
     known = Known(namespaces={"team": Defaults(sm_percent="50")})
-    assert decided(saying(), known, namespace="team").message.startswith("namespace team: metadata.annotations[")
+    assert decision_on(saying(), known, namespace="team").message.startswith("namespace team: metadata.annotations[")
 
 
-@pytest.mark.parametrize("asked", [{"gpu_mem": 64, "gpu_count": 2}, {"gpu_count": 2}], ids=["split", "whole"])
-def test_who_has_several_cards_gets_mps_by_default_only_where_one_daemon_serves_them(asked: Json) -> None:
-    assert mode(admitted(saying(**asked))[0]) == "off"
-    assert mode(admitted(saying(**asked), PER_CARD)[0]) == "off"
-    assert mode(admitted(saying(**asked), PER_NODE)[0]) == "preferred"
+@pytest.mark.parametrize("amounts", [{"gpu_mem": 64, "gpu_count": 2}, {"gpu_count": 2}], ids=["split", "whole"])
+def test_who_has_several_cards_gets_mps_by_default_only_where_one_daemon_serves_them(amounts: Json) -> None:
+    assert mode(admitted(saying(**amounts))[0]) == "off"
+    assert mode(admitted(saying(**amounts), PER_CARD)[0]) == "off"
+    assert mode(admitted(saying(**amounts), PER_NODE)[0]) == "preferred"
 
 
 def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -> None:
     after = saying("required", gpu_mem=2000, gpu_count=2)
-    first = decided(after, PER_CARD, PLAIN)
+    first = decision_on(after, PER_CARD, PLAIN)
     assert first.allowed
     stored = patched(after, first)
     message = judged(stored, PER_CARD).message
@@ -214,34 +214,34 @@ def test_limits_of_a_share_are_written_as_mps_reads_them() -> None:
     of_side = env(after["spec"]["initContainers"][0])
     assert of_side[LIMIT]["value"] == "0=512M"
     assert PERCENT not in of_side
-    for found in (first, of_side):
-        mps.check_limits(found[LIMIT]["value"])
-        assert mps.PIPE_ENV not in found, "only the node knows the pipe"
+    for variables in (first, of_side):
+        mps.check_limits(variables[LIMIT]["value"])
+        assert mps.PIPE_ENV not in variables, "only the node knows the pipe"
 
 
 @pytest.mark.parametrize(
-    ("said", "asked", "percent"),
+    ("own_mode", "amounts", "percent"),
     [
         pytest.param("off", {"gpu_mem": 64, "gpu_core": 30}, None, id="off"),
         pytest.param("required", {"gpu_count": 1}, None, id="whole"),
         pytest.param("required", {"gpu_mem": 64, "gpu_count": 2, "gpu_core": 60}, "30", id="split"),
     ],
 )
-def test_no_memory_limit_where_it_would_be_none(said: str, asked: Json, percent: str | None) -> None:
-    found = env(admitted(saying(said, **asked), PER_NODE, PLAIN)[0]["spec"]["containers"][0])
-    assert LIMIT not in found
-    assert found.get(PERCENT, {}).get("value") == percent
+def test_no_memory_limit_where_it_would_be_none(own_mode: str, amounts: Json, percent: str | None) -> None:
+    variables = env(admitted(saying(own_mode, **amounts), PER_NODE, PLAIN)[0]["spec"]["containers"][0])
+    assert LIMIT not in variables
+    assert variables.get(PERCENT, {}).get("value") == percent
 
 
-@pytest.mark.parametrize("value", ["0=100G", "0=0", "1.5G", "", "0=8138M,1=1M"])
-def test_what_a_user_writes_never_lifts_a_limit(value: str) -> None:
+@pytest.mark.parametrize("text", ["0=100G", "0=0", "1.5G", "", "0=8138M,1=1M"])
+def test_what_a_user_writes_never_lifts_a_limit(text: str) -> None:
     pod = saying("preferred")
-    entries = [{"name": LIMIT, "value": value}, {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]
+    entries = [{"name": LIMIT, "value": text}, {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/x"}]
     pod["spec"]["containers"][0]["env"] = [*entries, {"name": LIMIT, "value": "0=9G"}]
     after, warnings = admitted(pod, settings=PLAIN)
-    found = env(after["spec"]["containers"][0])
-    assert found[LIMIT] == {"name": LIMIT, "value": "0=8138M"}
-    assert mps.PIPE_ENV not in found
+    variables = env(after["spec"]["containers"][0])
+    assert variables[LIMIT] == {"name": LIMIT, "value": "0=8138M"}
+    assert mps.PIPE_ENV not in variables
     assert any(LIMIT in text and "replaced" in text for text in warnings)
 
 
@@ -263,12 +263,12 @@ def test_the_copy_of_a_pod_with_mps_is_quiet_and_one_without_loses_the_limits() 
         pytest.param({"name": names.ENV_LIMIT_MIB, "value": "99999"}, id="what it is told"),
     ],
 )
-@pytest.mark.parametrize("how", ["instead", "beside"])
-def test_what_another_webhook_changes_later_is_refused(changed: Json, how: str) -> None:
+@pytest.mark.parametrize("change", ["instead", "beside"])
+def test_what_another_webhook_changes_later_is_refused(changed: Json, change: str) -> None:
     stored, _ = admitted(saying("preferred"), settings=PLAIN)
     bent = deepcopy(stored)
     container = bent["spec"]["containers"][0]
-    kept = [entry for entry in container["env"] if entry["name"] != changed["name"] or how == "beside"]
+    kept = [entry for entry in container["env"] if entry["name"] != changed["name"] or change == "beside"]
     container["env"] = [*kept, changed]
     message = judged(bent, settings=PLAIN).message
     assert message.startswith("spec.containers[0].env: ")

@@ -14,12 +14,12 @@ ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
 
 
 def limits(pod: Json, index: int = 0, kind: str = "containers") -> Json:
-    found: Json = pod["spec"][kind][index]["resources"]["limits"]
-    return found
+    stored_limits: Json = pod["spec"][kind][index]["resources"]["limits"]
+    return stored_limits
 
 
 @pytest.mark.parametrize(
-    ("asked", "after"),
+    ("amounts", "after"),
     [
         pytest.param({"gpu_mem": "8138"}, {names.GPU_MEM: "8138"}, id="MiB"),
         pytest.param({"gpu_mem": "8Gi"}, {names.GPU_MEM: "8192"}, id="GiB"),
@@ -34,8 +34,8 @@ def limits(pod: Json, index: int = 0, kind: str = "containers") -> Json:
         pytest.param({"gpu_mem": 64, "share": 7}, {names.GPU_MEM: "64"}, id="own slots"),
     ],
 )
-def test_limits_become_canonical_with_one_slot(asked: Json, after: Json) -> None:
-    assert limits(mutate(build.pod(**asked)).pod) == after | {names.SHARE: "1"}
+def test_limits_become_canonical_with_one_slot(amounts: Json, after: Json) -> None:
+    assert limits(mutate(build.pod(**amounts)).pod) == after | {names.SHARE: "1"}
 
 
 def test_requests_follow_limits() -> None:
@@ -86,10 +86,10 @@ def test_a_copy_of_a_placed_pod_loses_its_node() -> None:
     pod = build.pod(gpu_mem=8138, annotations=ASSIGNED)
     pod["metadata"]["resourceVersion"] = "7"
     pod["spec"]["nodeName"] = "n1"
-    after, told = unplaced(pod, None)
+    after, warnings = unplaced(pod, None)
     assert "nodeName" not in after["spec"]
     assert "resourceVersion" not in after["metadata"]
-    assert len(told) == 1
+    assert len(warnings) == 1
 
 
 def test_a_node_name_of_the_user_stays_to_be_refused() -> None:
@@ -146,7 +146,7 @@ def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "value", "after"),
+    ("text", "number", "after"),
     [
         ("8k", 8000, "8k"),
         ("8000", 8000, "8000"),
@@ -156,8 +156,8 @@ def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
         (None, 5, "5"),
     ],
 )
-def test_numbers_keep_the_spelling_of_the_api_server(text: str | None, value: int, after: str) -> None:
-    assert spelling(text, value) == after
+def test_numbers_keep_the_spelling_of_the_api_server(text: str | None, number: int, after: str) -> None:
+    assert spelling(text, number) == after
 
 
 CLASSES = resource_classes(resource_class("half", share={"memoryMiB": 4000, "corePercent": 30}))
@@ -177,8 +177,8 @@ def test_what_other_webhooks_drop_changes_no_request(asks: Json, change: str) ->
     known = Known(known_classes=CLASSES)
     before = build.pod(containers=[{"name": "main", "image": "x", "resources": {"limits": asks}}])
     pod = mutated(before, "pods", known)
-    asked = request.parse(pod)
-    assert asked is not None
+    pod_request = request.parse(pod)
+    assert pod_request is not None
     container = pod["spec"]["containers"][0]
     if "annotations" in change:
         pod["metadata"].pop("annotations", None)
@@ -189,13 +189,18 @@ def test_what_other_webhooks_drop_changes_no_request(asks: Json, change: str) ->
     again = mutated(pod, "pods", known)
     after = request.parse(again)
     assert after is not None
-    (one,), (two,) = asked.containers, after.containers
-    assert (two.cards, two.mem, two.core, two.resource_class) == (one.cards, one.mem, one.core, one.resource_class)
+    (first,), (two,) = pod_request.containers, after.containers
+    assert (two.cards, two.mem, two.core, two.resource_class) == (
+        first.cards,
+        first.mem,
+        first.core,
+        first.resource_class,
+    )
     assert on_validate(again, "pods", known).allowed
     if "slot" not in change:  # with no call of ours in between
         late = request.parse(pod)
         assert late is not None
-        assert (late.containers[0].cards, late.containers[0].mem) == (one.cards, one.mem)
+        assert (late.containers[0].cards, late.containers[0].mem) == (first.cards, first.mem)
 
 
 def _drop(env: list[Json], dropped: str) -> list[Json]:
@@ -244,17 +249,17 @@ def test_with_one_witness_of_two_the_count_stays(drop: str) -> None:
     else:
         for container in pod["spec"]["containers"]:
             del container["env"]
-    asked = request.parse(mutated(pod, "pods", Known()))
-    assert asked is not None
-    assert [container.cards for container in asked.containers] == [2, 1]
+    pod_request = request.parse(mutated(pod, "pods", Known()))
+    assert pod_request is not None
+    assert [container.cards for container in pod_request.containers] == [2, 1]
 
 
 def test_a_count_by_hand_says_nothing() -> None:
     env = [{"name": names.ENV_GPU_COUNT, "value": "2"}]
     pod = build.pod(containers=[build.container(gpu_mem=8) | {"env": env}])
     after = mutated(pod, "pods", Known())
-    asked = request.parse(after)
-    assert asked is not None
-    assert asked.containers[0].cards == 1
+    pod_request = request.parse(after)
+    assert pod_request is not None
+    assert pod_request.containers[0].cards == 1
     assert names.ENV_GPU_COUNT not in [entry["name"] for entry in after["spec"]["containers"][0]["env"]]
     assert mutated(after, "pods", Known()) == after

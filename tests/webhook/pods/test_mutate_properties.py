@@ -46,7 +46,7 @@ CLASSES = resource_classes(
 VOCABULARY = Vocabulary(CLASSES.get, take_nvidia=True)
 
 
-def _of(*resources: str) -> st.SearchStrategy[Json]:
+def _strategy_of(*resources: str) -> st.SearchStrategy[Json]:
     """One of the resources, or several that say the same."""
     return st.builds(
         dict.fromkeys,
@@ -59,11 +59,13 @@ def _some(*resources: str) -> st.SearchStrategy[Json]:
 
 
 def _all_of(*parts: st.SearchStrategy[Json]) -> st.SearchStrategy[Json]:
-    return st.tuples(*parts).map(lambda found: {name: amount for part in found for name, amount in part.items()})
+    return st.tuples(*parts).map(
+        lambda parts_found: {name: amount for part in parts_found for name, amount in part.items()}
+    )
 
 
 _NOTHING: st.SearchStrategy[Json] = st.just({})
-_K80, _HALF = _of("k80", f"{names.CLASS_PREFIX}k80"), _of("half", f"{names.CLASS_PREFIX}half")
+_K80, _HALF = _strategy_of("k80", f"{names.CLASS_PREFIX}k80"), _strategy_of("half", f"{names.CLASS_PREFIX}half")
 _MEMORY = st.fixed_dictionaries(
     {names.GPU_MEM: st.sampled_from(["8138", "8Gi", "0.5Gi", "8000", "8k", "1e3", "1024Mi"])}
 )
@@ -71,13 +73,13 @@ _CARDS = st.one_of(
     _NOTHING,
     _all_of(_MEMORY, _some(names.GPU_COUNT, names.GPU_CORE)),
     _all_of(_MEMORY, st.fixed_dictionaries({"k80": st.just("1")})),
-    _of(names.WHOLE_GPU, names.NVIDIA_GPU),
+    _strategy_of(names.WHOLE_GPU, names.NVIDIA_GPU),
     _K80,
     _HALF,
     st.fixed_dictionaries({"half": st.just("1"), names.GPU_CORE: st.just("20")}),
 )
 _DEVICES = st.one_of(
-    _NOTHING, _NOTHING, _of("rdma", f"{names.CLASS_PREFIX}rdma"), _some(f"{names.CLASS_PREFIX}fpga"),
+    _NOTHING, _NOTHING, _strategy_of("rdma", f"{names.CLASS_PREFIX}rdma"), _some(f"{names.CLASS_PREFIX}fpga"),
 )  # fmt: skip
 # What people mean, now and then beside anything at all: most of that is refused.
 _MEANT = _all_of(_CARDS, _DEVICES, _some(names.SHARE, names.PLACE_MARKER, "cpu"))
@@ -89,9 +91,9 @@ _ENV_NAMES = [
 ]  # fmt: skip
 _ENV = st.lists(
     st.builds(
-        lambda name, value, annotation: (
-            {"name": name, "value": value}
-            if value is not None
+        lambda name, text, annotation: (
+            {"name": name, "value": text}
+            if text is not None
             else {"name": name, "valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{annotation}']"}}}
         ),
         st.sampled_from(_ENV_NAMES), st.sampled_from(["all", "", "7", None]), st.sampled_from(_REFERENCES),
@@ -144,8 +146,8 @@ def with_one_in_front(pod: Json) -> Json:
 
 
 def asked_by_name(pod: Json) -> dict[str, ContainerRequest]:
-    found = request.parse_mutated(pod)
-    return {c.name: replace(c, key="") for c in found.containers} if found else {}
+    pod_request = request.parse_mutated(pod)
+    return {c.name: replace(c, key="") for c in pod_request.containers} if pod_request else {}
 
 
 def rewritten(pod: Json, policy: str = "") -> Json:
@@ -157,7 +159,7 @@ def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str)
     before = deepcopy(pod)
     try:
         named = classes.rewritten(pod, VOCABULARY)
-        asked = request.parse(named)
+        pod_request = request.parse(named)
     except InvalidRequest:
         assume(False)
     after = mutate(named, policy=policy, runtime_class="nvidia").pod
@@ -166,7 +168,7 @@ def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str)
     again = mutate(after, policy=policy, runtime_class="nvidia")
     assert (again.pod, again.warnings) == (after, ())
     seen = request.parse(after)
-    assert (seen and (seen.containers, seen.devices)) == (asked and (asked.containers, asked.devices))
+    assert (seen and (seen.containers, seen.devices)) == (pod_request and (pod_request.containers, pod_request.devices))
     assert asked_by_name(mutate(with_one_in_front(after), policy=policy).pod) == asked_by_name(after)
 
 
@@ -185,16 +187,18 @@ def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no
         after = rewritten(pod)
     except InvalidRequest:
         assume(False)
-    asked = request.parse(after)
-    keys = [one.key for one in (*asked.devices, *asked.containers)] if asked else []
-    marked = keys[:1] if asked and not asked.containers else []
+    pod_request = request.parse(after)
+    keys = [entry.key for entry in (*pod_request.devices, *pod_request.containers)] if pod_request else []
+    marked = keys[:1] if pod_request and not pod_request.containers else []
     for container in request.containers(after):
         limits = container.spec["resources"]["limits"]
         assert limits.get(names.SHARE) == ("1" if container.key in keys else None)
         assert limits.get(names.PLACE_MARKER) == ("0" if container.key in marked else None)
         assert names.BIND_MARKER not in limits
         assert {names.class_of(name) for name in limits if names.class_of(name) in ("rdma", "fpga")} == {
-            one.resource_class for one in (asked.devices if asked else ()) if one.key == container.key
+            device.resource_class
+            for device in (pod_request.devices if pod_request else ())
+            if device.key == container.key
         }
 
 
@@ -226,10 +230,10 @@ def test_one_call_of_the_webhook_is_enough(pod: Json, marks: Json, labels: Json,
     """In a namespace with every default, also for copies of placed pods and of members of gangs."""
     annotations = pod["metadata"]["annotations"] | marks
     metadata = pod["metadata"] | {"annotations": annotations, "labels": labels}
-    made = {"metadata": metadata, "spec": pod["spec"] | {"tolerations": tolerations}}
-    decision = on_mutate(made, "pods", KNOWN, SETTINGS)
+    manifest = {"metadata": metadata, "spec": pod["spec"] | {"tolerations": tolerations}}
+    decision = on_mutate(manifest, "pods", KNOWN, SETTINGS)
     assume(decision.allowed)
-    after = patched(made, decision)
+    after = patched(manifest, decision)
     again = on_mutate(after, "pods", KNOWN, SETTINGS)
     assert (again.allowed, again.patch) == (True, [])
 
@@ -248,9 +252,9 @@ def test_what_another_webhook_adds_later_is_rewritten_beside_what_was(pod: Json,
     second = on_mutate(added, "pods", KNOWN, settings)
     assume(second.allowed)  # not beside a class of devices that the pod names by annotation
     after = patched(added, second)
-    found = asked_by_name(after)
-    assert found.pop("mesh").mem == 2 * unit.mib
-    assert found == before
+    containers = asked_by_name(after)
+    assert containers.pop("mesh").mem == 2 * unit.mib
+    assert containers == before
     assert on_mutate(after, "pods", KNOWN, settings).patch == []
 
 

@@ -19,15 +19,15 @@ def pod(limits: Json) -> Json:
     return {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "main", "resources": {"limits": limits}}]}}
 
 
-def defaulted(obj: Json) -> Json:
+def defaulted(manifest: Json) -> Json:
     """As the API server does: requests are the limits where they are missing."""
-    spec = obj["spec"]
-    found = []
+    spec = manifest["spec"]
+    containers = []
     for container in spec["containers"]:
         limits = container["resources"]["limits"]
         requests = limits | container["resources"].get("requests", {})
-        found.append(container | {"resources": {"limits": limits, "requests": requests}})
-    return obj | {"spec": spec | {"containers": found}}
+        containers.append(container | {"resources": {"limits": limits, "requests": requests}})
+    return manifest | {"spec": spec | {"containers": containers}}
 
 
 def created(limits: Json, settings: WebhookSettings = TAKE) -> Json:

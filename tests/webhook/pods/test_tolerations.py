@@ -17,12 +17,12 @@ SETTINGS = WebhookSettings(tolerated=(NVIDIA, AKS))
 MINE = {"key": "mine", "operator": "Exists"}
 
 
-def after(*own: Json, settings: WebhookSettings = SETTINGS, **asked: Any) -> list[Json] | None:
-    pod = build.pod(**asked or {"gpu_mem": 100})
+def tolerations_after(*own: Json, settings: WebhookSettings = SETTINGS, **amounts: Any) -> list[Json] | None:
+    pod = build.pod(**amounts or {"gpu_mem": 100})
     if own:
         pod["spec"]["tolerations"] = list(own)
-    found: list[Json] | None = mutated(pod, "pods", Known(), settings)["spec"].get("tolerations")
-    return found
+    tolerations: list[Json] | None = mutated(pod, "pods", Known(), settings)["spec"].get("tolerations")
+    return tolerations
 
 
 def test_taints_are_spelled_as_kubectl_does() -> None:
@@ -38,11 +38,11 @@ def test_what_is_no_taint_is_refused(text: str) -> None:
 
 
 def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:
-    assert after() == [NVIDIA, AKS]
-    assert after(whole_gpu=1) == [NVIDIA, AKS]
-    assert after(MINE) == [MINE, NVIDIA, AKS]
-    assert after(settings=WebhookSettings()) is None
-    assert after(share=1) is None, "it asks for no card"
+    assert tolerations_after() == [NVIDIA, AKS]
+    assert tolerations_after(whole_gpu=1) == [NVIDIA, AKS]
+    assert tolerations_after(MINE) == [MINE, NVIDIA, AKS]
+    assert tolerations_after(settings=WebhookSettings()) is None
+    assert tolerations_after(share=1) is None, "it asks for no card"
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:
     ids=str,
 )
 def test_none_comes_twice(own: Json, added: list[Json]) -> None:
-    assert after(own) == [own, *added]
+    assert tolerations_after(own) == [own, *added]
 
 
 def test_an_update_that_lacks_them_gets_them_again() -> None:
@@ -70,8 +70,10 @@ def test_an_update_that_lacks_them_gets_them_again() -> None:
 
     def updated(*own: Json, old: Json = stored) -> list[Json]:
         new = old | {"spec": old["spec"] | {"tolerations": list(own)}}
-        found: list[Json] = mutated(new, "pods", Known(), SETTINGS, operation="UPDATE", old=old)["spec"]["tolerations"]
-        return found
+        tolerations: list[Json] = mutated(new, "pods", Known(), SETTINGS, operation="UPDATE", old=old)["spec"][
+            "tolerations"
+        ]
+        return tolerations
 
     assert updated(MINE) == [MINE, NVIDIA, AKS]
     assert updated(MINE, AKS) == [MINE, AKS, NVIDIA]

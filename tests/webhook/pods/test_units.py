@@ -9,7 +9,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB, Unit
 from tests import build
 from tests.webhook.reviews import Known, mutated, on_advise, on_defaults, on_validate, patched
-from tests.webhook.sharing import SETTINGS, admitted, decided
+from tests.webhook.sharing import SETTINGS, admitted, decision_on
 from webhook.pods import units
 from webhook.pods.defaults import Defaults
 from webhook.pods.validate import CardSizes
@@ -21,8 +21,8 @@ FIELD = "spec.containers[0].resources.limits[aliyun.com/gpu-mem]"
 
 
 def limits(pod: Json, index: int = 0) -> Json:
-    found: Json = pod["spec"]["containers"][index]["resources"]["limits"]
-    return found
+    stored_limits: Json = pod["spec"]["containers"][index]["resources"]["limits"]
+    return stored_limits
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_requests_beside_limits_mean_the_same() -> None:
     container = pod["spec"]["containers"][0]
     for request, refused in (("2", ""), ("2Gi", ""), ("2048Mi", ""), ("2048", "2048Gi differs from the limit 2Gi")):
         container["resources"]["requests"] = {names.GPU_MEM: request}
-        decision = decided(pod, settings=GIB)
+        decision = decision_on(pod, settings=GIB)
         assert (not decision.allowed, refused in decision.message) == (bool(refused), True)
 
 
@@ -59,14 +59,14 @@ def test_what_a_limit_range_has_given_is_mib_already() -> None:
     pod["spec"]["containers"] += [{"name": "other", "resources": {"limits": {names.GPU_MEM: "2"}}}]
     pod["spec"]["containers"][0] |= {"name": "main"}
     pod["spec"]["containers"][0]["resources"]["requests"] = {names.GPU_MEM: "2048"}
-    said = (
+    text = (
         "LimitRanger plugin set: aliyun.com/gpu-mem, cpu request for container main; "
         "aliyun.com/gpu-mem limit for container main; memory limit for container other"
     )
-    pod["metadata"]["annotations"] = {names.LIMIT_RANGER: said}
+    pod["metadata"]["annotations"] = {names.LIMIT_RANGER: text}
     after, _ = admitted(pod, settings=GIB)
     assert [limits(after, i)[names.GPU_MEM] for i in (0, 1)] == ["2048", "2048"]
-    init = said.replace("container main", "init container main")
+    init = text.replace("container main", "init container main")
     assert "2048Gi" in str(units.spelled(pod | {"metadata": {"annotations": {names.LIMIT_RANGER: init}}}, Unit.GIB))
 
 
@@ -79,7 +79,7 @@ def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("100u", "100u means GiB here, and is less than 1 MiB; write a unit, as in 512Mi"),
         ("8G", "8G means GiB here, more than any card has; write a unit, as in 8138Mi or 8Gi"),
@@ -87,18 +87,18 @@ def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
         ("0", "0 is not above zero; write at least 1Mi, or leave it out"),
     ],
 )
-def test_what_is_no_amount_is_refused_by_its_field(text: str, told: str) -> None:
-    assert decided(build.pod(gpu_mem=text), settings=GIB).message == f"{FIELD}: {told}"
+def test_what_is_no_amount_is_refused_by_its_field(text: str, message: str) -> None:
+    assert decision_on(build.pod(gpu_mem=text), settings=GIB).message == f"{FIELD}: {message}"
 
 
 def test_mib_that_are_taken_for_gib_are_refused_with_what_they_count() -> None:
     """gpushare's samples/4.yaml says 16276, and MiB."""
-    assert decided(build.pod(gpu_mem="16276"), CARDS, GIB).message == (
+    assert decision_on(build.pod(gpu_mem="16276"), CARDS, GIB).message == (
         f"{FIELD}: 16276 counts GiB in this namespace (cardwise.dev/gpu-mem-unit, or webhook.gpuMemUnit of the chart): "
         "16666624 MiB, more than all cards of any node have (32552); write 16276Mi where MiB are meant"
     )
-    assert decided(build.pod(gpu_mem="16276"), Known(), GIB).allowed, "no card is known"
-    assert decided(build.pod(gpu_mem="16276"), CARDS, replace(GIB, oversize="wait")).allowed
+    assert decision_on(build.pod(gpu_mem="16276"), Known(), GIB).allowed, "no card is known"
+    assert decision_on(build.pod(gpu_mem="16276"), CARDS, replace(GIB, oversize="wait")).allowed
 
 
 def test_what_one_card_has_not_is_told_in_gib_too() -> None:
@@ -108,7 +108,7 @@ def test_what_one_card_has_not_is_told_in_gib_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "settings", "said"),
+    ("text", "settings", "warning"),
     [
         (
             "1395864371200m",
@@ -118,18 +118,18 @@ def test_what_one_card_has_not_is_told_in_gib_too() -> None:
         ("1300m", GIB, "1331.2Mi (1.3Gi) is not a whole number of MiB, and counts as 1332Mi"),
     ],
 )
-def test_a_fraction_of_a_mib_is_rounded_up_and_told(text: str, settings: WebhookSettings, said: str) -> None:
-    decision = decided(build.pod(gpu_mem=text), CARDS, settings)
-    assert decision.warnings == (f"{FIELD}: {said}",)
+def test_a_fraction_of_a_mib_is_rounded_up_and_told(text: str, settings: WebhookSettings, warning: str) -> None:
+    decision = decision_on(build.pod(gpu_mem=text), CARDS, settings)
+    assert decision.warnings == (f"{FIELD}: {warning}",)
     assert limits(patched(build.pod(gpu_mem=text), decision))[names.GPU_MEM] == "1332"
 
 
 def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
-    def told(amount: str, settings: WebhookSettings) -> tuple[str, ...]:
-        made = {"spec": {"template": build.pod(gpu_mem=amount)}}
-        return on_advise(made, "deployments", CARDS, settings).warnings
+    def advice_on(amount: str, settings: WebhookSettings) -> tuple[str, ...]:
+        manifest = {"spec": {"template": build.pod(gpu_mem=amount)}}
+        return on_advise(manifest, "deployments", CARDS, settings).warnings
 
-    assert told("2", GIB) == ()
-    assert "2 is 2 MiB" in told("2", WebhookSettings(min_share=256))[0]
-    assert "8138 counts GiB in this namespace" in told("8138", GIB)[0]
-    assert told("8138", WebhookSettings()) == told("8138Mi", GIB) == ()
+    assert advice_on("2", GIB) == ()
+    assert "2 is 2 MiB" in advice_on("2", WebhookSettings(min_share=256))[0]
+    assert "8138 counts GiB in this namespace" in advice_on("8138", GIB)[0]
+    assert advice_on("8138", WebhookSettings()) == advice_on("8138Mi", GIB) == ()

@@ -211,19 +211,19 @@ def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:
     assert small(mutated(gpu_mem=8), least=0) == ()
 
 
-@pytest.mark.parametrize("where", ["containers", "initContainers"])
-def test_a_container_without_a_share_keeps_its_void(where: str) -> None:
+@pytest.mark.parametrize("kind", ["containers", "initContainers"])
+def test_a_container_without_a_share_keeps_its_void(kind: str) -> None:
     other = build.container("other")
-    made = build.pod("p", containers=[build.container("main", gpu_mem=8)])
-    made["spec"].setdefault(where, []).append(other)
-    done = mutate(made).pod
+    asking = build.pod("p", containers=[build.container("main", gpu_mem=8)])
+    asking["spec"].setdefault(kind, []).append(other)
+    done = mutate(asking).pod
     assert not on_validate(done, "pods", KNOWN).message
     for env in ([], [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]):
-        done["spec"][where][-1]["env"] = env
+        done["spec"][kind][-1]["env"] = env
         decision = on_validate(done, "pods", KNOWN)
-        index = len(done["spec"][where]) - 1
+        index = len(done["spec"][kind]) - 1
         assert not decision.allowed
-        assert decision.message.startswith(f"spec.{where}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")
+        assert decision.message.startswith(f"spec.{kind}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")
 
 
 @pytest.mark.parametrize(

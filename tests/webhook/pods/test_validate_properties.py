@@ -28,20 +28,20 @@ containers = st.tuples(
 
 
 def container(at: int, cards: int, mem: int, resource_class: str) -> dict[str, Any]:
-    made = build.container(
+    asking = build.container(
         f"c{at}", **({"gpu_mem": mem} if mem else {}), **({} if resource_class else {"gpu_count": cards})
     )
     if resource_class:
-        made["resources"]["limits"][names.CLASS_PREFIX + resource_class] = str(cards)
-    return made
+        asking["resources"]["limits"][names.CLASS_PREFIX + resource_class] = str(cards)
+    return asking
 
 
-def most(nodes: list[list[tuple[int, frozenset[str]]]], resource_class: str) -> CardSizes:
+def largest_sizes(nodes: list[list[tuple[int, frozenset[str]]]], resource_class: str) -> CardSizes:
     of_it = [[mem for mem, classes in of_node if not resource_class or resource_class in classes] for of_node in nodes]
     at_most = max(map(len, of_it))
     ranked = [sorted(of_node, reverse=True) + [0] * (at_most - len(of_node)) for of_node in of_it]
-    each = tuple(MiB(max(of_node[i] for of_node in ranked)) for i in range(at_most))
-    return CardSizes(each[0] if each else MiB(0), at_most, by_count=each)
+    sizes = tuple(MiB(max(of_node[i] for of_node in ranked)) for i in range(at_most))
+    return CardSizes(sizes[0] if sizes else MiB(0), at_most, by_count=sizes)
 
 
 @given(nodes, st.lists(containers, min_size=1, max_size=3))
@@ -51,17 +51,19 @@ def test_what_an_empty_node_could_run_is_never_refused(
 ) -> None:
     ledger = Ledger()
     for name, of_node in enumerate(described):
-        made = [Card(index=i, uuid=f"{name}-{i}", mem=MiB(mem), classes=of) for i, (mem, of) in enumerate(of_node)]
-        ledger.set_cards(str(name), made)
+        cards = [Card(index=i, uuid=f"{name}-{i}", mem=MiB(mem), classes=of) for i, (mem, of) in enumerate(of_node)]
+        ledger.set_cards(str(name), cards)
     known = Known(
-        known_classes=CLASSES, known_cards=most(described, ""), cards_of={name: most(described, name) for name in "ab"}
+        known_classes=CLASSES,
+        known_cards=largest_sizes(described, ""),
+        cards_of={name: largest_sizes(described, name) for name in "ab"},
     )
     pod = build.pod(containers=[container(i, count, mem, name) for i, ((count, mem), name) in enumerate(parts)])
     assert on_mutate(pod, "pods", known).allowed
     asking = mutated(pod, "pods", known)
-    asked = request.parse(asking)
-    assert asked is not None
-    fits = isinstance(placement.place(ledger, [n.name for n in ledger.nodes()], asked, "binpack"), Placement)
+    pod_request = request.parse(asking)
+    assert pod_request is not None
+    fits = isinstance(placement.place(ledger, [n.name for n in ledger.nodes()], pod_request, "binpack"), Placement)
     try:
         validate.check_pod(asking, known, "refuse")
         allowed = True

@@ -28,24 +28,24 @@ CARDS = {K80: CardSizes(MiB(11441), 4, MiB(11441)), P100: CardSizes(MiB(16276), 
 ALL_CARDS = CardSizes(MiB(16276), 4, MiB(11441))
 
 
-def judged(asked: Json, *objects: Json, namespace: str = "default", **settings: Any) -> review.Decision:
-    standings = [gpuquotas.parse(obj) for obj in objects]
+def judged(pod: Json, *objects: Json, namespace: str = "default", **settings: Any) -> review.Decision:
+    standings = [gpuquotas.parse(manifest) for manifest in objects]
     known = Known(known_classes=CLASSES, known_cards=ALL_CARDS, cards_of=CARDS, standings={"default": standings})
-    after = mutate(asked).pod
+    after = mutate(pod).pod
     return on_validate(after, "pods", known, WebhookSettings(**settings), namespace=namespace)
 
 
-def said(asked: Json, *objects: Json, namespace: str = "default") -> str:
-    return judged(asked, *objects, namespace=namespace).message
+def message_on(pod: Json, *objects: Json, namespace: str = "default") -> str:
+    return judged(pod, *objects, namespace=namespace).message
 
 
-def typed(resource_class: str = K80, count: int = 1, **more: Any) -> Json:
-    mem = {names.GPU_MEM: more["mem"]} if "mem" in more else {}
+def typed(resource_class: str = K80, count: int = 1, **fields: Any) -> Json:
+    mem = {names.GPU_MEM: fields["mem"]} if "mem" in fields else {}
     return pod({names.CLASS_PREFIX + resource_class: count} | mem)
 
 
 @pytest.mark.parametrize(
-    ("asked", "hard", "says"),
+    ("pod", "hard", "says"),
     [
         pytest.param(
             typed(mem=5000),
@@ -83,13 +83,13 @@ def typed(resource_class: str = K80, count: int = 1, **more: Any) -> Json:
     ],
 )
 @pytest.mark.parametrize("on_exceed", ["Wait", "Refuse"])
-def test_what_can_never_run_is_refused(asked: Json, hard: Json, says: str, on_exceed: str) -> None:
-    assert says in said(asked, quota(hard, on_exceed=on_exceed))
-    assert said(asked, quota(hard), namespace="other") == ""
+def test_what_can_never_run_is_refused(pod: Json, hard: Json, says: str, on_exceed: str) -> None:
+    assert says in message_on(pod, quota(hard, on_exceed=on_exceed))
+    assert message_on(pod, quota(hard), namespace="other") == ""
 
 
 @pytest.mark.parametrize(
-    ("asked", "hard"),
+    ("pod", "hard"),
     [
         pytest.param(pod({names.GPU_MEM: 9}), {"class": K80, "memoryMiB": 8}, id="it may get another card"),
         pytest.param(typed(P100, mem=9), {"class": K80, "memoryMiB": 8}, id="another class"),
@@ -101,19 +101,19 @@ def test_what_can_never_run_is_refused(asked: Json, hard: Json, says: str, on_ex
         pytest.param(pod({"cpu": 1}), {"shares": 0}, id="asks for no card"),
     ],
 )
-def test_what_may_run_is_left_to_the_scheduler(asked: Json, hard: Json) -> None:
-    assert said(asked, quota(hard)) == ""
+def test_what_may_run_is_left_to_the_scheduler(pod: Json, hard: Json) -> None:
+    assert message_on(pod, quota(hard)) == ""
 
 
 def test_what_does_not_fit_now_waits_or_is_refused_by_the_quota() -> None:
     used = [{"class": P100, "shares": 9}, {"class": K80, "shares": 4, "memoryMiB": 900, "cards": 0}]
     hard = ({"class": P100, "shares": 10}, {"class": K80, "shares": 4, "memoryMiB": 1000})
-    assert said(typed(mem=200), quota(*hard, used=used)) == ""
-    assert said(typed(mem=200), quota(*hard, used=used, on_exceed="Refuse")) == (
+    assert message_on(typed(mem=200), quota(*hard, used=used)) == ""
+    assert message_on(typed(mem=200), quota(*hard, used=used, on_exceed="Refuse")) == (
         f"GPUQuota team: spec.hard[1] (class {K80}): the pod does not fit now: shares asked 1, used 4, hard 4, "
         "memoryMiB asked 200, used 900, hard 1000; create it again when something has ended, or have the quota raised"
     )
-    assert said(typed(P100, mem=200), quota(*hard, used=used, on_exceed="Refuse")) == ""
+    assert message_on(typed(P100, mem=200), quota(*hard, used=used, on_exceed="Refuse")) == ""
 
 
 @pytest.mark.parametrize("hard", [{"class": K80, "memoryMiB": 1000}, {"class": K80, "memoryMiB": 100}])
@@ -129,8 +129,8 @@ def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) ->
 
 def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
     lowered = quota({"class": K80, "cards": 1}, used=[{"class": K80, "cards": 2}], on_exceed="Refuse")
-    assert said(typed(mem=1), lowered) == ""
-    assert "cards asked 1, used 2, hard 1" in said(typed(), lowered)
+    assert message_on(typed(mem=1), lowered) == ""
+    assert "cards asked 1, used 2, hard 1" in message_on(typed(), lowered)
 
 
 def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
@@ -150,13 +150,13 @@ def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
 
 @pytest.mark.parametrize("status", [None, 7, {"used": 7}, {"used": [7]}, {"used": [{"shares": "x", "class": 7}]}])
 def test_any_status_can_be_read(status: object) -> None:
-    obj = quota({"shares": 1}, on_exceed="Refuse") | {"status": status}
-    assert said(typed(mem=1), obj) == ""
+    manifest = quota({"shares": 1}, on_exceed="Refuse") | {"status": status}
+    assert message_on(typed(mem=1), manifest) == ""
 
 
-def validated(obj: Json) -> review.Decision:
+def validated(manifest: Json) -> review.Decision:
     known = Known(known_classes=CLASSES)
-    return on_validate(obj, "gpuquotas", known)
+    return on_validate(manifest, "gpuquotas", known)
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_the_author_is_told_of_missing_classes_and_of_limits_below_what_is_used(
 
 
 def test_memory_that_was_rounded_up_is_told() -> None:
-    (told,) = validated(quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
-    assert told == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
+    (warning,) = validated(quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
+    assert warning == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
 
 
 def test_no_pod_costs_a_reading_of_all_quotas() -> None:
@@ -197,8 +197,8 @@ def test_no_pod_costs_a_reading_of_all_quotas() -> None:
         standings = [gpuquotas.parse(quota(*hard)) for _ in range(4)]
     from cardwise.core.api import request
 
-    asked = request.parse_mutated(mutate(typed(mem=8)).pod)
-    assert asked is not None
+    pod_request = request.parse_mutated(mutate(typed(mem=8)).pod)
+    assert pod_request is not None
     with work() as checking:
-        gpuquotas.check_pod(asked, standings)
+        gpuquotas.check_pod(pod_request, standings)
     assert checking.steps < reading.steps / 2

@@ -53,25 +53,29 @@ def test_a_bad_quota_is_refused_by_its_field(text: str) -> None:
 
 
 def test_a_fraction_of_a_mib_is_rounded_up_as_in_pods_and_told() -> None:
-    made, told = quotas.rewrite_resource_quota({"spec": {"hard": {KEY: "1025Ki"}}}, None, LEAVE, update=False)
-    assert made["spec"]["hard"][KEY] == "2"
-    assert told == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB, and counts as 2Mi"]
+    rewritten_quota, warnings = quotas.rewrite_resource_quota(
+        {"spec": {"hard": {KEY: "1025Ki"}}}, None, LEAVE, update=False
+    )
+    assert rewritten_quota["spec"]["hard"][KEY] == "2"
+    assert warnings == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB, and counts as 2Mi"]
 
 
 def test_a_name_of_ours_without_its_domain_says_what_was_meant() -> None:
     """Kubernetes refuses it as no standard resource."""
-    made, told = quotas.rewrite_resource_quota(
+    rewritten_quota, warnings = quotas.rewrite_resource_quota(
         {"spec": {"hard": {"gpu-mem": "8", "pods": "9"}}}, None, LEAVE, update=False
     )
-    assert made["spec"]["hard"] == {"gpu-mem": "8", "pods": "9"}
-    assert told == [f"spec.hard[gpu-mem]: did you mean {KEY}?"]
+    assert rewritten_quota["spec"]["hard"] == {"gpu-mem": "8", "pods": "9"}
+    assert warnings == [f"spec.hard[gpu-mem]: did you mean {KEY}?"]
 
 
 def test_a_limit_range_counts_mib_but_its_ratio_is_none() -> None:
     fields = {"max": "8Gi", "min": "512Mi", "default": "1Gi", "defaultRequest": "1Gi", "maxLimitRequestRatio": "1"}
-    item = {"type": "Container"} | {name: {names.GPU_MEM: text} for name, text in fields.items()}
-    made, warnings = quotas.rewrite_limit_range({"spec": {"limits": [item, {"type": "Pod", "max": {"cpu": "1"}}]}})
-    after = made["spec"]["limits"]
+    limit = {"type": "Container"} | {name: {names.GPU_MEM: text} for name, text in fields.items()}
+    limit_range, warnings = quotas.rewrite_limit_range(
+        {"spec": {"limits": [limit, {"type": "Pod", "max": {"cpu": "1"}}]}}
+    )
+    after = limit_range["spec"]["limits"]
     assert {name: after[0][name][names.GPU_MEM] for name in fields} == {
         "max": "8192", "min": "512", "default": "1024", "defaultRequest": "1024", "maxLimitRequestRatio": "1"
     }  # fmt: skip
@@ -131,8 +135,8 @@ def test_an_amount_is_rewritten_with_its_name(written):
 
 @pytest.mark.parametrize("written", [names.GPU_COUNT, f"requests.{names.GPU_COUNT}"])
 def test_what_gpu_count_counts_is_told(written):
-    _, (told,) = quotas.rewrite_resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
-    assert told == (
+    _, (warning,) = quotas.rewrite_resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
+    assert warning == (
         f"spec.hard[{written}]: counts cards asked for as a whole, as requests.cardwise.dev/gpu; a share counts none, "
         "also where it is split over cards: limit those by requests.aliyun.com/gpu-mem, or by a GPUQuota"
     )
@@ -193,9 +197,9 @@ def test_another_class_by_apply_leaves_no_stale_key():
     assert json.loads(new["metadata"]["annotations"][names.REWRITTEN]) == {"hard": [BIG]}
 
 
-def patched(stored, more):
+def patched(stored, added):
     """As `kubectl patch --type merge` and `kubectl edit` do: by the stored quota, whatever was applied once."""
-    return rewritten(stored | {"spec": {"hard": stored["spec"]["hard"] | more}}, old=stored)
+    return rewritten(stored | {"spec": {"hard": stored["spec"]["hard"] | added}}, old=stored)
 
 
 @pytest.mark.parametrize("last", [None, {"nvidia.tesla.k80": "5"}, {K80: "5"}], ids=["created", "bare", "in full"])
@@ -221,18 +225,21 @@ def test_apply_leaves_what_a_patch_has_added_until_its_manifest_names_it():
         return rewritten({"metadata": metadata, "spec": {"hard": kept | last}}, old=stored)
 
     stored = patched(rewritten(applied({"nvidia.tesla.k80": "5"}, {"nvidia.tesla.k80": "5"}, [])), {"big": "3"})
-    more = apply(stored, {"nvidia.tesla.k80": "6"})
-    assert more["spec"]["hard"] == {K80: "6", BIG: "3"}
-    both = apply(more, {"nvidia.tesla.k80": "6", "big": "4"})
-    assert both["spec"]["hard"] == {K80: "6", BIG: "4"}
-    assert apply(both, {"nvidia.tesla.k80": "6"})["spec"]["hard"] == {K80: "6"}
-    assert apply(both, {"other.class": "1"})["spec"]["hard"] == {"requests.cardwise.dev/other.class": "1"}
+    grown = apply(stored, {"nvidia.tesla.k80": "6"})
+    assert grown["spec"]["hard"] == {K80: "6", BIG: "3"}
+    changed = apply(grown, {"nvidia.tesla.k80": "6", "big": "4"})
+    assert changed["spec"]["hard"] == {K80: "6", BIG: "4"}
+    assert apply(changed, {"nvidia.tesla.k80": "6"})["spec"]["hard"] == {K80: "6"}
+    assert apply(changed, {"other.class": "1"})["spec"]["hard"] == {"requests.cardwise.dev/other.class": "1"}
 
 
 def by_server_side_apply(quota, *manifests):
     """As the API server writes it down: the names that each manager's manifest has, whatever the object has."""
     fields = [{"f:spec": {"f:hard": {f"f:{key}": {} for key in manifest}}} for manifest in manifests]
-    managed = [{"manager": str(i), "operation": "Apply", "fieldsV1": one} for i, one in enumerate(fields)]
+    managed = [
+        {"manager": str(i), "operation": "Apply", "fieldsV1": fields_of_manager}
+        for i, fields_of_manager in enumerate(fields)
+    ]
     return quota | {"metadata": quota.get("metadata", {}) | {"managedFields": managed}}
 
 
@@ -285,8 +292,8 @@ def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
     def warnings(new):
         return quotas.rewrite_resource_quota(new, stored, LEAVE, update=True)[1]
 
-    (told,) = warnings(stored)
-    assert told == (
+    (warning,) = warnings(stored)
+    assert warning == (
         f"spec.hard: nothing has changed; what was written by another name is stored as {K80}: take it away by that"
     )
     assert warnings(stored | {"metadata": stored["metadata"] | {"labels": {"a": "b"}}}) == []
@@ -303,10 +310,10 @@ def test_a_stored_manifest_that_nobody_can_read_takes_no_limit_away(text):
     assert rewritten(new, old=old)["spec"]["hard"] == {K80: "1", BIG: "3"}
 
 
-def in_gib(obj, old=None):
-    if "limits" in obj["spec"]:
-        return quotas.rewrite_limit_range(obj, old, unit=Unit.GIB)
-    return quotas.rewrite_resource_quota(obj, old, LEAVE, update=old is not None, unit=Unit.GIB)
+def in_gib(manifest, old=None):
+    if "limits" in manifest["spec"]:
+        return quotas.rewrite_limit_range(manifest, old, unit=Unit.GIB)
+    return quotas.rewrite_resource_quota(manifest, old, LEAVE, update=old is not None, unit=Unit.GIB)
 
 
 def limits(**amounts):
@@ -316,52 +323,52 @@ def limits(**amounts):
 
 @pytest.mark.parametrize(("text", "after"), [("64", "65536"), ("64Gi", "65536"), ("512Mi", "512"), ("0", "0")])
 def test_where_bare_numbers_count_gib_a_quota_is_stored_in_mib_once(text: str, after: str) -> None:
-    made, told = in_gib({"spec": {"hard": {KEY: text, "pods": "9"}}})
-    assert made["spec"]["hard"] == {KEY: after, "pods": "9"}
+    stored_quota, warnings = in_gib({"spec": {"hard": {KEY: text, "pods": "9"}}})
+    assert stored_quota["spec"]["hard"] == {KEY: after, "pods": "9"}
     bare = text == "64"
-    assert told == ([f"spec.hard[{KEY}]: 64 counts GiB here, so it is stored as 65536, which counts MiB"] * bare)
-    assert made.get("metadata", {}) == ({"annotations": {names.WRITTEN_MIB: after}} if text != "0" else {})
-    again, told = in_gib(made)
-    assert (again, told) == (made, []), "a second call, and a copy in another namespace"
-    label = made | {"metadata": made.get("metadata", {}) | {"labels": {"a": "b"}}}
-    assert in_gib(label, made)[0] == label, "an update of something else"
+    assert warnings == ([f"spec.hard[{KEY}]: 64 counts GiB here, so it is stored as 65536, which counts MiB"] * bare)
+    assert stored_quota.get("metadata", {}) == ({"annotations": {names.WRITTEN_MIB: after}} if text != "0" else {})
+    again, warnings = in_gib(stored_quota)
+    assert (again, warnings) == (stored_quota, []), "a second call, and a copy in another namespace"
+    label = stored_quota | {"metadata": stored_quota.get("metadata", {}) | {"labels": {"a": "b"}}}
+    assert in_gib(label, stored_quota)[0] == label, "an update of something else"
 
 
 def test_a_number_that_is_stored_counts_mib_whatever_the_namespace_says_since() -> None:
     stored = {"spec": {"hard": {KEY: "65536"}}}
-    noted = stored | {"metadata": {"annotations": {names.WRITTEN_MIB: "65536"}}}
-    assert in_gib(stored, stored) == (noted, [])
+    annotated = stored | {"metadata": {"annotations": {names.WRITTEN_MIB: "65536"}}}
+    assert in_gib(stored, stored) == (annotated, [])
     assert rewritten(stored, old=stored) == stored
-    made, _ = in_gib({"spec": {"hard": {KEY: "128"}}}, stored)
-    assert made["spec"]["hard"][KEY] == "131072"
-    less, _ = in_gib({"spec": {"hard": {KEY: "1Gi"}}, "metadata": made["metadata"]}, made)
+    stored_quota, _ = in_gib({"spec": {"hard": {KEY: "128"}}}, stored)
+    assert stored_quota["spec"]["hard"][KEY] == "131072"
+    less, _ = in_gib({"spec": {"hard": {KEY: "1Gi"}}, "metadata": stored_quota["metadata"]}, stored_quota)
     assert less == {"spec": {"hard": {KEY: "1024"}}, "metadata": {"annotations": {names.WRITTEN_MIB: "1024"}}}
-    assert rewritten(made) == made, "where bare numbers count MiB, the note changes nothing"
+    assert rewritten(stored_quota) == stored_quota, "where bare numbers count MiB, the note changes nothing"
 
 
 def test_a_limit_range_in_gib_is_stored_in_mib_once() -> None:
-    made, told = in_gib(limits(max="8", default="2", min="512Mi"))
-    (item,) = made["spec"]["limits"]
-    assert {name: item[name][names.GPU_MEM] for name in ("max", "default", "min")} == {
+    limit_range, warnings = in_gib(limits(max="8", default="2", min="512Mi"))
+    (limit,) = limit_range["spec"]["limits"]
+    assert {name: limit[name][names.GPU_MEM] for name in ("max", "default", "min")} == {
         "max": "8192", "default": "2048", "min": "512"
     }  # fmt: skip
-    assert item["max"]["cpu"] == "1"
-    assert made["metadata"]["annotations"][names.WRITTEN_MIB] == "2048,512,8192"
-    assert told[:2] == [
+    assert limit["max"]["cpu"] == "1"
+    assert limit_range["metadata"]["annotations"][names.WRITTEN_MIB] == "2048,512,8192"
+    assert warnings[:2] == [
         f"spec.limits[0].{name}[{names.GPU_MEM}]: {old} counts GiB here, so it is stored as {new}, which counts MiB"
         for name, old, new in (("max", 8, 8192), ("default", 2, 2048))
     ]
-    assert in_gib(made)[0] == made
-    swapped = made | {"spec": {"limits": [{"type": "Pod"}, item]}}
-    assert in_gib(swapped, made)[0] == swapped
+    assert in_gib(limit_range)[0] == limit_range
+    swapped = limit_range | {"spec": {"limits": [{"type": "Pod"}, limit]}}
+    assert in_gib(swapped, limit_range)[0] == swapped
 
 
 @pytest.mark.parametrize("note", ["x", "", "1,,", "-"])
 def test_a_note_that_cannot_be_read_is_none(note: str) -> None:
     quota = {"metadata": {"annotations": {names.WRITTEN_MIB: note}}, "spec": {"hard": {KEY: "64"}}}
-    made, _ = in_gib(quota)
-    assert made["spec"]["hard"][KEY] == "65536"
-    assert made["metadata"]["annotations"] == {names.WRITTEN_MIB: "65536"}
+    stored_quota, _ = in_gib(quota)
+    assert stored_quota["spec"]["hard"][KEY] == "65536"
+    assert stored_quota["metadata"]["annotations"] == {names.WRITTEN_MIB: "65536"}
 
 
 def test_an_amount_in_gib_that_is_none_is_refused_by_its_field() -> None:

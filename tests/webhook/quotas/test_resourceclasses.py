@@ -6,7 +6,7 @@ import pytest
 
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
-from tests.webhook.reviews import Known, mutated, on_validate, resource_class, settled
+from tests.webhook.reviews import Known, mutated, mutated_twice, on_validate, resource_class
 from webhook.pods.validate import CardSizes
 from webhook.server import review
 
@@ -14,67 +14,71 @@ K80 = {"matchLabels": {"model": "Tesla K80"}}
 P100 = {"matchLabels": {"model": "Tesla P100"}}
 
 
-def of(**spec: object) -> Json:
+def class_manifest(**spec: object) -> Json:
     return {"metadata": {"name": "mine"}, "spec": spec}
 
 
-def validated(obj: Json, *cards: Json) -> review.Decision:
-    return on_validate(obj, "resourceclasses", Known(card_labels=list(cards)))
+def validated(manifest: Json, *cards: Json) -> review.Decision:
+    return on_validate(manifest, "resourceclasses", Known(card_labels=list(cards)))
 
 
 @pytest.mark.parametrize("spelling", ["resourceSelector", "labelSelector", "selector"])
 def test_the_selector_has_one_place(spelling: str) -> None:
-    given = of(**{spelling: K80, "priority": 3})
-    assert settled(given, "resourceclasses", Known()) == of(selector=K80, priority=3)
+    spelled = class_manifest(**{spelling: K80, "priority": 3})
+    assert mutated_twice(spelled, "resourceclasses", Known()) == class_manifest(selector=K80, priority=3)
 
 
 def test_a_manifest_with_the_other_spelling_can_be_applied_again() -> None:
     def applied(**spec: object) -> Json:
-        return mutated(of(**spec), "resourceclasses", Known(), operation="UPDATE", old=of(selector=K80))
+        return mutated(
+            class_manifest(**spec), "resourceclasses", Known(), operation="UPDATE", old=class_manifest(selector=K80)
+        )
 
-    assert applied(selector=K80, resourceSelector=K80) == of(selector=K80)
-    assert applied(selector=K80, resourceSelector=P100) == of(selector=P100)
+    assert applied(selector=K80, resourceSelector=K80) == class_manifest(selector=K80)
+    assert applied(selector=K80, resourceSelector=P100) == class_manifest(selector=P100)
 
 
 def test_two_selectors_that_differ_are_refused() -> None:
-    two = of(selector=K80, labelSelector=P100)
+    two = class_manifest(selector=K80, labelSelector=P100)
     assert mutated(two, "resourceclasses", Known()) == two
     assert validated(two).message.startswith("spec.labelSelector: spec.selector is there as well")
 
 
 @pytest.mark.parametrize(
-    ("obj", "says"),
+    ("manifest", "says"),
     [
         (resource_class("cpu"), "metadata.name: 'cpu' has another meaning"),
         (resource_class("x" * 49), "metadata.name: "),
-        (of(), "spec.selector: an empty selector would be every card"),
-        (of(selector=7), "spec.selector: 7 is no selector"),
-        (of(selector=K80, share={"memoryMiB": -1}), "spec.share.memoryMiB: "),
+        (class_manifest(), "spec.selector: an empty selector would be every card"),
+        (class_manifest(selector=7), "spec.selector: 7 is no selector"),
+        (class_manifest(selector=K80, share={"memoryMiB": -1}), "spec.share.memoryMiB: "),
         ({"metadata": {"name": "mine"}}, "spec: is missing"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_its_field(obj: Json, says: str) -> None:
-    decision = validated(obj)
+def test_what_cannot_be_read_is_refused_by_its_field(manifest: Json, says: str) -> None:
+    decision = validated(manifest)
     assert not decision.allowed
     assert decision.message.startswith(says)
 
 
 def test_a_selector_of_no_card_is_told() -> None:
-    assert validated(of(selector=K80), {"model": "Tesla K80"}).warnings == ()
-    assert validated(of(selector=K80), {"model": "Tesla P100"}).warnings == (
+    assert validated(class_manifest(selector=K80), {"model": "Tesla K80"}).warnings == ()
+    assert validated(class_manifest(selector=K80), {"model": "Tesla P100"}).warnings == (
         "spec.selector: selects no card now; pods that ask for mine wait until one comes",
     )
-    (told,) = validated(of(selector={"matchLabels": {"modle": "Tesla K80"}}), {"model": "Tesla K80"}).warnings
-    assert told.endswith("wait until one comes; did you mean model by modle?")
+    (warning,) = validated(
+        class_manifest(selector={"matchLabels": {"modle": "Tesla K80"}}), {"model": "Tesla K80"}
+    ).warnings
+    assert warning.endswith("wait until one comes; did you mean model by modle?")
 
 
 def test_a_share_that_was_rounded_up_is_told() -> None:
-    (told,) = validated(of(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}).warnings
-    assert told == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
+    (warning,) = validated(class_manifest(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}).warnings
+    assert warning == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
 
 
-def compared(operator: str, value: object, key: str = "memory") -> Json:
-    return {"matchExpressions": [{"key": key, "operator": operator, "values": [value]}]}
+def compared(operator: str, amount: object, key: str = "memory") -> Json:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": [amount]}]}
 
 
 @pytest.mark.parametrize(
@@ -87,8 +91,8 @@ def compared(operator: str, value: object, key: str = "memory") -> Json:
     ],
 )
 def test_memory_without_a_suffix_is_told(selector: Any, says: str) -> None:
-    *_, told = validated(of(selector=selector), {"model": "Tesla K80"}).warnings
-    assert told.startswith(f"spec.selector: {says}")
+    *_, warning = validated(class_manifest(selector=selector), {"model": "Tesla K80"}).warnings
+    assert warning.startswith(f"spec.selector: {says}")
 
 
 @pytest.mark.parametrize(
@@ -103,18 +107,18 @@ def test_memory_without_a_suffix_is_told(selector: Any, says: str) -> None:
     ],
 )
 def test_other_amounts_are_not_told(selector: Json) -> None:
-    assert validated(of(selector=selector), {"memory": "16276Mi", "clock": "875"}).warnings == ()
+    assert validated(class_manifest(selector=selector), {"memory": "16276Mi", "clock": "875"}).warnings == ()
 
 
 def test_a_share_that_fits_no_card_of_the_class_is_told() -> None:
-    def told(memory: str, largest: int) -> tuple[str, ...]:
+    def warnings_for(memory: str, largest: int) -> tuple[str, ...]:
         known = Known(card_labels=[{"model": "Tesla K80"}], cards_of={"mine": CardSizes(MiB(largest), 1)})
-        return on_validate(of(selector=K80, share={"memoryMiB": memory}), "resourceclasses", known).warnings
+        return on_validate(class_manifest(selector=K80, share={"memoryMiB": memory}), "resourceclasses", known).warnings
 
-    (said,) = told("40Gi", 16160)
-    assert said == (
+    (warning,) = warnings_for("40Gi", 16160)
+    assert warning == (
         "spec.share.memoryMiB: 40960 is more than the largest card of the class has (16160); "
         "nobody is given mine until a larger one comes"
     )
-    assert told("16160", 16160) == ()
-    assert told("40Gi", 0) == ()
+    assert warnings_for("16160", 16160) == ()
+    assert warnings_for("40Gi", 0) == ()

@@ -36,9 +36,9 @@ def asking(**limits: str) -> Json:
     return build.pod(containers=[{"name": "main", "image": "x", "resources": resources}])
 
 
-def advised(obj: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
+def advised(manifest: Json, resource: str = "pods", view: Known | None = None, **about: Any) -> tuple[str, ...]:
     settings = about.pop("settings", WebhookSettings(min_share=256))
-    decision = on_advise(obj, resource, view or known(), settings, **about)
+    decision = on_advise(manifest, resource, view or known(), settings, **about)
     assert decision.allowed
     assert decision.patch == []
     return decision.warnings
@@ -57,12 +57,12 @@ def test_a_name_that_nobody_offers_says_what_was_meant() -> None:
     assert advised(asking(**{"aliyun.com__gpu_memory": "8"})) == (
         f"{LIMITS}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
     )
-    (told,) = advised(asking(**{"nvidia.com__gpumem": "8"}))
-    assert told.endswith("no node offers it; did you mean aliyun.com/gpu-mem?")
-    (told,) = advised(asking(**{"nvidia.com__mig_1g.5g": "1"}))
-    assert told.endswith("did you mean nvidia.com/mig-1g.5gb?")
-    (told,) = advised(asking(**{"amd.com__gpu": "1"}))
-    assert told.endswith("no node offers it; the pod waits until one does; Cardwise shares NVIDIA GPUs only")
+    (warning,) = advised(asking(**{"nvidia.com__gpumem": "8"}))
+    assert warning.endswith("no node offers it; did you mean aliyun.com/gpu-mem?")
+    (warning,) = advised(asking(**{"nvidia.com__mig_1g.5g": "1"}))
+    assert warning.endswith("did you mean nvidia.com/mig-1g.5gb?")
+    (warning,) = advised(asking(**{"amd.com__gpu": "1"}))
+    assert warning.endswith("no node offers it; the pod waits until one does; Cardwise shares NVIDIA GPUs only")
 
 
 def test_what_is_offered_or_none_or_no_gpu_is_not_our_business() -> None:
@@ -73,8 +73,8 @@ def test_what_is_offered_or_none_or_no_gpu_is_not_our_business() -> None:
 
 
 def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
-    (told,) = validated(asking(**{"aliyun.com__gpu_mem": "8", "aliyun.com__gpu_core": "1"}))
-    assert told.startswith(f"{LIMITS}[aliyun.com/gpu-core]: ")
+    (warning,) = validated(asking(**{"aliyun.com__gpu_mem": "8", "aliyun.com__gpu_core": "1"}))
+    assert warning.startswith(f"{LIMITS}[aliyun.com/gpu-core]: ")
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_our_own_gate_and_scheduler_are_no_news() -> None:
     assert validated(build.pod(gpu_mem=8000, annotations=gang)) == ()
     own = WebhookSettings(scheduler="ours", gang_schedulers=frozenset({"ours"}))
     assert validated(build.pod(gpu_mem=8000), own) == ()
-    (told,) = validated(
+    (warning,) = validated(
         build.pod(gpu_mem=8000) | {"spec": build.pod(gpu_mem=8000)["spec"] | {"schedulerName": "x"}}, own
     )
-    assert told.endswith("or write ours")
+    assert warning.endswith("or write ours")
 
 
 TEMPLATES: dict[str, Any] = {
@@ -161,21 +161,21 @@ PATHS = {
 
 def workload(resource: str, **limits: str) -> Json:
     template = {"metadata": {}, "spec": asking(**limits)["spec"]}
-    made: Json = TEMPLATES[resource](template)
-    return made | {"metadata": {"name": "w"}}
+    manifest: Json = TEMPLATES[resource](template)
+    return manifest | {"metadata": {"name": "w"}}
 
 
 @pytest.mark.parametrize("resource", TEMPLATES)
 def test_who_makes_pods_hears_what_they_would(resource: str) -> None:
-    where = f"{PATHS[resource]}.{LIMITS}"
+    path = f"{PATHS[resource]}.{LIMITS}"
     assert advised(workload(resource, **{"aliyun.com__gpu_mem": "20000"}), resource) == (
-        f"{where}[aliyun.com/gpu-mem]: {TOO_MUCH}; its pods will be refused",
+        f"{path}[aliyun.com/gpu-mem]: {TOO_MUCH}; its pods will be refused",
     )
     assert advised(workload(resource, **{"aliyun.com__gpu_memory": "8Gi"}), resource) == (
-        f"{where}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
+        f"{path}[aliyun.com/gpu-memory]: no node offers it; did you mean aliyun.com/gpu-mem?",
     )
     assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8"}), resource) == (
-        f"{where}[aliyun.com/gpu-mem]: {TOO_LITTLE}; did you mean 8Gi?",
+        f"{path}[aliyun.com/gpu-mem]: {TOO_LITTLE}; did you mean 8Gi?",
     )
     assert advised(workload(resource, **{"aliyun.com__gpu_mem": "8Gi"}), resource) == ()
 
@@ -202,9 +202,9 @@ def test_a_workload_in_a_queue_of_kueue_says_mib_as_plain_numbers() -> None:
     for resource in ("deployments", "rayclusters"):
         queued = workload(resource, **{"aliyun.com__gpu_mem": "8Gi"})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
-        (told,) = advised(queued, resource)
+        (warning,) = advised(queued, resource)
         says = "Kueue counts 8589934592 of 8Gi; write 8192, which is the same in MiB"
-        assert told == f"{PATHS[resource]}.{LIMITS}[aliyun.com/gpu-mem]: {says}"
+        assert warning == f"{PATHS[resource]}.{LIMITS}[aliyun.com/gpu-mem]: {says}"
     for amount in ("8192", "8k"):
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
@@ -219,16 +219,18 @@ def test_where_bare_numbers_count_gib_kueue_counts_those() -> None:
     ):
         queued = workload("jobsets", **{"aliyun.com__gpu_mem": amount})
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "cards"}
-        told = advised(queued, "jobsets", settings=WebhookSettings(unit=Unit.GIB))
-        assert told == ((f"{PATHS['jobsets']}.{LIMITS}[aliyun.com/gpu-mem]: {says}",) if says else ())
+        warnings = advised(queued, "jobsets", settings=WebhookSettings(unit=Unit.GIB))
+        assert warnings == ((f"{PATHS['jobsets']}.{LIMITS}[aliyun.com/gpu-mem]: {says}",) if says else ())
 
 
 def test_nobody_hears_it_twice() -> None:
     owned = workload("deployments", **{"aliyun.com__gpu_mem": "20000"})
     owned["metadata"]["ownerReferences"] = [{"controller": True}]
     assert advised(owned, "replicasets") == ()
-    many = {"spec": {"groups": [workload("podtemplates", **{"aliyun.com__gpu_mem": str(i)}) for i in range(1, 40)]}}
-    assert len(advised(many | {"metadata": {}}, "rayclusters")) == 8
+    many_groups = {
+        "spec": {"groups": [workload("podtemplates", **{"aliyun.com__gpu_mem": str(i)}) for i in range(1, 40)]}
+    }
+    assert len(advised(many_groups | {"metadata": {}}, "rayclusters")) == 8
 
 
 def test_what_is_no_template_is_let_through() -> None:
@@ -244,14 +246,14 @@ def test_of_thousands_of_names_a_few_are_told() -> None:
     assert len(advised(asking(**names_of))) == 8
 
 
-def marked(where: str, key: str, value: str = "x", **limits: str) -> Json:
+def marked(place: str, key: str, text: str = "x", **limits: str) -> Json:
     """A pod with one annotation or label; with `limits` it asks for something."""
     pod = asking(**limits) if limits else build.pod(containers=[{"name": "main", "image": "x"}])
-    return pod | {"metadata": {"name": "p", where: {key: value}}}
+    return pod | {"metadata": {"name": "p", place: {key: text}}}
 
 
 @pytest.mark.parametrize(
-    ("where", "key", "value", "says"),
+    ("place", "key", "text", "says"),
     [
         ("annotations", "scheduling.k8s.io/group-num", "4", "did you mean scheduling.k8s.io/group-pod-num?"),
         ("labels", "scheduling.k8s.io/groupname", "train", "did you mean scheduling.k8s.io/group-name?"),
@@ -261,15 +263,15 @@ def marked(where: str, key: str, value: str = "x", **limits: str) -> Json:
     ],
 )
 def test_an_annotation_or_label_that_nobody_reads_says_what_was_meant(
-    where: str, key: str, value: str, says: str
+    place: str, key: str, text: str, says: str
 ) -> None:
-    told = f"metadata.{where}[{key}]: Cardwise does not read it; {says}"
-    assert advised(marked(where, key, value)) == (told,)
-    assert validated(marked(where, key, value, **{"aliyun.com__gpu_mem": "8Gi"})) == (told,)
-    template = marked(where, key, value, **{"aliyun.com__gpu_mem": "8Gi"})
-    made = {"metadata": {"name": "w"}, "spec": {"template": template}}
-    assert advised(made, "deployments") == (f"spec.template.{told}",)
-    for_another = marked(where, key, value)
+    warning = f"metadata.{place}[{key}]: Cardwise does not read it; {says}"
+    assert advised(marked(place, key, text)) == (warning,)
+    assert validated(marked(place, key, text, **{"aliyun.com__gpu_mem": "8Gi"})) == (warning,)
+    template = marked(place, key, text, **{"aliyun.com__gpu_mem": "8Gi"})
+    manifest = {"metadata": {"name": "w"}, "spec": {"template": template}}
+    assert advised(manifest, "deployments") == (f"spec.template.{warning}",)
+    for_another = marked(place, key, text)
     for_another["spec"]["schedulerName"] = "kai-scheduler"
     assert advised(for_another) == (), "that scheduler may read it"
 
@@ -287,9 +289,9 @@ def test_of_thousands_of_annotations_a_few_are_told() -> None:
 
 
 def namespaced(labels: Json | None = None, **annotations: str) -> tuple[str, ...]:
-    keys = {f"cardwise.dev/{key.replace('_', '-')}": value for key, value in annotations.items()}
-    obj = {"metadata": {"name": "team", "labels": labels or {}, "annotations": keys}}
-    decision = on_validate(obj, "namespaces", known())
+    keys = {f"cardwise.dev/{key.replace('_', '-')}": text for key, text in annotations.items()}
+    manifest = {"metadata": {"name": "team", "labels": labels or {}, "annotations": keys}}
+    decision = on_validate(manifest, "namespaces", known())
     assert decision.allowed, decision.message
     return decision.warnings
 
@@ -308,13 +310,13 @@ def test_defaults_of_a_namespace_that_have_no_effect_are_told() -> None:
     )
     assert namespaced(on, default_gpumem="2Gi") == (f"metadata.annotations[cardwise.dev/default-gpumem]: {unread}",)
     assert namespaced({names.DEFAULTS_LABEL: "disabled"}, default_gpu_mem="2Gi") == (), "switched off on purpose"
-    (told,) = namespaced({names.DEFAULTS_LABEL: "enabled", names.DEFAULT_GPU_MEM: "2Gi"})
-    assert told.endswith(f"did you mean the annotation {names.DEFAULT_GPU_MEM}?")
+    (warning,) = namespaced({names.DEFAULTS_LABEL: "enabled", names.DEFAULT_GPU_MEM: "2Gi"})
+    assert warning.endswith(f"did you mean the annotation {names.DEFAULT_GPU_MEM}?")
 
 
 def quota(*gpu_quotas: Json, **hard: str) -> tuple[str, ...]:
     view = known()
-    view.standings = {"default": [gpuquotas.parse(one) for one in gpu_quotas]}
+    view.standings = {"default": [gpuquotas.parse(manifest) for manifest in gpu_quotas]}
     keys = {name.replace("__", "/").replace("_", "-"): amount for name, amount in hard.items()}
     return advised({"metadata": {"name": "cards"}, "spec": {"hard": keys}}, "resourcequotas", view)
 
@@ -324,15 +326,15 @@ MEM = {"requests.aliyun.com__gpu_mem": "65536"}
 
 
 def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
-    (told,) = quota(**{"requests.aliyun.com__gpumem": "65536"})
-    meant = "did you mean requests.aliyun.com/gpu-mem?"
-    assert told == f"spec.hard[requests.aliyun.com/gpumem]: no node offers it, so it counts nothing; {meant}"
-    (told,) = quota(**{"requests.nvidia.com__tesla.k80": "1"})
-    assert told.endswith("did you mean requests.cardwise.dev/nvidia.tesla.k80?")
-    (told,) = quota(**{"requests.cardwise.dev__nvidia.tesla.k8": "1"})
-    assert told.endswith("there is no ResourceClass nvidia.tesla.k8 now; until there is, it counts nothing")
-    (told,) = quota(**{"requests.amd.com__gpu": "1"})
-    assert told.endswith("no node offers it, so it counts nothing until one does")
+    (warning,) = quota(**{"requests.aliyun.com__gpumem": "65536"})
+    hint = "did you mean requests.aliyun.com/gpu-mem?"
+    assert warning == f"spec.hard[requests.aliyun.com/gpumem]: no node offers it, so it counts nothing; {hint}"
+    (warning,) = quota(**{"requests.nvidia.com__tesla.k80": "1"})
+    assert warning.endswith("did you mean requests.cardwise.dev/nvidia.tesla.k80?")
+    (warning,) = quota(**{"requests.cardwise.dev__nvidia.tesla.k8": "1"})
+    assert warning.endswith("there is no ResourceClass nvidia.tesla.k8 now; until there is, it counts nothing")
+    (warning,) = quota(**{"requests.amd.com__gpu": "1"})
+    assert warning.endswith("no node offers it, so it counts nothing until one does")
     assert (
         quota(cpu="1", **{"requests.amd.com__gpu": "0", "requests.nvidia.com__mig-1g.5gb": "1"}, **MEM, **WHOLE) == ()
     )
@@ -341,8 +343,8 @@ def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
 
 
 def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
-    (told,) = quota(**MEM)
-    assert told == (
+    (warning,) = quota(**MEM)
+    assert warning == (
         "spec.hard[requests.aliyun.com/gpu-mem]: counts no whole cards: pods that ask for aliyun.com/gpu-count or a "
         "class get past it; add requests.cardwise.dev/gpu, or a GPUQuota, unless another quota of the namespace "
         "counts them"
@@ -353,19 +355,19 @@ def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
         return {"metadata": {"namespace": "default", "name": "team"}, "spec": {"hard": [entry]}}
 
     assert quota(gpu_quota(memoryMiB="64Gi"), **MEM) == quota(gpu_quota(cards=0), **MEM) == ()
-    assert quota(gpu_quota(**{"class": "nvidia.tesla.k80", "cards": 0}), **MEM) == (told,)
-    assert quota(gpu_quota(shares=9), **MEM) == (told,)
+    assert quota(gpu_quota(**{"class": "nvidia.tesla.k80", "cards": 0}), **MEM) == (warning,)
+    assert quota(gpu_quota(shares=9), **MEM) == (warning,)
 
 
 def test_keys_of_a_limit_range_that_are_those_of_no_container_are_told() -> None:
     limits = [{"type": "Container", "max": {"cpu": "1", "aliyun.com/gpumem": "8192"}, "default": {names.GPU_MEM: "1"}}]
-    (told,) = advised({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
-    meant = "did you mean aliyun.com/gpu-mem?"
-    assert told == f"spec.limits[0].max[aliyun.com/gpumem]: no node offers it, so it counts nothing; {meant}"
+    (warning,) = advised({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
+    hint = "did you mean aliyun.com/gpu-mem?"
+    assert warning == f"spec.limits[0].max[aliyun.com/gpumem]: no node offers it, so it counts nothing; {hint}"
 
 
 @pytest.mark.parametrize(
-    ("resource", "made"),
+    ("resource", "make_manifest"),
     [
         (
             "pods",
@@ -375,10 +377,10 @@ def test_keys_of_a_limit_range_that_are_those_of_no_container_are_told() -> None
         ("limitranges", lambda n: {"spec": {"limits": [{"max": {f"example.org/gpu{i:05}": "0" for i in range(n)}}]}}),
     ],
 )
-def test_advice_for_thousands_of_keys_costs_hardly_more_than_for_some(resource: str, made: Any) -> None:
+def test_advice_for_thousands_of_keys_costs_hardly_more_than_for_some(resource: str, make_manifest: Any) -> None:
     def steps(count: int) -> int:
         with work() as advising:
-            advised(made(count), resource)
+            advised(make_manifest(count), resource)
         return advising.steps
 
     assert steps(2000) < 4 * steps(100)

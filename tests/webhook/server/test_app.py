@@ -127,9 +127,9 @@ def test_a_large_review_has_a_namespace_as_the_api_server_writes_it(client: Flas
     """Go writes the fields in this order, and no other reader than a search of the first 4 KiB is used for turns."""
     kind = {"group": "g" * 253, "version": "v" * 63, "kind": "k" * 63}
     resource = {"group": "g" * 253, "version": "v" * 63, "resource": "r" * 63}
-    asked = {"uid": "u" * 36, "kind": kind, "resource": resource, "subResource": "s" * 63, "requestKind": kind}
-    asked |= {"requestResource": resource, "requestSubResource": "s" * 63, "name": "n" * 253, "namespace": "x" * 63}
-    data = json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": asked}).encode()
+    request = {"uid": "u" * 36, "kind": kind, "resource": resource, "subResource": "s" * 63, "requestKind": kind}
+    request |= {"requestResource": resource, "requestSubResource": "s" * 63, "name": "n" * 253, "namespace": "x" * 63}
+    data = json.dumps({"kind": "AdmissionReview", "apiVersion": "admission.k8s.io/v1", "request": request}).encode()
     assert shell.namespace_of({"wsgi.input": io.BytesIO(data)}) == "x" * 63
 
 
@@ -205,11 +205,11 @@ def test_random_json_never_fails_us(client: FlaskClient, path: str, data: Any) -
 @given(
     path=st.sampled_from(PATHS),
     resource=_RESOURCES,
-    obj=_LIKE_OBJECTS,
+    manifest=_LIKE_OBJECTS,
     about=st.fixed_dictionaries({"operation": st.sampled_from(["CREATE", "UPDATE"]), "old": st.none() | _LIKE_OBJECTS}),
 )
-def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: str, obj: Any, about: Any) -> None:
-    assert post(client, path, body(obj, resource, **about)).status_code == 200
+def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: str, manifest: Any, about: Any) -> None:
+    assert post(client, path, body(manifest, resource, **about)).status_code == 200
 
 
 @settings(max_examples=examples(60, soak=1000))
@@ -222,12 +222,14 @@ def test_random_objects_never_fail_us(client: FlaskClient, path: str, resource: 
 def test_random_classes_and_quotas_never_fail_us(
     client: FlaskClient, path: str, resource: str, spec: Any, old: Any
 ) -> None:
-    obj = {"metadata": {"name": "x", "namespace": "default"}, "spec": spec, "status": spec}
-    assert post(client, path, body(obj, resource, operation="UPDATE", old=old and {"spec": old})).status_code == 200
+    manifest = {"metadata": {"name": "x", "namespace": "default"}, "spec": spec, "status": spec}
+    assert (
+        post(client, path, body(manifest, resource, operation="UPDATE", old=old and {"spec": old})).status_code == 200
+    )
 
 
 @pytest.mark.parametrize(
-    ("resource", "obj"),
+    ("resource", "manifest"),
     [
         ("deployments", {"spec": {"template": 7}}),
         ("cronjobs", {"spec": {"jobTemplate": {"spec": {"template": {"spec": {"containers": {}}}}}}}),
@@ -237,11 +239,11 @@ def test_random_classes_and_quotas_never_fail_us(
         ("gpuquotas", {"spec": []}),
     ],
 )
-def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resource: str, obj: Any) -> None:
-    assert told(client, body(obj, resource)).startswith(f"object is not shaped like one of {resource}")
+def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resource: str, manifest: Any) -> None:
+    assert message_shown(client, body(manifest, resource)).startswith(f"object is not shaped like one of {resource}")
     if resource != "gpuquotas":
-        said = told(client, body({}, resource, operation="UPDATE", old=obj))
-        assert said.startswith(f"oldObject is not shaped like one of {resource}")
+        message = message_shown(client, body({}, resource, operation="UPDATE", old=manifest))
+        assert message.startswith(f"oldObject is not shaped like one of {resource}")
 
 
 # Deeper than any Python makes objects of.
@@ -249,7 +251,7 @@ DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100
 
 
 @pytest.mark.parametrize(
-    ("obj", "says"),
+    ("manifest", "says"),
     [
         pytest.param(None, "object is not shaped", id="no object"),
         pytest.param({"spec": {"containers": 7}}, "$.spec.containers", id="misshapen pod"),
@@ -265,8 +267,8 @@ DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100
     ],
 )
 @pytest.mark.parametrize("path", [path for path in PATHS if path != "/advise"])
-def test_who_writes_what_nobody_can_read_is_told_why(client: FlaskClient, path: str, obj: Any, says: str) -> None:
-    message = told(client, msgspec.json.encode(review(obj)), path)
+def test_who_writes_what_nobody_can_read_is_told_why(client: FlaskClient, path: str, manifest: Any, says: str) -> None:
+    message = message_shown(client, msgspec.json.encode(review(manifest)), path)
     assert says in message
     assert len(message) < 1000
 
@@ -279,18 +281,18 @@ def test_advice_refuses_nothing_also_of_what_nobody_can_read(client: FlaskClient
 def test_what_is_nested_too_deep_anywhere_costs_no_search(client: FlaskClient) -> None:
     """Who looks for it in 8 MiB keeps one of the few threads for more than a second."""
     deep = b"[" * 500_000 + b"]" * 500_000
-    asked = msgspec.json.encode(review({}))
+    data = msgspec.json.encode(review({}))
     for before, status in ((b'"dryRun"', 200), (b'"uid"', 400)):
         with work() as done:
-            answer = post(client, "/mutate", asked.replace(before, b'"x":' + deep + b"," + before))
+            answer = post(client, "/mutate", data.replace(before, b'"x":' + deep + b"," + before))
         assert answer.status_code == status
         assert "nested too deep" in answer.get_data(as_text=True)
         assert done.steps < 20_000
 
 
-def told(client: FlaskClient, asked: bytes, path: str = "/mutate") -> str:
+def message_shown(client: FlaskClient, data: bytes, path: str = "/mutate") -> str:
     """The refusal that the API server shows to the user."""
-    answer = post(client, path, asked)
+    answer = post(client, path, data)
     assert answer.status_code == 200
     response = answer.get_json()["response"]
     assert not response["allowed"]

@@ -30,9 +30,9 @@ def known() -> Known:
 
 def of_spec(field: str, make: Callable[[int], Any]) -> Callable[[int], Json]:
     def pod(size: int) -> Json:
-        made = build.pod(gpu_mem="1Gi")
-        made["spec"][field] = make(size)
-        return made
+        built = build.pod(gpu_mem="1Gi")
+        built["spec"][field] = make(size)
+        return built
 
     return pod
 
@@ -43,9 +43,9 @@ def of_container(field: str, make: Callable[[int], Any]) -> Callable[[int], Json
 
 def of_metadata(field: str, make: Callable[[int], Any]) -> Callable[[int], Json]:
     def pod(size: int) -> Json:
-        made = build.pod(gpu_mem="1Gi")
-        made["metadata"][field] = make(size)
-        return made
+        built = build.pod(gpu_mem="1Gi")
+        built["metadata"][field] = make(size)
+        return built
 
     return pod
 
@@ -102,12 +102,12 @@ PODS: dict[str, Callable[[int], Json]] = {
 def _fields(size: int) -> list[Json]:
     """What server-side apply says of as many managers, each with a limit of its own."""
 
-    def of(i: int) -> Json:
+    def fields_of_container(i: int) -> Json:
         container = {"f:resources": {"f:limits": {f"f:x{i}": {}}}}
         template = {"f:spec": {"f:containers": {'k:{"name":"c"}': container}}}
         return {"operation": "Apply", "manager": f"m{i}", "fieldsV1": {"f:spec": {"f:template": template}}}
 
-    return [of(i) for i in range(size)]
+    return [fields_of_container(i) for i in range(size)]
 
 
 def deployment(size: int) -> Json:
@@ -129,8 +129,8 @@ def quota(size: int) -> Json:
 
 
 def limit_range(size: int) -> Json:
-    items = [{"type": "Container", "default": {names.GPU_MEM: "1Gi", f"a{i}": "1"}} for i in range(size)]
-    return {"metadata": {"name": "l"}, "spec": {"limits": items}}
+    limits = [{"type": "Container", "default": {names.GPU_MEM: "1Gi", f"a{i}": "1"}} for i in range(size)]
+    return {"metadata": {"name": "l"}, "spec": {"limits": limits}}
 
 
 def gpu_quota(size: int) -> Json:
@@ -152,16 +152,16 @@ OTHERS = {
 }
 
 
-def spent(resource: str, obj: Json, operation: str = "CREATE") -> int:
+def spent(resource: str, manifest: Json, operation: str = "CREATE") -> int:
     """Steps for all paths, where the object is what /mutate makes of it."""
     view = known()
-    old = obj if operation == "UPDATE" else None
+    old = manifest if operation == "UPDATE" else None
     with work() as done:
         for decide in (decisions.decide_mutate, decisions.decide_validate, decisions.decide_advise):
-            asked = review.decode(body(obj, resource, operation=operation, old=old))
-            decision = decide(asked, view, SETTINGS)
+            decoded = review.decode(body(manifest, resource, operation=operation, old=old))
+            decision = decide(decoded, view, SETTINGS)
             if decision.patch:
-                obj = patched(obj, decision)
+                manifest = patched(manifest, decision)
     return done.steps
 
 
@@ -173,9 +173,9 @@ def is_linear(steps: Callable[[int], int]) -> bool:
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
-@pytest.mark.parametrize("what", PODS)
-def test_pods(what: str, operation: str) -> None:
-    assert is_linear(lambda size: spent("pods", PODS[what](size), operation))
+@pytest.mark.parametrize("field", PODS)
+def test_pods(field: str, operation: str) -> None:
+    assert is_linear(lambda size: spent("pods", PODS[field](size), operation))
 
 
 @pytest.mark.parametrize("operation", ["CREATE", "UPDATE"])
@@ -186,19 +186,19 @@ def test_other_objects(resource: str, operation: str) -> None:
 
 def test_what_a_node_offers_costs_its_own_length_however_much_others_offer() -> None:
     offers = Offers()
-    few = NodeOffer(frozenset({names.SHARE, names.GPU_MEM}))
-    offers.on_change("n1", None, few)
+    offer = NodeOffer(frozenset({names.SHARE, names.GPU_MEM}))
+    offers.on_change("n1", None, offer)
 
     def steps() -> int:
         with work() as done:
-            offers.on_change("n1", few, few)
+            offers.on_change("n1", offer, offer)
         return done.steps
 
     before = steps()
     offers.on_change("n2", None, NodeOffer(frozenset(f"x{i}/gpu" for i in range(1000))))
     assert steps() <= before + 10
     offers.on_delete("n2", NodeOffer(frozenset(f"x{i}/gpu" for i in range(1000))))
-    assert offers.resources() == few.resources
+    assert offers.resources() == offer.resources
 
 
 def test_floats_are_read_by_the_reader_that_none_of_them_keeps_long() -> None:
@@ -214,11 +214,11 @@ def test_of_what_nobody_reads_no_objects_are_made() -> None:
     pod = build.pod(gpu_mem=8) | {"status": {}}
     metadata = pod["metadata"] | {"x": lists, "managedFields": [{"fieldsV1": {"a": lists}}]}
     fat = pod | {"x": lists, "metadata": metadata}
-    asked = msgspec.json.encode(request(fat, operation="UPDATE", old=fat))
-    assert review.decode(asked) == review.decode(body(pod, operation="UPDATE", old=pod))
+    data = msgspec.json.encode(request(fat, operation="UPDATE", old=fat))
+    assert review.decode(data) == review.decode(body(pod, operation="UPDATE", old=pod))
 
 
 def test_what_server_side_apply_noted_is_read_where_it_is_compared() -> None:
     for operation, read in (("CREATE", False), ("UPDATE", True)):
-        asked = review.decode(body(deployment(2), "deployments", operation=operation, old=deployment(1)))
-        assert ("managedFields" in asked.object["metadata"]) == read
+        decoded = review.decode(body(deployment(2), "deployments", operation=operation, old=deployment(1)))
+        assert ("managedFields" in decoded.object["metadata"]) == read

@@ -45,8 +45,8 @@ class World:
         view = ClusterView(self.api.client(clock=clock), clock)
         self.app: FlaskClient = shell.create_app(view, WebhookSettings()).test_client()
 
-    def post(self, path: str, asked: Any) -> Any:
-        return self.app.post(path, data=json.dumps(asked), content_type="application/json")
+    def post(self, path: str, document: Any) -> Any:
+        return self.app.post(path, data=json.dumps(document), content_type="application/json")
 
 
 @pytest.fixture
@@ -54,13 +54,13 @@ def world() -> World:
     return World()
 
 
-def named(place: str, text: str, obj: Any = BINDING, resource: str = "pods", sub: str = "binding") -> Any:
+def named(place: str, text: str, manifest: Any = BINDING, resource: str = "pods", sub: str = "binding") -> Any:
     """A review of a Binding that has the text in that place."""
-    asked = review(json.loads(json.dumps(obj)), resource, sub=sub, name="p")
-    where, field = place.split(".")
-    at = asked["request"] if where == "request" else asked["request"]["object"]["metadata"]
+    named_review = review(json.loads(json.dumps(manifest)), resource, sub=sub, name="p")
+    part, field = place.split(".")
+    at = named_review["request"] if part == "request" else named_review["request"]["object"]["metadata"]
     at[field] = text
-    return asked
+    return named_review
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -81,11 +81,11 @@ def test_a_pod_in_what_is_no_namespace_is_asked_about_nowhere(world: World, path
 
 
 def test_a_legacy_binding_names_its_pod_in_the_object(world: World) -> None:
-    asked = named("metadata.name", "/pods?limit=0&x=", resource="bindings", sub="")
-    asked["request"]["name"] = ""
-    assert not world.post(shell.BINDINGS, asked).get_json()["response"]["allowed"]
-    asked["request"]["object"]["metadata"]["name"] = ""
-    world.post(shell.BINDINGS, asked)
+    binding_review = named("metadata.name", "/pods?limit=0&x=", resource="bindings", sub="")
+    binding_review["request"]["name"] = ""
+    assert not world.post(shell.BINDINGS, binding_review).get_json()["response"]["allowed"]
+    binding_review["request"]["object"]["metadata"]["name"] = ""
+    world.post(shell.BINDINGS, binding_review)
     assert world.api.requests == []  # in particular, no list
 
 
@@ -105,12 +105,12 @@ def test_a_message_quotes_the_beginning_and_the_end_only(world: World) -> None:
 
 @pytest.mark.parametrize("field", ["resource", "subResource", "operation"])
 def test_a_word_of_the_api_server_has_an_end(world: World, field: str) -> None:
-    asked = named("request.name", "p")
+    named_review = named("request.name", "p")
     if field == "resource":
-        asked["request"]["resource"]["resource"] = "x" * 300
+        named_review["request"]["resource"]["resource"] = "x" * 300
     else:
-        asked["request"][field] = "x" * 300
-    answer = world.post("/mutate", asked)
+        named_review["request"][field] = "x" * 300
+    answer = world.post("/mutate", named_review)
     assert answer.status_code == 400
     assert len(answer.text) < 300
 
@@ -122,10 +122,12 @@ LABELS = st.from_regex(r"[a-z0-9]([-a-z0-9]{0,20}[a-z0-9])?", fullmatch=True)
 @given(namespace=LABELS, name=st.lists(LABELS, min_size=1, max_size=4).map(".".join))
 def test_names_that_the_api_server_has_are_asked_for(namespace: str, name: str) -> None:
     world = World()
-    asked = review(BINDING | {"metadata": {"name": name, "namespace": namespace}}, "pods", sub="binding", name=name)
-    asked["request"]["namespace"] = namespace
-    assert world.post(shell.BINDINGS, asked).get_json()["response"]["allowed"]
-    assert [one.path for one in world.api.sent("get")] == [paths.pods(namespace, name)]
+    binding_review = review(
+        BINDING | {"metadata": {"name": name, "namespace": namespace}}, "pods", sub="binding", name=name
+    )
+    binding_review["request"]["namespace"] = namespace
+    assert world.post(shell.BINDINGS, binding_review).get_json()["response"]["allowed"]
+    assert [call.path for call in world.api.sent("get")] == [paths.pods(namespace, name)]
 
 
 @settings(max_examples=50)
@@ -147,6 +149,6 @@ def test_whatever_the_text_nothing_but_a_get_of_one_pod_is_sent(place: str, text
 def test_what_the_api_server_takes_is_taken(world: World, resource: str, name: str, generated: str) -> None:
     metadata = {"name": name} if not generated else {"generateName": generated}
     namespace = "" if resource in ("namespaces", "resourceclasses") else "team-a"
-    asked = review({"metadata": metadata, "spec": {"containers": []}}, resource, namespace=namespace)
-    answer = world.post("/mutate", asked).get_json()["response"]
+    object_review = review({"metadata": metadata, "spec": {"containers": []}}, resource, namespace=namespace)
+    answer = world.post("/mutate", object_review).get_json()["response"]
     assert "is no name" not in str(answer)

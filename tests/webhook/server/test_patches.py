@@ -53,7 +53,7 @@ def test_a_list_that_was_rewritten_is_one_operation() -> None:
     gates = [{"name": "g"}]
     before = {"spec": {"containers": [{"name": "c", "env": env}], "schedulingGates": gates}}
     after = {"spec": {"containers": [{"name": "c", "env": env[::2]}], "schedulingGates": []}}
-    assert sorted(patches.make_patch(before, after), key=lambda each: str(each["path"])) == [
+    assert sorted(patches.make_patch(before, after), key=lambda operation: str(operation["path"])) == [
         {"op": "replace", "path": "/spec/containers/0/env", "value": env[::2]},
         {"op": "replace", "path": "/spec/schedulingGates", "value": []},
     ]

@@ -34,10 +34,10 @@ def of_annotations(count: int) -> Json:
 
 
 def of_bytes(count: int) -> Json:
-    made = pod("big", gpu_mem=8)
-    made["spec"]["hostname"] = ""
-    made["spec"]["hostname"] = "x" * (count - len(wire.trim(json.dumps(made).encode())))
-    return made
+    manifest = pod("big", gpu_mem=8)
+    manifest["spec"]["hostname"] = ""
+    manifest["spec"]["hostname"] = "x" * (count - len(wire.trim(json.dumps(manifest).encode())))
+    return manifest
 
 
 def in_containers(field: str, count: int) -> Json:
@@ -47,42 +47,42 @@ def in_containers(field: str, count: int) -> Json:
 
 
 def in_spec(field: str, count: int) -> Json:
-    made = pod("big", gpu_mem=8)
-    made["spec"][field] = [{"name": f"n{i}"} for i in range(count)]
-    return made
+    manifest = pod("big", gpu_mem=8)
+    manifest["spec"][field] = [{"name": f"n{i}"} for i in range(count)]
+    return manifest
 
 
 def of_selectors(count: int) -> Json:
-    made = pod("big", gpu_mem=8)
-    made["spec"]["nodeSelector"] = {f"l{i}": "" for i in range(count)}
-    return made
+    manifest = pod("big", gpu_mem=8)
+    manifest["spec"]["nodeSelector"] = {f"l{i}": "" for i in range(count)}
+    return manifest
 
 
 def of_labels(count: int) -> Json:
-    made = pod("big", gpu_mem=8)
-    made["metadata"]["labels"] = {f"l{i}": "" for i in range(count)}
-    return made
+    manifest = pod("big", gpu_mem=8)
+    manifest["metadata"]["labels"] = {f"l{i}": "" for i in range(count)}
+    return manifest
 
 
 def of_finalizers(count: int) -> Json:
-    made = pod("big", gpu_mem=8)
-    made["metadata"]["finalizers"] = [f"example.com/f{i}" for i in range(count)]
-    return made
+    manifest = pod("big", gpu_mem=8)
+    manifest["metadata"]["finalizers"] = [f"example.com/f{i}" for i in range(count)]
+    return manifest
 
 
 def of_annotation_bytes(count: int) -> Json:
     return pod("big", gpu_mem=8, annotations={"a": "ä" * 1024, "b": "x" * (count - 2 * 1024 - 2)})
 
 
-def said(decide: Decides, obj: Json, resource: str = "pods") -> str:
+def message_on(decide: Decides, manifest: Json, resource: str = "pods") -> str:
     try:
-        return decide(obj, resource, Known(namespaces={"default": Defaults("1Gi")})).message
+        return decide(manifest, resource, Known(namespaces={"default": Defaults("1Gi")})).message
     except Unreadable as error:
         return str(error)
 
 
 SHAPES = pytest.mark.parametrize(
-    ("shape", "most", "says"),
+    ("shape", "limit", "says"),
     [
         (naming, sizes.MOST_NAMES, "spec.containers: the containers name {} different resources"),
         (of_containers, sizes.MOST_CONTAINERS, "spec.containers: {} containers are too many"),
@@ -110,32 +110,32 @@ SHAPES = pytest.mark.parametrize(
 
 @SHAPES
 @pytest.mark.parametrize("decide", [on_mutate, on_defaults, on_validate])
-def test_a_pod_has_limits(shape: Callable[[int], Json], most: int, says: str, decide: Decides) -> None:
-    told = said(decide, shape(most + 1))
-    assert told.startswith(says.format(most + 1))
-    assert str(most >> 10 if shape in (of_bytes, of_annotation_bytes) else most) in told.partition("; ")[2]
-    assert "too m" not in said(decide, shape(most))
+def test_a_pod_has_limits(shape: Callable[[int], Json], limit: int, says: str, decide: Decides) -> None:
+    message = message_on(decide, shape(limit + 1))
+    assert message.startswith(says.format(limit + 1))
+    assert str(limit >> 10 if shape in (of_bytes, of_annotation_bytes) else limit) in message.partition("; ")[2]
+    assert "too m" not in message_on(decide, shape(limit))
 
 
 @SHAPES
-def test_a_template_has_the_same(shape: Callable[[int], Json], most: int, says: str) -> None:
-    template = {"metadata": (made := shape(most + 1))["metadata"], "spec": made["spec"]}
-    told = said(on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
-    where = "" if shape is of_bytes else "spec.template."
-    assert told.startswith(where + says.format(most + 1))
+def test_a_template_has_the_same(shape: Callable[[int], Json], limit: int, says: str) -> None:
+    template = {"metadata": (shaped := shape(limit + 1))["metadata"], "spec": shaped["spec"]}
+    message = message_on(on_mutate, {"metadata": {}, "spec": {"template": template}}, "deployments")
+    prefix = "" if shape is of_bytes else "spec.template."
+    assert message.startswith(prefix + says.format(limit + 1))
 
 
 def test_an_update_of_a_pod_has_the_same() -> None:
-    more = of_containers(sizes.MOST_CONTAINERS + 1)
-    assert "too many" in on_mutate(more, "pods", Known(), operation="UPDATE", old=of_containers(1)).message
+    larger = of_containers(sizes.MOST_CONTAINERS + 1)
+    assert "too many" in on_mutate(larger, "pods", Known(), operation="UPDATE", old=of_containers(1)).message
 
 
 def test_what_was_there_before_lists_were_bounded_may_change() -> None:
-    made = in_containers("env", sizes.MOST_IN_CONTAINERS + 2)
-    template = {"metadata": {}, "spec": {"template": {"spec": made["spec"]}}}
-    for resource, obj in (("pods", made), ("deployments", template)):
+    manifest = in_containers("env", sizes.MOST_IN_CONTAINERS + 2)
+    template = {"metadata": {}, "spec": {"template": {"spec": manifest["spec"]}}}
+    for resource, written in (("pods", manifest), ("deployments", template)):
         for decide in (on_mutate, on_validate):
-            assert decide(obj, resource, Known(), operation="UPDATE", old=obj).allowed
+            assert decide(written, resource, Known(), operation="UPDATE", old=written).allowed
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_was_there_before_lists_were_bounded_may_change() -> None:
 )
 def test_other_objects_have_limits(resource: str, decide: Decides, field: str, entries: Callable[[int], Any]) -> None:
     over = sizes.MOST_IN_SPEC + 1
-    told = said(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
-    assert told == f"spec.{field}: {over} entries are too many; write at most {sizes.MOST_IN_SPEC}"
+    message = message_on(decide, {"metadata": {"name": "n"}, "spec": {field: entries(over)}}, resource)
+    assert message == f"spec.{field}: {over} entries are too many; write at most {sizes.MOST_IN_SPEC}"
     large = {"metadata": {"name": "n", "annotations": {"a": "x" * sizes.MOST_BYTES}}}
-    assert said(decide, large, resource).startswith("metadata: the object has 512 KiB")
+    assert message_on(decide, large, resource).startswith("metadata: the object has 512 KiB")

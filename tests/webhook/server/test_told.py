@@ -17,7 +17,7 @@ from tests import build
 from tests.examples import examples
 from tests.fakes.clock import FakeClock
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
-from tests.webhook.reviews import Known, body, settled
+from tests.webhook.reviews import Known, body, mutated_twice
 from webhook.cluster.offers import NodeOffer, Offers
 from webhook.pods.defaults import Defaults
 from webhook.server import app as shell
@@ -47,35 +47,35 @@ def answered(client: FlaskClient, path: str, data: bytes) -> Json:
 
 
 def check(response: Json) -> None:
-    said = [*response.get("warnings", ()), response.get("status", {}).get("message", "")]
-    assert len(said) <= MOST_WARNINGS + 1
-    for text in said:
+    messages = [*response.get("warnings", ()), response.get("status", {}).get("message", "")]
+    assert len(messages) <= MOST_WARNINGS + 1
+    for text in messages:
         assert len(text.encode()) <= KIB
         assert text.isprintable()
 
 
-def strings(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def strings(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Where texts are in an object; a path that ends in None is that of a key."""
-    if isinstance(value, str):
+    if isinstance(node, str):
         yield path
-    elif isinstance(value, dict):
-        for key, inner in value.items():
+    elif isinstance(node, dict):
+        for key, inner in node.items():
             yield (*path, key, None)
             yield from strings(inner, (*path, key))
-    elif isinstance(value, list):
-        for i, inner in enumerate(value):
+    elif isinstance(node, list):
+        for i, inner in enumerate(node):
             yield from strings(inner, (*path, i))
 
 
-def replaced(value: Any, path: tuple[Any, ...], text: str) -> Any:
+def replaced(node: Any, path: tuple[Any, ...], text: str) -> Any:
     """The object with another text there, beside or instead of the one that it had."""
     if not path:
         return text
     first, *rest = path
     if rest == [None]:
-        return value | {first + text: value[first]}
-    changed = replaced(value[first], tuple(rest), text)
-    return value | {first: changed} if isinstance(value, dict) else [*value[:first], changed, *value[first + 1 :]]
+        return node | {first + text: node[first]}
+    changed = replaced(node[first], tuple(rest), text)
+    return node | {first: changed} if isinstance(node, dict) else [*node[:first], changed, *node[first + 1 :]]
 
 
 # As tenants can write them, with what is cut in two or moves a cursor.
@@ -108,29 +108,29 @@ OTHERS = {
 def test_of_pods(client: FlaskClient, path: str, pod: Json, text: str, data: Any) -> None:
     annotations = {names.POLICY: "spread", names.GROUP_NAME: "g", names.GROUP_NUM: "2", names.MPS: "off"}
     pod["metadata"]["annotations"] |= data.draw(st.sampled_from([{}, annotations]))
-    where = data.draw(st.sampled_from(list(strings(pod))))
-    check(answered(client, path, body(replaced(pod, where, text))))
+    place = data.draw(st.sampled_from(list(strings(pod))))
+    check(answered(client, path, body(replaced(pod, place, text))))
 
 
 @settings(max_examples=examples(60, soak=1000))
 @given(path=st.sampled_from(sorted(shell.PATHS)), resource=st.sampled_from(sorted(OTHERS)), text=TEXTS, data=st.data())
 def test_of_other_objects(client: FlaskClient, path: str, resource: str, text: str, data: Any) -> None:
-    where = data.draw(st.sampled_from(list(strings(OTHERS[resource]))))
-    check(answered(client, path, body(replaced(OTHERS[resource], where, text), resource)))
+    place = data.draw(st.sampled_from(list(strings(OTHERS[resource]))))
+    check(answered(client, path, body(replaced(OTHERS[resource], place, text), resource)))
 
 
 def test_of_many_things_that_are_wrong(client: FlaskClient) -> None:
     """512 gates, each with a name of its own, of which each is told."""
     pod = build.pod(gpu_mem="1Gi")
     pod["spec"]["schedulingGates"] = [{"name": f"example.com/{i}"} for i in range(500)]
-    told = mutated_then_validated(client, pod)["warnings"]
-    assert len(told) == MOST_WARNINGS
-    assert told[0].startswith("spec.schedulingGates[example.com/0]: ")
-    assert told[-1] == "and 485 more warnings"
+    warnings = mutated_then_validated(client, pod)["warnings"]
+    assert len(warnings) == MOST_WARNINGS
+    assert warnings[0].startswith("spec.schedulingGates[example.com/0]: ")
+    assert warnings[-1] == "and 485 more warnings"
 
 
 def mutated_then_validated(client: FlaskClient, pod: Json) -> Json:
-    return answered(client, "/validate", body(settled(pod, "pods", known())))
+    return answered(client, "/validate", body(mutated_twice(pod, "pods", known())))
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_refusals_by_the_thousand_fill_no_log() -> None:
 
     def lines(reviews: int, namespace: str) -> list[Json]:
         data = body(wrong, namespace=namespace)
-        with structlog.testing.capture_logs() as told:
+        with structlog.testing.capture_logs() as logs:
             for _ in range(reviews):
                 assert not answered(client, "/mutate", data)["allowed"]
-        return [dict(line) for line in told]
+        return [dict(line) for line in logs]
 
     assert len(lines(50, "greedy")) == 20
     assert len(lines(3, "other")) == 3  # of whom another namespace's refusals take nothing
@@ -184,7 +184,7 @@ def test_reviews_that_fail_by_the_thousand_fill_no_log(error: Exception, monkeyp
     monkeypatch.setattr(view, "defaults", fails)
     client = shell.create_app(view, WebhookSettings(), FakeClock()).test_client()
     data = body(build.pod(gpu_mem="1Gi"))
-    with structlog.testing.capture_logs() as told:
+    with structlog.testing.capture_logs() as logs:
         for _ in range(30):
             assert client.post("/mutate", data=data, content_type="application/json").status_code >= 500
-    assert len(told) == 20
+    assert len(logs) == 20

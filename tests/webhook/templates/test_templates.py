@@ -7,7 +7,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.webhook.reviews import Known, mutated, on_advise, on_mutate, resource_class, resource_classes, settled
+from tests.webhook.reviews import Known, mutated, mutated_twice, on_advise, on_mutate, resource_class, resource_classes
 from webhook.server.decisions import WebhookSettings
 
 K80, P100 = "nvidia.tesla.k80", "nvidia.tesla.p100"
@@ -42,25 +42,25 @@ def workload(limits: Json, resource: str = "deployments", **annotations: Any) ->
     return inner | {"metadata": {"name": "w", "annotations": texts}}
 
 
-def container(obj: Json, resource: str = "deployments") -> Json:
+def container(manifest: Json, resource: str = "deployments") -> Json:
     for name in AT[resource]:
-        obj = obj[name]
-    found: Json = obj["template"]["spec"]["containers"][0]
-    return found
+        manifest = manifest[name]
+    first: Json = manifest["template"]["spec"]["containers"][0]
+    return first
 
 
-def limits(obj: Json, resource: str = "deployments") -> Json:
-    found: Json = container(obj, resource)["resources"]["limits"]
-    return found
+def limits(manifest: Json, resource: str = "deployments") -> Json:
+    amounts: Json = container(manifest, resource)["resources"]["limits"]
+    return amounts
 
 
-def record(obj: Json) -> Json | None:
-    text = obj["metadata"]["annotations"].get(names.REWRITTEN)
+def record(manifest: Json) -> Json | None:
+    text = manifest["metadata"]["annotations"].get(names.REWRITTEN)
     return None if text is None else json.loads(text)
 
 
 def update(new: Json, old: Json, resource: str = "deployments", settings: WebhookSettings | None = None) -> Json:
-    return settled(new, resource, KNOWN, settings, operation="UPDATE", old=old)
+    return mutated_twice(new, resource, KNOWN, settings, operation="UPDATE", old=old)
 
 
 @pytest.mark.parametrize("resource", sorted(AT))
@@ -73,34 +73,34 @@ def test_every_template_takes_the_bare_name(resource: str) -> None:
 
 
 def test_requests_and_init_containers_are_rewritten_too() -> None:
-    obj = workload({K80: "1"})
-    container(obj)["resources"]["requests"] = {K80: "1"}
-    obj["spec"]["template"]["spec"]["initContainers"] = [{"name": "side", "resources": {"limits": {"big": 2}}}]
-    spec = mutated(obj, "deployments", KNOWN)["spec"]["template"]["spec"]
+    manifest = workload({K80: "1"})
+    container(manifest)["resources"]["requests"] = {K80: "1"}
+    manifest["spec"]["template"]["spec"]["initContainers"] = [{"name": "side", "resources": {"limits": {"big": 2}}}]
+    spec = mutated(manifest, "deployments", KNOWN)["spec"]["template"]["spec"]
     assert spec["containers"][0]["resources"] == {"limits": {K80_KEY: "1"}, "requests": {K80_KEY: "1"}}
     assert spec["initContainers"][0]["resources"] == {"limits": {"cardwise.dev/big": 2}}
 
 
 @pytest.mark.parametrize("name", ["cpu", "foo", names.GPU_MEM, K80_KEY, names.NVIDIA_GPU, "hugepages-1Gi"])
 def test_what_kubernetes_takes_or_nobody_knows_is_left_alone(name: str) -> None:
-    obj = workload({name: "1"})
-    assert mutated(obj, "deployments", KNOWN) == obj
+    manifest = workload({name: "1"})
+    assert mutated(manifest, "deployments", KNOWN) == manifest
 
 
 def test_exempt_namespaces_are_left_alone() -> None:
-    obj = workload({K80: "1"})
+    manifest = workload({K80: "1"})
     settings = WebhookSettings(exempt_namespaces=frozenset({"kube-system"}))
-    assert mutated(obj, "deployments", KNOWN, settings, namespace="kube-system") == obj
+    assert mutated(manifest, "deployments", KNOWN, settings, namespace="kube-system") == manifest
 
 
 def test_a_class_that_is_not_there_is_told_once() -> None:
-    obj = workload({"nvidia.tesla.k81": "1"})
-    decision = on_mutate(obj, "deployments", KNOWN)
+    manifest = workload({"nvidia.tesla.k81": "1"})
+    decision = on_mutate(manifest, "deployments", KNOWN)
     assert (decision.allowed, decision.warnings) == (True, ())
-    after = mutated(obj, "deployments", KNOWN)
-    (told,) = on_advise(after, "deployments", KNOWN).warnings
-    assert "limits[cardwise.dev/nvidia.tesla.k81]: there is no ResourceClass nvidia.tesla.k81; write " in told
-    assert told.endswith("; its pods will be refused")
+    after = mutated(manifest, "deployments", KNOWN)
+    (warning,) = on_advise(after, "deployments", KNOWN).warnings
+    assert "limits[cardwise.dev/nvidia.tesla.k81]: there is no ResourceClass nvidia.tesla.k81; write " in warning
+    assert warning.endswith("; its pods will be refused")
 
 
 def test_two_spellings_with_different_amounts_are_refused() -> None:
@@ -121,8 +121,8 @@ def test_another_class_or_amount_by_apply_leaves_no_stale_key(resource: str) -> 
     other = update(stored({K80_KEY: "1", P100: "1"}, {P100: "1"}, [K80_KEY], resource), old, resource)
     assert limits(other, resource) == {P100_KEY: "1"}
     assert record(other) == {"main": [P100_KEY]}
-    more = update(stored({K80_KEY: "1", K80: "2"}, {K80: "2"}, [K80_KEY], resource), old, resource)
-    assert limits(more, resource) == {K80_KEY: "2"}
+    changed = update(stored({K80_KEY: "1", K80: "2"}, {K80: "2"}, [K80_KEY], resource), old, resource)
+    assert limits(changed, resource) == {K80_KEY: "2"}
 
 
 def test_another_class_without_apply_leaves_no_stale_key() -> None:
@@ -144,10 +144,10 @@ def test_a_manifest_that_spells_our_key_itself_keeps_it() -> None:
     assert limits(update(stored({K80_KEY: "1"}, {K80_KEY: "1"}, [K80_KEY]), old)) == {K80_KEY: "1"}
 
 
-def server_side(obj: Json, *limits: Json, resource: str = "deployments", operation: str = "Apply") -> Json:
+def server_side(manifest: Json, *limits: Json, resource: str = "deployments", operation: str = "Apply") -> Json:
     """As the API server writes down what was applied, whatever became of it."""
     managed = []
-    for one in limits:
+    for amounts in limits:
         inner: Json = {
             "f:template": {
                 "f:spec": {
@@ -155,7 +155,7 @@ def server_side(obj: Json, *limits: Json, resource: str = "deployments", operati
                         'k:{"name":"main"}': {
                             ".": {},
                             "f:name": {},
-                            "f:resources": {"f:limits": {f"f:{name}": {} for name in one}},
+                            "f:resources": {"f:limits": {f"f:{name}": {} for name in amounts}},
                         },
                         'k:{"name":"other"}': {"f:resources": {"f:limits": {f"f:{K80}": {}}}},
                     }
@@ -165,22 +165,22 @@ def server_side(obj: Json, *limits: Json, resource: str = "deployments", operati
         for name in reversed(AT[resource]):
             inner = {f"f:{name}": inner}
         managed.append({"manager": "flux", "operation": operation, "fieldsType": "FieldsV1", "fieldsV1": inner})
-    return obj | {"metadata": obj["metadata"] | {"managedFields": managed}}
+    return manifest | {"metadata": manifest["metadata"] | {"managedFields": managed}}
 
 
 @pytest.mark.parametrize("resource", ["deployments", "cronjobs", "podtemplates"])
 def test_server_side_apply_without_the_class_leaves_no_stale_key(resource: str) -> None:
     old = server_side(workload({K80_KEY: "1"}, resource, record=[K80_KEY]), {K80: "1"}, resource=resource)
-    left = workload({K80_KEY: "1", names.GPU_MEM: "9"}, resource, record=[K80_KEY])
-    new = update(server_side(left, {names.GPU_MEM: "9"}, resource=resource), old, resource)
+    leftover = workload({K80_KEY: "1", names.GPU_MEM: "9"}, resource, record=[K80_KEY])
+    new = update(server_side(leftover, {names.GPU_MEM: "9"}, resource=resource), old, resource)
     assert limits(new, resource) == {names.GPU_MEM: "9"}
     assert record(new) is None
 
 
 def test_server_side_apply_of_another_class_by_its_long_name_leaves_no_stale_key() -> None:
     old = server_side(workload({K80_KEY: "1"}, record=[K80_KEY]), {K80: "1"})
-    both = workload({K80_KEY: "1", P100_KEY: "1"}, record=[K80_KEY])
-    assert limits(update(server_side(both, {P100_KEY: "1"}), old)) == {P100_KEY: "1"}
+    two_classes = workload({K80_KEY: "1", P100_KEY: "1"}, record=[K80_KEY])
+    assert limits(update(server_side(two_classes, {P100_KEY: "1"}), old)) == {P100_KEY: "1"}
     assert limits(update(server_side(workload({K80_KEY: "2"}, record=[K80_KEY]), {K80_KEY: "2"}), old)) == {
         K80_KEY: "2"
     }
@@ -242,27 +242,27 @@ def test_the_template_of_a_job_stays_as_it_is() -> None:
 
 
 def test_nvidia_gpu_is_taken_only_where_it_is_new() -> None:
-    obj = workload({names.NVIDIA_GPU: "1"})
-    assert mutated(obj, "deployments", KNOWN) == obj
-    taken = mutated(obj, "deployments", KNOWN, TAKE)
-    assert limits(taken) == {names.WHOLE_GPU: "1"}
-    assert record(taken) == {"main": [names.WHOLE_GPU]}
-    assert update(obj, obj, settings=TAKE) == obj, "an update must not roll out"
+    manifest = workload({names.NVIDIA_GPU: "1"})
+    assert mutated(manifest, "deployments", KNOWN) == manifest
+    rewritten = mutated(manifest, "deployments", KNOWN, TAKE)
+    assert limits(rewritten) == {names.WHOLE_GPU: "1"}
+    assert record(rewritten) == {"main": [names.WHOLE_GPU]}
+    assert update(manifest, manifest, settings=TAKE) == manifest, "an update must not roll out"
     applied = workload({names.WHOLE_GPU: "1", names.NVIDIA_GPU: "2"}, record=[names.WHOLE_GPU])
-    assert limits(update(applied, taken, settings=TAKE)) == {names.WHOLE_GPU: "2"}
+    assert limits(update(applied, rewritten, settings=TAKE)) == {names.WHOLE_GPU: "2"}
 
 
 def test_the_replica_set_of_a_deployment_is_the_deployments() -> None:
-    obj = workload({names.NVIDIA_GPU: "1"}, "replicasets")
-    obj["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
-    assert mutated(obj, "replicasets", KNOWN, TAKE) == obj
+    manifest = workload({names.NVIDIA_GPU: "1"}, "replicasets")
+    manifest["metadata"]["ownerReferences"] = [{"kind": "Deployment", "name": "d", "controller": True}]
+    assert mutated(manifest, "replicasets", KNOWN, TAKE) == manifest
 
 
 @pytest.mark.parametrize("text", ["", "x", "7", "{}", '{"main": 7}', '{"main": [7]}'])
 def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
-    obj = workload({K80_KEY: "1", P100: "1"})
-    obj["metadata"]["annotations"] = {names.REWRITTEN: text}
-    new = update(obj, workload({K80_KEY: "1"}))
+    manifest = workload({K80_KEY: "1", P100: "1"})
+    manifest["metadata"]["annotations"] = {names.REWRITTEN: text}
+    new = update(manifest, workload({K80_KEY: "1"}))
     assert limits(new) == {K80_KEY: "1", P100_KEY: "1"}
     assert record(new) == {"main": [P100_KEY]}
 
@@ -275,6 +275,6 @@ def test_a_record_that_cannot_be_read_is_none(text: str) -> None:
     ],
 )  # fmt: skip
 def test_any_manifest_can_be_read(text: str) -> None:
-    obj = workload({K80_KEY: "1"}, record=[K80_KEY])
-    obj["metadata"]["annotations"][LAST_APPLIED] = text
-    assert set(limits(update(obj, workload({K80_KEY: "1"})))) <= {K80_KEY}
+    manifest = workload({K80_KEY: "1"}, record=[K80_KEY])
+    manifest["metadata"]["annotations"][LAST_APPLIED] = text
+    assert set(limits(update(manifest, workload({K80_KEY: "1"})))) <= {K80_KEY}
