@@ -17,25 +17,27 @@ def uuid(index, *, node="n1", kind="rdma"):
     return f"{kind}-{node}-{index}"
 
 
-def devices(count, *classes, **more):
-    return [device(i, *classes, **more) for i in range(count)]
+def devices(count, *classes, **fields):
+    return [device(i, *classes, **fields) for i in range(count)]
 
 
-def wanting(made=None, **counts):
+def wanting(container_manifest=None, **counts):
     """A container that asks for so many of these classes, as the webhook leaves it."""
-    made = made or container()
+    container_manifest = container_manifest or container()
     limits = {f"{names.CLASS_PREFIX}{name}": str(count) for name, count in counts.items()}
-    return made | {"resources": {"limits": made["resources"]["limits"] | limits | {names.SHARE: "1"}}}
+    return container_manifest | {
+        "resources": {"limits": container_manifest["resources"]["limits"] | limits | {names.SHARE: "1"}}
+    }
 
 
-def asking(*containers, of_devices=("rdma", "nic", "fast"), **more):
+def asking(*containers, of_devices=("rdma", "nic", "fast"), **fields):
     """A pod of such containers, as the webhook leaves it."""
-    noted = {names.DEVICE_CLASSES: request.write_device_classes(of_devices)}
-    return pod(containers=list(containers), annotations=noted, **more)
+    annotations = {names.DEVICE_CLASSES: request.write_device_classes(of_devices)}
+    return pod(containers=list(containers), annotations=annotations, **fields)
 
 
-def asked(*containers, **more):
-    return request.parse_mutated(asking(*containers, **more))
+def parse_request(*containers, **fields):
+    return request.parse_mutated(asking(*containers, **fields))
 
 
 def holding(uid, *indices, node="n1", kind="rdma", containers=None):

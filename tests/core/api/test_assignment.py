@@ -9,7 +9,7 @@ from tests.build import shares
 
 def test_the_five_annotations_of_gpushare():
     written = assignment.encode(Assignment({"0": shares(8138, 1)}), assume_time_ns=1)
-    assert {key: value for key, value in written.items() if key.startswith("ALIYUN")} == {
+    assert {key: amount for key, amount in written.items() if key.startswith("ALIYUN")} == {
         "ALIYUN_COM_GPU_MEM_IDX": "1",
         "ALIYUN_COM_GPU_MEM_POD": "8138",
         "ALIYUN_COM_GPU_MEM_DEV": "16276",
@@ -20,37 +20,37 @@ def test_the_five_annotations_of_gpushare():
 
 
 def test_several_cards_and_containers():
-    both = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
-    written = assignment.encode(both, assume_time_ns=1)
+    source = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
+    written = assignment.encode(source, assume_time_ns=1)
     assert written[names.IDX] == "0,2"
     assert written[names.POD_MEM] == "8100"
     assert written[names.DEVICES_OF + "0"] == "void"
     assert written[names.LIMIT_MIB_OF + "0"] == "4000"
     assert written[names.GPUSHARE_ALLOCATION] == '{"0":{"2":100},"1":{"0":4000,"2":4000}}'
-    assert assignment.decode(written) == both
+    assert assignment.decode(written) == source
 
 
 def test_the_environment_names_the_cards_only_where_they_are_given_by_it():
-    both = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
-    by_env = assignment.encode(both, assume_time_ns=1, env_access=True)
+    source = Assignment({"init-0": shares(100, 2), "0": shares(4000, 0, 2)})
+    by_env = assignment.encode(source, assume_time_ns=1, env_access=True)
     assert (by_env[names.DEVICES_OF + "0"], by_env[names.DEVICES_OF + "init-0"]) == ("GPU-n1-0,GPU-n1-2", "GPU-n1-2")
-    by_cdi = assignment.encode(both, assume_time_ns=1)
+    by_cdi = assignment.encode(source, assume_time_ns=1)
     differs = {key for key in by_env if by_cdi[key] != by_env[key]}
     assert differs == {names.DEVICES_OF + "0", names.DEVICES_OF + "init-0"}
     assert "GPU-n1-0" not in "".join(by_cdi[key] for key in differs)
 
 
 def test_a_whole_card_says_so_and_other_shares_are_written_as_before():
-    given = Assignment({"0": (CardShare(0, "g", 9000, 100, 10_000, whole=True), CardShare(1, "h", 5000, 0, 10_000))})
-    written = assignment.encode(given, assume_time_ns=1)
+    source = Assignment({"0": (CardShare(0, "g", 9000, 100, 10_000, whole=True), CardShare(1, "h", 5000, 0, 10_000))})
+    written = assignment.encode(source, assume_time_ns=1)
     shares_of = '[[0,"g",9000,100,10000,1],[1,"h",5000,0,10000]]'
     assert written[names.ASSIGNMENT] == f'{{"v":1,"containers":{{"0":{shares_of}}}}}'
-    assert assignment.decode(written) == given
+    assert assignment.decode(written) == source
 
 
 def test_a_share_of_everything_is_no_whole_card_after_it_was_written():
-    given = Assignment({"0": (CardShare(0, "g", 10_000, 100, 10_000),)})
-    assert assignment.decode(assignment.encode(given, assume_time_ns=1)) == given
+    source = Assignment({"0": (CardShare(0, "g", 10_000, 100, 10_000),)})
+    assert assignment.decode(assignment.encode(source, assume_time_ns=1)) == source
 
 
 @pytest.mark.parametrize(
@@ -154,22 +154,22 @@ RDMA = {
 
 
 def test_devices_are_written_beside_cards():
-    given = Assignment({"0": shares(100, 1)}, RDMA)
-    written = assignment.encode(given, assume_time_ns=1)
+    source = Assignment({"0": shares(100, 1)}, RDMA)
+    written = assignment.encode(source, assume_time_ns=1)
     assert json.loads(written[names.ASSIGNMENT])["devices"] == {
         "0": [["rdma", "rdma-1"], ["nic", "pci-n1-0000-3b-00.0"]],
         "1": [["rdma", "b"]],
     }
-    assert assignment.decode(written) == given
-    assert [share.uuid for share in given.device_shares()] == ["rdma-1", "pci-n1-0000-3b-00.0", "b"]
-    assert given.mem == 100
+    assert assignment.decode(written) == source
+    assert [share.uuid for share in source.device_shares()] == ["rdma-1", "pci-n1-0000-3b-00.0", "b"]
+    assert source.mem == 100
 
 
 def test_a_pod_with_devices_only_has_no_annotations_of_gpushare():
-    given = Assignment({}, RDMA)
-    written = assignment.encode(given, assume_time_ns=1)
+    source = Assignment({}, RDMA)
+    written = assignment.encode(source, assume_time_ns=1)
     assert written.keys() == {names.ASSIGNMENT}
-    assert assignment.decode(written) == given
+    assert assignment.decode(written) == source
 
 
 def test_without_devices_nothing_is_written_of_them():

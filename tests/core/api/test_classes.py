@@ -56,11 +56,11 @@ def test_memory_of_a_share_in_mib_or_as_a_quantity(amount):
 
 @pytest.mark.parametrize("spelling", ["selector", "resourceSelector", "labelSelector"])
 def test_the_old_spellings_of_the_selector(spelling):
-    obj = {"metadata": {"name": "big"}, "spec": {spelling: [{"matchLabels": {"Model": "Tesla K80"}}]}}
-    assert classes.parse(obj).selector.matches(card())
-    obj["spec"][spelling] = []
+    manifest = {"metadata": {"name": "big"}, "spec": {spelling: [{"matchLabels": {"Model": "Tesla K80"}}]}}
+    assert classes.parse(manifest).selector.matches(card())
+    manifest["spec"][spelling] = []
     with pytest.raises(InvalidRequest) as refused:
-        classes.parse(obj)
+        classes.parse(manifest)
     assert refused.value.field == f"spec.{spelling}"
 
 
@@ -171,9 +171,9 @@ def test_a_card_is_in_every_class_that_selects_it():
     types = classifier(
         k80=({"matchLabels": {"model": "Tesla K80"}}, 1), big=(big("10Gi"), 5), huge=(big("40Gi"), 9), low=(ANY_GPU, -2)
     )
-    found = types.classes_of(card())
-    assert found == {"k80", "big", "low", OF_MODEL}
-    assert types.priority_of(found) == 5
+    classes_of_card = types.classes_of(card())
+    assert classes_of_card == {"k80", "big", "low", OF_MODEL}
+    assert types.priority_of(classes_of_card) == 5
     assert types.priority_of(frozenset({"low"})) == -2
     assert types.priority_of(frozenset()) == 0
     assert types.priority_of({"gone"}) == 0
@@ -202,9 +202,15 @@ def test_a_card_is_in_the_class_of_its_model_before_and_after_that_has_an_object
     for there in ((), (classes.parse(automatic()),)):
         types = Classifier(there)
         assert types.classes_of(card()) == {OF_MODEL}
-        (one,) = types.select_classes(card())
-        assert (one.name, one.share, one.priority, one.other, one.auto) == (OF_MODEL, None, 0, False, True)
-        assert one.selector.matches(card())
+        (resource_class,) = types.select_classes(card())
+        assert (
+            resource_class.name,
+            resource_class.share,
+            resource_class.priority,
+            resource_class.other,
+            resource_class.auto,
+        ) == (OF_MODEL, None, 0, False, True)
+        assert resource_class.selector.matches(card())
 
 
 def test_a_new_spelling_of_a_model_is_in_the_class_before_that_says_so():
@@ -261,9 +267,9 @@ def test_the_default_priority_of_the_api_server_is_no_persons_edit():
 
 
 def test_an_automatic_class_is_of_all_spellings_of_its_model():
-    made = automatic("NVIDIA A100", "A100")
-    assert classes.auto_models(made) == ("A100", "NVIDIA A100")
-    parsed = classes.parse(made)
+    manifest = automatic("NVIDIA A100", "A100")
+    assert classes.auto_models(manifest) == ("A100", "NVIDIA A100")
+    parsed = classes.parse(manifest)
     assert parsed.untouched
     assert [parsed.selector.matches(card(model=model)) for model in ("A100", "NVIDIA A100", "A10")] == [1, 1, 0]
 
@@ -300,9 +306,9 @@ def test_an_edited_automatic_class_is_its_editors(edited):
     ],
 )
 def test_a_class_without_the_marks_is_a_persons(metadata):
-    obj = automatic()
-    obj["metadata"] |= metadata
-    assert classes.auto_models(obj) == ()
+    manifest = automatic()
+    manifest["metadata"] |= metadata
+    assert classes.auto_models(manifest) == ()
 
 
 def test_our_own_label_of_the_node_is_none_that_a_selector_sees():

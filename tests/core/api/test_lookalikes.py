@@ -65,14 +65,14 @@ def test_a_label_that_every_card_has_may_be_meant(key: str, expected: str) -> No
 
 def test_an_annotation_that_users_write_may_be_meant() -> None:
     assert lookalikes.suggest_annotation("cardwise.dev/polcy") == names.POLICY
-    ours = {value for name, value in vars(names).items() if name.isupper() and isinstance(value, str)}
+    ours = {constant for name, constant in vars(names).items() if name.isupper() and isinstance(constant, str)}
     written = {key for key in ours if names.is_placement_annotation(key)}
     assert {key for key in written if lookalikes.suggest_annotation(key)} == set(), "Cardwise writes them"
     assert lookalikes.suggest_annotation("cardwise.dev/" + "x" * 200) == ""
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "expected"),
+    ("key", "text", "expected"),
     [
         ("scheduling.k8s.io/group-num", "4", names.GROUP_NUM),
         ("scheduling.k8s.io/group-pod-number", "4", names.GROUP_NUM),
@@ -100,8 +100,8 @@ def test_an_annotation_that_users_write_may_be_meant() -> None:
         ("scheduling.k8s.io/" + "group" * 40, "4", ""),
     ],
 )
-def test_what_was_meant_by_a_key_of_a_pod(key: str, value: str, expected: str) -> None:
-    assert lookalikes.suggest_pod_key(key, value) == expected
+def test_what_was_meant_by_a_key_of_a_pod(key: str, text: str, expected: str) -> None:
+    assert lookalikes.suggest_pod_key(key, text) == expected
     assert lookalikes.may_be_ours(key) or not expected
     # What a person is told of, the webhook must see; a domain with a typo only where the pod asks for cards as well.
     if expected and "cardwse" not in key and "k8s.com" not in key:

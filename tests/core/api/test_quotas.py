@@ -99,17 +99,17 @@ def test_headroom_takes_what_fits_under_each_limit(entry, used, charge, takes):
 
 
 def test_each_limit_is_told_with_what_is_used_and_asked():
-    def told(limits):
-        return {one.field: (one.used, one.hard, one.requested) for one in limits}
+    def amounts_by_field(limits):
+        return {limit.field: (limit.used, limit.hard, limit.requested) for limit in limits}
 
-    entry, used, asked = Entry(shares=5, memory=50, cards=1), Charge(4, 40, 1), Charge(2, 9, 1)
-    assert told(quotas.limits(entry, used, asked)) == {
+    entry, used, requested = Entry(shares=5, memory=50, cards=1), Charge(4, 40, 1), Charge(2, 9, 1)
+    assert amounts_by_field(quotas.limits(entry, used, requested)) == {
         "shares": (4, 5, 2),
         "memoryMiB": (40, 50, 9),
         "cards": (1, 1, 1),
     }
-    assert told(quotas.exceeded(entry, used, asked)) == {"shares": (4, 5, 2), "cards": (1, 1, 1)}
-    assert told(quotas.limits(Entry(cards=0), used)) == {"cards": (1, 0, 0)}
+    assert amounts_by_field(quotas.exceeded(entry, used, requested)) == {"shares": (4, 5, 2), "cards": (1, 1, 1)}
+    assert amounts_by_field(quotas.limits(Entry(cards=0), used)) == {"cards": (1, 0, 0)}
 
 
 ENTRIES = [Entry(resource_class="big", shares=5, cards=0), Entry(model="Tesla K80", memory=65536), Entry(cards=1)]
@@ -141,7 +141,7 @@ def test_what_a_namespace_holds_is_read_from_the_status():
 
 
 @pytest.mark.parametrize(
-    ("obj", "used"),
+    ("manifest", "used"),
     [
         ({}, {}),
         ({"status": None}, {}),
@@ -151,13 +151,13 @@ def test_what_a_namespace_holds_is_read_from_the_status():
         ({"status": {"used": [{"class": None, "model": "", "shares": "1", "cards": 2}]}}, {("", ""): Charge(0, 0, 2)}),
     ],
 )
-def test_what_cannot_be_read_of_a_status_counts_as_none(obj, used):
-    assert quotas.used_by_status(obj) == used
+def test_what_cannot_be_read_of_a_status_counts_as_none(manifest, used):
+    assert quotas.used_by_status(manifest) == used
 
 
 def test_headroom_below_nothing_is_told():
-    left = quotas.headroom(Entry(shares=1, memory=10), Charge(3, 30, 1))
-    assert (left.shares, left.memory, left.cards) == (-2, -20, None)
+    remaining = quotas.headroom(Entry(shares=1, memory=10), Charge(3, 30, 1))
+    assert (remaining.shares, remaining.memory, remaining.cards) == (-2, -20, None)
 
 
 @pytest.mark.parametrize(
@@ -187,19 +187,19 @@ def test_a_bad_entry_is_refused_by_its_field(entry, field, says):
 
 
 @pytest.mark.parametrize(
-    ("selects", "field", "what"),
+    ("selects", "field", "holder"),
     [
         ({"class": "k80"}, ".class", "class k80"),
         ({"model": "Tesla K80"}, ".model", "model Tesla K80"),
         ({}, "", "every card"),
     ],
 )
-def test_two_entries_for_the_same_cards_are_refused(selects, field, what):
+def test_two_entries_for_the_same_cards_are_refused(selects, field, holder):
     hard = [{"class": "other", "cards": 1}, selects | {"cards": 1}, selects | {"shares": 1}]
     with pytest.raises(InvalidRequest) as refused:
         quotas.parse(quota(*hard))
     assert refused.value.field == f"spec.hard[2]{field}"
-    assert refused.value.problem == f"{what} is limited by spec.hard[1] already"
+    assert refused.value.problem == f"{holder} is limited by spec.hard[1] already"
 
 
 def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
@@ -207,7 +207,7 @@ def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
 
 
 @pytest.mark.parametrize(
-    ("obj", "field"),
+    ("manifest", "field"),
     [
         ({}, "spec"),
         ({"spec": {}}, "spec.hard"),
@@ -217,7 +217,7 @@ def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
         (quota({"cards": 1}, scopes=[]), "spec.scopes"),
     ],
 )
-def test_a_bad_quota_is_refused_by_its_field(obj, field):
+def test_a_bad_quota_is_refused_by_its_field(manifest, field):
     with pytest.raises(InvalidRequest) as refused:
-        quotas.parse(obj)
+        quotas.parse(manifest)
     assert refused.value.field == field

@@ -41,17 +41,17 @@ def test_sidecars_count_like_containers():
     assert parsed.mem == parsed.largest_share == 300
 
 
-def typed(n, made=None, *, resource_class="nvidia.tesla.k80", where="limits"):
-    made = made or container()
-    resources = made["resources"] | {
-        where: made["resources"].get(where, {}) | {f"cardwise.dev/{resource_class}": str(n)}
+def typed(n, container_manifest=None, *, resource_class="nvidia.tesla.k80", section="limits"):
+    container_manifest = container_manifest or container()
+    resources = container_manifest["resources"] | {
+        section: container_manifest["resources"].get(section, {}) | {f"cardwise.dev/{resource_class}": str(n)}
     }
-    return made | {"resources": resources}
+    return container_manifest | {"resources": resources}
 
 
-def asked(made, **more):
-    (found,) = request.parse(pod(containers=[made], **more)).containers
-    return found.resource_class, found.cards, found.mem, found.whole
+def parsed_container(container_manifest, **fields):
+    (container_request,) = request.parse(pod(containers=[container_manifest], **fields)).containers
+    return container_request.resource_class, container_request.cards, container_request.mem, container_request.whole
 
 
 SPLIT = {names.GPU_COUNTS: "main=2"}
@@ -69,8 +69,8 @@ SPLIT = {names.GPU_COUNTS: "main=2"}
     ],
 )
 def test_a_class_means_the_same_before_and_after_the_webhook(written, after_the_webhook, annotations, means):
-    assert asked(written) == ("nvidia.tesla.k80", *means)
-    assert asked(after_the_webhook, annotations=annotations) == ("nvidia.tesla.k80", *means)
+    assert parsed_container(written) == ("nvidia.tesla.k80", *means)
+    assert parsed_container(after_the_webhook, annotations=annotations) == ("nvidia.tesla.k80", *means)
     assert request.parse_mutated(pod(containers=[after_the_webhook], annotations=annotations))
 
 
@@ -83,8 +83,8 @@ def test_the_pods_annotation_names_the_class_of_containers_that_name_none():
 def test_an_annotation_after_the_webhook_changes_nothing():
     """The webhook has put it into the limits; users may still write it."""
     several = [container("a", gpu_mem=10, share=1), typed(1, container("b", share=1, gpu_mem=5))]
-    noted = pod(containers=several, annotations={names.CLASS: "Not A Class!"})
-    assert request.parse_mutated(noted) == request.parse_mutated(pod(containers=several))
+    annotated = pod(containers=several, annotations={names.CLASS: "Not A Class!"})
+    assert request.parse_mutated(annotated) == request.parse_mutated(pod(containers=several))
 
 
 def test_shares_of_different_classes_are_on_different_cards():
@@ -96,8 +96,8 @@ def test_shares_of_different_classes_are_on_different_cards():
     assert request.parse(pod(containers=several)).largest_share == 600
 
 
-def both(limit, asked):
-    return {"name": "x", "resources": {"limits": {names.GPU_MEM: limit}, "requests": {names.GPU_MEM: asked}}}
+def both(limit, requested):
+    return {"name": "x", "resources": {"limits": {names.GPU_MEM: limit}, "requests": {names.GPU_MEM: requested}}}
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def both(limit, asked):
         (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "whole number from 1"),
         (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "for a part of a card write"),
         (
-            pod(containers=[typed(2, where="requests")]),
+            pod(containers=[typed(2, section="requests")]),
             "limits[cardwise.dev/nvidia.tesla.k80]",
             "write cardwise.dev/nvidia.tesla.k80 in limits only",
         ),
@@ -221,10 +221,10 @@ def test_every_card_of_a_pod_has_100_percent_of_its_own():
 
 
 def test_what_the_webhook_notes_as_devices_are_no_cards():
-    made = asking(wanting(rdma=2, nic=1), wanting(container("b", gpu_mem=100), rdma=1))
-    assert request.parse(made) == request.parse_mutated(made)
-    assert keys(request.parse(made)) == [("1", 100, 1, False)]
-    assert request.parse(made).devices == (
+    with_devices = asking(wanting(rdma=2, nic=1), wanting(container("b", gpu_mem=100), rdma=1))
+    assert request.parse(with_devices) == request.parse_mutated(with_devices)
+    assert keys(request.parse(with_devices)) == [("1", 100, 1, False)]
+    assert request.parse(with_devices).devices == (
         DeviceRequest("0", "nic", 1),
         DeviceRequest("0", "rdma", 2),
         DeviceRequest("1", "rdma", 1),
@@ -232,10 +232,10 @@ def test_what_the_webhook_notes_as_devices_are_no_cards():
 
 
 def test_one_class_of_cards_beside_classes_of_devices():
-    made = wanting(typed(2, container(whole_gpu=2)), rdma=1, nic=1)
-    parsed = request.parse_mutated(asking(made))
+    whole_with_devices = wanting(typed(2, container(whole_gpu=2)), rdma=1, nic=1)
+    parsed = request.parse_mutated(asking(whole_with_devices))
     assert [(c.resource_class, c.cards) for c in parsed.containers] == [("nvidia.tesla.k80", 2)]
-    assert [one.resource_class for one in parsed.devices] == ["nic", "rdma"]
+    assert [device.resource_class for device in parsed.devices] == ["nic", "rdma"]
 
 
 def test_a_pod_may_ask_for_devices_only():

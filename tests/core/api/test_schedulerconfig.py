@@ -13,12 +13,12 @@ def stanzas(**files: str) -> list[dict]:
 
 def managed(stanza: dict) -> dict[str, bool]:
     """By name, whether the scheduler leaves the resource to us."""
-    return {one["name"]: one["ignoredByScheduler"] for one in stanza["managedResources"]}
+    return {resource["name"]: resource["ignoredByScheduler"] for resource in stanza["managedResources"]}
 
 
 def test_each_verb_is_asked_for_in_one_stanza():
     fast, slow = stanzas()
-    verbs = {key: value for stanza in (fast, slow) for key, value in stanza.items() if key.endswith("Verb")}
+    verbs = {key: path for stanza in (fast, slow) for key, path in stanza.items() if key.endswith("Verb")}
     assert verbs == {f"{verb}Verb": verb for verb in ("filter", "prioritize", "preempt", "bind")}
     assert (fast["urlPrefix"], slow["urlPrefix"]) == (
         "https://a:1" + names.EXTENDER_PREFIX,
@@ -45,9 +45,9 @@ def test_pods_that_ask_for_cards_wait_where_nobody_answers():
 
 
 def test_with_files_both_are_asked_by_tls_and_without_neither():
-    told = {"insecure": False, "caFile": "ca", "certFile": "cert", "keyFile": "key"}
-    assert [(one["enableHTTPS"], one["tlsConfig"]) for one in stanzas(**FILES)] == [(True, told)] * 2
-    assert not any("enableHTTPS" in one or "tlsConfig" in one for one in stanzas())
+    tls_config = {"insecure": False, "caFile": "ca", "certFile": "cert", "keyFile": "key"}
+    assert [(stanza["enableHTTPS"], stanza["tlsConfig"]) for stanza in stanzas(**FILES)] == [(True, tls_config)] * 2
+    assert not any("enableHTTPS" in stanza or "tlsConfig" in stanza for stanza in stanzas())
 
 
 @pytest.mark.parametrize("index", [0, 1])

@@ -6,8 +6,8 @@ from cardwise.core.values.invalid import InvalidRequest
 K80 = {"kind": "nvidia-gpu", "model": "Tesla K80", "memory": "11441Mi", "clock": "875", "driver": "535.104.05"}
 
 
-def expression(key, operator, *values):
-    return {"key": key, "operator": operator} | ({"values": list(values)} if values else {})
+def expression(key, operator, *operands):
+    return {"key": key, "operator": operator} | ({"values": list(operands)} if operands else {})
 
 
 def matches(labels, *expressions):
@@ -15,10 +15,10 @@ def matches(labels, *expressions):
 
 
 def test_all_labels_and_expressions_must_hold():
-    both = {"matchLabels": {"model": "Tesla K80"}, "matchExpressions": [expression("memory", "Gt", "10GiB")]}
-    assert selectors.parse(both).matches(K80)
-    assert not selectors.parse(both).matches(K80 | {"memory": "5Gi"})
-    assert not selectors.parse(both).matches(K80 | {"model": "Tesla K40"})
+    conjunction = {"matchLabels": {"model": "Tesla K80"}, "matchExpressions": [expression("memory", "Gt", "10GiB")]}
+    assert selectors.parse(conjunction).matches(K80)
+    assert not selectors.parse(conjunction).matches(K80 | {"memory": "5Gi"})
+    assert not selectors.parse(conjunction).matches(K80 | {"model": "Tesla K40"})
 
 
 def test_one_item_of_a_list_must_hold():
@@ -33,7 +33,7 @@ def test_one_item_of_a_list_must_hold():
 
 
 @pytest.mark.parametrize(
-    ("operator", "less", "equal", "more"),
+    ("operator", "less", "equal", "larger"),
     [
         ("Gt", False, False, True),
         ("GtEq", False, True, True),
@@ -41,10 +41,10 @@ def test_one_item_of_a_list_must_hold():
         ("LtEq", True, True, False),
     ],
 )
-def test_quantities_compare_as_numbers(operator, less, equal, more):
-    asked = expression("memory", operator, "10GiB")
-    got = [matches({"memory": value}, asked) for value in ("9999Mi", "10240Mi", "10241MiB")]
-    assert got == [less, equal, more]
+def test_quantities_compare_as_numbers(operator, less, equal, larger):
+    greater = expression("memory", operator, "10GiB")
+    matched = [matches({"memory": memory}, greater) for memory in ("9999Mi", "10240Mi", "10241MiB")]
+    assert matched == [less, equal, larger]
 
 
 @pytest.mark.parametrize("operator", ["Gt", "GtEq", "Lt", "LtEq"])
@@ -53,11 +53,9 @@ def test_a_label_that_is_missing_or_no_quantity_compares_with_nothing(operator, 
     assert not matches(labels, expression("driver", operator, "1"))
 
 
-@pytest.mark.parametrize(
-    ("unit", "value"), [("KiB", "1024"), ("MiB", "1024Ki"), ("TiB", "1024GiB"), ("PiB", "1024TiB")]
-)
-def test_units_with_a_b(unit, value):
-    assert matches({"memory": f"1{unit}"}, expression("memory", "In", value))
+@pytest.mark.parametrize(("unit", "text"), [("KiB", "1024"), ("MiB", "1024Ki"), ("TiB", "1024GiB"), ("PiB", "1024TiB")])
+def test_units_with_a_b(unit, text):
+    assert matches({"memory": f"1{unit}"}, expression("memory", "In", text))
 
 
 def test_equal_amounts_are_equal_however_they_are_written():
@@ -73,18 +71,20 @@ def test_numbers_of_yaml_are_text():
     assert selectors.parse({"matchLabels": {"index": 0}}).matches({"index": "0"})
 
 
-@pytest.mark.parametrize("value", ["10GiB", ["10GiB"], 10_737_418_240])
-def test_one_value_to_compare_with_needs_no_list(value):
-    selector = selectors.parse({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": value}]})
+@pytest.mark.parametrize("text", ["10GiB", ["10GiB"], 10_737_418_240])
+def test_one_value_to_compare_with_needs_no_list(text):
+    selector = selectors.parse({"matchExpressions": [{"key": "memory", "operator": "Gt", "values": text}]})
     assert selector.matches({"memory": "11Gi"})
     assert not selector.matches({"memory": "10Gi"})
 
 
 def test_equal_selectors_are_equal():
-    one = {"matchExpressions": [expression("memory", "In", "1Gi", "2Gi")]}
+    first = {"matchExpressions": [expression("memory", "In", "1Gi", "2Gi")]}
     other = {"matchExpressions": [expression("Memory", "In", "2Gi", "1Gi")], "matchLabels": {}}
-    assert selectors.parse(one) == selectors.parse(other)
-    assert selectors.parse(one) != selectors.parse({"matchExpressions": [expression("memory", "NotIn", "1Gi", "2Gi")]})
+    assert selectors.parse(first) == selectors.parse(other)
+    assert selectors.parse(first) != selectors.parse(
+        {"matchExpressions": [expression("memory", "NotIn", "1Gi", "2Gi")]}
+    )
 
 
 @pytest.mark.parametrize("empty", [None, {}, [], {"matchLabels": {}}, {"matchExpressions": []}, {"matchLabels": None}])
@@ -126,7 +126,7 @@ ALL_OPERATORS = "In, NotIn, Exists, DoesNotExist, Gt, Lt, GtEq, LtEq"
 
 
 @pytest.mark.parametrize(
-    ("item", "field", "problem", "remedy"),
+    ("bad_expression", "field", "problem", "remedy"),
     [
         (expression("memory", "Ge", "1"), "operator", "'Ge' is no operator", ALL_OPERATORS),
         (expression("memory", "in", "1"), "operator", "'in' is no operator", ALL_OPERATORS),
@@ -151,9 +151,11 @@ ALL_OPERATORS = "In, NotIn, Exists, DoesNotExist, Gt, Lt, GtEq, LtEq"
         (expression("model", "In", "x") | {"value": "x"}, "value", "no field", "key, operator, values"),
     ],
 )
-def test_a_bad_expression_is_refused_by_its_field(item, field, problem, remedy):
+def test_a_bad_expression_is_refused_by_its_field(bad_expression, field, problem, remedy):
     with pytest.raises(InvalidRequest) as refused:
-        selectors.parse([{"matchLabels": {"a": "b"}}, {"matchExpressions": [expression("a", "Exists"), item]}])
+        selectors.parse(
+            [{"matchLabels": {"a": "b"}}, {"matchExpressions": [expression("a", "Exists"), bad_expression]}]
+        )
     assert refused.value.field == f"spec.selector[1].matchExpressions[1].{field}"
     assert problem in refused.value.problem
     assert remedy in refused.value.remedy

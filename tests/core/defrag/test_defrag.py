@@ -23,23 +23,23 @@ NO_LOAD = Load(0, 0, 0)
 
 
 class Placer:
-    """The engine node by node; `left` is what nodes have beside cards."""
+    """The engine node by node; `loads` is what nodes have beside cards."""
 
-    def __init__(self, ledger: Ledger, **left: Load) -> None:
+    def __init__(self, ledger: Ledger, **loads: Load) -> None:
         self.ledger = ledger
-        self.loads = left
+        self.loads = loads
 
     def place(self, request, load, policy, nodes=None, headroom=()):
         names = [node.name for node in self.ledger.nodes() if nodes is None or node.name in nodes]
-        found = placement.place(
+        placed = placement.place(
             self.ledger, [name for name in names if self._roomy(name, load)], request, policy, headroom
         )
-        return found if isinstance(found, Placement) else None
+        return placed if isinstance(placed, Placement) else None
 
     def add_load(self, node, load, sign=1):
         if node in self.loads:
-            left = self.loads[node]
-            self.loads[node] = Load(left.cpu - sign * load.cpu, left.memory, left.pods)
+            load_before = self.loads[node]
+            self.loads[node] = Load(load_before.cpu - sign * load.cpu, load_before.memory, load_before.pods)
 
     def free_load(self, node):
         return self.loads.get(node, Load(1 << 40, 1 << 40, 100))
@@ -78,30 +78,30 @@ def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[Movable]]:
     return ledger, movables
 
 
-def world(ledger: Ledger, **left: Load) -> World:
-    return World(ledger, Placer(ledger, **left), lambda _: ())
+def world(ledger: Ledger, **loads: Load) -> World:
+    return World(ledger, Placer(ledger, **loads), lambda _: ())
 
 
-def moves(found) -> list[str]:
+def moves(defrag_plan) -> list[str]:
     """Such as "a: n1/0 > n2/1"."""
-    where = [
+    routes = [
         (move.before.uid, *(f"{at.node}/{at.assignment.indices()[0]}" for at in (move.before, move.after)))
-        for move in found.moves
+        for move in defrag_plan.moves
     ]
-    return [f"{uid}: {before} > {after}" for uid, before, after in where]
+    return [f"{uid}: {before} > {after}" for uid, before, after in routes]
 
 
 def test_the_card_with_the_fewest_pods_is_cleared():
     ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
-    found = plan(world(ledger), free_cards(1), pods)
-    assert moves(found) == ["c: n1/1 > n2/0"]
-    assert (found.fits, found.exact) == ((0, 1), True)
+    defrag_plan = plan(world(ledger), free_cards(1), pods)
+    assert moves(defrag_plan) == ["c: n1/1 > n2/0"]
+    assert (defrag_plan.fits, defrag_plan.exact) == ((0, 1), True)
 
 
 def test_nothing_is_moved_where_it_fits_already():
     ledger, pods = cluster(n1=[[], [300]])
-    found = plan(world(ledger), free_cards(1), pods)
-    assert (found.moves, found.fits) == ((), (1,))
+    defrag_plan = plan(world(ledger), free_cards(1), pods)
+    assert (defrag_plan.moves, defrag_plan.fits) == ((), (1,))
 
 
 def test_a_share_fits_where_the_holes_are_joined():
@@ -111,9 +111,9 @@ def test_a_share_fits_where_the_holes_are_joined():
 
 def test_the_world_is_as_before():
     ledger, pods = cluster(n1=[[100, 100], [300]], n2=[[600]])
-    before = {one.uid: one for one in ledger.holdings()}
+    before = {holding.uid: holding for holding in ledger.holdings()}
     plan(world(ledger), free_cards(2), pods)
-    assert {one.uid: one for one in ledger.holdings()} == before
+    assert {holding.uid: holding for holding in ledger.holdings()} == before
     assert [list(node.free) for node in ledger.nodes()] == [[800, 700], [400]]
 
 
@@ -127,8 +127,8 @@ def test_who_would_come_back_to_its_card_is_not_moved():
 
 def test_who_would_come_back_to_its_card_is_moved_where_that_is_cordoned_meanwhile():
     ledger, pods = cluster(n1=[[100], [600]])
-    found = plan(world(ledger), free_cards(1), [replace(pod, policy="spread") for pod in pods])
-    assert (moves(found), found.cordons, found.exact) == (["a: n1/0 > n1/1"], True, True)
+    defrag_plan = plan(world(ledger), free_cards(1), [replace(pod, policy="spread") for pod in pods])
+    assert (moves(defrag_plan), defrag_plan.cordons, defrag_plan.exact) == (["a: n1/0 > n1/1"], True, True)
     assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
 
 
@@ -141,8 +141,8 @@ def test_a_card_that_a_person_has_cordoned_stays_so_and_is_no_free_card():
     ledger, pods = cluster(n1=[[100], [600], [200]])
     closed = [replace(card, cordoned=card.index == 0) for card in cards(SIZE, SIZE, SIZE)]
     ledger.set_cards("n1", closed)
-    found = plan(world(ledger), free_cards(2), [replace(pod, policy="spread") for pod in pods])
-    assert found.fits[-1] < 2
+    defrag_plan = plan(world(ledger), free_cards(2), [replace(pod, policy="spread") for pod in pods])
+    assert defrag_plan.fits[-1] < 2
     node = ledger.node("n1")
     assert node is not None
     assert node.cards == closed
@@ -159,8 +159,8 @@ def test_who_would_go_back_beside_the_one_that_is_ending_is_not_moved():
 def test_room_is_made_only_where_the_pods_of_the_goal_may_be():
     ledger, pods = cluster(n1=[[], [100]], n2=[[100], [300, 300]])
     goal = replace(free_cards(1), nodes=frozenset({"n2"}))
-    found = plan(world(ledger), goal, pods)
-    assert (moves(found), found.fits) == (["b: n2/0 > n2/1"], (0, 1))
+    defrag_plan = plan(world(ledger), goal, pods)
+    assert (moves(defrag_plan), defrag_plan.fits) == (["b: n2/0 > n2/1"], (0, 1))
     unsearched = plan(world(ledger), goal, pods, effort=0)
     assert moves(unsearched) == ["b: n2/0 > n2/1"]
 
@@ -183,8 +183,8 @@ def test_the_search_counts_the_moves_of_an_owner_anew_for_each_plan():
 
 def test_pods_that_may_not_move_stay():
     ledger, pods = cluster(n1=[[100], [300]], n2=[[500]])
-    found = plan(world(ledger), free_cards(1), [pod for pod in pods if pod.uid != "a"])
-    assert moves(found) == ["b: n1/1 > n2/0"]
+    defrag_plan = plan(world(ledger), free_cards(1), [pod for pod in pods if pod.uid != "a"])
+    assert moves(defrag_plan) == ["b: n1/1 > n2/0"]
     assert plan(world(ledger), free_cards(1), []).fits[-1] == 0
 
 
@@ -199,8 +199,8 @@ def test_no_more_moves_than_allowed():
 def test_of_equal_plans_the_least_important_pods_go():
     ledger, pods = cluster(n1=[[300], [300], [400]])
     important = [
-        Movable(uid=one.uid, request=one.request, load=NO_LOAD, policy="binpack", priority=7 if one.uid == "a" else 0)
-        for one in pods
+        Movable(uid=pod.uid, request=pod.request, load=NO_LOAD, policy="binpack", priority=7 if pod.uid == "a" else 0)
+        for pod in pods
     ]
     assert moves(plan(world(ledger), free_cards(1), important)) == ["b: n1/1 > n1/2"]
 
@@ -234,11 +234,11 @@ def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
                 Holding(uid, "d", uid, node, Assignment({"0": shares(mem, index, node=node, total=SIZE)}))
             )
             pods.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
-    found = plan(world(ledger), free_cards(8), pods, effort=500)
-    assert found.fits[-1] == 8
-    assert 8 <= len(found.moves) <= 12
-    assert found.least < 8
-    assert not found.exact
+    defrag_plan = plan(world(ledger), free_cards(8), pods, effort=500)
+    assert defrag_plan.fits[-1] == 8
+    assert 8 <= len(defrag_plan.moves) <= 12
+    assert defrag_plan.least < 8
+    assert not defrag_plan.exact
     assert ledger.holding("n00-0").node == "n00"
 
 
@@ -246,51 +246,51 @@ def test_somebody_makes_way_for_another():
     """The 250 fits nowhere until the 100 has left the second card for the third."""
     ledger, pods = cluster(n1=[[250], [100, 700], [800, 50]])
     may = [pod for pod in pods if pod.mem in (250, 100)]
-    found = plan(world(ledger), free_cards(1), may)
-    assert moves(found) == ["b: n1/1 > n1/2", "a: n1/0 > n1/1"]
-    assert found.fits == (0, 0, 1)
+    defrag_plan = plan(world(ledger), free_cards(1), may)
+    assert moves(defrag_plan) == ["b: n1/1 > n1/2", "a: n1/0 > n1/1"]
+    assert defrag_plan.fits == (0, 0, 1)
 
 
-def many(nodes: int, each: int, size: int, policy: str) -> tuple[Ledger, list[Movable]]:
+def uniform_cluster(nodes: int, per_node: int, size: int, policy: str) -> tuple[Ledger, list[Movable]]:
     """On each card one pod of 4000 MiB."""
     ledger, pods = Ledger(), []
     for node in (f"n{i:02d}" for i in range(nodes)):
-        ledger.set_cards(node, cards(*[size] * each, node=node))
-        for i in range(each):
+        ledger.set_cards(node, cards(*[size] * per_node, node=node))
+        for i in range(per_node):
             uid = f"{node}-{i}"
             ledger.set_holding(Holding(uid, "d", uid, node, Assignment({"0": shares(4000, i, node=node, total=size)})))
             pods.append(Movable(uid=uid, request=share(4000), load=NO_LOAD, policy=policy, mem=4000))
     return ledger, pods
 
 
-@pytest.mark.parametrize(("nodes", "each", "goal"), [(4, 8, 6), (4, 8, 24), (20, 2, 30)])
-def test_of_each_node_as_many_cards_are_freed_as_can_be(nodes, each, goal):
+@pytest.mark.parametrize(("nodes", "per_node", "goal"), [(4, 8, 6), (4, 8, 24), (20, 2, 30)])
+def test_of_each_node_as_many_cards_are_freed_as_can_be(nodes, per_node, goal):
     """Four of the pods have room on one card."""
-    ledger, pods = many(nodes, each, 16_276, "binpack")
-    found = plan(world(ledger), free_cards(goal), pods, effort=500)
-    assert (found.fits[-1], len(found.moves), found.cordons) == (goal, goal, False)
+    ledger, pods = uniform_cluster(nodes, per_node, 16_276, "binpack")
+    defrag_plan = plan(world(ledger), free_cards(goal), pods, effort=500)
+    assert (defrag_plan.fits[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, goal, False)
 
 
-@pytest.mark.parametrize(("nodes", "each"), [(4, 8), (20, 2)])
-def test_of_more_cards_than_can_be_freed_as_many_are_as_can_be(nodes, each):
-    ledger, pods = many(nodes, each, 16_276, "binpack")
-    most = nodes * each * 3 // 4
-    beyond = plan(world(ledger), free_cards(most + 1), pods, effort=500)
-    assert (beyond.fits[-1], beyond.searched) == (most, False)
+@pytest.mark.parametrize(("nodes", "per_node"), [(4, 8), (20, 2)])
+def test_of_more_cards_than_can_be_freed_as_many_are_as_can_be(nodes, per_node):
+    ledger, pods = uniform_cluster(nodes, per_node, 16_276, "binpack")
+    limit = nodes * per_node * 3 // 4
+    beyond = plan(world(ledger), free_cards(limit + 1), pods, effort=500)
+    assert (beyond.fits[-1], beyond.searched) == (limit, False)
 
 
 @pytest.mark.parametrize(("goal", "moved"), [(1, 1), (3, 3), (26, 26)])
 def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(goal, moved):
     """Three of the pods have room on one card; the workload is of half cards."""
-    ledger, pods = many(5, 8, 15_360, "priced")
+    ledger, pods = uniform_cluster(5, 8, 15_360, "priced")
     workload = Workload()
     for mem in (4000, 8138):
         workload.count_arrival(Ask(1, mem, 0, "", 0, 0), 50)
     engine = SurveyedEngine(ledger, {}, workload.dump())
-    asked = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
-    assert plan(World(ledger, engine, lambda _: ()), asked, pods, cordon=False, effort=100).fits[-1] == 0
-    found = plan(World(ledger, engine, lambda _: ()), asked, pods, effort=100)
-    assert (found.fits[-1], len(found.moves), found.cordons) == (goal, moved, True)
+    wanted_goal = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
+    assert plan(World(ledger, engine, lambda _: ()), wanted_goal, pods, cordon=False, effort=100).fits[-1] == 0
+    defrag_plan = plan(World(ledger, engine, lambda _: ()), wanted_goal, pods, effort=100)
+    assert (defrag_plan.fits[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, moved, True)
 
 
 def test_a_search_that_saw_everything_says_so():

@@ -16,40 +16,40 @@ from tests.build import cards, holding, shares
 ROOM = Load(1 << 40, 1 << 40, 100)
 
 
-def ask(mem: int, *, count: int = 1, cpu: int = 0, resource_class: str = "") -> Ask:
+def ask_of(mem: int, *, count: int = 1, cpu: int = 0, resource_class: str = "") -> Ask:
     return Ask(count, mem, 0, resource_class, cpu, 0)
 
 
-def fragments(ledger: Ledger, counts: dict[Ask, float], left: Load = ROOM) -> Fragments:
-    found = Fragments(fragmentation.typical(counts, ledger.kinds))
+def fragments(ledger: Ledger, counts: dict[Ask, float], free: Load = ROOM) -> Fragments:
+    measured = Fragments(fragmentation.typical(counts, ledger.kinds))
     for node in ledger.nodes():
-        found.set_node(node.name, node, left)
-    return found
+        measured.set_node(node.name, node, free)
+    return measured
 
 
 def test_what_is_too_small_for_some_of_the_pods_is_a_fragment_to_these():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000, 400))
-    found = fragments(ledger, {ask(300): 3, ask(500): 1})
-    assert found.memory_of_node("n1") == Memory(
+    measured = fragments(ledger, {ask_of(300): 3, ask_of(500): 1})
+    assert measured.memory_of_node("n1") == Memory(
         1400, 0, 1400, pytest.approx(100.0)
     )  # the 400 MiB, to a quarter of the pods
-    assert found.total().percent == pytest.approx(100 / 14)
+    assert measured.total().percent == pytest.approx(100 / 14)
 
 
 def test_a_card_that_somebody_uses_is_a_fragment_to_who_wants_a_whole_one():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000, 1000))
     ledger.set_holding(holding("a", 200, 0, total=1000))
-    assert fragments(ledger, {ask(0): 1}).memory_of_node("n1") == Memory(2000, 200, 1800, pytest.approx(800.0))
-    both = fragments(ledger, {ask(0, count=2): 1})
-    assert both.memory_of_node("n1") == Memory(2000, 200, 1800, pytest.approx(1800.0))  # one whole card is not two
+    assert fragments(ledger, {ask_of(0): 1}).memory_of_node("n1") == Memory(2000, 200, 1800, pytest.approx(800.0))
+    measured = fragments(ledger, {ask_of(0, count=2): 1})
+    assert measured.memory_of_node("n1") == Memory(2000, 200, 1800, pytest.approx(1800.0))  # one whole card is not two
 
 
 def test_a_node_without_cpu_or_pods_left_is_of_no_use():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000))
-    pods = {ask(100, cpu=2000): 1}
+    pods = {ask_of(100, cpu=2000): 1}
     assert fragments(ledger, pods, Load(1999, 1, 1)).total() == Memory(1000, 0, 1000, pytest.approx(1000.0))
     assert fragments(ledger, pods, Load(2000, 1, 1)).total() == Memory(1000, 0, 1000, 0.0)
     assert fragments(ledger, pods, Load(2000, 1, 0)).total() == Memory(1000, 0, 1000, pytest.approx(1000.0))
@@ -64,11 +64,11 @@ def test_what_takes_no_new_share_is_not_idle_and_what_has_shrunk_has_nothing_fre
     ]
     ledger.set_cards("n1", odd)
     ledger.set_holding(holding("a", 300, 2, total=100))
-    assert fragments(ledger, {ask(1): 1}).total() == Memory(2100, 300, 0, 0.0)
+    assert fragments(ledger, {ask_of(1): 1}).total() == Memory(2100, 300, 0, 0.0)
     crowded = Ledger(max_clients=1)
     crowded.set_cards("n1", [Card(index=0, uuid="GPU-n1-0", mem=1000)])
     crowded.set_holding(holding("a", 300, 0, total=1000))
-    assert fragments(crowded, {ask(1): 1}).total() == Memory(1000, 300, 0, 0.0)
+    assert fragments(crowded, {ask_of(1): 1}).total() == Memory(1000, 300, 0, 0.0)
     assert Memory().percent == 0
 
 
@@ -77,8 +77,8 @@ def test_by_class_of_card():
     small = Card(index=0, uuid="GPU-n1-0", mem=100, classes=frozenset({"small", "all"}))
     big = Card(index=1, uuid="GPU-n1-1", mem=1000, classes=frozenset({"big", "all"}))
     ledger.set_cards("n1", [small, big])
-    found = fragments(ledger, {ask(50, resource_class="small"): 1, ask(500): 1})
-    assert found.memory_by_class(ledger.kinds) == {
+    measured = fragments(ledger, {ask_of(50, resource_class="small"): 1, ask_of(500): 1})
+    assert measured.memory_by_class(ledger.kinds) == {
         "small": Memory(100, 0, 100, pytest.approx(50.0)),
         "all": Memory(1100, 0, 1100, pytest.approx(550.0)),
         "big": Memory(1000, 0, 1000, pytest.approx(500.0)),
@@ -88,19 +88,23 @@ def test_by_class_of_card():
 def test_a_node_that_is_gone_counts_no_more():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000))
-    found = fragments(ledger, {ask(2000): 1})
-    assert found.total() == Memory(1000, 0, 1000, pytest.approx(1000.0))
-    found.set_node("n1", None, None)
-    assert (found.total(), found.memory_of_node("n1"), found.memory_by_class(ledger.kinds)) == (Memory(), Memory(), {})
+    measured = fragments(ledger, {ask_of(2000): 1})
+    assert measured.total() == Memory(1000, 0, 1000, pytest.approx(1000.0))
+    measured.set_node("n1", None, None)
+    assert (measured.total(), measured.memory_of_node("n1"), measured.memory_by_class(ledger.kinds)) == (
+        Memory(),
+        Memory(),
+        {},
+    )
 
 
 def test_what_is_learned_later_counts_for_all_nodes():
     ledger = Ledger()
     ledger.set_cards("n1", cards(1000))
-    found = fragments(ledger, {ask(2000): 1})
-    assert found.total().fragmented == pytest.approx(1000)
-    found.learn(fragmentation.typical({ask(1000): 1}, ledger.kinds))
-    assert found.total().fragmented == 0
+    measured = fragments(ledger, {ask_of(2000): 1})
+    assert measured.total().fragmented == pytest.approx(1000)
+    measured.learn(fragmentation.typical({ask_of(1000): 1}, ledger.kinds))
+    assert measured.total().fragmented == 0
 
 
 def test_where_nothing_comes_all_is_a_fragment():
@@ -121,32 +125,32 @@ def test_who_holds_cards_tells_what_comes():
         Holding("f", "default", "f", "n1", Assignment({"0": shares(100, 0), "1": shares(50, 1)})),
     ]
     of_e = Ask(1, 150, 10, "", 0, 0)
-    assert fragmentation.asks_of(held) == {ask(500): 2, ask(0, count=2): 1, ask(200, count=2): 1, of_e: 1}
+    assert fragmentation.asks_of(held) == {ask_of(500): 2, ask_of(0, count=2): 1, ask_of(200, count=2): 1, of_e: 1}
 
 
 def test_pods_without_cards_are_left_out_by_who_wants_to():
     plain = Ask(0, 0, 0, "", 1000, 0)
-    assert fragmentation.of_cards({plain: 5, ask(10): 1}) == {ask(10): 1}
+    assert fragmentation.of_cards({plain: 5, ask_of(10): 1}) == {ask_of(10): 1}
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.integers(1, 900)), max_size=12),
-    st.dictionaries(st.builds(ask, st.integers(0, 1000), count=st.integers(1, 3)), st.integers(1, 5), max_size=4),
+    st.dictionaries(st.builds(ask_of, st.integers(0, 1000), count=st.integers(1, 3)), st.integers(1, 5), max_size=4),
 )
 def test_told_of_changes_one_by_one_it_says_what_a_new_look_says(pods, counts):
     ledger = Ledger()
     for name in ("n0", "n1", "n2"):
         ledger.set_cards(name, cards(1000, 700, node=name))
-    found = fragments(ledger, counts)
+    measured = fragments(ledger, counts)
     for i, (node, index, mem) in enumerate(pods):
         name = f"n{node}"
         ledger.set_holding(holding(f"p{i}", mem, index, node=name, total=1000))
-        found.set_node(name, ledger.node(name), ROOM)
+        measured.set_node(name, ledger.node(name), ROOM)
         if i % 3 == 0:
-            found.total()
+            measured.total()
     anew = fragments(ledger, counts)
     for name in ("n0", "n1", "n2"):
-        assert found.memory_of_node(name) == pytest.approx(anew.memory_of_node(name))
-    assert found.total().fragmented == pytest.approx(anew.total().fragmented)
-    of_nodes = [found.memory_of_node(name).fragmented for name in ("n0", "n1", "n2")]
-    assert sum(of_nodes) == pytest.approx(found.total().fragmented)
+        assert measured.memory_of_node(name) == pytest.approx(anew.memory_of_node(name))
+    assert measured.total().fragmented == pytest.approx(anew.total().fragmented)
+    of_nodes = [measured.memory_of_node(name).fragmented for name in ("n0", "n1", "n2")]
+    assert sum(of_nodes) == pytest.approx(measured.total().fragmented)

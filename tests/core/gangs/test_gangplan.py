@@ -29,34 +29,36 @@ class Nodes:
 def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_likes(monkeypatch, of_pod, others, chosen):
     monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
     monkeypatch.setattr(placement.Scorer, "indexed", False)  # not by the index of all cards
-    asked = request.parse(pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)]))
+    pod_request = request.parse(
+        pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)])
+    )
     terms = Terms(policy=others, vacant=lambda _request, _load: Vacant({"n1": 8, "n2": 32}))
-    members = [Member(uid="u", name="p", request=asked, load=Load(1, 1, 1))]
-    found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
-    assert isinstance(found, Planned)
-    assert found.nodes == {"u": chosen}
+    members = [Member(uid="u", name="p", request=pod_request, load=Load(1, 1, 1))]
+    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
+    assert isinstance(planned, Planned)
+    assert planned.nodes == {"u": chosen}
 
 
 def test_where_too_few_of_these_take_a_member_all_are_looked_at(monkeypatch):
     monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
     monkeypatch.setattr(placement.Scorer, "indexed", False)
-    asked = request.parse(pod(containers=[container("a", gpu_mem=P100)]))
+    pod_request = request.parse(pod(containers=[container("a", gpu_mem=P100)]))
     terms = Terms(policy="binpack", vacant=lambda _request, _load: Vacant({"n1": 1, "n2": 2}))
-    members = [Member(uid="u", name="p", request=asked, load=Load(1, 1, 1))]
-    found = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
-    assert isinstance(found, Planned)
-    assert found.nodes == {"u": "n2"}
+    members = [Member(uid="u", name="p", request=pod_request, load=Load(1, 1, 1))]
+    planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
+    assert isinstance(planned, Planned)
+    assert planned.nodes == {"u": "n2"}
 
 
 def test_the_cards_of_a_type_that_a_quota_leaves_go_to_as_many_members_and_the_others_get_another_type():
     ledger = typed_ledger(n1=[K80, K80, K80], n2=[V100, V100, V100])
-    asked = request.parse(pod(gpu_mem=1000))
-    members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i in range(3)]
+    pod_request = request.parse(pod(gpu_mem=1000))
+    members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(3)]
     entry = Entry(resource_class="k80", shares=1)
     terms = Terms(policy="binpack", headroom=[quotas.headroom(entry, ledger.used("default", entry))])
-    found = gangplan.plan(ledger, Nodes(), members, terms)
-    assert isinstance(found, Planned)
-    assert sorted(found.nodes.values()) == ["n1", "n2", "n2"]
+    planned = gangplan.plan(ledger, Nodes(), members, terms)
+    assert isinstance(planned, Planned)
+    assert sorted(planned.nodes.values()) == ["n1", "n2", "n2"]
 
 
 class Many:
@@ -85,19 +87,21 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
     searched = []
     fit = searching.fit
 
-    def counted(node, *how):
+    def counted(node, *arguments):
         searched.append(node.name)
-        return fit(node, *how)
+        return fit(node, *arguments)
 
     monkeypatch.setattr(searching, "fit", counted)
     some = [of_two_claims(mem) for mem in (8000, 8001)]
     vacant = Vacant(dict.fromkeys(nodes, 1) | {"n000": 2})
     terms = Terms(policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
-    members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i, asked in enumerate(some)]
+    members = [
+        Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i, pod_request in enumerate(some)
+    ]
     ledger = ledger_with_free(**nodes)
-    found = gangplan.plan(ledger, Many(nodes), members[:1], terms)
-    assert isinstance(found, Planned)
-    assert found.nodes == {"u0": "n000"}
+    planned = gangplan.plan(ledger, Many(nodes), members[:1], terms)
+    assert isinstance(planned, Planned)
+    assert planned.nodes == {"u0": "n000"}
     searched.clear()
     assert isinstance(gangplan.plan(ledger, Many(nodes), members, terms), Unplanned)
     assert len(searched) < 60
@@ -106,19 +110,19 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
 def test_many_members_of_several_claims_have_nodes_enough(monkeypatch):
     monkeypatch.setattr(gangplan, "_MOST_SEARCHED", 10)
     nodes = {f"n{i:03}": [P100, P100] for i in range(100)}
-    asked, terms = of_two_claims(9000), Terms(policy="binpack")
-    members = [Member(uid=f"u{i}", name=f"p{i}", request=asked, load=Load(1, 1, 1)) for i in range(60)]
-    found = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
-    assert isinstance(found, Planned)
-    assert len(set(found.nodes.values())) == 60
+    pod_request, terms = of_two_claims(9000), Terms(policy="binpack")
+    members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(60)]
+    planned = gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms)
+    assert isinstance(planned, Planned)
+    assert len(set(planned.nodes.values())) == 60
 
 
 def test_nobody_asks_why_a_node_does_not_take_a_member_of_several_claims(monkeypatch):
     """It costs more than the search, and takes of its effort."""
-    asked = []
-    monkeypatch.setattr(searching, "refusal_reason", lambda *how: asked.append(how))
+    calls = []
+    monkeypatch.setattr(searching, "refusal_reason", lambda *arguments: calls.append(arguments))
     nodes = {f"n{i:03}": [P100, 100] for i in range(100)}
     members = [Member(uid="u", name="p", request=of_two_claims(9000), load=Load(1, 1, 1))]
     terms = Terms(policy="binpack")
     assert isinstance(gangplan.plan(ledger_with_free(**nodes), Many(nodes), members, terms), Unplanned)
-    assert asked == []
+    assert calls == []

@@ -17,7 +17,7 @@ def pod(annotations=None, labels=None, gates=()):
 
 
 @pytest.mark.parametrize(
-    ("annotations", "labels", "said"),
+    ("annotations", "labels", "expected"),
     [
         ({}, {}, None),
         ({NAME: "g", NUMBER: "3"}, {}, Membership(name="g", minimum=3)),
@@ -28,8 +28,8 @@ def pod(annotations=None, labels=None, gates=()):
         ({NAME: "g"}, {LABEL: "c"}, Membership(name="g")),
     ],
 )
-def test_what_a_pod_says_of_its_gang(annotations, labels, said):
-    assert gangs.membership(pod(annotations, labels)) == said
+def test_what_a_pod_says_of_its_gang(annotations, labels, expected):
+    assert gangs.membership(pod(annotations, labels)) == expected
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,8 @@ def test_what_cannot_be_read_names_the_field(annotations, labels, field):
 def test_the_webhooks_label_alone_makes_a_member():
     assert gangs.gang_of(pod({NAME: "g", NUMBER: "3"})) is None
     assert gangs.gang_of(pod({NAME: "g", NUMBER: "3"}, {names.GANG: ""})) is None, "the extender counts none of such"
-    said = gangs.gang_of(pod({NAME: "g", NUMBER: "3"}, {names.GANG: "g"}))
-    assert said == Membership(name="g", minimum=3)
+    membership = gangs.gang_of(pod({NAME: "g", NUMBER: "3"}, {names.GANG: "g"}))
+    assert membership == Membership(name="g", minimum=3)
     assert gangs.gang_of(pod({NAME: "other", NUMBER: "3"}, {names.GANG: "g"})) == Membership(name="g")
 
 
@@ -77,7 +77,7 @@ def test_what_is_no_place_in_the_queue(text):
     assert len(str(error.value)) < 300
 
 
-def one(name, created, *, priority=0, queued=None):
+def member(name, created, *, priority=0, queued=None):
     return Member(uid=name, name=name, created=created, priority=priority, queue_priority=queued)
 
 
@@ -89,9 +89,9 @@ def rank(members, priority, key):
 
 
 def test_higher_priority_then_place_in_the_queue_then_age():
-    old, new = one("old", "2026-01-01"), one("new", "2026-01-02")
+    old, new = member("old", "2026-01-01"), member("new", "2026-01-02")
     assert rank([old], None, "a") < rank([new], None, "b")
-    assert rank([one("n", "2026-01-02", priority=1)], None, "b") < rank([old], 99, "a")
+    assert rank([member("n", "2026-01-02", priority=1)], None, "b") < rank([old], 99, "a")
     assert rank([new], 1, "b") < rank([old], None, "a")
-    assert rank([one("n", "2026-01-02", queued=2)], 0, "b") < rank([old], 1, "a"), "the pod's own word wins"
+    assert rank([member("n", "2026-01-02", queued=2)], 0, "b") < rank([old], 1, "a"), "the pod's own word wins"
     assert rank([old, new], None, "a") < rank([new], None, "b"), "the oldest member counts"

@@ -7,8 +7,8 @@ from cardwise.core.placement.ledger import Ledger
 from tests.build import container, pod
 
 
-def place(ledger, policy="binpack", **asked):
-    return placement.place(ledger, [n.name for n in ledger.nodes()], request.parse(pod(**asked)), policy)
+def place(ledger, policy="binpack", **amounts):
+    return placement.place(ledger, [n.name for n in ledger.nodes()], request.parse(pod(**amounts)), policy)
 
 
 K80, V100 = ({"mem": 11441, "model": "Tesla K80", "classes": frozenset({"k80"})},
@@ -23,15 +23,15 @@ def typed_ledger(**nodes):
     return ledger
 
 
-def of_class(resource_class, **asked):
-    made = container(resource_class, **asked)
-    made["resources"]["limits"][f"cardwise.dev/{resource_class}"] = str(asked.get("gpu_count", 1))
-    return made
+def of_class(resource_class, **amounts):
+    container_manifest = container(resource_class, **amounts)
+    container_manifest["resources"]["limits"][f"cardwise.dev/{resource_class}"] = str(amounts.get("gpu_count", 1))
+    return container_manifest
 
 
 def quota(ledger, *entries):
     return [quotas.headroom(entry, ledger.used("default", entry)) for entry in entries]
 
 
-def where(placed):
+def location_of(placed):
     return placed.node, placed.assignment.indices()

@@ -25,7 +25,7 @@ changes = st.lists(
     ),
     max_size=40,
 )
-asked = st.one_of(
+pod_requests = st.one_of(
     st.builds(lambda mem: container(gpu_mem=mem), st.integers(1, 90)),
     st.builds(lambda mem, core: container(gpu_mem=mem, gpu_core=core), st.integers(1, 90), st.integers(1, 100)),
     st.builds(lambda count: container(gpu_count=count), st.integers(1, 3)),
@@ -44,30 +44,30 @@ def slowly(ledger, nodes, wanted, policy):
     return place_on(ledger.node(best), wanted, policy)
 
 
-@given(changes, asked, st.sets(st.sampled_from([*NODES, "unknown"])), st.sampled_from(sorted(policies.POLICIES)))
+@given(changes, pod_requests, st.sets(st.sampled_from([*NODES, "unknown"])), st.sampled_from(sorted(policies.POLICIES)))
 def test_place_answers_as_asking_node_by_node_does(history, wanted, candidates, policy):
     ledger = Ledger(max_clients=4)
-    for kind, *how in history:
+    for kind, *arguments in history:
         if kind == "cards":
-            ledger.set_cards(how[0], cards(*how[1], node=how[0]))
-        elif kind == "sick" and ledger.node(how[0]) is not None:
-            first, *others = ledger.node(how[0]).cards or cards(40, node=how[0])
-            ledger.set_cards(how[0], [replace(first, **how[1]), *others])
+            ledger.set_cards(arguments[0], cards(*arguments[1], node=arguments[0]))
+        elif kind == "sick" and ledger.node(arguments[0]) is not None:
+            first, *others = ledger.node(arguments[0]).cards or cards(40, node=arguments[0])
+            ledger.set_cards(arguments[0], [replace(first, **arguments[1]), *others])
         elif kind == "hold":
-            node, index, mem, uid = how
+            node, index, mem, uid = arguments
             ledger.set_holding(holding(str(uid), mem, index, node=node))
         elif kind == "release":
-            ledger.release(str(how[0]))
+            ledger.release(str(arguments[0]))
         elif kind == "look at some":
-            ledger.index_some(how[0])
+            ledger.index_some(arguments[0])
         else:
             ledger.index()
     wanted = request.parse(pod(containers=[wanted]))
     nodes = sorted(candidates)
-    found = placement.place(ledger, nodes, wanted, policy)
-    assert found == slowly(ledger, nodes, wanted, policy)
-    if isinstance(found, Placement):
-        assert found.node in candidates
+    answer = placement.place(ledger, nodes, wanted, policy)
+    assert answer == slowly(ledger, nodes, wanted, policy)
+    if isinstance(answer, Placement):
+        assert answer.node in candidates
 
 
 def test_where_thousands_of_nodes_have_no_room_each_has_its_reason():
@@ -85,8 +85,8 @@ def test_where_thousands_of_nodes_have_no_room_each_has_its_reason():
             ledger.release(f"u{i + 1}")
             ledger.set_holding(holding(f"u{i + 2}", 5, 1, node=nodes[i + 2]))
         with ledger.what_if(released=[f"u{i}" for i in range(9)]):
-            found = placement.place(ledger, nodes, wanted, "binpack")
-            assert found == slowly(ledger, nodes, wanted, "binpack")
+            answer = placement.place(ledger, nodes, wanted, "binpack")
+            assert answer == slowly(ledger, nodes, wanted, "binpack")
         assert placement.place(ledger, nodes, wanted, "binpack") == slowly(ledger, nodes, wanted, "binpack")
 
 
@@ -95,7 +95,7 @@ MANY = [f"n{i:02}" for i in range(17)]
 
 @given(
     st.lists(st.tuples(st.sampled_from(MANY), st.integers(0, 2), st.integers(1, 60)), max_size=40),
-    asked,
+    pod_requests,
     st.lists(st.sampled_from([*MANY, "unknown"]), max_size=4, unique=True),
     st.sampled_from(sorted(policies.POLICIES)),
 )
@@ -115,12 +115,12 @@ def test_many_changed_nodes_are_sorted_anew_and_the_answer_is_the_same():
         ledger.set_cards(f"n{i:04}", cards(100, 200, node=f"n{i:04}"))
     ledger.set_holding(holding("a", 60, 1, node="n1234"))
     wanted = request.parse(pod(gpu_mem=120))
-    found = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
-    assert (found.node, found.assignment.indices()) == ("n1234", [1])
+    answer = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
+    assert (answer.node, answer.assignment.indices()) == ("n1234", [1])
     ledger.set_cards("n1234", [])
     ledger.release("a")
-    found = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
-    assert (found.node, found.assignment.indices()) == ("n0000", [1])
+    answer = placement.place(ledger, [f"n{i:04}" for i in range(2500)], wanted, "binpack")
+    assert (answer.node, answer.assignment.indices()) == ("n0000", [1])
 
 
 def test_a_new_index_is_made_a_part_at_a_time():

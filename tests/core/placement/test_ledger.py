@@ -29,9 +29,9 @@ def used(ledger, *entries):
 @pytest.fixture
 def ledger():
     """One card of class a on n1."""
-    made = Ledger()
-    made.set_cards("n1", [card("a")])
-    return made
+    ledger_n1 = Ledger()
+    ledger_n1.set_cards("n1", [card("a")])
+    return ledger_n1
 
 
 @pytest.mark.parametrize("held", [holding("u", 100, 0), GPUSHARE], ids=["ours", "gpushare's"])
@@ -166,8 +166,8 @@ def test_a_full_card_is_no_violation_and_a_mib_more_is(ledger):
     ledger.set_holding(holding("v", 1, 0))
     assert ledger.violations() == []
     ledger.set_holding(holding("v", 2, 0))
-    (found,) = ledger.violations()
-    assert found.endswith(f"is given beyond the {P100} that it has")
+    (violation,) = ledger.violations()
+    assert violation.endswith(f"is given beyond the {P100} that it has")
 
 
 def test_what_no_quota_counts_fills_all_its_cards(ledger):
@@ -214,9 +214,9 @@ def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
     ledger = Ledger()
     ledger.set_holding(others.holding("u", 0))
     ledger.set_devices("n1", others.devices(2))
-    assert placement.place(ledger, ["n1"], others.asked(others.wanting(rdma=1)), "binpack").assignment.devices == {
-        "0": (DeviceShare("rdma", "rdma-n1-1"),)
-    }
+    assert placement.place(
+        ledger, ["n1"], others.parse_request(others.wanting(rdma=1)), "binpack"
+    ).assignment.devices == {"0": (DeviceShare("rdma", "rdma-n1-1"),)}
     ledger.set_devices("n1", [])
     ledger.set_devices("n1", others.devices(1))
     assert taken(ledger) == {"rdma-n1-0": 1}
@@ -225,8 +225,8 @@ def test_a_hold_on_a_device_that_is_not_known_counts_when_it_appears():
 
 
 def test_cards_and_devices_come_and_go_without_each_other(ledger):
-    both = others.holding("u", 0, containers=holding("u", 100, 0).assignment.containers)
-    ledger.set_holding(both)
+    held_pod = others.holding("u", 0, containers=holding("u", 100, 0).assignment.containers)
+    ledger.set_holding(held_pod)
     ledger.set_devices("n1", others.devices(1))
     ledger.set_cards("n1", [])
     assert (taken(ledger), used(ledger, OF_A)) == ({"rdma-n1-0": 1}, [100])

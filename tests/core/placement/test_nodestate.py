@@ -36,18 +36,18 @@ def counts(node):
     return [list(column) for column in of_cards], dict(node.device_holds), list(node.ascending())
 
 
-@pytest.mark.parametrize("who", [WITHOUT_MPS, AS_USER_7])
-def test_a_copy_counts_a_pod_that_comes_and_goes_as_the_ledger_does(who):
+@pytest.mark.parametrize("client", [WITHOUT_MPS, AS_USER_7])
+def test_a_copy_counts_a_pod_that_comes_and_goes_as_the_ledger_does(client):
     ledger = Ledger()
-    said = CardMps(ready=True, multi_user=False)
-    ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-n1-{i}", mem=P100, mps=said) for i in range(2)])
+    card_mps = CardMps(ready=True, multi_user=False)
+    ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-n1-{i}", mem=P100, mps=card_mps) for i in range(2)])
     ledger.set_devices("n1", others.devices(2))
     node = ledger.node("n1")
     before, copy = counts(node), node.copy()
-    pod = replace(others.holding("u", 1, containers=holding("u", 100, 0).assignment.containers), mps_client=who)
-    copy.add(pod.assignment, who, 1)
+    pod = replace(others.holding("u", 1, containers=holding("u", 100, 0).assignment.containers), mps_client=client)
+    copy.add(pod.assignment, client, 1)
     assert counts(node) == before
     ledger.set_holding(pod)
     assert counts(copy) == counts(node) != before
-    copy.add(pod.assignment, who, -1)
+    copy.add(pod.assignment, client, -1)
     assert counts(copy) == before

@@ -14,16 +14,16 @@ from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, holding, ledger_with_free, pod
 from tests.core import others
-from tests.core.placement.placing import K80, V100, of_class, place, quota, typed_ledger, where
+from tests.core.placement.placing import K80, V100, location_of, of_class, place, quota, typed_ledger
 
 
 def test_the_node_where_one_card_fits_not_where_the_sum_fits():
     ledger = ledger_with_free(n1=[4069, 0], n2=[4069, 4069], n3=[8138, 0])
-    assert where(place(ledger, gpu_mem=8138)) == ("n3", [0])
+    assert location_of(place(ledger, gpu_mem=8138)) == ("n3", [0])
 
 
 def test_the_card_with_the_smallest_free_memory_that_fits():
-    assert where(place(ledger_with_free(n1=[12207, 8138, 4069, 16276]), gpu_mem=8138)) == ("n1", [1])
+    assert location_of(place(ledger_with_free(n1=[12207, 8138, 4069, 16276]), gpu_mem=8138)) == ("n1", [1])
 
 
 ONE, OTHER = container("one", gpu_mem=1), container("other", gpu_mem=1)
@@ -47,14 +47,14 @@ def test_a_request_with_several_claims(containers, several):
 
 def test_spread_takes_the_emptiest_card():
     ledger = ledger_with_free(n1=[12207, 8138, 4069, 16276], n2=[16000, 0])
-    assert where(place(ledger, "spread", gpu_mem=8138)) == ("n1", [3])
+    assert location_of(place(ledger, "spread", gpu_mem=8138)) == ("n1", [3])
 
 
 def test_three_replicas_of_1024_land_on_one_card():
     ledger = ledger_with_free(n1=[P100, P100], n2=[P100, P100], n3=[P100, P100])
     seen = set()
     for i in range(3):
-        node, (index,) = where(place(ledger, gpu_mem=1024))
+        node, (index,) = location_of(place(ledger, gpu_mem=1024))
         ledger.set_holding(holding(f"r{i}", 1024, index, node=node))
         seen.add((node, index))
     assert len(seen) == 1
@@ -62,7 +62,7 @@ def test_three_replicas_of_1024_land_on_one_card():
 
 def test_whole_cards_take_empty_ones_only_and_several_containers_stay_together():
     ledger = ledger_with_free(n1=[P100 - 1, P100, P100])
-    assert where(place(ledger, gpu_count=2)) == ("n1", [1, 2])
+    assert location_of(place(ledger, gpu_count=2)) == ("n1", [1, 2])
     mixed = [container("a", gpu_count=1), container("b", gpu_mem=500), container("c", gpu_mem=600)]
     placed = place(ledger, containers=mixed)
     by_container = {key: [s.index for s in shares] for key, shares in placed.assignment.containers.items()}
@@ -72,34 +72,34 @@ def test_whole_cards_take_empty_ones_only_and_several_containers_stay_together()
 def test_a_single_whole_card_is_an_empty_one_however_little_is_used_of_the_others():
     ledger = ledger_with_free(n1=[1, 100, P100 - 1, P100], n2=[P100 - 1])
     for policy in ("binpack", "spread"):
-        assert where(place(ledger, policy, gpu_count=1)) == ("n1", [3])
+        assert location_of(place(ledger, policy, gpu_count=1)) == ("n1", [3])
 
 
 def test_a_split_share_takes_different_cards():
-    assert where(place(ledger_with_free(n1=[5000, 9000, 4000]), gpu_mem=8000, gpu_count=2)) == ("n1", [0, 2])
+    assert location_of(place(ledger_with_free(n1=[5000, 9000, 4000]), gpu_mem=8000, gpu_count=2)) == ("n1", [0, 2])
     ledger = typed_ledger(n1=[{"mem": 100}, *[{"mem": 100, "classes": frozenset({"x"})}] * 2])
-    assert where(place(ledger, containers=[of_class("x", gpu_mem=200, gpu_count=2)])) == ("n1", [1, 2])
+    assert location_of(place(ledger, containers=[of_class("x", gpu_mem=200, gpu_count=2)])) == ("n1", [1, 2])
 
 
 def test_mixed_cards_in_one_node():
     ledger = Ledger()
     ledger.set_cards("n1", cards(11441, 24576, 11441))
-    assert where(place(ledger, gpu_mem=12000)) == ("n1", [1])
-    assert where(place(ledger, gpu_mem=11000)) == ("n1", [0])
+    assert location_of(place(ledger, gpu_mem=12000)) == ("n1", [1])
+    assert location_of(place(ledger, gpu_mem=11000)) == ("n1", [0])
 
 
 def test_a_class_is_told_apart_card_by_card():
     ledger = typed_ledger(n1=[K80, V100], n2=[K80, K80], n3=[V100])
     ledger.set_holding(holding("v", 1, 0, node="n3", total=16160))
-    assert where(place(ledger, containers=[of_class("v100", gpu_count=1)])) == ("n1", [1])
-    assert where(place(ledger, containers=[of_class("k80", gpu_count=2)])) == ("n2", [0, 1])
+    assert location_of(place(ledger, containers=[of_class("v100", gpu_count=1)])) == ("n1", [1])
+    assert location_of(place(ledger, containers=[of_class("k80", gpu_count=2)])) == ("n2", [0, 1])
     refused = place(ledger, containers=[of_class("v100", gpu_count=2)]).refusals
     assert refused == {"n1": Refusal.TOO_FEW_CARDS, "n2": Refusal.NO_SUCH_TYPE, "n3": Refusal.TOO_FEW_CARDS}
     refused = place(ledger, containers=[of_class("k80", gpu_count=3)]).refusals
     assert refused == {"n1": Refusal.TOO_FEW_CARDS, "n2": Refusal.TOO_FEW_CARDS, "n3": Refusal.NO_SUCH_TYPE}
     ledger.set_cards("n3", [])
     ledger.release("v")
-    assert where(place(ledger, containers=[of_class("v100", gpu_mem=100)])) == ("n1", [1])
+    assert location_of(place(ledger, containers=[of_class("v100", gpu_mem=100)])) == ("n1", [1])
     refused = place(ledger, containers=[of_class("k80", gpu_mem=12000)]).refusals
     assert refused == {"n1": Refusal.CARD_TOO_SMALL, "n2": Refusal.CARD_TOO_SMALL}
     assert set(place(ledger, containers=[of_class("a100", gpu_mem=1)]).refusals.values()) == {Refusal.NO_SUCH_TYPE}
@@ -116,9 +116,9 @@ def test_scarce_cards_stay_free_for_who_asks_for_them():
     ledger = typed_ledger(n1=[V100, K80], n2=[V100])
     ledger.set_holding(holding("v", 16000, 0, node="n2", total=16160))
     for policy in ("binpack", "spread"):
-        assert where(place(ledger, policy, gpu_mem=100)) == ("n1", [1])
-        assert where(place(ledger, policy, gpu_mem=12000)) == ("n1", [0])
-        assert where(place(ledger, policy, gpu_count=1)) == ("n1", [1])
+        assert location_of(place(ledger, policy, gpu_mem=100)) == ("n1", [1])
+        assert location_of(place(ledger, policy, gpu_mem=12000)) == ("n1", [0])
+        assert location_of(place(ledger, policy, gpu_count=1)) == ("n1", [1])
         assert place(ledger, policy, containers=[of_class("fast", gpu_mem=100)]).assignment.shares()[0].total == 16160
 
 
@@ -132,7 +132,7 @@ def ledger_with_devices(**nodes):
 
 def place_wanting(ledger, *containers, policy="binpack", nodes=None):
     nodes = nodes or [node.name for node in ledger.nodes()]
-    return placement.place(ledger, nodes, others.asked(*containers), policy)
+    return placement.place(ledger, nodes, others.parse_request(*containers), policy)
 
 
 @pytest.mark.parametrize(("policy", "node"), [("binpack", "n2"), ("spread", "n3")])
@@ -146,9 +146,9 @@ def test_devices_alone_go_where_the_fewest_or_the_most_are_free(policy, node):
     first = 1 if node == "n2" else 0
     uuids = [others.uuid(i, node=node) for i in (first, 3 if node == "n2" else 1)]
     assert placed.assignment.devices == {"0": tuple(DeviceShare("rdma", uuid) for uuid in uuids)}
-    same = placement.place_on(ledger.node(node), others.asked(others.wanting(rdma=2)), policy)
+    same = placement.place_on(ledger.node(node), others.parse_request(others.wanting(rdma=2)), policy)
     assert same == placed
-    scorer = placement.Scorer(others.asked(others.wanting(rdma=2)), policy)
+    scorer = placement.Scorer(others.parse_request(others.wanting(rdma=2)), policy)
     assert scorer.score(ledger.node(node)) == placed.score
 
 
@@ -159,7 +159,7 @@ def test_cards_are_looked_for_where_the_devices_are(policy, node):
         ledger.set_devices(name, others.devices(1, node=name))
     ledger.set_holding(others.holding("u", 0, node="n2"))
     placed = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), policy=policy)
-    assert where(placed) == (node, [0])
+    assert location_of(placed) == (node, [0])
     assert placed.assignment.devices == {"0": (DeviceShare("rdma", others.uuid(0, node=node)),)}
 
 
@@ -169,17 +169,17 @@ def test_each_node_says_what_it_lacks_devices_first():
         ledger.set_devices(name, others.devices(1, node=name))
     ledger.set_holding(others.holding("u", 0, node="n2"))
     nodes = ["n1", "n2", "n3", "n4", "unknown"]
-    found = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), nodes=nodes)
-    assert found.refusals == {
+    answer = place_wanting(ledger, others.wanting(container(gpu_mem=100), rdma=1), nodes=nodes)
+    assert answer.refusals == {
         "n1": Refusal.NO_SUCH_DEVICE,
         "n2": Refusal.NO_DEVICE,
         "n3": Refusal.NO_MEMORY,
         "n4": Refusal.NOT_OURS,
         "unknown": Refusal.NO_SUCH_DEVICE,
     }
-    asked = others.asked(others.wanting(container(gpu_mem=100), rdma=1))
-    for node, refusal in found.refusals.items():
-        assert placement.place_on(ledger.node(node), asked, "binpack") is refusal
+    pod_request = others.parse_request(others.wanting(container(gpu_mem=100), rdma=1))
+    for node, refusal in answer.refusals.items():
+        assert placement.place_on(ledger.node(node), pod_request, "binpack") is refusal
 
 
 def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first():
@@ -187,25 +187,27 @@ def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first
     ledger.set_cards("n1", cards(6000, 10000))
     several = [container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]
     placed = place(ledger, containers=several)
-    found = {key: [(one.index, one.mem) for one in of] for key, of in placed.assignment.containers.items()}
-    assert found == {"0": [(1, 6000)], "1": [(0, 4000), (1, 4000)]}
+    shares_by_container = {
+        key: [(share.index, share.mem) for share in of] for key, of in placed.assignment.containers.items()
+    }
+    assert shares_by_container == {"0": [(1, 6000)], "1": [(0, 4000), (1, 4000)]}
 
 
 def test_the_best_card_of_a_node_that_was_not_named_is_never_taken():
     """However many cards the index has before that of the one that was."""
     ledger = ledger_with_free(**{f"n{i}": [1000 + i] for i in range(9)})
     for named in (["n8"], ["unknown", "n8"]):
-        asked = request.parse(pod(gpu_mem=1000))
-        assert placement.place(ledger, named, asked, "binpack").node == "n8"
-        assert placement.place(ledger, ["unknown"], asked, "binpack").refusals == {"unknown": Refusal.NOT_OURS}
+        pod_request = request.parse(pod(gpu_mem=1000))
+        assert placement.place(ledger, named, pod_request, "binpack").node == "n8"
+        assert placement.place(ledger, ["unknown"], pod_request, "binpack").refusals == {"unknown": Refusal.NOT_OURS}
 
 
 def test_a_card_that_mps_closes_is_passed_over_on_its_node():
     ledger = Ledger()
     ledger.set_cards("n1", [replace(card, mps=CardMps(ready=card.mem > 51)) for card in cards(101, 51)])
-    asked = request.parse(pod(gpu_mem=40))
-    assert placement.Scorer(asked, "binpack").score(ledger.node("n1")) == -101
-    assert placement.place_on(ledger.node("n1"), asked, "binpack").assignment.indices() == [0]
+    pod_request = request.parse(pod(gpu_mem=40))
+    assert placement.Scorer(pod_request, "binpack").score(ledger.node("n1")) == -101
+    assert placement.place_on(ledger.node("n1"), pod_request, "binpack").assignment.indices() == [0]
 
 
 def test_a_node_that_has_only_scarce_cards_is_the_worse_one():
@@ -231,9 +233,9 @@ def test_a_type_is_refused_by_the_state_of_its_own_cards():
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
-@pytest.mark.parametrize("asked", [{"gpu_mem": 30}, {"gpu_count": 1}])
+@pytest.mark.parametrize("amounts", [{"gpu_mem": 30}, {"gpu_count": 1}])
 @pytest.mark.parametrize("entry", [None, Entry(memory=60)])
-def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(policy, asked, entry):
+def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(policy, amounts, entry):
     ledger = Ledger()
     for name, mem in (("n1", 100), ("n2", 50), ("n3", 40)):
         ledger.set_cards(name, cards(mem, mem, node=name))
@@ -241,39 +243,41 @@ def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(poli
     for index in (0, 1):
         ledger.set_holding(holding(f"u{index}", 5, index, node="n3", total=40))
     headroom = [quotas.headroom(entry, NOTHING)] if entry else []
-    scorer = placement.Scorer(request.parse(pod(**asked)), policy, headroom)
-    each = {node.name: scorer.score(node) for node in ledger.nodes()}
-    fit, not_fit = scorer.score_all(ledger, each)
-    assert fit | not_fit == each
+    scorer = placement.Scorer(request.parse(pod(**amounts)), policy, headroom)
+    score_by_node = {node.name: scorer.score(node) for node in ledger.nodes()}
+    fit, not_fit = scorer.score_all(ledger, score_by_node)
+    assert fit | not_fit == score_by_node
     assert not_fit["n4"] is Refusal.MPS_DOWN
     assert not_fit.keys() == {
         "n4",
-        *(["n3"] if "gpu_count" in asked else []),
-        *(["n1"] if entry and "gpu_count" in asked else []),
+        *(["n3"] if "gpu_count" in amounts else []),
+        *(["n1"] if entry and "gpu_count" in amounts else []),
     }
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
-@pytest.mark.parametrize("asked", [{"gpu_mem": 100}, {"gpu_count": 1}, {"gpu_count": 2}, {"gpu_mem": 9, "gpu_core": 9}])
+@pytest.mark.parametrize(
+    "amounts", [{"gpu_mem": 100}, {"gpu_count": 1}, {"gpu_count": 2}, {"gpu_mem": 9, "gpu_core": 9}]
+)
 @pytest.mark.parametrize("entry", [None, Entry(resource_class="k80", memory=11441), Entry(shares=1)])
-def test_all_nodes_are_scored_as_each_alone(policy, asked, entry):
+def test_all_nodes_are_scored_as_each_alone(policy, amounts, entry):
     ledger = typed_ledger(n1=[V100, K80], n2=[K80, K80], n3=[K80], n4=[V100, V100])
     ledger.set_holding(holding("u", 100, 0, node="n3", total=11441))
     headroom = quota(ledger, entry) if entry else []
     names = ["unknown", "n1", "n2", "n3", "n4"]
-    scorer = placement.Scorer(request.parse(pod(**asked)), policy, headroom)
-    each = {name: scorer.score(ledger.node(name)) for name in names}
+    scorer = placement.Scorer(request.parse(pod(**amounts)), policy, headroom)
+    score_by_node = {name: scorer.score(ledger.node(name)) for name in names}
     fit, not_fit = scorer.score_all(ledger, names)
-    assert fit | not_fit == each
+    assert fit | not_fit == score_by_node
     for name in names:
-        placed = placement.place_on(ledger.node(name), request.parse(pod(**asked)), policy, headroom)
-        assert (placed if isinstance(placed, Refusal) else placed.score) == each[name]
+        placed = placement.place_on(ledger.node(name), request.parse(pod(**amounts)), policy, headroom)
+        assert (placed if isinstance(placed, Refusal) else placed.score) == score_by_node[name]
 
 
 def test_the_smallest_card_that_is_empty_is_given_whole():
     ledger = typed_ledger(n1=[{"mem": 200}], n2=[{"mem": 100}, {"mem": 300}], n3=[{"mem": 150}])
     names = ["unknown", "n1", "n2", "n3"]
-    assert where(placement.place(ledger, names, request.parse(pod(gpu_count=1)), "binpack")) == ("n2", [0])
+    assert location_of(placement.place(ledger, names, request.parse(pod(gpu_count=1)), "binpack")) == ("n2", [0])
 
 
 BOTH, ONE = frozenset({"x"}), frozenset({"x", "y"})
@@ -281,17 +285,17 @@ BOTH, ONE = frozenset({"x"}), frozenset({"x", "y"})
 
 def of_classes(*classes, mem=100):
     """A node with a card of `mem` MiB of each of these."""
-    return typed_ledger(n1=[{"mem": mem, "classes": one} for one in classes])
+    return typed_ledger(n1=[{"mem": mem, "classes": class_names} for class_names in classes])
 
 
-def found(placed):
-    return {key: [one.index for one in of] for key, of in placed.assignment.containers.items()}
+def indices_by_container(placed):
+    return {key: [share.index for share in of] for key, of in placed.assignment.containers.items()}
 
 
 def test_shares_that_fill_their_cards_to_the_last_mib_give_way_to_each_other():
     several = [of_class("x", gpu_mem=100), of_class("y", gpu_mem=100)]
     placed = place(of_classes(ONE, BOTH), containers=several)
-    assert found(placed) == {"0": [1], "1": [0]}
+    assert indices_by_container(placed) == {"0": [1], "1": [0]}
     assert placed.score == -200, "of all cards that are taken"
     assert place(of_classes(BOTH, ONE), containers=several).score == -200, "nor where none gives way"
 
@@ -300,19 +304,19 @@ def test_shares_that_fill_their_cards_to_the_last_mib_give_way_to_each_other():
 def test_all_cards_of_a_split_share_give_way(mem):
     several = [of_class("x", gpu_mem=2 * mem, gpu_count=2), of_class("y", gpu_mem=mem)]
     placed = place(of_classes(ONE, BOTH, BOTH, mem=mem), containers=several)
-    assert found(placed) == {"0": [1, 2], "1": [0]}
+    assert indices_by_container(placed) == {"0": [1, 2], "1": [0]}
     assert placed.score == -3 * mem
 
 
 def test_shares_of_half_a_card_give_way_though_three_of_them_are_on_two_cards():
     several = [of_class("x", gpu_mem=50), of_class("y", gpu_mem=50), container("any", gpu_mem=50)]
     ledger = typed_ledger(n1=[{"mem": 50, "classes": ONE}, {"mem": 100, "classes": BOTH}])
-    assert found(place(ledger, containers=several)) == {"0": [1], "1": [0], "2": [1]}
+    assert indices_by_container(place(ledger, containers=several)) == {"0": [1], "1": [0], "2": [1]}
 
 
 def test_the_last_mib_of_a_card_counts_where_several_shares_fill_a_node():
     several = [container("a", gpu_mem=2, gpu_count=2), container("b", gpu_mem=99)]
-    assert where(place(ledger_with_free(n1=[1, 100]), containers=several)) == ("n1", [0, 1])
+    assert location_of(place(ledger_with_free(n1=[1, 100]), containers=several)) == ("n1", [0, 1])
 
 
 TWO_SINGLE = [of_class("x", gpu_mem=100), of_class("y", gpu_mem=100)]

@@ -31,7 +31,7 @@ def cordoned(*mems):
 
 
 @pytest.mark.parametrize(
-    ("node_cards", "asked", "refusal"),
+    ("node_cards", "amounts", "refusal"),
     [
         ([], {"gpu_mem": 1}, Refusal.NOT_OURS),
         (cards(100, 100), {"gpu_mem": 150}, Refusal.CARD_TOO_SMALL),
@@ -48,10 +48,10 @@ def cordoned(*mems):
         (out_of_use(100, mps=CardMps(ready=False)), {"gpu_count": 1}, Refusal.MPS_DOWN),
     ],
 )
-def test_refusals(node_cards, asked, refusal):
+def test_refusals(node_cards, amounts, refusal):
     ledger = Ledger()
     ledger.set_cards("n1", node_cards)
-    placed = placement.place(ledger, ["n1"], request.parse(pod(**asked)), "binpack")
+    placed = placement.place(ledger, ["n1"], request.parse(pod(**amounts)), "binpack")
     assert placed.refusals == {"n1": refusal}
 
 
@@ -98,30 +98,32 @@ def test_who_asks_for_no_cores_may_have_a_card_of_which_too_many_are_given():
     ledger.set_cards("n1", cards(100))
     ledger.set_holding(Holding("u", "d", "u", "n1", Assignment({"0": shares(10, 0, total=100, core=60)})))
     several = [container(name, gpu_mem=10) for name in "ab"]
-    for asked in ({"gpu_mem": 90}, {"containers": several}):
-        assert place(ledger, **asked).node == "n1"
-        assert placement.place_on(ledger.node("n1"), request.parse(pod(**asked)), "binpack") == place(ledger, **asked)
+    for amounts in ({"gpu_mem": 90}, {"containers": several}):
+        assert place(ledger, **amounts).node == "n1"
+        assert placement.place_on(ledger.node("n1"), request.parse(pod(**amounts)), "binpack") == place(
+            ledger, **amounts
+        )
     assert place(ledger, gpu_mem=10, gpu_core=1).refusals["n1"] is Refusal.NO_CORE
 
 
-@pytest.mark.parametrize("asked", [{"gpu_mem": 1}, {"gpu_count": 1}, {"gpu_mem": 2, "gpu_count": 2}])
-def test_who_requires_mps_goes_where_there_is_a_manager(asked):
+@pytest.mark.parametrize("amounts", [{"gpu_mem": 1}, {"gpu_count": 1}, {"gpu_mem": 2, "gpu_count": 2}])
+def test_who_requires_mps_goes_where_there_is_a_manager(amounts):
     ledger = Ledger()
     ledger.set_cards("n1", cards(100, 100))
-    requires = asked | {"annotations": {mps.MODE: "required"}}
+    requires = amounts | {"annotations": {mps.MODE: "required"}}
     assert place(ledger, **requires).refusals == {"n1": Refusal.MPS_MISSING}
-    said = CardMps(ready=True, several=True)
-    ledger.set_cards("n2", [replace(card, uuid=f"m{card.index}", mps=said) for card in cards(100, 100)])
+    card_mps = CardMps(ready=True, several=True)
+    ledger.set_cards("n2", [replace(card, uuid=f"m{card.index}", mps=card_mps) for card in cards(100, 100)])
     assert place(ledger, **requires).node == "n2"
 
 
 def test_a_daemon_for_each_card_serves_one_card_of_a_container_and_no_more():
     ledger = Ledger()
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True)))
-    for asked in ({"gpu_count": 1}, {"gpu_mem": 10}):
-        assert place(ledger, **asked).node == "n1"
-    for asked in ({"gpu_count": 2}, {"gpu_mem": 20, "gpu_count": 2}):
-        assert place(ledger, **asked).refusals == {"n1": Refusal.MPS_SEVERAL}
+    for amounts in ({"gpu_count": 1}, {"gpu_mem": 10}):
+        assert place(ledger, **amounts).node == "n1"
+    for amounts in ({"gpu_count": 2}, {"gpu_mem": 20, "gpu_count": 2}):
+        assert place(ledger, **amounts).refusals == {"n1": Refusal.MPS_SEVERAL}
 
 
 def test_a_daemon_for_one_user_serves_no_other():
@@ -129,9 +131,9 @@ def test_a_daemon_for_one_user_serves_no_other():
     ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, multi_user=False)))
 
     def of_user(user):
-        made = pod(gpu_mem=10)
-        made["spec"]["securityContext"] = {"runAsUser": user}
-        return placement.place(ledger, ["n1"], request.parse(made), "binpack")
+        manifest = pod(gpu_mem=10)
+        manifest["spec"]["securityContext"] = {"runAsUser": user}
+        return placement.place(ledger, ["n1"], request.parse(manifest), "binpack")
 
     ledger.set_holding(
         Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000))
@@ -145,9 +147,9 @@ def test_a_daemon_of_all_cards_for_one_user_serves_no_other_with_several_cards()
     ledger.set_cards("n1", out_of_use(100, 100, mps=CardMps(ready=True, several=True, multi_user=False)))
 
     def of_user(user):
-        made = pod(gpu_mem=20, gpu_count=2)
-        made["spec"]["securityContext"] = {"runAsUser": user}
-        return placement.place(ledger, ["n1"], request.parse(made), "binpack")
+        manifest = pod(gpu_mem=20, gpu_count=2)
+        manifest["spec"]["securityContext"] = {"runAsUser": user}
+        return placement.place(ledger, ["n1"], request.parse(manifest), "binpack")
 
     ledger.set_holding(
         Holding("u", "d", "u", "n1", of_user(1000).assignment, mps_client=mps_client(Mode.PREFERRED, 1000))
@@ -163,10 +165,10 @@ def test_what_lacks_of_cards_is_said_before_whose_they_are():
         share = Assignment({"0": (CardShare(user - 1000, f"g{user - 1000}", 10, 0, 100),)})
         ledger.set_holding(Holding(uid, "d", uid, "n1", share, mps_client=mps_client(Mode.PREFERRED, user)))
 
-    def refused(user, **asked):
-        made = pod(**asked)
-        made["spec"]["securityContext"] = {"runAsUser": user}
-        return placement.place(ledger, ["n1"], request.parse(made), "binpack").refusals["n1"]
+    def refused(user, **amounts):
+        manifest = pod(**amounts)
+        manifest["spec"]["securityContext"] = {"runAsUser": user}
+        return placement.place(ledger, ["n1"], request.parse(manifest), "binpack").refusals["n1"]
 
     assert refused(1002, gpu_count=1) is Refusal.NO_WHOLE_CARD
     assert refused(1001, gpu_mem=10) is Refusal.TOO_MANY_CLIENTS
@@ -181,13 +183,13 @@ def test_a_card_without_a_manager_is_not_why_where_another_card_has_one():
     assert place(ledger, **requires).refusals == {"n1": Refusal.NO_MEMORY}
 
 
-@pytest.mark.parametrize(("said", "most"), [(0, [4]), (2, [2]), (9, [4])])
-def test_a_card_has_as_many_clients_as_are_set_and_no_more_than_mps_takes(said, most):
+@pytest.mark.parametrize(("max_clients", "limit"), [(0, [4]), (2, [2]), (9, [4])])
+def test_a_card_has_as_many_clients_as_are_set_and_no_more_than_mps_takes(max_clients, limit):
     ledger, unset = Ledger(max_clients=4), Ledger()
-    for made in (ledger, unset):
-        made.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, max_clients=said)))
-    assert ledger.node("n1").max_card_clients == ledger.node("n1").emptied().max_card_clients == most
-    assert unset.node("n1").max_card_clients == [said or MAX_CLIENTS]
+    for any_ledger in (ledger, unset):
+        any_ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, max_clients=max_clients)))
+    assert ledger.node("n1").max_card_clients == ledger.node("n1").emptied().max_card_clients == limit
+    assert unset.node("n1").max_card_clients == [max_clients or MAX_CLIENTS]
 
 
 def test_the_last_client_is_let_in_and_two_containers_are_two():
@@ -200,7 +202,7 @@ def test_the_last_client_is_let_in_and_two_containers_are_two():
 
 
 def test_the_hardest_of_a_pod_is_looked_for_first():
-    asked = [
+    containers = [
         container("0", gpu_mem=500),
         container("1", gpu_mem=1500, gpu_count=3),
         container("2", gpu_count=1),
@@ -208,7 +210,7 @@ def test_the_hardest_of_a_pod_is_looked_for_first():
         of_class("k80", gpu_mem=10),
         of_class("v100", gpu_count=1),
     ]
-    order = [card_request.keys for card_request in fitting.card_requests(request.parse(pod(containers=asked)))]
+    order = [card_request.keys for card_request in fitting.card_requests(request.parse(pod(containers=containers)))]
     assert order == [("5",), ("4",), ("2",), ("3",), ("1",), ("0",)]
 
 
@@ -247,7 +249,7 @@ def test_a_card_of_which_the_headroom_leaves_nothing_is_not_given_away_whole():
     ledger.set_cards("n1", cards(100, 100))
     assert place(ledger, gpu_count=1).refusals["n1"] is Refusal.NO_WHOLE_CARD
     ledger.set_cards("n1", cards(101))
-    assert [one.mem for one in place(ledger, gpu_count=1).assignment.shares()] == [1]
+    assert [share.mem for share in place(ledger, gpu_count=1).assignment.shares()] == [1]
 
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
@@ -301,7 +303,7 @@ def test_a_cordoned_card_gets_nothing_new_and_what_is_on_it_stays_counted():
 
 
 @pytest.mark.parametrize(
-    ("frees", "asked", "refusal"),
+    ("frees", "amounts", "refusal"),
     [
         ([16276, 16276], [{"gpu_count": 2}, {"gpu_mem": 1024}], Refusal.NEVER_TOGETHER),
         ([16276, 16276], [{"gpu_count": 1}, {"gpu_mem": 8192, "gpu_count": 2}], Refusal.NEVER_TOGETHER),
@@ -311,8 +313,8 @@ def test_a_cordoned_card_gets_nothing_new_and_what_is_on_it_stays_counted():
         ([16276, 100], [{"gpu_count": 1}, {"gpu_mem": 16000, "gpu_count": 2}], Refusal.NO_MEMORY),
     ],
 )
-def test_requests_that_would_fit_alone_are_refused_for_being_together(frees, asked, refusal):
-    several = [container(f"c{i}", **one) for i, one in enumerate(asked)]
+def test_requests_that_would_fit_alone_are_refused_for_being_together(frees, amounts, refusal):
+    several = [container(f"c{i}", **container_amounts) for i, container_amounts in enumerate(amounts)]
     placed = placement.place_on(ledger_with_free(n1=frees).node("n1"), request.parse(pod(containers=several)), "spread")
     assert (placed if isinstance(placed, Refusal) else None) is refusal
 
@@ -327,10 +329,10 @@ def test_a_look_whether_a_node_could_ever_fit_costs_eight_steps(monkeypatch, ste
     monkeypatch.setattr(searching, "_STEPS_IN_ALL", steps)
     several = request.parse(pod(containers=[container("a", gpu_count=2), container("b", gpu_mem=9000)]))
     nodes = [f"n{i}" for i in range(5)]
-    found = placement.place(ledger_with_free(**{name: [P100, P100] for name in nodes}), nodes, several, "binpack")
-    never = [name for name in nodes if found.refusals[name] is Refusal.NEVER_TOGETHER]
+    answer = placement.place(ledger_with_free(**{name: [P100, P100] for name in nodes}), nodes, several, "binpack")
+    never = [name for name in nodes if answer.refusals[name] is Refusal.NEVER_TOGETHER]
     assert never == nodes[:looked_at]
-    assert [found.refusals[name] for name in nodes[looked_at:]] == [Refusal.TOGETHER] * (5 - looked_at)
+    assert [answer.refusals[name] for name in nodes[looked_at:]] == [Refusal.TOGETHER] * (5 - looked_at)
 
 
 def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):
@@ -339,7 +341,7 @@ def test_what_one_request_may_cost_over_all_nodes_is_bounded(monkeypatch):
     several = request.parse(pod(containers=[container("a", gpu_mem=6000), container("b", gpu_mem=8000, gpu_count=2)]))
     fits_nowhere, fits = [9000, 9500, 100], [6000, 10000]
     ledger = ledger_with_free(n1=fits_nowhere, n2=fits)
-    found = placement.place(ledger, ["n1", "n2"], several, "binpack")
-    assert isinstance(found, placement.Unplaceable)
-    assert set(found.refusals.values()) == {Refusal.TOGETHER}
+    answer = placement.place(ledger, ["n1", "n2"], several, "binpack")
+    assert isinstance(answer, placement.Unplaceable)
+    assert set(answer.refusals.values()) == {Refusal.TOGETHER}
     assert placement.place(ledger, ["n2"], several, "binpack").node == "n2"

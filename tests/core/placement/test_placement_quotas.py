@@ -9,24 +9,24 @@ from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, ledger_with_free, pod
 from tests.core import others
-from tests.core.placement.placing import K80, V100, of_class, place, quota, typed_ledger, where
+from tests.core.placement.placing import K80, V100, location_of, of_class, place, quota, typed_ledger
 
 
 def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
     ledger = typed_ledger(n1=[K80, V100], n2=[K80])
     full = quota(ledger, Entry(model="Tesla K80", memory=999))
 
-    def ask(headroom, **asked):
-        made = request.parse(pod(**asked))
-        return placement.place(ledger, ["n1", "n2"], made, "binpack", headroom)
+    def place_within(headroom, **amounts):
+        pod_request = request.parse(pod(**amounts))
+        return placement.place(ledger, ["n1", "n2"], pod_request, "binpack", headroom)
 
-    assert where(ask(full, gpu_mem=999)) == ("n1", [0])
-    assert where(ask(full, gpu_mem=1000)) == ("n1", [1])
-    assert ask(full, gpu_mem=17000).refusals["n1"] is Refusal.CARD_TOO_SMALL, "the quota is not why"
-    named = ask(full, containers=[of_class("k80", gpu_mem=1000)])
+    assert location_of(place_within(full, gpu_mem=999)) == ("n1", [0])
+    assert location_of(place_within(full, gpu_mem=1000)) == ("n1", [1])
+    assert place_within(full, gpu_mem=17000).refusals["n1"] is Refusal.CARD_TOO_SMALL, "the quota is not why"
+    named = place_within(full, containers=[of_class("k80", gpu_mem=1000)])
     assert set(named.refusals.values()) == {Refusal.QUOTA}
     assert not Refusal.QUOTA.resolvable, "nobody else's pods are preempted for it"
-    assert ask(quota(ledger, Entry(cards=1)), gpu_count=2).refusals == {
+    assert place_within(quota(ledger, Entry(cards=1)), gpu_count=2).refusals == {
         "n1": Refusal.QUOTA,
         "n2": Refusal.TOO_FEW_CARDS,
     }
@@ -34,17 +34,17 @@ def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
 
 def test_a_quota_counts_all_cards_of_a_request_together():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(resource_class="k80", shares=1))
+    headroom = quota(ledger, Entry(resource_class="k80", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
-    assert where(placement.place(ledger, ["n1"], split, "binpack", one)) == ("n1", [0, 2])
+    assert location_of(placement.place(ledger, ["n1"], split, "binpack", headroom)) == ("n1", [0, 2])
     unlimited = placement.place(ledger, ["n1"], split, "binpack")
-    assert where(unlimited) == ("n1", [0, 1])
-    assert placement.exceeded(ledger, unlimited, one) == [one[0].entry]
+    assert location_of(unlimited) == ("n1", [0, 1])
+    assert placement.exceeded(ledger, unlimited, headroom) == [headroom[0].entry]
     assert placement.place_on(ledger.node("n1"), split, "binpack", quota(ledger, Entry(shares=1))) is Refusal.QUOTA
 
 
 @pytest.mark.parametrize(
-    ("asked", "k80s"),
+    ("amounts", "k80s"),
     [
         ({"gpu_mem": 400, "gpu_count": 2}, {"memory": 300}),
         ({"gpu_count": 2}, {"shares": 1}),
@@ -52,10 +52,13 @@ def test_a_quota_counts_all_cards_of_a_request_together():
         ({"gpu_count": 2}, {"cards": 1}),
     ],
 )
-def test_each_card_of_a_request_is_charged_to_each_limit(asked, k80s):
+def test_each_card_of_a_request_is_charged_to_each_limit(amounts, k80s):
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(resource_class="k80", **k80s))
-    assert where(placement.place(ledger, ["n1"], request.parse(pod(**asked)), "binpack", one)) == ("n1", [0, 2])
+    headroom = quota(ledger, Entry(resource_class="k80", **k80s))
+    assert location_of(placement.place(ledger, ["n1"], request.parse(pod(**amounts)), "binpack", headroom)) == (
+        "n1",
+        [0, 2],
+    )
 
 
 def test_a_whole_card_that_is_larger_than_what_is_left_is_refused_for_the_quota():
@@ -65,12 +68,12 @@ def test_a_whole_card_that_is_larger_than_what_is_left_is_refused_for_the_quota(
     assert refused == {"n1": Refusal.QUOTA}
 
 
-@pytest.mark.parametrize(("left", "fits"), [(900, True), (899, False)])
-def test_a_whole_card_is_charged_without_what_is_kept_back_of_it(left, fits):
+@pytest.mark.parametrize(("remaining", "fits"), [(900, True), (899, False)])
+def test_a_whole_card_is_charged_without_what_is_kept_back_of_it(remaining, fits):
     ledger = Ledger(kept_back=100)
     ledger.set_cards("n1", cards(1000))
     placed = placement.place(
-        ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", quota(ledger, Entry(memory=left))
+        ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", quota(ledger, Entry(memory=remaining))
     )
     assert isinstance(placed, placement.Placement) == fits
 
@@ -79,7 +82,7 @@ def test_a_card_is_charged_to_the_entries_that_cover_it_alone():
     ledger = typed_ledger(n1=[K80, V100])
     one_of_each = quota(ledger, Entry(resource_class="k80", shares=1), Entry(resource_class="v100", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
-    assert where(placement.place(ledger, ["n1"], split, "binpack", one_of_each)) == ("n1", [0, 1])
+    assert location_of(placement.place(ledger, ["n1"], split, "binpack", one_of_each)) == ("n1", [0, 1])
 
 
 def test_each_container_is_a_share_also_where_they_have_one_card_in_common():
@@ -93,34 +96,34 @@ def test_each_container_is_a_share_also_where_they_have_one_card_in_common():
 
 def test_a_quota_that_may_forbid_some_cards_changes_no_choice_among_the_others():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(resource_class="v100", shares=1))
+    headroom_of_v100 = quota(ledger, Entry(resource_class="v100", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
-    free, bounded = (placement.place(ledger, ["n1"], split, "binpack", headroom) for headroom in ([], one))
-    assert where(bounded) == where(free) == ("n1", [0, 1]), "each card once"
+    free, bounded = (placement.place(ledger, ["n1"], split, "binpack", headroom) for headroom in ([], headroom_of_v100))
+    assert location_of(bounded) == location_of(free) == ("n1", [0, 1]), "each card once"
     assert bounded.score == free.score
 
 
 def test_a_limit_that_bars_one_claim_is_counted_for_the_others():
     ledger = typed_ledger(n1=[K80, K80, V100, V100])
     several = [container("split", gpu_mem=400, gpu_count=2), *(container(name, gpu_mem=10) for name in "ab")]
-    asked = request.parse(pod(containers=several))
-    one = quota(ledger, Entry(resource_class="k80", shares=1))
-    placed = placement.place(ledger, ["n1"], asked, "binpack", one)
-    assert where(placed) == ("n1", [0, 2])
-    assert placement.exceeded(ledger, placed, one) == []
+    pod_request = request.parse(pod(containers=several))
+    headroom = quota(ledger, Entry(resource_class="k80", shares=1))
+    placed = placement.place(ledger, ["n1"], pod_request, "binpack", headroom)
+    assert location_of(placed) == ("n1", [0, 2])
+    assert placement.exceeded(ledger, placed, headroom) == []
 
 
 def test_a_limit_of_whole_cards_closes_none_to_shares():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    one = quota(ledger, Entry(resource_class="k80", shares=1, cards=0))
+    headroom = quota(ledger, Entry(resource_class="k80", shares=1, cards=0))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
-    assert where(placement.place(ledger, ["n1"], split, "binpack", one)) == ("n1", [0, 2])
+    assert location_of(placement.place(ledger, ["n1"], split, "binpack", headroom)) == ("n1", [0, 2])
 
 
 def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
     kinds = typed_ledger(n1=[K80, V100]).kinds
     k80, v100, every_card = Entry(resource_class="k80"), Entry(resource_class="v100"), Entry()
-    asked = request.parse(
+    pod_request = request.parse(
         pod(
             containers=[
                 of_class("k80", gpu_mem=400, gpu_count=2),
@@ -128,9 +131,9 @@ def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
             ]
         )
     )
-    assert fitting.least_charge(asked, kinds, k80) == Charge(2, 400, 0), "those of any class may go elsewhere"
-    assert fitting.least_charge(asked, kinds, v100) == Charge()
-    assert fitting.least_charge(asked, kinds, every_card) == Charge(4, 430, 0)
+    assert fitting.least_charge(pod_request, kinds, k80) == Charge(2, 400, 0), "those of any class may go elsewhere"
+    assert fitting.least_charge(pod_request, kinds, v100) == Charge()
+    assert fitting.least_charge(pod_request, kinds, every_card) == Charge(4, 430, 0)
 
 
 def test_a_request_of_whole_cards_surely_charges_them():
@@ -176,7 +179,10 @@ def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():
     ledger = ledger_with_free(n1=[P100])
     ledger.set_devices("n1", others.devices(1))
     full = quota(ledger, Entry(shares=0))
-    alone, beside = others.asked(others.wanting(rdma=1)), others.asked(others.wanting(container(gpu_mem=1), rdma=1))
+    alone, beside = (
+        others.parse_request(others.wanting(rdma=1)),
+        others.parse_request(others.wanting(container(gpu_mem=1), rdma=1)),
+    )
     placed = placement.place(ledger, ["n1"], alone, "binpack", full)
     assert placed.node == "n1"
     assert placement.exceeded(ledger, placed, full) == []

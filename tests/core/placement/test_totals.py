@@ -13,8 +13,12 @@ def class_(name, **labels):
 
 
 CLASSES = {
-    one.name: one
-    for one in (class_("k80", model="Tesla K80"), class_("v100", model="Tesla V100"), class_("rdma", kind="rdma"))
+    resource_class.name: resource_class
+    for resource_class in (
+        class_("k80", model="Tesla K80"),
+        class_("v100", model="Tesla V100"),
+        class_("rdma", kind="rdma"),
+    )
 }
 
 
@@ -53,17 +57,17 @@ def test_devices_are_counted_and_only_those_that_a_pod_could_get_are_free():
     (rdma,) = totals.classes_of_devices(ledger, CLASSES)
     assert (rdma.devices, rdma.healthy, rdma.nodes, rdma.used, rdma.free) == (4, 3, 1, 2, 1)
     assert rdma.users == (("default", 2),)
-    assert [one.name for one in totals.device_holders(ledger, ledger.node("n1"))[others.uuid(1)]] == ["of-n1"]
+    assert [holding.name for holding in totals.device_holders(ledger, ledger.node("n1"))[others.uuid(1)]] == ["of-n1"]
 
 
 def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing():
-    found = [quota(Entry(resource_class="k80"), Entry(resource_class="gone")), quota(Entry(), namespace="other")]
-    k80, gone, other = totals.quota_entries(busy(), found, {"k80": "", "gone": "no such class"}.__getitem__)
+    standings = [quota(Entry(resource_class="k80"), Entry(resource_class="gone")), quota(Entry(), namespace="other")]
+    k80, gone, other = totals.quota_entries(busy(), standings, {"k80": "", "gone": "no such class"}.__getitem__)
     assert (k80.used, k80.missing) == (Charge(2, 400, 0), "")
-    assert [(one.name, part.memory) for one, part in k80.holders] == [("large", 300), ("small", 100)]
+    assert [(holder.name, part.memory) for holder, part in k80.holders] == [("large", 300), ("small", 100)]
     assert (gone.used, gone.holders, gone.missing) == (NOTHING, (), "no such class")
     assert (other.used, other.holders) == (NOTHING, ())
-    assert totals.quota_entries(busy(), found, lambda _: "", "other") == [other]
+    assert totals.quota_entries(busy(), standings, lambda _: "", "other") == [other]
 
 
 def test_a_quota_that_cannot_be_read_limits_nothing():

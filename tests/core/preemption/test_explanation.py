@@ -15,12 +15,12 @@ def test_explain_says_which_cards_are_not_for_the_request():
     headroom = quota(ledger, Entry(resource_class="k80", shares=0))
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", headroom)
     assert [(c.closed, c.short) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
-    asked = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))
-    (view,) = explanation.explain(ledger, ["n1"], asked, "binpack", headroom)
+    pod_request = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))
+    (view,) = explanation.explain(ledger, ["n1"], pod_request, "binpack", headroom)
     assert view.refusal is Refusal.QUOTA
     assert [c.closed for c in view.cards] == ["quota", "type", "type"]
     assert [c.classes for c in view.cards] == [{"k80"}, {"v100", "fast"}, set()]
-    (view,) = explanation.explain(ledger, ["n1"], asked, "binpack")
+    (view,) = explanation.explain(ledger, ["n1"], pod_request, "binpack")
     assert (view.refusal, [c.closed for c in view.cards]) == (None, ["", "type", "type"])
 
 
@@ -41,8 +41,8 @@ def test_explain_says_how_many_devices_of_each_class_are_free_where():
     ledger = ledger_with_free(n1=[16000])
     ledger.set_devices("n1", [*others.devices(3), others.device(3, healthy=False), others.device(0, kind="nic")])
     ledger.set_holding(others.holding("u", 1, 2))
-    asked = others.asked(others.wanting(rdma=1), others.wanting(rdma=1, nic=1))
-    view, _ = explanation.explain(ledger, ["n1", "n2"], asked, "binpack")
+    pod_request = others.parse_request(others.wanting(rdma=1), others.wanting(rdma=1, nic=1))
+    view, _ = explanation.explain(ledger, ["n1", "n2"], pod_request, "binpack")
     assert (view.refusal, view.cards) == (Refusal.NO_DEVICE, ())
     assert [
         (d.resource_class, d.requested, d.free, d.healthy, d.total, [h.name for h in d.holders]) for d in view.devices
@@ -50,7 +50,7 @@ def test_explain_says_how_many_devices_of_each_class_are_free_where():
         ("rdma", 2, 1, 3, 4, ["u"]),
         ("nic", 1, 1, 1, 1, []),
     ]
-    beside = others.asked(others.wanting(container(gpu_mem=1), rdma=1))
+    beside = others.parse_request(others.wanting(container(gpu_mem=1), rdma=1))
     (fits,) = explanation.explain(ledger, ["n1"], beside, "binpack")
     assert (fits.refusal, [card.free for card in fits.cards], [d.free for d in fits.devices]) == (None, [16000], [1])
 
@@ -58,8 +58,8 @@ def test_explain_says_how_many_devices_of_each_class_are_free_where():
 def test_the_most_that_could_be_asked_for_runs_at_once():
     ledger = ledger_with_free(n1=[4069, 3000], n2=[2000, 8000], n3=[16276])
     whole = request.parse(pod(gpu_count=1))
-    found = explanation.smaller(ledger, ["n1", "n2"], request.parse(pod(gpu_mem=10000)), "binpack")
-    assert found == explanation.Smaller(8000, "n2", (1,))
+    smaller_request = explanation.smaller(ledger, ["n1", "n2"], request.parse(pod(gpu_mem=10000)), "binpack")
+    assert smaller_request == explanation.Smaller(8000, "n2", (1,))
     split = request.parse(pod(gpu_mem=20000, gpu_count=2))
     assert explanation.smaller(ledger, ["n1", "n2"], split, "binpack") == explanation.Smaller(6000, "n1", (0, 1))
     assert explanation.smaller(ledger, ["n1", "n2"], whole, "binpack") is None
@@ -68,10 +68,10 @@ def test_the_most_that_could_be_asked_for_runs_at_once():
 
 def test_whoever_must_end_for_several_is_counted_once_and_nothing_is_changed():
     ledger = ledger_with_free(n1=[100], n2=[200])
-    asked = request.parse(pod(gpu_mem=8000))
-    gone = explanation.pods_in_the_way(ledger, ["n1", "n2"], [asked] * 4, "binpack")
+    pod_request = request.parse(pod(gpu_mem=8000))
+    gone = explanation.pods_in_the_way(ledger, ["n1", "n2"], [pod_request] * 4, "binpack")
     assert sorted(holding.uid for holding in gone) == ["n1-0", "n2-0"]
-    assert len(explanation.pods_in_the_way(ledger, ["n1", "n2"], [asked] * 2, "binpack")) == 1
-    assert explanation.pods_in_the_way(ledger, ["n1", "n2"], [asked] * 5, "binpack") is None
+    assert len(explanation.pods_in_the_way(ledger, ["n1", "n2"], [pod_request] * 2, "binpack")) == 1
+    assert explanation.pods_in_the_way(ledger, ["n1", "n2"], [pod_request] * 5, "binpack") is None
     assert sorted(holding.uid for holding in ledger.holdings()) == ["n1-0", "n2-0"]
     assert ledger.violations() == []

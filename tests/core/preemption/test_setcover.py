@@ -14,45 +14,45 @@ DIMENSIONS, BUDGETS = ("mem", "cpu", "pods"), ("a", "b", "c")
 
 amounts = st.dictionaries(st.sampled_from(DIMENSIONS), st.sampled_from([1, 2, 3, 5, 8]))
 budgets = st.lists(st.sampled_from(BUDGETS), max_size=2, unique=True).map(tuple)
-things = st.lists(st.tuples(amounts, budgets), max_size=8).map(
+victims = st.lists(st.tuples(amounts, budgets), max_size=8).map(
     lambda drawn: [Victim(f"t{i}", gives, charged) for i, (gives, charged) in enumerate(drawn)]
 )
 needs = st.dictionaries(st.sampled_from(DIMENSIONS), st.integers(-1, 16))
 allowed = st.dictionaries(st.sampled_from(BUDGETS), st.integers(-1, 3))
 
 
-def least(of: list[Victim], short: Mapping[str, int], left: Mapping[str, int]) -> int | None:
+def least(of: list[Victim], short: Mapping[str, int], budget: Mapping[str, int]) -> int | None:
     """The least cost of all sets that meet the needs."""
     sets = [some for size in range(len(of) + 1) for some in combinations(of, size)]
-    return min((cost(some, left) for some in sets if meets(some, short)), default=None)
+    return min((cost(some, budget) for some in sets if meets(some, short)), default=None)
 
 
 def meets(some: tuple[Victim, ...], short: Mapping[str, int]) -> bool:
-    return all(sum(one.amounts.get(what, 0) for one in some) >= need for what, need in short.items())
+    return all(sum(victim.amounts.get(dimension, 0) for victim in some) >= need for dimension, need in short.items())
 
 
-def cost(some: tuple[Victim, ...], left: Mapping[str, int]) -> int:
-    return MOST * setcover.exceeded(some, left) + len(some)
+def cost(some: tuple[Victim, ...], budget: Mapping[str, int]) -> int:
+    return MOST * setcover.exceeded(some, budget) + len(some)
 
 
 @settings(max_examples=examples(300, soak=5000))
-@given(things, needs, allowed)
-def test_nothing_is_cheaper(of, short, left):
-    found = setcover.cover(of, short, left, CoverEffort())
-    assert (found.cost if found is not None else None) == least(of, short, left)
-    if found is not None:
-        assert meets(found.victims, short)
-        assert found.cost == cost(found.victims, left)
+@given(victims, needs, allowed)
+def test_nothing_is_cheaper(of, short, budget):
+    cover = setcover.cover(of, short, budget, CoverEffort())
+    assert (cover.cost if cover is not None else None) == least(of, short, budget)
+    if cover is not None:
+        assert meets(cover.victims, short)
+        assert cover.cost == cost(cover.victims, budget)
 
 
 @settings(max_examples=examples(150, soak=3000))
-@given(things, needs, allowed)
-def test_without_any_effort_left_there_is_still_an_answer_where_one_exists(of, short, left):
-    found = setcover.cover(of, short, left, CoverEffort(0))
-    assert (found is None) == (least(of, short, left) is None)
-    if found is not None:
-        assert meets(found.victims, short)
-        assert found.cost == cost(found.victims, left)
+@given(victims, needs, allowed)
+def test_without_any_effort_left_there_is_still_an_answer_where_one_exists(of, short, budget):
+    cover = setcover.cover(of, short, budget, CoverEffort(0))
+    assert (cover is None) == (least(of, short, budget) is None)
+    if cover is not None:
+        assert meets(cover.victims, short)
+        assert cover.cost == cost(cover.victims, budget)
 
 
 class Counted(CoverEffort):
@@ -66,20 +66,20 @@ class Counted(CoverEffort):
 def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
     """Pods of one budget each and a common one, which is exceeded: no bound sees that no cover is cheaper."""
     of = [Victim(f"t{i}", {"mem": 1}, (f"own-{i}", "z")) for i in range(60)]
-    left = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
+    budget = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
     of += [Victim("other", {"cpu": 1}, ("own-0", "own-1"))]
     effort = Counted(1000)
-    assert setcover.cover(of, {"mem": 40, "cpu": 1}, left, effort, below=20 * MOST) is None
+    assert setcover.cover(of, {"mem": 40, "cpu": 1}, budget, effort, below=20 * MOST) is None
     assert 1000 < effort.looks < 2000
 
 
 @settings(max_examples=examples(150, soak=3000))
-@given(things, needs, allowed, st.integers(0, 4), st.integers(0, 2))
-def test_nothing_that_does_not_cost_less_than_was_said(of, short, left, pods, beyond):
+@given(victims, needs, allowed, st.integers(0, 4), st.integers(0, 2))
+def test_nothing_that_does_not_cost_less_than_was_said(of, short, budget, pods, beyond):
     below = MOST * beyond + pods
-    found = setcover.cover(of, short, left, CoverEffort(), below)
-    best = least(of, short, left)
-    assert (found.cost if found is not None else None) == (best if best is not None and best < below else None)
+    cover = setcover.cover(of, short, budget, CoverEffort(), below)
+    best = least(of, short, budget)
+    assert (cover.cost if cover is not None else None) == (best if best is not None and best < below else None)
 
 
 def test_the_example_of_the_docstring():

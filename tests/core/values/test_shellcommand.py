@@ -32,8 +32,8 @@ def test_what_is_no_name_is_left_for_the_reader_to_fill_in(name):
 
 
 def test_any_other_text_is_quoted():
-    made = command("kubectl create x --user={user:text} -n {namespace}", user=EVIL, namespace="a")
-    assert shlex.split(made) == ["kubectl", "create", "x", f"--user={EVIL}", "-n", "a"]
+    shell_command = command("kubectl create x --user={user:text} -n {namespace}", user=EVIL, namespace="a")
+    assert shlex.split(shell_command) == ["kubectl", "create", "x", f"--user={EVIL}", "-n", "a"]
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:

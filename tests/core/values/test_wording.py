@@ -16,12 +16,12 @@ TEXTS = st.builds(
 
 
 @given(TEXTS, st.sampled_from([80, 512, wording.MOST_BYTES]))
-def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, most: int) -> None:
-    said = wording.message(f"spec.x: {text}; write less", most)
-    assert len(said.encode()) <= most
-    assert said.isprintable()
-    assert said.startswith("spec.x: ")
-    assert said.endswith("; write less")
+def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: int) -> None:
+    message = wording.message(f"spec.x: {text}; write less", max_bytes)
+    assert len(message.encode()) <= max_bytes
+    assert message.isprintable()
+    assert message.startswith("spec.x: ")
+    assert message.endswith("; write less")
 
 
 @given(st.text(max_size=1100))
@@ -32,14 +32,14 @@ def test_of_a_short_text_nothing_is_left_out(text: str) -> None:
 
 @given(TEXTS)
 def test_a_quotation_is_short_and_says_how_long_the_text_is(text: str) -> None:
-    said = wording.quoted(text)
-    assert said.isprintable()
-    assert len(said) <= 1000  # of characters that need ten to be shown
-    assert said == repr(text) if len(text) <= 80 else f"({len(text)} characters)" in said
+    quotation = wording.quoted(text)
+    assert quotation.isprintable()
+    assert len(quotation) <= 1000  # of characters that need ten to be shown
+    assert quotation == repr(text) if len(text) <= 80 else f"({len(text)} characters)" in quotation
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("quoted_object", "says"),
     [
         ("off", "'off'"),
         (7, "7"),
@@ -49,8 +49,8 @@ def test_a_quotation_is_short_and_says_how_long_the_text_is(text: str) -> None:
         (["x"] * 1000, "['x', 'x', 'x', 'x', 'x', 'x', 'x', 'x',... 'x', 'x', 'x', 'x'] (5000 characters)"),
     ],
 )
-def test_values_as_they_are_quoted(value: object, says: str) -> None:
-    assert wording.quoted(value) == says
+def test_values_as_they_are_quoted(quoted_object: object, says: str) -> None:
+    assert wording.quoted(quoted_object) == says
 
 
 def test_a_refusal_keeps_its_remedy_whatever_its_field_is_called() -> None:

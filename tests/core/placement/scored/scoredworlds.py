@@ -16,10 +16,10 @@ class Loads(dict):
 
 
 def share(mem, core=0, resource_class=""):
-    one = ContainerRequest(
+    container_request = ContainerRequest(
         key="0", name="main", cards=1, mem=MiB(mem), core=Percent(core), resource_class=resource_class
     )
-    return PodRequest(containers=(one,))
+    return PodRequest(containers=(container_request,))
 
 
 def whole(cards=1, resource_class=""):

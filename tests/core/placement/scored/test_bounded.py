@@ -108,14 +108,14 @@ def test_among_a_few_nodes_it_decides_as_if_it_knew_all():
     _, _, all_knowing = bounded(frees, at_once=None)
     for mem in range(100, 900, 20):
         among = set(draw.sample(sorted(frees), 20))
-        found, best = (one.place(share(mem), load(), "priced", among) for one in (engine, all_knowing))
-        assert (found and found.node) == (best and best.node)
+        placed, best = (each_engine.place(share(mem), load(), "priced", among) for each_engine in (engine, all_knowing))
+        assert (placed and placed.node) == (best and best.node)
 
 
-@pytest.mark.parametrize("many", [290, 310, 590])
-def test_the_few_nodes_with_room_among_those_that_a_pod_may_have_are_found(many):
-    roomy = {f"n{i}" for i in range(600 - many, 600 - many + 3)}
-    others = {f"n{i}" for i in range(600 - many)}
+@pytest.mark.parametrize("eligible", [290, 310, 590])
+def test_the_few_nodes_with_room_among_those_that_a_pod_may_have_are_found(eligible):
+    roomy = {f"n{i}" for i in range(600 - eligible, 600 - eligible + 3)}
+    others = {f"n{i}" for i in range(600 - eligible)}
     frees = {f"n{i}": [1000 if f"n{i}" in others | roomy else 50] for i in range(600)}
     _, _, engine = bounded(frees, at_once=30)
     among = {name for name in frees if name not in others}

@@ -17,7 +17,7 @@ from tests.core.placement.scored.scoredworlds import CARD, Loads, knows, load, s
 
 
 def cards_of(placed):
-    return [one.index for one in placed.assignment.shares()]
+    return [share.index for share in placed.assignment.shares()]
 
 
 # FGD, by the formula of the paper.
@@ -68,9 +68,9 @@ def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
     shape = Shape(Ask(1, 300, 0, "", 0, 0))
     tally = policy.node_features(of)
     known = Known(tally, policy.node_values(tally, of.cpu, of.memory))
-    found = policy.scores(of, known, shape, fit(of, shape).usable)
+    scored = policy.scores(of, known, shape, fit(of, shape).usable)
     # Card 1: 300 fragments go, so sigmoid(0.3) = 0.574. Card 0: they become 650, so sigmoid(-0.35) = 0.413.
-    assert (found.points[0], found.card[0]) == (57, 1)
+    assert (scored.points[0], scored.card[0]) == (57, 1)
 
 
 def test_fgd_counts_free_cards_in_cards_whatever_their_size():
@@ -113,7 +113,7 @@ def test_whole_cards_and_several_shares_are_given_together(policy):
     assert engine.place(whole(2), load(), policy).node == "n1"
     split = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=2, mem=MiB(1000)),))
     placed = engine.place(split, load(), policy, nodes={"n1"})
-    assert [(one.index, one.mem) for one in placed.assignment.shares()] == [(0, 500), (2, 500)]
+    assert [(share.index, share.mem) for share in placed.assignment.shares()] == [(0, 500), (2, 500)]
     assert engine.place(whole(3), load(), policy) is None
 
 

@@ -31,7 +31,7 @@ class Busy:
         self.engine = Engine(self.ledger, self)
         for name, pods in nodes.items():
             for _ in range(pods):
-                self.put(name)
+                self.occupy(name)
         for cards, often in ((1, 40), (4, 2)):
             for _ in range(often):
                 self.engine.count_arrival(whole(cards), LOAD)
@@ -40,7 +40,7 @@ class Busy:
     def free_load(self, node):
         return Load(1000, 1000, 100) if self.ledger.node(node) else None
 
-    def put(self, node):
+    def occupy(self, node):
         placed = place_on(self.ledger.node(node), whole(1), "binpack")
         self.at += 1
         self.ledger.set_holding(Holding(f"{self.at}", "ns", "p", node, placed.assignment))
@@ -50,7 +50,7 @@ class Busy:
     def come_and_go(self, node):
         """So often that everybody has looked at it."""
         for _ in range(220):
-            uid = self.put(node)
+            uid = self.occupy(node)
             self.ledger.release(uid)
             self.engine.place(whole(1), LOAD, "priced")
 
@@ -65,30 +65,32 @@ def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes)
 
 def vacancy(*workload):
     """Requests for so many cards, each with its weight."""
-    made = ExpectedCapacity([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
-    made.set_weights(np.array([weight for *_, weight in workload]))
-    return made
+    expected = ExpectedCapacity([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
+    expected.set_weights(np.array([weight for *_, weight in workload]))
+    return expected
 
 
-def worth(of, clients, kind=None):
+def expected_capacity(of, clients, kind=None):
     counts = np.array([clients])
     return float(of.node_values(counts, np.zeros_like(counts) if kind is None else np.array([kind]))[0])
 
 
 def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
     of = vacancy((2, 0, None, 1.0))
-    empty, one, two, four = (worth(of, clients) for clients in ([0, 0, 9], [0, 1, 9], [1, 1, 9], [2, 2, 9]))
-    assert empty > one > two > four > 0
-    assert two / one == pytest.approx(one / empty)
-    assert worth(of, [0, NEVER, NEVER]) == 0
-    assert worth(of, [0]) == 0
+    empty, single, two, four = (
+        expected_capacity(of, clients) for clients in ([0, 0, 9], [0, 1, 9], [1, 1, 9], [2, 2, 9])
+    )
+    assert empty > single > two > four > 0
+    assert two / single == pytest.approx(single / empty)
+    assert expected_capacity(of, [0, NEVER, NEVER]) == 0
+    assert expected_capacity(of, [0]) == 0
 
 
 def test_only_requests_for_several_whole_cards_wait_for_nodes_to_be_empty():
-    assert worth(vacancy((1, 0, None, 1.0), (2, 500, None, 1.0)), [0, 0]) == 0
+    assert expected_capacity(vacancy((1, 0, None, 1.0), (2, 500, None, 1.0)), [0, 0]) == 0
 
 
 def test_cards_that_the_request_cannot_have_do_not_count():
     of = vacancy((2, 0, frozenset({1}), 1.0))
-    assert worth(of, [0, 0, 1], kind=[0, 1, 1]) == worth(of, [9, 0, 1], kind=[0, 1, 1]) > 0
-    assert worth(of, [0, 0, 1], kind=[0, 0, 1]) == 0
+    assert expected_capacity(of, [0, 0, 1], kind=[0, 1, 1]) == expected_capacity(of, [9, 0, 1], kind=[0, 1, 1]) > 0
+    assert expected_capacity(of, [0, 0, 1], kind=[0, 0, 1]) == 0

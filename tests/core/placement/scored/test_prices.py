@@ -14,11 +14,11 @@ def test_a_rest_that_no_share_fits_into_is_worth_nothing():
 
 
 def test_small_shares_make_a_rest_valuable_only_where_there_are_enough_of_them():
-    few = remainder_prices({810: 10.0, 190: 1.0})
-    many = remainder_prices({810: 1.0, 190: 10.0})
-    assert few[190] == pytest.approx(0.0)  # there are more such rests than shares that want one
-    assert many[190] == pytest.approx(0.2)  # five on a card
-    assert many[810] == pytest.approx(0.8)
+    rare = remainder_prices({810: 10.0, 190: 1.0})
+    frequent = remainder_prices({810: 1.0, 190: 10.0})
+    assert rare[190] == pytest.approx(0.0)  # there are more such rests than shares that want one
+    assert frequent[190] == pytest.approx(0.2)  # five on a card
+    assert frequent[810] == pytest.approx(0.8)
 
 
 def test_thirds_are_worth_thirds():
