@@ -11,11 +11,11 @@ from tests.helm.rendering import Objects, Render, documents, template
 
 @pytest.fixture(scope="session")
 def helm() -> str:
-    found = shutil.which("helm")
+    path = shutil.which("helm")
     built = sorted((Path.home() / ".cache" / "cardwise").glob("helm-*/helm"))
-    if found is None and not built:
+    if path is None and not built:
         pytest.skip("there is no helm in PATH; `python -m tests.cluster up` builds one")
-    return found or str(built[-1])
+    return path or str(built[-1])
 
 
 @pytest.fixture(scope="session")

@@ -52,8 +52,8 @@ Render = Callable[..., Objects]
 
 def template(helm: str, *sets: str, chart: Path = CHART, flags: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
     """`helm template` with these `--set`s, and other flags."""
-    given = ["--namespace", names.NAMESPACE, *GIVEN, *(flag for each in sets for flag in ("--set", each))]
-    command = [helm, "template", "cardwise", str(chart), "--kube-version", "1.34.0", *given, *flags]
+    arguments = ["--namespace", names.NAMESPACE, *GIVEN, *(flag for setting in sets for flag in ("--set", setting))]
+    command = [helm, "template", "cardwise", str(chart), "--kube-version", "1.34.0", *arguments, *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -62,16 +62,16 @@ def documents(text: str) -> Objects:
     return [document for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
-def one(objects: Objects, kind: str, name: str) -> Json:
-    found = [each for each in objects if each["kind"] == kind and each["metadata"]["name"] == name]
-    assert len(found) == 1, f"{kind} {name}: {len(found)} found"
-    return found[0]
+def get_object(objects: Objects, kind: str, name: str) -> Json:
+    matching = [manifest for manifest in objects if manifest["kind"] == kind and manifest["metadata"]["name"] == name]
+    assert len(matching) == 1, f"{kind} {name}: {len(matching)} found"
+    return matching[0]
 
 
-def text(obj: object) -> str:
-    return str(yaml.dump(obj, Dumper=yaml.CSafeDumper, width=10**6))
+def text(manifest: object) -> str:
+    return str(yaml.dump(manifest, Dumper=yaml.CSafeDumper, width=10**6))
 
 
 def conditions(hook: Json) -> dict[str, str]:
     """The CEL of a webhook entry's matchConditions, by name."""
-    return {each["name"]: each["expression"] for each in hook["matchConditions"]}
+    return {condition["name"]: condition["expression"] for condition in hook["matchConditions"]}

@@ -10,11 +10,11 @@ import yaml
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, documents, one, template, text
+from tests.helm.rendering import CHART, OFF, OTHER, Render, conditions, documents, get_object, template, text
 from webhook.server import sizes
 
 KNOWN = {
-    value for key, value in vars(names).items() if key.isupper() and isinstance(value, str)
+    constant for key, constant in vars(names).items() if key.isupper() and isinstance(constant, str)
 } | names.USER_ANNOTATIONS
 
 
@@ -27,8 +27,8 @@ def test_every_name_of_our_domain_is_in_names(render: Render) -> None:
 
 
 def test_pods_without_a_share_may_name_no_runtime_class_of_ours_either(render: Render) -> None:
-    def listed(*values: str) -> str:
-        policy = one(render(*values), "ValidatingAdmissionPolicy", "runtimeclasses.cardwise.dev")
+    def listed(*settings: str) -> str:
+        policy = get_object(render(*settings), "ValidatingAdmissionPolicy", "runtimeclasses.cardwise.dev")
         return str(conditions(policy["spec"])["names-such-a-class"])
 
     assert listed().endswith("in ['nvidia', 'nvidia-cdi', 'nvidia-legacy', 'nvidia-experimental']")
@@ -40,10 +40,10 @@ def test_pods_without_a_share_may_name_no_runtime_class_of_ours_either(render: R
 
 
 def test_which_resources_of_nvidia_let_a_pod_name_them(render: Render) -> None:
-    def plugins(*values: str) -> str:
-        policy = one(render(*values), "ValidatingAdmissionPolicy", "runtimeclasses.cardwise.dev")["spec"]
-        (found,) = [each["expression"] for each in policy["variables"] if each["name"] == "plugins"]
-        return str(found)
+    def plugins(*settings: str) -> str:
+        policy = get_object(render(*settings), "ValidatingAdmissionPolicy", "runtimeclasses.cardwise.dev")["spec"]
+        (expression,) = [variable["expression"] for variable in policy["variables"] if variable["name"] == "plugins"]
+        return str(expression)
 
     assert "(k == 'nvidia.com/gpu' || k == 'nvidia.com/gpu.shared' || k.startsWith('nvidia.com/mig-'))" in plugins()
     assert "(k == 'a/b')" in plugins("policies.nvidiaResources={a/b}")
@@ -57,13 +57,13 @@ def test_a_marker_is_no_share(render: Render) -> None:
         "environment.cardwise.dev",
         "runtimeclasses.cardwise.dev",
     ):
-        policy = text(one(render(), "ValidatingAdmissionPolicy", name)).replace("''", "'").replace("\\n", " ")
-        asked = re.sub(r"\s+", " ", policy.replace("\\", ""))
-        assert f"!(k in ['{names.PLACE_MARKER}', '{names.BIND_MARKER}'])" in asked
+        policy = text(get_object(render(), "ValidatingAdmissionPolicy", name)).replace("''", "'").replace("\\n", " ")
+        compact = re.sub(r"\s+", " ", policy.replace("\\", ""))
+        assert f"!(k in ['{names.PLACE_MARKER}', '{names.BIND_MARKER}'])" in compact
 
 
 def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Render) -> None:
-    policy = text(one(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
+    policy = text(get_object(render(), "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
     assert f"variables.bytes[1] <= {sizes.MOST_ANNOTATION_BYTES}" in policy
     assert f"variables.foreign[1] <= {sizes.MOST_ANNOTATIONS}" in policy
     assert policy.count(f"write at most {sizes.MOST_ANNOTATIONS}") == 5
@@ -72,23 +72,28 @@ def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Re
 
 def test_renamed_accounts_are_known_everywhere(render: Render) -> None:
     objects = render(*OTHER)
-    assert "system:serviceaccount:gpu:other" in text(one(objects, "ValidatingAdmissionPolicy", "bindings.cardwise.dev"))
+    assert "system:serviceaccount:gpu:other" in text(
+        get_object(objects, "ValidatingAdmissionPolicy", "bindings.cardwise.dev")
+    )
     assert f"system:serviceaccount:{names.NAMESPACE}" not in text(objects)
-    policy = text(one(objects, "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
+    policy = text(get_object(objects, "ValidatingAdmissionPolicy", "annotations.cardwise.dev"))
     assert "in ['me']" in policy.replace("''", "'")
 
 
 def test_each_policy_is_bound_and_switched_together(render: Render) -> None:
     objects = render()
-    policies = {each["metadata"]["name"] for each in objects if each["kind"] == "ValidatingAdmissionPolicy"}
-    bound = {each["spec"]["policyName"] for each in objects if each["kind"] == "ValidatingAdmissionPolicyBinding"}
+    policies = {manifest["metadata"]["name"] for manifest in objects if manifest["kind"] == "ValidatingAdmissionPolicy"}
+    bound = {
+        manifest["spec"]["policyName"] for manifest in objects if manifest["kind"] == "ValidatingAdmissionPolicyBinding"
+    }
     assert policies == bound
     assert policies
     nodes = [
-        text(one(each, "ValidatingAdmissionPolicy", "deviceplugin.cardwise.dev")) for each in (objects, render(*OTHER))
+        text(get_object(rendered, "ValidatingAdmissionPolicy", "deviceplugin.cardwise.dev"))
+        for rendered in (objects, render(*OTHER))
     ]
-    assert ["node-name" in each for each in nodes] == [True, False]
-    assert not [each for each in render(*OFF) if each["kind"].startswith("ValidatingAdmissionPolicy")]
+    assert ["node-name" in policy_text for policy_text in nodes] == [True, False]
+    assert not [manifest for manifest in render(*OFF) if manifest["kind"].startswith("ValidatingAdmissionPolicy")]
 
 
 def test_the_defaults_pass_lint(helm: str) -> None:
@@ -104,9 +109,11 @@ def test_it_can_be_an_optional_dependency_of_another_chart(helm: str, tmp_path: 
     chart = {"apiVersion": "v2", "name": "platform", "version": "0.0.1", "dependencies": [dependency]}
     (tmp_path / "Chart.yaml").write_text(yaml.safe_dump(chart))
     command = [helm, "template", "platform", str(tmp_path), "--namespace", names.NAMESPACE, "--kube-version", "1.34.0"]
-    values = {"enabled": True, "image": {"repository": "cardwise"}, "scheduler": {"mode": "manual"}}
+    settings = {"enabled": True, "image": {"repository": "cardwise"}, "scheduler": {"mode": "manual"}}
     for enabled in (True, False):
-        (tmp_path / "values.yaml").write_text(yaml.safe_dump({"global": {}, "cardwise": values | {"enabled": enabled}}))
+        (tmp_path / "values.yaml").write_text(
+            yaml.safe_dump({"global": {}, "cardwise": settings | {"enabled": enabled}})
+        )
         rendered = subprocess.run(command, capture_output=True, text=True, check=False)
         assert rendered.returncode == 0, rendered.stderr
         assert ("kind: Deployment" in rendered.stdout) == enabled
@@ -118,7 +125,7 @@ def test_alone_it_cannot_be_disabled_as_a_whole(helm: str) -> None:
 
 def test_a_namespace_that_the_chart_makes_admits_the_parts_on_nodes(render: Render) -> None:
     """Clusters may enforce Pod Security's profile baseline, as Talos does, which forbids hostPath and privileges."""
-    (namespace,) = [each for each in render("namespace.create=true") if each["kind"] == "Namespace"]
+    (namespace,) = [manifest for manifest in render("namespace.create=true") if manifest["kind"] == "Namespace"]
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "privileged"
 
 
@@ -142,11 +149,12 @@ def test_who_applies_what_is_rendered_applies_no_hook_and_may_do_so_again(helm: 
         words += ["--kube-version=1.34.0", f"--set=image.tag={tag}"]
         done = subprocess.run([helm, *words[1:]], capture_output=True, text=True, check=True)
         objects = documents(done.stdout)
-        kinds = [each["kind"] for each in objects]
+        kinds = [manifest["kind"] for manifest in objects]
         assert kinds[: kinds.index("Namespace")] == ["PriorityClass"], "what comes before it is in no namespace"
         assert "helm.sh/hook:" not in done.stdout
         return {
-            (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each for each in objects
+            (manifest["kind"], manifest["metadata"].get("namespace", ""), manifest["metadata"]["name"]): manifest
+            for manifest in objects
         }
 
     first, second = rendered("v1"), rendered("v2")

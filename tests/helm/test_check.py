@@ -21,7 +21,7 @@ def plugin(desired: int) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"template": {"spec": {"containers": []}}}, "status": status}
 
 
-def why(api: Cluster) -> str:
+def failure_of(api: Cluster) -> str:
     with pytest.raises(LookupError) as raised:
         check.cards(api.kube, names.NAMESPACE, FakeClock())
     return str(raised.value)
@@ -30,12 +30,14 @@ def why(api: Cluster) -> str:
 def test_where_no_card_is_known_it_says_which_value_is_wrong() -> None:
     nvidia = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
     api = Cluster({"daemonsets": [plugin(0)], "runtimeclasses": [nvidia]})
-    assert "no node has the labels that nodes.selector asks for; write nodes.selector, or: kubectl label" in why(api)
+    assert "no node has the labels that nodes.selector asks for; write nodes.selector, or: kubectl label" in failure_of(
+        api
+    )
     api.replace("daemonsets", plugin(2))
-    assert "runs without NVIDIA's RuntimeClass nvidia" in why(api)
-    assert "with nodes.runtimeClass=nvidia" in why(api)
+    assert "runs without NVIDIA's RuntimeClass nvidia" in failure_of(api)
+    assert "with nodes.runtimeClass=nvidia" in failure_of(api)
     api.replace("runtimeclasses")
-    assert "no card is known; see that the device plugin runs" in why(api)
+    assert "no card is known; see that the device plugin runs" in failure_of(api)
 
 
 def test_a_device_plugin_that_crashes_is_the_cause() -> None:
@@ -72,7 +74,7 @@ def refusal() -> dict[str, Any]:
 
 def test_a_device_plugin_whose_pods_are_refused_is_the_cause() -> None:
     api = Cluster({"daemonsets": [plugin(1)], "events": [refusal()]})
-    assert "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity" in why(api)
+    assert "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity" in failure_of(api)
 
 
 def in_gpu(workload: dict[str, Any]) -> dict[str, Any]:
@@ -85,7 +87,7 @@ def test_without_rights_to_look_for_the_cause_it_says_that_no_card_is_known() ->
     api = Cluster({"daemonsets": [plugin(0)]})
     refused = Fault(status=403, message="no daemonsets for you")
     api.before(lambda request: api.fault(refused, "list"), "list")
-    assert why(api).startswith("no card is known")
+    assert failure_of(api).startswith("no card is known")
 
 
 def test_cards_that_are_there_are_counted() -> None:

@@ -19,16 +19,16 @@ cleanup = load("cleanup")
 def cleaned(labels, annotations, **amounts):
     """The node afterwards."""
     api = ApiServer(FakeClock())
-    made = {"metadata": {"name": "n1", "labels": labels, "annotations": annotations}}
-    node = api.put(paths.nodes(), made | {"status": {"capacity": amounts, "allocatable": dict(amounts)}})
+    manifest = {"metadata": {"name": "n1", "labels": labels, "annotations": annotations}}
+    node = api.put(paths.nodes(), manifest | {"status": {"capacity": amounts, "allocatable": dict(amounts)}})
     cleanup.clean_node(api.client(), node)
     return api.get(paths.nodes("n1"))
 
 
-@pytest.mark.parametrize(("now", "left"), [("ours", {}), ("theirs", {names.ACCELERATOR: "theirs"})])
-def test_the_label_of_the_model_goes_unless_somebody_has_changed_it(now, left):
+@pytest.mark.parametrize(("now", "remaining"), [("ours", {}), ("theirs", {names.ACCELERATOR: "theirs"})])
+def test_the_label_of_the_model_goes_unless_somebody_has_changed_it(now, remaining):
     node = cleaned({names.ACCELERATOR: now}, {cleanup.NOTED: "ours", names.REQUEUE: "1", "example.com/x": "y"})
-    assert node["metadata"].get("labels", {}) == left
+    assert node["metadata"].get("labels", {}) == remaining
     assert node["metadata"]["annotations"] == {"example.com/x": "y"}
 
 
@@ -45,8 +45,11 @@ def test_our_capacities_go_and_no_others():
 
 def node(name: str, *, ready: str = "True") -> dict:
     offered = {names.SHARE: "1"}
-    said = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]
-    return {"metadata": {"name": name}, "status": {"conditions": said, "capacity": offered, "allocatable": offered}}
+    conditions = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]
+    return {
+        "metadata": {"name": name},
+        "status": {"conditions": conditions, "capacity": offered, "allocatable": offered},
+    }
 
 
 def part(component: str, on: str) -> dict:
@@ -58,12 +61,12 @@ def part(component: str, on: str) -> dict:
 @pytest.fixture
 def api() -> ApiServer:
     """Of n1, n2 and n3 the kubelet of n2 does not answer any more; each has a card."""
-    made = ApiServer(FakeClock())
+    server = ApiServer(FakeClock())
     for name, ready in (("n1", "True"), ("n2", "Unknown"), ("n3", "True")):
-        made.put(paths.nodes(), node(name, ready=ready))
-        made.put(paths.extendedresources(), card(name, 0))
-    made.put(paths.secrets(), {"metadata": {"name": "tls", "namespace": names.NAMESPACE}})
-    return made
+        server.put(paths.nodes(), node(name, ready=ready))
+        server.put(paths.extendedresources(), card(name, 0))
+    server.put(paths.secrets(), {"metadata": {"name": "tls", "namespace": names.NAMESPACE}})
+    return server
 
 
 def uninstalled(api: ApiServer) -> float:
@@ -79,9 +82,9 @@ def uninstalled(api: ApiServer) -> float:
     return api.clock.now() - begun
 
 
-def left(api: ApiServer) -> int:
+def count_leftovers(api: ApiServer) -> int:
     """How many things of ours are there."""
-    capacities = [each["status"]["capacity"] for each in api.all(paths.nodes())]
+    capacities = [node_manifest["status"]["capacity"] for node_manifest in api.all(paths.nodes())]
     return sum(map(len, capacities)) + len(api.all(paths.extendedresources())) + len(api.all(paths.secrets()))
 
 
@@ -90,26 +93,26 @@ def test_a_dead_node_keeps_nothing_from_being_cleaned_and_is_named(api, capsys):
     api.put(paths.pods(), part("mps", "n1"))
     with pytest.raises(SystemExit):
         uninstalled(api)
-    assert left(api) == 7, "the pod on n1 could write all of it again"
-    assert "still there" in (said := capsys.readouterr().out)
-    assert ("mps-n1" in said, "deviceplugin-n2" in said) == (True, False)
+    assert count_leftovers(api) == 7, "the pod on n1 could write all of it again"
+    assert "still there" in (output := capsys.readouterr().out)
+    assert ("mps-n1" in output, "deviceplugin-n2" in output) == (True, False)
     api.remove(paths.pods(names.NAMESPACE, "mps-n1"))
     assert uninstalled(api) < cleanup.PATIENCE
-    assert left(api) == 0
+    assert count_leftovers(api) == 0
     assert "these nodes do not answer, so our pods there have not ended: n2\n" in capsys.readouterr().out
 
 
 def test_a_node_that_is_gone_is_not_waited_for(api, capsys):
     api.put(paths.pods(), part("deviceplugin", "n4"))
     assert uninstalled(api) < cleanup.PATIENCE
-    assert (left(api), "not ended: n4\n" in capsys.readouterr().out) == (0, True)
+    assert (count_leftovers(api), "not ended: n4\n" in capsys.readouterr().out) == (0, True)
 
 
 @pytest.mark.parametrize("component", ["webhook", "extender"])
 def test_a_part_of_the_whole_cluster_on_a_dead_node_is_given_time(api, component):
     api.put(paths.pods(), part(component, "n2"))
     assert uninstalled(api) > cleanup.PATIENCE
-    assert left(api) == 0
+    assert count_leftovers(api) == 0
 
 
 def test_thousands_of_cards_take_few_requests(api):
@@ -119,11 +122,14 @@ def test_thousands_of_cards_take_few_requests(api):
     api.put(paths.resourceclasses(), {"metadata": {"name": "by-hand"}})
     api.put(paths.resourceclasses(), {"metadata": {"name": "taken-over", "labels": {names.AUTO_LABEL: "false"}}})
     uninstalled(api)
-    assert left(api) == 0
+    assert count_leftovers(api) == 0
     assert len(api.sent("delete", f"{paths.extendedresources()}*")) < 10
-    assert [one["metadata"]["name"] for one in api.all(paths.resourceclasses())] == ["by-hand", "taken-over"]
+    assert [resource_class["metadata"]["name"] for resource_class in api.all(paths.resourceclasses())] == [
+        "by-hand",
+        "taken-over",
+    ]
 
 
 def test_nodes_are_read_in_pages(api):
     uninstalled(api)
-    assert all("limit" in one.query for one in api.sent("list", paths.nodes()))
+    assert all("limit" in call.query for call in api.sent("list", paths.nodes()))

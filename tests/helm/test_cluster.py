@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.helm.rendering import CHART, documents, one, template
+from tests.helm.rendering import CHART, documents, get_object, template
 
 SOUND = {
     "runtimeClasses": ["gvisor", "nvidia"],
@@ -103,7 +103,7 @@ def test_the_parts_on_nodes_get_the_runtime_class_that_brings_the_driver(
 ) -> None:
     rendered = template(helm, *sets, chart=seeing(**seen), flags=[PLUGIN])
     assert rendered.returncode == 0, rendered.stderr
-    spec = one(documents(rendered.stdout), "DaemonSet", "cardwise-deviceplugin")["spec"]["template"]["spec"]
+    spec = get_object(documents(rendered.stdout), "DaemonSet", "cardwise-deviceplugin")["spec"]["template"]["spec"]
     assert spec.get("runtimeClassName") == runtime_class
 
 

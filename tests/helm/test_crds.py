@@ -10,7 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.gangs import gangs
 from cardwise.core.values import amounts
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import Render, one
+from tests.helm.rendering import Render, get_object
 
 DOCS = Path(__file__).parents[2] / "docs"
 PLURALS = ("extendedresources", "resourceclasses", "gpuquotas", "podgroups")
@@ -19,22 +19,22 @@ STANDARD = {"apiVersion", "kind", "metadata"}
 
 
 def spec(render: Render, plural: str) -> Json:
-    found: Json = one(render(), "CustomResourceDefinition", f"{plural}.{names.GROUP}")["spec"]
-    return found
+    spec_of_kind: Json = get_object(render(), "CustomResourceDefinition", f"{plural}.{names.GROUP}")["spec"]
+    return spec_of_kind
 
 
 def schema(render: Render, plural: str) -> Json:
     (version,) = spec(render, plural)["versions"]
-    found: Json = version["schema"]["openAPIV3Schema"]
-    return found
+    schema_of_version: Json = version["schema"]["openAPIV3Schema"]
+    return schema_of_version
 
 
 def nodes(part: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     """Each part of a schema that has a place of its own, with its path."""
     yield path, part
-    for name, value in part.get("properties", {}).items():
+    for name, subpart in part.get("properties", {}).items():
         if path or name not in STANDARD:
-            yield from nodes(value, f"{path}.{name}")
+            yield from nodes(subpart, f"{path}.{name}")
     if "items" in part:
         yield from nodes(part["items"], f"{path}[]")
     if "additionalProperties" in part:
@@ -48,20 +48,20 @@ def test_what_the_docs_get_kubectl_knows(render: Render) -> None:
     for plural in PLURALS:
         called = spec(render, plural)["names"]
         known |= {called["plural"], called["singular"], *called["shortNames"]}
-    told = {
+    resources = {
         (page.name, name)
         for page in DOCS.rglob("*.md")
         for name in re.findall(r"kubectl get ([a-z]+)(?![a-z/])", page.read_text())
     }
-    assert told
-    assert [(page, name) for page, name in sorted(told) if name not in known] == []
+    assert resources
+    assert [(page, name) for page, name in sorted(resources) if name not in known] == []
 
 
 @pytest.mark.parametrize("plural", PLURALS)
 def test_kubectl_explain_has_a_word_on_everything(render: Render, plural: str) -> None:
-    found = dict(nodes(schema(render, plural)))
-    assert {"", ".spec", ".status"} <= set(found)
-    silent = [path for path, part in found.items() if not part.get("description", "").endswith(".")]
+    parts_by_path = dict(nodes(schema(render, plural)))
+    assert {"", ".spec", ".status"} <= set(parts_by_path)
+    silent = [path for path, part in parts_by_path.items() if not part.get("description", "").endswith(".")]
     assert not silent
 
 
@@ -87,10 +87,10 @@ def test_what_reports_and_gangs_may_say_is_what_the_extender_takes(render: Rende
     # The device plugin and the extender each write a part of it: nothing of it may be compulsory.
     assert "required" not in status
     assert "required" not in status["properties"]["allocated"]
-    for said in ("held", "terminating"):
-        assert status["properties"][said]["items"]["properties"]["podUID"]["pattern"] == names.POD_UID
+    for list_field in ("held", "terminating"):
+        assert status["properties"][list_field]["items"]["properties"]["podUID"]["pattern"] == names.POD_UID
         # Several entries of one pod: a key that is not unique would be refused.
-        assert status["properties"][said]["x-kubernetes-list-type"] == "atomic"
+        assert status["properties"][list_field]["x-kubernetes-list-type"] == "atomic"
     group = schema(render, "podgroups")["properties"]
     assert group["spec"]["properties"]["minMember"]["maximum"] == gangs.MOST_MEMBERS
     assert group["status"]["properties"]["held"]["maxItems"] == gangs.MOST_MEMBERS

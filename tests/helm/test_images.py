@@ -18,14 +18,14 @@ ROOT = Path(__file__).parents[2]
 def stages() -> dict[str, list[str]]:
     """Instructions by the name of their stage."""
     text = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    found: dict[str, list[str]] = {}
+    lines_by_stage: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
         if line.startswith("FROM "):
             name = line.split(" AS ")[1]
         elif line and not line.startswith("#"):
-            found.setdefault(name, []).append(line)
-    return found
+            lines_by_stage.setdefault(name, []).append(line)
+    return lines_by_stage
 
 
 def copies(stage: str) -> list[tuple[list[str], str]]:
@@ -92,8 +92,10 @@ def test_the_agent_s_image_has_all_that_the_agent_imports(agent: Path) -> None:
     ]
     assert int(inside(agent, *lines)) > 5, "the frameworks' hook comes from here"
     assert inside(agent, "import hashlib; print(hashlib.sha256(b'x').hexdigest()[:4])") == "2d71\n"
-    said = subprocess.run(["chroot", agent, "cardwise-agent", "--help"], capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("Usage: cardwise-agent")
+    completed = subprocess.run(
+        ["chroot", agent, "cardwise-agent", "--help"], capture_output=True, text=True, check=True
+    )
+    assert completed.stdout.startswith("Usage: cardwise-agent")
 
 
 def test_the_agent_s_image_is_small_and_has_nothing_to_break_out_with(agent: Path) -> None:

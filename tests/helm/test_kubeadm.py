@@ -74,8 +74,8 @@ class Node:
         pod: Json = yaml.safe_load(self.path.read_text())
         ready = "True" if self.runs(pod) else "False"
         metadata = pod["metadata"] | {"name": "kube-scheduler-cp1"}
-        told = {"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
-        self.api.put(paths.pods(), pod | told)
+        pod_status = {"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
+        self.api.put(paths.pods(), pod | pod_status)
 
     def run(self, action: str) -> None:
         extender = {"namespace": "cardwise", "name": "cardwise-extender"}
@@ -90,9 +90,9 @@ class Node:
         return words
 
     def configuration(self) -> Json:
-        (said,) = [word for word in self.command() if word.startswith("--config=")]
-        found: Json = yaml.safe_load(Path(said.partition("=")[2]).read_text())
-        return found
+        (flag,) = [word for word in self.command() if word.startswith("--config=")]
+        manifest: Json = yaml.safe_load(Path(flag.partition("=")[2]).read_text())
+        return manifest
 
 
 @pytest.fixture
@@ -104,20 +104,20 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 def test_the_scheduler_asks_the_extender_and_keeps_its_flags(node: Node) -> None:
     node.run("wire")
     assert node.command()[:-1] == yaml.safe_load(MANIFEST)["spec"]["containers"][0]["command"]
-    said = node.configuration()
-    assert said["clientConnection"] == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
-    assert said["leaderElection"] == {"leaderElect": True}
-    assert [each["urlPrefix"] for each in said["extenders"]] == [
+    configuration = node.configuration()
+    assert configuration["clientConnection"] == {"kubeconfig": "/etc/kubernetes/scheduler.conf"}
+    assert configuration["leaderElection"] == {"leaderElect": True}
+    assert [extender["urlPrefix"] for extender in configuration["extenders"]] == [
         "https://10.0.0.7:12345/gpushare-scheduler",
         "https://10.0.0.7:12346/gpushare-scheduler",
     ]
-    for stanza in said["extenders"]:
+    for stanza in configuration["extenders"]:
         assert Path(stanza["tlsConfig"]["keyFile"]).read_text() == "client.key"
         assert Path(stanza["tlsConfig"]["keyFile"]).stat().st_mode & 0o077 == 0
     spec = yaml.safe_load(node.path.read_text())["spec"]
     assert {"name": "cardwise", "hostPath": {"path": str(node.ours), "type": "Directory"}} in spec["volumes"]
     assert {"name": "cardwise", "mountPath": str(node.ours), "readOnly": True} in spec["containers"][0]["volumeMounts"]
-    assert [each.name for each in node.manifests.iterdir()] == ["kube-scheduler.yaml"], (
+    assert [path.name for path in node.manifests.iterdir()] == ["kube-scheduler.yaml"], (
         "the kubelet runs what lies here"
     )
     assert (node.ours / "kube-scheduler.yaml.before").read_text() == MANIFEST
@@ -153,13 +153,13 @@ def test_a_configuration_of_the_admin_s_stays_what_it_is(node: Node) -> None:
     node.path.write_text(MANIFEST.replace("- --leader-elect=true", f"- --leader-elect=true\n    - --config={own}"))
     before = yaml.safe_load(node.path.read_text())
     node.run("wire")
-    said = node.configuration()
-    assert said["profiles"] == [{"schedulerName": "x"}]
-    assert said["percentageOfNodesToScore"] == 50
-    assert said["extenders"][0] == theirs
-    assert len(said["extenders"]) == 3, "gpushare's stanza manages what is ours now"
+    configuration = node.configuration()
+    assert configuration["profiles"] == [{"schedulerName": "x"}]
+    assert configuration["percentageOfNodesToScore"] == 50
+    assert configuration["extenders"][0] == theirs
+    assert len(configuration["extenders"]) == 3, "gpushare's stanza manages what is ours now"
     node.run("wire")
-    assert node.configuration() == said
+    assert node.configuration() == configuration
     node.run("unwire")
     assert yaml.safe_load(node.path.read_text()) == before
     assert own.exists()
@@ -178,7 +178,7 @@ def test_what_does_not_come_up_is_taken_back_and_told(node: Node) -> None:
 @pytest.mark.parametrize("new", ["address", "certificate"])
 def test_what_is_new_restarts_the_scheduler(node: Node, new: str) -> None:
     node.run("wire")
-    before, places = node.path.read_text(), [each for each in node.ours.iterdir() if each.is_dir()]
+    before, places = node.path.read_text(), [path for path in node.ours.iterdir() if path.is_dir()]
     if new == "address":
         node.address = "10.0.0.9"
     else:
@@ -188,7 +188,7 @@ def test_what_is_new_restarts_the_scheduler(node: Node, new: str) -> None:
     assert stanza["urlPrefix"].startswith(f"https://{node.address}:12345/")
     assert Path(stanza["tlsConfig"]["certFile"]).read_text() == node.secret["client.crt"]
     assert node.path.read_text() != before, "only a new manifest makes the kubelet start it anew"
-    assert not any(each.exists() for each in places), "what nobody names any more is removed"
+    assert not any(path.exists() for path in places), "what nobody names any more is removed"
     assert (node.ours / "kube-scheduler.yaml.before").read_text() == MANIFEST
     node.run("unwire")
     assert yaml.safe_load(node.path.read_text()) == yaml.safe_load(MANIFEST)
@@ -196,14 +196,14 @@ def test_what_is_new_restarts_the_scheduler(node: Node, new: str) -> None:
 
 def test_a_changed_configuration_that_does_not_come_up_is_taken_back_too(node: Node) -> None:
     node.run("wire")
-    before, said = node.path.read_text(), node.configuration()
+    before, configuration = node.path.read_text(), node.configuration()
     node.address, node.secret["client.crt"] = "10.0.0.9", "renewed"
-    node.runs = lambda pod: node.configuration() == said
+    node.runs = lambda pod: node.configuration() == configuration
     for _ in range(2):  # trying again is no way to success
         with pytest.raises(kubeadm.Refused, match=r"its pod is not ready.*it is as before"):
             node.run("wire")
-        assert (node.path.read_text(), node.configuration()) == (before, said)
-        assert Path(said["extenders"][0]["tlsConfig"]["certFile"]).read_text() == "client.crt"
+        assert (node.path.read_text(), node.configuration()) == (before, configuration)
+        assert Path(configuration["extenders"][0]["tlsConfig"]["certFile"]).read_text() == "client.crt"
     node.runs = lambda pod: True
     node.run("wire")
     assert "https://10.0.0.9:12345" in str(node.configuration())
@@ -215,14 +215,14 @@ def test_a_scheduler_that_is_not_up_is_no_success(node: Node, capsys: pytest.Cap
     node.runs = lambda pod: False
     with pytest.raises(kubeadm.Refused, match="is not up with it: its pod is not ready"):
         node.run("wire")
-    said = capsys.readouterr().out
-    assert "asks the extender already; kube-scheduler has 90 s to be up with it\n" in said
-    assert "it is up" not in said
+    output = capsys.readouterr().out
+    assert "asks the extender already; kube-scheduler has 90 s to be up with it\n" in output
+    assert "it is up" not in output
 
 
 def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.run("wire")
-    before, said = node.path.read_text(), node.configuration()
+    before, configuration = node.path.read_text(), node.configuration()
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
@@ -232,7 +232,7 @@ def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pyte
         patched.setattr(kubeadm, "exchange", killed)
         with pytest.raises(KeyboardInterrupt):
             node.run("wire")
-    assert node.configuration() == said, "the manifest that is there has what it was written for"
+    assert node.configuration() == configuration, "the manifest that is there has what it was written for"
     node.run("wire")
     assert node.path.read_text() != before
     assert "https://10.0.0.9:12345" in str(node.configuration())
@@ -288,8 +288,12 @@ def test_what_it_does_not_understand_it_leaves_alone(node: Node, text: str | Non
 
 def test_the_jobs_run_when_the_release_changes_and_in_no_other_mode(render: Render) -> None:
     def jobs(*sets: str) -> dict[str, str]:
-        found = [each["metadata"] for each in render(*sets) if each["kind"] == "Job"]
-        return {each["name"]: each["annotations"]["helm.sh/hook"] for each in found if "kubeadm" in each["name"]}
+        jobs = [manifest["metadata"] for manifest in render(*sets) if manifest["kind"] == "Job"]
+        return {
+            metadata["name"]: metadata["annotations"]["helm.sh/hook"]
+            for metadata in jobs
+            if "kubeadm" in metadata["name"]
+        }
 
     wanted = {
         "cardwise-kubeadm-wire": "post-install,post-upgrade,post-rollback",
@@ -301,16 +305,20 @@ def test_the_jobs_run_when_the_release_changes_and_in_no_other_mode(render: Rend
 
 def test_there_is_a_pod_for_each_control_plane_node_that_a_value_counts(render: Render) -> None:
     (wire,) = [
-        each["spec"]
-        for each in render("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3")
-        if each["metadata"]["name"] == "cardwise-kubeadm-wire"
+        manifest["spec"]
+        for manifest in render("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3")
+        if manifest["metadata"]["name"] == "cardwise-kubeadm-wire"
     ]
     assert (wire["completions"], wire["parallelism"]) == (3, 3)
 
 
 def test_the_job_is_not_killed_before_it_has_put_the_manifest_back_and_said_so(render: Render) -> None:
     """Kubernetes deletes the pods of a Job that is late, and their logs with them."""
-    jobs = [each for each in render("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=1") if each["kind"] == "Job"]
+    jobs = [
+        manifest
+        for manifest in render("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=1")
+        if manifest["kind"] == "Job"
+    ]
     late = {job["spec"]["activeDeadlineSeconds"] for job in jobs if "kubeadm" in job["metadata"]["name"]}
     assert min(late) > kubeadm.MADE_SECONDS + 2 * kubeadm.UP_SECONDS + 30
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import CHART, GIVEN, Objects, Render, documents, one, template
+from tests.helm.rendering import CHART, GIVEN, Objects, Render, documents, get_object, template
 
 API = ("-a", "monitoring.coreos.com/v1")
 FILES = CHART / "files"
@@ -27,8 +27,8 @@ def watched(helm: str) -> Render:
 
     @functools.cache
     def rendered(*sets: str) -> Objects:
-        values = [*WATCHED, *sets]
-        flags = [flag for each in values for flag in ("--set", each)]
+        settings = [*WATCHED, *sets]
+        flags = [flag for setting in settings for flag in ("--set", setting)]
         command = [helm, "template", "cardwise", str(CHART), "-n", "cardwise-system", "--kube-version", "1.34.0"]
         done = subprocess.run([*command, *API, *GIVEN, *flags], capture_output=True, text=True, check=True)
         return documents(done.stdout)
@@ -37,7 +37,7 @@ def watched(helm: str) -> Render:
 
 
 def kinds(objects: Objects) -> set[str]:
-    return {each["kind"] for each in objects}
+    return {manifest["kind"] for manifest in objects}
 
 
 def test_by_default_it_is_where_the_cluster_has_its_kinds(watched: Render) -> None:
@@ -50,23 +50,23 @@ def test_by_default_it_is_where_the_cluster_has_its_kinds(watched: Render) -> No
 def test_nothing_of_it_is_there_by_default_where_nobody_has_its_kinds(render: Render) -> None:
     objects = render()
     assert not kinds(objects) & {"PodMonitor", "ServiceMonitor", "PrometheusRule"}
-    assert not [each for each in objects if each["metadata"]["name"] == "cardwise-dashboard"]
+    assert not [manifest for manifest in objects if manifest["metadata"]["name"] == "cardwise-dashboard"]
 
 
 def test_kinds_that_the_cluster_lacks_are_refused_with_the_value(helm: str) -> None:
-    for value in ("monitoring.podMonitor.enabled", "monitoring.alerts.enabled"):
-        done = template(helm, f"{value}=true")
+    for setting in ("monitoring.podMonitor.enabled", "monitoring.alerts.enabled"):
+        done = template(helm, f"{setting}=true")
         assert done.returncode != 0
-        assert f"{value}: the cluster has no monitoring.coreos.com/v1" in done.stderr
+        assert f"{setting}: the cluster has no monitoring.coreos.com/v1" in done.stderr
 
 
 def test_the_monitor_finds_the_metrics_port_of_every_part(watched: Render) -> None:
     objects = watched()
-    spec = one(objects, "PodMonitor", "cardwise")["spec"]
+    spec = get_object(objects, "PodMonitor", "cardwise")["spec"]
     (endpoint,) = spec["podMetricsEndpoints"]
     assert (endpoint["port"], endpoint["path"], endpoint["interval"]) == ("metrics", "/metrics", "30s")
-    workloads = [each for each in objects if each["kind"] in ("Deployment", "DaemonSet")]
-    scraped = [each["spec"]["template"] for each in workloads if _selects(spec["selector"], each)]
+    workloads = [manifest for manifest in objects if manifest["kind"] in ("Deployment", "DaemonSet")]
+    scraped = [workload["spec"]["template"] for workload in workloads if _selects(spec["selector"], workload)]
     assert len(scraped) == 4
     for pod in scraped:
         ports = [port["name"] for container in pod["spec"]["containers"] for port in container["ports"]]
@@ -81,7 +81,7 @@ def _selects(selector: Json, workload: Json) -> bool:
 
 def test_the_rules_are_those_of_the_file(watched: Render) -> None:
     objects = watched()
-    rule = one(objects, "PrometheusRule", "cardwise")
+    rule = get_object(objects, "PrometheusRule", "cardwise")
     assert rule["metadata"]["labels"]["release"] == "stack"
     assert rule["metadata"]["labels"]["app.kubernetes.io/name"] == "cardwise"
     assert rule["spec"] == yaml.safe_load((FILES / "alerts" / "cardwise.yaml").read_text())
@@ -89,24 +89,28 @@ def test_the_rules_are_those_of_the_file(watched: Render) -> None:
 
 def test_runbooks_may_be_elsewhere(watched: Render) -> None:
     objects = watched("monitoring.alerts.runbooks=https://example.com/books")
-    rules = [rule for group in one(objects, "PrometheusRule", "cardwise")["spec"]["groups"] for rule in group["rules"]]
+    rules = [
+        rule for group in get_object(objects, "PrometheusRule", "cardwise")["spec"]["groups"] for rule in group["rules"]
+    ]
     for rule in rules:
         assert rule["annotations"]["runbook_url"] == f"https://example.com/books#{rule['alert'].lower()}"
 
 
 def test_the_dashboard_is_the_file_with_grafanas_label(watched: Render) -> None:
-    made = one(watched(), "ConfigMap", "cardwise-dashboard")
-    assert made["metadata"]["labels"]["grafana_dashboard"] == "1"
-    assert json.loads(made["data"]["cardwise.json"]) == json.loads((FILES / "dashboards" / "cardwise.json").read_text())
+    configmap = get_object(watched(), "ConfigMap", "cardwise-dashboard")
+    assert configmap["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert json.loads(configmap["data"]["cardwise.json"]) == json.loads(
+        (FILES / "dashboards" / "cardwise.json").read_text()
+    )
 
 
 def test_panels_do_not_lie_on_each_other() -> None:
     panels = json.loads((FILES / "dashboards" / "cardwise.json").read_text())["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    taken: set[tuple[int, int]] = set()
+    occupied: set[tuple[int, int]] = set()
     for panel in panels:
         at = panel["gridPos"]
         assert at["x"] + at["w"] <= 24
         cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not cells & taken, panel["title"]
-        taken |= cells
+        assert not cells & occupied, panel["title"]
+        occupied |= cells

@@ -38,22 +38,22 @@ def notes(helm: str, tmp_path_factory: pytest.TempPathFactory) -> Notes:
     (chart / "templates" / "shown.yaml").write_text(_SHOWN)
 
     @functools.cache
-    def told(*sets: str) -> str:
-        flags = [flag for each in sets for flag in ("--set", each)]
+    def render_notes(*sets: str) -> str:
+        flags = [flag for setting in sets for flag in ("--set", setting)]
         command = [helm, "template", "gpu", str(chart), "--show-only=templates/shown.yaml", *GIVEN, *flags]
         command += [f"--namespace={names.NAMESPACE}", "--kube-version=1.34.0"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return str(yaml.safe_load(done.stdout)["data"]["notes"])
 
-    return told
+    return render_notes
 
 
 def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
-    said = notes("extender.service.clusterIP=10.96.0.50", "extender.tlsSecret=certs")
-    block = re.search(r"^percentageOfNodesToScore.*?(?=^\S*3\. )", said, re.DOTALL | re.MULTILINE)
+    printed = notes("extender.service.clusterIP=10.96.0.50", "extender.tlsSecret=certs")
+    block = re.search(r"^percentageOfNodesToScore.*?(?=^\S*3\. )", printed, re.DOTALL | re.MULTILINE)
     assert block
     folder = "/etc/kubernetes/cardwise"
-    assert "ADDRESS" not in said
+    assert "ADDRESS" not in printed
     assert yaml.safe_load(block[0])["extenders"] == schedulerconfig.extender_stanzas(
         filter_url="https://10.96.0.50:12345",
         bind_url="https://10.96.0.50:12346",
@@ -61,8 +61,8 @@ def test_by_hand_they_print_what_kube_scheduler_needs(notes: Notes) -> None:
         cert_file=f"{folder}/client.crt",
         key_file=f"{folder}/client.key",
     )
-    assert f"kubectl get secret certs --namespace {names.NAMESPACE}" in said
-    assert '{{index .data \\"$name\\" | base64decode}}' in said
+    assert f"kubectl get secret certs --namespace {names.NAMESPACE}" in printed
+    assert '{{index .data \\"$name\\" | base64decode}}' in printed
     assert "https://ADDRESS:12345" in notes()
 
 
@@ -72,19 +72,19 @@ CERTIFICATE = "webhook.clientCA=-----BEGIN CERTIFICATE-----"
 def test_they_say_who_can_connect_to_the_webhook(notes: Notes) -> None:
     named = ("networkPolicies.enabled=true", "networkPolicies.sources.apiServer[0].ipBlock.cidr=10.0.0.0/28")
     for sets in ((), named[:1], named[1:], (*named, "webhook.hostNetwork=true")):
-        said = notes(*sets)
-        assert "The webhook is open to pods" in said
-        assert "webhook.clientCA" in said
-        assert ("networkPolicies.enabled=true" in said) == ("webhook.hostNetwork=true" not in sets)
+        printed = notes(*sets)
+        assert "The webhook is open to pods" in printed
+        assert "webhook.clientCA" in printed
+        assert ("networkPolicies.enabled=true" in printed) == ("webhook.hostNetwork=true" not in sets)
     for sets in (named, (CERTIFICATE,), (CERTIFICATE, "webhook.hostNetwork=true")):
         assert "open to pods" not in notes(*sets)
 
 
 def test_they_say_how_to_check_and_where_the_cards_must_be(notes: Notes) -> None:
-    said = notes()
-    assert f"helm test gpu --namespace {names.NAMESPACE} " in said
-    assert f"kubectl logs cardwise-test --namespace {names.NAMESPACE} " in said
-    assert "kubectl label node NODE nvidia.com/gpu.present=true" in said
+    printed = notes()
+    assert f"helm test gpu --namespace {names.NAMESPACE} " in printed
+    assert f"kubectl logs cardwise-test --namespace {names.NAMESPACE} " in printed
+    assert "kubectl label node NODE nvidia.com/gpu.present=true" in printed
     assert "nvidia.com/gpu.present" not in notes(*OWN)
 
 
@@ -93,8 +93,8 @@ def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
     assert "go to our own kube-scheduler, cards" in own
     assert "run `helm upgrade` after it" in notes(*KUBEADM)
     assert "after a control plane node has joined" in notes(*KUBEADM)
-    for said in (own, notes(*KUBEADM)):
-        assert "One thing is left to do" not in said
+    for printed in (own, notes(*KUBEADM)):
+        assert "One thing is left to do" not in printed
 
 
 def test_they_say_that_shares_without_mps_are_advice(notes: Notes) -> None:

@@ -7,7 +7,7 @@ import re
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import Render, one
+from tests.helm.rendering import Render, get_object
 
 PODS = {"CREATE core/pods", "UPDATE core/pods/ephemeralcontainers"}
 BINDINGS = {"CREATE core/bindings", "CREATE core/pods/binding"}
@@ -53,7 +53,7 @@ ASKED = {
 }
 
 
-def asked(policy: Json) -> set[str]:
+def rules_of(policy: Json) -> set[str]:
     """Operations and `group/resource` that the policy is for."""
     return {
         f"{operation} {group or 'core'}/{resource}"
@@ -65,21 +65,21 @@ def asked(policy: Json) -> set[str]:
 
 
 def test_each_policy_is_asked_about_all_ways_to_write_what_it_is_about(render: Render) -> None:
-    found = [each for each in render() if each["kind"] == "ValidatingAdmissionPolicy"]
-    assert {each["metadata"]["name"]: asked(each) for each in found} == {
+    policies = [manifest for manifest in render() if manifest["kind"] == "ValidatingAdmissionPolicy"]
+    assert {policy["metadata"]["name"]: rules_of(policy) for policy in policies} == {
         f"{name}.{names.GROUP}": about for name, about in ASKED.items()
     }
 
 
 def test_variables_that_set_limits_are_refused_in_all_kinds_of_containers(render: Render) -> None:
-    policy = one(render(), "ValidatingAdmissionPolicy", f"environment.{names.GROUP}")["spec"]
-    variables = {each["name"]: each["expression"] for each in policy["variables"]}
+    policy = get_object(render(), "ValidatingAdmissionPolicy", f"environment.{names.GROUP}")["spec"]
+    variables = {variable["name"]: variable["expression"] for variable in policy["variables"]}
     for prefix in names.ENV_LIMIT_PREFIXES:
         for kind in ("containers", "initContainers", "ephemeralContainers"):
             judged = variables["culprits"].partition(f"variables.{kind}.filter")[2].partition(f"spec.{kind}[")[0]
             assert f"e.name.startsWith('{prefix}')" in judged, kind
             assert f"text.contains('{prefix[:10]}')" in variables[kind], "or the loop is not reached"
-        assert all(f"{prefix}*" in each["messageExpression"] for each in policy["validations"])
+        assert all(f"{prefix}*" in validation["messageExpression"] for validation in policy["validations"])
 
 
 # A loop whose steps may leave out a part (&&, ||, ?:) costs the API server the square of their number.
@@ -93,23 +93,25 @@ UNBOUNDED = re.compile(
 def looped_over(policy: Json) -> set[str]:
     """The collections of users that an expression of the policy loops over with steps that may leave out a part."""
     conditions = policy["spec"].get("matchConditions", [])
-    expressions = [each["expression"] for each in (*conditions, *policy["spec"].get("variables", []))]
-    expressions += [each["expression"] for each in policy["spec"]["validations"]]
+    expressions = [variable["expression"] for variable in (*conditions, *policy["spec"].get("variables", []))]
+    expressions += [validation["expression"] for validation in policy["spec"]["validations"]]
     collections = {match.group(1) for text in expressions for match in LOOP.finditer(text)}
-    return {each for each in collections if UNBOUNDED.search(each)}
+    return {collection for collection in collections if UNBOUNDED.search(collection)}
 
 
 def test_no_policy_pays_the_square_of_the_number_of_keys(render: Render) -> None:
-    policies = [each for each in render() if each["kind"] == "ValidatingAdmissionPolicy"]
-    loops = {each["metadata"]["name"]: looped_over(each) for each in policies}
+    policies = [manifest for manifest in render() if manifest["kind"] == "ValidatingAdmissionPolicy"]
+    loops = {policy["metadata"]["name"]: looped_over(policy) for policy in policies}
     # The condition of this policy ends at the first volume with a hostPath, and reads nothing else.
     assert loops.pop(f"hostpaths.{names.GROUP}") == {"object.spec.volumes"}
     assert {name: collections for name, collections in loops.items() if collections} == {}
 
 
 def test_annotations_that_an_update_leaves_alone_are_not_read(render: Render) -> None:
-    policy = one(render(), "ValidatingAdmissionPolicy", f"annotations.{names.GROUP}")["spec"]
-    condition = next(each for each in policy["matchConditions"] if each["name"] == "has-ours-or-waits")["expression"]
+    policy = get_object(render(), "ValidatingAdmissionPolicy", f"annotations.{names.GROUP}")["spec"]
+    condition = next(condition for condition in policy["matchConditions"] if condition["name"] == "has-ours-or-waits")[
+        "expression"
+    ]
     before, _, after = condition.partition("object.metadata.?annotations != oldObject.metadata.?annotations) &&")
     assert "annotations" not in before
     assert "o.metadata.annotations" in after
@@ -117,8 +119,8 @@ def test_annotations_that_an_update_leaves_alone_are_not_read(render: Render) ->
 
 def test_the_folders_of_the_nodes_are_closed_wherever_they_are(render: Render) -> None:
     moved = ("nodes.stateDir=/data/state", "nodes.mpsRoot=/run/gpu/mps", "nodes.cdiDir=/var/run/gpu/cdi")
-    policy = one(render(*moved), "ValidatingAdmissionPolicy", f"hostpaths.{names.GROUP}")
-    variables = {each["name"]: each["expression"] for each in policy["spec"]["variables"]}
+    policy = get_object(render(*moved), "ValidatingAdmissionPolicy", f"hostpaths.{names.GROUP}")
+    variables = {variable["name"]: variable["expression"] for variable in policy["spec"]["variables"]}
     # /var/run is a link to /run on the nodes, and a pod may name either.
     closed = ("/data/state", "/run/gpu/mps", "/var/run/gpu/mps", "/run/gpu/cdi", "/var/run/gpu/cdi", "/dev/nvidia")
     assert [path for path in closed if variables["culprits"].count(f"'{path}'") != 1] == []
@@ -127,11 +129,11 @@ def test_the_folders_of_the_nodes_are_closed_wherever_they_are(render: Render) -
 
 
 def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is_no_lease(render: Render) -> None:
-    for each in render():
-        if each["kind"] == "ValidatingAdmissionPolicy":
-            assert each["spec"]["failurePolicy"] == "Fail"
-        if each["kind"] == "ValidatingAdmissionPolicyBinding":
-            assert each["spec"]["validationActions"] == ["Deny"], each["metadata"]["name"]
-            assert not each["spec"].keys() & {"matchResources"}, "everywhere"
-    lease = one(render(), "ValidatingAdmissionPolicyBinding", f"terms.{names.GROUP}")["spec"]["paramRef"]
+    for manifest in render():
+        if manifest["kind"] == "ValidatingAdmissionPolicy":
+            assert manifest["spec"]["failurePolicy"] == "Fail"
+        if manifest["kind"] == "ValidatingAdmissionPolicyBinding":
+            assert manifest["spec"]["validationActions"] == ["Deny"], manifest["metadata"]["name"]
+            assert not manifest["spec"].keys() & {"matchResources"}, "everywhere"
+    lease = get_object(render(), "ValidatingAdmissionPolicyBinding", f"terms.{names.GROUP}")["spec"]["paramRef"]
     assert lease == {"name": names.LEASE, "namespace": names.NAMESPACE, "parameterNotFoundAction": "Allow"}

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import OFF, Render, one
+from tests.helm.rendering import OFF, Render, get_object
 
 OURS = ("extendedresources", "resourceclasses", "gpuquotas")
 
@@ -22,15 +22,15 @@ def may(role: Json, group: str, resource: str) -> set[str]:
 @pytest.mark.parametrize("part", ["webhook", "extender", "deviceplugin"])
 def test_identities_stay_when_workloads_are_off(render: Render, part: str) -> None:
     objects = render(*OFF)
-    account = one(objects, "ServiceAccount", f"cardwise-{part}")
+    account = get_object(objects, "ServiceAccount", f"cardwise-{part}")
     assert account["metadata"]["namespace"] == names.NAMESPACE
-    assert one(objects, "ClusterRoleBinding", f"cardwise-{part}")["subjects"] == [
+    assert get_object(objects, "ClusterRoleBinding", f"cardwise-{part}")["subjects"] == [
         {"kind": "ServiceAccount", "name": f"cardwise-{part}", "namespace": names.NAMESPACE}
     ]
 
 
 def test_nobody_has_more_rights_than_it_needs(render: Render) -> None:
-    for role in (each for each in render() if each["kind"] in {"ClusterRole", "Role"}):
+    for role in (manifest for manifest in render() if manifest["kind"] in {"ClusterRole", "Role"}):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
             secrets = "secrets" in rule["resources"]
@@ -65,7 +65,7 @@ WRITES = {
 @pytest.mark.parametrize("part", WRITES)
 def test_what_parts_may_write_in_all_namespaces(render: Render, part: str) -> None:
     """The table of docs/security.md; of it fields and objects are the policies' (`test_policies`)."""
-    role = one(render("mps.enabled=true"), "ClusterRole", f"cardwise-{part}")
+    role = get_object(render("mps.enabled=true"), "ClusterRole", f"cardwise-{part}")
     assert WRITES[part] == {
         f"{verb} {group or 'core'}/{resource}"
         for rule in role["rules"]
@@ -78,18 +78,22 @@ def test_what_parts_may_write_in_all_namespaces(render: Render, part: str) -> No
 
 def test_who_looks_after_machines_may_cordon_and_drain_cards_and_viewers_may_not(render: Render) -> None:
     objects = render()
-    role = one(objects, "ClusterRole", "cardwise-drain")
+    role = get_object(objects, "ClusterRole", "cardwise-drain")
     assert may(role, names.GROUP, "extendedresources") == {"get", "list", "watch", "patch"}
     assert may(role, "", "pods") == {"get", "list"}
     assert may(role, "", "pods/eviction") == {"create"}
     assert not [key for key in role["metadata"]["labels"] if key.startswith("rbac.authorization.k8s.io/aggregate")]
     for name in ("cardwise-view", "cardwise-edit"):
-        assert may(one(objects, "ClusterRole", name), names.GROUP, "extendedresources") <= {"get", "list", "watch"}
+        assert may(get_object(objects, "ClusterRole", name), names.GROUP, "extendedresources") <= {
+            "get",
+            "list",
+            "watch",
+        }
 
 
 def test_who_moves_pods_may_evict_and_change_nothing_else_and_viewers_may_not(render: Render) -> None:
     objects = render()
-    role = one(objects, "ClusterRole", "cardwise-defrag")
+    role = get_object(objects, "ClusterRole", "cardwise-defrag")
     for resource in OURS:
         assert may(role, names.GROUP, resource) == {"get", "list", "watch"}
     assert (may(role, "", "nodes"), may(role, "", "pods")) == ({"get", "list"}, {"get", "list"})
@@ -99,18 +103,18 @@ def test_who_moves_pods_may_evict_and_change_nothing_else_and_viewers_may_not(re
     assert {name for rule in role["rules"] for name in rule.get("resourceNames", ())} == {names.WORKLOAD}
     assert not [key for key in role["metadata"]["labels"] if key.startswith("rbac.authorization.k8s.io/aggregate")]
     for name in ("cardwise-view", "cardwise-edit"):
-        assert may(one(objects, "ClusterRole", name), "", "pods/eviction") == set()
+        assert may(get_object(objects, "ClusterRole", name), "", "pods/eviction") == set()
 
 
 def test_node_parts_are_kept_to_their_node(render: Render) -> None:
-    policy = one(render("namespace.name=gpu"), "ValidatingAdmissionPolicy", "deviceplugin.cardwise.dev")
+    policy = get_object(render("namespace.name=gpu"), "ValidatingAdmissionPolicy", "deviceplugin.cardwise.dev")
     (condition,) = policy["spec"]["matchConditions"]
     for part in ("deviceplugin", "mps"):
         assert f"'system:serviceaccount:gpu:cardwise-{part}'" in condition["expression"]
 
 
 def test_people_view_but_do_not_raise_their_own_quota(render: Render) -> None:
-    roles = [each for each in render() if each["kind"] == "ClusterRole"]
+    roles = [manifest for manifest in render() if manifest["kind"] == "ClusterRole"]
     aggregated = {
         label.removeprefix("rbac.authorization.k8s.io/"): role
         for role in roles
@@ -131,11 +135,11 @@ def test_people_view_but_do_not_raise_their_own_quota(render: Render) -> None:
 
 def test_everybody_sees_types_and_only_if_told_so_cards(render: Render) -> None:
     def everybody(*sets: str) -> set[str]:
-        bound = [each for each in render(*sets) if each["kind"] == "ClusterRoleBinding"]
-        of_all = [each for each in bound if each["subjects"][0]["name"] == "system:authenticated"]
-        return {each["roleRef"]["name"] for each in of_all}
+        bound = [manifest for manifest in render(*sets) if manifest["kind"] == "ClusterRoleBinding"]
+        of_all = [binding for binding in bound if binding["subjects"][0]["name"] == "system:authenticated"]
+        return {binding["roleRef"]["name"] for binding in of_all}
 
     assert everybody() == {"cardwise-types"}
     assert everybody("people.viewTypes=false", "people.viewCards=true") == {"cardwise-view"}
-    (rule,) = one(render(), "ClusterRole", "cardwise-types")["rules"]
+    (rule,) = get_object(render(), "ClusterRole", "cardwise-types")["rules"]
     assert (rule["resources"], rule["verbs"]) == (["resourceclasses"], ["get", "list", "watch"])

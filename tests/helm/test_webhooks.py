@@ -8,7 +8,7 @@ import pytest
 from cardwise.cli.cluster import installation
 from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
-from tests.helm.rendering import OFF, OTHER, Objects, Render, conditions, one, text
+from tests.helm.rendering import OFF, OTHER, Objects, Render, conditions, get_object, text
 from webhook.cluster import view
 from webhook.pods import defaults
 from webhook.server import app
@@ -29,12 +29,12 @@ IGNORED = {*HURRIED, "namespaces.cardwise.dev", "gangs.cardwise.dev", "crongangs
 
 def hooks(objects: Objects, kind: str) -> dict[str, Json]:
     """The entries of all our configurations of the kind, which have different names."""
-    found = [hook for each in objects if each["kind"] == kind for hook in each["webhooks"]]
-    assert len({hook["name"] for hook in found}) == len(found)
-    return {hook["name"]: hook for hook in found}
+    webhooks = [hook for manifest in objects if manifest["kind"] == kind for hook in manifest["webhooks"]]
+    assert len({hook["name"] for hook in webhooks}) == len(webhooks)
+    return {hook["name"]: hook for hook in webhooks}
 
 
-def seen(hook: Json) -> set[str]:
+def rules_of(hook: Json) -> set[str]:
     """`group/resource` and operations that the entry is for."""
     return {
         f"{operation} {group or 'core'}/{resource}"
@@ -51,13 +51,13 @@ def writes(*resources: str) -> set[str]:
 
 def lists(expression: str) -> list[set[str]]:
     """The CEL lists of texts in an expression."""
-    return [set(re.findall(r"'([^']*)'", found)) for found in re.findall(r"\[('[^]]*')]", expression)]
+    return [set(re.findall(r"'([^']*)'", listing)) for listing in re.findall(r"\[('[^]]*')]", expression)]
 
 
 def test_explain_reads_from_the_configuration_which_namespaces_are_exempt(render: Render) -> None:
     for sets, exempt in (((), {"kube-system", names.NAMESPACE}), (OTHER, {"quiet", "gpu"})):
-        found = one(render(*sets), "MutatingWebhookConfiguration", names.WEBHOOK_CONFIGURATION)
-        assert installation.exempt_namespaces(found) == exempt
+        configuration = get_object(render(*sets), "MutatingWebhookConfiguration", names.WEBHOOK_CONFIGURATION)
+        assert installation.exempt_namespaces(configuration) == exempt
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,7 +72,7 @@ def test_what_users_ask_for_brings_a_pod_to_the_webhook(render: Render, kind: st
 
 def test_kinds_of_others_are_given_by_plural_and_group(render: Render) -> None:
     objects = render("webhook.workloadKinds={jobs.batch.volcano.sh,rayjobs.ray.io}")
-    assert seen(hooks(objects, "ValidatingWebhookConfiguration")["otheradvice.cardwise.dev"]) == writes(
+    assert rules_of(hooks(objects, "ValidatingWebhookConfiguration")["otheradvice.cardwise.dev"]) == writes(
         "batch.volcano.sh/jobs", "ray.io/rayjobs"
     )
     none = hooks(render("webhook.workloadKinds=null"), "ValidatingWebhookConfiguration")
@@ -109,7 +109,7 @@ def test_what_others_add_after_us_comes_late_and_nothing_comes_twice_for_nothing
     """docs/design/0030-order-of-webhooks.md."""
     objects, kind = render(*sets), KINDS[0]
     early, late = (
-        {hook["name"]: deepcopy(hook) for hook in one(objects, kind, name)["webhooks"]}
+        {hook["name"]: deepcopy(hook) for hook in get_object(objects, kind, name)["webhooks"]}
         for name in (names.WEBHOOK_CONFIGURATION, names.LATE_CONFIGURATION)
     )
     # What is always called for its kind is called again anyway; and defaults are for pods as users write them.
@@ -118,16 +118,18 @@ def test_what_others_add_after_us_comes_late_and_nothing_comes_twice_for_nothing
     for name, hook in late.items():
         twin = early[name.replace("-late", "")]
         mine, its = conditions(hook), conditions(twin)
-        assert {key: value for key, value in hook.items() if key not in ("name", "matchConditions")} == {
-            key: value for key, value in twin.items() if key not in ("name", "matchConditions")
+        assert {key: field for key, field in hook.items() if key not in ("name", "matchConditions")} == {
+            key: field for key, field in twin.items() if key not in ("name", "matchConditions")
         }
         if name.startswith("pods-"):
             unwritten = mine.pop("not-rewritten-yet")
             assert f"'{names.SHARE}' in c.resources.limits" in unwritten
             assert (f"k == '{names.NVIDIA_GPU}'" in unwritten) == bool(sets)
         elif "quotas" not in name:
-            both = its.pop("asks-by-a-name-to-rewrite")
-            assert both.replace(" ", "").endswith("||\n" + mine.pop("asks-by-a-name-to-rewrite").replace(" ", ""))
+            twin_condition = its.pop("asks-by-a-name-to-rewrite")
+            assert twin_condition.replace(" ", "").endswith(
+                "||\n" + mine.pop("asks-by-a-name-to-rewrite").replace(" ", "")
+            )
         assert mine == its
 
 
@@ -169,11 +171,11 @@ def test_what_is_being_deleted_needs_no_webhook(render: Render, kind: str) -> No
 def test_nvidia_gpu_is_left_alone_unless_told(render: Render) -> None:
     rendered = render("webhook.toleratedTaints=null")
     assert names.NVIDIA_GPU not in text([hooks(rendered, kind) for kind in KINDS])
-    taken = render(*OTHER)
+    taking = render(*OTHER)
     for kind in KINDS:
-        pods = conditions(hooks(taken, kind)["pods.cardwise.dev"])["asks-for-a-share"]
+        pods = conditions(hooks(taking, kind)["pods.cardwise.dev"])["asks-for-a-share"]
         assert f"k == '{names.NVIDIA_GPU}'" in pods
-    entries = hooks(taken, "MutatingWebhookConfiguration")
+    entries = hooks(taking, "MutatingWebhookConfiguration")
     assert {names.NVIDIA_GPU, f"requests.{names.NVIDIA_GPU}", f"limits.{names.NVIDIA_GPU}"} in lists(
         conditions(entries["quotas.cardwise.dev"])["names-what-we-rewrite"]
     )

@@ -20,7 +20,7 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.values.decoded import Json
 from cardwise.kube.pods import nodeconstraints
 from cardwise.kube.pods.nodeconstraints import NodeLabels
-from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, documents, one, template, text
+from tests.helm.rendering import ALL, CHART, OFF, OTHER, Objects, Render, documents, get_object, template, text
 
 EVERYTHING = (
     *ALL,
@@ -42,26 +42,26 @@ KIND_OF = {"webhook": "Deployment", "extender": "Deployment", "deviceplugin": "D
 
 def workloads(objects: Objects) -> dict[str, Json]:
     """Pod specs by name."""
-    found = {}
-    for each in objects:
-        if each["kind"] == "Pod":
-            found[each["metadata"]["name"]] = each["spec"]
-        elif each["kind"] in ("Deployment", "DaemonSet", "Job"):
-            found[each["metadata"]["name"]] = each["spec"]["template"]["spec"]
-    return found
+    specs = {}
+    for manifest in objects:
+        if manifest["kind"] == "Pod":
+            specs[manifest["metadata"]["name"]] = manifest["spec"]
+        elif manifest["kind"] in ("Deployment", "DaemonSet", "Job"):
+            specs[manifest["metadata"]["name"]] = manifest["spec"]["template"]["spec"]
+    return specs
 
 
 def container(render: Render, part: str, *sets: str) -> Json:
-    spec = one(render(*sets), KIND_OF[part], f"cardwise-{part}")["spec"]["template"]["spec"]
-    (found,) = spec["containers"]
-    return dict(found)
+    spec = get_object(render(*sets), KIND_OF[part], f"cardwise-{part}")["spec"]["template"]["spec"]
+    (only_container,) = spec["containers"]
+    return dict(only_container)
 
 
-def given(render: Render, part: str, *sets: str) -> dict[str, Any]:
+def parsed_options(render: Render, part: str, *sets: str) -> dict[str, Any]:
     """What the part makes of the arguments that the chart gives it."""
-    command, found = COMMANDS[f"cardwise-{part}"], container(render, part, *sets)
-    assert found["command"] == [f"cardwise-{part}"]
-    context = command.make_context(part, ["--node-name=n1"] * (part in ("deviceplugin", "mps")) + found["args"])
+    command, manifest = COMMANDS[f"cardwise-{part}"], container(render, part, *sets)
+    assert manifest["command"] == [f"cardwise-{part}"]
+    context = command.make_context(part, ["--node-name=n1"] * (part in ("deviceplugin", "mps")) + manifest["args"])
     return context.params
 
 
@@ -74,44 +74,44 @@ def test_every_argument_is_an_option_of_the_part(render: Render, part: str) -> N
 
 
 def test_values_reach_the_parts(render: Render) -> None:
-    said = given(render, "webhook", *OTHER)
-    assert str(said["tls_secret"]) == "gpu/cardwise-webhook-tls"
-    assert said["exempt_namespaces"] == ("quiet", "gpu")
-    assert said["gang_schedulers"] == ("one", "two", "cardwise-scheduler")
-    assert said["scheduler"] == "cardwise-scheduler"
-    assert said["mps_mode"] == "required"
-    assert said["share_agent_image"] == "cardwise:0.1.0"
-    assert "cardwise-webhook.gpu.svc" in said["tls_hosts"]
-    said = given(render, "webhook")
-    assert (said["scheduler"], said["exempt_namespaces"]) == ("", ("kube-system", "cardwise-system"))
-    assert said["tolerated_taints"] == ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},)
-    several = given(render, "webhook", "webhook.toleratedTaints={a.b/c:NoExecute,sku=gpu:NoSchedule}")
-    assert [one["key"] for one in several["tolerated_taints"]] == ["a.b/c", "sku"]
-    assert given(render, "webhook", "webhook.toleratedTaints=null")["tolerated_taints"] == ()
-    said = given(render, "extender", *OTHER)
-    assert (said["lease_namespace"], str(said["tls_secret"])) == ("gpu", "gpu/cardwise-extender-tls")
-    assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(said["tls_hosts"])
-    assert (said["policy"], said["headroom"], said["one_best_node"]) == ("spread", 0, True)
-    assert (said["nominate"], said["nominate_above_nodes"]) == ("always", 5)
-    said = given(render, "extender")
-    assert (said["nominate"], said["nominate_above_nodes"]) == ("auto", 1000)
-    assert said["max_gang_permit_seconds"] == 300.0
-    assert given(render, "extender", "policies.podGroupTimeoutSeconds=90")["max_gang_permit_seconds"] == 90.0
+    options = parsed_options(render, "webhook", *OTHER)
+    assert str(options["tls_secret"]) == "gpu/cardwise-webhook-tls"
+    assert options["exempt_namespaces"] == ("quiet", "gpu")
+    assert options["gang_schedulers"] == ("one", "two", "cardwise-scheduler")
+    assert options["scheduler"] == "cardwise-scheduler"
+    assert options["mps_mode"] == "required"
+    assert options["share_agent_image"] == "cardwise:0.1.0"
+    assert "cardwise-webhook.gpu.svc" in options["tls_hosts"]
+    options = parsed_options(render, "webhook")
+    assert (options["scheduler"], options["exempt_namespaces"]) == ("", ("kube-system", "cardwise-system"))
+    assert options["tolerated_taints"] == ({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},)
+    several = parsed_options(render, "webhook", "webhook.toleratedTaints={a.b/c:NoExecute,sku=gpu:NoSchedule}")
+    assert [taint["key"] for taint in several["tolerated_taints"]] == ["a.b/c", "sku"]
+    assert parsed_options(render, "webhook", "webhook.toleratedTaints=null")["tolerated_taints"] == ()
+    options = parsed_options(render, "extender", *OTHER)
+    assert (options["lease_namespace"], str(options["tls_secret"])) == ("gpu", "gpu/cardwise-extender-tls")
+    assert {"10.0.0.7", "cardwise-extender.gpu.svc"} <= set(options["tls_hosts"])
+    assert (options["policy"], options["headroom"], options["one_best_node"]) == ("spread", 0, True)
+    assert (options["nominate"], options["nominate_above_nodes"]) == ("always", 5)
+    options = parsed_options(render, "extender")
+    assert (options["nominate"], options["nominate_above_nodes"]) == ("auto", 1000)
+    assert options["max_gang_permit_seconds"] == 300.0
+    assert parsed_options(render, "extender", "policies.podGroupTimeoutSeconds=90")["max_gang_permit_seconds"] == 90.0
     for part in ("extender", "webhook"):
-        assert given(render, part, "extender.headroomMiB=512")["headroom"] == 512
-    said = container(render, "mps", *OTHER)["args"]
-    assert {"--audit-evict", "--audit-evict-per-hour=2"} <= set(said)
-    said = given(render, "deviceplugin", *OTHER)
-    assert (str(said["kubelet_dir"]), str(said["cdi_dir"])) == ("/var/lib/kubelet", "/var/run/cdi")
+        assert parsed_options(render, part, "extender.headroomMiB=512")["headroom"] == 512
+    options = container(render, "mps", *OTHER)["args"]
+    assert {"--audit-evict", "--audit-evict-per-hour=2"} <= set(options)
+    options = parsed_options(render, "deviceplugin", *OTHER)
+    assert (str(options["kubelet_dir"]), str(options["cdi_dir"])) == ("/var/lib/kubelet", "/var/run/cdi")
 
 
 def test_what_the_webhook_is_told_is_what_its_configurations_say(render: Render) -> None:
     objects = render(*OTHER)
     for kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-        said = text(one(objects, kind, "cardwise")).replace("''", "'")
-        assert "!(request.namespace in ['quiet', 'gpu'])" in said
-        assert "schedulerName in ['one', 'two', 'cardwise-scheduler']" in said
-    binding = text(one(objects, "ValidatingWebhookConfiguration", "cardwise"))
+        rendered = text(get_object(objects, kind, "cardwise")).replace("''", "'")
+        assert "!(request.namespace in ['quiet', 'gpu'])" in rendered
+        assert "schedulerName in ['one', 'two', 'cardwise-scheduler']" in rendered
+    binding = text(get_object(objects, "ValidatingWebhookConfiguration", "cardwise"))
     assert "system:serviceaccount:gpu:cardwise-scheduler" in binding
 
 
@@ -119,18 +119,18 @@ def test_each_part_is_ready_before_it_is_asked_and_asks_for_what_it_needs(render
     for name, spec in workloads(render(*ALL)).items():
         if name in ("cardwise-test", "cardwise-cleanup"):
             continue
-        (found,) = spec["containers"]
-        assert {"livenessProbe", "readinessProbe", "startupProbe"} <= found.keys(), name
-        assert found["resources"]["requests"].keys() == {"cpu", "memory"}, name
+        (manifest,) = spec["containers"]
+        assert {"livenessProbe", "readinessProbe", "startupProbe"} <= manifest.keys(), name
+        assert manifest["resources"]["requests"].keys() == {"cpu", "memory"}, name
         assert spec["priorityClassName"].startswith("system-"), name
-        assert ":latest" not in found["image"]
-        assert ":" in found["image"]
+        assert ":latest" not in manifest["image"]
+        assert ":" in manifest["image"]
 
 
 def test_only_the_mps_manager_is_privileged(render: Render) -> None:
     for name, spec in workloads(render(*ALL)).items():
-        (found,) = spec["containers"]
-        security = found["securityContext"]
+        (manifest,) = spec["containers"]
+        security = manifest["securityContext"]
         if name == "cardwise-mps":
             assert security["privileged"]
             assert spec["hostPID"]
@@ -146,8 +146,8 @@ def test_only_the_mps_manager_is_privileged(render: Render) -> None:
 
 
 def test_a_device_plugin_is_privileged_where_it_must_be(render: Render) -> None:
-    for values in (["deviceplugin.privileged=true"], EVERYTHING):
-        security = container(render, "deviceplugin", *values)["securityContext"]
+    for settings in (["deviceplugin.privileged=true"], EVERYTHING):
+        security = container(render, "deviceplugin", *settings)["securityContext"]
         assert security["privileged"]
         assert "allowPrivilegeEscalation" not in security, "Kubernetes refuses both together"
 
@@ -156,15 +156,15 @@ def test_nobody_but_the_extender_gets_the_authority_s_key(render: Render) -> Non
     for name, spec in workloads(render(*ALL)).items():
         for volume in spec.get("volumes", ()):
             if "secret" in volume:
-                given = {item["key"] for item in volume["secret"]["items"]}
-                assert given == {"ca.crt", "client.crt", "client.key"}, name
+                keys = {projection["key"] for projection in volume["secret"]["items"]}
+                assert keys == {"ca.crt", "client.crt", "client.key"}, name
 
 
 def test_a_drain_takes_one_replica_at_a_time(render: Render) -> None:
     objects = render(*ALL)
     for part in ("webhook", "extender", "scheduler"):
-        budget = one(objects, "PodDisruptionBudget", f"cardwise-{part}")["spec"]
-        deployment = one(objects, "Deployment", f"cardwise-{part}")["spec"]
+        budget = get_object(objects, "PodDisruptionBudget", f"cardwise-{part}")["spec"]
+        deployment = get_object(objects, "Deployment", f"cardwise-{part}")["spec"]
         assert budget["maxUnavailable"] == 1
         assert budget["selector"] == deployment["selector"]
         assert deployment["replicas"] == 2
@@ -175,7 +175,7 @@ def test_a_drain_takes_one_replica_at_a_time(render: Render) -> None:
 
 
 def test_our_own_scheduler_asks_as_the_code_says(render: Render) -> None:
-    config = yaml.safe_load(one(render(*ALL), "ConfigMap", "cardwise-scheduler")["data"]["config.yaml"])
+    config = yaml.safe_load(get_object(render(*ALL), "ConfigMap", "cardwise-scheduler")["data"]["config.yaml"])
     folder, host = "/etc/cardwise/extender-tls", f"https://cardwise-extender.{names.NAMESPACE}.svc"
     assert config["extenders"] == schedulerconfig.extender_stanzas(
         filter_url=f"{host}:12345",
@@ -185,7 +185,7 @@ def test_our_own_scheduler_asks_as_the_code_says(render: Render) -> None:
         key_file=f"{folder}/client.key",
     )
     assert config["profiles"] == [{"schedulerName": "cardwise-scheduler"}]
-    (renamed,) = one(render(*ALL, "scheduler.name=gpus"), "Deployment", names.SCHEDULER)["metadata"][
+    (renamed,) = get_object(render(*ALL, "scheduler.name=gpus"), "Deployment", names.SCHEDULER)["metadata"][
         "annotations"
     ].items()
     assert renamed == (names.SCHEDULER_NAME, "gpus"), "by which the command line knows it"
@@ -193,42 +193,42 @@ def test_our_own_scheduler_asks_as_the_code_says(render: Render) -> None:
 
 def test_network_policies_let_in_only_who_is_named(render: Render) -> None:
     cidrs = {"scheduler": "10.0.0.1/32", "apiServer": "10.0.0.2/32", "metrics": "10.0.0.3/32"}
-    sets = [f"networkPolicies.sources.{who}[0].ipBlock.cidr={cidr}" for who, cidr in cidrs.items()]
+    sets = [f"networkPolicies.sources.{source}[0].ipBlock.cidr={cidr}" for source, cidr in cidrs.items()]
     objects = render(*ALL, *sets)
     wanted = {"extender": {"scheduler": {12345, 12346}}, "webhook": {"apiServer": {8443}}}
     for part in KIND_OF:
-        policy = one(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]
-        found = {
-            peer["ipBlock"]["cidr"]: {each["port"] for each in rule["ports"]}
+        policy = get_object(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]
+        ports_by_source = {
+            peer["ipBlock"]["cidr"]: {port["port"] for port in rule["ports"]}
             for rule in policy["ingress"]
             for peer in rule["from"]
         }
         ports = wanted.get(part, {}) | {"metrics": {9400}}
-        assert found == {cidrs[who]: numbers for who, numbers in ports.items()}
+        assert ports_by_source == {cidrs[source]: numbers for source, numbers in ports.items()}
 
 
-@pytest.mark.parametrize("who", ["apiServer", "scheduler"])
-def test_a_policy_without_names_lets_everybody_in(render: Render, who: str) -> None:
+@pytest.mark.parametrize("source", ["apiServer", "scheduler"])
+def test_a_policy_without_names_lets_everybody_in(render: Render, source: str) -> None:
     """An API server on the nodes' network, where no podSelector finds it, must reach the webhook by default."""
     objects = render(*ALL, "networkPolicies.sources.metrics[0].ipBlock.cidr=10.0.0.3/32")
-    part, ports = {"apiServer": ("webhook", {8443}), "scheduler": ("extender", {12345, 12346})}[who]
-    rules = one(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]["ingress"]
-    assert [{each["port"] for each in rule["ports"]} for rule in rules if "from" not in rule] == [ports]
+    part, ports = {"apiServer": ("webhook", {8443}), "scheduler": ("extender", {12345, 12346})}[source]
+    rules = get_object(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]["ingress"]
+    assert [{port["port"] for port in rule["ports"]} for rule in rules if "from" not in rule] == [ports]
 
 
 def test_on_the_node_s_network_the_webhook_has_ports_of_the_node_and_no_policy(render: Render) -> None:
     ports = {"https": 10443, "metrics": 10444}
     objects = render(*ALL, "webhook.hostNetwork=true", "webhook.port=10443", "webhook.metricsPort=10444")
-    deployment = one(objects, "Deployment", "cardwise-webhook")["spec"]
+    deployment = get_object(objects, "Deployment", "cardwise-webhook")["spec"]
     assert deployment["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
     spec = deployment["template"]["spec"]
     assert spec["hostNetwork"] is True
-    (found,) = spec["containers"]
-    assert {each["name"]: each["containerPort"] for each in found["ports"]} == ports
-    assert {"--bind=:10443", "--metrics-bind=:10444"} <= set(found["args"])
-    (service,) = one(objects, "Service", "cardwise-webhook")["spec"]["ports"]
+    (manifest,) = spec["containers"]
+    assert {port["name"]: port["containerPort"] for port in manifest["ports"]} == ports
+    assert {"--bind=:10443", "--metrics-bind=:10444"} <= set(manifest["args"])
+    (service,) = get_object(objects, "Service", "cardwise-webhook")["spec"]["ports"]
     assert service["targetPort"] == "https"
-    policies = [each["metadata"]["name"] for each in objects if each["kind"] == "NetworkPolicy"]
+    policies = [manifest["metadata"]["name"] for manifest in objects if manifest["kind"] == "NetworkPolicy"]
     assert "cardwise-extender" in policies
     assert "cardwise-webhook" not in policies
 
@@ -236,36 +236,36 @@ def test_on_the_node_s_network_the_webhook_has_ports_of_the_node_and_no_policy(r
 def test_services_and_network_policies_know_the_pods_and_their_ports(render: Render) -> None:
     objects = render(*ALL)
     for part, kind in KIND_OF.items():
-        workload = one(objects, kind, f"cardwise-{part}")["spec"]
+        workload = get_object(objects, kind, f"cardwise-{part}")["spec"]
         labels = workload["template"]["metadata"]["labels"].items()
         assert workload["selector"]["matchLabels"].items() <= labels
-        open_ports = {each["containerPort"] for each in workload["template"]["spec"]["containers"][0]["ports"]}
-        policy = one(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]
+        open_ports = {port["containerPort"] for port in workload["template"]["spec"]["containers"][0]["ports"]}
+        policy = get_object(objects, "NetworkPolicy", f"cardwise-{part}")["spec"]
         assert policy["podSelector"] == workload["selector"]
-        assert {each["port"] for rule in policy["ingress"] for each in rule["ports"]} == open_ports
+        assert {port["port"] for rule in policy["ingress"] for port in rule["ports"]} == open_ports
         assert not any("from" in rule for rule in policy["ingress"])
     for part in ("webhook", "extender"):
-        service = one(objects, "Service", f"cardwise-{part}")["spec"]
-        workload = one(objects, "Deployment", f"cardwise-{part}")["spec"]
+        service = get_object(objects, "Service", f"cardwise-{part}")["spec"]
+        workload = get_object(objects, "Deployment", f"cardwise-{part}")["spec"]
         assert workload["selector"]["matchLabels"].items() <= service["selector"].items()
-        ports = {each["name"] for each in workload["template"]["spec"]["containers"][0]["ports"]}
-        assert {each["targetPort"] for each in service["ports"]} <= ports
+        ports = {port["name"] for port in workload["template"]["spec"]["containers"][0]["ports"]}
+        assert {port["targetPort"] for port in service["ports"]} <= ports
 
 
 def test_kinds_are_upgraded_and_kept(render: Render) -> None:
     def kinds(*sets: str) -> list[Json]:
-        return [each for each in render(*sets) if each["kind"] == "CustomResourceDefinition"]
+        return [manifest for manifest in render(*sets) if manifest["kind"] == "CustomResourceDefinition"]
 
     assert len(kinds()) == 4
-    assert all(each["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for each in kinds())
-    assert not any(each["metadata"].get("annotations") for each in kinds(*OTHER))
+    assert all(manifest["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"} for manifest in kinds())
+    assert not any(manifest["metadata"].get("annotations") for manifest in kinds(*OTHER))
     assert kinds(*OFF) == []
     assert not (CHART / "crds").exists(), "Helm would install these once and never upgrade them"
 
 
 def test_placement_policies_of_the_schema_are_those_of_the_code(helm: str) -> None:
-    said = template(helm, "extender.policy=worst").stderr
-    assert re.findall(r"'(\w+)'", said.partition("must be one of")[2]) == sorted(policies.POLICIES)
+    error_text = template(helm, "extender.policy=worst").stderr
+    assert re.findall(r"'(\w+)'", error_text.partition("must be one of")[2]) == sorted(policies.POLICIES)
 
 
 WRONG = {  # values, and what Helm says of them
@@ -326,43 +326,43 @@ WRONG = {  # values, and what Helm says of them
 }
 
 
-def _at_odds(one: str, other: str) -> bool:
+def _at_odds(setting: str, other: str) -> bool:
     """Whether Helm cannot take both values, or what it says of one could be meant for the other."""
-    keys, said = [value.partition("=")[0] for value in (one, other)], [WRONG[one], WRONG[other]]
-    unknown = all("not allowed" in each for each in said)  # it names these together
-    return unknown or any(a.startswith(b) or b.startswith(a) for a, b in (keys, said))
+    keys, messages = [assigned.partition("=")[0] for assigned in (setting, other)], [WRONG[setting], WRONG[other]]
+    unknown = all("not allowed" in text for text in messages)  # it names these together
+    return unknown or any(a.startswith(b) or b.startswith(a) for a, b in (keys, messages))
 
 
 @pytest.fixture(scope="session")
 def refusals(helm: str) -> dict[str, str]:
     """What Helm says of wrong values. It is given many at once."""
-    found: dict[str, str] = {}
-    while left := WRONG.keys() - found.keys():
+    refused: dict[str, str] = {}
+    while remaining := WRONG.keys() - refused.keys():
         together: list[str] = []
-        for value in sorted(left):
-            if not any(_at_odds(value, other) for other in together):
-                together.append(value)
-        found |= dict.fromkeys(together, template(helm, *together).stderr)
-    return found
+        for setting in sorted(remaining):
+            if not any(_at_odds(setting, other) for other in together):
+                together.append(setting)
+        refused |= dict.fromkeys(together, template(helm, *together).stderr)
+    return refused
 
 
-@pytest.mark.parametrize("value", WRONG)
-def test_a_wrong_value_is_refused_by_its_name(refusals: dict[str, str], value: str) -> None:
-    assert "values don't meet the specifications" in refusals[value]
-    assert WRONG[value] in refusals[value]
+@pytest.mark.parametrize("setting", WRONG)
+def test_a_wrong_value_is_refused_by_its_name(refusals: dict[str, str], setting: str) -> None:
+    assert "values don't meet the specifications" in refusals[setting]
+    assert WRONG[setting] in refusals[setting]
 
 
-def _leaves(value: object) -> Iterator[object]:
-    match value:
+def _leaves(part_of_manifest: object) -> Iterator[object]:
+    match part_of_manifest:
         case dict():
-            for key, each in value.items():
+            for key, part in part_of_manifest.items():
                 yield key
-                yield from _leaves(each)
+                yield from _leaves(part)
         case list():
-            for each in value:
-                yield from _leaves(each)
+            for part in part_of_manifest:
+                yield from _leaves(part)
         case _:
-            yield value
+            yield part_of_manifest
 
 
 def test_names_that_yaml_takes_for_a_number_are_strings(helm: str) -> None:
@@ -376,7 +376,7 @@ def test_names_that_yaml_takes_for_a_number_are_strings(helm: str) -> None:
         *("policies.runtimeClasses[0]", "policies.annotationWriters[0]"),
     ]
     numbers = range(7654321, 7654321 + len(named) + 2)
-    values = [f"{name}={number}" for name, number in zip(named, numbers, strict=False)]
+    settings = [f"{name}={number}" for name, number in zip(named, numbers, strict=False)]
     release, namespace = map(str, numbers[-2:])
     apis = ("--api-versions", "monitoring.coreos.com/v1")
     for mode in ("own", "kubeadm"):
@@ -387,13 +387,13 @@ def test_names_that_yaml_takes_for_a_number_are_strings(helm: str) -> None:
             "monitoring.dashboard.enabled=true",
             "monitoring.podMonitor.enabled=true",
         ]
-        flags = [flag for each in sets for flag in ("--set", each)]
-        flags += [flag for each in values for flag in ("--set-string", each)]
+        flags = [flag for setting in sets for flag in ("--set", setting)]
+        flags += [flag for setting in settings for flag in ("--set-string", setting)]
         command = [helm, "template", release, str(CHART), "--namespace", namespace, "--kube-version", "1.34.0"]
         done = subprocess.run([*command, *apis, *flags], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        for each in documents(done.stdout):
-            assert not set(numbers) & set(_leaves(each)), each["kind"]
+        for manifest in documents(done.stdout):
+            assert not set(numbers) & set(_leaves(manifest)), manifest["kind"]
 
 
 RIGHT = (
@@ -420,15 +420,15 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
         "scheduler.controlPlaneNodes: the cluster is not looked at here"
         in template(helm, "scheduler.mode=kubeadm").stderr
     )
-    both = template(helm, "image.repository=", "scheduler.mode=").stderr
-    assert "write image.repository=" in both
-    assert "scheduler.mode: kube-scheduler must ask" in both
+    error_text = template(helm, "image.repository=", "scheduler.mode=").stderr
+    assert "write image.repository=" in error_text
+    assert "scheduler.mode: kube-scheduler must ask" in error_text
     everybodys = template(helm, "namespace.name=default").stderr
     assert "helm install cardwise helm/cardwise --namespace cardwise-system --create-namespace" in everybodys
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("settings", "message"),
     [
         (["webhook.enabled=false"], "webhook.enabled: without the webhook no pod that asks for a card can be created"),
         (["webhook.url=https://127.0.0.1:8443"], "webhook.url: https://127.0.0.1:8443 is asked, and never the webhook"),
@@ -451,8 +451,8 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
         (["extender.tlsSecret=cardwise-webhook-tls"], "extender.tlsSecret: cardwise-webhook-tls is the webhook's"),
     ],
 )
-def test_values_that_contradict_each_other_are_refused(helm: str, values: list[str], message: str) -> None:
-    done = template(helm, *values)
+def test_values_that_contradict_each_other_are_refused(helm: str, settings: list[str], message: str) -> None:
+    done = template(helm, *settings)
     assert done.returncode != 0
     assert message in done.stderr
 
@@ -495,7 +495,7 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
         {},
     ]
     for sets, labels in (
-        ((), [{key: (values or ("any",))[0]} for key, values in gpunodes.LABELS.items()]),
+        ((), [{key: (label_values or ("any",))[0]} for key, label_values in gpunodes.LABELS.items()]),
         (("nodes.selector.pool=gpu",), [{"pool": "gpu"}]),
     ):
         spec = workloads(render("mps.enabled=true", *sets))[f"cardwise-{part}"]
@@ -503,10 +503,10 @@ def test_the_parts_on_nodes_run_where_a_label_says_gpu_and_leave_while_the_drive
         linux = {"kubernetes.io/os": "linux"}
         assert not constraints.admits("n1", NodeLabels(linux))
         for of_gpu in labels:
-            for more in staying:
-                assert constraints.admits("n1", NodeLabels(linux | of_gpu | more)), (of_gpu, more)
-            for key, value in gpunodes.UPGRADING.items():
-                assert not constraints.admits("n1", NodeLabels(linux | of_gpu | {key: value})), (of_gpu, key)
+            for stable in staying:
+                assert constraints.admits("n1", NodeLabels(linux | of_gpu | stable)), (of_gpu, stable)
+            for key, label in gpunodes.UPGRADING.items():
+                assert not constraints.admits("n1", NodeLabels(linux | of_gpu | {key: label})), (of_gpu, key)
         (terms,) = [spec["affinity"]["nodeAffinity"][nodeconstraints.REQUIRED]["nodeSelectorTerms"]]
         assert len(terms) == len(labels), "no label more than doctor knows"
 
@@ -525,7 +525,7 @@ def test_a_quota_admits_our_pods_of_system_priority_where_the_cluster_limits_the
 ) -> None:
     """GKE admits pods of these PriorityClasses only in namespaces with a ResourceQuota for them."""
     objects = render(*sets)
-    quota = one(objects, "ResourceQuota", "cardwise-system-priority")
+    quota = get_object(objects, "ResourceQuota", "cardwise-system-priority")
     (scope,) = quota["spec"]["scopeSelector"]["matchExpressions"]
     assert (scope["scopeName"], scope["operator"]) == ("PriorityClass", "In")
     assert quota["metadata"]["namespace"] == names.NAMESPACE
@@ -537,9 +537,9 @@ def test_a_quota_admits_our_pods_of_system_priority_where_the_cluster_limits_the
 
 @pytest.mark.parametrize("sets", [(), OFF])
 def test_probe_pods_have_a_class_that_preempts_no_pod(render: Render, sets: tuple[str, ...]) -> None:
-    found = one(render(*sets), "PriorityClass", names.PROBE_PRIORITY_CLASS)
-    assert (found["preemptionPolicy"], found.get("globalDefault", False)) == ("Never", False)
-    assert found["value"] < -10, "from there on a cluster autoscaler adds nodes"
+    priority_class = get_object(render(*sets), "PriorityClass", names.PROBE_PRIORITY_CLASS)
+    assert (priority_class["preemptionPolicy"], priority_class.get("globalDefault", False)) == ("Never", False)
+    assert priority_class["value"] < -10, "from there on a cluster autoscaler adds nodes"
 
 
 def test_each_part_s_priority_class_is_a_value(render: Render) -> None:
@@ -573,10 +573,10 @@ def test_another_address_of_the_extender_s_service_is_refused_before_the_upgrade
 def test_a_container_that_crashes_leaves_the_end_of_its_log(render: Render) -> None:
     """`cardwise doctor` says it."""
     for sets in (ALL, ("scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=3")):
-        found = {
+        policies_by_container = {
             name: container.get("terminationMessagePolicy")
             for name, spec in workloads(render(*sets)).items()
             for container in spec["containers"]
         }
-        assert len(found) > len(KIND_OF)
-        assert set(found.values()) == {"FallbackToLogsOnError"}, found
+        assert len(policies_by_container) > len(KIND_OF)
+        assert set(policies_by_container.values()) == {"FallbackToLogsOnError"}, policies_by_container
