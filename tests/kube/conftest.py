@@ -15,9 +15,9 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def api(clock: FakeClock) -> Iterator[ApiServer]:
-    made = ApiServer(clock)
-    yield made
-    made.close()
+    server = ApiServer(clock)
+    yield server
+    server.close()
 
 
 @pytest.fixture
@@ -28,6 +28,6 @@ def client(api: ApiServer, clock: FakeClock) -> KubeClient:
 @pytest.fixture
 def world() -> World:
     """With a Lease that nobody holds."""
-    made = World()
-    made.released()
-    return made
+    lease_world = World()
+    lease_world.released()
+    return lease_world

@@ -29,9 +29,9 @@ def api(api: ApiServer) -> ApiServer:
 @pytest.fixture
 def client(api: ApiServer, clock):
     """Over sockets."""
-    made = KubeClient(api.serve(), clock=clock)
-    yield made
-    made.close()
+    kube_client = KubeClient(api.serve(), clock=clock)
+    yield kube_client
+    kube_client.close()
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_kind_that_the_api_server_does_not_have_is_told_from_a_missing_object(
     status = '{"kind":"Status","reason":"NotFound","message":"%s","code":404}'
     without = errors.from_response(404, (status % "the server could not find the requested resource").encode(), {})
     missing = errors.from_response(404, (status % 'pods \\"x\\" not found').encode(), {})
-    assert [type(one) for one in (unknown, without, missing)] == [
+    assert [type(error) for error in (unknown, without, missing)] == [
         errors.UnknownKind,
         errors.UnknownKind,
         errors.NotFound,
@@ -143,9 +143,9 @@ def test_cut_and_refused_connections_are_unreachable(api: ApiServer, client: Kub
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         nobody = KubeClient(f"http://127.0.0.1:{unused.getsockname()[1]}")
-        with pytest.raises(errors.Unreachable, match="GET /version") as told:
+        with pytest.raises(errors.Unreachable, match="GET /version") as raised:
             nobody.get("/version")
-        assert errors.is_of_server(told.value)
+        assert errors.is_of_server(raised.value)
 
 
 @pytest.mark.parametrize("verb", ["create", "update", "patch", "delete", "get"])
@@ -181,9 +181,9 @@ def test_an_answer_that_is_no_list_or_has_no_length_is_unreachable(api: ApiServe
 def test_silence_is_unreachable_after_the_timeout():
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = KubeClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
-        with pytest.raises(errors.TimedOut) as told:
+        with pytest.raises(errors.TimedOut) as raised:
             client.get("/version", timeout=0.1)
-        assert not errors.is_of_server(told.value), "it may be this object alone"
+        assert not errors.is_of_server(raised.value), "it may be this object alone"
         client.close()
         gc.collect()
 
@@ -223,8 +223,8 @@ def test_token_is_asked_for_again_after_a_while_and_after_401(api: ApiServer, cl
     client.create("/x", {})
     clock.advance(11)
     client.get("/version")
-    said = [request.headers["Authorization"] for request in api.sent()]
-    assert said == ["Bearer one", "Bearer one", "Bearer one", "bearer two", "Bearer three"]
+    sent = [request.headers["Authorization"] for request in api.sent()]
+    assert sent == ["Bearer one", "Bearer one", "Bearer one", "bearer two", "Bearer three"]
 
 
 def test_nothing_is_sent_when_the_credentials_took_all_of_its_time(api: ApiServer, clock):
@@ -456,7 +456,7 @@ def test_a_token_of_the_service_account_is_read_again_after_seconds_and_after_40
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "why"),
+    ("name", "content", "reason"),
     [
         ("ca.crt", b"", "ca.crt is empty"),
         ("ca.crt", b"x", "certificate"),
@@ -464,14 +464,14 @@ def test_a_token_of_the_service_account_is_read_again_after_seconds_and_after_40
         ("PORT", None, "PORT"),
     ],
 )
-def test_a_service_account_that_is_damaged_says_what_of_it(service_account, monkeypatch, name, content, why):
+def test_a_service_account_that_is_damaged_says_what_of_it(service_account, monkeypatch, name, content, reason):
     if name == "PORT":
         monkeypatch.delenv("KUBERNETES_SERVICE_PORT")
     elif content is None:
         (service_account / name).unlink()
     else:
         (service_account / name).write_bytes(content)
-    with pytest.raises(errors.KubeConfigError, match=f"the pod's service account: .*{why}"):
+    with pytest.raises(errors.KubeConfigError, match=f"the pod's service account: .*{reason}"):
         KubeClient.load()
 
 

@@ -12,9 +12,11 @@ POD = ObjectRef.pod("ns", "p", "uid-1")
 
 @pytest.fixture
 def recorder(client, clock):
-    made = EventRecorder(client, "cardwise-extender", instance="me", burst=5, refill_seconds=1000, clock=clock)
-    yield made
-    made.stop()
+    event_recorder = EventRecorder(
+        client, "cardwise-extender", instance="me", burst=5, refill_seconds=1000, clock=clock
+    )
+    yield event_recorder
+    event_recorder.stop()
 
 
 def sent(api):

@@ -53,7 +53,7 @@ def test_an_owner_that_is_passed_over_is_not_charged():
 
 
 def test_owners_in_turn():
-    assert round_robin(["a1", "a2", "a3", "b1", "c1", "c2"], lambda item: item[0]) == [
+    assert round_robin(["a1", "a2", "a3", "b1", "c1", "c2"], lambda name: name[0]) == [
         "a1",
         "b1",
         "c1",

@@ -54,16 +54,16 @@ def written(folder: Path, cluster: Json, user: Json | None, **context: str) -> P
     return path
 
 
-def shown(found: Credentials) -> Json:
-    tls = found.ssl_context
-    token = found.authorization() if found.authorization is not None else None
+def shown(loaded: Credentials) -> Json:
+    tls = loaded.ssl_context
+    token = loaded.authorization() if loaded.authorization is not None else None
     return {
-        "host": found.host,
-        "name": found.server_hostname,
-        "proxy": found.proxy,
-        "namespace": found.namespace,
+        "host": loaded.host,
+        "name": loaded.server_hostname,
+        "proxy": loaded.proxy,
+        "namespace": loaded.namespace,
         "token": token.strip() if token else None,
-        "authorities": tls and [one["serialNumber"] for one in tls.get_ca_certs()],
+        "authorities": tls and [authority["serialNumber"] for authority in tls.get_ca_certs()],
         "checks": tls and (tls.check_hostname, tls.verify_mode, tls.verify_flags, tls.minimum_version),
         "user": tls and user_of(tls),
     }
@@ -85,9 +85,9 @@ def shaken(client: ssl.SSLContext, server: ssl.SSLContext) -> ssl.SSLObject:
     ours = client.wrap_bio(back, there, server_hostname="kube.test")
     theirs = server.wrap_bio(there, back, server_side=True)
     for _ in range(3):
-        for one in (ours, theirs):
+        for end in (ours, theirs):
             try:
-                one.do_handshake()
+                end.do_handshake()
             except ssl.SSLWantReadError:
                 continue
     return theirs
@@ -119,17 +119,17 @@ def with_files(server: ssl.SSLContext) -> None:
 )
 def test_it_is_as_the_official_client_has_it(tmp_path: Path, cluster: Json, user: Json | None, context: Json) -> None:
     path = written(tmp_path, cluster, user, **context)
-    found = kubeconfig.read(path)
-    assert found is not None
-    assert shown(credentials._from_kubeconfig(found, "config")) == shown(credentials._by_library(str(path), ""))
+    configuration = kubeconfig.read(path)
+    assert configuration is not None
+    assert shown(credentials._from_kubeconfig(configuration, "config")) == shown(credentials._by_library(str(path), ""))
     assert shown(credentials.load(path, "c")) == shown(credentials.load(path))
 
 
 def test_a_proxy_of_the_environment_is_used_and_kept_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written(tmp_path, IN_IT, {"token": "secret"})
     for names in ({"HTTPS_PROXY": "http://proxy:3128"}, {"NO_PROXY": "kube.test"}):
-        for name, value in names.items():
-            monkeypatch.setenv(name, value)
+        for name, text in names.items():
+            monkeypatch.setenv(name, text)
         assert credentials.load(path).proxy == credentials._by_library(str(path), "").proxy
 
 
@@ -157,10 +157,18 @@ def test_what_takes_more_is_left_to_it(tmp_path: Path, user: Any) -> None:
 
 
 def test_a_program_that_tells_the_token_is_run(tmp_path: Path) -> None:
-    told = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "told"}}
-    run = {"apiVersion": told["apiVersion"], "command": sys.executable, "args": ["-c", f"print({json.dumps(told)!r})"]}
-    found = credentials.load(written(tmp_path, IN_IT, {"exec": run}))
-    assert shown(found)["token"] == "Bearer told"
+    credential = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "kind": "ExecCredential",
+        "status": {"token": "told"},
+    }
+    run = {
+        "apiVersion": credential["apiVersion"],
+        "command": sys.executable,
+        "args": ["-c", f"print({json.dumps(credential)!r})"],
+    }
+    loaded = credentials.load(written(tmp_path, IN_IT, {"exec": run}))
+    assert shown(loaded)["token"] == "Bearer told"
 
 
 @pytest.mark.parametrize(
@@ -174,8 +182,8 @@ def test_a_file_that_is_not_there_or_no_certificate_is_told(tmp_path: Path, brok
 
 def test_certificates_with_a_text_around_them_are_taken(tmp_path: Path) -> None:
     around = "# Gültig\n".encode() + CA.cert
-    found = credentials.load(written(tmp_path, {"certificate-authority-data": in_base64(around)}, {"token": "x"}))
-    assert len(shown(found)["authorities"]) == 1
+    loaded = credentials.load(written(tmp_path, {"certificate-authority-data": in_base64(around)}, {"token": "x"}))
+    assert len(shown(loaded)["authorities"]) == 1
 
 
 @pytest.mark.parametrize("by_library", [False, True])
@@ -211,8 +219,8 @@ def test_a_url_that_is_none_is_an_error_that_names_field_and_file(
     tmp_path: Path, user: Json, cluster: Json, field: str
 ) -> None:
     path = written(tmp_path, IN_IT | cluster, user)
-    why = rf"({field}.* is no URL|Invalid IPv6 URL)"
-    with pytest.raises(errors.KubeConfigError, match=rf"no usable credentials in .*config: .*{why}"):
+    reason = rf"({field}.* is no URL|Invalid IPv6 URL)"
+    with pytest.raises(errors.KubeConfigError, match=rf"no usable credentials in .*config: .*{reason}"):
         credentials.load(path)
 
 

@@ -30,7 +30,7 @@ class World:
         key, _, node = content.decode().partition("@")
         return key, Card(node)
 
-    def put(self, key: str, node: str) -> bool:
+    def put_card(self, key: str, node: str) -> bool:
         """Whether it is kept."""
         diff = self.store.apply(key, self.limited.project(f"{key}@{node}".encode()))
         for gone, old in diff.deleted:
@@ -44,15 +44,15 @@ class World:
 
 def test_no_more_cards_of_a_node_are_kept_than_count():
     world = World()
-    assert [world.put(f"evil-{i}", "evil") for i in range(MOST_CARDS + 9)] == [True] * MOST_CARDS + [False] * 9
+    assert [world.put_card(f"evil-{i}", "evil") for i in range(MOST_CARDS + 9)] == [True] * MOST_CARDS + [False] * 9
     assert len(world.store) == MOST_CARDS
-    assert world.put("evil-0", "evil"), "a change of one that is kept"
-    assert world.put("honest-0", "honest")
+    assert world.put_card("evil-0", "evil"), "a change of one that is kept"
+    assert world.put_card("honest-0", "honest")
     world.remove("evil-0")
-    assert world.put("evil-900", "evil")
-    assert not world.put("honest-0", "evil"), "it has moved to a node that is full"
-    assert world.put("evil-900", "honest")
-    assert world.put("honest-0", "evil")
+    assert world.put_card("evil-900", "evil")
+    assert not world.put_card("honest-0", "evil"), "it has moved to a node that is full"
+    assert world.put_card("evil-900", "honest")
+    assert world.put_card("honest-0", "evil")
 
 
 def test_a_list_that_ends_early_takes_no_places_away():
@@ -64,7 +64,7 @@ def test_a_list_that_ends_early_takes_no_places_away():
         head = json.loads(content)
         return head["metadata"]["name"], Card(head["spec"]["nodeName"])
 
-    def put(name, node="n1"):
+    def put_card(name, node="n1"):
         api.put(paths.extendedresources(), {"metadata": {"name": name}, "spec": {"nodeName": node}})
 
     limited = MostCards(project, WakeHandler())
@@ -77,12 +77,12 @@ def test_a_list_that_ends_early_takes_no_places_away():
         list_limit=MOST_CARDS,
         clock=clock,
     )
-    put("a-moves")
-    put("z-stays")
+    put_card("a-moves")
+    put_card("z-stays")
     reflector._relist()
-    put("a-moves", "n2")
+    put_card("a-moves", "n2")
     for index in range(MOST_CARDS):
-        put(f"b-{index:03}")
+        put_card(f"b-{index:03}")
     api.fault(Fault(), "list")  # the first page comes, the second one fails
     api.fault(Fault(status=500), "list")
     with pytest.raises(errors.ServerError):
@@ -91,9 +91,9 @@ def test_a_list_that_ends_early_takes_no_places_away():
     for index in range(MOST_CARDS):
         api.remove(paths.extendedresources(f"b-{index:03}"))
     for index in range(MOST_CARDS - 1):
-        put(f"c-{index:03}")
+        put_card(f"c-{index:03}")
     reflector._relist()
     assert reflector.store.snapshot().keys() == {
-        each["metadata"]["name"] for each in api.all(paths.extendedresources())
+        manifest["metadata"]["name"] for manifest in api.all(paths.extendedresources())
     }
     assert limited._pending == {}

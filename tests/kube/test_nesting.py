@@ -41,9 +41,9 @@ def project(raw: bytes) -> tuple[str, str]:
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="what this Python cannot skip is found by the scan")
 def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
     text = r'{"a": ["\\", "}\"{[", {"b": 1}], "deep": DEEP, "after": {"c": [2, DEEP, {"d": [DEEP]}]}}'
-    found = json.loads(shallow(text.replace("DEEP", nested(DEEP, '[{"\\"}": "]"}]')).encode()))
-    assert found.pop("deep") == {"f:a": {"f:a": {"f:a": None}}}
-    assert found == {"a": ["\\", '}"{[', {"b": 1}], "after": {"c": [2, {"f:a": None}, {"d": None}]}}
+    document = json.loads(shallow(text.replace("DEEP", nested(DEEP, '[{"\\"}": "]"}]')).encode()))
+    assert document.pop("deep") == {"f:a": {"f:a": {"f:a": None}}}
+    assert document == {"a": ["\\", '}"{[', {"b": 1}], "after": {"c": [2, {"f:a": None}, {"d": None}]}}
     assert shallow(whole := nested(100).encode()) == whole
 
 
@@ -82,20 +82,22 @@ _VALUES = st.recursive(
 )
 
 
-def without(value: object, levels: int) -> object:
-    if isinstance(value, dict | list) and not levels:
+def cut_below(document: object, levels: int) -> object:
+    if isinstance(document, dict | list) and not levels:
         return None
-    if isinstance(value, dict):
-        return {key: without(one, levels - 1) for key, one in value.items()}
-    return [without(one, levels - 1) for one in value] if isinstance(value, list) else value
+    if isinstance(document, dict):
+        return {key: cut_below(nested_part, levels - 1) for key, nested_part in document.items()}
+    return [cut_below(nested_part, levels - 1) for nested_part in document] if isinstance(document, list) else document
 
 
 @settings(max_examples=examples(200, soak=5000))
-@given(value=_VALUES, levels=st.integers(0, 4), indent=st.sampled_from([None, 1]))
-def test_the_scan_leaves_out_what_is_too_deep_and_nothing_else(value: object, levels: int, indent: int | None) -> None:
+@given(document=_VALUES, levels=st.integers(0, 4), indent=st.sampled_from([None, 1]))
+def test_the_scan_leaves_out_what_is_too_deep_and_nothing_else(
+    document: object, levels: int, indent: int | None
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nesting, "_READ", levels)
-        assert json.loads(scanned(json.dumps(value, indent=indent).encode())) == without(value, levels)
+        assert json.loads(scanned(json.dumps(document, indent=indent).encode())) == cut_below(document, levels)
 
 
 @pytest.mark.skipif((3, 12) <= sys.version_info < (3, 14), reason="what can be skipped there, objects are made of")
@@ -115,13 +117,13 @@ def test_what_nobody_can_skip_is_scanned_once(
     api: ApiServer, client: KubeClient, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list whole, of a watch that event alone."""
-    found: list[bytes] = []
-    monkeypatch.setattr(nesting, "scanned", lambda raw: (found.append(raw), scanned(raw))[1])
+    scans: list[bytes] = []
+    monkeypatch.setattr(nesting, "scanned", lambda raw: (scans.append(raw), scanned(raw))[1])
     deep, late = pod("deep", 1, nested(ENDLESS)), pod("late", 3, nested(ENDLESS))
     follow(api, client, clock, [deep, pod("plain", 2)], [late, pod("after", 4)])
-    assert len(found) == 2
-    assert deep.encode() in found[0]
-    assert found[1] == f'{{"type":"ADDED","object":{late}}}'.encode()
+    assert len(scans) == 2
+    assert deep.encode() in scans[0]
+    assert scans[1] == f'{{"type":"ADDED","object":{late}}}'.encode()
 
 
 @pytest.mark.parametrize("levels", [sys.getrecursionlimit() + off for off in range(-60, 20, 4)])
@@ -132,19 +134,19 @@ def test_at_the_limit_it_is_read_however_deep_the_reader_stands(levels: int) -> 
 def test_a_deep_pod_keeps_nobody_from_the_list_nor_from_the_watch(
     api: ApiServer, client: KubeClient, clock: FakeClock
 ) -> None:
-    items = [pod("deep", 1, nested(DEEP)), pod("plain", 2)]
-    reflector = follow(api, client, clock, items, [pod("late", 3, nested(DEEP)), pod("after", 4)])
+    pods = [pod("deep", 1, nested(DEEP)), pod("plain", 2)]
+    reflector = follow(api, client, clock, pods, [pod("late", 3, nested(DEEP)), pod("after", 4)])
     assert reflector.store.snapshot() == dict.fromkeys(("deep", "plain", "late", "after"), "n1")
     assert (reflector.relists, reflector.handler_errors) == (1, 0)
 
 
-def follow(api: ApiServer, client: KubeClient, clock: FakeClock, items: list[str], added: list[str]) -> Reflector[str]:
+def follow(api: ApiServer, client: KubeClient, clock: FakeClock, pods: list[str], added: list[str]) -> Reflector[str]:
     def answer(request: Request) -> bytes | Answer:
         if request.query.get("resourceVersion") == "4":
             return Answer(500, b"{}")  # it waits
         if request.verb == "watch":
-            return "".join(f'{{"type":"ADDED","object":{each}}}\n' for each in added).encode()
-        return f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(items)}]}}'.encode()
+            return "".join(f'{{"type":"ADDED","object":{manifest}}}\n' for manifest in added).encode()
+        return f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(pods)}]}}'.encode()
 
     api.answers[PODS] = answer
     reflector = Reflector(client, PODS, project, WakeHandler(), clock=clock)
@@ -155,10 +157,10 @@ def follow(api: ApiServer, client: KubeClient, clock: FakeClock, items: list[str
 
 
 def test_commands_read_a_list_with_a_deep_object(api: ApiServer, client: KubeClient) -> None:
-    items = pod("deep", 1, nested(DEEP)), pod("plain", 2)
-    api.answers[PODS] = f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(items)}]}}'.encode()
-    assert [each["metadata"]["name"] for each in client.objects(PODS)] == ["deep", "plain"]
-    assert [each.metadata.name for each in usage._pods(client, "")] == ["deep", "plain"]
+    pods = pod("deep", 1, nested(DEEP)), pod("plain", 2)
+    api.answers[PODS] = f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(pods)}]}}'.encode()
+    assert [manifest["metadata"]["name"] for manifest in client.objects(PODS)] == ["deep", "plain"]
+    assert [record.metadata.name for record in usage._pods(client, "")] == ["deep", "plain"]
 
 
 def test_the_client_reads_a_deep_object(api: ApiServer, client: KubeClient) -> None:

@@ -89,9 +89,9 @@ OFFICIAL = official.CoreV1Api(Recording(official.Configuration(host="https://x")
 
 @given(namespace=NAMES, name=st.one_of(NAMES, TEXTS.filter(lambda text: not refused(text))))
 def test_the_official_client_builds_the_same_path(namespace: str, name: str):
-    with pytest.raises(Asked) as asked:
+    with pytest.raises(Asked) as raised:
         OFFICIAL.read_namespaced_pod(name, namespace)
-    assert str(asked.value) == f"https://x{paths.pods(namespace, name)}"
+    assert str(raised.value) == f"https://x{paths.pods(namespace, name)}"
 
 
 @given(name=st.sampled_from(HOSTILE))
@@ -119,27 +119,27 @@ def test_an_empty_name_is_not_the_list():
     assert len(str(caught.value)) < 200
 
 
-@given(value=TEXTS)
-def test_a_selector_selects_by_the_given_value_or_there_is_none(value: str):
+@given(operand=TEXTS)
+def test_a_selector_selects_by_the_given_value_or_there_is_none(operand: str):
     """Read back as k8s.io/apimachinery reads them: requirements by comma; in fields `\\` escapes."""
-    (query,) = paths.field_query("spec.nodeName", value).items()
+    (query,) = paths.field_query("spec.nodeName", operand).items()
     text = query[1].removeprefix("spec.nodeName=")
-    assert unescaped(text) == value
+    assert unescaped(text) == operand
     try:
-        query = paths.label_query(names.GANG, value)
+        query = paths.label_query(names.GANG, operand)
     except errors.InvalidName:
         return
-    assert query == {"labelSelector": f"{names.GANG}={value}"}
-    assert not set(value) & set(",()!=<> \t")
-    assert len(value) <= 63
+    assert query == {"labelSelector": f"{names.GANG}={operand}"}
+    assert not set(operand) & set(",()!=<> \t")
+    assert len(operand) <= 63
 
 
 def unescaped(text: str) -> str:
-    letters, found = iter(text), ""
+    letters, plain = iter(text), ""
     for letter in letters:
         assert letter not in ",="  # would end the value
-        found += next(letters) if letter == "\\" else letter
-    return found
+        plain += next(letters) if letter == "\\" else letter
+    return plain
 
 
 def test_several_values_of_a_label():

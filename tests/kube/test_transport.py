@@ -64,15 +64,15 @@ class Server:
 
 @pytest.fixture
 def serving(clock: FakeClock) -> Iterator[Callable[[Callable[[Send], None]], tuple[Server, KubeClient]]]:
-    made: list[tuple[Server, KubeClient]] = []
+    pairs: list[tuple[Server, KubeClient]] = []
 
     def serve(answer: Callable[[Send], None]) -> tuple[Server, KubeClient]:
         server = Server(answer)
-        made.append((server, KubeClient(server.url, clock=clock)))
-        return made[-1]
+        pairs.append((server, KubeClient(server.url, clock=clock)))
+        return pairs[-1]
 
     yield serve
-    for server, client in made:
+    for server, client in pairs:
         client.close()
         server.close()
 
@@ -180,12 +180,12 @@ def test_an_event_without_end_is_none(serving, monkeypatch):
 
 def test_events_that_come_in_pieces_are_whole(serving):
     line = b'{"type":"ADDED","object":{"a":"%s"}}' % (b"x" * 200_000)
-    both = line + b"\n" + line + b"\n"
+    two_lines = line + b"\n" + line + b"\n"
 
     def answer(send: Send) -> None:
         send(CHUNKED)
-        for start in range(0, len(both), 30_000):
-            piece = both[start : start + 30_000]
+        for start in range(0, len(two_lines), 30_000):
+            piece = two_lines[start : start + 30_000]
             send(b"%x\r\n%s\r\n" % (len(piece), piece))
         send(b"0\r\n\r\n")
 

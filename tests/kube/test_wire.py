@@ -26,16 +26,16 @@ MANAGED = {"managedFields": [{"manager": "m", "fieldsV1": {"f:x": {}}}]}
 
 @pytest.mark.parametrize("read", ["spec", "status", "template", "target"])
 def test_what_is_read_stays_as_it_is(read: str) -> None:
-    obj = {"apiVersion": "v1", "kind": "K", "metadata": META, read: {"x": [1, None, {}]}}
-    assert json.loads(wire.trim(json.dumps(obj).encode())) == obj
-    fat = json.dumps(obj | {"metadata": META | MANAGED, "other": 1}).encode()
-    assert json.loads(wire.trim(fat)) == obj
-    assert json.loads(wire.trim(fat, managed_fields=True)) == obj | {"metadata": META | MANAGED}
+    manifest = {"apiVersion": "v1", "kind": "K", "metadata": META, read: {"x": [1, None, {}]}}
+    assert json.loads(wire.trim(json.dumps(manifest).encode())) == manifest
+    fat = json.dumps(manifest | {"metadata": META | MANAGED, "other": 1}).encode()
+    assert json.loads(wire.trim(fat)) == manifest
+    assert json.loads(wire.trim(fat, managed_fields=True)) == manifest | {"metadata": META | MANAGED}
 
 
 def test_what_is_absent_stays_absent() -> None:
-    for obj in ({}, {"metadata": {}}, {"spec": None}, {"metadata": {"labels": None}}):
-        assert json.loads(wire.trim(json.dumps(obj).encode())) == obj
+    for manifest in ({}, {"metadata": {}}, {"spec": None}, {"metadata": {"labels": None}}):
+        assert json.loads(wire.trim(json.dumps(manifest).encode())) == manifest
 
 
 def test_depth_that_nobody_reads_is_no_matter() -> None:
@@ -44,9 +44,14 @@ def test_depth_that_nobody_reads_is_no_matter() -> None:
 
 
 def test_managed_fields_are_left_out_and_nothing_else() -> None:
-    obj = {"kind": "ConfigMap", "metadata": META | {"selfLink": "x"}, "data": {"a": '"managedFields"'}, "items": None}
-    fat = json.dumps(obj | {"metadata": obj["metadata"] | MANAGED}).encode()
-    assert json.loads(wire.unmanaged(fat)) == obj
+    manifest = {
+        "kind": "ConfigMap",
+        "metadata": META | {"selfLink": "x"},
+        "data": {"a": '"managedFields"'},
+        "items": None,
+    }
+    fat = json.dumps(manifest | {"metadata": manifest["metadata"] | MANAGED}).encode()
+    assert json.loads(wire.unmanaged(fat)) == manifest
     deep = b'{"metadata":{"managedFields":' + b"[" * 9_000 + b"]" * 9_000 + b'},"data":{}}'
     assert wire.unmanaged(deep) == b'{"metadata":{},"data":{}}'
 

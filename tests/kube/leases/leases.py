@@ -39,7 +39,7 @@ class World:
     def spec(self) -> dict:
         return self.lease["spec"]
 
-    def put(self, spec: object, **metadata: object) -> None:
+    def put_lease(self, spec: object, **metadata: object) -> None:
         """The Lease says this now, whatever it said before."""
         self.api.put(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"} | metadata, "spec": spec})
 
@@ -47,7 +47,7 @@ class World:
         self.api.remove(PATH)
 
     def released(self) -> None:
-        self.put({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 4}, labels={"kept": "yes"})
+        self.put_lease({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 4}, labels={"kept": "yes"})
 
     def carry_out(self, call: LeaseCall) -> dict:
         if call.kind == "get":
@@ -64,10 +64,10 @@ class World:
         due = dict.fromkeys(electors, self.now)
         until = self.now + seconds
         while self.now <= until:
-            for each in electors:
-                if due[each] <= self.now:
-                    due[each] = self.now + each.step()
-            assert sum(each.leader for each in electors) <= 1
+            for elector in electors:
+                if due[elector] <= self.now:
+                    due[elector] = self.now + elector.step()
+            assert sum(elector.leader for elector in electors) <= 1
             self.now += step
 
     # What goes wrong from now on, until the rule is ended.
@@ -79,7 +79,7 @@ class World:
     def unreachable(self) -> Rule:
         return self.api.fault(Fault(refused=True), times=math.inf)
 
-    def after(self, hook: Callable[[], object]) -> Rule:
+    def after_requests(self, hook: Callable[[], object]) -> Rule:
         return self.api.after(lambda _: hook(), times=math.inf)
 
     # What the electors have done.

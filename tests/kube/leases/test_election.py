@@ -44,7 +44,7 @@ class ElectionMachine(RuleBasedStateMachine):
     Three have identities of their own and a fourth has that of the first: the process before, not dead at all.
     """
 
-    who = st.integers(0, 3)
+    number = st.integers(0, 3)
     steps = st.sampled_from([0.01, 0.5, 2.0, 5.0, 13.0, 14.0, 16.0])
     delays = st.sampled_from([0.0, 1.0, 5.0])
 
@@ -60,7 +60,7 @@ class ElectionMachine(RuleBasedStateMachine):
     @initialize(released=st.booleans())
     def begins(self, released: bool) -> None:
         if released:
-            self.leases.put({"holderIdentity": ""})
+            self.leases.put_lease({"holderIdentity": ""})
 
     def launch(self, name: str, rate: float) -> Process:
         self.started += 1
@@ -103,10 +103,10 @@ class ElectionMachine(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.time += seconds
 
-    @rule(who=who, count=st.integers(1, 3))
-    def exchanges(self, who: int, count: int) -> None:
+    @rule(number=number, count=st.integers(1, 3))
+    def exchanges(self, number: int, count: int) -> None:
         for _ in range(count):
-            process = self.processes[who]
+            process = self.processes[number]
             if process.call is not None:
                 return
             self.send(process)
@@ -114,16 +114,16 @@ class ElectionMachine(RuleBasedStateMachine):
                 self.arrive(*self.on_the_way.pop())
                 self.hear(process, process.answers[-1])
 
-    @rule(order=st.permutations(range(4)), seconds=steps, again=who)
+    @rule(order=st.permutations(range(4)), seconds=steps, again=number)
     def everybody_exchanges_and_one_does_again(self, order: list[int], seconds: float, again: int) -> None:
-        for who in order:
-            self.exchanges(who, 1)
+        for number in order:
+            self.exchanges(number, 1)
         self.time += seconds
         self.exchanges(again, 1)
 
-    @rule(who=who, other=who, there=delays, back=delays)
-    def exchanges_slowly(self, who: int, other: int, there: float, back: float) -> None:
-        process = self.processes[who]
+    @rule(number=number, other=number, there=delays, back=delays)
+    def exchanges_slowly(self, number: int, other: int, there: float, back: float) -> None:
+        process = self.processes[number]
         if process.call is not None:
             return
         self.send(process)
@@ -135,19 +135,19 @@ class ElectionMachine(RuleBasedStateMachine):
             self.time += back
             self.hear(process, process.answers[-1])
 
-    @rule(who=who)
-    def does_not_hear(self, who: int) -> None:
-        process = self.processes[who]
+    @rule(number=number)
+    def does_not_hear(self, number: int) -> None:
+        process = self.processes[number]
         if process.call is None:
             self.send(process)
             if process.call is not None:
                 self.arrive(*self.on_the_way.pop())
                 self.hear(process, errors.Unreachable("cut"))
 
-    @rule(who=who)
-    def sends(self, who: int) -> None:
-        if self.processes[who].call is None:
-            self.send(self.processes[who])
+    @rule(number=number)
+    def sends(self, number: int) -> None:
+        if self.processes[number].call is None:
+            self.send(self.processes[number])
 
     @precondition(lambda self: self.on_the_way)
     @rule(data=st.data(), twice=st.booleans())
@@ -162,24 +162,24 @@ class ElectionMachine(RuleBasedStateMachine):
     def is_lost(self, data: st.DataObject) -> None:
         del self.on_the_way[data.draw(st.integers(0, len(self.on_the_way) - 1))]
 
-    @rule(data=st.data(), who=who)
-    def hears(self, data: st.DataObject, who: int) -> None:
-        process = self.processes[who]
+    @rule(data=st.data(), number=number)
+    def hears(self, data: st.DataObject, number: int) -> None:
+        process = self.processes[number]
         if process.answers and process.call is not None:
             self.hear(process, data.draw(st.sampled_from(process.answers)))
 
-    @rule(who=who)
-    def gives_up(self, who: int) -> None:
-        if self.processes[who].call is not None:
-            self.hear(self.processes[who], errors.Unreachable("timed out"))
+    @rule(number=number)
+    def gives_up(self, number: int) -> None:
+        if self.processes[number].call is not None:
+            self.hear(self.processes[number], errors.Unreachable("timed out"))
 
-    @rule(who=who)
-    def stops(self, who: int) -> None:
-        self.processes[who].stopping = True
+    @rule(number=number)
+    def stops(self, number: int) -> None:
+        self.processes[number].stopping = True
 
-    @rule(who=who, rate=st.sampled_from(RATES))
-    def is_killed_and_comes_back(self, who: int, rate: float) -> None:
-        self.replace(self.processes[who], rate)
+    @rule(number=number, rate=st.sampled_from(RATES))
+    def is_killed_and_comes_back(self, number: int, rate: float) -> None:
+        self.replace(self.processes[number], rate)
 
     @rule()
     def somebody_deletes_it(self) -> None:
@@ -188,16 +188,16 @@ class ElectionMachine(RuleBasedStateMachine):
     @rule(spec=st.sampled_from([{}, {"holderIdentity": 5}, {"holderIdentity": "x", "leaseDurationSeconds": 15}]))
     def somebody_writes_it(self, spec: dict) -> None:
         if self.leases.lease is not None:
-            self.leases.put(spec)
+            self.leases.put_lease(spec)
 
     @invariant()
     def no_two_hold(self) -> None:
         # What each believes now already says until when: no two may overlap, now or later.
         spans = []
-        for each in self.processes:
-            claim = each.election.period
-            begins, until = max(each.true(claim.begins), self.time), each.true(claim.until)
-            if not each.stopping and begins < until:
+        for process in self.processes:
+            claim = process.election.period
+            begins, until = max(process.true(claim.begins), self.time), process.true(claim.until)
+            if not process.stopping and begins < until:
                 spans.append((begins, until))
         spans.sort()
         for (_, until), (begins, _) in itertools.pairwise(spans):
@@ -205,26 +205,28 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @invariant()
     def time_is_only_told_forward(self) -> None:
-        for each in self.processes:
-            now = each.local(self.time)
-            assert each.election.period.until <= now + DURATION - MARGIN + 1e-6
-            assert each.election.pause(now) >= 0
-            assert each.election.seconds_to_change(now) > 0
+        for process in self.processes:
+            now = process.local(self.time)
+            assert process.election.period.until <= now + DURATION - MARGIN + 1e-6
+            assert process.election.pause(now) >= 0
+            assert process.election.seconds_to_change(now) > 0
 
     def teardown(self) -> None:
         """When all is well again, one of them leads, within the time of two durations."""
-        for each in self.processes:
-            if each.stopping:
-                self.replace(each, each.rate)
-            elif each.call is not None:
-                self.hear(each, errors.Unreachable("timed out"))
+        for process in self.processes:
+            if process.stopping:
+                self.replace(process, process.rate)
+            elif process.call is not None:
+                self.hear(process, errors.Unreachable("timed out"))
         for _ in range(90):
-            for index, each in enumerate(self.processes):
-                if each.election.pause(each.local(self.time)) <= 0:
+            for index, process in enumerate(self.processes):
+                if process.election.pause(process.local(self.time)) <= 0:
                     self.exchanges(index, 1)
             self.no_two_hold()
             self.time += 0.5
-        holding = [each for each in self.processes if each.election.period.is_valid(each.local(self.time), 5.0)]
+        holding = [
+            process for process in self.processes if process.election.period.is_valid(process.local(self.time), 5.0)
+        ]
         assert len(holding) == 1
         assert not math.isinf(holding[0].election.period.until)
 
@@ -235,7 +237,7 @@ TestElection.settings = settings(max_examples=examples(25, soak=3000), stateful_
 
 def test_the_example_of_the_docstring():
     leases = World()
-    leases.put({"holderIdentity": ""})
+    leases.put_lease({"holderIdentity": ""})
     a, b = (Election("ns", "l", name, duration=5.0, margin=0.5, renew_every=1.0) for name in ("a", "b"))
 
     def send(election: Election, now: float) -> str:

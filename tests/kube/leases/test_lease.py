@@ -18,17 +18,17 @@ def test_a_released_lease_is_taken_at_once_and_kept(world: World):
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", world.spec["renewTime"])
     assert world.spec["acquireTime"] == world.spec["renewTime"]
     assert world.lease["metadata"]["labels"] == {"kept": "yes"}
-    taken = world.spec
+    acquired = world.spec
     world.run(a, seconds=100)
     assert a.leader
     assert a.epoch == 1
-    assert world.spec["acquireTime"] == taken["acquireTime"]
-    assert world.spec["renewTime"] > taken["renewTime"]
+    assert world.spec["acquireTime"] == acquired["acquireTime"]
+    assert world.spec["renewTime"] > acquired["renewTime"]
     assert world.spec["leaseTransitions"] == 5
 
 
 def test_validity_counts_from_before_the_request_was_sent(world: World):
-    world.after(lambda: world.clock.advance(4))
+    world.after_requests(lambda: world.clock.advance(4))
     a = world.elector("a")
     a.step()
     sent = world.now
@@ -41,7 +41,7 @@ def test_validity_counts_from_before_the_request_was_sent(world: World):
 
 def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world: World):
     a = leading(world)
-    world.put(world.spec | dict.fromkeys(("renewTime", "acquireTime"), "1999-01-01T00:00:00.000000Z"))
+    world.put_lease(world.spec | dict.fromkeys(("renewTime", "acquireTime"), "1999-01-01T00:00:00.000000Z"))
     b = world.elector("b")
     b.step()
     seen = world.now
@@ -82,7 +82,7 @@ def test_a_longer_duration_of_the_holder_is_respected(world: World):
 
 def test_no_lease_is_waited_for_longer_than_a_correct_holder_may_have_it(world: World):
     """Somebody has written an hour into it, and is gone."""
-    world.put({"holderIdentity": "a", "leaseDurationSeconds": 3600, "leaseTransitions": 4})
+    world.put_lease({"holderIdentity": "a", "leaseDurationSeconds": 3600, "leaseTransitions": 4})
     b = world.elector("b")
     world.run(b, seconds=59)
     assert not b.leader, "a correct holder may have had it for as long"
@@ -93,7 +93,7 @@ def test_no_lease_is_waited_for_longer_than_a_correct_holder_may_have_it(world: 
 def test_a_holder_goes_by_its_own_duration_whatever_is_written_into_its_lease(world: World):
     """Else those who wait for a correct holder's longest duration would wait too short."""
     a = leading(world)
-    world.put(world.spec | {"leaseDurationSeconds": 3600}, **world.lease["metadata"])
+    world.put_lease(world.spec | {"leaseDurationSeconds": 3600}, **world.lease["metadata"])
     a.step()
     world.now += DURATION
     assert not a.leader
@@ -121,12 +121,12 @@ def test_a_conflict_is_read_again_and_the_loser_stands_by(world: World):
 
 
 def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
-    told: list[bool] = []
-    a = leading(world, on_change=told.append)
-    world.put(world.spec | {"holderIdentity": "b"})
+    changes: list[bool] = []
+    a = leading(world, on_change=changes.append)
+    world.put_lease(world.spec | {"holderIdentity": "b"})
     world.run(a, seconds=4)
     assert not a.leader
-    assert told == [True, False]
+    assert changes == [True, False]
     assert world.spec["holderIdentity"] == "b"
 
 
@@ -157,7 +157,7 @@ def test_a_created_lease_is_waited_for_from_after_the_answer(world: World):
     world.remove()
     a = world.elector("a")
     a.step()
-    world.after(lambda: world.clock.advance(4))
+    world.after_requests(lambda: world.clock.advance(4))
     a.step()
     created = world.now
     while not a.leader:
@@ -169,7 +169,7 @@ def test_somebody_else_created_it_first(world: World):
     world.remove()
     a = world.elector("a")
     a.step()
-    world.put({"holderIdentity": "b", "leaseDurationSeconds": 15})
+    world.put_lease({"holderIdentity": "b", "leaseDurationSeconds": 15})
     world.run(a, seconds=10)
     assert not a.leader
     assert world.spec["holderIdentity"] == "b"
@@ -193,12 +193,12 @@ def test_the_own_identity_of_an_earlier_process_is_waited_for(world: World):
 
 
 def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(world: World):
-    a, b = (Election("ns", "l", each, duration=DURATION, margin=MARGIN, renew_every=EVERY) for each in "ab")
+    a, b = (Election("ns", "l", name, duration=DURATION, margin=MARGIN, renew_every=EVERY) for name in "ab")
     times = [NOON - timedelta(seconds=7 * (count // 5)) for count in range(15)]
 
-    def exchange(who: Election, wall: datetime) -> None:
-        call = who.call(world.now, wall)
-        who.on_answer(call, world.carry_out(call), world.now)
+    def exchange(election: Election, wall: datetime) -> None:
+        call = election.call(world.now, wall)
+        election.on_answer(call, world.carry_out(call), world.now)
 
     exchange(a, times[0])
     for wall in times:

@@ -4,15 +4,15 @@ from tests.kube.leases.leases import EVERY, World, leading
 
 
 def test_stop_gives_the_lease_back_after_telling(world: World):
-    told: list[tuple[bool, bool, str]] = []
-    a = world.elector("a", on_change=lambda leads: told.append((leads, a.leader, world.spec["holderIdentity"])))
+    changes: list[tuple[bool, bool, str]] = []
+    a = world.elector("a", on_change=lambda leads: changes.append((leads, a.leader, world.spec["holderIdentity"])))
     world.run(a, seconds=1)
     b = world.elector("b")
     b.step()
     a.start()
     world.clock.until_waiting()  # not in the middle of a step, which would tell it as well
     a.stop()
-    assert told == [(True, True, "a"), (False, False, "a")]
+    assert changes == [(True, True, "a"), (False, False, "a")]
     assert not a.leader
     assert a.remaining() == 0
     assert (world.spec["holderIdentity"], world.spec["leaseDurationSeconds"]) == ("", 1)
@@ -26,13 +26,13 @@ def test_stop_gives_the_lease_back_after_telling(world: World):
 
 def test_at_stop_also_who_was_never_told_that_it_leads_is_told_that_it_does_not(world: World):
     """`holds` may have said yes, and posts begun, before the thread could say so."""
-    told: list[bool] = []
-    a = leading(world, on_change=told.append)
-    told.clear()
+    changes: list[bool] = []
+    a = leading(world, on_change=changes.append)
+    changes.clear()
     a._announced_epoch = 0
     a.start()
     a.stop()
-    assert told[-1:] == [False]
+    assert changes[-1:] == [False]
     assert world.spec["holderIdentity"] == ""
 
 

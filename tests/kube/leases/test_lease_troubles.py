@@ -9,8 +9,8 @@ from tests.kube.leases.leases import DURATION, EVERY, MARGIN, World, leading
 
 
 def test_leadership_ends_while_the_api_server_hangs(world: World):
-    told: list[bool] = []
-    a = leading(world, on_change=told.append)
+    changes: list[bool] = []
+    a = leading(world, on_change=changes.append)
     epoch = a.epoch
     seen: list[tuple[bool, float]] = []
 
@@ -26,10 +26,10 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
     assert seen[0][0]
     assert seen[-1] == (False, 0.0)
     assert sum(leads for leads, _ in seen) * 0.5 <= DURATION - MARGIN
-    assert told == [True, False]
+    assert changes == [True, False]
     # Nobody took it. It is ours again, as a new epoch: who read for the old one must read again.
     world.run(a, seconds=3)
-    assert told == [True, False, True]
+    assert changes == [True, False, True]
     assert a.epoch == epoch + 1
     assert a.holds(0, a.epoch)
     assert not a.holds(0, epoch)
@@ -75,7 +75,7 @@ def test_a_takeover_whose_answer_was_lost_is_recognised(world: World):
     ],
 )
 def test_a_lease_that_cannot_be_read_is_held_by_somebody(world: World, spec: object):
-    world.put(spec)
+    world.put_lease(spec)
     a = world.elector("a")
     world.run(a, seconds=DURATION - 0.25)
     assert not a.leader

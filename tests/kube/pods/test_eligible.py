@@ -18,11 +18,11 @@ def test_the_names_of_all_that_do():
     taint = {"key": "gpu", "effect": "NoSchedule"}
     there = [node("n1", zone="a"), node("n2", zone="b"), node("n3", zone="a"), node("n4", [taint], zone="a")]
     assert eligible.nodes(pod(nodeSelector={"zone": "a"}), there) == {"n1", "n3"}
-    assert [eligible.admits(one, pod(nodeSelector={"zone": "a"})) for one in there] == [True, False, True, False]
+    assert [eligible.admits(node, pod(nodeSelector={"zone": "a"})) for node in there] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("one", "why"),
+    ("manifest", "reason"),
     [
         (pod(), ""),
         (pod(volumes=[{"name": "x", "emptyDir": {}}]), ""),
@@ -40,5 +40,5 @@ def test_the_names_of_all_that_do():
         (pod(affinity={"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{}]}}), ""),
     ],
 )
-def test_what_else_decides(one, why):
-    assert eligible.other_constraint(one) == why
+def test_what_else_decides(manifest, reason):
+    assert eligible.other_constraint(manifest) == reason

@@ -13,8 +13,8 @@ def required(*terms: dict) -> dict:
     return {"affinity": {"nodeAffinity": hard}}
 
 
-def says(key: str, operator: str, *values: str) -> dict:
-    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(values)}]}
+def says(key: str, operator: str, *operands: str) -> dict:
+    return {"matchExpressions": [{"key": key, "operator": operator, "values": list(operands)}]}
 
 
 ZONE_A = {"key": "zone", "operator": "In", "values": ["a"]}

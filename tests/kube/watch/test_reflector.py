@@ -19,7 +19,7 @@ PODS = paths.pods()
 
 class Recorder:
     def __init__(self) -> None:
-        self.values: dict[str, int] = {}
+        self.records: dict[str, int] = {}
         self.calls: list[tuple] = []
         self.synced = 0
         self.fail_on: set[str] = set()
@@ -31,15 +31,15 @@ class Recorder:
             raise RuntimeError("handler broke")
 
     def on_change(self, key, old, new):
-        assert self.values.get(key) == old
+        assert self.records.get(key) == old
         assert old != new or key in self.failed
         self._fail(key)
-        self.values[key] = new
+        self.records[key] = new
         self.calls.append((key, old, new))
 
     def on_delete(self, key, old):
         self._fail(key)
-        assert self.values.pop(key, old if key in self.failed else None) == old
+        assert self.records.pop(key, old if key in self.failed else None) == old
         self.calls.append((key, old, None))
 
     def on_synced(self):
@@ -47,14 +47,14 @@ class Recorder:
 
 
 def project(raw: bytes) -> tuple[str, int] | None:
-    obj = json.loads(raw)
-    size = obj["spec"].get("size", 0)
+    manifest = json.loads(raw)
+    size = manifest["spec"].get("size", 0)
     if size < 0:
         raise ValueError("cannot be read")
-    return (obj["metadata"]["uid"], size) if size else None
+    return (manifest["metadata"]["uid"], size) if size else None
 
 
-def put(api: ApiServer, name: str, *, uid: str = "", **spec: object) -> None:
+def put_pod(api: ApiServer, name: str, *, uid: str = "", **spec: object) -> None:
     api.put(PODS, {"metadata": {"name": name, "uid": uid or f"uid-{name}"}, "spec": spec})
 
 
@@ -63,8 +63,8 @@ def remove(api: ApiServer, name: str) -> None:
 
 
 def truth(api: ApiServer) -> dict[str, int]:
-    shown = [project(json.dumps(obj).encode()) for obj in api.all(PODS)]
-    return dict(each for each in shown if each is not None)
+    shown = [project(json.dumps(manifest).encode()) for manifest in api.all(PODS)]
+    return dict(record for record in shown if record is not None)
 
 
 @pytest.fixture
@@ -89,19 +89,19 @@ def following(client: KubeClient, clock: FakeClock):
 
 def test_lists_in_pages_then_follows_events(api: ApiServer, clock, following):
     for number in range(10):
-        put(api, f"p{number}", size=number)
+        put_pod(api, f"p{number}", size=number)
     reflector, handler = following()
     assert reflector.synced.is_set()
-    assert handler.values == truth(api) == reflector.store.snapshot()
-    assert len(handler.values) == 9  # p0 is of no interest
-    put(api, "p3", size=33)
-    put(api, "p4", size=0)  # no longer of interest: a deletion
+    assert handler.records == truth(api) == reflector.store.snapshot()
+    assert len(handler.records) == 9  # p0 is of no interest
+    put_pod(api, "p3", size=33)
+    put_pod(api, "p4", size=0)  # no longer of interest: a deletion
     remove(api, "p5")
-    put(api, "p5", uid="other", size=5)
+    put_pod(api, "p5", uid="other", size=5)
     clock.until_waiting()
-    assert handler.values == truth(api)
-    assert "other" in handler.values
-    assert "uid-p4" not in handler.values
+    assert handler.records == truth(api)
+    assert "other" in handler.records
+    assert "uid-p4" not in handler.records
     assert reflector.relists == 1
     lists = [request.query for request in api.sent("list")]
     assert len(lists) == 4
@@ -112,91 +112,91 @@ def test_lists_in_pages_then_follows_events(api: ApiServer, clock, following):
 
 
 def test_a_watch_that_ended_is_followed_by_one_from_where_it_was(api: ApiServer, clock, following):
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, handler = following()
-    put(api, "b", size=2)
+    put_pod(api, "b", size=2)
     api.hold(PODS)
     clock.step_until(lambda: len(api.sent("watch")) == 3)
-    put(api, "c", size=3)
+    put_pod(api, "c", size=3)
     api.let_through(PODS)
     clock.until_waiting()
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert (reflector.relists, reflector.errors) == (1, 0)
     first, second, third = (int(request.query["resourceVersion"]) for request in api.sent("watch"))
     assert first < second <= third
 
 
 def test_a_list_that_is_asked_for_shows_what_had_been_written_and_the_watch_had_not_told(api, clock, following):
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, handler = following()
     api.fault(Fault(events=1, then="silence"), "watch")
-    put(api, "b", size=2)
+    put_pod(api, "b", size=2)
     clock.until_waiting()
-    assert "uid-b" in handler.values
+    assert "uid-b" in handler.records
     # The old watch ends with its list; the next is the one that falls silent after an event.
     assert reflector.relist().wait(60)
-    put(api, "c", size=3)
+    put_pod(api, "c", size=3)
     clock.until_waiting()
-    assert "uid-c" in handler.values
-    put(api, "d", size=4)
+    assert "uid-c" in handler.records
+    put_pod(api, "d", size=4)
     clock.until_waiting()
-    assert "uid-d" not in handler.values
+    assert "uid-d" not in handler.records
     assert reflector.relist().wait(60)
-    assert handler.values == truth(api)
-    put(api, "e", size=5)
+    assert handler.records == truth(api)
+    put_pod(api, "e", size=5)
     clock.until_waiting()
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert clock.now() == 1000
 
 
 def test_a_list_that_is_asked_for_is_not_the_one_under_way(api, clock, following, monkeypatch):
     """That one began before: what was written since is missing in it, and the watch has not told it yet."""
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, handler = following()
     api.hold(PODS)
-    put(api, "b", size=2)
-    take, asked = handler.on_change, []
+    put_pod(api, "b", size=2)
+    take, relists = handler.on_change, []
 
     def meanwhile(key, old, new):
         take(key, old, new)
         if key == "uid-b":
-            put(api, "c", size=3)
-            asked.append(reflector.relist())
+            put_pod(api, "c", size=3)
+            relists.append(reflector.relist())
 
     monkeypatch.setattr(handler, "on_change", meanwhile)
     assert reflector.relist().wait(60)
-    assert asked[0].wait(60)
-    assert handler.values == truth(api), "who asked while a list was under way was answered by that list"
+    assert relists[0].wait(60)
+    assert handler.records == truth(api), "who asked while a list was under way was answered by that list"
 
 
 def test_a_list_that_is_asked_for_and_fails_is_tried_again_until_it_is_there(api, clock, following):
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, handler = following()
     api.fault(Fault(status=500), "list")
     api.fault(Fault(status=429, retry_after=0), "list")
     before = len(api.sent("list"))
     done = [reflector.relist() for _ in range(3)]
-    clock.step_until(lambda: all(each.is_set() for each in done))
+    clock.step_until(lambda: all(relist.is_set() for relist in done))
     assert len(api.sent("list")) - before <= 2 + 2
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert api.watches() == 1  # and it watches on
 
 
 def test_who_asks_for_a_list_ends_the_pause_after_an_outage(api: ApiServer, clock, following):
     """The API server is back, its first caller knows, and the next try would come half a minute later."""
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, handler = following(pace=WatchPace(backoff_initial=100, backoff_cap=100))
     api.down = True
     clock.until_waiting()
     assert reflector.errors >= 1
     api.down = False
-    put(api, "b", size=2)
+    put_pod(api, "b", size=2)
     before = clock.now()
     done = reflector.relist()
     clock.until_waiting()
     assert done.is_set()
     assert clock.now() == before
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
 
 
 @pytest.mark.parametrize(
@@ -213,89 +213,91 @@ def test_who_asks_for_a_list_ends_the_pause_after_an_outage(api: ApiServer, cloc
         ("watch", Fault(events=1, then="garbage")),
         ("watch", Fault(events=1, then="silence")),
     ],
-    ids=lambda value: value if isinstance(value, str) else f"{value.status or value.then or value.seconds}",
+    ids=lambda parameter: (
+        parameter if isinstance(parameter, str) else f"{parameter.status or parameter.then or parameter.seconds}"
+    ),
 )
 def test_state_is_right_after_a_fault(api: ApiServer, clock, following, verb, fault):
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     ordered = api.fault(fault, verb)
     reflector, handler = following()
     clock.step_until(reflector.synced.is_set)
     for number in range(6):
-        put(api, f"p{number}", size=number + 1)
+        put_pod(api, f"p{number}", size=number + 1)
     remove(api, "a")
-    clock.step_until(lambda: handler.values == truth(api))
+    clock.step_until(lambda: handler.records == truth(api))
     assert ordered.left == 0
 
 
 def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServer, clock, following):
     for number in range(10):
-        put(api, f"p{number}", size=number + 1)
+        put_pod(api, f"p{number}", size=number + 1)
     api.fault(Fault(), "list")
     api.fault(Fault(status=410), "list")  # the second page
     reflector, handler = following()
     clock.step_until(reflector.synced.is_set)
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert "limit" not in api.sent("list")[-1].query
 
 
 def test_the_first_list_is_told_page_by_page_and_is_whole_only_at_its_end(api: ApiServer, clock, following):
     for number in range(10):
-        put(api, f"p{number}", size=number + 1)
+        put_pod(api, f"p{number}", size=number + 1)
     api.fault(Fault(), "list")
     api.fault(Fault(status=500, retry_after=1), "list")  # the second page
     reflector, handler = following()
-    assert handler.values == {f"uid-p{number}": number + 1 for number in range(3)}
+    assert handler.records == {f"uid-p{number}": number + 1 for number in range(3)}
     assert (reflector.synced.is_set(), handler.synced) == (False, 0)
     remove(api, "p0")
-    put(api, "p1", size=100)
+    put_pod(api, "p1", size=100)
     clock.step_until(reflector.synced.is_set)
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert handler.synced == 1
 
 
 def test_a_list_that_says_nothing_new_keeps_the_records_that_are_known(api: ApiServer, clock, following):
     for name in "abc":
-        put(api, name, size=1000)
+        put_pod(api, name, size=1000)
     reflector, handler = following()
     before = reflector.store.snapshot()
     handler.calls.clear()
     done = reflector.relist()
     clock.step_until(done.is_set)
     after = reflector.store.snapshot()
-    assert all(after[key] is value for key, value in before.items())
+    assert all(after[key] is record for key, record in before.items())
     assert not handler.calls
 
 
-@pytest.mark.parametrize(("pace", "most"), [(CENTRAL_PACE, 7), (WatchPace(), 38)], ids=["central", "agent"])
+@pytest.mark.parametrize(("pace", "limit"), [(CENTRAL_PACE, 7), (WatchPace(), 38)], ids=["central", "agent"])
 def test_a_proxy_that_names_a_long_pause_does_not_make_a_leader_blind_for_longer_than_its_own(
-    api: ApiServer, clock, following, pace, most
+    api: ApiServer, clock, following, pace, limit
 ):
     """Extender and webhook decide by what they know: their longest pause is that of their pace, whatever is asked."""
     api.fault(Fault(status=429, retry_after=3600), "list")
     began = clock.now()
     reflector, _ = following(pace=pace)
     clock.step_until(reflector.synced.is_set)
-    assert most / 2 < clock.now() - began <= most
+    assert limit / 2 < clock.now() - began <= limit
 
 
 def test_relist_tells_only_what_changed_meanwhile(api: ApiServer, clock, following):
     for name in "abc":
-        put(api, name, size=1)
+        put_pod(api, name, size=1)
     api.fault(Fault(status=500, retry_after=1), "watch")
     reflector, handler = following()
     handler.calls.clear()
     remove(api, "a")
-    put(api, "b", size=2)
-    put(api, "d", size=4)
+    put_pod(api, "b", size=2)
+    put_pod(api, "d", size=4)
     api.compact()
     clock.step_until(lambda: reflector.relists == 2)
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert sorted(handler.calls, key=str) == sorted([("uid-a", 1, None), ("uid-b", 1, 2), ("uid-d", None, 4)], key=str)
     assert handler.synced == 2
 
 
 def test_bookmarks_keep_the_version_fresh_and_the_reflector_not_stale(api: ApiServer, clock, following):
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, _ = following()
     assert reflector.staleness_seconds() == 0
     last = api.put(paths.nodes(), {"metadata": {"name": "n"}})
@@ -312,14 +314,14 @@ def test_a_watch_that_sends_nothing_is_replaced_after_100_seconds(api: ApiServer
     """The API server sends a bookmark each minute, unless the kind has had no event."""
     api.fault(Fault(then="silence"), "watch")
     reflector, handler = following()
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     clock.advance(99)
     clock.until_waiting()
     assert (reflector.errors, reflector.staleness_seconds(), reflector.disconnected_seconds()) == (0, 99, 0)
     clock.advance(1)
     clock.step_until(lambda: reflector.relists == 2 and api.watches() == 1)
     assert clock.now() == 1100, "it paused before it listed again"
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert reflector.disconnected_seconds() == 0
 
 
@@ -341,14 +343,14 @@ def test_a_kind_without_events_is_an_error_only_if_the_list_fails(
 def test_a_watch_that_goes_silent_after_an_event_is_an_error(api: ApiServer, clock, following):
     api.fault(Fault(events=1, then="silence"), "watch")
     reflector, _ = following()
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     clock.until_waiting()
     clock.step_until(lambda: reflector.errors == 1 and api.watches() == 1)
     assert (round(clock.now()), reflector.relists) == (1100, 1)
 
 
 def test_the_seconds_for_which_changes_may_be_missing_are_known(api: ApiServer, clock, following):
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, handler = following(pace=WatchPace(backoff_initial=8, backoff_cap=8))
     assert reflector.disconnected_seconds() == 0
     clock.advance(50)
@@ -359,8 +361,8 @@ def test_the_seconds_for_which_changes_may_be_missing_are_known(api: ApiServer, 
     clock.advance(3)
     assert reflector.disconnected_seconds() == 3
     api.down = False
-    put(api, "b", size=2)
-    clock.step_until(lambda: handler.values == truth(api))
+    put_pod(api, "b", size=2)
+    clock.step_until(lambda: handler.records == truth(api))
     assert reflector.disconnected_seconds() == 0
 
 
@@ -373,7 +375,7 @@ def test_a_watch_that_went_silent_counts_from_its_last_word(api: ApiServer, cloc
     api.fault(Fault(events=1, then="silence"), "watch")
     reflector, _ = following()
     clock.advance(10)
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     clock.until_waiting()
     api.fault(Fault(refused=True), "watch", times=math.inf)
     clock.step_until(lambda: reflector.errors == 2)
@@ -387,18 +389,18 @@ def test_watches_that_send_nothing_are_followed_by_lists_and_interrupt_nothing(a
     """
     silence = api.fault(Fault(then="silence"), "watch", times=math.inf)
     reflector, handler = following()
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     for silent in range(1, 4):
         clock.step_until(lambda silent=silent: reflector.relists == 1 + silent and api.watches() == 1)
         clock.until_waiting()
-        assert handler.values == truth(api)
-        put(api, "a", size=1 + silent)
+        assert handler.records == truth(api)
+        put_pod(api, "a", size=1 + silent)
         assert reflector.disconnected_seconds() == 0
         clock.advance(40)
         clock.until_waiting()
         assert reflector.disconnected_seconds() == 0
     silence.end()
-    clock.step_until(lambda: reflector.relists == 5 and handler.values == truth(api))
+    clock.step_until(lambda: reflector.relists == 5 and handler.records == truth(api))
 
 
 def test_a_watch_that_sent_nothing_counts_from_its_end_if_no_list_follows(api: ApiServer, clock, following):
@@ -414,26 +416,26 @@ def test_after_etcd_was_restored_the_api_server_is_listed_again(api: ApiServer, 
     """It accepts a watch from a version that it does not have yet and says nothing (kubernetes#107457, see the contract
     of the fakes). A handler that fails makes all watches short, and each ends by itself.
     """
-    put(api, "before", size=1)
+    put_pod(api, "before", size=1)
     reflector, handler = following()
     if handler_fails:
         handler.fail_on.add("uid-broken")
-        put(api, "broken", size=1)
+        put_pod(api, "broken", size=1)
         clock.step_until(lambda: reflector.handler_errors > 0)
     # The restored server is at an earlier revision: for this reflector each watch is from the future.
     reflector._version = str(int(reflector._version) + 1000)
     api.down = True
     clock.until_waiting()
     remove(api, "before")
-    put(api, "after", size=2)
+    put_pod(api, "after", size=2)
     api.down = False
     began = clock.now()
     lists = reflector.relists
     clock.step_until(lambda: reflector.relists > lists or clock.now() - began > 1000)
     assert clock.now() - began <= 250
     handler.fail_on.clear()
-    clock.step_until(lambda: handler.values == truth(api) or clock.now() - began > 1200)
-    assert handler.values == truth(api)
+    clock.step_until(lambda: handler.records == truth(api) or clock.now() - began > 1200)
+    assert handler.records == truth(api)
     clock.step_until(lambda: reflector.disconnected_seconds() == 0)
 
 
@@ -441,7 +443,7 @@ def test_a_watch_after_one_that_went_silent_later_is_believed_at_once(api: ApiSe
     """Its connection was lost; an API server that is well may have nothing to send for a minute."""
     api.fault(Fault(events=1, then="silence"), "watch")
     reflector, _ = following()
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     clock.step_until(lambda: reflector.errors == 1 and api.watches() == 1)
     clock.until_waiting()
     assert (reflector.events, reflector.disconnected_seconds()) == (1, 0)
@@ -456,22 +458,22 @@ def test_the_first_reflector_that_reaches_the_api_server_again_ends_the_pauses_o
         )
         for path, seconds in ((paths.nodes(), 1000), (PODS, 10))
     )  # fmt: skip
-    both = slow, quick
+    reflectors = slow, quick
     try:
-        for each in both:
-            each.start()
+        for reflector in reflectors:
+            reflector.start()
         clock.until_waiting(2)
         api.down = True
         clock.until_waiting(2)
-        assert all(each.errors for each in both)
+        assert all(reflector.errors for reflector in reflectors)
         api.down = False
         api.put(paths.nodes(), {"metadata": {"name": "n"}})
         clock.step_until(lambda: slow.store.get("n"), threads=2)
         assert clock.now() <= 1010
-        assert all(each.disconnected_seconds() == 0 for each in both)
+        assert all(reflector.disconnected_seconds() == 0 for reflector in reflectors)
     finally:
-        for each in both:
-            each.stop()
+        for reflector in reflectors:
+            reflector.stop()
 
 
 def test_a_kind_that_is_always_refused_is_not_tried_more_often_because_others_go_well(api: ApiServer, client, clock):
@@ -480,75 +482,75 @@ def test_a_kind_that_is_always_refused_is_not_tried_more_often_because_others_go
     refused = Reflector(client, paths.nodes(), project, Recorder(), pace=pace, clock=clock)
     well = Reflector(client, PODS, project, Recorder(), pace=WatchPace(watch_min=1, watch_max=2), clock=clock)
     try:
-        for each in (refused, well):
-            each.start()
+        for reflector in (refused, well):
+            reflector.start()
         clock.step_until(lambda: clock.now() >= 1250, threads=2)
         assert len(api.sent("watch")) > 100
         assert refused.errors <= 250 / 50 + 1
     finally:
-        for each in (refused, well):
-            each.stop()
+        for reflector in (refused, well):
+            reflector.stop()
 
 
 def test_failing_handler_and_unreadable_object_do_not_stop_it(api: ApiServer, clock, following, capsys):
     handler = Recorder()
     handler.fail_on = {"uid-a"}
-    put(api, "a", size=1)
-    put(api, "b", size=1)
+    put_pod(api, "a", size=1)
+    put_pod(api, "b", size=1)
     reflector, handler = following(handler)
-    put(api, "b", size=-1)  # stays as it was
-    put(api, "c", size=3)
+    put_pod(api, "b", size=-1)  # stays as it was
+    put_pod(api, "c", size=3)
     clock.until_waiting()
-    assert handler.values == {"uid-b": 1, "uid-c": 3}
+    assert handler.records == {"uid-b": 1, "uid-c": 3}
     assert reflector.handler_errors == 2
     assert "handler broke" in capsys.readouterr().out
 
 
 def test_what_the_handler_failed_on_is_handed_over_again_without_another_list(api, clock, following):
     for name in "abc":
-        put(api, name, size=1)
+        put_pod(api, name, size=1)
     reflector, handler = following()
     handler.fail_on = {"uid-a", "uid-b", "uid-d"}
-    put(api, "a", size=2)  # nothing else ever happens to it
+    put_pod(api, "a", size=2)  # nothing else ever happens to it
     remove(api, "b")
-    put(api, "d", size=4)
-    put(api, "a", size=3)
-    put(api, "c", size=5)
+    put_pod(api, "d", size=4)
+    put_pod(api, "a", size=3)
+    put_pod(api, "c", size=5)
     clock.until_waiting()
     assert reflector.handler_errors >= 4
-    assert handler.values == {"uid-a": 1, "uid-b": 1, "uid-c": 5}
+    assert handler.records == {"uid-a": 1, "uid-b": 1, "uid-c": 5}
     handler.fail_on = set()
-    clock.step_until(lambda: handler.values == truth(api))
+    clock.step_until(lambda: handler.records == truth(api))
     assert [call for call in handler.calls if call[0] == "uid-a"][-1] == ("uid-a", 1, 3)  # from what it last took
     assert reflector.relists == 1
 
 
 def test_what_a_list_shows_and_nobody_can_read_stays_as_it_was(api, clock, following):
     """It is there, so it must not go: a pod that had gone would hold its card no more."""
-    put(api, "a", size=1)
-    put(api, "b", size=1)
+    put_pod(api, "a", size=1)
+    put_pod(api, "b", size=1)
     reflector, handler = following()
     api.hold(PODS)
-    put(api, "a", size=2)
-    put(api, "b", size=-1)
+    put_pod(api, "a", size=2)
+    put_pod(api, "b", size=-1)
     assert reflector.relist().wait(60)
     assert reflector.handler_errors == 1
-    assert handler.values == {"uid-a": 2, "uid-b": 1}
+    assert handler.records == {"uid-a": 2, "uid-b": 1}
 
 
 def test_a_list_that_the_handler_failed_on_is_not_done_before_it_has_taken_all(api, clock, following):
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     reflector, handler = following()
     handler.fail_on = {"uid-b"}
     api.hold(PODS)
-    put(api, "b", size=2)
+    put_pod(api, "b", size=2)
     done = reflector.relist()
     clock.until_waiting()
     assert "uid-b" in handler.failed
     assert not done.is_set()
     handler.fail_on = set()
     clock.step_until(done.is_set)
-    assert handler.values == truth(api)
+    assert handler.records == truth(api)
     assert reflector.relists == 2, "without another list"
 
 
@@ -556,10 +558,10 @@ def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end
     reflector, handler = following()
     handler.fail_on = {"uid-a"}
     for size in (1, 2):
-        put(api, "a", size=size)
+        put_pod(api, "a", size=size)
         remove(api, "a")
         clock.until_waiting()
-    put(api, "a", size=3)
+    put_pod(api, "a", size=3)
     handler.fail_on = set()
     clock.step_until(lambda: handler.calls)
     assert handler.calls == [("uid-a", None, 3)]
@@ -569,7 +571,7 @@ def test_what_the_handler_never_took_is_new_to_it_also_when_it_failed_on_the_end
 def test_the_end_of_what_the_handler_never_took_is_told_until_it_takes_that(api, clock, following):
     _, handler = following()
     handler.fail_on = {"uid-a"}
-    put(api, "a", size=1)
+    put_pod(api, "a", size=1)
     remove(api, "a")
     clock.until_waiting()
     handler.fail_on = set()  # a half of it may be there
@@ -582,10 +584,10 @@ def test_handler_that_always_fails_slows_nothing_down(api: ApiServer, clock, fol
     handler.fail_on = {"uid-bad"}
     reflector, _ = following(handler, pace=WatchPace(backoff_initial=1.0, backoff_cap=60))
     for number in range(50):
-        put(api, "bad", size=number + 1)
-        put(api, "good", size=number + 1)
+        put_pod(api, "bad", size=number + 1)
+        put_pod(api, "good", size=number + 1)
         clock.until_waiting()
-        assert handler.values == {"uid-good": number + 1}
+        assert handler.records == {"uid-good": number + 1}
         clock.advance(0.05)
     assert reflector.relists == 1
     assert len(api.sent("watch")) < 10
@@ -614,30 +616,30 @@ def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, cl
     reflector, handler = following()
     for _ in range(300):
         name = f"p{chance.randrange(12)}"
-        what = chance.random()
-        if what < 0.5:
-            put(api, name, size=chance.randrange(4))
-        elif what < 0.7:
+        draw = chance.random()
+        if draw < 0.5:
+            put_pod(api, name, size=chance.randrange(4))
+        elif draw < 0.7:
             remove(api, name)
-        elif what < 0.75:
+        elif draw < 0.75:
             remove(api, name)
-            put(api, name, uid=f"uid-{name}-{chance.random()}", size=1)
-        elif what < 0.78:
+            put_pod(api, name, uid=f"uid-{name}-{chance.random()}", size=1)
+        elif draw < 0.78:
             api.compact()
-        elif what < 0.86:
-            how = chance.choice(["cut", "silence", "gone", "garbage"])
-            api.fault(Fault(events=chance.randrange(4), then=how), "watch")
-        elif what < 0.88:
+        elif draw < 0.86:
+            fault_kind = chance.choice(["cut", "silence", "gone", "garbage"])
+            api.fault(Fault(events=chance.randrange(4), then=fault_kind), "watch")
+        elif draw < 0.88:
             handler.fail_on = {f"uid-p{chance.randrange(12)}", f"uid-p{chance.randrange(12)}"}
-        elif what < 0.92:
+        elif draw < 0.92:
             api.fault(Fault(status=chance.choice([410, 429, 500, 503])), chance.choice(["list", "watch"]))
-        elif what < 0.96:
+        elif draw < 0.96:
             clock.advance(chance.choice([0.1, 1.0, 10.0, 100.0]))
         else:
             clock.until_waiting()
     handler.fail_on = set()
-    put(api, "last", size=7)
-    clock.step_until(lambda: handler.values == truth(api) == reflector.store.snapshot())
+    put_pod(api, "last", size=7)
+    clock.step_until(lambda: handler.records == truth(api) == reflector.store.snapshot())
     assert reflector.handler_errors == len(handler.failed)
 
 

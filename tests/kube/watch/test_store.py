@@ -12,24 +12,24 @@ class Mirror:
     """Plays diffs; refuses what a handler must never see."""
 
     def __init__(self) -> None:
-        self.values: dict[str, int] = {}
+        self.records: dict[str, int] = {}
 
     def play(self, diff: Diff[int]) -> None:
         for key, old in diff.deleted:
-            assert self.values.pop(key) == old
+            assert self.records.pop(key) == old
         for key, old, new in diff.updated:
             assert old != new
-            assert self.values[key] == old
-            self.values[key] = new
+            assert self.records[key] == old
+            self.records[key] = new
         for key, new in diff.added:
-            assert key not in self.values
-            self.values[key] = new
+            assert key not in self.records
+            self.records[key] = new
 
 
 @dataclass(frozen=True)
 class Put:
     name: str
-    value: int
+    size: int
     again: bool  # deleted and created meanwhile: another uid
 
 
@@ -56,11 +56,11 @@ STEPS = st.lists(
 )
 
 
-def project(uid_keys: bool, name: str, uid: int, value: int) -> tuple[str, int] | None:
+def project(uid_keys: bool, name: str, uid: int, size: int) -> tuple[str, int] | None:
     """Value 0 is of no interest, like a finished pod."""
-    if value == 0:
+    if size == 0:
         return None
-    return (f"{name}-{uid}" if uid_keys else f"ns/{name}"), value
+    return (f"{name}-{uid}" if uid_keys else f"ns/{name}"), size
 
 
 @given(STEPS, st.booleans())
@@ -72,8 +72,8 @@ def test_store_equals_the_truth_after_any_history(steps, uid_keys):
     down = 0
 
     def expected() -> dict[str, int]:
-        shown = [project(uid_keys, name, uid, value) for name, (uid, value) in truth.items()]
-        return dict(each for each in shown if each is not None)
+        shown = [project(uid_keys, name, uid, size) for name, (uid, size) in truth.items()]
+        return dict(record for record in shown if record is not None)
 
     for step in steps:
         match step:
@@ -82,37 +82,37 @@ def test_store_equals_the_truth_after_any_history(steps, uid_keys):
                     down = missed
                     continue
                 listed = []
-                for name, (uid, value) in truth.items():
-                    shown = project(uid_keys, name, uid, value)
+                for name, (uid, size) in truth.items():
+                    shown = project(uid_keys, name, uid, size)
                     if shown is not None:
                         listed.append((f"ns/{name}", *shown))
                 mirror.play(store.replace(listed))
                 assert store.snapshot() == expected()
                 down = 0
-            case Put(name, value, again):
+            case Put(name, size, again):
                 if again or name not in truth:
                     uids += 1
                     if name in truth and not down:
                         mirror.play(store.apply(f"ns/{name}", None))
-                    truth[name] = (uids, value)
+                    truth[name] = (uids, size)
                 else:
-                    truth[name] = (truth[name][0], value)
+                    truth[name] = (truth[name][0], size)
                 if not down:
                     mirror.play(store.apply(f"ns/{name}", project(uid_keys, name, *truth[name])))
             case Remove(name):
                 truth.pop(name, None)
                 if not down:
                     mirror.play(store.apply(f"ns/{name}", None))
-        assert mirror.values == store.snapshot()
+        assert mirror.records == store.snapshot()
         if not down:
             assert store.snapshot() == expected()
     listed = [
         (f"ns/{name}", *shown)
-        for name, (uid, value) in truth.items()
-        if (shown := project(uid_keys, name, uid, value)) is not None
+        for name, (uid, size) in truth.items()
+        if (shown := project(uid_keys, name, uid, size)) is not None
     ]
     mirror.play(store.replace(listed))
-    assert mirror.values == store.snapshot() == expected()
+    assert mirror.records == store.snapshot() == expected()
     # Nothing is left behind that would misdirect a later object of the same name.
     assert len(store._aliases) == (len(store) if uid_keys else 0)
 
