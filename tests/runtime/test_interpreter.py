@@ -39,10 +39,10 @@ def test_the_garbage_collector_looks_seldom() -> None:
 
 @pytest.mark.parametrize(("allowed", "after"), [(1_024, 65_536), (2_048, 65_536), (None, None)])
 def test_a_process_has_files_for_its_connections(allowed: int | None, after: int | None) -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed or most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed or hard_limit, hard_limit))
     interpreter.tune()
-    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(after or most, most), most)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(after or hard_limit, hard_limit), hard_limit)
 
 
 @pytest.mark.parametrize("process", ["cardwise/runtime/http/serving.py", "deviceplugin/__main__.py", "mps/__main__.py"])

@@ -35,17 +35,17 @@ def lines(level: str, fmt: str) -> list[str]:
 
 
 def test_every_line_is_json_and_says_which_part():
-    got = [json.loads(line) for line in lines("info", "json")]
-    assert [each["event"] for each in got] == ["hello", "from gunicorn", "extra", "broke", "broke too"]
-    assert {each["component"] for each in got} == {"webhook"}
-    assert got[0]["pod"] == "ns/p"
-    assert got[0]["logger"] == "early"
-    assert [each.get("request") for each in got] == [None, "r1", "r1", "r1", "r1"]
-    assert got[2]["node"] == "n1"
-    assert [each["level"] for each in got] == ["info", "warning", "info", "error", "error"]
-    for each in got[3:]:
-        assert "ZeroDivisionError" in each["exception"]
-    assert list(got[0])[:4] == ["time", "level", "component", "event"]
+    entries = [json.loads(line) for line in lines("info", "json")]
+    assert [entry["event"] for entry in entries] == ["hello", "from gunicorn", "extra", "broke", "broke too"]
+    assert {entry["component"] for entry in entries} == {"webhook"}
+    assert entries[0]["pod"] == "ns/p"
+    assert entries[0]["logger"] == "early"
+    assert [entry.get("request") for entry in entries] == [None, "r1", "r1", "r1", "r1"]
+    assert entries[2]["node"] == "n1"
+    assert [entry["level"] for entry in entries] == ["info", "warning", "info", "error", "error"]
+    for entry in entries[3:]:
+        assert "ZeroDivisionError" in entry["exception"]
+    assert list(entries[0])[:4] == ["time", "level", "component", "event"]
 
 
 def test_level_and_text():
@@ -78,11 +78,11 @@ def test_no_line_is_long_whatever_is_quoted_in_it():
         assert len(done.stderr.encode()) < 40_000
         assert done.stderr.count("ValueError: é") == 2
         if fmt == "json":
-            got = [json.loads(line) for line in done.stderr.splitlines()]
-            assert len(got) == 5
-            for line in got:
-                for key, value in line.items():
-                    assert len(str(value).encode()) <= (8192 if key == "exception" else 1024), key
+            entries = [json.loads(line) for line in done.stderr.splitlines()]
+            assert len(entries) == 5
+            for line in entries:
+                for key, field in line.items():
+                    assert len(str(field).encode()) <= (8192 if key == "exception" else 1024), key
 
 
 VALUES = st.recursive(
@@ -98,6 +98,6 @@ VALUES = st.recursive(
 def test_each_field_has_bounds_and_no_line_is_lost(fields):
     line = json.loads(logs._json(logs._cut_fields(None, "", dict(fields))))
     assert line.keys() == fields.keys()
-    for value in line.values():
-        assert len(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()) <= 8 * 1024
-        assert not isinstance(value, str) or len(value.encode()) <= 1024
+    for field in line.values():
+        assert len(json.dumps(field, ensure_ascii=False, separators=(",", ":")).encode()) <= 8 * 1024
+        assert not isinstance(field, str) or len(field.encode()) <= 1024

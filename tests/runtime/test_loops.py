@@ -19,11 +19,11 @@ class Turns:
 
     def __init__(self, every: float | None = 1.0) -> None:
         self.clock = FakeClock()
-        self.taken: list[float] = []
+        self.times: list[float] = []
         self.do: list[Callable[[], object]] = []
         self.loop = Loop(
             "test",
-            self._turn,
+            self._run_turn,
             failed="it failed",
             failures=FAILURES,
             expected=(errors.KubeError,),
@@ -31,8 +31,8 @@ class Turns:
             clock=self.clock,
         )
 
-    def _turn(self) -> None:
-        self.taken.append(round(self.clock.now() - 1000, 3))
+    def _run_turn(self) -> None:
+        self.times.append(round(self.clock.now() - 1000, 3))
         if self.do:
             self.do.pop(0)()
 
@@ -45,27 +45,27 @@ class Turns:
         """When turns were taken, up to the next moment at which something happens."""
         self.clock.step()
         self.clock.until_waiting()
-        return self.taken
+        return self.times
 
 
 def fails(error: Exception) -> Callable[[], object]:
-    def turn() -> None:
+    def fail() -> None:
         raise error
 
-    return turn
+    return fail
 
 
 @pytest.fixture(params=[1.0])
 def turns(request) -> Iterator[Turns]:
-    made = Turns(request.param)
-    yield made
-    made.loop.stop()
-    assert not made.loop._thread.is_alive()
+    timed_loop = Turns(request.param)
+    yield timed_loop
+    timed_loop.loop.stop()
+    assert not timed_loop.loop._thread.is_alive()
 
 
 def test_turns_come_at_once_and_every_so_often(turns):
     turns.start()
-    assert turns.taken == [0]
+    assert turns.times == [0]
     assert turns.step() == [0, 1]
     assert turns.step() == [0, 1, 2]
 
@@ -79,23 +79,23 @@ def test_a_turn_can_have_the_next_one_earlier_but_not_later(turns):
 @pytest.mark.parametrize("turns", [None], indirect=True)
 def test_who_wakes_it_is_heard_also_during_a_turn(turns):
     turns.start(turns.loop.wake)
-    assert turns.taken == [0, 0]
+    assert turns.times == [0, 0]
     turns.loop.wake()
     turns.clock.until_waiting()
-    assert turns.taken == [0, 0, 0]
+    assert turns.times == [0, 0, 0]
 
 
 def test_a_turn_that_fails_is_taken_again_and_nobody_hurries_it(turns):
     refused = errors.TooManyRequests(429, "TooManyRequests", "later", retry_after=3.0)
-    with capture_logs() as said:
+    with capture_logs() as logs:
         turns.start(fails(refused))
         turns.loop.wake()
         turns.clock.advance(2.9)
         turns.clock.until_waiting()
-        assert turns.taken == [0]
+        assert turns.times == [0]
         turns.step()
-    assert 3 <= turns.taken[1] <= 4
-    assert [(line["log_level"], line["event"]) for line in said] == [("warning", "it failed")]
+    assert 3 <= turns.times[1] <= 4
+    assert [(line["log_level"], line["event"]) for line in logs] == [("warning", "it failed")]
 
 
 def test_an_unforeseen_error_is_counted_and_told_with_its_traceback(turns):
@@ -103,13 +103,13 @@ def test_an_unforeseen_error_is_counted_and_told_with_its_traceback(turns):
         return FAILURES.labels("test")._value.get()
 
     before = failures()
-    with capture_logs() as said:
+    with capture_logs() as logs:
         turns.start(*[fails(TypeError("not what the binding says"))] * 8)
         for _ in range(9):
             turns.step()
     assert failures() == before + 8
-    assert [line["exc_info"] for line in said] == [True] * 8
-    pauses = [after - at for at, after in pairwise(turns.taken)]
+    assert [line["exc_info"] for line in logs] == [True] * 8
+    pauses = [after - at for at, after in pairwise(turns.times)]
     assert pauses[0] <= 0.2, "the first time it is soon tried again"
     assert max(pauses[:8]) <= 5.0
     assert min(pauses[6:8]) >= 2.5, "and less and less often"

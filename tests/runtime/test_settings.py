@@ -37,7 +37,7 @@ def test_bad_durations_say_what_to_write(text):
 
 
 @pytest.mark.parametrize(
-    ("text", "value"),
+    ("text", "parsed"),
     [
         ("0.0.0.0:8443", HostPort("0.0.0.0", 8443)),
         (":9400", HostPort("", 9400)),
@@ -45,9 +45,9 @@ def test_bad_durations_say_what_to_write(text):
         ("localhost:0", HostPort("localhost", 0)),
     ],
 )
-def test_addresses_round_trip(text, value):
-    assert HostPort.parse(text) == value
-    assert str(value) == text
+def test_addresses_round_trip(text, parsed):
+    assert HostPort.parse(text) == parsed
+    assert str(parsed) == text
 
 
 @pytest.mark.parametrize("text", ["", "8443", "host:", "host:http", "host:70000", "::1:80"])
@@ -86,13 +86,13 @@ def test_defaults_environment_and_command_line(tmp_path):
     ],
 )
 def test_bad_values_name_the_option(args, words):
-    result = CliRunner().invoke(part, args)
-    assert result.exit_code == 2
+    completed = CliRunner().invoke(part, args)
+    assert completed.exit_code == 2
     for word in words:
-        assert word in result.output
+        assert word in completed.output
 
 
 def test_bad_value_in_the_environment_names_the_variable_or_option():
-    result = CliRunner().invoke(part, [], env={"CARDWISE_METRICS_BIND": "x"})
-    assert result.exit_code == 2
-    assert "metrics-bind" in result.output
+    completed = CliRunner().invoke(part, [], env={"CARDWISE_METRICS_BIND": "x"})
+    assert completed.exit_code == 2
+    assert "metrics-bind" in completed.output

@@ -61,7 +61,7 @@ def test_a_webhook_whose_clock_is_wrong_makes_good_certificates(
 ):
     """And takes a CA that has expired for what it is. The API server verifies by its own clock."""
     store = SecretStore(cluster.api, names.NAMESPACE, SECRET)
-    expired = certificates.made(datetime.now(UTC) - timedelta(days=3651), HOSTS)
+    expired = certificates.issue_files(datetime.now(UTC) - timedelta(days=3651), HOSTS)
     with webhooks(cluster, 1, alone=True, environment=clock_off_by(tmp_path, hours)) as (replica,):
         for files in ({}, expired):
             log_start = len(replica.log.read_text())

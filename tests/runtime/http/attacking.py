@@ -54,8 +54,8 @@ class _Line:
             if self._sock is None:
                 self._sock = socket.create_connection(("127.0.0.1", port), 60, source_address=(source, 0))
                 self._sock.setblocking(False)
-                self._left = iter(self._text)
-            for byte in itertools.islice(self._left, 1):
+                self._unsent = iter(self._text)
+            for byte in itertools.islice(self._unsent, 1):
                 self._sock.send(bytes([byte]))
             if not self._sock.recv(1):
                 self.close()

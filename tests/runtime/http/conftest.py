@@ -13,13 +13,13 @@ from tests.runtime.http.loopback import Contexts, Serving
 def serve() -> Iterator[Callable[..., Serving]]:
     started: list[Serving] = []
 
-    def start(context: Contexts | None = None, threads: int = 2, whose=None, kind=Serving, **limits) -> Serving:
-        started.append(kind(Limits(**limits), context, threads, whose))
+    def start(context: Contexts | None = None, threads: int = 2, owner_of=None, kind=Serving, **limits) -> Serving:
+        started.append(kind(Limits(**limits), context, threads, owner_of))
         return started[-1]
 
     yield start
-    for each in started:
-        each.stop()
+    for server in started:
+        server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ class Serving:
     """With a clock that stands still; /wait waits for `released`, /big answers with more than anybody takes at once."""
 
     def __init__(
-        self, limits: Limits, context: Contexts | None, threads: int, whose: Callable[[Environ], str] | None = None
+        self, limits: Limits, context: Contexts | None, threads: int, owner_of: Callable[[Environ], str] | None = None
     ) -> None:
         self.clock = FakeClock()
         self.released = threading.Event()
@@ -38,7 +38,7 @@ class Serving:
         self.pool = pool = Threads("fast", threads)
         self.server = HttpServer(
             self.app,
-            [Listener(listening, lambda _: pool, owner_of=whose)],
+            [Listener(listening, lambda _: pool, owner_of=owner_of)],
             context=context,
             limits=limits,
             clock=self.clock,
@@ -87,11 +87,11 @@ def client(certificates: Path, *, show: bool = True) -> ssl.SSLContext:
 
 def get(port: int, path: str, context: ssl.SSLContext | None = None, source: str = "127.0.0.1") -> bytes:
     """On a connection of its own."""
-    where = {"timeout": PATIENCE, "source_address": (source, 0)}
+    options = {"timeout": PATIENCE, "source_address": (source, 0)}
     with contextlib.closing(
-        http.client.HTTPSConnection("127.0.0.1", port, context=context, **where)
+        http.client.HTTPSConnection("127.0.0.1", port, context=context, **options)
         if context is not None
-        else http.client.HTTPConnection("127.0.0.1", port, **where)
+        else http.client.HTTPConnection("127.0.0.1", port, **options)
     ) as line:
         line.request("GET", path)
         response = line.getresponse()
@@ -105,17 +105,17 @@ def asks(line: socket.socket, path: str = "/") -> None:
 
 def answer(line: socket.socket) -> bytes:
     """To a line that waits for one answer: what came after it is lost."""
-    with contextlib.closing(http.client.HTTPResponse(line)) as said:
-        said.begin()
-        assert said.status == 200
-        return said.read()
+    with contextlib.closing(http.client.HTTPResponse(line)) as response:
+        response.begin()
+        assert response.status == 200
+        return response.read()
 
 
-def until(ready: Callable[[], bool], what: str) -> None:
+def until(ready: Callable[[], bool], condition: str) -> None:
     """Returns when it is so, of which nobody tells."""
     deadline = time.monotonic() + PATIENCE
     while not ready():
-        assert time.monotonic() < deadline, f"{what} has not come true"
+        assert time.monotonic() < deadline, f"{condition} has not come true"
 
 
 def until_refused(port: int) -> None:

@@ -14,17 +14,17 @@ released = threading.Event()
 stuck = threading.Event()
 
 
-def say(word: str) -> None:
+def write_word(word: str) -> None:
     os.write(1, f"{word}\n".encode())
 
 
 def app():
-    say("app")
+    write_word("app")
 
     def wsgi(environ, start_response):
         path = environ["PATH_INFO"]
         if path == "/wait":
-            say("waits")
+            write_word("waits")
             released.wait()
         elif path == "/release":
             released.set()
@@ -46,7 +46,7 @@ def main() -> None:
     def start() -> None:
         if settings.get("fail"):
             raise RuntimeError("cannot start")
-        say("start")
+        write_word("start")
 
     slow = settings.get("slow")
     serving.Server(
@@ -58,7 +58,7 @@ def main() -> None:
         client_ca=settings.get("client_ca", False),
         on_worker_start=start,
         on_worker_stopping=lambda: None if settings.get("hangs") else released.set(),
-        on_worker_stop=lambda: say("stop"),
+        on_worker_stop=lambda: write_word("stop"),
         alive=lambda: not stuck.is_set(),
         prompt=["/prompt"],
         slow_bind=HostPort("127.0.0.1", slow) if slow else None,

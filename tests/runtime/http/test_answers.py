@@ -62,12 +62,12 @@ def test_posts_of_all_forms_are_answered_in_turn_on_one_connection(answering):
     for turns in (forms, forms[::-1], forms * 2):
         line = server.connect()
         with line.makefile("rb") as reading:
-            for request, said in turns:
+            for request, body in turns:
                 line.sendall(request.encode())
-                assert answer(reading) == said
+                assert answer(reading) == body
             # All at once: the next one is there before the one before is answered.
             line.sendall("".join(request for request, _ in turns).encode())
-            assert [answer(reading) for _ in turns] == [said for _, said in turns]
+            assert [answer(reading) for _ in turns] == [body for _, body in turns]
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -146,8 +146,8 @@ def test_but_never_do_all_of_them(answering):
                 assert server.get("/get") == b"/get"
         finally:
             over.set()
-        for each in busy:
-            each.result(PATIENCE)
+        for future in busy:
+            future.result(PATIENCE)
 
 
 @pytest.fixture

@@ -22,7 +22,9 @@ COMMANDS = {
 }
 
 
-def told(*arguments: str, environment: dict[str, str] | None = None, decided: dict[str, object] | None = None) -> Any:
+def option_report(
+    *arguments: str, environment: dict[str, str] | None = None, decided: dict[str, object] | None = None
+) -> Any:
     @click.command(context_settings={"auto_envvar_prefix": "CARDWISE"})
     @click.option("--rate", type=float, default=1.5)
     @click.option("--where", "place", type=click.Path(path_type=Path), default=None)
@@ -33,8 +35,8 @@ def told(*arguments: str, environment: dict[str, str] | None = None, decided: di
         """Nothing."""
 
     runner = pytest.MonkeyPatch()
-    for name, value in (environment or {}).items():
-        runner.setenv(name, value)
+    for name, text in (environment or {}).items():
+        runner.setenv(name, text)
     try:
         context = command.make_context("part", list(arguments))
     finally:
@@ -43,23 +45,23 @@ def told(*arguments: str, environment: dict[str, str] | None = None, decided: di
 
 
 def test_each_setting_says_its_value_and_where_it_is_from():
-    found = told("--where", "/run/x", environment={"CARDWISE_RATE": "2"})
-    assert found["--rate"] == {"value": 2.0, "source": "environment"}
-    assert found["--where"] == {"value": "/run/x", "source": "flag"}
-    assert found["--mirror"] == {"value": [], "source": "default"}
-    assert list(found) == sorted(found)
+    report = option_report("--where", "/run/x", environment={"CARDWISE_RATE": "2"})
+    assert report["--rate"] == {"value": 2.0, "source": "environment"}
+    assert report["--where"] == {"value": "/run/x", "source": "flag"}
+    assert report["--mirror"] == {"value": [], "source": "default"}
+    assert list(report) == sorted(report)
 
 
 def test_what_the_part_has_decided_goes_before_what_was_left_out():
-    assert told(decided={"place": Path("/tmp/y"), "stranger": 1})["--where"]["value"] == "/tmp/y"
+    assert option_report(decided={"place": Path("/tmp/y"), "stranger": 1})["--where"]["value"] == "/tmp/y"
 
 
 def test_secrets_are_never_told():
-    found = told("--api-token", "hush", "--pin", "1234", "--mirror", "https://me:hush@example.com/path")
-    assert "hush" not in json.dumps(found)
-    assert "1234" not in json.dumps(found)
-    assert found["--api-token"]["value"] == configz.REDACTED
-    assert found["--mirror"]["value"] == [f"https://{configz.REDACTED}@example.com/path"]
+    report = option_report("--api-token", "hush", "--pin", "1234", "--mirror", "https://me:hush@example.com/path")
+    assert "hush" not in json.dumps(report)
+    assert "1234" not in json.dumps(report)
+    assert report["--api-token"]["value"] == configz.REDACTED
+    assert report["--mirror"]["value"] == [f"https://{configz.REDACTED}@example.com/path"]
 
 
 @pytest.mark.parametrize("part", COMMANDS)
@@ -69,11 +71,11 @@ def test_all_options_of_every_part_can_be_told(part, tmp_path):
     program.chmod(0o755)
     needed = {"deviceplugin": ["--node-name=n1"], "mps": ["--node-name=n1", f"--control={program}"]}.get(part, [])
     context = COMMANDS[part].make_context(part, needed)
-    found = json.loads(configz.encode(configz.describe_options(context)))
-    options = {max(one.opts, key=len) for one in COMMANDS[part].params if one.expose_value}
-    assert found.keys() >= options
-    assert found["--metrics-bind"] == {"value": ":9400", "source": "default"}
-    assert "object at 0x" not in json.dumps(found), "a value that nobody can read"
+    report = json.loads(configz.encode(configz.describe_options(context)))
+    options = {max(parameter.opts, key=len) for parameter in COMMANDS[part].params if parameter.expose_value}
+    assert report.keys() >= options
+    assert report["--metrics-bind"] == {"value": ":9400", "source": "default"}
+    assert "object at 0x" not in json.dumps(report), "a value that nobody can read"
 
 
 def test_it_is_served_beside_the_metrics():

@@ -30,7 +30,7 @@ def healthy():
         server.stop()
 
 
-def ask(server: HealthServer, *paths: str, method: str = "GET", host: str = "127.0.0.1") -> list[tuple[int, str]]:
+def get_all(server: HealthServer, *paths: str, method: str = "GET", host: str = "127.0.0.1") -> list[tuple[int, str]]:
     """All over one connection."""
     connection = http.client.HTTPConnection(host, server.port, timeout=60)
     answers = []
@@ -45,11 +45,11 @@ def ask(server: HealthServer, *paths: str, method: str = "GET", host: str = "127
 def test_ready_tells_its_problems(healthy):
     problems = ["pods: not synced", "not the leader"]
     server = healthy(ready=lambda: problems)
-    assert ask(server, "/readyz", "/healthz") == [(503, "pods: not synced\nnot the leader\n"), (200, "ok\n")]
+    assert get_all(server, "/readyz", "/healthz") == [(503, "pods: not synced\nnot the leader\n"), (200, "ok\n")]
     problems.clear()
-    assert ask(server, "/readyz?verbose", "/nothing")[0] == (200, "ok\n")
-    assert ask(server, "/readyz", method="HEAD") == [(200, "")]
-    assert ask(server, "/nothing")[0][0] == 404
+    assert get_all(server, "/readyz?verbose", "/nothing")[0] == (200, "ok\n")
+    assert get_all(server, "/readyz", method="HEAD") == [(200, "")]
+    assert get_all(server, "/nothing")[0][0] == 404
 
 
 def test_failing_check_is_a_problem(healthy, capsys):
@@ -57,7 +57,7 @@ def test_failing_check_is_a_problem(healthy, capsys):
         raise RuntimeError("no idea")
 
     server = healthy(ready=broken)
-    status, text = ask(server, "/readyz")[0]
+    status, text = get_all(server, "/readyz")[0]
     assert status == 503
     assert "no idea" in text
     assert "health check failed" in capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_metrics(healthy):
     registry = CollectorRegistry()
     Counter("cardwise_test_things", "Things.", registry=registry).inc()
     server = healthy(registry=registry)
-    status, text = ask(server, "/metrics")[0]
+    status, text = get_all(server, "/metrics")[0]
     assert status == 200
     assert "cardwise_test_things_total 1.0" in text
 
@@ -76,19 +76,19 @@ def test_metrics(healthy):
 def test_a_version_that_is_no_number_fills_no_log(healthy, capsys, version):
     """Prometheus' own reader of the header fails on it, and each request would be a traceback in the log."""
     server = healthy(registry=CollectorRegistry())
-    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics")
-    asked.add_header("Accept", f"application/openmetrics-text;version={version}")
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/metrics")
+    request.add_header("Accept", f"application/openmetrics-text;version={version}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
     assert "Traceback" not in "".join(capsys.readouterr())
 
 
 def test_silent_and_slow_clients_cost_no_thread_and_do_not_stop_it(healthy):
     server = healthy()
-    ask(server, "/healthz", "/metrics")
+    get_all(server, "/healthz", "/metrics")
     before = threading.active_count()
     with trickling(server.port, 60, HEAD, b"", b"G"):
-        assert ask(server, "/healthz", "/readyz")[0][0] == 200
+        assert get_all(server, "/healthz", "/readyz")[0][0] == 200
         assert threading.active_count() - before <= 4
 
 
@@ -113,7 +113,7 @@ def test_as_many_scrapes_as_an_address_may_have_keep_no_probe_of_the_same_addres
             line.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         refused, _, _ = select.select(scrapes, [], [], 60)
         assert refused[0].recv(100).startswith(b"HTTP/1.1 503"), "as many wait as may"
-        assert ask(server, "/healthz", "/readyz") == [(200, "ok\n"), (200, "ok\n")]
+        assert get_all(server, "/healthz", "/readyz") == [(200, "ok\n"), (200, "ok\n")]
         go_on.set()
 
 
@@ -144,9 +144,9 @@ def test_a_probe_waits_for_none_of_the_connections_that_came_before_it():
 def test_all_addresses_by_default_and_port_free_after_stop(healthy):
     (port,) = ports.free(1)  # the kernel gives it to nobody meanwhile
     server = healthy(bind=HostPort("", port))
-    assert ask(server, "/healthz")[0][0] == 200
+    assert get_all(server, "/healthz")[0][0] == 200
     if socket.has_dualstack_ipv6():
-        assert ask(server, "/healthz", host="::1")[0][0] == 200
+        assert get_all(server, "/healthz", host="::1")[0][0] == 200
     server.stop()
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), 1)

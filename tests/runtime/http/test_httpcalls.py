@@ -104,9 +104,9 @@ def test_it_is_the_same_in_one_piece_and_in_many(calls, data):
     pieces = [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     whole, cut = read(text), read(*pieces)
     assert [body(call) for call in whole] == [body(call) for call in cut]
-    for one, other in zip(whole, cut, strict=True):
-        del one.environ["wsgi.input"], other.environ["wsgi.input"]
-        assert one == other
+    for first, other in zip(whole, cut, strict=True):
+        del first.environ["wsgi.input"], other.environ["wsgi.input"]
+        assert first == other
 
 
 def test_what_has_begun_is_known_until_it_is_whole():
@@ -162,9 +162,9 @@ def test_a_name_with_an_underscore_passes_for_no_other():
 
 
 def test_heads_and_calls_in_advance_are_bounded():
-    for much in (b"X: " + b"x" * 70_000, b"".join(b"X%d: x\r\n" % i for i in range(200))):
+    for long_headers in (b"X: " + b"x" * 70_000, b"".join(b"X%d: x\r\n" % i for i in range(200))):
         with pytest.raises(BadCall) as refused:
-            read(b"GET / HTTP/1.1\r\n", *(much[at : at + 1000] for at in range(0, len(much), 1000)))
+            read(b"GET / HTTP/1.1\r\n", *(long_headers[at : at + 1000] for at in range(0, len(long_headers), 1000)))
         assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
     with pytest.raises(BadCall):
         read(CURLS * 100)
@@ -201,29 +201,29 @@ VALUES = st.text('abc,; "=', max_size=8).map(str.strip)
 @given(st.lists(st.tuples(NAMES, VALUES), max_size=99))
 def test_repeated_headers_are_one_list(lines):
     """RFC 9110, section 5.2: in the order in which they came, by comma."""
-    head = "".join(f"{name}: {value}\r\n" for name, value in lines)
+    head = "".join(f"{name}: {text}\r\n" for name, text in lines)
     (call,) = read(f"GET / HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode())
     wanted: dict[str, list[str]] = {}
-    for name, value in lines:
+    for name, text in lines:
         if "_" not in name:
-            wanted.setdefault("HTTP_" + name.upper().replace("-", "_"), []).append(value)
-    got = {name: value for name, value in call.environ.items() if name.startswith("HTTP_") and name != "HTTP_HOST"}
-    assert got == {name: ",".join(values) for name, values in wanted.items()}
+            wanted.setdefault("HTTP_" + name.upper().replace("-", "_"), []).append(text)
+    headers = {name: text for name, text in call.environ.items() if name.startswith("HTTP_") and name != "HTTP_HOST"}
+    assert headers == {name: ",".join(texts) for name, texts in wanted.items()}
 
 
 @pytest.mark.parametrize(
-    ("begin", "more"),
+    ("begin", "extra"),
     [(CHUNKED[: CHUNKED.index(b"3\r\n")], b"1;" + b"x" * 999 + b"\r\na\r\n"), (b"", b"\r\n" * 500)],
     ids=["extensions of chunks", "empty lines"],
 )
-def test_all_that_is_no_body_is_bounded(begin, more):
+def test_all_that_is_no_body_is_bounded(begin, extra):
     reader = Reader(SHARED, 1 << 20)
     reader.feed(begin)
     for _ in range(60):
-        reader.feed(more)
+        reader.feed(extra)
         assert reader.begun
     with pytest.raises(BadCall) as refused:
-        reader.feed(more * 10)
+        reader.feed(extra * 10)
     assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 

@@ -63,17 +63,17 @@ def test_a_handshake_has_two_seconds_in_all(serve, certificates, sent):
 
 
 def test_a_client_that_has_not_said_its_hello_costs_no_tls_object(serve, certificates):
-    made, context = [], tls(certificates)
+    objects, context = [], tls(certificates)
 
     def counted() -> ssl.SSLContext:
-        made.append(1)
+        objects.append(1)
         return context()
 
     server = serve(counted)
     for sent in (b"", HELLO[:1], HELLO[:5], HELLO[:-1]):
         server.connect().sendall(sent)
     assert server.get(context=client(certificates)) == b"ok"
-    assert len(made) == 1
+    assert len(objects) == 1
 
 
 @pytest.mark.parametrize("sent", [b"", HELLO[:1], HELLO[:100]])
@@ -88,10 +88,10 @@ def test_a_client_that_leaves_before_its_hello_is_whole_is_forgotten_at_once(ser
 @pytest.mark.parametrize("before", [HELLO[:3], HELLO[:50]], ids=["in the head", "in the record"])
 def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, certificates, before):
     """The kernel counts past its mark, and a look ends there."""
-    made, context = [], tls(certificates)
+    objects, context = [], tls(certificates)
 
     def counted() -> ssl.SSLContext:
-        made.append(1)
+        objects.append(1)
         return context()
 
     server = serve(counted)
@@ -102,7 +102,7 @@ def test_urgent_data_in_a_hello_makes_nobody_turn_in_circles(serve, certificates
         line.sendall(HELLO + HELLO)
     assert server.get(context=client(certificates)) == b"ok"
     server.get(context=client(certificates))
-    assert len(made) == 3, "OpenSSL has had what there is, and waits for the rest as for any other's"
+    assert len(objects) == 3, "OpenSSL has had what there is, and waits for the rest as for any other's"
 
 
 @pytest.mark.parametrize("text", [HEAD, BODY])
@@ -224,11 +224,11 @@ def test_where_calls_hold_too_much_the_address_that_holds_most_loses_its_largest
         until(
             lambda read=sum(sizes[:calls]) + calls * 12_000: server.server._held_bytes > read, "that it has been read"
         )
-    more = server.connect(source="127.0.0.2")
-    more.sendall(post("/echo", 100_000, 90_000))
+    late = server.connect(source="127.0.0.2")
+    late.sendall(post("/echo", 100_000, 90_000))
     assert closed(mine[1])
     del mine[1]
-    for line, sent in zip([*others, *mine, more], (90_000, 10_000, 60_000, 5_000, 90_000), strict=True):
+    for line, sent in zip([*others, *mine, late], (90_000, 10_000, 60_000, 5_000, 90_000), strict=True):
         before = server.server._held_bytes
         line.sendall(b"x" * (100_000 - sent))
         assert len(answer(line)) == 100_000
@@ -247,13 +247,13 @@ def test_calls_that_wait_are_given_up_too_but_none_that_a_thread_has(serve):
     small.sendall(post("/echo", 1_000, 500))
     waits.sendall(post("/echo", 90_000))
     until(lambda: server.pool._waiting == 1, "that the second waits")
-    more = server.connect(source="127.0.0.3")
-    more.sendall(post("/echo", 100_000, 99_000))
+    late = server.connect(source="127.0.0.3")
+    late.sendall(post("/echo", 100_000, 99_000))
     assert waits.recv(100).startswith(b"HTTP/1.1 503")
     small.sendall(b"x" * 500)
-    more.sendall(b"x" * 1_000)
+    late.sendall(b"x" * 1_000)
     server.released.set()
-    assert [len(answer(line)) for line in (has_thread, small, more)] == [100_000, 1_000, 100_000]
+    assert [len(answer(line)) for line in (has_thread, small, late)] == [100_000, 1_000, 100_000]
 
 
 def test_of_one_address_large_calls_silence_no_small_ones(serve):
@@ -283,13 +283,15 @@ def test_all_that_a_call_takes_is_counted(serve, certificates):
 def test_the_place_of_a_call_that_waits_is_taken_from_the_address_that_has_most(serve, monkeypatch):
     monkeypatch.setattr(httpserver, "_MOST_BUSY", 7)
     server = serve(threads=1)
-    many = [server.connect(source=f"127.0.0.{2 + i % 2}") for i in range(7)]  # the first has four, the other three
-    for number, line in enumerate(many):
+    lines = [server.connect(source=f"127.0.0.{2 + i % 2}") for i in range(7)]  # the first has four, the other three
+    for number, line in enumerate(lines):
         asks(line, "/wait")
-        until(lambda many=number + 1: len(server.server._queues[ConnectionPhase.BUSY, False]) == many, "that all wait")
+        until(
+            lambda count=number + 1: len(server.server._queues[ConnectionPhase.BUSY, False]) == count, "that all wait"
+        )
     third = server.connect(source="127.0.0.9")
     asks(third)
-    assert many[6].recv(100).startswith(b"HTTP/1.1 503"), "the last of the address that has most"
+    assert lines[6].recv(100).startswith(b"HTTP/1.1 503"), "the last of the address that has most"
     one_more = server.connect(source="127.0.0.3")
     asks(one_more)
     assert one_more.recv(100).startswith(b"HTTP/1.1 503"), "it has as many as the largest"
@@ -318,7 +320,7 @@ def is_refused(line: socket.socket) -> bool:
 
 def test_of_the_calls_of_one_address_the_largest_of_the_namespace_that_holds_most_is_given_up(serve):
     """And not the largest of all, which may be another's: many of middling size fill the memory, too."""
-    server = serve(threads=1, held=400_000, whose=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, held=400_000, owner_of=lambda environ: environ["QUERY_STRING"])
     lines = [server.connect() for _ in range(5)]
     calls = [("many", 90_000), ("fair", 100_000), ("many", 80_000), ("many", 60_000), ("many", 70_000)]
     for number, (line, (namespace, size)) in enumerate(zip(lines, calls, strict=True), 1):
@@ -363,20 +365,20 @@ def test_large_calls_push_out_no_idle_connection(serve):
 
 def test_at_the_limit_of_an_address_the_namespace_with_most_calls_loses_its_last(serve):
     """The API server calls for all namespaces: one that creates pods in parallel must not take all its calls."""
-    server = serve(threads=1, busy=4, whose=lambda environ: environ["QUERY_STRING"])
-    many = ask_in_order(server, [("many", "127.0.0.2")] * 4)
+    server = serve(threads=1, busy=4, owner_of=lambda environ: environ["QUERY_STRING"])
+    lines = ask_in_order(server, [("many", "127.0.0.2")] * 4)
     fair = [server.connect(source="127.0.0.2") for _ in range(3)]
     asks(fair[0], "/one?fair")
-    assert is_refused(many[3])
+    assert is_refused(lines[3])
     asks(fair[1], "/two?fair")
-    assert is_refused(many[2])
+    assert is_refused(lines[2])
     asks(fair[2], "/three?fair")
     assert is_refused(fair[2]), "it would have more than the other"
-    more = server.connect(source="127.0.0.2")
-    asks(more, "/four?many")
-    assert is_refused(more)
+    late = server.connect(source="127.0.0.2")
+    asks(late, "/four?many")
+    assert is_refused(late)
     server.released.set()
-    assert [answer(line) for line in (*many[:2], *fair[:2])] == [b"ok"] * 4
+    assert [answer(line) for line in (*lines[:2], *fair[:2])] == [b"ok"] * 4
 
 
 class ServingByTurns(Serving):
@@ -401,9 +403,9 @@ class Flood:
 
     def __init__(self, server: ServingByTurns, namespaces: list[tuple[str, str]]) -> None:
         self.server = server
-        self.lines = {each: self._ask(*each) for each in namespaces}
+        self.lines = {namespace_and_source: self._connect(*namespace_and_source) for namespace_and_source in namespaces}
 
-    def _ask(self, namespace: str, source: str, line: socket.socket | None = None) -> socket.socket:
+    def _connect(self, namespace: str, source: str, line: socket.socket | None = None) -> socket.socket:
         line = line or self.server.connect(source)
         asks(line, f"/?{namespace}")
         return line
@@ -423,7 +425,7 @@ class Flood:
             if not is_answered:
                 self.server.lines.remove(line)
                 line.close()
-            self.lines[namespace, source] = self._ask(namespace, source, line if is_answered else None)
+            self.lines[namespace, source] = self._connect(namespace, source, line if is_answered else None)
         return answered
 
     def give_turns(self, count: int) -> None:
@@ -449,8 +451,8 @@ def test_a_namespace_that_calls_now_and_then_is_answered_beside_a_flood_of_one_c
         flooding, limits = [("", f"127.0.1.{number}") for number in range(namespaces)], {}
     else:
         flooding, limits = [(f"flood-{number}", "127.0.0.2") for number in range(namespaces)], {"busy": 20}
-    whose = lambda environ: environ["QUERY_STRING"]  # noqa: E731
-    server = serve(threads=1, kind=ServingByTurns, whose=whose, **limits)
+    owner_of = lambda environ: environ["QUERY_STRING"]  # noqa: E731
+    server = serve(threads=1, kind=ServingByTurns, owner_of=owner_of, **limits)
     flood = Flood(server, flooding)
     until(lambda: busy_calls(server) == 20, "that all places are taken")
     flood.give_turns(2 * namespaces)
@@ -470,7 +472,7 @@ def test_a_namespace_that_calls_now_and_then_is_answered_beside_a_flood_of_one_c
 
 
 def test_of_the_namespaces_with_equally_many_calls_the_one_that_has_used_most_loses_its_place(serve):
-    server = serve(threads=1, busy=4, kind=ServingByTurns, whose=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, busy=4, kind=ServingByTurns, owner_of=lambda environ: environ["QUERY_STRING"])
     used = server.connect(source="127.0.0.2")
     for namespace, calls in (("b", 3), ("a", 1), ("c", 2), ("d", 2)):
         for _ in range(calls):
@@ -500,7 +502,10 @@ def test_of_addresses_with_equally_many_connections_the_connection_that_is_there
         line.sendall(HEAD[:60])
         until(
             lambda number=number: (
-                sum(each.phase is ConnectionPhase.READING for each in list(server.server._connections.values()))
+                sum(
+                    connection.phase is ConnectionPhase.READING
+                    for connection in list(server.server._connections.values())
+                )
                 == min(number, 3)
             ),
             "that it is read",
@@ -510,7 +515,7 @@ def test_of_addresses_with_equally_many_connections_the_connection_that_is_there
 
 
 def test_calls_of_two_namespaces_on_one_connection_count_in_turn(serve):
-    server = serve(threads=1, whose=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     line = server.connect()
     line.sendall(b"".join(f"GET /{name}?{name} HTTP/1.1\r\nHost: x\r\n\r\n".encode() for name in ("a", "b", "a")))
     until(lambda: len(server.paths) == 3, "that all are answered")
@@ -523,7 +528,7 @@ def test_where_all_addresses_together_have_too_many_calls_the_largest_namespace_
     serve, monkeypatch
 ):
     monkeypatch.setattr(httpserver, "_MOST_BUSY", 6)
-    server = serve(threads=1, whose=lambda environ: environ["QUERY_STRING"])
+    server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     first = [("many", "127.0.0.2")] * 3 + [("few", "127.0.0.2")]
     lines = ask_in_order(server, [*first, ("stranger", "127.0.0.3"), ("stranger", "127.0.0.3")])
     other = server.connect(source="127.0.0.9")
@@ -607,32 +612,32 @@ def test_the_thread_that_reads_gives_each_address_the_same_time(serve):
 def test_addresses_take_turns(serve):
     server = serve(threads=1)
     call = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"
-    many = [server.connect(source="127.0.0.2") for _ in range(20)]
-    for line in many:
+    lines = [server.connect(source="127.0.0.2") for _ in range(20)]
+    for line in lines:
         line.sendall(call * 2)
     assert server.waiting.acquire(timeout=PATIENCE)
-    one = server.connect()
-    asks(one, "/one")
+    other_line = server.connect()
+    asks(other_line, "/one")
     while server.pool._waiting < 20:  # all but the one that the thread has
         pass
     server.released.set()
-    assert answer(one) == b"ok"
+    assert answer(other_line) == b"ok"
     assert server.paths.index("/one") <= 2, "after one more of the other address, not after forty"
 
 
 def test_those_for_whom_one_client_calls_take_turns(serve):
     """The API server asks for all tenants by its few addresses."""
-    server = serve(threads=1, whose=lambda environ: environ["QUERY_STRING"])
-    many = [server.connect() for _ in range(20)]
-    for line in many:
+    server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
+    lines = [server.connect() for _ in range(20)]
+    for line in lines:
         asks(line, "/wait?many")
     assert server.waiting.acquire(timeout=PATIENCE)
     until(lambda: server.pool._waiting == 19, "that all wait but the one that the thread has")
-    one = server.connect()
-    asks(one, "/one?one")
+    other_line = server.connect()
+    asks(other_line, "/one?one")
     until(lambda: server.pool._waiting == 20, "that this one waits too")
     server.released.set()
-    assert answer(one) == b"ok"
+    assert answer(other_line) == b"ok"
     assert server.paths.index("/one") <= 2, "after one more of the other, not after twenty"
 
 
@@ -681,10 +686,10 @@ def test_a_handshake_in_pieces_is_finished_and_its_client_answered(serve, certif
         secure.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         for byte in outgoing.read():
             line.sendall(bytes([byte]))
-        said = b""
-        while not said.endswith(b"ok"):
+        received = b""
+        while not received.endswith(b"ok"):
             with contextlib.suppress(ssl.SSLWantReadError):
-                said += secure.read()
+                received += secure.read()
                 continue
             incoming.write(line.recv(65_536))
 
@@ -723,10 +728,10 @@ def test_stopping_ends_idle_connections_and_answers_calls_under_way(serve):
     server.server.stop()
     until_refused(server.port)
     asks(idle)  # it was on its way when the stop began
-    said = http.client.HTTPResponse(idle)
-    said.begin()
-    assert said.getheader("Connection") == "close"
-    assert said.read() == b"ok"
+    response = http.client.HTTPResponse(idle)
+    response.begin()
+    assert response.getheader("Connection") == "close"
+    assert response.read() == b"ok"
     server.released.set()
     assert answer(busy) == b"ok"
     assert closed(busy)

@@ -26,14 +26,14 @@ IGNORED = [signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal
 
 
 class Running:
-    """`said` are the lines of its standard output, `logged` those of the other."""
+    """`output` are the lines of its standard output, `logged` those of the other."""
 
     def __init__(self, **settings) -> None:
         self.port = settings.setdefault("port", ports.free(1)[0])
         self.slow = settings.get("slow", 0)
-        self.said: list[str] = []
+        self.output: list[str] = []
         self.logged: list[str] = []
-        self._more = threading.Condition()
+        self._line_added = threading.Condition()
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), json.dumps(settings)],
             stdout=subprocess.PIPE,
@@ -42,23 +42,23 @@ class Running:
             cwd=PROGRAM.parents[3],
             env={**os.environ, "PYTHONPATH": str(PROGRAM.parents[3])},
         )
-        pipes = ((self.process.stdout, self.said), (self.process.stderr, self.logged))
-        self._readers = [threading.Thread(target=self._read, args=each) for each in pipes]
+        pipes = ((self.process.stdout, self.output), (self.process.stderr, self.logged))
+        self._readers = [threading.Thread(target=self._read, args=pipe_arguments) for pipe_arguments in pipes]
         for reader in self._readers:
             reader.start()
 
     def _read(self, pipe: IO[str], lines: list[str]) -> None:
         with pipe:
             for line in pipe:
-                with self._more:
+                with self._line_added:
                     lines.append(line.rstrip("\n"))
-                    self._more.notify_all()
+                    self._line_added.notify_all()
 
-    def until(self, *said: str) -> None:
+    def until(self, *words: str) -> None:
         """It has said these, and nothing else."""
-        with self._more:
-            assert self._more.wait_for(lambda: len(self.said) >= len(said), PATIENCE), self.logged
-            assert self.said == list(said)
+        with self._line_added:
+            assert self._line_added.wait_for(lambda: len(self.output) >= len(words), PATIENCE), self.logged
+            assert self.output == list(words)
 
     def ended(self) -> int:
         code = self.process.wait(PATIENCE)
@@ -92,9 +92,9 @@ def running() -> Iterator[type[Running]]:
         return started[-1]
 
     yield run
-    for each in started:
-        each.process.kill()
-        each.ended()
+    for program in started:
+        program.process.kill()
+        program.ended()
 
 
 def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(running, certificates):
@@ -116,7 +116,7 @@ def test_the_slow_address_has_threads_of_its_own_and_both_ask_for_certificates(r
         assert not thread.is_alive()
     assert answered_by(server.slow, known)[0].startswith("slow_")
     assert server.stop() == 0
-    assert server.said == ["app", "start", *["waits"] * 6, "stop"]
+    assert server.output == ["app", "start", *["waits"] * 6, "stop"]
     assert {json.loads(line)["component"] for line in server.logged} == {"test"}
 
 
@@ -128,9 +128,9 @@ def test_prompt_calls_wait_for_no_others_and_their_threads_answer_nothing_else(r
         thread.start()
     server.until("app", "start", "waits", "waits")  # all the others are busy
     line = http.client.HTTPConnection("127.0.0.1", server.port, timeout=PATIENCE)
-    assert asked(line, "/prompt").startswith("/prompt prompt_")
+    assert get_body(line, "/prompt").startswith("/prompt prompt_")
     server.process.send_signal(signal.SIGTERM)  # which releases them; who is there is answered
-    assert asked(line, "/x").startswith("/x fast_")
+    assert get_body(line, "/x").startswith("/x fast_")
     for thread in waiting:
         thread.join(PATIENCE)
         assert not thread.is_alive()
@@ -138,7 +138,7 @@ def test_prompt_calls_wait_for_no_others_and_their_threads_answer_nothing_else(r
     assert server.ended() == 0
 
 
-def asked(line: http.client.HTTPConnection, path: str) -> str:
+def get_body(line: http.client.HTTPConnection, path: str) -> str:
     line.request("GET", path)
     return line.getresponse().read().decode()
 
@@ -157,7 +157,7 @@ def test_after_sigterm_who_connects_is_refused_at_once_and_who_was_there_is_answ
         for line in (early, waiting):  # what is waited for comes with the stop
             answer(line)
     assert server.ended() == 0
-    assert server.said == ["app", "start", "waits", "stop"]
+    assert server.output == ["app", "start", "waits", "stop"]
 
 
 def test_signals_that_would_start_or_end_workers_change_nothing(running):
@@ -172,7 +172,7 @@ def test_signals_that_would_start_or_end_workers_change_nothing(running):
             os.kill(process, name)
     assert answered_by(server.port)[1] == worker
     assert server.stop() == 0
-    assert server.said == ["app", "start", "stop"]
+    assert server.output == ["app", "start", "stop"]
 
 
 @pytest.mark.parametrize("way", ["stopped", "stuck"])
@@ -191,7 +191,7 @@ def test_a_serving_process_that_hangs_is_replaced(running, way):
     server.until("app", "start", "waits", "app", "start")
     assert answered_by(server.port)[1] != hanging
     assert server.stop() == 0
-    assert server.said == ["app", "start", "waits", "app", "start", "stop"]
+    assert server.output == ["app", "start", "waits", "app", "start", "stop"]
     log = "\n".join(server.logged)
     assert "replacing the serving process, which hangs" in log
     if way == "stuck":  # where it stood: the thread that waits among the others
@@ -204,7 +204,7 @@ def test_a_call_that_hangs_ends_with_the_graceful_timeout_and_stop_still_runs(ru
     with asking(server.port, "/wait"):
         server.until("app", "start", "waits")
         assert server.stop() == 0
-    assert server.said == ["app", "start", "waits", "stop"]
+    assert server.output == ["app", "start", "waits", "stop"]
 
 
 def test_failure_at_start_ends_the_process(running):

@@ -19,12 +19,12 @@ class Pool:
         self.begin = threading.Event()
         self.threads.submit(lambda: self.begin.wait(PATIENCE), "first")
 
-    def submit(self, name: str, seconds: float, address: str, whose: str = "") -> None:
+    def submit(self, name: str, seconds: float, address: str, owner: str = "") -> None:
         def run() -> None:
             self.order.append(name)
             self.clock.advance(seconds)
 
-        self.threads.submit(run, address, whose)
+        self.threads.submit(run, address, owner)
 
     def run(self) -> list[str]:
         done = threading.Event()

@@ -15,7 +15,7 @@ class KeysAgain:
     def __init__(self, incoming: ssl.MemoryBIO) -> None:
         self._incoming = incoming
 
-    def read(self, most: int) -> bytes:
+    def read(self, max_bytes: int) -> bytes:
         self._incoming.read()
         raise ssl.SSLWantReadError
 

@@ -16,7 +16,7 @@ NOW = datetime.now(UTC)
 HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
 
 
-def made(now: datetime, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
+def issue_files(now: datetime, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
     """All that a store has of certificates that were made at this time."""
     return rotation.advance({}, WantedCertificates(hosts=hosts), Lifetimes(), now)
 
@@ -34,16 +34,16 @@ def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path
         server.verify_mode = ssl.CERT_REQUIRED
         server.verify_flags |= ssl.VERIFY_X509_STRICT
         user.load_cert_chain(tmp_path / "client.crt", tmp_path / "client.key")
-    left, right = socket.socketpair()
-    left.settimeout(60)
+    client_end, right = socket.socketpair()
+    client_end.settimeout(60)
     right.settimeout(60)
 
     def serve() -> None:
         try:
-            with server.wrap_socket(left, server_side=True) as secure:
+            with server.wrap_socket(client_end, server_side=True) as secure:
                 secure.sendall(b"hello")
         except (ssl.SSLError, OSError):
-            left.close()
+            client_end.close()
 
     thread = threading.Thread(target=serve)
     thread.start()
@@ -66,4 +66,6 @@ def trusted(leaf: bytes, bundle: bytes, now: datetime) -> bool:
 def _read(leaf: bytes, bundle: bytes) -> tuple[x509.Certificate, list[x509.Certificate]]:
     """The leaf, and those of the bundle that have signed it."""
     certificate = x509.load_pem_x509_certificate(leaf)
-    return certificate, [one for one in x509.load_pem_x509_certificates(bundle) if certs.issued_by(certificate, one)]
+    return certificate, [
+        authority for authority in x509.load_pem_x509_certificates(bundle) if certs.issued_by(certificate, authority)
+    ]

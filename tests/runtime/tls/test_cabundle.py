@@ -31,24 +31,24 @@ class World:
     def __init__(self, **configurations: dict) -> None:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        for kind, obj in configurations.items():
-            self.api.put(PATHS[kind](), obj)
+        for kind, manifest in configurations.items():
+            self.api.put(PATHS[kind](), manifest)
         client = self.api.client(clock=self.clock)
         self.bundle = CaBundle(client, [path("cardwise") for path in PATHS.values()], clock=self.clock)
         self.bundle.set_bundle(PEM)
 
     @property
     def objects(self) -> list[dict]:
-        return [obj for path in PATHS.values() for obj in self.api.all(path())]
+        return [manifest for path in PATHS.values() for manifest in self.api.all(path())]
 
     def bundles(self) -> set[str | None]:
-        return {hook["clientConfig"].get("caBundle") for obj in self.objects for hook in obj["webhooks"]}
+        return {hook["clientConfig"].get("caBundle") for manifest in self.objects for hook in manifest["webhooks"]}
 
     def patches(self) -> int:
         """How many were sent. Each must be one that does all or nothing, and have our name."""
         sent = self.api.sent("patch")
-        assert {each.headers["Content-Type"] for each in sent} <= {"application/json-patch+json"}
-        assert {each.query["fieldManager"] for each in sent} <= {"cardwise-ca"}
+        assert {call.headers["Content-Type"] for call in sent} <= {"application/json-patch+json"}
+        assert {call.query["fieldManager"] for call in sent} <= {"cardwise-ca"}
         return len(sent)
 
     def edit(self, kind: str, **client_config: str | None) -> None:
@@ -90,8 +90,8 @@ def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
 
 def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_store():
     world = both()
-    bundle, asked = world.bundle, []
-    bundle.on_other = lambda: asked.append(True)
+    bundle, reports = world.bundle, []
+    bundle.on_other = lambda: reports.append(True)
     assert bundle.ensure()
     # Another replica has renewed the certificates.
     newer = base64.b64encode(b"newer").decode()
@@ -99,7 +99,7 @@ def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_st
         world.edit(kind, caBundle=newer)
     written = world.patches()
     assert not bundle.ensure()
-    assert asked
+    assert reports
     bundle.set_bundle(b"newer")
     assert bundle.ensure()
     assert world.patches() == written

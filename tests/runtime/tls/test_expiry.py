@@ -18,16 +18,16 @@ def test_the_end_of_each_certificate_is_told(tmp_path):
     registry = CollectorRegistry()
     registry.register(Expiry(tmp_path))
 
-    def told(certificate: str) -> float | None:
+    def end_of(certificate: str) -> float | None:
         return registry.get_sample_value(NAME, {"certificate": certificate})
 
-    assert told("server") == (NOW + timedelta(days=10)).timestamp()
-    assert told("authority") == (NOW + timedelta(days=100)).timestamp(), "the one that signs"
-    assert told("client") is None
+    assert end_of("server") == (NOW + timedelta(days=10)).timestamp()
+    assert end_of("authority") == (NOW + timedelta(days=100)).timestamp(), "the one that signs"
+    assert end_of("client") is None
 
     renewed = new_leaf(authority, "part", ["localhost"], KeyPurpose.SERVER, now=NOW, lifetime=timedelta(days=50))
     (tmp_path / rotation.SERVER_CERT).write_bytes(renewed.cert)
-    assert told("server") == (NOW + timedelta(days=50)).timestamp()
+    assert end_of("server") == (NOW + timedelta(days=50)).timestamp()
 
 
 def test_files_that_cannot_be_read_do_not_break_the_scrape(tmp_path):

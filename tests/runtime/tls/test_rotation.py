@@ -85,7 +85,7 @@ def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, e
 def test_damaged_entries_are_made_anew(tmp_path, name, damage):
     wanted = WantedCertificates(hosts=HOSTS)
     files = rotation.advance({}, wanted, Lifetimes(), NOW)
-    damaged = {key: value for key, value in files.items() if key != name}
+    damaged = {key: content for key, content in files.items() if key != name}
     if damage is not None:
         damaged[name] = damage
     repaired = rotation.advance(damaged, wanted, Lifetimes(), NOW)
@@ -93,7 +93,7 @@ def test_damaged_entries_are_made_anew(tmp_path, name, damage):
     assert rotation.advance(repaired, wanted, Lifetimes(), NOW) == repaired
 
 
-def without(files, **damages):
+def damage_files(files, **damages):
     """`authority_key=None` takes that entry away, bytes take its place."""
     changed = files | {name.replace("_", ".", 1): content for name, content in damages.items()}
     return {name: content for name, content in changed.items() if content is not None}
@@ -118,7 +118,7 @@ def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_kn
     """kube-scheduler: it has read the bundle and its certificate at its start."""
     before = rotation.advance({}, WANTED, SLOW, NOW - timedelta(days=30))
     running = {name: before[name] for name in ("client.crt", "client.key")}
-    files = rotation.advance(without(before, **damage), WANTED, SLOW, NOW)
+    files = rotation.advance(damage_files(before, **damage), WANTED, SLOW, NOW)
     assert rotation.advance(files, WANTED, SLOW, NOW) == files
     if "ca_crt" in damage:
         assert files["ca.crt"].count(b"BEGIN") == 1, "nothing of the authority is left"
@@ -139,7 +139,7 @@ def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_kn
 
 def test_a_certificate_that_ends_before_the_next_authority_is_known_is_made_by_that_one_then():
     before = rotation.advance({}, WANTED, SLOW, NOW)
-    files = rotation.advance(without(before, authority_key=None), WANTED, SLOW, NOW + timedelta(days=200))
+    files = rotation.advance(damage_files(before, authority_key=None), WANTED, SLOW, NOW + timedelta(days=200))
     kept, end = files["tls.crt"], NOW + timedelta(days=365)
     files = rotation.advance(files, WANTED, SLOW, end - timedelta(days=2))
     assert files["tls.crt"] == kept
@@ -158,7 +158,7 @@ def test_what_was_lost_comes_back_from_what_we_had_before(lost):
 def test_what_we_had_before_never_takes_the_place_of_another_authority():
     before, others = (rotation.advance({}, WANTED, SLOW, NOW) for _ in range(2))
     assert rotation.advance(others, WANTED, SLOW, NOW, before=before) == others
-    files = rotation.advance(without(others, authority_key=None), WANTED, SLOW, NOW, before=before)
+    files = rotation.advance(damage_files(others, authority_key=None), WANTED, SLOW, NOW, before=before)
     assert files["authority.crt"] == others["authority.crt"]
     assert before["authority.crt"] not in files["ca.crt"]
 
@@ -180,7 +180,7 @@ def test_an_authority_that_clients_do_not_accept_is_none(tmp_path, kind):
     if kind == "leaf":
         pair = certs.KeyPair(before["tls.crt"], before["tls.key"])
     for bundle in (before["ca.crt"], pair.cert):
-        damaged = without(before, authority_crt=pair.cert, authority_key=pair.key, ca_crt=bundle)
+        damaged = damage_files(before, authority_crt=pair.cert, authority_key=pair.key, ca_crt=bundle)
         files = rotation.advance(damaged, WANTED, SLOW, NOW)
         handshake(files, files["ca.crt"], HOSTS[0], tmp_path, client=True)
         assert rotation.advance(files, WANTED, SLOW, NOW) == files
@@ -212,7 +212,7 @@ def test_an_overlap_whose_beginning_cannot_be_read_begins_again(since):
         ("authority-next.since", files, NOW),
         ("authority-old.since", promoted, NOW + SLOW.overlap),
     ):
-        damaged = {each: content for each, content in stored.items() if each != name}
+        damaged = {file: content for file, content in stored.items() if file != name}
         if since is not None:
             damaged[name] = since
         again = rotation.advance(damaged, WANTED, SLOW, now)
@@ -267,7 +267,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
         assert files["ca.crt"].count(b"BEGIN CERTIFICATE") <= 2
     assert 5 <= len(authorities) <= 8
     assert len(leafs) > 25
-    change = next(week for week, each in enumerate(history) if "authority-old.crt" in each)
+    change = next(week for week, files in enumerate(history) if "authority-old.crt" in files)
     assert history[change]["tls.crt"] != history[change - 1]["tls.crt"]
     assert history[change - 1]["ca.crt"].count(b"BEGIN CERTIFICATE") == 2
 

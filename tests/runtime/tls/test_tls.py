@@ -24,7 +24,7 @@ def test_replicas_that_start_at_once_agree(tmp_path, existing):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     if existing:
-        store.save(certificates.made(NOW - timedelta(days=300)), "")
+        store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
     before = api.revision
     # Every replica has read before the first one writes; who writes over an old one reads once more.
     everybody = threading.Barrier(2)
@@ -46,7 +46,7 @@ def test_directory_store_agrees_too_and_keys_are_private(tmp_path):
         assert len(set(pool.map(Rotator.ensure, rotators, timeout=60))) == 1
     sets = [filesets.read(tmp_path / str(n)) for n in range(4)]
     assert sets[0]
-    assert all(each == sets[0] for each in sets)
+    assert all(files == sets[0] for files in sets)
     assert sorted(sets[0]) == ["ca.crt", "client.crt", "client.key", "tls.crt", "tls.key"]
     for directory in (store, tmp_path / "0"):
         for path in directory.glob("*.key"):
@@ -65,35 +65,35 @@ def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
                 raise errors.ServerError(500, "InternalError", "etcd is away")
             return super().load()
 
-    told: list[bytes] = []
+    bundles: list[bytes] = []
     clock = FakeClock()
-    rotator = Rotator(Failing(tmp_path / "s"), HOSTS, tmp_path / "out", on_bundle=told.append, clock=clock)
+    rotator = Rotator(Failing(tmp_path / "s"), HOSTS, tmp_path / "out", on_bundle=bundles.append, clock=clock)
     rotator.start()
     began = clock.now()
     clock.step()
     clock.until_waiting()
-    assert (len(told), clock.now() - began <= 1) == (1, True)
+    assert (len(bundles), clock.now() - began <= 1) == (1, True)
     clock.step()
     clock.until_waiting()
     assert clock.now() - began > INTERVAL
     rotator.stop()
-    assert told[0] == told[1] == (tmp_path / "out" / "ca.crt").read_bytes()
+    assert bundles[0] == bundles[1] == (tmp_path / "out" / "ca.crt").read_bytes()
     assert "etcd is away" in capsys.readouterr().out
 
 
 def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
     first, second = (certs.new_authority(name, NOW, timedelta(days=9)).cert for name in ("first", "second"))
-    told: list[bytes] = []
+    bundles: list[bytes] = []
     clock = FakeClock()
-    given = Given(tmp_path, on_bundle=told.append, clock=clock)
+    followed = Given(tmp_path, on_bundle=bundles.append, clock=clock)
 
     def looks() -> None:
         clock.step()
         clock.until_waiting()
 
     filesets.write(tmp_path, {"ca.crt": first})
-    assert given.ensure() == first
-    given.start()
+    assert followed.ensure() == first
+    followed.start()
     clock.until_waiting()
     filesets.write(tmp_path, {"ca.crt": second})
     looks()
@@ -102,8 +102,8 @@ def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
     assert "there is no CA" in capsys.readouterr().out
     filesets.write(tmp_path, {"ca.crt": first})
     looks()
-    given.stop()
-    assert told == [first, second, first]
+    followed.stop()
+    assert bundles == [first, second, first]
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
@@ -150,9 +150,9 @@ def test_set_of_files_is_replaced_whole(tmp_path):
     assert not torn
     assert not filesets.write(tmp_path, {"a": b"29", "b.key": b"29"})
     filesets.write(tmp_path, {"a": b"30"})
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert len(left) == 3  # the name, the link and one directory
-    assert [name for name in left if not name.startswith("..")] == ["a"]
+    names_left = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names_left) == 3  # the name, the link and one directory
+    assert [name for name in names_left if not name.startswith("..")] == ["a"]
 
 
 def test_a_running_replica_saves_again_what_was_deleted(tmp_path):
@@ -173,7 +173,7 @@ def test_a_running_replica_saves_again_what_was_deleted(tmp_path):
 def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
-    files = certificates.made(NOW)
+    files = certificates.issue_files(NOW)
     store.save({name: content for name, content in files.items() if name != "authority.key"}, "")
     Rotator(store, HOSTS, tmp_path).ensure()
     assert "the key of the certificate authority is lost" in capsys.readouterr().out
@@ -183,7 +183,7 @@ def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
 def test_only_the_data_of_a_secret_is_replaced(tmp_path):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
-    store.save(certificates.made(NOW - timedelta(days=300)), "")
+    store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u"}
     others = {"finalizers": ["x.io/kept"], "ownerReferences": [owner], "labels": {"a": "b"}, "annotations": {"c": "d"}}
     before = api.edit(paths.secrets("ns", "certs"), metadata=others, type="kubernetes.io/tls")
@@ -197,7 +197,7 @@ def test_only_the_data_of_a_secret_is_replaced(tmp_path):
 def test_a_secret_that_is_immutable_is_named_with_the_remedy(tmp_path):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
-    store.save(certificates.made(NOW - timedelta(days=300)), "")
+    store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
     api.edit(paths.secrets("ns", "certs"), immutable=True)
     with pytest.raises(errors.Invalid, match=r"Secret ns/certs: immutable: true, .*; replace the Secret"):
         Rotator(store, HOSTS, tmp_path).ensure()
@@ -208,16 +208,16 @@ def test_a_replica_whose_clock_is_wrong_leaves_good_certificates_and_makes_good_
     """The first of them comes to a Secret that another has just made, the second makes its own."""
     api = ApiServer(clock=FakeClock(wall=NOW))
     wrong = FakeClock(wall=NOW + timedelta(hours=hours))
-    for name, made in (("theirs", certificates.made(NOW)), ("ours", {})):
+    for name, before in (("theirs", certificates.issue_files(NOW)), ("ours", {})):
         store = SecretStore(api.client(), "ns", name)
-        if made:
-            store.save(made, "")
+        if before:
+            store.save(before, "")
         Rotator(store, HOSTS, tmp_path / name, clock=wrong).ensure()
         files = store.load().files
-        assert not made or files == made
+        assert not before or files == before
         for file in (rotation.AUTHORITY_CERT, rotation.SERVER_CERT):
             certificate = x509.load_pem_x509_certificate(files[file])
             assert certificate.not_valid_before_utc <= NOW < certificate.not_valid_after_utc
-    said = capsys.readouterr().out
-    assert "clock skew" in said
-    assert f"ahead_seconds={hours * 3600}" in said
+    output = capsys.readouterr().out
+    assert "clock skew" in output
+    assert f"ahead_seconds={hours * 3600}" in output
