@@ -23,16 +23,16 @@ class Row(NamedTuple):
 
 def documented() -> dict[str, dict[str, Row]]:
     """By the heading of the part, by name."""
-    found: dict[str, dict[str, Row]] = {}
+    rows_by_heading: dict[str, dict[str, Row]] = {}
     heading = ""
     for line in PAGE.read_text().splitlines():
         if line.startswith("## "):
             heading = line.removeprefix("## ")
         elif line.startswith("| `cardwise_"):
             name, *row = (cell.strip() for cell in line.strip("|").split("|"))
-            assert name.strip("`") not in found.setdefault(heading, {}), f"{name} is there twice"
-            found[heading][name.strip("`")] = Row(*row)
-    return found
+            assert name.strip("`") not in rows_by_heading.setdefault(heading, {}), f"{name} is there twice"
+            rows_by_heading[heading][name.strip("`")] = Row(*row)
+    return rows_by_heading
 
 
 @functools.cache

@@ -16,9 +16,9 @@ _SERIES = re.compile(r"_(?:bucket|count|sum)$")
 
 def rules() -> dict[str, dict[str, Any]]:
     groups = yaml.safe_load((FILES / "alerts" / "cardwise.yaml").read_text())["groups"]
-    found = [rule for group in groups for rule in group["rules"]]
-    assert len({rule["alert"] for rule in found}) == len(found), "an alert is there twice"
-    return {rule["alert"]: rule for rule in found}
+    all_rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in all_rules}) == len(all_rules), "an alert is there twice"
+    return {rule["alert"]: rule for rule in all_rules}
 
 
 def sections() -> dict[str, str]:
@@ -38,12 +38,12 @@ def known() -> dict[str, str]:
 
 def unknown(expression: str) -> set[str]:
     """Names in the expression that no part serves."""
-    kinds, found = known(), set()
+    kinds, unknown_names = known(), set()
     for name in _METRIC.findall(expression):
         base = _SERIES.sub("", name)
         if name not in kinds and kinds.get(base) != "histogram":
-            found.add(name)
-    return found
+            unknown_names.add(name)
+    return unknown_names
 
 
 def test_each_alert_has_a_runbook_and_each_runbook_an_alert() -> None:
@@ -80,6 +80,8 @@ def test_an_unknown_metric_would_be_found() -> None:
 def test_every_metric_is_on_the_dashboard() -> None:
     # A number that nobody sees is one that nobody keeps right.
     shown = {
-        _SERIES.sub("", name) if name not in known() else name for each in targets() for name in _METRIC.findall(each)
+        _SERIES.sub("", name) if name not in known() else name
+        for target in targets()
+        for name in _METRIC.findall(target)
     }
     assert known().keys() - shown - {"cardwise_workload_learned"} == set()

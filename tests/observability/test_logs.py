@@ -27,9 +27,9 @@ def lines(part: str) -> Iterator[tuple[str, Path, set[str]]]:
 
 @pytest.mark.parametrize("part", PARTS)
 def test_a_pod_is_named_with_its_namespace_and_uid(part: str) -> None:
-    found = list(lines(part))
-    assert found, "no line was found"
-    for event, path, fields in found:
+    log_calls = list(lines(part))
+    assert log_calls, "no line was found"
+    for event, path, fields in log_calls:
         about = f"{path.relative_to(ROOT)}: {event!r} has {sorted(fields)}"
         if "pod" in fields and event not in WITHOUT_UID:
             assert "uid" in fields, about

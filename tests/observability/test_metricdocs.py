@@ -9,9 +9,9 @@ SHARED = registered(ROOT / "cardwise" / "runtime")  # of parts that serve more t
 
 @pytest.mark.parametrize("heading", PARTS)
 def test_all_metrics_of_a_part_are_documented_and_none_else(heading: str) -> None:
-    found = registered(ROOT / PARTS[heading])
-    assert found, "the code was not read"
-    assert set(documented()[heading]) - SHARED == found
+    metrics = registered(ROOT / PARTS[heading])
+    assert metrics, "the code was not read"
+    assert set(documented()[heading]) - SHARED == metrics
 
 
 def test_what_parts_share_is_documented_with_those_that_have_it() -> None:
