@@ -2,8 +2,8 @@
 
 Nothing here does I/O, or waits for anything but the lock. A method is one turn at it, but some take several:
 `warm`, and for pods whose containers need different cards `plan`, `fitting` and `scores`. `gangs`, `preemption`,
-`ahead` and `policies` are entrances of their own, and take the lock by themselves. Which pod has room on which cards is
-in the table of `cache.reservations`.
+`nominator` and `policies` are entrances of their own, and take the lock by themselves. Which pod has room on which
+cards is in the table of `cache.reservations`.
 """
 
 import math
@@ -269,7 +269,7 @@ class State:
     def begin_attempt(
         self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
     ) -> bool:
-        """Filter is called for the pod. Returns whether it may be placed; see `SchedulingQueue.tries`."""
+        """Filter is called for the pod. Returns whether it may be placed; see `SchedulingQueue.begin_attempt`."""
         with self._lock:
             return self._queue.begin_attempt(uid, request, grouped=grouped, rank=rank)
 
@@ -318,7 +318,7 @@ class State:
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
     ) -> Assumed | KnownBinding | Refusal:
         """The cards to write, held until `confirm`: those of the plan if it is still good, also by the namespace's
-        quotas (`Cache.good`), else other cards.
+        quotas (`Cache.is_plan_valid`), else other cards.
 
         `request`: None for a pod that asks for no card. `epoch`: the term in which this process may post. A Binding
         that is unconfirmed since an earlier term is not posted again: another extender may have given the cards away.

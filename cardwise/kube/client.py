@@ -71,7 +71,7 @@ class KubeClient:
 
     All methods raise `errors.KubeError` (an answer that is no success; `Unreachable` when there is none, `TimedOut`
     when there is none in time) and nothing else for what the other side does. `timeout` is in seconds and bounds the
-    whole answer, None waits for ever. `most` is in bytes: of a larger answer the rest is not read, and
+    whole answer, None waits for ever. `max_bytes`: of a larger answer the rest is not read, and
     `errors.TooLarge` is raised. Answers that are one object come without `metadata.managedFields` (`wire.unmanaged`).
     """
 

@@ -8,7 +8,7 @@ for the binds that wait. How far one gang is, and where it fits, is decided in `
     reservation  cards that are reserved for a gang that has waited long; `cardsearch` finds which
     gangqueue    the order in which pending gangs are planned
     bindthreads  which gangs may wait in bind where threads are too few
-    gangtypes    types: settings, `Hold` (the outcome that binds wait for), what is to be written
+    gangtypes    types: settings, `Permit` (the outcome that binds wait for), what is to be written
     gangviews    how far a gang is, for PodGroups, events and metrics
     podgroups    PodGroups: what they ask for, and what their statuses should say
 

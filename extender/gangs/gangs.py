@@ -2,7 +2,7 @@
 
 Part of the state, whose lock it shares; long work is done in short turns, and other threads get the lock in between.
 The phase of one gang is in `cardwise.core.gangs.gangstate`; plans are made in `gangplaces`. Nothing here waits: a bind
-waits on a `Hold`.
+waits on a `Permit`.
 """
 
 from collections import Counter

@@ -42,7 +42,7 @@ _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadReques
 class PodState(Enum):
     """What became of a pod that was waiting."""
 
-    UNBOUND = "waits"  # it has no node; after `void` no earlier Binding can land any more
+    UNBOUND = "waits"  # it has no node; after `fence_pod` no earlier Binding can land any more
     UNFENCED = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still land
     BOUND = "bound"
     BOUND_BY_OTHER = "taken"  # bound, and by none of our Bindings
@@ -196,7 +196,7 @@ def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
         return PodState.UNBOUND
     if Pod(manifest).ended:
         return PodState.FINISHED
-    # A member of a gang may ask for no card: its Binding has the term alone, which `void` writes as well.
+    # A member of a gang may ask for no card: its Binding has the term alone, which `fence_pod` writes as well.
     member = bool(labels_of(manifest).get(names.GANG))
     is_ours = member or _OURS & annotations_of(manifest).keys()
     return PodState.BOUND if is_ours else PodState.BOUND_BY_OTHER

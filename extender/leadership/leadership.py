@@ -39,7 +39,7 @@ CatchUp = Callable[[Callable[[], bool]], bool]
 
 
 class LeaseBlockers(Protocol):
-    """Why this process should leave the Lease to others, a line for each reason (`Informers.blind`)."""
+    """Why this process should leave the Lease to others, a line for each reason (`Informers.lease_blockers`)."""
 
     def __call__(self, *, holds: bool, leads: bool) -> list[str]: ...
 

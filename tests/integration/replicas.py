@@ -46,7 +46,7 @@ def extender_replica(
 def webhook_replica(
     cluster: Cluster, name: str, *flags: str, environment: Mapping[str, str] | None = None
 ) -> tuple[Process, int]:
-    """With the same identity and Secret as the first; and its port. `more`: settings besides."""
+    """With the same identity and Secret as the first; and its port. `environment`: settings besides."""
     port, metrics = ports.free(2)
     process = cluster.process(name)
     process.start(

@@ -16,7 +16,7 @@ FINISHED = ("Succeeded", "Failed")
 
 
 class Follower:
-    """Hands all objects below a path, and every event of them, to `take`, in a thread of its own."""
+    """Hands all objects below a path, and every event of them, to `on_event`, in a thread of its own."""
 
     def __init__(self, cluster: Cluster, path: str) -> None:
         self.violations: list[str] = []

@@ -52,7 +52,7 @@ _T = TypeVar("_T")
 
 
 class LookupLimit:
-    """Bounds how many look-ups begin within any second: `most` in all, and `each` of one owner (a namespace, an
+    """Bounds how many look-ups begin within any second: `total` in all, and `per_owner` of one owner (a namespace, an
     address).
 
     Methods may be called from any thread.

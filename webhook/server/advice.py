@@ -156,7 +156,7 @@ def warn_placement(
     pod: Json, schedulers: Collection[str], offers: Offers | None, admitting: Collection[str] | None
 ) -> tuple[str, ...]:
     """Warnings about a pod that asks for cards: its scheduler, its gates, its nodes. `schedulers` ask the extender.
-    `admitting`: as `Offers.left`.
+    `admitting`: as `Offers.admitting_nodes`.
     """
     spec = pod.get("spec") or {}
     warnings = []

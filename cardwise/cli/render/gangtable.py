@@ -68,7 +68,7 @@ def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
 
 
 def format_age(created: str, now: datetime) -> str:
-    """As of `tables.age`."""
+    """As `tables.format_age`."""
     try:
         return tables.format_age((now - datetime.fromisoformat(created).astimezone(UTC)).total_seconds())
     except ValueError:

@@ -39,7 +39,7 @@ class LeaderElector:
     may come late when the API server hangs; `leader`, `holds` and `epoch` never do. At stop `on_change(False)` comes
     before the Lease is given back, and may wait for work that `holds` had allowed. While `able` says no, which it must
     do at once, the Lease is neither taken nor renewed. `settled`: what a Lease that is given back says of what was done
-    in its name (`Election.farewell`), asked after that.
+    in its name (`Election.release_call`), asked after that.
 
     A Lease that does not exist is created, and held only after `duration`: it may have been deleted under somebody.
     """

@@ -48,7 +48,7 @@ def _none() -> Sequence[str]:
 
 class HealthServer:
     """`ready` is asked by /readyz, `alive` by /healthz (by default whoever answers is alive). `notes`: lines for people
-    that /readyz shows after the verdict. `config`: the settings in effect, as `configz.of` has them.
+    that /readyz shows after the verdict. `config`: the settings in effect, as `configz.describe_options` has them.
     """
 
     def __init__(

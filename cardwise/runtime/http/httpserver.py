@@ -106,7 +106,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What clients may cost. `idle_seconds`: Go's clients drop idle connections after 90 s. Were we the first to close,
+    """What clients may cost. `idle`: Go's clients drop idle connections after 90 s. Were we the first to close,
     a call could meet the closing connection, and Go does not repeat a POST.
 
     `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
@@ -135,7 +135,7 @@ class Limits:
 
 Route = Callable[[Environ], Threads]
 Flow = tuple[Threads, str]
-"""Calls of one address that take turns as one: of the same threads, and for the same `Listener.whose`."""
+"""Calls of one address that take turns as one: of the same threads, and for the same `Listener.owner_of`."""
 
 
 class Listener(NamedTuple):

@@ -230,7 +230,7 @@ class _Worker(Worker):  # type: ignore[misc]
 
 
 class _Logger(glogging.Logger):  # type: ignore[misc]
-    """gunicorn's lines through the root handler of `logs.setup`."""
+    """gunicorn's lines through the root handler of `logs.configure`."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)

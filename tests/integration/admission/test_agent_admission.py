@@ -55,7 +55,7 @@ def space(api: Api, request: pytest.FixtureRequest) -> Iterator[str]:
 def pod(
     space: str, name: str = "p", *, amounts: Json | None = None, annotations: Json | None = None, **requests: Any
 ) -> Json:
-    """`amounts` are cpu and memory of its container, `said` its annotations."""
+    """`amounts` are cpu and memory of its container, `annotations` its annotations."""
     pod = build.pod(name, namespace=space, annotations=annotations, **(requests or {"gpu_mem": 8138}))
     resources = pod["spec"]["containers"][0]["resources"]
     for kind, listed in (amounts or {}).items():

@@ -72,7 +72,7 @@ _AT_A_TIME, _WORK = (50, "sleep 10") if SOAK else (8, "exit 0")
 
 
 class Churn(threading.Thread):
-    """Pods that come and go, `most` at a time; what goes wrong is noted. `asked`: as `workload` takes it."""
+    """Pods that come and go, `limit` at a time; what goes wrong is noted. `amounts`: as `workload` takes it."""
 
     def __init__(self, space: Space, name: str = "churn", limit: int = _AT_A_TIME, **amounts: int) -> None:
         super().__init__(daemon=True, name=name)

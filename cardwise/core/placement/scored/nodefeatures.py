@@ -41,7 +41,7 @@ class NodeFeatures:
         return self.scoring.survey(self._table.lines.pick(slots), self._features[slots])
 
     def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
-        """Looks at the sum of what was surveyed, see `Scoring.look`."""
+        """Looks at the sum of what was surveyed, see `Scoring.update_prices`."""
         if not self.scoring.update_prices(surveyed_sum, leaving):
             return False
         self._unpriced[:] = True

@@ -4,12 +4,12 @@ Theory of operation. There are three prices, all in cards. A share of one card c
 `prices`. Any other request costs what the node loses of its capacity: how many copies of each of the workload's
 requests its cards, cpu and memory could still take, weighted by their frequency and size, and more for requests that
 fit in few places of the cluster. A card of a model that is scarce for pods that name the model costs more for pods that
-do not (`pressure`). Prices are rounded, so that nodes that differ little are equal and the first is taken: that keeps
-free memory together.
+do not (`_kind_prices`). Prices are rounded, so that nodes that differ little are equal and the first is taken: that
+keeps free memory together.
 
 While pods only arrive, the prices of rests are right, because rests are what the policy itself leaves. Where pods also
 end, rests of any size return. Then what a share opens or ends on its node counts as well, and so do nodes on which only
-few pods have to end (`vacancy`).
+few pods have to end (`_expected_capacity`).
 
 Example: shares of 500 and 300 thousandths of a card are equally frequent, so a rest of 600 is worth 2/3, one of 500 is
 worth 1/2, one of 300 is worth 1/3, and one of 200 nothing. A share of 300 costs 2/3 - 1/3 = 1/3 on a card with 600

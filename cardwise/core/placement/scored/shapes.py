@@ -1,6 +1,6 @@
 """Shapes: what a pod asks of a node, as plain numbers. Scores are kept by shape, and the workload is counted by ask.
 
-A pod with more than one claim (`fitting.Claim`), or with devices, has no ask, and is placed node by node.
+A pod with more than one card request (`fitting.CardRequest`), or with devices, has no ask, and is placed node by node.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ class Ask(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """An ask and the cards that may serve it: their kinds (None: all), and the MPS fields of its `Claim`."""
+    """An ask and the cards that may serve it: their kinds (None: all), and the MPS fields of its `CardRequest`."""
 
     ask: Ask
     kinds: frozenset[int] | None = None
