@@ -105,7 +105,7 @@ def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, clien
             assert "1 node has the labels of a GPU" in wired
             assert "kubectl rollout status daemonset/cardwise-deviceplugin --namespace cardwise-system" in wired
             assert "daemonset/cardwise-mps" not in wired.partition("NOTES:")[2]
-            assert "runtimeClassName: nvidia" in wired
+            assert 'runtimeClassName: "nvidia"' in wired
             assert "completions: 1" in wired
     label = {"metadata": {"labels": {"pod-security.kubernetes.io/enforce": "baseline"}}}
     client.patch(paths.namespaces(names.NAMESPACE), label)
