@@ -51,12 +51,12 @@ def member(
     **resources: int,
 ) -> dict:
     """A pod as the webhook leaves it; without resources it asks for no card."""
-    made = container(**({"share": 1} | resources if resources else {}))
+    main = container(**({"share": 1} | resources if resources else {}))
     if not resources:
-        made["resources"]["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
-    made["resources"]["requests"] = {"cpu": cpu, "memory": "1Gi"}
-    said = {names.GROUP_NAME: gang} | ({names.GROUP_NUM: str(minimum)} if minimum is not None else {})
-    spec = {"containers": [made], "priority": priority} | ({"nodeSelector": selector} if selector else {})
+        main["resources"]["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
+    main["resources"]["requests"] = {"cpu": cpu, "memory": "1Gi"}
+    group_annotations = {names.GROUP_NAME: gang} | ({names.GROUP_NUM: str(minimum)} if minimum is not None else {})
+    spec = {"containers": [main], "priority": priority} | ({"nodeSelector": selector} if selector else {})
     if gated:
         spec["schedulingGates"] = [{"name": names.GANG}]
     return {
@@ -66,7 +66,7 @@ def member(
             "uid": f"uid-{name}",
             "creationTimestamp": f"2026-11-21T10:{created // 60:02}:{created % 60:02}Z",
             "labels": {names.GANG: gang},
-            "annotations": said | (annotations or {}),
+            "annotations": group_annotations | (annotations or {}),
         },
         "spec": spec,
         "status": {"phase": "Pending"},
@@ -75,9 +75,9 @@ def member(
 
 def single(name: str, *, created: int = 0, priority: int = 0, cpu: str = "1", **resources: int) -> dict:
     """A pod of no gang."""
-    made = member(name, gated=False, created=created, priority=priority, cpu=cpu, **resources)
-    made["metadata"]["labels"], made["metadata"]["annotations"] = {}, {}
-    return made
+    pod = member(name, gated=False, created=created, priority=priority, cpu=cpu, **resources)
+    pod["metadata"]["labels"], pod["metadata"]["annotations"] = {}, {}
+    return pod
 
 
 class NoPlan(dict[str, str], GangPlan):
@@ -181,9 +181,9 @@ class World:
         """A round of the controller: gates, holds, evictions; and PodGroups are brought to what is."""
         work = self.state.gangs.step()
         for pod in work.ungate:
-            found = self.pods.get(pod.name)
-            if found is not None and found["spec"].pop("schedulingGates", None):
-                self.tell(found)
+            stored = self.pods.get(pod.name)
+            if stored is not None and stored["spec"].pop("schedulingGates", None):
+                self.tell(stored)
         for pod, _ in work.evict:
             if not self.budget:
                 self.evicted.append(pod.name)
@@ -260,7 +260,7 @@ class World:
     def schedulable(self) -> list[str]:
         """Pods in its queues, the oldest first."""
         under_way = {bind.pod["metadata"]["name"] for bind in self.binding}
-        found = [
+        pods = [
             pod
             for name, pod in self.pods.items()
             if not pod["spec"].get("nodeName")
@@ -269,8 +269,8 @@ class World:
             and not pod["metadata"].get("deletionTimestamp")
             and pod["status"]["phase"] == "Pending"
         ]
-        found.sort(key=lambda pod: (-pod["spec"].get("priority", 0), pod["metadata"]["creationTimestamp"]))
-        return [pod["metadata"]["name"] for pod in found]
+        pods.sort(key=lambda pod: (-pod["spec"].get("priority", 0), pod["metadata"]["creationTimestamp"]))
+        return [pod["metadata"]["name"] for pod in pods]
 
     def offered(self, pod: dict) -> list[str]:
         """Nodes that its own filters let pass: selector and CPU, with what it has assumed."""
@@ -298,15 +298,15 @@ class World:
         if not nodes:
             return [], "in-tree"
         if nominated in nodes:  # which it tries first, and alone
-            found, _ = self._ask(pod, [nominated])
-            if found:
-                return found, ""
+            nominated_nodes, _ = self._ask(pod, [nominated])
+            if nominated_nodes:
+                return nominated_nodes, ""
         return self._ask(pod, nodes)
 
     def _ask(self, pod: dict, nodes: list[str]) -> tuple[list[str], str]:
-        found = verbs.filter_nodes(self.state, PREFERENCES, FilterArgs(pod=pod, node_names=nodes))
-        texts = {*found.failed_nodes.values(), *found.failed_and_unresolvable_nodes.values(), found.error} - {""}
-        return list(found.node_names or []), "; ".join(sorted(texts))
+        answer = verbs.filter_nodes(self.state, PREFERENCES, FilterArgs(pod=pod, node_names=nodes))
+        texts = {*answer.failed_nodes.values(), *answer.failed_and_unresolvable_nodes.values(), answer.error} - {""}
+        return list(answer.node_names or []), "; ".join(sorted(texts))
 
     def schedule(self, name: str) -> str:
         """One cycle for the pod: filter, assume, and the bind begins. Why it was refused, or ""."""
@@ -316,9 +316,9 @@ class World:
             for bind in self.binding
             if bind.pod["metadata"]["name"] != name or (bind.hold is not None and bind.hold.allowed)
         ]
-        nodes, why = self.filter(name)
+        nodes, refusal = self.filter(name)
         if not nodes:
-            return why
+            return refusal
         pod = self.pods[name]
         self.assumed[name] = nodes[0]
         self.begin_bind(pod, nodes[0])
@@ -334,9 +334,9 @@ class World:
     def unassume(self, pod: dict) -> None:
         self.assumed.pop(pod["metadata"]["name"], None)
 
-    def _fail(self, pod: dict, why: str) -> None:
+    def _fail(self, pod: dict, message: str) -> None:
         self.unassume(pod)
-        self.errors.append((pod["metadata"]["name"], why))
+        self.errors.append((pod["metadata"]["name"], message))
 
     def settle(self, *, land: bool = True, lost: bool = False, only: str = "") -> None:
         """Threads whose holds are decided go on: they post, or tell the scheduler. `lost`: no answer comes."""
@@ -354,8 +354,8 @@ class World:
         """What the binder does once a member may be bound; whether it may be bound now."""
         meta = bind.pod["metadata"]
         uid, name = meta["uid"], meta["name"]
-        asked = request.parse(bind.pod)
-        begun = self.state.assume(PodRef(uid, meta["namespace"], name), asked, bind.node, "binpack", epoch=0)
+        pod_request = request.parse(bind.pod)
+        begun = self.state.assume(PodRef(uid, meta["namespace"], name), pod_request, bind.node, "binpack", epoch=0)
         if isinstance(begun, Refusal | KnownBinding):
             self.errors.append((name, str(begun)))
             return False
@@ -404,9 +404,9 @@ class World:
             refusals = {}
             for name in self.schedulable():
                 if name in self.pods and not self.pods[name]["spec"].get("nodeName"):
-                    why = self.schedule(name)
-                    if why:
-                        refusals[name] = why
+                    refusal = self.schedule(name)
+                    if refusal:
+                        refusals[name] = refusal
                     self.settle()
             self.clock.advance(seconds)
         return refusals
@@ -420,7 +420,7 @@ class World:
 
 
 def _cpu(pod: dict) -> float:
-    return sum(float(one["resources"]["requests"]["cpu"]) for one in pod["spec"]["containers"])
+    return sum(float(part["resources"]["requests"]["cpu"]) for part in pod["spec"]["containers"])
 
 
 __all__ = ["P100"]

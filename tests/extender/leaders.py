@@ -18,7 +18,7 @@ from extender.leadership.leadership import LeaseLeadership
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
-from tests.extender.worlds import as_pod, as_quota, asking, comes, state, with_cards
+from tests.extender.worlds import as_pod, as_quota, asking, comes, make_state, with_cards
 from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import ApiServer, Request
 from tests.fakes.clock import FakeClock
@@ -71,8 +71,8 @@ class Cluster(ApiServer):
     def over_full(self, mem: int) -> list[tuple[str, int]]:
         """Cards of `mem` MiB that were given away more than whole."""
         used: dict[tuple[str, int], int] = {}
-        for node, made in self.given().values():
-            for share in made.shares():
+        for node, assigned in self.given().values():
+            for share in assigned.shares():
                 used[node, share.index] = used.get((node, share.index), 0) + share.mem
         return [card for card, held in used.items() if held > mem]
 
@@ -90,7 +90,7 @@ class Extender:
         self._fresh = api.follow(paths.pods())
         self._untold: list[PodRecord] = []
         self.reads: Callable[[], bool] = lambda: True  # before it catches up; whether it can
-        self.state = with_cards(state(clock), **cards)
+        self.state = with_cards(make_state(clock), **cards)
         if quota is not None:
             self.state.set_quota(*as_quota(quota))
         self._fence = Fence(self.client, clock)
@@ -142,10 +142,10 @@ class Extender:
 
     def filter(self, name: str, *nodes: str) -> object:
         pod = self.api.pods()[name]
-        asked = request.parse(pod)
-        comes(self.state, name, asked, pod["metadata"]["resourceVersion"])
+        pod_request = request.parse(pod)
+        comes(self.state, name, pod_request, pod["metadata"]["resourceVersion"])
         return self.state.plan(
-            PlacementRequest(PodRef(f"uid-{name}", pod["metadata"]["namespace"], name), asked, nodes, "binpack")
+            PlacementRequest(PodRef(f"uid-{name}", pod["metadata"]["namespace"], name), pod_request, nodes, "binpack")
         )
 
     def bind(self, name: str, node: str) -> str:

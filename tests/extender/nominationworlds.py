@@ -42,14 +42,14 @@ class World:
 
     def node(self, name: str, *, cards: int = 1, cpu: int = 64, labels: Json | None = None, **spec: object) -> None:
         allocatable = {"cpu": str(cpu), "memory": "512Gi", "pods": "100"}
-        made = {
+        manifest = {
             "metadata": {"name": name, "labels": labels or {}},
             "spec": spec,
             "status": {"allocatable": allocatable},
         }
-        found = nodeinfo.node(json.dumps(made).encode())
-        assert found is not None
-        self.state.set_node(*found)
+        record = nodeinfo.node(json.dumps(manifest).encode())
+        assert record is not None
+        self.state.set_node(*record)
         for i in range(cards):
             self.state.set_card(*as_card(resource(i, node=name)))
 
@@ -68,29 +68,29 @@ class World:
         **spec: Any,
     ) -> Json:
         """A pod that waits, as the API server tells of it."""
-        made = asking(name, gpu_mem=mem)
-        made["metadata"] |= {"resourceVersion": "7", "creationTimestamp": created}
+        pod = asking(name, gpu_mem=mem)
+        pod["metadata"] |= {"resourceVersion": "7", "creationTimestamp": created}
         if cpu:
-            made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
-        made["spec"] |= {"priority": priority} | spec
-        return self.tell(made)
+            pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+        pod["spec"] |= {"priority": priority} | spec
+        return self.tell(pod)
 
-    def tell(self, made: Json) -> Json:
+    def tell(self, pod: Json) -> Json:
         """The JSON goes as it comes from a watch."""
-        self.pods[made["metadata"]["name"]] = made
-        self.state.set_pod(as_pod(made))
-        return made
+        self.pods[pod["metadata"]["name"]] = pod
+        self.state.set_pod(as_pod(pod))
+        return pod
 
     def ahead(self) -> dict[str, str]:
         """All that is decided now, in this order: the node by pod."""
-        found = {}
+        nominated = {}
         again = True
         while again:
             again, nominee = self.state.nominator.nominate_next()
             if nominee is not None:
-                found[nominee.pod.name] = nominee.node
+                nominated[nominee.pod.name] = nominee.node
             self.clock.advance(0.6)  # past every pause
-        return found
+        return nominated
 
     def filter(self, name: str, *nodes: str) -> list[str]:
         return self.answer(name, *nodes).node_names or []

@@ -107,7 +107,7 @@ def quota_path(name: str, namespace: str = "team") -> str:
 
 
 def conditions(status: Json) -> dict[str, str]:
-    return {each["type"]: each["status"] for each in status["conditions"]}
+    return {condition["type"]: condition["status"] for condition in status["conditions"]}
 
 
 def card(uuid, index=0, *, healthy=True, classes=("k80",), mem=K80):
@@ -144,9 +144,9 @@ class World:
         """The cards of the node, as the ledger and the watch show them."""
         self.state.ledger.set_cards(name, cards)
         self.state.changed.add(name)
-        for one in cards:
-            if self.api.get(er_path(one.uuid)) is None:
-                self.api.put(CARDS, er_object(one.uuid, name))
+        for card in cards:
+            if self.api.get(er_path(card.uuid)) is None:
+                self.api.put(CARDS, er_object(card.uuid, name))
 
     def hold(self, uid, node, *shares, namespace="team"):
         self.state.ledger.set_holding(holding(uid, node, *shares, namespace=namespace))
@@ -169,4 +169,4 @@ class World:
         return self.api.get(path).get("status", {})
 
     def all(self):
-        return [obj for collection in (CARDS, CLASSES, QUOTAS) for obj in self.api.all(collection)]
+        return [manifest for collection in (CARDS, CLASSES, QUOTAS) for manifest in self.api.all(collection)]

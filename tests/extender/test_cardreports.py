@@ -42,9 +42,9 @@ class World:
         self.reports = CardReports(self.heard, self.clock)
         self.known = {}
 
-    def put(self, index, node, shares=0, generation=0, **more):
+    def put(self, index, node, shares=0, generation=0, **fields):
         """`generation`: of the pods that hold the shares."""
-        key, bare = as_card(resource(index, node=node, **more))
+        key, bare = as_card(resource(index, node=node, **fields))
         new = bare._replace(
             reported_shares=tuple(ShareRecord(f"{generation}-{i}", "x", "y", 1, 0) for i in range(shares))
         )
@@ -63,12 +63,12 @@ class World:
 
 @pytest.fixture
 def world():
-    made = World()
+    new_world = World()
     for index in range(8):
-        made.put(index, "evil")
-    made.put(0, "honest")
-    made.reports.on_synced()
-    return made
+        new_world.put(index, "evil")
+    new_world.put(0, "honest")
+    new_world.reports.on_synced()
+    return new_world
 
 
 def flood(world, seconds, first=0):

@@ -45,13 +45,13 @@ def clock():
 
 @pytest.fixture
 def api(clock):
-    made = ApiServer(clock)
-    made.put(paths.nodes(), {"metadata": {"name": "n1"}})
-    made.put(CARDS, resource(0))
-    made.put(CLASSES, resource_class("p100", model="P100"))
-    made.put(QUOTAS, gpu_quota({"shares": 1}))
-    made.put(paths.podgroups(), pod_group("g", minMember=2))
-    return made
+    server = ApiServer(clock)
+    server.put(paths.nodes(), {"metadata": {"name": "n1"}})
+    server.put(CARDS, resource(0))
+    server.put(CLASSES, resource_class("p100", model="P100"))
+    server.put(QUOTAS, gpu_quota({"shares": 1}))
+    server.put(paths.podgroups(), pod_group("g", minMember=2))
+    return server
 
 
 @pytest.fixture
@@ -61,9 +61,9 @@ def seen():
 
 @pytest.fixture
 def fed(api, clock, seen):
-    made = State(clock=clock)
-    feeds = Informers(api.client(), made, seen, Recorder(), clock)
-    yield made, feeds
+    state = State(clock=clock)
+    feeds = Informers(api.client(), state, seen, Recorder(), clock)
+    yield state, feeds
     feeds.stop()
 
 
@@ -83,8 +83,8 @@ def caught_up(feeds):
         return pool.submit(feeds.catch_up, lambda: True).result(60)
 
 
-def left(made):
-    with made.view_loads() as (_, loads):
+def left(state):
+    with state.view_loads() as (_, loads):
         return loads.free_load("n1")
 
 
@@ -107,11 +107,11 @@ def test_nothing_is_decided_before_all_seven_lists_are_there(api, fed, clock, ki
 
 
 def test_classes_and_quotas_come_to_the_state(api, fed, clock):
-    made, feeds = fed
+    state, feeds = fed
     ready(feeds, clock)
-    assert plan(made, "a", 100, resource_class="p100").assignment.indices() == [0]
-    assert set(plan(made, "b", 100).refusals.values()) == {Refusal.QUOTA}
-    assert set(plan(made, "c", 100, namespace="other", resource_class="none").refusals.values()) == {
+    assert plan(state, "a", 100, resource_class="p100").assignment.indices() == [0]
+    assert set(plan(state, "b", 100).refusals.values()) == {Refusal.QUOTA}
+    assert set(plan(state, "c", 100, namespace="other", resource_class="none").refusals.values()) == {
         Refusal.NO_SUCH_TYPE
     }
 
@@ -132,26 +132,26 @@ def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clo
     for pod in (*members, other):
         api.put(paths.pods(), pod)
     api.edit(paths.nodes("n1"), status={"allocatable": {"cpu": "2", "pods": "3"}})
-    made, feeds = fed
+    state, feeds = fed
     ready(feeds, clock)
-    (view,) = made.gangs.views()
+    (view,) = state.gangs.views()
     assert (view.name, view.minimum, view.there, str(view.phase)) == ("g", 2, 2, "Waiting")
-    assert left(made) == Load(2000, 0, 2)
+    assert left(state) == Load(2000, 0, 2)
     api.put(paths.podgroups(), pod_group("g", minMember=3))
     api.remove(paths.pods("d", "o"))
     api.remove(paths.pods("default", "a"))
     all_told(clock)
-    assert [(view.minimum, view.there) for view in made.gangs.views()] == [(3, 1)]
-    assert left(made) == Load(2000, 0, 3)
+    assert [(view.minimum, view.there) for view in state.gangs.views()] == [(3, 1)]
+    assert left(state) == Load(2000, 0, 3)
 
 
 def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fed, seen, clock):
-    made, feeds = fed
+    state, feeds = fed
     ready(feeds, clock)
-    refuse(made)  # from now on somebody waits to be woken
+    refuse(state)  # from now on somebody waits to be woken
     clock.advance(60)
-    made.next_requeue_node()
-    made.changed_nodes()
+    state.next_requeue_node()
+    state.changed_nodes()
     clock.advance(60)
     card, p100, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
@@ -164,19 +164,19 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     assert seen.classes.objects["p100"].status == {"cards": 1}
     assert seen.quotas.objects["default/team"].status == {"used": []}
     assert (seen.cards.objects[name].status.free, seen.cards.objects[name].status.classes) == (9, ("p100",))
-    assert made.changed_nodes() == set()
-    assert made.next_requeue_node() is None
+    assert state.changed_nodes() == set()
+    assert state.next_requeue_node() is None
     api.put(QUOTAS, gpu_quota({"shares": 2}))
     all_told(clock)
-    assert made.next_requeue_node() == "n1"
+    assert state.next_requeue_node() == "n1"
     card["status"]["health"] = "Unhealthy"
     api.put(CARDS, card)
     all_told(clock)
-    assert made.changed_nodes() == {"n1"}
+    assert state.changed_nodes() == {"n1"}
 
 
 def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, seen, clock):
-    made, feeds = fed
+    state, feeds = fed
     ready(feeds, clock)
     api.remove(paths.extendedresources(resource(0)["metadata"]["name"]))
     api.remove(paths.resourceclasses("p100"))
@@ -185,7 +185,7 @@ def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, seen, clock
     assert (seen.cards.objects, seen.classes.objects, seen.quotas.objects) == ({}, {}, {})
     assert seen.classes.take_deleted() == ["p100"]
     assert seen.cards.models() == set()
-    assert free(made) == []
+    assert free(state) == []
 
 
 def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(api, fed, seen, clock):
@@ -209,28 +209,28 @@ def test_an_unreadable_class_or_quota_is_none_and_keeps_nothing_else_from_being_
     api.put(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
     api.put(QUOTAS, gpu_quota({"shares": "many"}))
     api.put(QUOTAS, gpu_quota({"shares": 2}, name="good"))
-    made, feeds = fed
+    state, feeds = fed
     ready(feeds, clock)
     for name in ("a", "b"):
-        assert plan(made, name, 100, resource_class="p100").node == "n1"
-    assert set(plan(made, "c", 100).refusals.values()) == {Refusal.QUOTA}
-    assert set(plan(made, "d", 100, namespace="other", resource_class="bad").refusals.values()) == {
+        assert plan(state, name, 100, resource_class="p100").node == "n1"
+    assert set(plan(state, "c", 100).refusals.values()) == {Refusal.QUOTA}
+    assert set(plan(state, "d", 100, namespace="other", resource_class="bad").refusals.values()) == {
         Refusal.NO_SUCH_TYPE
     }
 
 
 def test_what_becomes_unreadable_is_skipped_from_then_on(api, fed, clock):
-    made, feeds = fed
+    state, feeds = fed
     ready(feeds, clock)
     api.hold(QUOTAS)
     api.put(QUOTAS, gpu_quota({"shares": "many"}))
     assert caught_up(feeds)
     for name in ("a", "b"):
-        assert plan(made, name, 100).node == "n1"
+        assert plan(state, name, 100).node == "n1"
 
 
 def test_catching_up_shows_what_the_watch_has_not_told(api, fed, clock):
-    made, feeds = fed
+    state, feeds = fed
     ready(feeds, clock)
     api.hold(paths.pods(), QUOTAS, paths.podgroups())
     api.put(paths.pods(), bound("other", P100 - 100, 0))
@@ -238,25 +238,25 @@ def test_catching_up_shows_what_the_watch_has_not_told(api, fed, clock):
     api.put(paths.pods(), member("m", minimum=None))
     api.put(QUOTAS, gpu_quota({"shares": 5}))
     api.put(paths.podgroups(), pod_group("g", minMember=3))
-    assert free(made) == [P100]
+    assert free(state) == [P100]
     assert caught_up(feeds)
-    assert free(made) == [100]
-    assert plan(made, "a", 100).node == "n1"
-    assert [view.minimum for view in made.gangs.views()] == [3]
+    assert free(state) == [100]
+    assert plan(state, "a", 100).node == "n1"
+    assert [view.minimum for view in state.gangs.views()] == [3]
 
 
 def test_catching_up_is_given_up_when_the_term_is_over(api, fed, clock):
     _, feeds = fed
     ready(feeds, clock)
     api.fault(Fault(refused=True), "list", paths.pods(), times=math.inf)
-    asked = []
+    checks = []
     with ThreadPoolExecutor() as pool:
-        catching_up = pool.submit(feeds.catch_up, lambda: asked.append(1) or len(asked) < 3)
+        catching_up = pool.submit(feeds.catch_up, lambda: checks.append(1) or len(checks) < 3)
         for _ in range(3):
             clock.until_waiting(len(KINDS) + 1)
             clock.advance(0.2)
         assert not catching_up.result(60)
-    assert len(asked) == 3
+    assert len(checks) == 3
 
 
 RESTRICTING = ["nodes", "extendedresources", "resourceclasses", "gpuquotas"]

@@ -14,7 +14,7 @@ from extender.records.podref import PodRef
 from extender.state import State
 from tests.extender.gangworlds import member
 from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import as_card, as_pod, asking, bound, held, resource, state
+from tests.extender.worlds import as_card, as_pod, asking, bound, held, make_state, resource
 from tests.fakes.clock import FakeClock
 
 ROOMY = 4000  # MiB, of which every card has some
@@ -27,16 +27,16 @@ def clock():
 
 @pytest.fixture
 def world(clock):
-    return state(clock)
+    return make_state(clock)
 
 
 def tell(world: State, *indices: int, node: str = "n1", reports: list | None = None, **mps) -> None:
     """The node's manager says this of the cards; of MPS nothing where there is nothing to say."""
     world.set_node(node)
     for index in indices:
-        made = resource(index, node=node, held=reports)
+        card = resource(index, node=node, held=reports)
         if mps:
-            said = {
+            mps_status = {
                 "mode": "card",
                 "state": "Ready",
                 "reason": "",
@@ -44,16 +44,16 @@ def tell(world: State, *indices: int, node: str = "n1", reports: list | None = N
                 "ceilingMiB": 1,
                 "maxClients": 48,
             }
-            made["status"]["mps"] = said | mps | {"lastChange": "2026-11-21T10:00:00Z"}
-        world.set_card(*as_card(made))
+            card["status"]["mps"] = mps_status | mps | {"lastChange": "2026-11-21T10:00:00Z"}
+        world.set_card(*as_card(card))
 
 
-def saying(made: dict, mode: str = "", user: int | None = None) -> dict:
+def saying(pod: dict, mode: str = "", user: int | None = None) -> dict:
     if mode:
-        made["metadata"]["annotations"][names.MPS] = mode
+        pod["metadata"]["annotations"][names.MPS] = mode
     if user is not None:
-        made["spec"]["securityContext"] = {"runAsUser": user}
-    return made
+        pod["spec"]["securityContext"] = {"runAsUser": user}
+    return pod
 
 
 def runs(world: State, name: str, index: int = 0, *, mode: str = "", user: int | None = None, mem: int = 1000) -> None:
@@ -63,12 +63,12 @@ def runs(world: State, name: str, index: int = 0, *, mode: str = "", user: int |
 
 def place(world: State, name: str, mode: str = "", user: int | None = None, **asks: int):
     """The card that filter finds for such a pod on node n1, or why it finds none."""
-    asked = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), mode, user))
-    found = world.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, ["n1"], "binpack"))
-    if isinstance(found, Unplaceable):
-        return found.refusals["n1"]
-    assert isinstance(found, Placement)
-    return found.assignment.indices()
+    pod_request = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), mode, user))
+    placement = world.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, ["n1"], "binpack"))
+    if isinstance(placement, Unplaceable):
+        return placement.refusals["n1"]
+    assert isinstance(placement, Placement)
+    return placement.assignment.indices()
 
 
 def test_only_a_ready_card_gets_pods_and_the_others_wait_with_a_reason(world):
@@ -103,9 +103,9 @@ def test_who_runs_as_whom(world):
     mixed["spec"]["containers"] *= 2
     mixed["spec"]["containers"][1] = mixed["spec"]["containers"][1] | {"securityContext": {"runAsUser": 7}}
     tell(world, 1, multiUser=False)
-    found = world.plan(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack"))
-    assert isinstance(found, Unplaceable), "its own containers would wait for each other"
-    assert found.refusals == {"n1": Refusal.MPS_USER}
+    placement = world.plan(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack"))
+    assert isinstance(placement, Unplaceable), "its own containers would wait for each other"
+    assert placement.refusals == {"n1": Refusal.MPS_USER}
     sidecar = {"name": "log", "image": "i", "securityContext": {"runAsUser": 7}}
     mixed["spec"]["containers"][1] = sidecar
     assert isinstance(
@@ -117,9 +117,9 @@ def test_who_runs_as_whom(world):
 def test_a_card_that_is_kept_for_a_nominated_pod_is_kept_for_its_user(world):
     tell(world, 0, multiUser=False)
     refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
-    made = saying(asking("p", gpu_mem=1000), user=7)
-    made["status"] = {"phase": "Pending", "nominatedNodeName": "n1", "conditions": refused}
-    world.set_pod(as_pod(made))
+    pod = saying(asking("p", gpu_mem=1000), user=7)
+    pod["status"] = {"phase": "Pending", "nominatedNodeName": "n1", "conditions": refused}
+    world.set_pod(as_pod(pod))
     assert place(world, "image") is Refusal.MPS_USER, "the pod could not follow it onto the card"
     assert place(world, "a", user=7) == [0]
 
@@ -127,15 +127,15 @@ def test_a_card_that_is_kept_for_a_nominated_pod_is_kept_for_its_user(world):
 def test_a_pod_with_users_of_its_own_is_nobodys_companion():
     """With `hostUsers: false` its 1000 is another user on the node than everybody else's."""
 
-    def own(made):
-        made["spec"]["hostUsers"] = False
-        return made
+    def own(pod):
+        pod["spec"]["hostUsers"] = False
+        return pod
 
-    def planned(mode, **told):
-        fresh = state(FakeClock())
-        tell(fresh, 0, **told)
-        asked = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
-        return fresh.plan(PlacementRequest(PodRef("uid-a", "default", "a"), asked, ["n1"], "binpack"))
+    def planned(mode, **mps_fields):
+        fresh = make_state(FakeClock())
+        tell(fresh, 0, **mps_fields)
+        pod_request = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
+        return fresh.plan(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1"], "binpack"))
 
     refused = planned("required", multiUser=False)
     assert isinstance(refused, Unplaceable)
@@ -143,7 +143,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
     assert isinstance(planned("off", multiUser=False), Placement), "without MPS nobody asks"
     assert isinstance(planned("required", multiUser=True), Placement)
     for user in (None, 1000):  # one that was bound all the same
-        again = state(FakeClock())
+        again = make_state(FakeClock())
         tell(again, 0, multiUser=False)
         again.set_pod(as_pod(own(saying(bound("own", 1000, 0), "required", user))))
         assert place(again, "d", "required", user=user) is Refusal.MPS_USER
@@ -151,7 +151,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
 
 def test_a_restart_knows_from_the_pods_who_is_with_mps_and_as_whom(clock):
     for order in (0, 1):
-        again = state(clock)
+        again = make_state(clock)
         steps = [
             lambda again=again: tell(again, 0, multiUser=False),
             lambda again=again: runs(again, "a", mode="required", user=1000),
@@ -184,21 +184,21 @@ def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
     tell(world, 0, 1, state="Ready")
     assert place(world, "a") == [0]
     tell(world, 0, state="Fault")
-    asked = request.parse(asking("a", gpu_mem=ROOMY))
-    begun = world.assume(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", epoch=0)
+    pod_request = request.parse(asking("a", gpu_mem=ROOMY))
+    begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert isinstance(begun, Assumed)
     assert begun.assignment.indices() == [1]
     tell(world, 0, 1, state="Fault")
-    asked = request.parse(asking("b", gpu_mem=ROOMY))
-    assert world.assume(PodRef("uid-b", "default", "b"), asked, "n1", "binpack", epoch=0) is Refusal.MPS_DOWN
+    pod_request = request.parse(asking("b", gpu_mem=ROOMY))
+    assert world.assume(PodRef("uid-b", "default", "b"), pod_request, "n1", "binpack", epoch=0) is Refusal.MPS_DOWN
 
 
 def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
     tell(world, 0, 1, state="Ready")
     assert place(world, "a", "preferred") == [0]
     runs(world, "b", 1, mode="preferred", mem=2 * ROOMY)
-    asked = request.parse(saying(asking("a", gpu_mem=ROOMY), "preferred"))
-    begun = world.assume(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", epoch=0)
+    pod_request = request.parse(saying(asking("a", gpu_mem=ROOMY), "preferred"))
+    begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert isinstance(begun, Assumed)
     assert begun.assignment.indices() == [0]
 
@@ -207,8 +207,8 @@ def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
     tell(world, 0, 1, mode="node")
     assert place(world, "a", "preferred", gpu_count=2) == [0, 1]
     tell(world, 0, 1, mode="card")
-    asked = request.parse(saying(asking("a", gpu_count=2), "preferred"))
-    begun = world.assume(PodRef("uid-a", "default", "a"), asked, "n1", "binpack", epoch=0)
+    pod_request = request.parse(saying(asking("a", gpu_count=2), "preferred"))
+    begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert begun is Refusal.MPS_SEVERAL
 
 
@@ -239,8 +239,8 @@ def test_a_gang_is_planned_as_its_members_may_meet(clock):
     world = State(clock=clock, gang_settings=GangSettings(max_waiting=3))
     tell(world, 0, 1, state="Ready")
     for name, mode in (("a", "off"), ("b", "preferred"), ("c", "off")):
-        made = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})
-        world.set_pod(as_pod(made))
+        pod = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})
+        world.set_pod(as_pod(pod))
     for name in "abc":
         assert world.gangs.filter(f"uid-{name}", ["n1"]) == "n1"
     with world.view() as ledger:

@@ -18,9 +18,9 @@ from tests.extender.worlds import (
     as_card,
     as_class,
     as_pod,
+    make_state,
     resource,
     resource_class,
-    state,
     with_cards,
 )
 from tests.fakes.clock import FakeClock
@@ -33,8 +33,8 @@ def device(index, *, node="n1", kind="rdma", health="Healthy", held=(), **proper
     """The ExtendedResource of a device."""
     uuid = f"{kind}-{node}-{index}"
     spec = {"node": node, "kind": kind, "index": index, "uuid": uuid, "model": "MT4119", "properties": properties}
-    made = {"metadata": {"name": uuid, "labels": {names.NODE_LABEL: node}}, "spec": spec}
-    return as_card(made | {"status": {"health": health, "held": list(held)}})
+    manifest = {"metadata": {"name": uuid, "labels": {names.NODE_LABEL: node}}, "spec": spec}
+    return as_card(manifest | {"status": {"health": health, "held": list(held)}})
 
 
 @pytest.fixture
@@ -45,31 +45,31 @@ def clock():
 @pytest.fixture
 def world(clock):
     """n1 and n2 have a P100 each; n1 has two RDMA devices, n2 none."""
-    made = with_cards(state(clock), n1=1, n2=1)
-    made.set_class(RDMA)
+    state = with_cards(make_state(clock), n1=1, n2=1)
+    state.set_class(RDMA)
     for i in range(2):
-        made.set_card(*device(i))
-    return made
+        state.set_card(*device(i))
+    return state
 
 
 def wants(name, *containers):
     return asking(*containers, name=name, uid=f"uid-{name}", of_devices=("rdma",))
 
 
-def plan(made, name, *containers, nodes=("n1", "n2")):
-    asked = request.parse_mutated(wants(name, *containers))
-    return made.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, list(nodes), "binpack"))
+def plan(state, name, *containers, nodes=("n1", "n2")):
+    pod_request = request.parse_mutated(wants(name, *containers))
+    return state.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, list(nodes), "binpack"))
 
 
-def bind(made, name, *containers, node="n1"):
-    asked = request.parse_mutated(wants(name, *containers))
-    return made.assume(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", epoch=0)
+def bind(state, name, *containers, node="n1"):
+    pod_request = request.parse_mutated(wants(name, *containers))
+    return state.assume(PodRef(f"uid-{name}", "default", name), pod_request, node, "binpack", epoch=0)
 
 
-def bound(made, name, *containers, phase="Running", deleting=False):
+def bound(assigned, name, *containers, phase="Running", deleting=False):
     """The pod as the watch shows it once bind has written what it has begun."""
     pod = wants(name, *containers)
-    pod["metadata"]["annotations"] |= assignment.encode(made, assume_time_ns=1)
+    pod["metadata"]["annotations"] |= assignment.encode(assigned, assume_time_ns=1)
     pod["spec"]["nodeName"] = "n1"
     pod["status"] = {
         "phase": phase,
@@ -80,8 +80,8 @@ def bound(made, name, *containers, phase="Running", deleting=False):
     return as_pod(pod)
 
 
-def given(made):
-    return [share.uuid for share in made.assignment.device_shares()]
+def given(placed):
+    return [share.uuid for share in placed.assignment.device_shares()]
 
 
 def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(world, clock):
@@ -142,7 +142,7 @@ def test_a_device_that_its_node_still_reports_as_held_is_not_given_away(world, c
 def test_after_a_restart_devices_are_held_as_the_annotations_say_whatever_comes_first(world, clock):
     begun = bind(world, "a", wanting(SHARE, rdma=1))
     pod = bound(begun.assignment, "a", wanting(SHARE, rdma=1))
-    again = with_cards(state(clock))
+    again = with_cards(make_state(clock))
     again.set_pod(pod)
     again.set_class(RDMA)
     for i in range(2):
@@ -159,8 +159,8 @@ def test_a_class_of_cards_never_has_a_device_though_its_selector_would_match(wor
     world.set_class(as_class(resource_class("of-n1", node="n1")))
     with world.view() as ledger:
         node = ledger.node("n1")
-        assert [set(one.classes) for one in node.cards] == [{"of-n1", "nvidia.p100"}]
-        assert [set(one.classes) for one in node.devices] == [{"rdma"}, {"rdma"}]
+        assert [set(card.classes) for card in node.cards] == [{"of-n1", "nvidia.p100"}]
+        assert [set(card.classes) for card in node.devices] == [{"rdma"}, {"rdma"}]
 
 
 def test_statuses_of_devices_say_who_is_there_and_what_class_they_are_in(world):

@@ -31,28 +31,28 @@ def made(clock):
     return Process(ApiServer(clock).client(), SETTINGS, Shown(bind=HostPort("127.0.0.1", 0)), None, 0, clock=clock)
 
 
-def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(made, clock):
-    made.is_alive()
-    with made._extender._state.view():
+def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(extender_process, clock):
+    extender_process.is_alive()
+    with extender_process._extender._state.view():
         for _ in range(10):
             clock.advance(statelock.STUCK_SECONDS / 10)
-            assert made.is_alive()
+            assert extender_process.is_alive()
         clock.advance(1)
-        assert not made.is_alive()
-        assert made._stuck() == ["a thread has had the state for 11 s"]
-    assert made.is_alive()
+        assert not extender_process.is_alive()
+        assert extender_process._stuck() == ["a thread has had the state for 11 s"]
+    assert extender_process.is_alive()
 
 
-def test_a_process_that_stood_still_as_a_whole_in_a_turn_gets_its_time_anew(made, clock):
-    made.is_alive()
-    with made._extender._state.view():
+def test_a_process_that_stood_still_as_a_whole_in_a_turn_gets_its_time_anew(extender_process, clock):
+    extender_process.is_alive()
+    with extender_process._extender._state.view():
         clock.advance(60)
         for _ in range(10):
-            assert made.is_alive()
+            assert extender_process.is_alive()
             clock.advance(1)
-        assert made.is_alive()
+        assert extender_process.is_alive()
         clock.advance(1)
-        assert not made.is_alive()
+        assert not extender_process.is_alive()
 
 
 class Telling:

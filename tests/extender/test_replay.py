@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extender.state import State
 from tests.examples import examples
-from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, held, resource, state
+from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, held, make_state, resource
 from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2"]
@@ -44,12 +44,12 @@ class Truth:
         self.generation = 0
 
     def play(self, step: tuple) -> None:
-        kind, *how = step
-        getattr(self, f"_{kind.replace(' ', '_')}")(*how)
+        kind, *arguments = step
+        getattr(self, f"_{kind.replace(' ', '_')}")(*arguments)
 
-    def _put_pod(self, made: dict) -> None:
-        self.pods[made["metadata"]["name"]] = made
-        record = as_pod(made)
+    def _put_pod(self, pod: dict) -> None:
+        self.pods[pod["metadata"]["name"]] = pod
+        record = as_pod(pod)
         self.events["pods"].append(lambda to: to.set_pod(record))
 
     def _bind(self, name: str, node: str, index: int, tenth: int) -> None:
@@ -57,12 +57,12 @@ class Truth:
             self.generation += 1
             self._put_pod(bound(name, tenth * P100 // 10, index, node=node, uid=f"{name}-{self.generation}"))
 
-    def _changed(self, name: str, **how: object) -> None:
+    def _changed(self, name: str, **fields: object) -> None:
         if name not in self.pods:
             return
         old = as_pod(self.pods[name])
         share = old.assignment.shares()[0]
-        self._put_pod(bound(name, share.mem, share.index, node=old.node, uid=old.uid, **how))
+        self._put_pod(bound(name, share.mem, share.index, node=old.node, uid=old.uid, **fields))
 
     def _dying(self, name: str) -> None:
         self._changed(name, deleting=True)
@@ -78,9 +78,9 @@ class Truth:
             record = as_pod(self.pods.pop(name))
             self.events["pods"].append(lambda to: to.remove_pod(record))
 
-    def _put_card(self, node: str, index: int, made: dict) -> None:
-        self.cards[node, index] = made
-        name, record = as_card(made)
+    def _put_card(self, node: str, index: int, card: dict) -> None:
+        self.cards[node, index] = card
+        name, record = as_card(card)
         self.events["cards"].append(lambda to: to.set_card(name, record))
 
     def _card(self, node: str, index: int, health: str) -> None:
@@ -114,7 +114,10 @@ class Truth:
 
     def listed(self) -> list:
         """The same as one list of everything."""
-        pods, cards = [as_pod(made) for made in self.pods.values()], [as_card(made) for made in self.cards.values()]
+        pods, cards = (
+            [as_pod(manifest) for manifest in self.pods.values()],
+            [as_card(manifest) for manifest in self.cards.values()],
+        )
         return [
             *[lambda to, record=record: to.set_pod(record) for record in pods],
             *[lambda to, name=name, record=record: to.set_card(name, record) for name, record in cards],
@@ -134,11 +137,11 @@ def interleaved(feeds: dict[str, list], draw: random.Random) -> list:
     return mixed
 
 
-def picture(made: State, clock: FakeClock) -> dict:
+def picture(state: State, clock: FakeClock) -> dict:
     """Free memory of every card once all grace times are over."""
     clock.advance(1000)
-    made.tick()
-    with made.view() as ledger:
+    state.tick()
+    with state.view() as ledger:
         assert all(set(node.uids) == {h.uid for h in ledger.holdings(node.name)} for node in ledger.nodes())
         # Who has not seen a pod knows it by its node's word alone.
         uids = {node.name: sorted(uid.removeprefix(f"{node.name}/") for uid in node.uids) for node in ledger.nodes()}
@@ -150,17 +153,17 @@ def picture(made: State, clock: FakeClock) -> dict:
 def test_events_in_any_interleaving_a_relist_and_a_gap_come_to_the_same_ledger(history, draw, gap):
     truth = Truth()
     clock = FakeClock()
-    with_gap = state(clock)
+    with_gap = make_state(clock)
     for number, step in enumerate(history):
         truth.play(step)
         if number == gap:
             for event in interleaved(truth.events, draw):
                 event(with_gap)
             before = set(truth.pods), set(truth.cards), set(truth.nodes), dict(truth.pods), dict(truth.cards)
-    by_events = state(clock)
+    by_events = make_state(clock)
     for event in interleaved(truth.events, draw):
         event(by_events)
-    by_list = state(clock)
+    by_list = make_state(clock)
     listed = truth.listed()
     draw.shuffle(listed)
     for event in listed:
@@ -172,19 +175,19 @@ def test_events_in_any_interleaving_a_relist_and_a_gap_come_to_the_same_ledger(h
         assert picture(with_gap, clock) == expected
 
 
-def _relist(made: State, truth: Truth, before: tuple) -> None:
+def _relist(state: State, truth: Truth, before: tuple) -> None:
     """What a reflector tells after a gap: what is gone, by its last known form, then what is new or changed."""
     _, cards, nodes, old_pods, old_cards = before
     now = {as_pod(pod).uid for pod in truth.pods.values()}
     for pod in old_pods.values():
         if as_pod(pod).uid not in now:
-            made.remove_pod(as_pod(pod))
+            state.remove_pod(as_pod(pod))
     for key in cards - set(truth.cards):
-        made.remove_card(as_card(old_cards[key])[0])
+        state.remove_card(as_card(old_cards[key])[0])
     for node in nodes - truth.nodes:
-        made.remove_node(node)
+        state.remove_node(node)
     for event in truth.listed():
-        event(made)
+        event(state)
 
 
 @settings(max_examples=examples(80, soak=1000), deadline=None)
@@ -192,28 +195,28 @@ def _relist(made: State, truth: Truth, before: tuple) -> None:
 def test_what_exists_and_runs_is_always_held_and_in_the_end_nothing_else_is(history):
     truth = Truth()
     clock = FakeClock()
-    made = state(clock)
+    state = make_state(clock)
     for step in history:
         for feed in truth.events.values():
             feed.clear()
         truth.play(step)
         for event in interleaved(truth.events, random.Random(0)):
-            event(made)
-        with made.view() as ledger:
+            event(state)
+        with state.view() as ledger:
             for pod in truth.pods.values():
                 if pod["status"]["phase"] == "Running":
                     assert ledger.holding(pod["metadata"]["uid"]) is not None
     for name in list(truth.pods):
         truth.events["pods"].clear()
         truth.play(("delete", name))
-        truth.events["pods"][0](made)
+        truth.events["pods"][0](state)
     for key in list(truth.cards):
         truth.events["cards"].clear()
         truth.play(("unreport", *key))
-        truth.events["cards"][0](made)
+        truth.events["cards"][0](state)
     clock.advance(1000)
-    made.tick()
-    with made.view() as ledger:
+    state.tick()
+    with state.view() as ledger:
         assert ledger.holdings() == []
 
 

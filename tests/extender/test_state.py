@@ -26,10 +26,10 @@ from tests.extender.worlds import (
     bound,
     free,
     held,
+    make_state,
     mark,
     refuse,
     resource,
-    state,
     with_cards,
 )
 from tests.fakes.clock import FakeClock
@@ -43,9 +43,9 @@ def clock():
 @pytest.fixture
 def world(clock):
     """One node with two cards."""
-    made = with_cards(state(clock), n1=2)
-    assert free(made) == [P100, P100]
-    return made
+    state = with_cards(make_state(clock), n1=2)
+    assert free(state) == [P100, P100]
+    return state
 
 
 def plan(world, name="p", mem=8138, nodes=("n1",)):
@@ -57,8 +57,8 @@ def plan(world, name="p", mem=8138, nodes=("n1",)):
 
 
 def begin(world, name="p", mem=8138, node="n1"):
-    asked = request.parse(asking(name, gpu_mem=mem))
-    begun = world.assume(PodRef(f"uid-{name}", "default", name), asked, node, "binpack", epoch=0)
+    pod_request = request.parse(asking(name, gpu_mem=mem))
+    begun = world.assume(PodRef(f"uid-{name}", "default", name), pod_request, node, "binpack", epoch=0)
     return begun.assignment if isinstance(begun, Assumed) else begun
 
 
@@ -152,11 +152,11 @@ def test_after_a_restart_what_nodes_report_counts(world):
 
 
 def test_after_a_restart_each_container_that_the_former_extender_has_noted_counts(clock):
-    world = with_cards(state(clock))
+    world = with_cards(make_state(clock))
     world.set_node("n1")
     world.set_quota(*as_quota({"shares": 3}))
-    noted = [held("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
-    world.set_card(*as_card(resource(0, held=noted, terminating=noted)))
+    reported = [held("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
+    world.set_card(*as_card(resource(0, held=reported, terminating=reported)))
     world.set_card(*as_card(resource(1, held=[held("other", 100)], terminating=[held("other", 100)])))
     clock.advance(1000)
     world.tick()
@@ -169,18 +169,18 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
 
 
 @pytest.mark.parametrize(
-    ("said", "cards"),
+    ("fields", "cards"),
     [
         ({"container": "0", "whole": True}, 1),
         ({"container": "0"}, 0),  # a share of all MiB and all cores
         ({}, 1),  # of an older device plugin, which said nothing
     ],
 )
-def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(clock, said, cards):
-    world = with_cards(state(clock))
+def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(clock, fields, cards):
+    world = with_cards(make_state(clock))
     world.set_node("n1")
-    noted = [held("gone", P100) | {"corePercent": 100} | said]
-    world.set_card(*as_card(resource(0, held=noted, terminating=noted)))
+    reported = [held("gone", P100) | {"corePercent": 100} | fields]
+    world.set_card(*as_card(resource(0, held=reported, terminating=reported)))
     with world.view() as ledger:
         assert ledger.used("default", quotas.Entry()).cards == cards
 
@@ -211,14 +211,14 @@ def test_annotations_that_become_unreadable_leave_the_share_as_it_was(world):
 
 
 def test_of_pods_that_are_none_of_our_business_only_their_load_and_who_they_are_is_kept():
-    made = {"metadata": {"name": "x", "namespace": "d", "uid": "u"}, "spec": {"nodeName": "n"}}
-    made["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}]
+    manifest = {"metadata": {"name": "x", "namespace": "d", "uid": "u"}, "spec": {"nodeName": "n"}}
+    manifest["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}]
     placed = Placed("n", Load(250, 1 << 30, 1), "u", "d", "x")
-    assert podinfo.pod(json.dumps(made).encode()) == ("d/x", placed)
-    made["status"] = {"phase": "Succeeded"}
-    assert podinfo.pod(json.dumps(made).encode()) is None
-    del made["spec"]["nodeName"], made["status"]
-    assert podinfo.pod(json.dumps(made).encode()) is None
+    assert podinfo.pod(json.dumps(manifest).encode()) == ("d/x", placed)
+    manifest["status"] = {"phase": "Succeeded"}
+    assert podinfo.pod(json.dumps(manifest).encode()) is None
+    del manifest["spec"]["nodeName"], manifest["status"]
+    assert podinfo.pod(json.dumps(manifest).encode()) is None
 
 
 def test_a_pod_that_calls_itself_a_mirror_holds_nothing():
@@ -464,14 +464,14 @@ def test_a_pod_that_may_have_run_keeps_its_share_when_an_old_filter_or_bind_call
 @pytest.fixture
 def waiting(clock):
     """One node with one card that a plan holds whole, and a pod that was refused for it some time ago."""
-    made = with_cards(state(clock), n1=1, n2=1)
-    plan(made, "a", P100, ["n1"])
-    assert isinstance(plan(made, "b", P100, ["n1"]), Unplaceable)
+    state = with_cards(make_state(clock), n1=1, n2=1)
+    plan(state, "a", P100, ["n1"])
+    assert isinstance(plan(state, "b", P100, ["n1"]), Unplaceable)
     clock.advance(5)
-    made.next_requeue_node()
+    state.next_requeue_node()
     clock.advance(5)
-    assert made.next_requeue_node() is None
-    return made
+    assert state.next_requeue_node() is None
+    return state
 
 
 def test_a_plan_that_moves_to_another_node_wakes(waiting):
@@ -508,13 +508,15 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     plan(world, "a", P100)
     plan(world, "b", P100)
     clock.advance(31)
-    asked = request.parse(asking("c", gpu_mem=P100))
+    pod_request = request.parse(asking("c", gpu_mem=P100))
     assert isinstance(
-        world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack")), Unplaceable
+        world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), pod_request, ["n1"], "binpack")), Unplaceable
     )
     world.tick()
     assert world.next_requeue_node() == "n1"
-    assert list(world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), asked, ["n1"], "binpack"))) == ["n1"]
+    assert list(world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), pod_request, ["n1"], "binpack"))) == [
+        "n1"
+    ]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):

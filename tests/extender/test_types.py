@@ -28,11 +28,11 @@ from tests.extender.worlds import (
     free,
     gpu_quota,
     held,
+    make_state,
     mark,
     plan,
     resource,
     resource_class,
-    state,
     with_cards,
 )
 from tests.fakes.clock import FakeClock
@@ -49,39 +49,39 @@ def clock():
 @pytest.fixture
 def world(clock):
     """n1 has a P100 and a K80, n2 a P100; there are classes for both."""
-    made = with_cards(state(clock), n1=1, n2=1)
-    made.set_card(*as_card(resource(1, model="Tesla K80")))
-    made.set_class(K80)
-    made.set_class(as_class(resource_class("p100", model="P100")))
-    return made
+    state = with_cards(make_state(clock), n1=1, n2=1)
+    state.set_card(*as_card(resource(1, model="Tesla K80")))
+    state.set_class(K80)
+    state.set_class(as_class(resource_class("p100", model="P100")))
+    return state
 
 
-def all_classes_of(made, node="n1"):
-    with made.view() as ledger:
+def all_classes_of(state, node="n1"):
+    with state.view() as ledger:
         return [set(card.classes) for card in ledger.node(node).cards]
 
 
-def classes_of(made, node="n1"):
+def classes_of(state, node="n1"):
     """Without those of the models' names, in which a card is as well."""
-    return [of - {OF_P100, OF_K80} for of in all_classes_of(made, node)]
+    return [of - {OF_P100, OF_K80} for of in all_classes_of(state, node)]
 
 
-def woken(made, clock):
+def woken(state, clock):
     """Whether a node is touched now."""
     clock.advance(5)
-    return made.next_requeue_node() is not None
+    return state.next_requeue_node() is not None
 
 
-def calm(made, clock):
+def calm(state, clock):
     """All that has happened until now has had its touch."""
     clock.advance(5)
-    made.next_requeue_node()
+    state.next_requeue_node()
     clock.advance(5)
 
 
-def refused(found):
-    assert isinstance(found, Unplaceable)
-    return set(found.refusals.values())
+def refused(answer):
+    assert isinstance(answer, Unplaceable)
+    return set(answer.refusals.values())
 
 
 # Classes.
@@ -118,13 +118,13 @@ def test_a_card_is_in_the_class_of_its_model_whether_or_not_that_has_an_object(w
 
 
 def test_the_object_of_a_models_class_is_no_reason_to_look_at_all_cards_anew():
-    made, kept = Inventory(), automatic_class(OF_K80, "Tesla K80")
-    assert not made.set_class(as_class(kept))
-    assert not made.remove_class(OF_K80)
-    assert made.set_class(as_class(resource_class(OF_K80, model="P100")))
-    assert made.set_class(as_class(kept))
-    assert made.set_class(as_class(resource_class(OF_K80, model="P100")))
-    assert made.remove_class(OF_K80)
+    inventory, kept = Inventory(), automatic_class(OF_K80, "Tesla K80")
+    assert not inventory.set_class(as_class(kept))
+    assert not inventory.remove_class(OF_K80)
+    assert inventory.set_class(as_class(resource_class(OF_K80, model="P100")))
+    assert inventory.set_class(as_class(kept))
+    assert inventory.set_class(as_class(resource_class(OF_K80, model="P100")))
+    assert inventory.remove_class(OF_K80)
 
 
 def test_a_persons_class_of_a_models_name_says_itself_what_is_in_it(world):
@@ -158,16 +158,17 @@ def test_the_label_that_we_put_on_is_none_of_a_persons():
 
 def test_many_changes_of_classes_are_found_out_once(world, monkeypatch):
     world.next_requeue_node()
-    made = []
+    built = []
     monkeypatch.setattr(
-        "extender.cache.inventory.ClassMembership", lambda *args, **how: made.append(1) or ClassMembership(*args, **how)
+        "extender.cache.inventory.ClassMembership",
+        lambda *args, **kwargs: built.append(1) or ClassMembership(*args, **kwargs),
     )
     for i in range(200):
         world.set_class(as_class(resource_class(f"class-{i}", model="P100")))
-    assert made == []
+    assert built == []
     assert len(classes_of(world)[0]) == 201
     assert plan(world, "a", 100, resource_class="class-7").assignment.indices() == [0]
-    assert made == [1]
+    assert built == [1]
 
 
 def test_a_class_that_only_looks_different_changes_nothing(world):
@@ -247,16 +248,20 @@ def test_the_pods_own_plan_is_not_counted_against_it(world):
     world.set_quota(*as_quota({"shares": 1}))
     for _ in range(2):
         assert isinstance(plan(world, "a", 8138), Placement)
-    asked = request.parse(asking("a", gpu_mem=8138))
-    assert list(world.fitting(PlacementRequest(PodRef("uid-a", "default", "a"), asked, ["n1", "n2"], "binpack"))) == [
+    pod_request = request.parse(asking("a", gpu_mem=8138))
+    assert list(
+        world.fitting(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1", "n2"], "binpack"))
+    ) == [
         "n1",
         "n2",
     ]
-    assert set(world.scores(PlacementRequest(PodRef("uid-a", "default", "a"), asked, ["n1", "n2"], "binpack"))) == {
+    assert set(
+        world.scores(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1", "n2"], "binpack"))
+    ) == {
         "n1",
         "n2",
     }
-    assert world.scores(PlacementRequest(PodRef("uid-b", "default", "b"), asked, ["n1", "n2"], "binpack")) == {}
+    assert world.scores(PlacementRequest(PodRef("uid-b", "default", "b"), pod_request, ["n1", "n2"], "binpack")) == {}
     assert isinstance(begin(world, "a", 8138), Assumed)
     assert begin(world, "b", 1) is Refusal.QUOTA
     assert mark(world, "uid-a") == "binding"
@@ -297,15 +302,15 @@ def test_whatever_the_namespace_holds_counts(world, hold):
 
 
 def test_after_a_restart_a_pod_counts_in_the_quota_of_a_class_while_its_card_is_away(clock):
-    made = state(clock)
-    made.set_node("n1")
-    made.set_card(*as_card(resource(1, model="Tesla K80")))
-    made.set_class(as_class(resource_class("k80", model="Tesla K80")))
-    made.set_quota(*as_quota({"class": "k80", "shares": 1}))
-    made.set_pod(as_pod(bound("a", 100, 0)))  # and its ExtendedResource comes back later
-    assert refused(plan(made, "b", 100, resource_class="k80")) == {Refusal.QUOTA}
-    made.set_card(*as_card(resource(0, model="Tesla P100")))
-    assert isinstance(plan(made, "b", 100, resource_class="k80"), Placement), "it was another one"
+    state = make_state(clock)
+    state.set_node("n1")
+    state.set_card(*as_card(resource(1, model="Tesla K80")))
+    state.set_class(as_class(resource_class("k80", model="Tesla K80")))
+    state.set_quota(*as_quota({"class": "k80", "shares": 1}))
+    state.set_pod(as_pod(bound("a", 100, 0)))  # and its ExtendedResource comes back later
+    assert refused(plan(state, "b", 100, resource_class="k80")) == {Refusal.QUOTA}
+    state.set_card(*as_card(resource(0, model="Tesla P100")))
+    assert isinstance(plan(state, "b", 100, resource_class="k80"), Placement), "it was another one"
 
 
 def test_bind_checks_a_plan_against_a_quota_that_was_lowered_since(world):
@@ -421,24 +426,24 @@ def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
 
 def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(world):
     world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
-    asked = request.parse_mutated(asking("p", gpu_mem=100, resource_class="k80"))
-    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {
+    pod_request = request.parse_mutated(asking("p", gpu_mem=100, resource_class="k80"))
+    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), pod_request, ["n1"], "binpack"))) == {
         Refusal.QUOTA
     }
-    full = world.full_entry("default", asked)
+    full = world.full_entry("default", pod_request)
     assert (full.entry.model, full.requested.shares) == ("Tesla K80", 1)
 
 
 def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
     world.set_card(*as_card(resource(1, model="Tesla K80", mem=11441)))
-    asked = request.parse_mutated(asking("p", whole_gpu=1))
+    pod_request = request.parse_mutated(asking("p", whole_gpu=1))
     world.set_quota(*as_quota({"memoryMiB": 11440}))
-    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), asked, ["n1"], "binpack"))) == {
+    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), pod_request, ["n1"], "binpack"))) == {
         Refusal.QUOTA
     }
-    assert world.full_entry("default", asked).requested == Charge(1, 11441, 1)
+    assert world.full_entry("default", pod_request).requested == Charge(1, 11441, 1)
     world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "cards": 0}))
-    assert world.full_entry("default", asked).entry.resource_class in ("p100", "k80")
+    assert world.full_entry("default", pod_request).entry.resource_class in ("p100", "k80")
     of_p100 = request.parse_mutated(asking("p", whole_gpu=1, resource_class="p100"))
     assert world.full_entry("default", of_p100).requested == Charge(1, P100, 1)
     world.set_quota(*as_quota({"memoryMiB": P100}))

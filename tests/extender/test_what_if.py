@@ -21,7 +21,7 @@ from extender.records.podref import PodRef
 from tests.extender import nominationworlds
 from tests.extender.gangworlds import NodeSpec, World, member
 from tests.extender.preemption.test_gangpreemption import LOW, PREFERENCES, Full, gang
-from tests.extender.worlds import P100, as_card, as_quota, begin, plan, resource, state, with_cards
+from tests.extender.worlds import P100, as_card, as_quota, begin, make_state, plan, resource, with_cards
 
 # What a search goes through; none of them is called once it is decided.
 STEPS = [
@@ -50,20 +50,20 @@ class Steps:
     @contextmanager
     def counted(self):
         patches = [patch.object(owner, name, self._counted(getattr(owner, name))) for owner, name in STEPS]
-        for each in patches:
-            each.start()
+        for started in patches:
+            started.start()
         try:
             yield
         finally:
-            for each in patches:
-                each.stop()
+            for started in patches:
+                started.stop()
 
     def _counted(self, step):
-        def stepped(*args, **how):
+        def stepped(*args, **kwargs):
             self.at += 1
             if self.at == self.failing:
                 raise Broken
-            return step(*args, **how)
+            return step(*args, **kwargs)
 
         return stepped
 
@@ -75,28 +75,28 @@ def sums(ledger):
 def check(world):
     """Ledger and sums are what the table says."""
     table = world._reservations
-    rows = {one.pod.uid: one for one in table.in_phases(*Phase)}
+    rows = {holder.pod.uid: holder for holder in table.in_phases(*Phase)}
     with world.view() as ledger:
-        assert {one.uid for one in ledger.holdings()} == {uid for uid in rows if table.holding(uid) is not None}
+        assert {holder.uid for holder in ledger.holdings()} == {uid for uid in rows if table.holding(uid) is not None}
         assert all(ledger.holding(uid) == table.holding(uid) for uid in rows)
         anew = ledger.empty_copy()
         for node in ledger.nodes():
             anew.set_cards(node.name, node.cards)
-        for one in ledger.holdings():
-            anew.set_holding(one)
+        for holder in ledger.holdings():
+            anew.set_holding(holder)
         assert sums(ledger) == sums(anew)
-        planned = Counter({uid: 1 for uid, one in rows.items() if one.load is not None})
+        planned = Counter({uid: 1 for uid, holder in rows.items() if holder.load is not None})
         assert Counter(world._loads._planned) == planned
-        taken = Counter()
+        used = Counter()
         for placed in world._loads._pods.values():
-            taken[placed.node] += placed.load.cpu
-        assert {node: total.cpu for node, total in world._loads._sums.items()} == dict(taken)
+            used[placed.node] += placed.load.cpu
+        assert {node: total.cpu for node, total in world._loads._sums.items()} == dict(used)
     gangs = world.gangs._gangs.values()
-    assert {uid: one.node for uid, one in rows.items() if one.phase is Phase.WAITING} == {
-        uid: node for each in gangs for uid, node in each.plan.items()
+    assert {uid: holder.node for uid, holder in rows.items() if holder.phase is Phase.WAITING} == {
+        uid: node for gang in gangs for uid, node in gang.plan.items()
     }
-    assert world.gangs._permits.keys() == {each.key for each in gangs if each.plan}
-    return {uid: (one.places, one.named_node) for uid, one in table.nominations._of.items()}
+    assert world.gangs._permits.keys() == {gang.key for gang in gangs if gang.plan}
+    return {uid: (holder.places, holder.named_node) for uid, holder in table.nominations._of.items()}
 
 
 # Each makes a world, and what is asked of it.
@@ -154,20 +154,20 @@ def a_gang_for_which_pods_must_go():
     args = wire.preempt_args(json.dumps({"Pod": world.pods[names[1]], "NodeNameToMetaVictims": chosen}).encode())
 
     def asked():
-        found = verbs.preempt(world.state, PREFERENCES, args).node_name_to_meta_victims
-        return {node: [one.uid for one in said.pods] for node, said in found.items()}
+        victims_by_node = verbs.preempt(world.state, PREFERENCES, args).node_name_to_meta_victims
+        return {node: [pod.uid for pod in victims.pods] for node, victims in victims_by_node.items()}
 
     return world.state, asked
 
 
 def a_pod_whose_plan_is_lost_at_bind():
-    world = with_cards(state(), n1=2)
+    world = with_cards(make_state(), n1=2)
     world.set_quota(*as_quota({"shares": 1}))
-    found = plan(world, "p", 1000)
-    index = found.assignment.shares()[0].index
+    placed = plan(world, "p", 1000)
+    index = placed.assignment.shares()[0].index
     world.set_card(*as_card(resource(index, node="n1", health="Unhealthy")))
-    asked = request.parse(nominationworlds.asking("p", gpu_mem=1000))
-    return world, lambda: world.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+    pod_request = request.parse(nominationworlds.asking("p", gpu_mem=1000))
+    return world, lambda: world.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
 
 
 SCENES = [
@@ -199,7 +199,7 @@ def test_a_search_that_fails_anywhere_leaves_nothing_behind(scene):
 
 def test_a_plan_that_a_fault_has_put_out_of_the_ledger_is_not_bound():
     """Its room may be another pod's."""
-    world = with_cards(state(), n1=1)
+    world = with_cards(make_state(), n1=1)
     plan(world, "p", 5000)
     with world.view() as ledger:
         ledger.release("uid-p")

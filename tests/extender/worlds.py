@@ -21,7 +21,7 @@ from tests.fakes.clock import FakeClock
 WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
 
 
-def state(clock: FakeClock | None = None, **patience: float) -> State:
+def make_state(clock: FakeClock | None = None, **patience: float) -> State:
     return State(
         clock=clock or FakeClock(),
         timeouts=Timeouts(**{"reservation": 30.0, "terminating": 20.0, "confirmation": 75.0} | patience),
@@ -41,20 +41,20 @@ def bound(
     namespace: str = "default",
 ) -> dict[str, Any]:
     """A pod that holds `mem` on each of these cards."""
-    made = asking(name, uid=uid, namespace=namespace, gpu_mem=mem)
-    made["spec"]["nodeName"] = node
-    where = Assignment({"0": shares(mem, *indices, node=node)})
-    made["metadata"]["annotations"] = annotations or assignment.encode(where, assume_time_ns=1)
-    made["status"] = {"phase": phase}
+    pod = asking(name, uid=uid, namespace=namespace, gpu_mem=mem)
+    pod["spec"]["nodeName"] = node
+    assigned = Assignment({"0": shares(mem, *indices, node=node)})
+    pod["metadata"]["annotations"] = annotations or assignment.encode(assigned, assume_time_ns=1)
+    pod["status"] = {"phase": phase}
     if containers is not None:
-        made["status"]["containerStatuses"] = [{"name": "main", "state": {containers: {}}}]
+        pod["status"]["containerStatuses"] = [{"name": "main", "state": {containers: {}}}]
     if deleting:
-        made["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
-    return made
+        pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
+    return pod
 
 
-def as_class(made: dict) -> ResourceClass:
-    return classes.parse(made)
+def as_class(manifest: dict) -> ResourceClass:
+    return classes.parse(manifest)
 
 
 def as_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "team") -> tuple[str, GPUQuota]:
@@ -62,56 +62,56 @@ def as_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "tea
     return f"{namespace}/{name}", quotas.parse(gpu_quota(*hard, namespace=namespace, name=name))
 
 
-def as_pod(made: dict) -> podinfo.PodRecord:
-    found = podinfo.pod(json.dumps(made).encode())
-    assert found is not None, "the projection has no use for this pod"
-    return found[1]
+def as_pod(manifest: dict) -> podinfo.PodRecord:
+    record = podinfo.pod(json.dumps(manifest).encode())
+    assert record is not None, "the projection has no use for this pod"
+    return record[1]
 
 
-def as_card(made: dict) -> tuple[str, objects.CardRecord]:
-    found = objects.card(json.dumps(made).encode())
-    assert found is not None
-    return found
+def as_card(manifest: dict) -> tuple[str, objects.CardRecord]:
+    record = objects.card(json.dumps(manifest).encode())
+    assert record is not None
+    return record
 
 
-def with_cards(made: State, **nodes: int) -> State:
+def with_cards(state: State, **nodes: int) -> State:
     """The state with this many P100 cards on each node."""
     for node, count in nodes.items():
-        made.set_node(node)
+        state.set_node(node)
         for i in range(count):
-            made.set_card(*as_card(resource(i, node=node)))
-    return made
+            state.set_card(*as_card(resource(i, node=node)))
+    return state
 
 
-def free(made: State, node: str = "n1") -> list[int]:
+def free(state: State, node: str = "n1") -> list[int]:
     """MiB left on each card."""
-    with made.view() as ledger:
+    with state.view() as ledger:
         known = ledger.node(node)
         return list(known.free) if known is not None else []
 
 
-def mark(made: State, uid: str) -> str | None:
-    with made.view() as ledger:
+def mark(state: State, uid: str) -> str | None:
+    with state.view() as ledger:
         holding = ledger.holding(uid)
         return holding.mark if holding is not None else None
 
 
 def plan(
-    made: State, name: str, mem: int, *nodes: str, namespace: str = "default", resource_class: str = ""
+    state: State, name: str, mem: int, *nodes: str, namespace: str = "default", resource_class: str = ""
 ) -> Placement | Unplaceable | KnownBinding:
     """What filter decides about a pod of one container."""
-    asked = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
-    assert asked is not None
-    return made.plan(PlacementRequest(PodRef(f"uid-{name}", namespace, name), asked, nodes or ["n1"], "binpack"))
+    pod_request = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
+    assert pod_request is not None
+    return state.plan(PlacementRequest(PodRef(f"uid-{name}", namespace, name), pod_request, nodes or ["n1"], "binpack"))
 
 
-def comes(made: State, name: str, asked: PodRequest | None, version: str) -> None:
+def comes(state: State, name: str, pod_request: PodRequest | None, version: str) -> None:
     """Filter is asked about the pod."""
-    made.begin_attempt(f"uid-{name}", (asked, version) if asked is not None else None, grouped=False)
+    state.begin_attempt(f"uid-{name}", (pod_request, version) if pod_request is not None else None, grouped=False)
 
 
 def begin(
-    made: State,
+    state: State,
     name: str,
     mem: int,
     *,
@@ -121,28 +121,28 @@ def begin(
     term: int = 0,
 ) -> Assumed | KnownBinding | Refusal:
     """What bind begins."""
-    asked = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
-    assert asked is not None
-    return made.assume(PodRef(f"uid-{name}", namespace, name), asked, node, "binpack", epoch=term)
+    pod_request = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
+    assert pod_request is not None
+    return state.assume(PodRef(f"uid-{name}", namespace, name), pod_request, node, "binpack", epoch=term)
 
 
-def looks_slowly(made: State, clock: FakeClock) -> None:
+def looks_slowly(state: State, clock: FakeClock) -> None:
     """From now on a look for victims on one node takes 0.12 s."""
-    nominated = made.preemption._nominated
+    nominated = state.preemption._nominated
     who_goes = nominated.who_goes
 
-    def slow(*args: Any, **how: Any) -> Any:
+    def slow(*args: Any, **kwargs: Any) -> Any:
         clock.advance(0.12)
-        return who_goes(*args, **how)
+        return who_goes(*args, **kwargs)
 
     nominated.who_goes = slow
 
 
-def refuse(made: State, name: str = "w", node: str = "n1") -> None:
+def refuse(state: State, name: str = "w", node: str = "n1") -> None:
     """filter says no to a pod that asks for more than any card has."""
-    asked = request.parse(asking(name, gpu_mem=P100 + 1))
-    assert asked is not None
-    refused = made.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, [node], "binpack"))
+    pod_request = request.parse(asking(name, gpu_mem=P100 + 1))
+    assert pod_request is not None
+    refused = state.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, [node], "binpack"))
     assert isinstance(refused, Unplaceable)
 
 

@@ -16,7 +16,7 @@ from extender.records.podref import PodRef
 from extender.reporting import statuses
 from tests.build import asking, resource
 from tests.examples import examples
-from tests.extender.worlds import as_card, as_pod, state
+from tests.extender.worlds import as_card, as_pod, make_state
 from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2", "n3"]
@@ -40,18 +40,18 @@ class Pod:
         self.uid = f"uid-{name}"
 
     def as_bound(self):
-        made = asking(self.name, namespace=self.namespace, gpu_mem=self.share.mem)
-        made["spec"]["nodeName"] = self.node
-        made["metadata"]["annotations"] = assignment.encode(self.assigned, assume_time_ns=1)
-        made["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-        return as_pod(made)
+        pod = asking(self.name, namespace=self.namespace, gpu_mem=self.share.mem)
+        pod["spec"]["nodeName"] = self.node
+        pod["metadata"]["annotations"] = assignment.encode(self.assigned, assume_time_ns=1)
+        pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+        return as_pod(pod)
 
 
 class RenamedNodes(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.clock = FakeClock()
-        self.state = state(self.clock)
+        self.state = make_state(self.clock)
         self.pods = {}  # by UID
         self.where = dict.fromkeys(CARDS, "")  # the node in each card's ExtendedResource; "": there is none
         self.reports = {card: set() for card in CARDS}  # the UIDs in its status.held
@@ -66,13 +66,13 @@ class RenamedNodes(RuleBasedStateMachine):
 
     def write(self, card, node, reported=()):
         self.where[card], self.reports[card] = node, set(reported)
-        made = resource(CARDS.index(card), node=node, mem=SIZE)
-        made["metadata"]["name"], made["spec"]["uuid"] = card.lower(), card
-        made["status"]["held"] = [
-            {"podUID": one.uid, "namespace": one.namespace, "name": one.name, "memoryMiB": one.share.mem}
-            for one in (self.pods[uid] for uid in sorted(reported))
+        manifest = resource(CARDS.index(card), node=node, mem=SIZE)
+        manifest["metadata"]["name"], manifest["spec"]["uuid"] = card.lower(), card
+        manifest["status"]["held"] = [
+            {"podUID": pod.uid, "namespace": pod.namespace, "name": pod.name, "memoryMiB": pod.share.mem}
+            for pod in (self.pods[uid] for uid in sorted(reported))
         ]
-        self.state.set_card(*as_card(made))
+        self.state.set_card(*as_card(manifest))
 
     def delete(self, card):
         if self.where[card]:
@@ -83,8 +83,8 @@ class RenamedNodes(RuleBasedStateMachine):
     def pod_is_placed(self, mem, namespace, phase):
         self.made += 1
         name = f"p{self.made}"
-        ref, asked = PodRef(f"uid-{name}", namespace, name), request.parse(asking(name, gpu_mem=mem))
-        placed = self.state.plan(PlacementRequest(ref, asked, NODES, "binpack"))
+        ref, pod_request = PodRef(f"uid-{name}", namespace, name), request.parse(asking(name, gpu_mem=mem))
+        placed = self.state.plan(PlacementRequest(ref, pod_request, NODES, "binpack"))
         fits = [card for card in CARDS if self.where[card] and self.used(card) + mem <= SIZE]
         assert isinstance(placed, Placement) == bool(fits)
         if not fits:
@@ -94,7 +94,7 @@ class RenamedNodes(RuleBasedStateMachine):
         )
         if phase is Phase.RESERVED:
             return
-        begun = self.state.assume(ref, asked, placed.node, "binpack", epoch=0)
+        begun = self.state.assume(ref, pod_request, placed.node, "binpack", epoch=0)
         assert isinstance(begun, Assumed)
         assert begun.assignment == placed.assignment
         if phase is not Phase.BINDING:
@@ -138,14 +138,14 @@ class RenamedNodes(RuleBasedStateMachine):
             if self.pods[uid].node == self.where[card]:
                 del self.pods[uid]  # its containers are gone, by the node where it was
 
-    @rule(card=cards, new=nodes, how=st.sampled_from(["deleted", "in place", "without report"]))
-    def card_moves(self, card, new, how):
+    @rule(card=cards, new=nodes, change=st.sampled_from(["deleted", "in place", "without report"]))
+    def card_moves(self, card, new, change):
         if new == self.where[card]:
             return
         reported = self.reports[card] & self.pods.keys()
-        if how == "deleted":
+        if change == "deleted":
             self.delete(card)
-        self.write(card, new, reported if how == "in place" else ())
+        self.write(card, new, reported if change == "in place" else ())
 
     @rule(card=cards)
     def card_is_deleted(self, card):
@@ -181,7 +181,7 @@ class RenamedNodes(RuleBasedStateMachine):
             for card in CARDS:
                 if self.where[card]:
                     node = ledger.node(self.where[card])
-                    used = node.used[[one.uuid for one in node.cards].index(card)]
+                    used = node.used[[other.uuid for other in node.cards].index(card)]
                     assert used == self.used(card)
                     assert used <= SIZE
             assert not ledger.violations()
@@ -193,7 +193,7 @@ class RenamedNodes(RuleBasedStateMachine):
             for namespace in NAMESPACES:
                 charged = quotas.total(ledger.usage(namespace).values())
                 of_pods = [pod for pod in self.pods.values() if pod.namespace == namespace and self.counts(pod)]
-                assert (charged.memory, charged.shares) == (sum(one.share.mem for one in of_pods), len(of_pods))
+                assert (charged.memory, charged.shares) == (sum(holder.share.mem for holder in of_pods), len(of_pods))
 
     @invariant()
     def statuses_say_the_same(self):
@@ -209,7 +209,7 @@ class RenamedNodes(RuleBasedStateMachine):
     @invariant()
     def marks_count_what_is_held(self):
         with self.state.view() as ledger:
-            held = sum(1 for one in ledger.holdings())
+            held = sum(1 for holding in ledger.holdings())
         assert sum(self.state.marks().values()) == held
 
 

@@ -10,7 +10,7 @@ from cardwise.core.api.assignment import Assignment
 from extender.cache.reservations import Assumed, Phase
 from extender.state import State
 from tests.build import P100, asking
-from tests.extender.worlds import as_pod, begin, free, state, with_cards
+from tests.extender.worlds import as_pod, begin, free, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 PODS = "abc"
@@ -32,14 +32,14 @@ class World:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.state: State = with_cards(state(self.clock), **{NODE: 1})
+        self.state: State = with_cards(make_state(self.clock), **{NODE: 1})
         self.stored = {name: Stored() for name in PODS}
         self.version = 1
         self.flying: list[tuple[str, int, Assignment]] = []
         for name in PODS:
             self.show(name)
 
-    def bind(self, name: str, how: str) -> None:
+    def bind(self, name: str, outcome: str) -> None:
         """`how`: the Binding lands; or it lands and flies once more; or only flies, its answer lost."""
         shown = self.stored[name].version
         begun = begin(self.state, name, MEMORY, node=NODE, term=1)
@@ -47,16 +47,16 @@ class World:
             return
         assert begun.assignment is not None
         posted = name, shown, begun.assignment
-        landed = how != "lost" and self._land(*posted)
-        if how != "landed":
+        landed = outcome != "lost" and self._land(*posted)
+        if outcome != "landed":
             self.flying.append(posted)
         if landed:
             self.state.confirm(f"uid-{name}", Phase.ACCEPTED)
         else:
-            self.state.confirm(f"uid-{name}", Phase.UNCONFIRMED if how == "lost" else None)
+            self.state.confirm(f"uid-{name}", Phase.UNCONFIRMED if outcome == "lost" else None)
 
     def land(self, name: str) -> None:
-        for posted in [each for each in self.flying if each[0] == name]:
+        for posted in [flight for flight in self.flying if flight[0] == name]:
             self.flying.remove(posted)
             self._land(*posted)
 
@@ -77,12 +77,12 @@ class World:
 
     def show(self, name: str) -> None:
         """The watch, or a list, shows the pod."""
-        made = asking(name, gpu_mem=MEMORY)
+        pod = asking(name, gpu_mem=MEMORY)
         assigned = self.stored[name].assignment
         if assigned is not None:
-            made["spec"]["nodeName"] = NODE
-            made["metadata"]["annotations"] = codec.encode(assigned, assume_time_ns=1)
-        self.state.set_pod(as_pod(made))
+            pod["spec"]["nodeName"] = NODE
+            pod["metadata"]["annotations"] = codec.encode(assigned, assume_time_ns=1)
+        self.state.set_pod(as_pod(pod))
 
     def look_up(self, seconds: float) -> None:
         """Time passes, and the due look-ups are made: a read, and a write where the pod waits."""

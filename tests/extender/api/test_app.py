@@ -19,7 +19,7 @@ from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from extender.leadership.leadership import Denial, Leadership
 from tests.examples import examples
-from tests.extender.worlds import P100, asking, state, with_cards
+from tests.extender.worlds import P100, asking, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -30,10 +30,10 @@ def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=d
     clock = clock or FakeClock()
     api = ApiServer(clock)
     api.put(paths.pods(), POD)
-    made = with_cards(state(clock), n1=2)
+    state = with_cards(make_state(clock), n1=2)
     return Parts(
-        state=made,
-        binder=Binder(api.client(), made, policy="binpack", seconds=5, clock=clock),
+        state=state,
+        binder=Binder(api.client(), state, policy="binpack", seconds=5, clock=clock),
         metrics=Metrics(CollectorRegistry(), clock),
         preferences=Preferences(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),
@@ -135,10 +135,10 @@ def test_while_the_picture_is_outdated_nothing_is_decided_and_the_extender_stays
 
 
 def test_while_somebody_has_the_state_for_long_no_thread_is_kept_waiting(clock):
-    made = parts(clock=clock)
-    client = create_app(made).test_client()
+    app_parts = parts(clock=clock)
+    client = create_app(app_parts).test_client()
     filter_, bind = {"Pod": POD, "NodeNames": ["n1"]}, {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p"}
-    with made.state.view():
+    with app_parts.state.view():
         clock.advance(0.6)
         assert "not ready" in post(client, "filter", filter_)["Error"]
         assert "not ready" in post(client, "bind", bind | {"Node": "n1"})["Error"]
@@ -228,11 +228,13 @@ def test_a_prioritize_call_that_cannot_be_read_is_told_so_in_a_line(client):
 
 
 def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
-    made = parts()
+    app_parts = parts()
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": "n1"}
     late = {httpcalls.ARRIVED: FakeClock().now() - 60}
     answer = (
-        create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late)
+        create_app(app_parts)
+        .test_client()
+        .post("/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late)
     )
     assert "the time for this call was over" in answer.get_json()["Error"]
 
@@ -249,7 +251,7 @@ _json = st.recursive(
 )  # fmt: skip
 _bodies = st.one_of(
     st.binary(max_size=60),
-    _json.map(lambda value: json.dumps(value).encode()),
+    _json.map(lambda document: json.dumps(document).encode()),
     st.builds(lambda pod, names: json.dumps({"Pod": pod, "NodeNames": names}).encode(), _json, _json),
     st.builds(
         lambda spec, meta: json.dumps({"Pod": {"spec": spec, "metadata": meta}, "NodeNames": ["n1"]}).encode(),
@@ -277,7 +279,7 @@ def test_no_body_makes_a_traceback_or_a_status_that_its_verb_does_not_have(verb,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--plain-http"], "127.0.0.1:12345"),
         (["--plain-http", "--bind", "10.0.0.1:80"], "127.0.0.1:80"),
@@ -289,26 +291,26 @@ def test_no_body_makes_a_traceback_or_a_status_that_its_verb_does_not_have(verb,
         (["--tls-dir", "/no", "--bind", ":80", "--metrics-bind", ":80"], "--bind and --metrics-bind name the same"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, said):
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2
-    assert said in result.output
+def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, message):
+    run = CliRunner().invoke(main, arguments)
+    assert run.exit_code == 2
+    assert message in run.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--tls-dir", "/no", "--kubeconfig", "/etc/passwd"], "no usable credentials in /etc/passwd"),
         (["--tls-dir", "/dev/null"], "look at --tls-dir"),
     ],
 )
-def test_what_cannot_start_says_so_in_a_line(arguments, said, tmp_path):
+def test_what_cannot_start_says_so_in_a_line(arguments, message, tmp_path):
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(KUBECONFIG)
     arguments = arguments if "--kubeconfig" in arguments else [*arguments, "--kubeconfig", str(kubeconfig)]
-    result = CliRunner().invoke(main, [*arguments, "--bind", "127.0.0.1:80"])
-    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    assert said in result.output
+    run = CliRunner().invoke(main, [*arguments, "--bind", "127.0.0.1:80"])
+    assert (run.exit_code, type(run.exception)) == (1, SystemExit)
+    assert message in run.output
 
 
 @pytest.mark.parametrize(
@@ -319,14 +321,14 @@ def test_without_a_place_for_the_lease_the_start_says_what_to_write(tmp_path, st
     api.fault(Fault(status=status, message=message), "create")
     kubeconfig = tmp_path / "config"
     kubeconfig.write_text(KUBECONFIG.replace("http://127.0.0.1:9", api.serve()))
-    result = CliRunner().invoke(main, ["--plain-http", "--bind", "127.0.0.1:80", "--kubeconfig", str(kubeconfig)])
+    run = CliRunner().invoke(main, ["--plain-http", "--bind", "127.0.0.1:80", "--kubeconfig", str(kubeconfig)])
     api.close()
-    assert (result.exit_code, type(result.exception)) == (1, SystemExit)
-    for said in (message, "--no-lease", "--lease-namespace"):
-        assert said in result.output
-    (asked,) = api.requests
-    assert (asked.path, asked.query) == (paths.leases(names.NAMESPACE), {"dryRun": "All"})
-    assert asked.body["metadata"]["name"] == names.LEASE
+    assert (run.exit_code, type(run.exception)) == (1, SystemExit)
+    for text in (message, "--no-lease", "--lease-namespace"):
+        assert text in run.output
+    (lease_request,) = api.requests
+    assert (lease_request.path, lease_request.query) == (paths.leases(names.NAMESPACE), {"dryRun": "All"})
+    assert lease_request.body["metadata"]["name"] == names.LEASE
 
 
 KUBECONFIG = """\

@@ -11,7 +11,7 @@ from extender.api.app import create_app
 from extender.api.verbs import Preferences
 from extender.records.wire import FilterArgs
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import P100, as_pod, asking, bound, free, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, bound, free, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
 ALL = Preferences(policy="binpack", one_best_node=False)
@@ -20,7 +20,7 @@ ALL = Preferences(policy="binpack", one_best_node=False)
 class World:
     def __init__(self, **nodes: int) -> None:
         self.clock = FakeClock()
-        self.state = with_cards(state(self.clock), **nodes)
+        self.state = with_cards(make_state(self.clock), **nodes)
 
     def filter(self, pod, *nodes):
         args = FilterArgs(pod=pod, node_names=list(nodes))
@@ -32,17 +32,17 @@ class World:
 
 
 def member(name, mem=P100, **annotations):
-    made = asking(name, gpu_mem=mem)
-    made["spec"]["schedulingGroup"] = {"podGroupName": "g"}
-    made["metadata"]["annotations"] = annotations
-    return made
+    pod = asking(name, gpu_mem=mem)
+    pod["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+    pod["metadata"]["annotations"] = annotations
+    return pod
 
 
 def test_each_member_has_a_card_of_its_own_before_any_is_bound():
     world = World(n1=1, n2=1)
     wish = {names.ONE_NODE: "false"}
-    given = [world.filter(member(f"m{i}", **wish), "n1", "n2").node_names for i in range(3)]
-    assert sorted(given) == [[], ["n1"], ["n2"]]
+    node_names = [world.filter(member(f"m{i}", **wish), "n1", "n2").node_names for i in range(3)]
+    assert sorted(node_names) == [[], ["n1"], ["n2"]]
 
 
 def test_a_member_that_comes_again_leaves_where_it_was():
@@ -99,8 +99,10 @@ def test_other_pods_come_again_when_the_scheduler_likes():
 
 @pytest.mark.parametrize("node", ["n1", "nowhere"])
 def test_a_refused_bind_is_remembered(node):
-    made = parts()
-    assert made.state.begin_attempt("uid-p", None, grouped=True), "it comes to filter"
+    app_parts = parts()
+    assert app_parts.state.begin_attempt("uid-p", None, grouped=True), "it comes to filter"
     call = {"PodName": "p", "PodNamespace": "default", "PodUID": "uid-p", "Node": node}
-    answer = create_app(made).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call)).get_json()
-    assert bool(answer["Error"]) == (not made.state.begin_attempt("uid-p", None, grouped=True)) == (node == "nowhere")
+    answer = create_app(app_parts).test_client().post("/gpushare-scheduler/bind", data=json.dumps(call)).get_json()
+    assert (
+        bool(answer["Error"]) == (not app_parts.state.begin_attempt("uid-p", None, grouped=True)) == (node == "nowhere")
+    )

@@ -15,7 +15,7 @@ from extender.api.metrics import Levels, Metrics, most_frequent
 from extender.api.verbs import Preferences
 from extender.binding.binder import Binder
 from tests.extender.gangworlds import World, member
-from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, bound, make_state, with_cards
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 
@@ -29,7 +29,7 @@ class Serving:
         api.put(paths.pods(), asking("p", gpu_mem=8138))
         self.registry = CollectorRegistry()
         self.leads = True
-        self.state = with_cards(state(clock), n1=1)
+        self.state = with_cards(make_state(clock), n1=1)
         binder = Binder(api.client(), self.state, policy="binpack", seconds=5, clock=clock)
         parts = Parts(
             state=self.state,
@@ -80,8 +80,8 @@ def test_gangs_are_the_leaders_to_count():
     """A standby sees a member that is bound before the others, and must not call that Rolling (an alert)."""
     serving = Serving()
     for i, node in enumerate(("", "n1")):
-        made = member(f"a{i}", "a", 2, gated=False, gpu_mem=100)
-        serving.state.set_pod(as_pod(made | {"spec": made["spec"] | {"nodeName": node}}))
+        pod = member(f"a{i}", "a", 2, gated=False, gpu_mem=100)
+        serving.state.set_pod(as_pod(pod | {"spec": pod["spec"] | {"nodeName": node}}))
     assert serving.value("cardwise_extender_gangs", phase="Rolling") == 1
     serving.leads = False
     assert serving.value("cardwise_extender_gangs", phase="Rolling") == 0
@@ -100,20 +100,20 @@ def test_calls_are_timed_by_verb():
 
 def test_a_gangs_time_in_the_queue_is_told_once_when_all_have_come():
     world = World({"n1": 2})
-    told: list[str] = []
+    seconds: list[str] = []
     held: list[str] = []
     world.state.gangs.observe, world.state.gangs.queued = (
         (lambda outcome, _: held.append(outcome)),
-        told.append,
+        seconds.append,
     )
     world.create(member("m0", minimum=2, gated=False, created=5, gpu_mem=P100))
     world.run(2)
-    assert told == []
+    assert seconds == []
     world.create(member("m1", minimum=2, gated=False, created=9, gpu_mem=P100))
     world.run(3)
     assert set(world.bound()) == {"m0", "m1"}
     assert held == ["bound"]
-    assert told == ["2026-11-21T10:00:05Z"], "of the oldest"
+    assert seconds == ["2026-11-21T10:00:05Z"], "of the oldest"
 
 
 @pytest.mark.parametrize(("ago", "bucket"), [(0, "1.0"), (50, "60.0"), (7000, "7200.0"), (-100, "1.0")])
@@ -134,15 +134,15 @@ def test_a_gang_of_which_no_creation_is_known_is_not_counted():
 
 def test_lines_of_a_call_say_its_pod_and_those_of_the_next_do_not(monkeypatch):
     serving = Serving()
-    said = []
+    contexts = []
 
     def look(*args: object) -> object:
-        said.append(structlog.contextvars.get_contextvars())
+        contexts.append(structlog.contextvars.get_contextvars())
         raise RuntimeError
 
     monkeypatch.setattr(verbs, "filter_nodes", look)
     serving.client.post(
         "/gpushare-scheduler/filter", data=json.dumps({"Pod": asking("a", gpu_mem=1), "NodeNames": ["n1"]})
     )
-    assert said == [{"pod": "default/a", "uid": "uid-a"}]
+    assert contexts == [{"pod": "default/a", "uid": "uid-a"}]
     assert structlog.contextvars.get_contextvars() == {}

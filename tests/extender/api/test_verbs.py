@@ -22,9 +22,9 @@ from tests.extender.worlds import (
     asking,
     bound,
     held,
+    make_state,
     resource,
     resource_class,
-    state,
     with_cards,
 )
 
@@ -34,43 +34,43 @@ ALL = Preferences(policy="binpack", one_best_node=False)
 
 def world(**nodes):
     """Nodes of P100 cards with this much free on each, like n1=[4069, 0]."""
-    made = with_cards(state(), **{node: len(frees) for node, frees in nodes.items()})
+    state = with_cards(make_state(), **{node: len(frees) for node, frees in nodes.items()})
     for node, frees in nodes.items():
         for i, free in enumerate(frees):
             if free < P100:
-                made.set_pod(as_pod(bound(f"{node}-{i}", P100 - free, i, node=node)))
-    return made
+                state.set_pod(as_pod(bound(f"{node}-{i}", P100 - free, i, node=node)))
+    return state
 
 
-def ask(made, pod, preferences=ONE, nodes=None):
+def ask(state, pod, preferences=ONE, nodes=None):
     if nodes is None:
-        with made.view() as ledger:
+        with state.view() as ledger:
             nodes = [node.name for node in ledger.nodes()]
-    return verbs.filter_nodes(made, preferences, FilterArgs(pod=pod, node_names=nodes))
+    return verbs.filter_nodes(state, preferences, FilterArgs(pod=pod, node_names=nodes))
 
 
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_a_pod_of_8138_goes_to_the_node_with_one_card_that_has_it(preferences):
-    made = world(n1=[4069, 0], n2=[4069, 4069], n3=[8138, 0])
-    answer = ask(made, asking("p", gpu_mem=8138), preferences)
+    state = world(n1=[4069, 0], n2=[4069, 4069], n3=[8138, 0])
+    answer = ask(state, asking("p", gpu_mem=8138), preferences)
     assert answer.node_names == ["n3"]
     assert answer.failed_nodes == {}
 
 
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_a_card_of_more_than_any_card_has_keeps_no_pod_from_its_node(preferences):
-    made = with_cards(state(), n1=1)
+    state = with_cards(make_state(), n1=1)
     liar = resource(0, node="n2")
     liar["spec"]["memoryMiB"] = 2**60
-    made.set_node("n2")
-    made.set_card(*as_card(liar))
-    assert "n1" in ask(made, asking("p", gpu_mem=8138), preferences).node_names
+    state.set_node("n2")
+    state.set_card(*as_card(liar))
+    assert "n1" in ask(state, asking("p", gpu_mem=8138), preferences).node_names
 
 
 def test_when_no_node_fits_every_node_has_its_reason_and_hopeless_ones_are_told_apart():
-    made = world(n1=[4069, 4069])
-    with_cards(made, n2=0)
-    answer = ask(made, asking("p", gpu_mem=8138), nodes=["n1", "n2"])
+    state = world(n1=[4069, 4069])
+    with_cards(state, n2=0)
+    answer = ask(state, asking("p", gpu_mem=8138), nodes=["n1", "n2"])
     assert answer.node_names == []
     assert answer.failed_nodes == {"n1": Refusal.NO_MEMORY.text}
     assert answer.failed_and_unresolvable_nodes == {"n2": Refusal.NOT_OURS.text}
@@ -83,9 +83,9 @@ def test_a_pod_that_was_not_mutated_is_refused():
 
 
 def test_thousands_that_the_api_server_prints_with_a_suffix_are_read_as_mib():
-    made = world(n1=[15_000])
-    assert ask(made, asking("p", gpu_mem="15k")).node_names == ["n1"]
-    assert "not rewritten" in ask(made, asking("q", gpu_mem="8Gi")).error
+    state = world(n1=[15_000])
+    assert ask(state, asking("p", gpu_mem="15k")).node_names == ["n1"]
+    assert "not rewritten" in ask(state, asking("q", gpu_mem="8Gi")).error
 
 
 def test_a_pod_without_gpu_passes():
@@ -95,33 +95,33 @@ def test_a_pod_without_gpu_passes():
 
 
 def test_a_bound_pod_is_answered_its_node_only():
-    made = world(n1=[P100], n2=[P100])
-    made.set_pod(as_pod(bound("p", 1024, 0, node="n2")))
+    state = world(n1=[P100], n2=[P100])
+    state.set_pod(as_pod(bound("p", 1024, 0, node="n2")))
     for preferences in (ONE, ALL):
-        assert ask(made, asking("p", gpu_mem=1024), preferences).node_names == ["n2"]
-    assert ask(made, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
+        assert ask(state, asking("p", gpu_mem=1024), preferences).node_names == ["n2"]
+    assert ask(state, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
 
 
 def test_who_waits_for_a_quota_is_told_by_the_entry_of_what_it_asks_for():
-    made = world(n1=[P100])
-    made.set_class(as_class(resource_class("p100", model="P100")))
-    made.set_quota(*as_quota({"shares": 0}, {"class": "p100", "memoryMiB": 1000}))
-    told = []
+    state = world(n1=[P100])
+    state.set_class(as_class(resource_class("p100", model="P100")))
+    state.set_quota(*as_quota({"shares": 0}, {"class": "p100", "memoryMiB": 1000}))
+    full_entries = []
     for name, of_class in (("p", "p100"), ("q", "")):
         args = FilterArgs(pod=asking(name, gpu_mem=1024, resource_class=of_class), node_names=["n1"])
-        verbs.filter_nodes(made, ONE, args, lambda pod, full: told.append((pod.name, full)))
-    assert [(name, full.entry.resource_class) for name, full in told] == [("p", "p100"), ("q", "")]
-    assert told[0][1].quota == "default/team"
-    assert told[0][1].requested == (1, 1024, 0)
+        verbs.filter_nodes(state, ONE, args, lambda pod, full: full_entries.append((pod.name, full)))
+    assert [(name, full.entry.resource_class) for name, full in full_entries] == [("p", "p100"), ("q", "")]
+    assert full_entries[0][1].quota == "default/team"
+    assert full_entries[0][1].requested == (1, 1024, 0)
     args = FilterArgs(pod=asking("r", gpu_mem=P100 + 1), node_names=["n1"])
-    verbs.filter_nodes(made, ONE, args, lambda *_: pytest.fail("it waits for no quota"))
+    verbs.filter_nodes(state, ONE, args, lambda *_: pytest.fail("it waits for no quota"))
 
 
 SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
 
 
 @pytest.mark.parametrize(
-    ("spec", "annotation", "one"),
+    ("spec", "annotation", "only_best"),
     [
         pytest.param({}, None, True, id="no wishes"),
         pytest.param({"affinity": {"nodeAffinity": {SOFT: [{}]}}}, None, False, id="preferred node affinity"),
@@ -133,25 +133,25 @@ SOFT = "preferredDuringSchedulingIgnoredDuringExecution"
         pytest.param({}, "false", False, id="the annotation wins, the other way"),
     ],
 )
-def test_the_one_best_node_is_answered_unless_the_scheduler_should_weigh(spec, annotation, one):
+def test_the_one_best_node_is_answered_unless_the_scheduler_should_weigh(spec, annotation, only_best):
     raw = asking("p", gpu_mem=1024, annotations={names.ONE_NODE: annotation} if annotation else None)
     raw["spec"] |= spec
-    assert Pod(raw).one_best_node(default=True) is one
+    assert Pod(raw).one_best_node(default=True) is only_best
     answer = ask(world(n1=[P100], n2=[P100]), raw)
-    assert answer.node_names == (["n1"] if one else ["n1", "n2"])
+    assert answer.node_names == (["n1"] if only_best else ["n1", "n2"])
 
 
 def test_the_pods_own_policy_wins():
-    made = world(n1=[8138], n2=[P100])
-    assert ask(made, asking("p", gpu_mem=1024)).node_names == ["n1"]
+    state = world(n1=[8138], n2=[P100])
+    assert ask(state, asking("p", gpu_mem=1024)).node_names == ["n1"]
     spread = asking("q", gpu_mem=1024, annotations={names.POLICY: "spread"})
-    assert ask(made, spread).node_names == ["n2"]
+    assert ask(state, spread).node_names == ["n2"]
 
 
 def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
-    made = world(n1=[8138, 0], n2=[8138, 0], n3=[P100, P100], n4=[0, 0])
+    state = world(n1=[8138, 0], n2=[8138, 0], n3=[P100, P100], n4=[0, 0])
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n4", "n3", "n2", "n1"])
-    scores = {each.host: each.score for each in verbs.prioritize(made, ALL, args)}
+    scores = {host_score.host: host_score.score for host_score in verbs.prioritize(state, ALL, args)}
     assert scores["n1"] == verbs.TOP
     assert all(type(score) is int and 0 <= score < verbs.TOP for host, score in scores.items() if host != "n1")
     assert scores["n2"] == 9
@@ -159,32 +159,35 @@ def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
 
 
 def test_prioritize_repeats_what_filter_has_found_a_moment_ago_and_only_once():
-    made = world(n1=[8138], n2=[P100])
+    state = world(n1=[8138], n2=[P100])
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n1", "n2"])
-    assert set(verbs.filter_nodes(made, ALL, args).node_names) == {"n1", "n2"}
-    made.plan(
+    assert set(verbs.filter_nodes(state, ALL, args).node_names) == {"n1", "n2"}
+    state.plan(
         PlacementRequest(PodRef("other", "d", "other"), request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack")
     )
     tops = []
     for _ in range(2):
-        scores = {each.host: each.score for each in verbs.prioritize(made, ALL, args)}
+        scores = {host_score.host: host_score.score for host_score in verbs.prioritize(state, ALL, args)}
         tops.append([host for host, score in scores.items() if score == verbs.TOP])
     assert tops == [["n1"], ["n2"]]
 
 
 def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
-    made = world(n1=[8138], n2=[9000], n3=[P100])
+    state = world(n1=[8138], n2=[9000], n3=[P100])
     pod = asking("p", gpu_mem=8138)
-    verbs.filter_nodes(made, ALL, FilterArgs(pod=pod, node_names=["n1", "n2", "n3"]))
-    left = FilterArgs(pod=pod, node_names=["n3", "n2"])
-    assert {each.host: each.score for each in verbs.prioritize(made, ALL, left)} == {"n2": 10, "n3": 0}
+    verbs.filter_nodes(state, ALL, FilterArgs(pod=pod, node_names=["n1", "n2", "n3"]))
+    narrowed = FilterArgs(pod=pod, node_names=["n3", "n2"])
+    assert {host_score.host: host_score.score for host_score in verbs.prioritize(state, ALL, narrowed)} == {
+        "n2": 10,
+        "n3": 0,
+    }
 
 
 def test_inspect_is_gpushares_json():
-    made = world(n1=[P100 - 1024, P100])
-    made.set_card(*as_card(resource(1, held=[held("vanished", 4069)])))
-    made.plan(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
-    assert verbs.inspect(made) == {
+    state = world(n1=[P100 - 1024, P100])
+    state.set_card(*as_card(resource(1, held=[held("vanished", 4069)])))
+    state.plan(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
+    assert verbs.inspect(state) == {
         "unit": "MiB",
         "nodes": [
             {
@@ -208,60 +211,60 @@ def test_inspect_is_gpushares_json():
             }
         ],
     }
-    assert verbs.inspect(made, "n1") == verbs.inspect(made)
-    unknown = verbs.inspect(made, "nowhere")
+    assert verbs.inspect(state, "n1") == verbs.inspect(state)
+    unknown = verbs.inspect(state, "nowhere")
     assert unknown["nodes"] == []
     assert "nowhere" in unknown["error"]
 
 
 def test_inspect_in_gib_shows_what_gpushares_would():
     """A card of 16276 MiB is one of 15 GiB to its plugin; what is used is never less than is taken."""
-    made = world(n1=[P100 - 2 * 1024, P100 - 1000, P100, 0])
-    (node,) = verbs.inspect(made, unit=Unit.GIB)["nodes"]
+    state = world(n1=[P100 - 2 * 1024, P100 - 1000, P100, 0])
+    (node,) = verbs.inspect(state, unit=Unit.GIB)["nodes"]
     assert [(card["usedGPU"], card["totalGPU"]) for card in node["devs"]] == [(2, 15), (1, 15), (0, 15), (15, 15)]
     assert [card["pods"][0]["usedGPU"] if card["pods"] else 0 for card in node["devs"]] == [2, 1, 0, 15]
     assert (node["usedGPU"], node["totalGPU"]) == (18, 60)
 
 
 def test_a_pod_that_is_bound_already_is_answered_its_node_though_its_card_is_reserved_for_a_gang_now():
-    made = world(n1=[P100])
+    state = world(n1=[P100])
     pod = asking("p", gpu_mem=8138)
-    assert ask(made, pod).node_names == ["n1"]
-    made.assume(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
-    made.confirm("uid-p", Phase.ACCEPTED)
-    reserve(made, "n1", P100)
-    assert ask(made, pod).node_names == ["n1"]
-    assert ask(made, asking("q", gpu_mem=100)).node_names == []
+    assert ask(state, pod).node_names == ["n1"]
+    state.assume(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
+    state.confirm("uid-p", Phase.ACCEPTED)
+    reserve(state, "n1", P100)
+    assert ask(state, pod).node_names == ["n1"]
+    assert ask(state, asking("q", gpu_mem=100)).node_names == []
 
 
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_what_is_reserved_for_a_gang_is_in_no_answer_and_the_rest_of_the_card_is(preferences):
-    made = world(n1=[P100, 0], n2=[0])
-    reserve(made, "n1", P100 - 100)
-    refused = ask(made, asking("big", gpu_mem=101), preferences)
+    state = world(n1=[P100, 0], n2=[0])
+    reserve(state, "n1", P100 - 100)
+    refused = ask(state, asking("big", gpu_mem=101), preferences)
     assert refused.node_names == []
     reasons = refused.failed_nodes | refused.failed_and_unresolvable_nodes
     assert reasons == {"n1": Refusal.GANG_RESERVED.text, "n2": Refusal.NO_MEMORY.text}
-    assert ask(made, asking("small", gpu_mem=100), preferences).node_names == ["n1"]
+    assert ask(state, asking("small", gpu_mem=100), preferences).node_names == ["n1"]
 
 
 def test_other_nodes_come_before_the_rest_of_a_reserved_card():
-    made = world(n1=[P100], n2=[P100])
-    reserve(made, "n1", P100 - 100)
-    assert ask(made, asking("p", gpu_mem=100)).node_names == ["n2"]
+    state = world(n1=[P100], n2=[P100])
+    reserve(state, "n1", P100 - 100)
+    assert ask(state, asking("p", gpu_mem=100)).node_names == ["n2"]
 
 
 def test_bind_chooses_no_reserved_card():
     """kube-scheduler has chosen the node, and the cards are chosen at bind."""
-    made = world(n1=[P100, 5000])
-    reserve(made, "n1", P100 - 100)
+    state = world(n1=[P100, 5000])
+    reserve(state, "n1", P100 - 100)
     pods = [asking(name, gpu_mem=5000) for name in ("p", "q")]
     for pod in pods:
         pod["status"] = {"phase": "Pending"}
-        made.set_pod(as_pod(pod))
-        assert ask(made, pod, ALL).node_names == ["n1"]
+        state.set_pod(as_pod(pod))
+        assert ask(state, pod, ALL).node_names == ["n1"]
     begun = [
-        made.assume(PodRef(pod["metadata"]["uid"], "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
+        state.assume(PodRef(pod["metadata"]["uid"], "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
         for pod in pods
     ]
     assert [share.index for share in begun[0].assignment.shares()] == [1]

@@ -21,9 +21,9 @@ from tests.extender.worlds import (
     bound,
     comes,
     free,
+    make_state,
     mark,
     resource,
-    state,
     with_cards,
 )
 from tests.fakes.apiserver import ApiServer, Fault, Request, Rule
@@ -39,7 +39,7 @@ class World:
 
     def __init__(self, *faults: Fault, seconds: float = 10.0, pod: dict | None = None) -> None:
         self.clock = FakeClock()
-        self.state = with_cards(state(self.clock), n1=2, n2=2)
+        self.state = with_cards(make_state(self.clock), n1=2, n2=2)
         self.api = ApiServer(self.clock)
         self.api.put(paths.pods(), pod or asking("p", gpu_mem=8138))
         for fault in faults:
@@ -61,8 +61,8 @@ class World:
 
     def shown(self) -> None:
         """A filter call has shown the pod."""
-        asked = request.parse(asking("p", gpu_mem=8138))
-        comes(self.state, "p", asked, self.api.get(POD)["metadata"]["resourceVersion"])
+        pod_request = request.parse(asking("p", gpu_mem=8138))
+        comes(self.state, "p", pod_request, self.api.get(POD)["metadata"]["resourceVersion"])
 
     def bind(self, args: BindArgs = ARGS) -> str:
         return self.binder.bind(args)
@@ -260,8 +260,8 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
     world = World(Fault(status=403), seconds=4.0)
 
     def other(_: Request) -> None:
-        asked = request.parse(asking("p", gpu_mem=8138))
-        world.state.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+        pod_request = request.parse(asking("p", gpu_mem=8138))
+        world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
         world.state.confirm("uid-p", Phase.UNCONFIRMED)
 
     world.api.before(other, "get")
@@ -299,9 +299,9 @@ def test_the_deadline_counts_from_the_arrival_of_the_call_not_from_when_a_thread
 
 def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_seconds():
     world = World()
-    asked = request.parse(asking("p", gpu_mem=100))
+    pod_request = request.parse(asking("p", gpu_mem=100))
     for i in range(20):
-        world.state.assume(PodRef(f"u{i}", "default", f"p{i}"), asked, "n1", "binpack", epoch=0)
+        world.state.assume(PodRef(f"u{i}", "default", f"p{i}"), pod_request, "n1", "binpack", epoch=0)
         world.state.confirm(f"u{i}", Phase.UNCONFIRMED)
     world.clock.advance(76)
     world.api.before(lambda call: times_out(world, call), "get", times=math.inf)
@@ -426,13 +426,13 @@ def test_a_pod_that_changes_all_the_time_is_not_posted_without_a_pause():
 
 def test_a_look_from_before_a_newer_bind_settles_nothing():
     world = World()
-    asked = request.parse(asking("p", gpu_mem=8138))
+    pod_request = request.parse(asking("p", gpu_mem=8138))
     for _ in range(2):
-        world.state.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+        world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
         world.state.confirm("uid-p", Phase.UNCONFIRMED)
         world.clock.advance(76)
     assert world.state.tick()
-    world.state.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+    world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
     world.state.confirm("uid-p", Phase.UNCONFIRMED)
     world.state.on_lookup("uid-p", bound=False, exists=True)
     assert mark(world.state, "uid-p") == "unsure"

@@ -89,10 +89,10 @@ class Server:
 
 @pytest.fixture
 def server():
-    made = Server()
-    made.create(*(member(f"g{i}", gated=False, created=i, gpu_mem=P100) for i in range(3)))
-    yield made
-    made.close()
+    api_server = Server()
+    api_server.create(*(member(f"g{i}", gated=False, created=i, gpu_mem=P100) for i in range(3)))
+    yield api_server
+    api_server.close()
 
 
 def test_nothing_is_posted_before_the_last_one_has_come(server):
@@ -102,7 +102,7 @@ def test_nothing_is_posted_before_the_last_one_has_come(server):
     assert server.posts() == []
     assert not first.done()
     last = server.bind("g2")
-    assert [each.result(60) for each in (first, second, last)] == ["bound"] * 3
+    assert [future.result(60) for future in (first, second, last)] == ["bound"] * 3
     assert sorted(server.posts()) == ["g0", "g1", "g2"]
 
 
@@ -119,30 +119,30 @@ def test_a_waiting_gang_does_not_hold_up_filter(server):
     assert server.bind("x").result(60) == "bound"
 
 
-@pytest.mark.parametrize("how", ["connection", "filter", "deleted", "lease", "stop"])
-def test_all_waiting_binds_fail_with_the_reason(server, how):
+@pytest.mark.parametrize("failure", ["connection", "filter", "deleted", "lease", "stop"])
+def test_all_waiting_binds_fail_with_the_reason(server, failure):
     calls = [server.bind("g0"), server.bind("g1")]
     server.wait(2)
-    if how == "connection":
+    if failure == "connection":
         server.lines["g1"].close()
         server.clock.step()
-    elif how == "filter":
+    elif failure == "filter":
         server.filter("g0")
-    elif how == "deleted":
+    elif failure == "deleted":
         server.state.remove_pod(as_pod(server.pod("g2")))
-    elif how == "lease":
+    elif failure == "lease":
         server.state.forget_plans()
     else:
         server.state.gangs.stop("the extender stops")
-    said = {
+    message = {
         "connection": "gave up waiting for g1",
         "filter": "g0 came to be scheduled again",
         "deleted": "g2 is gone",
         "lease": "lease",
         "stop": "the extender stops",
-    }[how]
+    }[failure]
     for call in calls:
-        with pytest.raises(BindFailed, match=said):
+        with pytest.raises(BindFailed, match=message):
             call.result(60)
     assert server.posts() == []
     with server.state.view() as ledger:
@@ -203,22 +203,22 @@ def test_many_gangs_with_threads_that_give_up_at_random():
             *(member(name, f"gang-{k}", 4, gated=False, created=k * 10, gpu_mem=P100 // 8) for name in names_of)
         )
 
-    left, calls = {name for names_of in gangs for name in names_of}, {}
+    unbound, calls = {name for names_of in gangs for name in names_of}, {}
 
-    def come(names_of: list[str], most: int = 1) -> None:
+    def come(names_of: list[str], attempts: int = 1) -> None:
         """As kube-scheduler does: it comes with one pod while others of its gang wait in bind."""
         for name in names_of:
             if name in calls and calls[name].done():
                 error = calls.pop(name).exception()
                 assert error is None or isinstance(error, BindFailed)
-                left.difference_update([name] if error is None else [])
+                unbound.difference_update([name] if error is None else [])
         for name in names_of:
-            if most and name in left and name not in calls and server.filter(name) == ["n1"]:
+            if attempts and name in unbound and name not in calls and server.filter(name) == ["n1"]:
                 calls[name] = server.call(name)
-                most -= 1
+                attempts -= 1
 
     with ThreadPoolExecutor(6) as drivers:
-        list(drivers.map(partial(come, most=3), gangs))
+        list(drivers.map(partial(come, attempts=3), gangs))
         server.wait(6 * 3)
         for names_of in gangs[::2]:
             server.lines[names_of[0]].close()
@@ -227,7 +227,7 @@ def test_many_gangs_with_threads_that_give_up_at_random():
             assert "gave up waiting" in str(calls[name].exception(60))
         for turn in range(10_000):
             list(drivers.map(come, gangs))
-            if not left:
+            if not unbound:
                 break
             if turn < 12:
                 list(server.lines.values())[turn % len(server.lines)].close()

@@ -16,7 +16,7 @@ from tests.build import P100, asking, container, pod
 from tests.examples import examples
 from tests.extender.gangworlds import reserve
 from tests.extender.nominationworlds import World
-from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, resource, state
+from tests.extender.worlds import ENDED, as_card, as_pod, as_quota, bound, make_state, resource
 from tests.fakes.clock import FakeClock
 
 NODES = [f"n{i:03}" for i in range(FEW + 4)]
@@ -37,24 +37,24 @@ class Busy(FakeClock):
 
 def cluster(clock, frees, cards=2):
     """Nodes with so much free on each of their cards."""
-    made = state(clock)
+    state = make_state(clock)
     for name, free in frees.items():
-        made.set_node(name)
+        state.set_node(name)
         for i in range(cards):
-            made.set_card(*as_card(resource(i, node=name)))
+            state.set_card(*as_card(resource(i, node=name)))
             if free[i] < P100:
-                made.set_pod(as_pod(bound(f"r-{name}-{i}", P100 - free[i], i, node=name)))
-    return made
+                state.set_pod(as_pod(bound(f"r-{name}-{i}", P100 - free[i], i, node=name)))
+    return state
 
 
 def ask(name="p", whole=1, mem=8000):
     """A whole card, and a part of another."""
-    asked = request.parse(pod(containers=[container("a", gpu_count=whole), container("b", gpu_mem=mem)]))
-    return PlacementRequest(PodRef(f"uid-{name}", "default", name), asked, NODES, "binpack")
+    pod_request = request.parse(pod(containers=[container("a", gpu_count=whole), container("b", gpu_mem=mem)]))
+    return PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, NODES, "binpack")
 
 
-def take(made, name, index, mem):
-    made.set_pod(as_pod(bound(f"other-{name}-{index}", mem, index, node=name)))
+def take(state, name, index, mem):
+    state.set_pod(as_pod(bound(f"other-{name}-{index}", mem, index, node=name)))
 
 
 @pytest.fixture
@@ -81,12 +81,12 @@ def test_it_gives_the_state_up_between_nodes(costly):
     clocks, turns = costly
     clock = Busy()
     clocks.append(clock)
-    made = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     turns.clear()
-    found = made.plan(ask())
-    assert isinstance(found, Unplaceable)
-    assert set(found.refusals.values()) == {Refusal.TOGETHER}
-    assert found.refusals.keys() == set(NODES)
+    placement = state.plan(ask())
+    assert isinstance(placement, Unplaceable)
+    assert set(placement.refusals.values()) == {Refusal.TOGETHER}
+    assert placement.refusals.keys() == set(NODES)
     assert (max(turns), sum(turns)) == (1, len(NODES))
 
 
@@ -95,12 +95,12 @@ def test_what_others_take_meanwhile_is_theirs(costly):
     clock = Busy()
     clocks.append(clock)
     frees = dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)}
-    made = cluster(clock, frees)
-    clock.others = [lambda: None] * 5 + [lambda: take(made, "n000", 1, 1)]
-    found = made.plan(ask())
-    assert isinstance(found, Placement)
-    assert found.node == "n001"
-    with made.view() as ledger:
+    state = cluster(clock, frees)
+    clock.others = [lambda: None] * 5 + [lambda: take(state, "n000", 1, 1)]
+    placement = state.plan(ask())
+    assert isinstance(placement, Placement)
+    assert placement.node == "n001"
+    with state.view() as ledger:
         assert ledger.violations() == []
 
 
@@ -108,43 +108,43 @@ def test_where_all_that_was_found_is_taken_it_comes_again_at_once(costly):
     clocks, _ = costly
     clock = Busy()
     clocks.append(clock)
-    made = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000)})
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000)})
     ended = as_pod(bound("r-n001-1", P100 - 100, 1, node="n001", phase="Succeeded", containers=ENDED))
-    clock.others = [lambda: None] * 5 + [lambda: take(made, "n000", 1, 1), lambda: made.set_pod(ended)]
+    clock.others = [lambda: None] * 5 + [lambda: take(state, "n000", 1, 1), lambda: state.set_pod(ended)]
     clock.advance(10)
-    assert made.next_requeue_node() is None
-    found = made.plan(ask())
-    assert isinstance(found, Unplaceable)
-    assert made.next_requeue_node() is not None, "room has come on a node that was looked at before"
+    assert state.next_requeue_node() is None
+    placement = state.plan(ask())
+    assert isinstance(placement, Unplaceable)
+    assert state.next_requeue_node() is not None, "room has come on a node that was looked at before"
 
 
 def test_nobody_is_woken_where_nothing_has_come():
     clock = Busy()
-    made = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
     clock.advance(10)
-    assert isinstance(made.plan(ask()), Unplaceable)
-    assert made.next_requeue_node() is None
+    assert isinstance(state.plan(ask()), Unplaceable)
+    assert state.next_requeue_node() is None
 
 
 @pytest.mark.parametrize("steps", [100, 0])
 def test_the_last_turn_tries_no_more_cards_than_others_may_wait_for(steps, monkeypatch):
     """On no node the first choice of cards does for all containers."""
     monkeypatch.setattr(placing, "_STEPS", steps)
-    made = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
+    state = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
     parts = [container("a", gpu_mem=10_000, gpu_count=2), container("b", gpu_mem=8000, gpu_count=2)]
-    asked = request.parse(pod(containers=parts))
-    found = made.plan(ask()._replace(request=asked))
-    assert isinstance(found, Placement if steps else Unplaceable)
+    pod_request = request.parse(pod(containers=parts))
+    placement = state.plan(ask()._replace(request=pod_request))
+    assert isinstance(placement, Placement if steps else Unplaceable)
 
 
 def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(costly):
     clocks, turns = costly
     clock = Busy()
     clocks.append(clock)
-    made = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)})
+    state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)})
     turns.clear()
-    assert made.fitting(ask()).keys() == {"n000", "n001"}
-    assert made.scores(ask()).keys() == {"n000", "n001"}
+    assert state.fitting(ask()).keys() == {"n000", "n001"}
+    assert state.scores(ask()).keys() == {"n000", "n001"}
     assert max(turns) == 1
 
 
@@ -152,11 +152,11 @@ def test_they_are_not_decided_ahead_of_filter():
     """That would be one turn for all nodes."""
     world = World()
     world.node("n2", cards=4)
-    made = asking("two", gpu_mem=100)
-    made["metadata"] |= {"resourceVersion": "7", "creationTimestamp": "2026-11-21T10:00:00Z"}
-    made["spec"]["priority"] = 0
-    made["spec"]["containers"].append(container("b", whole_gpu=1, share=1))
-    world.tell(made)
+    pod = asking("two", gpu_mem=100)
+    pod["metadata"] |= {"resourceVersion": "7", "creationTimestamp": "2026-11-21T10:00:00Z"}
+    pod["spec"]["priority"] = 0
+    pod["spec"]["containers"].append(container("b", whole_gpu=1, share=1))
+    world.tell(pod)
     world.create("one", 100)
     assert world.ahead().keys() == {"one"}
 
@@ -168,27 +168,27 @@ frees = st.lists(st.tuples(*[st.sampled_from([0, 4000, 8000, P100])] * 2), min_s
 @given(frees, st.sampled_from([1, 2]), st.sampled_from([1, 8000]), st.booleans())
 def test_in_turns_and_in_one_the_same_is_decided(frees, whole, mem, limited):
     answers = []
-    for few in (1, 100):
-        made = cluster(FakeClock(), {f"n{i}": free for i, free in enumerate(frees)})
+    for most_cards in (1, 100):
+        state = cluster(FakeClock(), {f"n{i}": free for i, free in enumerate(frees)})
         if limited:
-            made.set_quota(*as_quota({"memoryMiB": sum(P100 - one for some in frees for one in some) + 20_000}))
-        asked = ask(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
-        most, longsearch.FEW = longsearch.FEW, few
+            state.set_quota(*as_quota({"memoryMiB": sum(P100 - mib for some in frees for mib in some) + 20_000}))
+        placement_request = ask(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
+        original, longsearch.FEW = longsearch.FEW, most_cards
         try:
-            answers.append((made.plan(asked), made.scores(asked)))
+            answers.append((state.plan(placement_request), state.scores(placement_request)))
         finally:
-            longsearch.FEW = most
+            longsearch.FEW = original
     assert answers[0] == answers[1]
 
 
 def test_what_is_reserved_for_a_gang_counts():
-    made = cluster(FakeClock(), dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 9000), "n001": (P100, 8000)})
-    reserve(made, "n000", 10_000)
+    state = cluster(FakeClock(), dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 9000), "n001": (P100, 8000)})
+    reserve(state, "n000", 10_000)
     wanted = ask()._replace(rank=(0, 0, "", ""))
-    found = made.plan(wanted)
-    assert isinstance(found, Placement)
-    assert found.node == "n001"
-    take(made, "n001", 0, 100)
-    refused = made.plan(wanted._replace(pod=PodRef("uid-q", "default", "q")))
+    placement = state.plan(wanted)
+    assert isinstance(placement, Placement)
+    assert placement.node == "n001"
+    take(state, "n001", 0, 100)
+    refused = state.plan(wanted._replace(pod=PodRef("uid-q", "default", "q")))
     assert isinstance(refused, Unplaceable)
-    assert {node for node, why in refused.refusals.items() if why is Refusal.GANG_RESERVED} == {"n000"}
+    assert {node for node, reason in refused.refusals.items() if reason is Refusal.GANG_RESERVED} == {"n000"}

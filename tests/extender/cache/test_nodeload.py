@@ -18,9 +18,9 @@ from extender.records.podinfo import PodRecord
 GIB = 1 << 30
 
 
-def asks(cpu=None, memory=None, **more):
-    amounts = {name: value for name, value in (("cpu", cpu), ("memory", memory)) if value}
-    return {"resources": {"requests": amounts}} | more
+def asks(cpu=None, memory=None, **fields):
+    amounts = {name: amount for name, amount in (("cpu", cpu), ("memory", memory)) if amount}
+    return {"resources": {"requests": amounts}} | fields
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,8 @@ CONTAINERS = [asks("1", "1Gi", name="a"), asks("2", "1Gi", name="b")]
 
 
 def has(name, allocated, runs=None):
-    found = {"name": name, "allocatedResources": {"cpu": allocated, "memory": "1Gi"}}
-    return found | ({"resources": {"requests": {"cpu": runs, "memory": "1Gi"}}} if runs else {})
+    status = {"name": name, "allocatedResources": {"cpu": allocated, "memory": "1Gi"}}
+    return status | ({"resources": {"requests": {"cpu": runs, "memory": "1Gi"}}} if runs else {})
 
 
 def why(kind, reason=""):
@@ -110,8 +110,8 @@ def test_a_pod_that_is_resized_takes_what_it_has_or_will_have(spec, status, cpu,
         "spec": {"nodeName": "n", "containers": CONTAINERS} | spec,
         "status": {"phase": "Running"} | status,
     }
-    _, found = podinfo.pod(json.dumps(pod).encode())
-    assert found.load.cpu == cpu * 1000
+    _, record = podinfo.pod(json.dumps(pod).encode())
+    assert record.load.cpu == cpu * 1000
 
 
 def test_a_node_has_what_it_may_allocate():
@@ -146,21 +146,21 @@ def test_what_is_left_follows_pods_and_plans():
 def test_a_node_without_slots_offers_nothing():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "4", names.SHARE: "0"}}}
     name, record = nodeinfo.node(json.dumps(node).encode())
-    made = NodeLoads()
-    made.set_node(name, record, 0.0)
-    assert not made.offers_shares("n")
-    assert list(made.names()) == []
+    loads = NodeLoads()
+    loads.set_node(name, record, 0.0)
+    assert not loads.offers_shares("n")
+    assert list(loads.names()) == []
     node["status"]["allocatable"][names.SHARE] = "512"
-    made.set_node(*nodeinfo.node(json.dumps(node).encode()), 0.0)
-    made.reopen_steady(STEADY_SECONDS)
-    assert made.offers_shares("n")
-    assert list(made.names()) == ["n"]
-    assert made.offers_shares("never seen")
+    loads.set_node(*nodeinfo.node(json.dumps(node).encode()), 0.0)
+    loads.reopen_steady(STEADY_SECONDS)
+    assert loads.offers_shares("n")
+    assert list(loads.names()) == ["n"]
+    assert loads.offers_shares("never seen")
 
 
-def victim(node: str, priority: int, **more: bool) -> PodRecord:
+def victim(node: str, priority: int, **flags: bool) -> PodRecord:
     """A pod that holds cards."""
-    return PodRecord(node, uid="u", priority=priority, assignment=Assignment({}), **more)
+    return PodRecord(node, uid="u", priority=priority, assignment=Assignment({}), **flags)
 
 
 def test_only_nodes_on_which_a_pod_of_lower_priority_could_be_evicted_from_cards_have_victims():
@@ -175,13 +175,13 @@ def test_only_nodes_on_which_a_pod_of_lower_priority_could_be_evicted_from_cards
     assert [loads.has_victims(priority) for priority in (5, 6)] == [False, True]
 
 
-@pytest.mark.parametrize("how", ["terminating", "fixed", "grouped"])
-def test_a_pod_that_cannot_be_evicted_any_more_is_no_victim(how):
+@pytest.mark.parametrize("flag", ["terminating", "fixed", "grouped"])
+def test_a_pod_that_cannot_be_evicted_any_more_is_no_victim(flag):
     loads = NodeLoads()
     loads.set_pod("a", victim("n1", 5))
-    loads.set_pod("a", victim("n1", 5, **{how: True}))
+    loads.set_pod("a", victim("n1", 5, **{flag: True}))
     assert loads.with_victims({"n1"}, 10) == set()
-    assert loads.with_terminating({"n1", "n2"}) == ({"n1"} if how == "terminating" else set())
+    assert loads.with_terminating({"n1", "n2"}) == ({"n1"} if flag == "terminating" else set())
     loads.set_pod("a", victim("n1", 5))
     assert loads.with_victims({"n1"}, 10) == {"n1"}
 

@@ -18,16 +18,16 @@ from tests.fakes.clock import FakeClock
 
 
 @pytest.mark.parametrize(
-    ("asked", "kept"),
+    ("nodes", "kept"),
     [(["n1"], {"u1@n1"}), (["n2"], {"u2@n2"}), (["n1", "n2"], {"u1@n1", "u2@n2"}), (None, {"u1@n1", "u2@n2"})],
 )
-def test_who_asks_for_some_nodes_meets_what_is_kept_there_alone(asked, kept):
+def test_who_asks_for_some_nodes_meets_what_is_kept_there_alone(nodes, kept):
     cache = Cache(Ledger(), Timeouts(), FakeClock())
     for number in (1, 2):
         pod = WaitingPod(PodRef(f"u{number}", "d", f"p{number}"), PodRequest(containers=(), priority=5))
         share = CardShare(0, f"GPU-{number}", MiB(100), Percent(0), MiB(16000), whole=False)
         place = NominatedPlace(Assignment(MappingProxyType({"0": (share,)})))
         cache.reservations.nominations.add_own(pod, f"n{number}", place, 0.0)
-    with NominatedPods(cache).reserving(("other",), 0, asked):
-        assert {one.uid for one in cache.ledger.holdings()} == kept
+    with NominatedPods(cache).reserving(("other",), 0, nodes):
+        assert {holding.uid for holding in cache.ledger.holdings()} == kept
     assert not cache.ledger.holdings()

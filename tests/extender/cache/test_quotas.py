@@ -7,93 +7,110 @@ from cardwise.core.placement.placement import Unplaceable
 from cardwise.core.values.refusals import Refusal
 from extender.state import State
 from tests.build import P100, container, pod, resource_class
-from tests.extender.worlds import as_card, as_class, as_pod, as_quota, bound, plan, refuse, resource, state, with_cards
+from tests.extender.worlds import (
+    as_card,
+    as_class,
+    as_pod,
+    as_quota,
+    bound,
+    make_state,
+    plan,
+    refuse,
+    resource,
+    with_cards,
+)
 from tests.fakes.clock import FakeClock
 
 
 def of_class(name: str, resource_class: str, **resources: int) -> dict:
-    made = container(name, **resources)
-    made["resources"]["limits"][names.CLASS_PREFIX + resource_class] = "1"
-    return made
+    typed = container(name, **resources)
+    typed["resources"]["limits"][names.CLASS_PREFIX + resource_class] = "1"
+    return typed
 
 
-def full(made: State, *containers: dict) -> str | None:
+def full(state: State, *containers: dict) -> str | None:
     """The class ("": all cards) of the entry that such a pod is told of; None: it is told of none."""
-    asked = request.parse(pod(containers=list(containers)))
-    assert asked is not None
-    with made.view():  # counts the cards
+    pod_request = request.parse(pod(containers=list(containers)))
+    assert pod_request is not None
+    with state.view():  # counts the cards
         pass
-    found = made.full_entry("default", asked)
-    return found.entry.resource_class if found is not None else None
+    entry = state.full_entry("default", pod_request)
+    return entry.entry.resource_class if entry is not None else None
 
 
 def with_class() -> State:
     """A card of the class p100, and no card of the class k80."""
-    made = with_cards(state(), n1=1)
-    made.set_class(as_class(resource_class("p100", model="P100")))
-    made.set_class(as_class(resource_class("k80", model="K80")))
-    with made.view():
-        return made
+    state = with_cards(make_state(), n1=1)
+    state.set_class(as_class(resource_class("p100", model="P100")))
+    state.set_class(as_class(resource_class("k80", model="K80")))
+    with state.view():
+        return state
 
 
 def test_the_entry_of_a_class_is_named_although_another_container_may_have_any_card():
-    made = with_class()
-    made.set_quota(*as_quota({"shares": 0}, {"class": "p100", "shares": 0}))
-    assert full(made, container("a", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000)) == "p100"
+    state = with_class()
+    state.set_quota(*as_quota({"shares": 0}, {"class": "p100", "shares": 0}))
+    assert full(state, container("a", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000)) == "p100"
 
 
 def test_a_container_that_the_entry_does_not_count_hides_none_that_it_does():
-    made = with_class()
-    made.set_quota(*as_quota({"class": "p100", "shares": 0}))
-    assert full(made, of_class("a", "k80", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000)) == "p100"
+    state = with_class()
+    state.set_quota(*as_quota({"class": "p100", "shares": 0}))
+    assert full(state, of_class("a", "k80", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000)) == "p100"
 
 
 def test_the_entry_that_surely_keeps_a_pod_waiting_is_named_before_one_that_it_could_go_past():
-    made = with_class()
-    made.set_card(*as_card(resource(1, model="K80")))
-    made.set_quota(*as_quota({"class": "p100", "shares": 2}, {"class": "k80", "shares": 0}))
-    asked = [of_class("a", "p100", gpu_mem=1000), of_class("b", "p100", gpu_mem=1000), container("c", gpu_mem=1000)]
-    assert full(made, *asked, of_class("d", "k80", gpu_mem=1000)) == "k80", "the third share may be of another card"
+    state = with_class()
+    state.set_card(*as_card(resource(1, model="K80")))
+    state.set_quota(*as_quota({"class": "p100", "shares": 2}, {"class": "k80", "shares": 0}))
+    containers = [
+        of_class("a", "p100", gpu_mem=1000),
+        of_class("b", "p100", gpu_mem=1000),
+        container("c", gpu_mem=1000),
+    ]
+    assert full(state, *containers, of_class("d", "k80", gpu_mem=1000)) == "k80", (
+        "the third share may be of another card"
+    )
 
 
 def test_a_whole_card_asks_what_pods_get_of_it():
-    made = with_cards(State(clock=FakeClock(), headroom=100), n1=1)
-    with made.view():
+    state = with_cards(State(clock=FakeClock(), headroom=100), n1=1)
+    with state.view():
         pass
-    made.set_quota(*as_quota({"memoryMiB": P100 - 100}))
-    assert full(made, container("a", gpu_count=1)) is None
-    made.set_quota(*as_quota({"memoryMiB": P100 - 101}))
-    assert full(made, container("a", gpu_count=1)) == ""
+    state.set_quota(*as_quota({"memoryMiB": P100 - 100}))
+    assert full(state, container("a", gpu_count=1)) is None
+    state.set_quota(*as_quota({"memoryMiB": P100 - 101}))
+    assert full(state, container("a", gpu_count=1)) == ""
 
 
 def test_a_quota_that_was_never_known_wakes_nobody_when_it_goes():
     clock = FakeClock()
-    made = with_cards(state(clock), n1=1)
-    made.set_quota(*as_quota({"shares": 9}))
-    refuse(made)
+    state = with_cards(make_state(clock), n1=1)
+    state.set_quota(*as_quota({"shares": 9}))
+    refuse(state)
     clock.advance(5)
-    made.next_requeue_node()
+    state.next_requeue_node()
     clock.advance(5)
-    made.remove_quota("default/unreadable")
-    assert made.next_requeue_node() is None
-    made.remove_quota("default/team")
-    assert made.next_requeue_node() == "n1"
+    state.remove_quota("default/unreadable")
+    assert state.next_requeue_node() is None
+    state.remove_quota("default/team")
+    assert state.next_requeue_node() == "n1"
 
 
 @pytest.mark.parametrize("lie", [False, True])
 def test_a_node_does_not_free_quota_by_a_report_of_another_nodes_card(lie):
     """A new leader has never seen the true object of the card: it is away, or the liar's is in its place."""
-    made = with_cards(state(), n1=2)
-    made.remove_card("gpu-n1-0")
-    made.set_node("evil")
+    state = with_cards(make_state(), n1=2)
+    state.remove_card("gpu-n1-0")
+    state.set_node("evil")
     if lie:
         card = resource(0, mem=1, model="Lie")
         card["spec"]["node"] = "evil"
-        made.set_card(*as_card(card))
-    made.set_quota(*as_quota({"class": "nvidia.p100", "memoryMiB": P100 // 2}))
-    made.set_pod(as_pod(bound("a", P100 // 2, 0)))
-    assert isinstance(refusal := plan(made, "b", 100), Unplaceable)
+        state.set_card(*as_card(card))
+    state.set_quota(*as_quota({"class": "nvidia.p100", "memoryMiB": P100 // 2}))
+    state.set_pod(as_pod(bound("a", P100 // 2, 0)))
+    assert isinstance(refusal := plan(state, "b", 100), Unplaceable)
     assert refusal.refusals == {"n1": Refusal.QUOTA}
-    made.remove_card("gpu-n1-0")
-    made.set_card(*as_card(resource(0)))
-    assert isinstance(plan(made, "b", 100), Unplaceable), "also when the true object is back"
+    state.remove_card("gpu-n1-0")
+    state.set_card(*as_card(resource(0)))
+    assert isinstance(plan(state, "b", 100), Unplaceable), "also when the true object is back"

@@ -16,10 +16,10 @@ from tests.extender.worlds import (
     bound,
     free,
     held,
+    make_state,
     mark,
     refuse,
     resource,
-    state,
     with_cards,
 )
 from tests.fakes.clock import FakeClock
@@ -36,10 +36,10 @@ def clock():
 @pytest.fixture
 def world(clock):
     """`a`, which had 4069 MiB of n1, was deleted by force."""
-    made = with_cards(state(clock), n1=2, n2=1)
-    made.set_pod(as_pod(bound("a", 4069, 1)))
-    made.remove_pod(as_pod(bound("a", 4069, 1)))
-    return made
+    state = with_cards(make_state(clock), n1=2, n2=1)
+    state.set_pod(as_pod(bound("a", 4069, 1)))
+    state.remove_pod(as_pod(bound("a", 4069, 1)))
+    return state
 
 
 def says(world, node, *reports, index=0):
@@ -54,8 +54,8 @@ def used(world):
 def noted(world, node="n1", index=1):
     """What the leader writes of vanished pods at the card."""
     with world.view() as ledger:
-        one = statuses.count_node(ledger, node).cards[as_card(resource(index, node=node))[0]]
-    return statuses.card_status(one)["terminating"] or []
+        card = statuses.count_node(ledger, node).cards[as_card(resource(index, node=node))[0]]
+    return statuses.card_status(card)["terminating"] or []
 
 
 def test_a_report_of_a_pod_that_nobody_knows_there_fills_no_quota(world):
@@ -135,7 +135,7 @@ def test_a_card_that_goes_takes_what_only_its_node_says_with_it(world):
 def test_what_vanished_is_noted_for_the_next_extender(world, clock):
     share = held("uid-a", 4069) | {"name": "a", "container": "0"}
     assert noted(world) == [share]
-    again = with_cards(state(clock), n2=1)
+    again = with_cards(make_state(clock), n2=1)
     again.set_node("n1")
     again.set_card(*as_card(resource(1, terminating=noted(world))))
     assert (mark(again, "uid-a"), used(again)) == ("ghost", 4069), "its node has the grace time to report it"
@@ -148,33 +148,33 @@ def test_what_vanished_is_noted_for_the_next_extender(world, clock):
 
 
 def test_of_several_cards_all_that_was_noted_counts(clock):
-    made = state(clock)
-    made.set_node("n1")
+    state = make_state(clock)
+    state.set_node("n1")
     for index in (0, 1):
         share = held("gone", P100) | {"container": "0", "whole": True}
-        made.set_card(*as_card(resource(index, held=[share], terminating=[share])))
-    with made.view() as ledger:
+        state.set_card(*as_card(resource(index, held=[share], terminating=[share])))
+    with state.view() as ledger:
         assert ledger.used("default", quotas.Entry()) == quotas.Charge(shares=2, memory=2 * P100, cards=2)
-    assert free(made) == [0, 0]
+    assert free(state) == [0, 0]
 
 
 def test_a_note_says_nothing_of_a_pod_that_is_there(clock):
-    made = state(clock)
-    made.set_node("n1")
-    made.set_card(*as_card(resource(1, terminating=[held("uid-a", 4069)])))
-    made.set_pod(as_pod(bound("a", 4069, 1)))
-    assert (mark(made, "uid-a"), used(made)) == ("", 4069)
+    state = make_state(clock)
+    state.set_node("n1")
+    state.set_card(*as_card(resource(1, terminating=[held("uid-a", 4069)])))
+    state.set_pod(as_pod(bound("a", 4069, 1)))
+    assert (mark(state, "uid-a"), used(state)) == ("", 4069)
 
 
 def test_nor_of_a_pod_that_was_seen_before_its_card(clock):
     """Lists come in any order: a pod that runs would be taken for a vanished one, and its card be given away."""
-    made = state(clock)
-    made.set_node("n1")
-    made.set_pod(as_pod(bound("a", 4069, 1)))
-    made.set_card(*as_card(resource(1, terminating=[held("uid-a", 4069)])))
+    state = make_state(clock)
+    state.set_node("n1")
+    state.set_pod(as_pod(bound("a", 4069, 1)))
+    state.set_card(*as_card(resource(1, terminating=[held("uid-a", 4069)])))
     clock.advance(1000)
-    made.tick()
-    assert (mark(made, "uid-a"), used(made), free(made)) == ("", 4069, [P100 - 4069])
+    state.tick()
+    assert (mark(state, "uid-a"), used(state), free(state)) == ("", 4069, [P100 - 4069])
 
 
 def test_what_only_its_node_says_is_not_noted(world):
@@ -186,13 +186,13 @@ def test_no_node_spells_what_another_one_holds(world):
     says(world, "n2", held("stranger", 16000))
     before = free(world, "n2")
     name, card = as_card(resource(1, held=[held("uid-a", 4069), held("n2/stranger", 0), held("", 1), held("a\n", 1)]))
-    assert [one.uid for one in card.reported_shares] == ["uid-a"]
+    assert [share.uid for share in card.reported_shares] == ["uid-a"]
     assert "podUID" in card.problem
     world.set_card(name, card)
     assert free(world, "n2") == before
     # Nor where it is believed what it writes.
     world.set_card(
-        name, card._replace(reported_shares=tuple(one._replace(uid="n2/stranger") for one in card.reported_shares))
+        name, card._replace(reported_shares=tuple(share._replace(uid="n2/stranger") for share in card.reported_shares))
     )
     assert free(world, "n2") == before
     world.set_card(name, card._replace(reported_shares=()))
@@ -209,17 +209,17 @@ def test_the_uids_of_pods_are_believed(world, uid):
 def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
     odd = held("odd", 0) | {"memoryMiB": "a lot"}
     name, card = as_card(resource(0, node="n2", held=[odd, "odd", None, held("stranger", 5000)], terminating=[odd]))
-    assert ([one.uid for one in card.reported_shares], card.status.terminating) == (["stranger"], ())
+    assert ([share.uid for share in card.reported_shares], card.status.terminating) == (["stranger"], ())
     assert card.problem
     world.set_card(name, card)
     assert free(world, "n2") == [P100 - 5000]
 
 
 def test_of_one_card_so_many_entries_are_believed(world):
-    many = [held(f"uid-{i}", 1) for i in range(survey.MOST_HELD + 1)]
-    says(world, "n2", *many)
+    shares = [held(f"uid-{i}", 1) for i in range(survey.MOST_HELD + 1)]
+    says(world, "n2", *shares)
     assert free(world, "n2") == [P100 - survey.MOST_HELD]
-    assert as_card(resource(0, held=many))[1].problem
+    assert as_card(resource(0, held=shares))[1].problem
     says(world, "n2")
     assert free(world, "n2") == [P100]
 
@@ -297,25 +297,25 @@ def work(monkeypatch):
 
 def test_a_report_costs_what_is_new_of_it(world, work):
     """Every status write of a node is a turn of the whole extender."""
-    said = [held(f"uid-{i}", 1) for i in range(100)]
-    says(world, "n2", *said)
-    assert len(work) <= 4 * len(said), "each once"
+    shares = [held(f"uid-{i}", 1) for i in range(100)]
+    says(world, "n2", *shares)
+    assert len(work) <= 4 * len(shares), "each once"
     work.clear()
-    says(world, "n2", *reversed(said))
+    says(world, "n2", *reversed(shares))
     assert work == [], "nothing is new"
-    says(world, "n2", *said[:-1], held("uid-new", 1))
+    says(world, "n2", *shares[:-1], held("uid-new", 1))
     assert len(work) <= 8
     assert free(world, "n2") == [P100 - 100]
 
 
 def test_the_words_of_other_cards_cost_a_report_nothing(clock, monkeypatch):
-    made = with_cards(state(clock), n1=20)
+    state = with_cards(make_state(clock), n1=20)
     for i in range(20):
-        says(made, "n1", *(held(f"uid-{i}-{j}", 1) for j in range(50)), index=i)
+        says(state, "n1", *(held(f"uid-{i}-{j}", 1) for j in range(50)), index=i)
     looked = []
     share = inventory.CardShare
     monkeypatch.setattr(inventory, "CardShare", lambda *args: looked.append(args) or share(*args))
-    says(made, "n1", *(held(f"other-{j}", 1) for j in range(50)), index=0)
+    says(state, "n1", *(held(f"other-{j}", 1) for j in range(50)), index=0)
     assert len(looked) == 50
 
 

@@ -35,9 +35,9 @@ from tests.extender.worlds import (
     bound,
     free,
     held,
+    make_state,
     plan,
     resource,
-    state,
     with_cards,
 )
 from tests.fakes.clock import FakeClock
@@ -81,8 +81,8 @@ def into(table, phase):
         if phase is Phase.ORPHANED:
             table._clock.advance(21)
             table.expire()
-    one = table.get(POD.uid)
-    assert (one.phase if one is not None else None) is phase
+    row = table.get(POD.uid)
+    assert (row.phase if row is not None else None) is phase
 
 
 @pytest.mark.parametrize(("before", "plan"), list(itertools.product([None, *Phase], sorted(PLANS))))
@@ -145,9 +145,9 @@ def test_a_pod_that_is_bound_without_its_cards_keeps_what_was_posted_for_that_no
 
 
 def _bare(node):
-    made = bound("p", 100, 0, node=node, annotations={"cardwise.dev/policy": "spread"})
-    made["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
-    return as_pod(made)
+    manifest = bound("p", 100, 0, node=node, annotations={"cardwise.dev/policy": "spread"})
+    manifest["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
+    return as_pod(manifest)
 
 
 @pytest.mark.parametrize(("node", "load"), [("n1", Load(2000, 1 << 30)), ("n2", None)])
@@ -172,7 +172,7 @@ def test_of_a_pod_whose_containers_have_ended_nothing_is_left(table, before):
 def test_each_row_is_counted_in_its_phase_alone(table):
     for phase in Phase:
         into(table, phase)
-        assert [one for one in Phase if table.count(one)] == [phase]
+        assert [other for other in Phase if table.count(other)] == [phase]
         table.mark_bound(assigned())
         table.mark_deleted(POD.uid, ended=True)
         assert not any(map(table.count, Phase))
@@ -184,10 +184,10 @@ GANG = "default/g"
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED])
 def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, heard):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
-    assert {uid: one.node for uid, one in table.gang_plan(GANG).items()} == {POD.uid: "n1"}
+    assert {uid: holding.node for uid, holding in table.gang_plan(GANG).items()} == {POD.uid: "n1"}
     begun(table, assigned().assignment)
     table.confirm(POD.uid, heard)
-    assert [one.phase for one in table.gang_plan(GANG).values()] == [heard]
+    assert [holding.phase for holding in table.gang_plan(GANG).values()] == [heard]
     table.mark_bound(assigned())
     assert table.gang_plan(GANG) == {}
 
@@ -196,7 +196,7 @@ def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     begun(table, assigned().assignment)
     table.confirm(POD.uid, None)
-    assert [one.phase for one in table.gang_plan(GANG).values()] == [Phase.WAITING]
+    assert [row.phase for row in table.gang_plan(GANG).values()] == [Phase.WAITING]
 
 
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED, None])
@@ -206,14 +206,14 @@ def test_what_is_posted_stands_though_its_gang_does_not_count_on_it_any_more(tab
     table.release_plan(POD.uid)
     assert (table.gang_plan(GANG), table.get(POD.uid).phase) == ({}, Phase.BINDING)
     table.confirm(POD.uid, heard)
-    assert [one.phase for one in table.in_phases(*Phase)] == ([heard] if heard is not None else [])
+    assert [row.phase for row in table.in_phases(*Phase)] == ([heard] if heard is not None else [])
     assert table.gang_plan(GANG) == {}
 
 
-@pytest.mark.parametrize("how", ["given up", "planned alone", "elsewhere", "gone", "dropped"])
-def test_a_member_that_loses_its_place_is_in_the_plan_no_more(table, how):
+@pytest.mark.parametrize("change", ["given up", "planned alone", "elsewhere", "gone", "dropped"])
+def test_a_member_that_loses_its_place_is_in_the_plan_no_more(table, change):
     table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
-    match how:
+    match change:
         case "given up":
             table.release_plan(POD.uid)
         case "planned alone":
@@ -236,7 +236,7 @@ def test_what_is_posted_becomes_a_plan_of_filters_never_again(table, before):
     else:
         with pytest.raises(IllegalTransition):
             table.promote_nomination(POD.uid)
-        assert [one for one in Phase if table.count(one)] == [before]
+        assert [other for other in Phase if table.count(other)] == [before]
 
 
 def begin_plain(world, name="m"):
@@ -252,10 +252,10 @@ def test_a_pod_without_cards_is_no_share_in_the_metrics(table):
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED, None])
 def test_a_pod_without_cards_that_vanishes_while_it_is_posted_leaves_nothing(clock, heard):
     """Its UID was kept for ever as one of which a Binding may land: the Lease was never given back as settled."""
-    world = with_cards(state(clock), n1=1)
-    made = pod("m", uid="uid-m")
-    made["metadata"]["labels"] = {names.GANG: "g"}
-    seen = as_pod(made)
+    world = with_cards(make_state(clock), n1=1)
+    manifest = pod("m", uid="uid-m")
+    manifest["metadata"]["labels"] = {names.GANG: "g"}
+    seen = as_pod(manifest)
     world.set_pod(seen)
     begin_plain(world)
     world.remove_pod(seen)
@@ -264,7 +264,7 @@ def test_a_pod_without_cards_that_vanishes_while_it_is_posted_leaves_nothing(clo
 
 
 def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
-    world = with_cards(state(clock), n1=1)
+    world = with_cards(make_state(clock), n1=1)
     begin_plain(world)
     world.confirm("uid-m", Phase.UNCONFIRMED)
     assert world.pending_bindings() == {"uid-m"}
@@ -276,15 +276,15 @@ def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
 
 def test_a_member_that_somebody_else_has_bound_to_another_node_keeps_no_card_here(clock):
     """It kept the card for as long as the pod lived: each look-up found it bound."""
-    world = with_cards(state(clock), n1=1, n2=1)
+    world = with_cards(make_state(clock), n1=1, n2=1)
     whole = free(world)
-    asked = request.parse(asking("p", gpu_mem=8138))
-    world.assume(PodRef("uid-p", "default", "p"), asked, "n1", "binpack", epoch=0)
+    pod_request = request.parse(asking("p", gpu_mem=8138))
+    world.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
     world.confirm("uid-p", Phase.UNCONFIRMED)
-    taken = asking("p", gpu_mem=8138)
-    taken["metadata"].setdefault("labels", {})[names.GANG] = "g"
-    taken["spec"]["nodeName"] = "n2"
-    world.set_pod(as_pod(taken))
+    bound_pod = asking("p", gpu_mem=8138)
+    bound_pod["metadata"].setdefault("labels", {})[names.GANG] = "g"
+    bound_pod["spec"]["nodeName"] = "n2"
+    world.set_pod(as_pod(bound_pod))
     assert free(world) == whole
 
 
@@ -295,14 +295,14 @@ def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch
         table.mark_deleted(f"uid-{name}", ended=False)
         clock.advance(1)
     clock.advance(21)
-    assert {one.pod.uid for one in table.expire().rows} == {"uid-a", "uid-b"}
-    assert [one.pod.uid for one in table.in_phases(Phase.ORPHANED)] == ["uid-b"]
+    assert {holding.pod.uid for holding in table.expire().rows} == {"uid-a", "uid-b"}
+    assert [holding.pod.uid for holding in table.in_phases(Phase.ORPHANED)] == ["uid-b"]
 
 
 @pytest.mark.parametrize(("term", "then"), [(7, Assumed), (8, KnownBinding)])
 def test_what_an_earlier_term_may_have_posted_is_not_posted_again(clock, term, then):
     """Another extender may have given the cards away in between. In the same term the same cards are written again."""
-    world = with_cards(state(clock), n1=1)
+    world = with_cards(make_state(clock), n1=1)
     first = begin(world, "p", 10, term=7)
     world.confirm("uid-p", Phase.UNCONFIRMED)
     again = begin(world, "p", 10, term=term)
@@ -316,7 +316,7 @@ def test_a_pod_that_the_watch_shows_waiting_again_is_looked_up(table, clock, bef
     into(table, before)
     table.mark_unbound(POD.uid)
     if before not in (Phase.BOUND, Phase.TERMINATING):
-        assert (one.phase if (one := table.get(POD.uid)) is not None else None) is before
+        assert (row.phase if (row := table.get(POD.uid)) is not None else None) is before
         return
     assert table.known_binding(POD.uid).phase is Phase.UNCONFIRMED
     assert table.overdue_pods() == []
@@ -331,7 +331,7 @@ def test_a_pod_that_the_watch_shows_waiting_again_is_looked_up(table, clock, bef
 
 @pytest.mark.parametrize("term", [0, 1, 7])
 def test_of_a_pod_that_waits_again_no_term_posts_the_former_cards(clock, term):
-    world = with_cards(state(clock), n1=1)
+    world = with_cards(make_state(clock), n1=1)
     whole = free(world)
     world.set_pod(as_pod(bound("p", 10, 0)))
     waiting = as_pod(asking("p", gpu_mem=10))
@@ -345,7 +345,7 @@ def test_of_a_pod_that_waits_again_no_term_posts_the_former_cards(clock, term):
 
 
 def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_counts(clock):
-    world = with_cards(state(clock), n1=1)
+    world = with_cards(make_state(clock), n1=1)
     whole = free(world)
     world.set_node("n1")
     with world.view_loads() as (_, loads):
@@ -382,7 +382,7 @@ def test_it_counts_for_its_time_and_no_longer(table, clock, before, seconds, the
     assert table.get(POD.uid).phase is before
     clock.advance(0.1)
     table.expire()
-    assert [one.phase for one in table.in_phases(*Phase)] == ([then] if then is not None else [])
+    assert [row.phase for row in table.in_phases(*Phase)] == ([then] if then is not None else [])
 
 
 @pytest.mark.parametrize("posted", [Phase.UNCONFIRMED, Phase.ACCEPTED])
@@ -404,7 +404,7 @@ def test_what_no_event_has_confirmed_is_looked_up_and_after_each_failure_later(t
 
 
 def test_each_share_is_counted_once_in_the_metrics(clock):
-    world = with_cards(state(clock), n1=1)
+    world = with_cards(make_state(clock), n1=1)
     for name in ("lapsed", "ghost", "still"):
         world.set_pod(as_pod(bound(name, 10, 0)))
         world.remove_pod(as_pod(bound(name, 10, 0)))

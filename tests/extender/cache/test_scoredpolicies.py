@@ -15,7 +15,7 @@ from extender.nomination.nominator import NominationMode, NominationSettings
 from extender.records.nodeinfo import NodeRecord
 from extender.records.wire import FilterArgs
 from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import P100, as_pod, asking, bound, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, bound, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -38,32 +38,32 @@ def saved(api, key=names.WORKLOAD_ASKS):
 
 def world(**nodes):
     """Nodes of P100 cards with this much free on each, and what else they have."""
-    made = with_cards(state(), **{node: len(frees) for node, frees in nodes.items()})
+    state = with_cards(make_state(), **{node: len(frees) for node, frees in nodes.items()})
     for node, frees in nodes.items():
-        made.set_node(node, NodeRecord())
+        state.set_node(node, NodeRecord())
         for i, free in enumerate(frees):
             if free < P100:
-                made.set_pod(as_pod(bound(f"{node}-{i}", P100 - free, i, node=node)))
-    return made
+                state.set_pod(as_pod(bound(f"{node}-{i}", P100 - free, i, node=node)))
+    return state
 
 
-def ask(made, pod, preferences=FGD, nodes=("n1", "n2")):
-    answer = verbs.filter_nodes(made, preferences, FilterArgs(pod=pod, node_names=list(nodes)))
+def ask(state, pod, preferences=FGD, nodes=("n1", "n2")):
+    answer = verbs.filter_nodes(state, preferences, FilterArgs(pod=pod, node_names=list(nodes)))
     assert not answer.error
     return answer.node_names
 
 
-def controller(made, api=None, *, leads=True):
+def controller(state, api=None, *, leads=True):
     api = api or ApiServer(FakeClock())
-    return WorkloadController(api.client(), made, "cardwise-system", leads=lambda: leads, clock=api.clock)
+    return WorkloadController(api.client(), state, "cardwise-system", leads=lambda: leads, clock=api.clock)
 
 
-def taught(made, keeping, mem, pods=20):
+def taught(state, keeping, mem, pods=20):
     """Pods of this share come, and the controller learns from them."""
-    ask(made, asking("first", gpu_mem=mem), nodes=["nowhere"])
+    ask(state, asking("first", gpu_mem=mem), nodes=["nowhere"])
     keeping.step()
     for i in range(pods):
-        ask(made, asking(f"pod-{i}", gpu_mem=mem), nodes=["nowhere"])
+        ask(state, asking(f"pod-{i}", gpu_mem=mem), nodes=["nowhere"])
     keeping.step()
 
 
@@ -71,12 +71,12 @@ HALF = P100 // 2
 
 
 def test_the_annotation_of_a_pod_decides():
-    made = world(n1=[HALF], n2=[HALF + 4000])
-    taught(made, controller(made), HALF)
+    state = world(n1=[HALF], n2=[HALF + 4000])
+    taught(state, controller(state), HALF)
     annotated = asking("p", gpu_mem=3000, annotations={names.POLICY: "binpack"})
-    assert ask(made, annotated) == ["n1"]
+    assert ask(state, annotated) == ["n1"]
     priced = asking("q", gpu_mem=3000, annotations={names.POLICY: "priced"})
-    assert ask(made, priced, Preferences(policy="binpack", one_best_node=True)) == ["n2"]
+    assert ask(state, priced, Preferences(policy="binpack", one_best_node=True)) == ["n2"]
 
 
 def test_it_decides_ahead_as_well():
@@ -89,29 +89,29 @@ def test_it_decides_ahead_as_well():
 
 
 def test_all_nodes_are_scored_alike():
-    made = world(n1=[HALF], n2=[HALF + 4000])
-    taught(made, controller(made), HALF)
+    state = world(n1=[HALF], n2=[HALF + 4000])
+    taught(state, controller(state), HALF)
     several = Preferences(policy="fgd", one_best_node=False)
     pod = asking("p", gpu_mem=3000)
     args = FilterArgs(pod=pod, node_names=["n1", "n2"])
-    assert sorted(verbs.filter_nodes(made, several, args).node_names) == ["n1", "n2"]
-    top = [one.host for one in verbs.prioritize(made, several, args) if one.score == verbs.TOP]
+    assert sorted(verbs.filter_nodes(state, several, args).node_names) == ["n1", "n2"]
+    top = [score.host for score in verbs.prioritize(state, several, args) if score.score == verbs.TOP]
     assert top == ["n2"]
 
 
 def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
-    made = with_cards(state(), n1=1)  # nothing else is known of it; kube-scheduler has said that it will do
-    taught(made, controller(made), HALF)
-    assert ask(made, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
-    answer = verbs.filter_nodes(made, FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
+    state = with_cards(make_state(), n1=1)  # nothing else is known of it; kube-scheduler has said that it will do
+    taught(state, controller(state), HALF)
+    assert ask(state, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
+    answer = verbs.filter_nodes(state, FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
     assert answer.failed_nodes or answer.failed_and_unresolvable_nodes
 
 
 def test_nobody_who_uses_binpack_gets_an_engine():
-    made = world(n1=[HALF])
-    ask(made, asking("p", gpu_mem=3000), Preferences(policy="binpack", one_best_node=True), nodes=["n1"])
-    controller(made).step()
-    assert not made.policies.active
+    state = world(n1=[HALF])
+    ask(state, asking("p", gpu_mem=3000), Preferences(policy="binpack", one_best_node=True), nodes=["n1"])
+    controller(state).step()
+    assert not state.policies.active
 
 
 def test_a_new_leader_goes_on_from_what_was_learned():
@@ -128,24 +128,24 @@ def test_a_new_leader_goes_on_from_what_was_learned():
 
 def test_a_retried_pod_counts_once():
     api = ApiServer(FakeClock())
-    made = world(n1=[HALF])
-    keeping = controller(made, api)
-    taught(made, keeping, HALF)
+    state = world(n1=[HALF])
+    keeping = controller(state, api)
+    taught(state, keeping, HALF)
     before = saved(api)
     for _ in range(100):
-        ask(made, asking("again", gpu_mem=4000), nodes=["nowhere"])
+        ask(state, asking("again", gpu_mem=4000), nodes=["nowhere"])
     keeping.step()
     assert saved(api) == before  # not grown by half
 
 
 def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
     api = ApiServer(FakeClock())
-    made = world(n1=[HALF])
-    keeping = controller(made, api, leads=False)
-    taught(made, keeping, HALF)
+    state = world(n1=[HALF])
+    keeping = controller(state, api, leads=False)
+    taught(state, keeping, HALF)
     assert api.get(PATH) is None
 
-    leading, other = controller(made, api), world(n1=[HALF])
+    leading, other = controller(state, api), world(n1=[HALF])
     leading = controller(other, api)
     api.down = True
     taught(other, leading, HALF)
@@ -156,11 +156,11 @@ def test_who_does_not_lead_writes_nothing_and_who_could_not_write_tries_again():
 
 
 def test_what_came_since_the_last_learning_outlives_the_process():
-    clock, made = FakeClock(), world(n1=[HALF])
+    clock, state = FakeClock(), world(n1=[HALF])
     api = ApiServer(clock)
-    keeping = WorkloadController(api.client(), made, "cardwise-system", leads=lambda: True, clock=clock)
-    taught(made, keeping, HALF)
-    ask(made, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
+    keeping = WorkloadController(api.client(), state, "cardwise-system", leads=lambda: True, clock=clock)
+    taught(state, keeping, HALF)
+    ask(state, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
     keeping.step()
     assert arrivals(api) == 20
     clock.advance(60)
@@ -175,9 +175,9 @@ def test_what_came_since_the_last_learning_outlives_the_process():
 
 
 def test_what_cannot_be_read_is_not_written_over():
-    api, made = given('{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
+    api, state = given('{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
     api.fault(Fault(refused=True), "get", times=math.inf)
-    taught(made, controller(made, api), HALF)
+    taught(state, controller(state, api), HALF)
     assert arrivals(api) == 500
 
 
@@ -188,9 +188,9 @@ def arrivals(api):
 @pytest.mark.parametrize("text", ["", "nonsense", '{"version":9,"asks":[]}', SPOILT, "[" * 200_000], ids=len)
 def test_a_spoilt_configmap_is_as_none(text):
     api = given(text)
-    made = world(n1=[HALF], n2=[HALF + 4000])
-    taught(made, controller(made, api), HALF)
-    assert ask(made, asking("p", gpu_mem=3000)) == ["n2"]
+    state = world(n1=[HALF], n2=[HALF + 4000])
+    taught(state, controller(state, api), HALF)
+    assert ask(state, asking("p", gpu_mem=3000)) == ["n2"]
     assert json.loads(saved(api))["version"] == 1
 
 
@@ -202,8 +202,8 @@ def published(api):
 
 
 def publishing(api, *, leads=lambda: True, **settings):
-    made = world(n1=[P100])
-    return WorkloadController(api.client(), made, "cardwise-system", leads=leads, clock=api.clock, **settings)
+    state = world(n1=[P100])
+    return WorkloadController(api.client(), state, "cardwise-system", leads=leads, clock=api.clock, **settings)
 
 
 def test_the_policy_of_the_setting_is_told_by_who_leads_as_soon_as_it_can():
@@ -256,10 +256,10 @@ def test_what_is_told_already_is_not_written_again():
 
 
 def test_what_somebody_removed_of_the_configmap_is_written_again_within_minutes():
-    clock, made = FakeClock(), world(n1=[HALF])
+    clock, state = FakeClock(), world(n1=[HALF])
     api = ApiServer(clock)
-    keeping = WorkloadController(api.client(), made, "cardwise-system", leads=lambda: True, policy="fgd", clock=clock)
-    taught(made, keeping, HALF)
+    keeping = WorkloadController(api.client(), state, "cardwise-system", leads=lambda: True, policy="fgd", clock=clock)
+    taught(state, keeping, HALF)
     assert arrivals(api) == 20
     api.remove(PATH)
     clock.advance(300)

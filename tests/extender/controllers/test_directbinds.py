@@ -11,7 +11,7 @@ from extender.controllers.directbinds import DirectBindController
 from extender.records.podinfo import PodRecord
 from tests.build import container, shares
 from tests.extender.gangworlds import member
-from tests.extender.worlds import P100, as_pod, asking, state, with_cards
+from tests.extender.worlds import P100, as_pod, asking, make_state, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
@@ -25,19 +25,19 @@ class World:
     def __init__(self):
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        self.state = with_cards(state(self.clock), n1=1)
+        self.state = with_cards(make_state(self.clock), n1=1)
         self.leads = True
         self.events = Events()
         self.unplaced = DirectBindController(
             self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
         )
 
-    def put(self, name="p", made=None, *, node="n1", annotations=None, statuses=(), phase="Pending"):
-        made = made or asking(name, gpu_mem=100)
-        made["metadata"]["annotations"] = (made["metadata"].get("annotations") or {}) | (annotations or {})
-        made["spec"]["nodeName"] = node
-        made["status"] = {"phase": phase, "containerStatuses": list(statuses)}
-        self.api.put(paths.pods(), made)
+    def put(self, name="p", pod=None, *, node="n1", annotations=None, statuses=(), phase="Pending"):
+        pod = pod or asking(name, gpu_mem=100)
+        pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | (annotations or {})
+        pod["spec"]["nodeName"] = node
+        pod["status"] = {"phase": phase, "containerStatuses": list(statuses)}
+        self.api.put(paths.pods(), pod)
         self.see(name)
 
     def see(self, name="p"):
@@ -53,11 +53,11 @@ class World:
             self.clock.advance(1.0)
 
     def left(self):
-        return sorted(one["metadata"]["name"] for one in self.api.all(PODS) if not going(one))
+        return sorted(pod["metadata"]["name"] for pod in self.api.all(PODS) if not going(pod))
 
 
-def going(made):
-    return bool(made["metadata"].get("deletionTimestamp"))
+def going(pod):
+    return bool(pod["metadata"].get("deletionTimestamp"))
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_a_member_of_a_gang_and_one_that_asks_for_a_device_go_too(world):
 
 
 def test_what_runs_beside_the_container_that_waits_keeps_it_no_longer(world):
-    made = asking("p")
-    made["spec"]["containers"] = [container("plain"), container("main", gpu_mem=100, share=1)]
+    pod = asking("p")
+    pod["spec"]["containers"] = [container("plain"), container("main", gpu_mem=100, share=1)]
     world.put(
-        made=made,
+        pod=pod,
         phase="Running",
         statuses=[{"name": "plain", "state": RUNNING}, {"name": "main", "state": WAITING}],
     )
@@ -96,7 +96,7 @@ def test_what_runs_beside_the_container_that_waits_keeps_it_no_longer(world):
 
 
 @pytest.mark.parametrize(
-    "how",
+    "fields",
     [
         {"statuses": [{"name": "main", "state": RUNNING}], "phase": "Running"},
         {"statuses": [{"name": "main", "state": WAITING, "lastState": {"terminated": {}}}]},
@@ -108,17 +108,17 @@ def test_what_runs_beside_the_container_that_waits_keeps_it_no_longer(world):
     ],
     ids=["runs", "ran", "on a node without cards", "of gpushare", "unreadable", "static", "placed"],
 )
-def test_what_has_started_is_placed_or_is_not_ours_stays(world, how):
-    world.put(**how)
+def test_what_has_started_is_placed_or_is_not_ours_stays(world, fields):
+    world.put(**fields)
     world.step()
     assert world.left() == ["p"]
     assert world.events.all == []
 
 
 def test_what_the_webhook_leaves_alone_stays(world):
-    made = asking("p", gpu_mem=100)
-    del made["spec"]["containers"][0]["resources"]["limits"][names.SHARE]
-    world.put(made=made)
+    pod = asking("p", gpu_mem=100)
+    del pod["spec"]["containers"][0]["resources"]["limits"][names.SHARE]
+    world.put(pod=pod)
     world.step()
     assert world.left() == ["p"]
 
@@ -150,10 +150,10 @@ def test_what_starts_while_it_is_looked_at_stays(world):
     assert world.left() == ["p"]
 
 
-@pytest.mark.parametrize("how", [LEGACY, LEGACY | {names.IDX: "-1"}], ids=["of gpushare", "unreadable"])
-def test_what_is_placed_before_it_is_looked_at_stays(world, how):
+@pytest.mark.parametrize("annotations", [LEGACY, LEGACY | {names.IDX: "-1"}], ids=["of gpushare", "unreadable"])
+def test_what_is_placed_before_it_is_looked_at_stays(world, annotations):
     world.put()
-    world.api.before(lambda _: world.api.edit(f"{PODS}/p", metadata={"annotations": how}), "get", "*/p")
+    world.api.before(lambda _: world.api.edit(f"{PODS}/p", metadata={"annotations": annotations}), "get", "*/p")
     world.step()
     assert world.left() == ["p"]
 

@@ -10,7 +10,7 @@ from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
 from extender.records.nodeinfo import NodeRecord
 from tests.extender.cache.test_scoredpolicies import FGD, ask
-from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, resource_class, state, with_cards
+from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, make_state, resource_class, with_cards
 from tests.fakes.clock import FakeClock
 
 
@@ -41,17 +41,17 @@ class Scraped:
 
 def world():
     """A card of which a pod holds a quarter and one that is half full."""
-    made = with_cards(state(), n1=2)
-    made.set_node("n1", NodeRecord())
-    made.set_pod(as_pod(bound("a", P100 // 4, 0)))
-    made.set_pod(as_pod(bound("b", P100 // 2, 1)))
-    return made
+    state = with_cards(make_state(), n1=2)
+    state.set_node("n1", NodeRecord())
+    state.set_pod(as_pod(bound("a", P100 // 4, 0)))
+    state.set_pod(as_pod(bound("b", P100 // 2, 1)))
+    return state
 
 
 def test_the_memory_of_all_cards_and_what_of_it_is_of_no_use():
-    made = world()
-    made.set_pod(as_pod(bound("c", P100 // 2 - 1000, 1)))
-    scraped = Scraped(made)
+    state = world()
+    state.set_pod(as_pod(bound("c", P100 // 2 - 1000, 1)))
+    scraped = Scraped(state)
     scraped.look()
     used = P100 // 4 + P100 - 1000
     assert (scraped.of_all("total"), scraped.of_all("used")) == (2 * P100, used)
@@ -61,56 +61,56 @@ def test_the_memory_of_all_cards_and_what_of_it_is_of_no_use():
 
 
 def test_what_changes_is_seen():
-    made = world()
-    scraped = Scraped(made)
+    state = world()
+    scraped = Scraped(state)
     scraped.look()
-    made.set_pod(as_pod(bound("d", 100, 0)))
-    made.set_pod(as_pod(bound("b", P100 // 2, 1, phase="Succeeded", containers=ENDED)))
+    state.set_pod(as_pod(bound("d", 100, 0)))
+    state.set_pod(as_pod(bound("b", P100 // 2, 1, phase="Succeeded", containers=ENDED)))
     scraped.look()
     assert scraped.of_all("used") == P100 // 4 + 100
-    made.remove_node("n1")
+    state.remove_node("n1")
     scraped.look()
     assert scraped.of_all("total") == 0
 
 
 def test_by_class_as_classes_come_and_go():
-    made = world()
-    scraped = Scraped(made)
+    state = world()
+    scraped = Scraped(state)
     scraped.look()
     assert scraped.of_class("all-cards", "total") is None
-    made.set_class(as_class(resource_class("all-cards", model="P100")))
+    state.set_class(as_class(resource_class("all-cards", model="P100")))
     scraped.look()
     assert scraped.of_class("all-cards", "total") == 2 * P100
     assert scraped.of_class("all-cards", "free") == scraped.of_all("free")
-    made.remove_class("all-cards")
+    state.remove_class("all-cards")
     scraped.look()
     assert scraped.of_class("all-cards", "total") is None
 
 
 def test_what_a_policy_has_learned_is_what_counts():
-    made = world()
-    made.policies.activate(Engine)
-    ask(made, asking("whole", whole_gpu=1), FGD, ["n1"])
-    scraped = Scraped(made)
+    state = world()
+    state.policies.activate(Engine)
+    ask(state, asking("whole", whole_gpu=1), FGD, ["n1"])
+    scraped = Scraped(state)
     scraped.look()
     assert scraped.learned == 1
     assert scraped.of_all("fragmented") == pytest.approx(scraped.of_all("free"))  # no card is whole
 
 
 def test_nothing_is_counted_that_nobody_scrapes():
-    made = world()
+    state = world()
     clock = FakeClock()
-    metrics = FragMetrics(made, clock)
+    metrics = FragMetrics(state, clock)
     CollectorRegistry(auto_describe=True).register(metrics)
     metrics.step()
     assert list(metrics.collect()) == []
     metrics.step()
     assert list(metrics.collect())
     clock.advance(1000)
-    made.set_pod(as_pod(bound("d", 100, 0)))
+    state.set_pod(as_pod(bound("d", 100, 0)))
     metrics.step()
-    (told,) = [one for one in metrics.collect() if one.name == "cardwise_cluster_memory_mib"]
-    assert {one.labels["amount"]: one.value for one in told.samples}["used"] == P100 // 4 + P100 // 2
+    (memory,) = [metric for metric in metrics.collect() if metric.name == "cardwise_cluster_memory_mib"]
+    assert {metric.labels["amount"]: metric.value for metric in memory.samples}["used"] == P100 // 4 + P100 // 2
 
 
 def test_who_is_not_scraped_does_not_load_numpy():

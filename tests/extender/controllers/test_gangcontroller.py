@@ -49,9 +49,9 @@ class Scene:
         for pod in self.world.pods.values():
             self.api.put(paths.pods(), pod)
 
-    def put(self, obj):
+    def put(self, podgroup):
         """A PodGroup is there, and the watch tells of it."""
-        self.api.put(paths.podgroups(), obj)
+        self.api.put(paths.podgroups(), podgroup)
         self.show()
 
     def show(self):
@@ -80,9 +80,9 @@ def group(*, minimum=3, **status):
 
 @pytest.fixture
 def scene():
-    made = Scene(World({"n1": 3}))
-    yield made
-    made.controller.stop()
+    gang_scene = Scene(World({"n1": 3}))
+    yield gang_scene
+    gang_scene.controller.stop()
 
 
 def trio(scene, *, gated=True):
@@ -137,12 +137,12 @@ def test_writes_that_are_slow_keep_neither_another_namespace_nor_the_next_step_w
 
 def test_of_one_namespaces_many_gangs_few_writes_wait_for_a_thread(scene):
     """What they rest on must not be old when they are done; the rest is written by the next steps."""
-    many = (
+    others = (
         member(f"m{i}-{j}", gang=f"many{i}", minimum=20, namespace="many", created=20 * i + j)
         for i in range(15)
         for j in range(20)
     )
-    scene.create(*many, *(member(f"g{i}", created=1000 + i, gpu_mem=P100) for i in range(3)))
+    scene.create(*others, *(member(f"g{i}", created=1000 + i, gpu_mem=P100) for i in range(3)))
     scene.step()
     assert not [name for name in gated(scene) if name.startswith("g")]
     assert len(gated(scene)) == 300 - 64
@@ -176,10 +176,10 @@ def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
     trio(scene)
     scene.api.remove(paths.pods("default", "g0"))
     scene.api.put(paths.pods(), scene.world.pods["g0"] | {"metadata": {"name": "g0", "uid": "another"}})
-    with capture_logs() as told:
+    with capture_logs() as logs:
         scene.step()
     assert gated(scene) == ["g0"]
-    assert told == []
+    assert logs == []
 
 
 def test_a_gate_stays_while_members_are_missing_or_another_leads(scene):
@@ -291,10 +291,10 @@ def test_a_podgroup_of_coscheduling_says_how_many(scene):
     assert scene.world.phase() == "Pending", "it is gone, so nobody says how many"
 
 
-def natives(scene, *gangs, **how):
+def natives(scene, *gangs, **options):
     """A waiting pod in each of these, by a PodGroup of Kubernetes."""
-    how |= {"minimum": None, "gpu_mem": P100}
-    pods = [member(f"{gang}-0", gang, created=i, **how) for i, gang in enumerate(gangs)]
+    options |= {"minimum": None, "gpu_mem": P100}
+    pods = [member(f"{gang}-0", gang, created=i, **options) for i, gang in enumerate(gangs)]
     for pod in pods:
         del pod["metadata"]["annotations"][names.GROUP_NAME]
         pod["spec"]["schedulingGroup"] = {"podGroupName": pod["metadata"]["labels"][names.GANG]}
@@ -357,23 +357,23 @@ def test_a_namespace_of_thousands_of_podgroups_delays_those_of_others_by_one_rea
 def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
     trio(scene)
     scene.tell()
-    made = scene.group()
-    assert made["spec"] == {"minMember": 3}
-    assert made["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
+    podgroup = scene.group()
+    assert podgroup["spec"] == {"minMember": 3}
+    assert podgroup["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
     scene.show()
     scene.world.delete("g0", "g1", "g2")
     scene.tell()
     assert scene.group() is None
     deleted = scene.api.sent("delete", paths.podgroups("default", "g"))
-    assert deleted[0].body == {"preconditions": {"uid": made["metadata"]["uid"]}}
+    assert deleted[0].body == {"preconditions": {"uid": podgroup["metadata"]["uid"]}}
 
 
-@pytest.mark.parametrize("value", ["false", "", "yes"])
-def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, value):
+@pytest.mark.parametrize("label", ["false", "", "yes"])
+def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, label):
     """As the API server's policy has it, which refuses all that the extender writes to another."""
-    made = group()
-    made["metadata"]["labels"] = {names.AUTO_LABEL: value}
-    scene.put(made)
+    podgroup = group()
+    podgroup["metadata"]["labels"] = {names.AUTO_LABEL: label}
+    scene.put(podgroup)
     scene.tell()
     assert scene.group() is not None, "no pod is of it"
     assert not scene.api.sent("delete", paths.podgroups("default", "g"))

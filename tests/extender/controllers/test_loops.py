@@ -8,7 +8,7 @@ from prometheus_client import REGISTRY
 from cardwise.core.api import names
 from cardwise.kube import paths
 from extender.controllers.loops import Loops
-from tests.extender.worlds import as_card, refuse, resource, state, with_cards
+from tests.extender.worlds import as_card, make_state, refuse, resource, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
@@ -22,23 +22,23 @@ def clock():
 
 @pytest.fixture
 def api(clock):
-    made = ApiServer(clock)
-    made.put(paths.nodes(), {"metadata": {"name": "n1"}})
-    return made
+    server = ApiServer(clock)
+    server.put(paths.nodes(), {"metadata": {"name": "n1"}})
+    return server
 
 
 @pytest.fixture
-def made(clock):
+def state(clock):
     """A state of one card, for which somebody was refused."""
-    found = with_cards(state(clock), n1=1)
-    found.next_requeue_node()
-    refuse(found)
-    return found
+    state = with_cards(make_state(clock), n1=1)
+    state.next_requeue_node()
+    refuse(state)
+    return state
 
 
-def heals(made):
-    made.set_card(*as_card(resource(0, health="Unhealthy")))
-    made.set_card(*as_card(resource(0)))
+def heals(state):
+    state.set_card(*as_card(resource(0, health="Unhealthy")))
+    state.set_card(*as_card(resource(0)))
 
 
 def one_round(loops):
@@ -47,23 +47,23 @@ def one_round(loops):
 
 
 def test_who_waits_is_tried_again_when_a_card_is_uncordoned(api, clock):
-    made = with_cards(state(clock), n1=1)
-    made.set_card(*as_card(resource(0, cordoned=True)))
-    made.next_requeue_node()
-    refuse(made)
-    loops = Loops(api.client(), made, clock=clock)
+    state = with_cards(make_state(clock), n1=1)
+    state.set_card(*as_card(resource(0, cordoned=True)))
+    state.next_requeue_node()
+    refuse(state)
+    loops = Loops(api.client(), state, clock=clock)
     one_round(loops)
     assert api.requests == []
-    made.set_card(*as_card(resource(0)))
+    state.set_card(*as_card(resource(0)))
     one_round(loops)
     assert [call.path for call in api.requests] == [N1]
 
 
-def test_a_touch_that_failed_is_tried_again(api, made, clock):
-    heals(made)
+def test_a_touch_that_failed_is_tried_again(api, state, clock):
+    heals(state)
     api.fault(Fault(refused=True))
     api.fault(Fault(status=500))
-    loops = Loops(api.client(), made, clock=clock)
+    loops = Loops(api.client(), state, clock=clock)
     for _ in range(10):
         one_round(loops)
         clock.advance(0.5)
@@ -71,10 +71,10 @@ def test_a_touch_that_failed_is_tried_again(api, made, clock):
     assert names.REQUEUE in api.get(N1)["metadata"]["annotations"]
 
 
-def test_a_long_pause_that_one_answer_asks_for_does_not_stop_all_wake_ups(api, made, clock):
-    heals(made)
+def test_a_long_pause_that_one_answer_asks_for_does_not_stop_all_wake_ups(api, state, clock):
+    heals(state)
     api.fault(Fault(status=429, retry_after=3600))
-    loops = Loops(api.client(), made, clock=clock)
+    loops = Loops(api.client(), state, clock=clock)
     for _ in range(14):
         one_round(loops)
         clock.advance(0.5)
@@ -91,11 +91,11 @@ def test_nodes_that_cannot_be_changed_do_not_delay_a_wake_up_by_a_round(api, clo
     """Whichever node has room, and also if a quota was raised, which is no node's."""
     for name in ("a", "b"):
         full(api, name)
-    made = with_cards(state(clock), a=1, b=1, n1=1)
-    made.next_requeue_node()
-    loops = Loops(api.client(), made, clock=clock)
+    state = with_cards(make_state(clock), a=1, b=1, n1=1)
+    state.next_requeue_node()
+    loops = Loops(api.client(), state, clock=clock)
     for wakes in (lambda queue: queue.requeue_all("a"), lambda queue: queue.requeue_all()):
-        with made.queue() as queue:
+        with state.queue() as queue:
             queue.mark_refused("pod")
             wakes(queue)
         one_round(loops)
@@ -106,13 +106,13 @@ def test_nodes_that_cannot_be_changed_do_not_delay_a_wake_up_by_a_round(api, clo
 
 def test_a_node_that_cannot_be_changed_is_tried_again_after_minutes(api, clock):
     bad = full(api, "a")
-    made = with_cards(state(clock), a=1, n1=1)
-    made.next_requeue_node()
-    loops = Loops(api.client(), made, clock=clock)
+    state = with_cards(make_state(clock), a=1, n1=1)
+    state.next_requeue_node()
+    loops = Loops(api.client(), state, clock=clock)
 
     def wake():
         api.requests.clear()
-        with made.queue() as queue:
+        with state.queue() as queue:
             queue.mark_refused("pod")
             queue.requeue_all("a")
         one_round(loops)
@@ -130,10 +130,10 @@ def test_a_node_that_takes_long_to_change_delays_neither_wake_ups_nor_the_end_of
     """As one whose object is large: the write has no answer in time."""
     api.put(paths.nodes(), {"metadata": {"name": "a"}})
     api.fault(Fault(seconds=60.0), path=paths.nodes("a"), times=1_000_000)
-    made = with_cards(state(clock), a=1, n1=1)
-    made.next_requeue_node()
-    loops = Loops(api.client(), made, clock=clock)
-    with made.queue() as queue:
+    state = with_cards(make_state(clock), a=1, n1=1)
+    state.next_requeue_node()
+    loops = Loops(api.client(), state, clock=clock)
+    with state.queue() as queue:
         queue.mark_refused("pod")
         queue.requeue_all("a")
     began = clock.now()
@@ -148,11 +148,11 @@ def test_a_node_that_takes_long_to_change_delays_neither_wake_ups_nor_the_end_of
 
 
 def test_while_the_api_server_is_down_nodes_are_tried_one_by_one_and_less_often(api, clock):
-    made = with_cards(state(clock), **{f"m{i}": 1 for i in range(50)}, n1=1)
-    made.next_requeue_node()
+    state = with_cards(make_state(clock), **{f"m{i}": 1 for i in range(50)}, n1=1)
+    state.next_requeue_node()
     down = api.fault(Fault(refused=True), times=1_000_000)
-    loops = Loops(api.client(), made, clock=clock)
-    with made.queue() as queue:
+    loops = Loops(api.client(), state, clock=clock)
+    with state.queue() as queue:
         queue.mark_refused("pod")
         queue.requeue_all("n1")
     for _ in range(120):
@@ -170,9 +170,9 @@ def test_while_the_api_server_is_down_nodes_are_tried_one_by_one_and_less_often(
 
 
 def test_a_process_that_stood_still_has_waiting_pods_tried_again(api, clock):
-    made = with_cards(state(clock), n1=1)
-    made.next_requeue_node()
-    loops = Loops(api.client(), made, clock=clock)
+    state = with_cards(make_state(clock), n1=1)
+    state.next_requeue_node()
+    loops = Loops(api.client(), state, clock=clock)
     one_round(loops)
     clock.advance(0.5)
     one_round(loops)
@@ -185,15 +185,15 @@ def test_a_process_that_stood_still_has_waiting_pods_tried_again(api, clock):
     assert len(api.requests) == 1
 
 
-def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(api, made, clock):
-    heals(made)
+def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(api, state, clock):
+    heals(state)
     hanging, go_on = threading.Event(), threading.Event()
 
     def hang():
         hanging.set()
         go_on.wait(60)
 
-    loops = Loops(api.client(), made, statuses=[hang], clock=clock)
+    loops = Loops(api.client(), state, statuses=[hang], clock=clock)
     loops.start()
     try:
         assert hanging.wait(60)
@@ -205,26 +205,26 @@ def test_a_slow_write_of_statuses_does_not_keep_waiting_pods_from_being_woken(ap
         loops.stop()
 
 
-def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, made, clock):
-    hanging, go_on, told = threading.Event(), threading.Event(), threading.Semaphore(0)
+def test_a_slow_write_of_a_podgroup_keeps_no_status_waiting(api, state, clock):
+    hanging, go_on, status_written = threading.Event(), threading.Event(), threading.Semaphore(0)
 
     def hang():
         hanging.set()
         go_on.wait(60)
 
-    loops = Loops(api.client(), made, statuses=[told.release], podgroups=[hang], clock=clock)
+    loops = Loops(api.client(), state, statuses=[status_written.release], podgroups=[hang], clock=clock)
     loops.start()
     try:
         assert hanging.wait(60)
-        assert told.acquire(timeout=60)
+        assert status_written.acquire(timeout=60)
         clock.step(threads=3)
-        assert told.acquire(timeout=60), "the other loop goes on"
+        assert status_written.acquire(timeout=60), "the other loop goes on"
     finally:
         go_on.set()
         loops.stop()
 
 
-def test_a_step_that_fails_is_counted_and_keeps_neither_the_others_nor_the_next_round(api, made, clock):
+def test_a_step_that_fails_is_counted_and_keeps_neither_the_others_nor_the_next_round(api, state, clock):
     rounds = threading.Semaphore(0)
 
     def fails():
@@ -234,7 +234,7 @@ def test_a_step_that_fails_is_counted_and_keeps_neither_the_others_nor_the_next_
         return REGISTRY.get_sample_value("cardwise_extender_thread_failures_total", {"thread": "statuses"}) or 0.0
 
     before = failures()
-    loops = Loops(api.client(), made, statuses=[fails, rounds.release], clock=clock)
+    loops = Loops(api.client(), state, statuses=[fails, rounds.release], clock=clock)
     loops.start()
     for _ in range(3):
         assert rounds.acquire(timeout=60)

@@ -141,9 +141,9 @@ def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nomina
     writing.api.fault(Fault(refused=True))
     writing.writer.write(nominee)
     for namespace in ("default", "other"):
-        made = writing.world.create(f"q-{namespace}", 100)
-        made["metadata"]["namespace"] = namespace
-        writing.world.tell(writing.api.put(paths.pods(), made))
+        pod = writing.world.create(f"q-{namespace}", 100)
+        pod["metadata"]["namespace"] = namespace
+        writing.world.tell(writing.api.put(paths.pods(), pod))
     writing.round(writes=1)
     assert writing.api.get(paths.pods("other", "q-other"))["status"]["nominatedNodeName"]
     writing.world.clock.advance(5.0)
@@ -157,9 +157,9 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
     writing.api.fault(Fault(seconds=60.0), path=f"{paths.pods('fat')}/*", times=1_000_000)
     fat = []
     for i in range(40):
-        made = writing.world.create(f"f{i}", 100)
-        made["metadata"]["namespace"] = "fat"
-        writing.world.tell(writing.api.put(paths.pods(), made))
+        pod = writing.world.create(f"f{i}", 100)
+        pod["metadata"]["namespace"] = "fat"
+        writing.world.tell(writing.api.put(paths.pods(), pod))
         fat.append(writing.world.state.nominator.nominate_next()[1])
     began = writing.world.clock.now()
     for nominee in fat:
@@ -177,9 +177,9 @@ def test_where_nothing_can_be_written_all_rest(writing):
         writing.create(f"p{i}")
         writing.world.state.nominator.nominate_next()
         writing.writer.write(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
-    made = writing.world.create("q", 100)
-    made["metadata"]["namespace"] = "other"
-    writing.world.tell(writing.api.put(paths.pods(), made))
+    pod = writing.world.create("q", 100)
+    pod["metadata"]["namespace"] = "other"
+    writing.world.tell(writing.api.put(paths.pods(), pod))
     writing.round(writes=0)
     writing.world.clock.advance(5.0)
     writing.writer.step()
@@ -216,25 +216,25 @@ def test_a_node_that_is_named_in_vain_is_taken_back(writing):
     assert "nominatedNodeName" not in writing.api.get(POD)["status"]
 
 
-@pytest.mark.parametrize("how", ["of others", "by now another", "made anew", "bound", "gone"])
-def test_what_is_not_ours_is_left(writing, how):
+@pytest.mark.parametrize("change", ["of others", "by now another", "made anew", "bound", "gone"])
+def test_what_is_not_ours_is_left(writing, change):
     writing.create()
     nominee = writing.nominee()
-    writing.names("n2" if how == "by now another" else "n1", "kueue" if how == "of others" else OURS)
-    if how == "made anew":
+    writing.names("n2" if change == "by now another" else "n1", "kueue" if change == "of others" else OURS)
+    if change == "made anew":
         writing.api.edit(POD, metadata={"uid": "another"})
-    elif how == "bound":
+    elif change == "bound":
         writing.api.edit(POD, spec={"nodeName": "n1"})
-    elif how == "gone":
+    elif change == "gone":
         writing.api.remove(POD)
     writing.writer.take_back(nominee)
     assert [call.verb for call in writing.api.requests] == ["get"]
 
 
-@pytest.mark.parametrize(("how", "rests"), [("late", 0.0), ("unreachable", 5.0)])
-def test_what_could_not_be_taken_back_is_tried_again(writing, how, rests):
+@pytest.mark.parametrize(("change", "rests"), [("late", 0.0), ("unreachable", 5.0)])
+def test_what_could_not_be_taken_back_is_tried_again(writing, change, rests):
     writing.stale()
-    if how == "late":
+    if change == "late":
         writing.api.after(lambda _: writing.changes(), "get")
     else:
         writing.api.fault(Fault(refused=True), "patch")

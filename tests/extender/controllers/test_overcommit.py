@@ -8,7 +8,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.controllers.overcommit import OvercommitController
-from tests.extender.worlds import P100, as_card, as_pod, asking, held, resource, state, with_cards
+from tests.extender.worlds import P100, as_card, as_pod, asking, held, make_state, resource, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
@@ -21,7 +21,7 @@ class World:
     def __init__(self):
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        self.state = with_cards(state(self.clock), n1=2)
+        self.state = with_cards(make_state(self.clock), n1=2)
         self.leads = True
         self.events = Events()
         self.overfull = OvercommitController(
@@ -42,11 +42,11 @@ class World:
         node="n1",
     ):
         """Bound in the second `at`."""
-        made = Assignment(
+        assigned = Assignment(
             {"main": (CardShare(index, f"GPU-n1-{index}", mem, 0, P100),)} if mem else {},
             {"main": tuple(DeviceShare("nic", uuid) for uuid in devices)} if devices else {},
         )
-        pod = asking(name, gpu_mem=mem, annotations=assignment.encode(made, assume_time_ns=at))
+        pod = asking(name, gpu_mem=mem, annotations=assignment.encode(assigned, assume_time_ns=at))
         pod["spec"]["nodeName"] = node
         condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": f"2026-11-22T10:00:{at:02}Z"}
         containers = [{"name": "main", "state": {containers: {}}}]
@@ -98,10 +98,10 @@ def test_by_when_they_were_bound_whichever_is_seen_first(world):
     assert world.left() == ["early"]
 
 
-@pytest.mark.parametrize("how", [{"phase": "Running", "containers": "running"}, {"containers": "terminated"}])
-def test_who_has_started_stays(world, how):
+@pytest.mark.parametrize("change", [{"phase": "Running", "containers": "running"}, {"containers": "terminated"}])
+def test_who_has_started_stays(world, change):
     world.put("early", at=1)
-    world.put("late", at=2, **how)
+    world.put("late", at=2, **change)
     world.step()
     assert world.left() == ["late"]
 
@@ -193,10 +193,10 @@ def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
     assert set(twice.overfull._due) >= {"n0"}, "and it is looked at again"
 
 
-@pytest.mark.parametrize("who", [("", ""), ("default", "?limit=1"), ("default", "x/../../../../../version")])
-def test_what_a_node_says_of_others_is_no_address(world, who):
+@pytest.mark.parametrize("address", [("", ""), ("default", "?limit=1"), ("default", "x/../../../../../version")])
+def test_what_a_node_says_of_others_is_no_address(world, address):
     world.put("early", P100 // 2, at=1)
-    stray = held("b7", P100) | dict(zip(("namespace", "name"), who, strict=True))
+    stray = held("b7", P100) | dict(zip(("namespace", "name"), address, strict=True))
     world.state.set_card(*as_card(resource(0, node="n1", held=[stray])))
     world.step()
     assert [call.path for call in world.api.requests] == [f"{PODS}/early"]
@@ -229,10 +229,10 @@ def test_no_node_gets_pods_of_another_node_evicted_by_what_it_reports(world):
 
 
 def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
-    said = {names.IDX: "0", names.POD_MEM: str(P100), names.DEV_MEM: str(P100), names.ASSIGNED: "true"}
-    made = asking("gpushare", gpu_mem=P100, annotations=said | {names.ASSUME_TIME: "1"})
-    made["spec"]["nodeName"], made["status"] = "n1", {"phase": "Running"}
-    world.api.put(paths.pods(), made)
+    annotations = {names.IDX: "0", names.POD_MEM: str(P100), names.DEV_MEM: str(P100), names.ASSIGNED: "true"}
+    pod = asking("gpushare", gpu_mem=P100, annotations=annotations | {names.ASSUME_TIME: "1"})
+    pod["spec"]["nodeName"], pod["status"] = "n1", {"phase": "Running"}
+    world.api.put(paths.pods(), pod)
     world.see("gpushare")
     world.put("late", at=2)
     world.step()

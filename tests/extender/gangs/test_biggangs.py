@@ -69,9 +69,9 @@ def test_what_pods_that_are_gone_have_asked_for_is_forgotten():
     assert set(world.bound()) == {"g0", "g1"}
 
 
-def greedy(count, **how):
+def greedy(count, **options):
     """Gangs of one tenant that come before all others and never fit, since no card is wholly free."""
-    world = World({"n1": 2}, max_waiting=1000, **how)
+    world = World({"n1": 2}, max_waiting=1000, **options)
     for card in range(2):
         world.state.set_pod(as_pod(bound(f"r{card}", 100, card)))
     first = {"cardwise.dev/queue-priority": "999999999"}
@@ -99,8 +99,8 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
         with work() as done:
             assert world.state.gangs.filter("uid-v0", ["n1"]) == "n1"
         steps.append(done.steps)
-    few, many = steps
-    assert many < 1.5 * few
+    small, large = steps
+    assert large < 1.5 * small
 
 
 def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
@@ -114,10 +114,10 @@ def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
     looked = []
     look_at = world.state.gangs._look_at
 
-    def costly(gang, *how):
+    def costly(gang, *args):
         looked.append(gang.name)
         world.clock.worked += 2 * gangs.TURN
-        return look_at(gang, *how)
+        return look_at(gang, *args)
 
     monkeypatch.setattr(world.state.gangs, "_look_at", costly)
     world.keep()
@@ -140,8 +140,8 @@ def test_a_plan_costs_the_same_among_many_nodes_that_have_no_room():
         with work() as done:
             assert world.state.gangs.filter("uid-b0", offered) == "z"
         steps.append(done.steps)
-    few, many = steps
-    assert many < 1.2 * few
+    small, large = steps
+    assert large < 1.2 * small
 
 
 def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
@@ -163,9 +163,9 @@ def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
 
     def turn(self):
         before = len(planned)
-        left = some(self)
+        remaining = some(self)
         turns.append(len(planned) - before)
-        return left
+        return remaining
 
     monkeypatch.setattr(gangplan, "plan", costly)
     monkeypatch.setattr(gangs.Gangs, "_recover_some", turn)
@@ -200,7 +200,10 @@ def test_a_gang_of_many_sizes_that_cannot_fit_is_not_planned(monkeypatch):
 def test_equal_requests_of_members_are_one_object():
     world = World({"n1": 2})
     world.create(*(member(f"g{i}", minimum=8, gpu_mem=1024 + i % 2) for i in range(8)))
-    assert len({id(each.request) for each in world.state.gangs.gang_of("uid-g0").members.values()}) == 2
+    assert (
+        len({id(member_of_gang.request) for member_of_gang in world.state.gangs.gang_of("uid-g0").members.values()})
+        == 2
+    )
 
 
 def test_a_pod_that_comes_and_goes_touches_no_node_for_gangs_that_wait():

@@ -153,10 +153,10 @@ def test_cpu_of_members_is_held_as_their_cards_are():
 def test_a_gang_is_not_planned_on_a_card_whose_mps_is_not_for_both():
     """A member of another gang is planned there, without MPS."""
     world = World({"n1": 1})
-    made = resource(0)
-    made["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True, "ceilingMiB": 1, "maxClients": 48}
-    made["status"]["mps"] |= {"reason": "", "lastChange": "2026-11-21T10:00:00Z"}
-    world.state.set_card(*as_card(made))
+    card = resource(0)
+    card["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True, "ceilingMiB": 1, "maxClients": 48}
+    card["status"]["mps"] |= {"reason": "", "lastChange": "2026-11-21T10:00:00Z"}
+    world.state.set_card(*as_card(card))
     world.create(member("a", "a", 1, gpu_mem=100, annotations={names.MPS: "off"}))
     world.create(member("b", "b", 1, gpu_mem=100, annotations={names.MPS: "required"}))
     world.keep()
@@ -245,6 +245,6 @@ def test_equal_offers_of_several_gangs_are_one_object_though_others_come_between
         world.create(*(member(f"{gang}{i}", gang, 3, gated=False, selector=selector, gpu_mem=P100) for i in range(3)))
         world.filter(f"{gang}0")
     known = world.state.gangs._places._known
-    offers = [next(iter(each.offers.values())) for each in known.values()]
+    offers = [next(iter(shape.offers.values())) for shape in known.values()]
     assert len(offers) == 4
     assert len({id(offer) for offer in offers}) == 2

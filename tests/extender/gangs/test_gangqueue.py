@@ -15,26 +15,26 @@ AT_A_TIME = 2
 
 def gang(key):
     namespace, _, name = key.partition("/")
-    made = Gang(namespace, name, NoPlan())
-    made.set_member(Member(uid=f"u-{key}", name="p", created=name, minimum=5), 0.0)
-    return made
+    new_gang = Gang(namespace, name, NoPlan())
+    new_gang.set_member(Member(uid=f"u-{key}", name="p", created=name, minimum=5), 0.0)
+    return new_gang
 
 
 def walked(walk):
-    found = []
+    keys = []
     while walk.gang is not None:
-        found.append(walk.gang.key)
+        keys.append(walk.gang.key)
         walk.advance()
-    return found
+    return keys
 
 
 def expected(gangs):
     """By brute force."""
     of = {}
-    for each in sorted(gangs, key=lambda one: (not one.forward, one.rank())):
-        of.setdefault(each.namespace, []).append(each)
-    places = [(at // AT_A_TIME, each) for some in of.values() for at, each in enumerate(some)]
-    return [each.key for _, each in sorted(places, key=lambda one: (one[0], not one[1].forward, one[1].rank()))]
+    for listed in sorted(gangs, key=lambda key: (not key.forward, key.rank())):
+        of.setdefault(listed.namespace, []).append(listed)
+    places = [(at // AT_A_TIME, listed) for some in of.values() for at, listed in enumerate(some)]
+    return [listed.key for _, listed in sorted(places, key=lambda key: (key[0], not key[1].forward, key[1].rank()))]
 
 
 keys = st.sampled_from([f"{namespace}/{name}" for namespace in "abc" for name in "123456"])
@@ -44,24 +44,24 @@ changes = st.lists(st.tuples(keys, st.sampled_from(["forward", "back", "runs", "
 @settings(max_examples=examples(60, soak=1000), deadline=None)
 @given(changes)
 def test_it_is_what_sorting_anew_says(changes):
-    order, gangs, most = GangQueue(), {}, gangqueue.AT_A_TIME
+    order, gangs, original = GangQueue(), {}, gangqueue.AT_A_TIME
     gangqueue.AT_A_TIME = AT_A_TIME
     try:
         for key, change in changes:
-            made = gangs.setdefault(key, gang(key))
+            changed = gangs.setdefault(key, gang(key))
             if change == "gone":
                 order.drop(key)
                 del gangs[key]
                 continue
             if isinstance(change, int):
-                made.regroup(Group(priority=change), 0.0)
+                changed.regroup(Group(priority=change), 0.0)
             else:
-                made.forward, made.ran = change == "forward", change == "runs"
-            order.update_gang(made)
-            waiting = [each for each in gangs.values() if not each.ran]
+                changed.forward, changed.ran = change == "forward", change == "runs"
+            order.update_gang(changed)
+            waiting = [listed for listed in gangs.values() if not listed.ran]
             wanted = expected(waiting)
             assert walked(order.in_order()) == wanted
-            for each in waiting:
-                assert walked(order.gangs_before(each)) == wanted[: wanted.index(each.key)]
+            for listed in waiting:
+                assert walked(order.gangs_before(listed)) == wanted[: wanted.index(listed.key)]
     finally:
-        gangqueue.AT_A_TIME = most
+        gangqueue.AT_A_TIME = original

@@ -144,24 +144,24 @@ def test_every_member_that_comes_gives_the_others_more_time():
     assert len(world.bound()) == 3
 
 
-@pytest.mark.parametrize("how", ["filter", "delete", "terminate", "cancel", "fail", "stop", "lease"])
-def test_what_takes_one_away_ends_the_whole_hold(how):
+@pytest.mark.parametrize("change", ["filter", "delete", "terminate", "cancel", "fail", "stop", "lease"])
+def test_what_takes_one_away_ends_the_whole_hold(change):
     world = World({"n1": 3})
     trio(world)
     world.schedule("g0")
     world.schedule("g1")
     hold = world.binding[0].hold
-    if how == "filter":
+    if change == "filter":
         world.filter("g1")
-    elif how == "delete":
+    elif change == "delete":
         world.delete("g1")
-    elif how == "terminate":
+    elif change == "terminate":
         world.terminate("g2")
-    elif how == "cancel":
+    elif change == "cancel":
         world.state.gangs.cancel_permit(hold, "the connection closed")
-    elif how == "fail":
+    elif change == "fail":
         world.finish("g2", "Failed")
-    elif how == "stop":
+    elif change == "stop":
         world.state.gangs.stop("the extender stops")
     else:
         world.state.forget_plans()
@@ -402,18 +402,18 @@ def test_what_is_short_may_be_anything(short):
     assert world.bound().keys() == {"m0", "m1", "m2"}
 
 
-@pytest.mark.parametrize("how", ["priority", "annotation", "group"])
-def test_the_order_can_be_raised(how):
+@pytest.mark.parametrize("change", ["priority", "annotation", "group"])
+def test_the_order_can_be_raised(change):
     world = World({"n1": 3})
     world.create(single("x", gpu_mem=P100))
     world.run(1)
     trio(world, gang="a", gated=True)
-    raised = {"cardwise.dev/queue-priority": "5"} if how == "annotation" else {}
-    priority = 7 if how == "priority" else 0
+    raised = {"cardwise.dev/queue-priority": "5"} if change == "annotation" else {}
+    priority = 7 if change == "priority" else 0
     world.create(
         *(member(f"b{i}", "b", created=10 + i, priority=priority, annotations=raised, gpu_mem=P100) for i in range(3))
     )
-    if how == "group":
+    if change == "group":
         world.put_group("b", minMember=3, priority=3)
     world.run(3)
     assert set(world.bound()) == {"x"}
@@ -510,14 +510,14 @@ def test_a_node_that_is_not_offered_is_replaced():
     world = World({"n1": NodeSpec(1), "n2": NodeSpec(1), "n3": NodeSpec(1), "n4": NodeSpec(1)})
     trio(world)
     assert world.schedule("g0") == ""
-    taken = world.assumed["g0"]
+    assumed = world.assumed["g0"]
     planned = {view.name: view.reserved for view in world.state.gangs.views()}["g"]
-    other = next(node for node, _, _ in planned if node != taken)
+    other = next(node for node, _, _ in planned if node != assumed)
     world.nodes[other].cpu = 0  # the scheduler has put something there that we do not see
     assert world.schedule("g1") == world.schedule("g2") == ""
     world.settle()
     assert len(world.bound()) == 3
-    assert world.bound()["g0"] == taken
+    assert world.bound()["g0"] == assumed
     assert other not in world.bound().values()
 
 
@@ -580,7 +580,7 @@ def test_a_node_that_went_before_the_last_came_ends_the_hold_also_of_a_member_wi
 
 
 def gate(world, name, gates):
-    world.pods[name]["spec"]["schedulingGates"] = [{"name": one} for one in gates]
+    world.pods[name]["spec"]["schedulingGates"] = [{"name": name_of_gate} for name_of_gate in gates]
     world.tell(world.pods[name])
 
 
@@ -596,10 +596,11 @@ def test_a_gang_waits_for_its_members_with_gates_of_others_and_holds_nothing_mea
     assert world.filter("g0")[0]
 
 
-def wide(world, gang, *, namespace, count=6, **how):
+def wide(world, gang, *, namespace, count=6, **options):
     """A gang of which nobody ever comes to bind but the first."""
     pods = [
-        member(f"{gang}{i}", gang, count, namespace=namespace, gated=False, gpu_mem=100, **how) for i in range(count)
+        member(f"{gang}{i}", gang, count, namespace=namespace, gated=False, gpu_mem=100, **options)
+        for i in range(count)
     ]
     world.create(*pods)
 

@@ -31,9 +31,9 @@ def plans(monkeypatch):
     return done, worlds
 
 
-def waiting(done, worlds, **how):
+def waiting(done, worlds, **options):
     """Gangs of two whole cards each that a full cluster keeps waiting; the planner knows what each was offered."""
-    world = World({"n1": 2, "n2": 1}, max_waiting=1000, **how)
+    world = World({"n1": 2, "n2": 1}, max_waiting=1000, **options)
     worlds.append(world)
     world.create(*(member(f"x{i}", "x", 3, gpu_mem=P100) for i in range(3)))
     world.run(3)
@@ -83,9 +83,9 @@ def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monke
 
     def counted():
         before = len(done)
-        more = plan_some()
+        has_more = plan_some()
         turns.append(len(done) - before)
-        return more
+        return has_more
 
     monkeypatch.setattr(gangplan, "plan", vain)
     monkeypatch.setattr(world.state.gangs, "_plan_some", counted)
@@ -119,12 +119,12 @@ def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
 @pytest.mark.parametrize(("costs", "shapes"), [(TURN, 1), (0, 4)])
 def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch, costs, shapes):
     looks = []
-    most = Capacities.count_pods
+    count_pods = Capacities.count_pods
 
     def costly(*args):
         looks.append(args)
         world.clock.worked += costs
-        return most(*args)
+        return count_pods(*args)
 
     world = World({f"n{i}": NodeSpec(1) for i in range(2 * LOOKS)}, max_waiting=1000)
     world.create(*(member(f"g0{i}", "g0", 4, gpu_mem=1000 + i) for i in range(4)))
@@ -157,9 +157,9 @@ def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_th
     world = World({"n1": 4}, max_waiting=1000)
     put = gangplan._Attempt._add_member
 
-    def costly(*how):
+    def costly(*args):
         world.clock.worked += 2 * TURN
-        put(*how)
+        put(*args)
 
     monkeypatch.setattr(gangplan._Attempt, "_add_member", costly)
     world.create(*(member(f"g0{i}", "g0", 3, gpu_mem=P100) for i in range(3)), single("s", gpu_mem=P100))
@@ -186,9 +186,9 @@ def costly_members(monkeypatch):
     put = gangplan._Attempt._add_member
 
     def make(world):
-        def costly(*how):
+        def costly(*args):
             world.clock.worked += 2 * TURN
-            put(*how)
+            put(*args)
 
         monkeypatch.setattr(gangplan._Attempt, "_add_member", costly)
 
@@ -274,9 +274,9 @@ def test_a_new_leader_plans_a_big_gang_that_is_bound_in_part_in_turns(costly_mem
 
     def turn(gangs):
         before = world.clock.worked
-        left = some(gangs)
+        remaining = some(gangs)
         turns.append(world.clock.worked - before)
-        return left
+        return remaining
 
     monkeypatch.setattr(type(world.state.gangs), "_recover_some", turn)
     costly_members(world)
@@ -323,9 +323,9 @@ def between(monkeypatch):
     world.delete("s", "s2")
     put = gangplan._Attempt._add_member
 
-    def costly(*how):
+    def costly(*args):
         world.clock.worked += 2 * TURN
-        put(*how)
+        put(*args)
 
     world.clock.advance(1)
     with monkeypatch.context() as slow:

@@ -14,23 +14,23 @@ NATIVE = Foreign.KUBERNETES
 
 
 def native(name, **spec):
-    made = member(name, minimum=None, created=int(name[-1]), **{"gpu_mem": P100} | spec)
-    del made["metadata"]["annotations"][names.GROUP_NAME]
-    made["spec"]["schedulingGroup"] = {"podGroupName": "g"}
-    return made
+    pod = member(name, minimum=None, created=int(name[-1]), **{"gpu_mem": P100} | spec)
+    del pod["metadata"]["annotations"][names.GROUP_NAME]
+    pod["spec"]["schedulingGroup"] = {"podGroupName": "g"}
+    return pod
 
 
 def aside(world, name, **changes):
     """A pod of the group that asks for nothing: none of ours."""
     meta = {"name": name, "namespace": "default", "uid": f"uid-{name}"} | changes.pop("meta", {})
     spec = {"containers": [{"name": "c"}], "schedulingGroup": {"podGroupName": "g"}} | changes.pop("spec", {})
-    found = podinfo.pod(json.dumps({"metadata": meta, "spec": spec, "status": changes}).encode())
-    if found is None:
+    record = podinfo.pod(json.dumps({"metadata": meta, "spec": spec, "status": changes}).encode())
+    if record is None:
         world.state.remove_other(f"default/{name}")
         return None
-    assert type(found[1]) is Placed
-    world.state.set_other(*found)
-    return found[1]
+    assert type(record[1]) is Placed
+    world.state.set_other(*record)
+    return record[1]
 
 
 def minimum(world):

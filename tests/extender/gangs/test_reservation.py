@@ -91,16 +91,16 @@ def test_another_gang_of_the_namespace_keeps_nodes_no_longer():
     assert world.schedule("z") == RESERVED
     world.clock.advance(100)
     world.run(1)
-    for each in ("a0", "a1"):
-        world.delete(each)
+    for name in ("a0", "a1"):
+        world.delete(name)
     world.run(1)
     assert world.schedule("z") == RESERVED, "the second keeps them for what is left"
     world.clock.advance(21)
     world.run(2)
     assert "z" in world.bound()
     world.delete("z")
-    for each in ("b0", "b1"):
-        world.delete(each)
+    for name in ("b0", "b1"):
+        world.delete(name)
     waiting_long(world, *(member(f"c{i}", "c", 2, created=21 + i, gpu_mem=P100) for i in range(2)))
     world.create(single("y", created=95, gpu_mem=P100))
     world.run(1)
@@ -446,13 +446,15 @@ def test_between_namespaces_the_place_in_the_queue_that_a_user_may_set_counts_no
     assert world.schedule("older") == ""
 
 
-def gangs_of(world: World, *namespaces: str, each: int = 1) -> None:
+def gangs_of(world: World, *namespaces: str, per_namespace: int = 1) -> None:
     """Gangs of two whole cards, those of the first namespace first by their place in the queue."""
     for place, namespace in enumerate(namespaces):
-        said = {"cardwise.dev/queue-priority": str(100 - place)}
-        for i in range(each):
+        annotations = {"cardwise.dev/queue-priority": str(100 - place)}
+        for i in range(per_namespace):
             name = f"{namespace}{i}"
-            world.create(member(name, name, 1, namespace=namespace, created=10 + place, whole_gpu=2, annotations=said))
+            world.create(
+                member(name, name, 1, namespace=namespace, created=10 + place, whole_gpu=2, annotations=annotations)
+            )
 
 
 def holder(world: World) -> str:
@@ -494,5 +496,5 @@ def test_preemption_leaves_a_gang_its_reservation():
     world.run(1)
     waiting_long(world, member("g", "g", 1, created=1, gpu_mem=P100 // 2))
     claimant = Pod(single("p", created=90, gpu_mem=P100 // 4)).waiting()
-    found = world.state.preemption.answer(claimant, "binpack", {"n1": []}, member=False)
-    assert len(found["n1"].uids) == 3
+    victims = world.state.preemption.answer(claimant, "binpack", {"n1": []}, member=False)
+    assert len(victims["n1"].uids) == 3

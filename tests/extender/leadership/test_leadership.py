@@ -25,13 +25,13 @@ from tests.fakes.clock import FakeClock
 class Two:
     """a leads, b stands by."""
 
-    def __init__(self, **how) -> None:
+    def __init__(self, **settings) -> None:
         self.clock = FakeClock()
         self.api = Cluster(self.clock)
-        cards = how.pop("cards", {"n1": 1})
-        self.a, self.b = (Extender(self.api, name, self.clock, cards=cards, **how) for name in "ab")
-        for each in (self.a, self.a, self.b, self.b):
-            each.look()
+        cards = settings.pop("cards", {"n1": 1})
+        self.a, self.b = (Extender(self.api, name, self.clock, cards=cards, **settings) for name in "ab")
+        for extender in (self.a, self.a, self.b, self.b):
+            extender.look()
         assert self.a.leadership.epoch() is not None
         assert self.b.leadership.epoch() is None
 
@@ -89,10 +89,10 @@ def test_a_beginning_that_fails_after_all_was_settled_settles_nothing_again(two,
 
 def test_before_anybody_is_known_to_lead_nobody_is_named():
     clock = FakeClock()
-    made = Extender(Cluster(clock), "a", clock, cards={"n1": 1})
-    assert "another extender or nobody holds" in made.leadership.denial().text
-    made.elector.step()
-    assert "nobody holds" in made.leadership.denial().text
+    extender = Extender(Cluster(clock), "a", clock, cards={"n1": 1})
+    assert "another extender or nobody holds" in extender.leadership.denial().text
+    extender.elector.step()
+    assert "nobody holds" in extender.leadership.denial().text
 
 
 def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
@@ -132,14 +132,14 @@ def test_a_long_turn_does_not_cost_the_lease(two):
 
 def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
     term = two.a.leadership.epoch()
-    with two.a.leadership.posting(term) as left:
-        assert 12.0 < left <= 12.5  # of 15 s: a tenth for clocks, and a second for the answer
+    with two.a.leadership.posting(term) as seconds_left:
+        assert 12.0 < seconds_left <= 12.5  # of 15 s: a tenth for clocks, and a second for the answer
     two.clock.advance(12.0)
-    with two.a.leadership.posting(term) as left:
-        assert 0 < left <= 0.5
+    with two.a.leadership.posting(term) as seconds_left:
+        assert 0 < seconds_left <= 0.5
     two.clock.advance(0.6)
-    with two.a.leadership.posting(term) as left:
-        assert left == 0
+    with two.a.leadership.posting(term) as seconds_left:
+        assert seconds_left == 0
     assert two.a.leadership.epoch() == term, "it still answers, what it must not is write"
 
 
@@ -158,8 +158,8 @@ def test_who_stood_still_between_decision_and_post_does_not_post_what_another_ma
     two.api.create_pod("other", P100)
     begin_bind = two.a.state.assume
 
-    def paused(*args, **how):
-        begun = begin_bind(*args, **how)
+    def paused(*args, **kwargs):
+        begun = begin_bind(*args, **kwargs)
         two.takes_over(two.b)
         assert two.b.bind("other", "n1") == "bound"
         if again:
@@ -364,8 +364,8 @@ def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two, again
         return True
 
     def lands(call):
-        made = Assignment({"main": (CardShare(0, "GPU-n1-0", 100, 0, P100),)})
-        annotations = assignment.encode(made, assume_time_ns=1)
+        assigned = Assignment({"main": (CardShare(0, "GPU-n1-0", 100, 0, P100),)})
+        annotations = assignment.encode(assigned, assume_time_ns=1)
         body = {"metadata": {"annotations": annotations}, "target": {"name": "n1"}}
         two.api.client().create(call.path.replace("/status", "/binding"), body)
 
@@ -394,21 +394,21 @@ def test_many_that_cannot_be_changed_keep_a_term_waiting_no_longer_than_one(two,
 def test_a_namespace_of_pods_that_are_slow_to_change_keeps_a_term_waiting_no_longer_than_a_few_of_them(two):
     """A tenant can make each take seconds: kube-apiserver reads all of `metadata.managedFields` at each write."""
     pods = [PodRef(f"uid-p{i}", "fat", f"p{i}") for i in range(300)] + [PodRef("uid-good", "default", "good")]
-    for one in pods:
-        two.api.create_pod(one.name, 1, namespace=one.namespace)
+    for ref in pods:
+        two.api.create_pod(ref.name, 1, namespace=ref.namespace)
     two.api.before(lambda _call: two.clock.advance(2.0), "patch", "*/pods/p*/status", times=math.inf)
     two.api.fault(Fault(refused=True), "patch", "*/pods/p*/status", times=math.inf)
     swept = two.b.leadership._fence.fence_pods(pods, "word", lambda: True)
-    assert swept == (False, frozenset(one.uid for one in pods if one.namespace == "fat"))
+    assert swept == (False, frozenset(ref.uid for ref in pods if ref.namespace == "fat"))
     assert len(changed(two)) <= 16 * 3 + 1, "each of them takes two seconds"
     assert changed(two).count("good") == 1
 
 
-def fat(two, namespaces, each):
+def fat(two, namespaces, per_namespace):
     """Pods of one tenant, each of which takes longer to write than anybody waits; and one of another."""
-    pods = [PodRef(f"uid-p{n}-{i}", f"fat{n}", f"p{n}-{i}") for n in range(namespaces) for i in range(each)]
-    for one in (*pods, good := PodRef("uid-good", "default", "good")):
-        two.api.create_pod(one.name, 1, namespace=one.namespace)
+    pods = [PodRef(f"uid-p{n}-{i}", f"fat{n}", f"p{n}-{i}") for n in range(namespaces) for i in range(per_namespace)]
+    for ref in (*pods, good := PodRef("uid-good", "default", "good")):
+        two.api.create_pod(ref.name, 1, namespace=ref.namespace)
     lock, tried = threading.Lock(), []
 
     def slowly(call):
@@ -421,12 +421,12 @@ def fat(two, namespaces, each):
     return [*pods, good], tried
 
 
-@pytest.mark.parametrize(("namespaces", "each"), [(1, 300), (40, 40), (300, 2)])
-def test_a_tenants_fat_pods_keep_a_term_waiting_no_longer_than_the_patience_for_all(two, namespaces, each):
-    pods, _ = fat(two, namespaces, each)
+@pytest.mark.parametrize(("namespaces", "per_namespace"), [(1, 300), (40, 40), (300, 2)])
+def test_a_tenants_fat_pods_keep_a_term_waiting_no_longer_than_the_patience_for_all(two, namespaces, per_namespace):
+    pods, _ = fat(two, namespaces, per_namespace)
     began = two.clock.now()
     swept = two.b.leadership._fence.fence_pods(pods, "word", lambda: True)
-    assert swept == (False, frozenset(one.uid for one in pods) - {"uid-good"})
+    assert swept == (False, frozenset(pod.uid for pod in pods) - {"uid-good"})
     assert changed(two).count("good") == 1
     assert two.clock.now() - began <= 10 + 300 * 0.25 / 16 + 1
 
@@ -543,8 +543,8 @@ def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(
     two.a.look()
     assert two.a.elector.token == ""
     two.a.look_up()
-    for each in gone:
-        each.end()
+    for post in gone:
+        post.end()
     two.takes_over(two.a)
     two.a.look_up()
     assert two.a.bind("other", "n1") == "bound"
@@ -576,8 +576,8 @@ def count_is(two, count):
 
 def binding_of(api, name):
     """Of the pod as it is now, to the first card, which it takes whole; as it would be posted."""
-    made = Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)})
-    annotations = assignment.encode(made, assume_time_ns=1) | {names.LEADER_EPOCH: "x/x/x/99"}
+    assigned = Assignment({"main": (CardShare(0, "GPU-n1-0", P100, 0, P100),)})
+    annotations = assignment.encode(assigned, assume_time_ns=1) | {names.LEADER_EPOCH: "x/x/x/99"}
     version = api.pods()[name]["metadata"]["resourceVersion"]
     return {"metadata": {"resourceVersion": version, "annotations": annotations}, "target": {"name": "n1"}}
 
@@ -594,9 +594,9 @@ def loses_and_takes_again(two, extender):
 
 def sends_in_vain(extender, name):
     """A Binding of which nobody hears any more."""
-    asked = request.parse(extender.api.pods()[name])
+    pod_request = request.parse(extender.api.pods()[name])
     term = extender.leadership.epoch()
-    extender.state.assume(PodRef(f"uid-{name}", "default", name), asked, "n1", "binpack", epoch=term)
+    extender.state.assume(PodRef(f"uid-{name}", "default", name), pod_request, "n1", "binpack", epoch=term)
     extender.state.confirm(f"uid-{name}", Phase.UNCONFIRMED)
 
 
@@ -719,10 +719,10 @@ def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_i
 def test_while_one_looks_what_became_of_a_member_without_cards_it_does_not_say_that_all_was_answered(two):
     two.api.put(paths.pods(), pod("m", uid="uid-m"))
     two.api.fault(Fault(refused=True), "create", "*/m/binding")
-    said = []
-    two.api.before(lambda _: said.append(two.a.leadership.is_settled()), "get", "*/m", times=math.inf)
+    settled = []
+    two.api.before(lambda _: settled.append(two.a.leadership.is_settled()), "get", "*/m", times=math.inf)
     assert two.a.bind("m", "n1") == "bound"
-    assert said == [True, False]
+    assert settled == [True, False]
     assert two.a.leadership.is_settled()
 
 
@@ -737,12 +737,12 @@ def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
 
 def test_a_post_counts_before_its_term_is_looked_at(two, monkeypatch):
     """The term may end right after that look, and what is to be posted goes out all the same."""
-    term, holds, said = two.a.leadership.epoch(), two.a.elector.holds, []
-    look = lambda *args, **settings: said.append(two.a.leadership.is_settled()) or holds(*args, **settings)  # noqa: E731
+    term, holds, settled = two.a.leadership.epoch(), two.a.elector.holds, []
+    look = lambda *args, **settings: settled.append(two.a.leadership.is_settled()) or holds(*args, **settings)  # noqa: E731
     monkeypatch.setattr(two.a.elector, "holds", look)
-    with two.a.leadership.posting(term) as left:
-        assert left > 0
-    assert said == [False]
+    with two.a.leadership.posting(term) as seconds_left:
+        assert seconds_left > 0
+    assert settled == [False]
 
 
 def test_what_one_says_when_it_ends_is_good_for_the_next_alone(two):
@@ -800,13 +800,13 @@ def test_a_new_leader_wakes_the_pods_that_the_other_had_refused(two):
 
 
 def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
-    told = threading.Event()
-    two.a.state.forget_plans = told.set  # what the elector's thread does first when the term is over
+    epoch_ended = threading.Event()
+    two.a.state.forget_plans = epoch_ended.set  # what the elector's thread does first when the term is over
     two.a.elector.start()
     stopping = threading.Thread(target=two.a.leadership.stop)
     with two.a.leadership.posting(two.a.leadership.epoch()):
         stopping.start()
-        assert told.wait(60)
+        assert epoch_ended.wait(60)
         two.clock.until_waiting()
         assert two.a.leadership.epoch() is None
         assert two.api.holder() == "a"
@@ -818,8 +818,8 @@ def test_alone_there_is_nothing_to_wait_for():
     alone = Leadership()
     assert alone.denial() is None
     assert alone.is_uninterrupted()
-    with alone.posting(alone.epoch()) as left:
-        assert left > 1e9
+    with alone.posting(alone.epoch()) as seconds_left:
+        assert seconds_left > 1e9
 
 
 def test_a_member_without_cards_that_lands_while_a_term_begins_is_known_before_it_begins(two):

@@ -95,7 +95,7 @@ PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 def test_who_goes_the_ordinary_way(change):
     world = World("n1")
     pod = world.create("p", HALF)
-    changed = pod | {part: pod.get(part, {}) | more for part, more in change.items()}
+    changed = pod | {part: pod.get(part, {}) | fields for part, fields in change.items()}
     world.tell(changed)
     assert world.ahead() == {}
 
@@ -196,8 +196,8 @@ def test_what_is_nominated_counts_on_its_node():
     world = World("n1", "n2")
     for name in ("a", "b", "c"):
         world.create(name, 100, cpu="40")
-    found = world.ahead()
-    assert sorted(found.values()) == ["n1", "n2"], "two of them do not go on one node, and the third has no place"
+    nominated = world.ahead()
+    assert sorted(nominated.values()) == ["n1", "n2"], "two of them do not go on one node, and the third has no place"
 
 
 @pytest.mark.parametrize("heard", [Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED])
@@ -424,9 +424,9 @@ def test_a_gang_that_comes_before_gets_what_is_held_by_later_ones(priority, gets
 def test_as_many_members_have_places_as_the_room_of_later_ones_gives(held, needs):
     """`cpu`, `memory`: in GiB. Where each member needs a whole card, three later ones hold a card each."""
 
-    def asks(made: dict, cpu: int = 1, memory: int = 1, **_: int) -> dict:
-        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(cpu), "memory": f"{memory}Gi"}
-        return world.tell(made)
+    def asks(pod: dict, cpu: int = 1, memory: int = 1, **_: int) -> dict:
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(cpu), "memory": f"{memory}Gi"}
+        return world.tell(pod)
 
     world = World("n1")
     world.node("n1", cards=3 if "whole_gpu" in needs else 1)
@@ -484,9 +484,9 @@ def test_a_name_that_another_extender_has_left_is_stale_and_one_of_preemption_is
 def test_the_name_of_a_pod_that_is_bound_or_gone_is_nobodys_business():
     world = World("n1")
     world.create("p", 100)
-    made = named(world, "p")
+    pod = named(world, "p")
     stale(world)
-    world.state.remove_pod(as_pod(made))
+    world.state.remove_pod(as_pod(pod))
     world.passes(3)
     assert stale(world) == []
 

@@ -39,31 +39,31 @@ class Full(World):
                     self.runs(f"{node}-{i}", i, node, priority)
 
     def runs(self, name: str, card: int, node: str, priority: int = LOW) -> None:
-        made = bound(name, P100, card, node=node)
-        made["spec"]["priority"] = priority
-        made["metadata"]["labels"] = {"place": f"{node}-{card}"}
-        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
-        self.pods[name] = made
-        self.tell(made)
+        pod = bound(name, P100, card, node=node)
+        pod["spec"]["priority"] = priority
+        pod["metadata"]["labels"] = {"place": f"{node}-{card}"}
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+        self.pods[name] = pod
+        self.tell(pod)
 
     def filter(self, name: str) -> tuple[list[str], str]:
         node = self._nominated(name)
         if node in self.offered(self.pods[name]):
             self.only = [node]
-            found = super().filter(name)
+            answer = super().filter(name)
             self.only = []
-            if found[0]:
-                return found
+            if answer[0]:
+                return answer
         return super().filter(name)
 
     def offered(self, pod: dict) -> list[str]:
-        taken: dict[str, int] = {}
-        for name, each in self.pods.items():
-            node = each["spec"].get("nodeName") or self.assumed.get(name) or self._nominated(name)
-            if node and each is not pod and has_card(each):
-                taken[node] = taken.get(node, 0) + 1
+        used: dict[str, int] = {}
+        for name, other in self.pods.items():
+            node = other["spec"].get("nodeName") or self.assumed.get(name) or self._nominated(name)
+            if node and other is not pod and has_card(other):
+                used[node] = used.get(node, 0) + 1
         return self.only or [
-            node for node in super().offered(pod) if not has_card(pod) or taken.get(node, 0) < self.nodes[node].cards
+            node for node in super().offered(pod) if not has_card(pod) or used.get(node, 0) < self.nodes[node].cards
         ]
 
     def asks(self, name: str, before: Callable[[], None] = lambda: None) -> dict[str, list[str]]:
@@ -73,7 +73,7 @@ class Full(World):
         pod = self.pods[name]
         assert not self.filter(name)[0]
         chosen = {
-            node: {"Pods": [{"UID": f"uid-{each}"} for each in lower[:1]]}
+            node: {"Pods": [{"UID": f"uid-{lower_name}"} for lower_name in lower[:1]]}
             for node in self.nodes
             if (lower := self._lower(node)) and node not in self.offered(pod)
         }
@@ -82,12 +82,15 @@ class Full(World):
         before()
         args = wire.preempt_args(json.dumps({"Pod": pod, "NodeNameToMetaVictims": chosen}).encode())
         answer = verbs.preempt(self.state, PREFERENCES, args).node_name_to_meta_victims
-        return {node: sorted(one.uid[4:] for one in said.pods) for node, said in answer.items()}
+        return {node: sorted(victim.uid[4:] for victim in victims.pods) for node, victims in answer.items()}
 
     def preempts(self, name: str) -> list[str]:
         """As kube-scheduler goes on: the pod is nominated, and the victims end; who they are."""
         status = self.pods[name]["status"]
-        if any(self.pods[each]["metadata"].get("deletionTimestamp") for each in self._lower(self._nominated(name))):
+        if any(
+            self.pods[lower_name]["metadata"].get("deletionTimestamp")
+            for lower_name in self._lower(self._nominated(name))
+        ):
             return []  # it preempts nobody while somebody ends there
         answer = self.asks(name)
         assert len(answer) <= 1, "kube-scheduler could choose a node that the gang is not planned for"
@@ -101,7 +104,9 @@ class Full(World):
 
     def own(self) -> list[str]:
         """The extender evicts by itself, if that is due. Returns the victims, which begin to end."""
-        victims = sorted(victim.name for each in self.state.preemption.next_evictions() for victim in each.victims)
+        victims = sorted(
+            victim.name for eviction in self.state.preemption.next_evictions() for victim in eviction.victims
+        )
         for name in victims:
             self.terminate(name)
         return victims
@@ -150,9 +155,9 @@ def has_card(pod: dict) -> bool:
     return any("gpu" in key for key in pod["spec"]["containers"][0]["resources"]["limits"])
 
 
-def gang(world: World, size: int, **more: object) -> list[str]:
+def gang(world: World, size: int, **fields: object) -> list[str]:
     """A gang of that many whole cards, of high priority; its members' names."""
-    settings_of = {"whole_gpu": 1} | more
+    settings_of = {"whole_gpu": 1} | fields
     names = [f"g{i}" for i in range(size)]
     world.create(
         *(member(n, "g", size, gated=False, priority=HIGH, created=i, **settings_of) for i, n in enumerate(names))
@@ -226,9 +231,9 @@ def test_members_without_cards_have_places_beside():
     names = gang(world, 2)
     world.create(member("ps", "g", 3, gated=False, priority=HIGH, created=5))
     for name in names:
-        made = world.pods[name]
-        made["metadata"]["annotations"]["scheduling.k8s.io/group-pod-num"] = "3"
-        world.tell(made)
+        pod = world.pods[name]
+        pod["metadata"]["annotations"]["scheduling.k8s.io/group-pod-num"] = "3"
+        world.tell(pod)
     assert sorted(victim for name in names for victim in world.preempts(name)) == ["n1-0", "n1-1"]
     world.ended()
     world.run(3)
@@ -248,15 +253,15 @@ def test_what_is_free_is_kept_for_the_gang_while_the_victim_ends():
     assert world.phase("g") == "Running"
 
 
-@pytest.mark.parametrize("how", ["the pod goes", "time"])
-def test_it_is_kept_no_longer_than_the_pod_waits(how):
+@pytest.mark.parametrize("change", ["the pod goes", "time"])
+def test_it_is_kept_no_longer_than_the_pod_waits(change):
     world = Full(n1=[LOW], n2=[None])
     names = gang(world, 2)
     world.preempts(names[0])
     world.ended()
     world.create(single("late", created=9, whole_gpu=1))
     assert world.filter("late")[0] == []
-    if how == "time":
+    if change == "time":
         world.clock.advance(61)
         world.state.tick()
     else:
@@ -280,10 +285,10 @@ def test_what_is_ending_is_waited_for_also_where_kube_scheduler_offers_another_n
 
 def test_what_is_ending_gives_its_cpu_to_the_gang_as_well_as_its_card(monkeypatch):
     """The plan is of the nodes as they will be, whatever is known of them as they are."""
-    found = []
+    plans = []
     would_place = GangPlaces.would_place
     monkeypatch.setattr(
-        GangPlaces, "would_place", lambda *args, **how: found.append(would_place(*args, **how)) or found[-1]
+        GangPlaces, "would_place", lambda *args, **kwargs: plans.append(would_place(*args, **kwargs)) or plans[-1]
     )
     world = Full(n1=[LOW], n2=[LOW])
     for node in world.nodes:
@@ -291,7 +296,7 @@ def test_what_is_ending_gives_its_cpu_to_the_gang_as_well_as_its_card(monkeypatc
         world.terminate(f"{node}-0")
     gang(world, 2)
     assert world.asks("g0") == {}
-    assert [sorted(planned.nodes.values()) for planned in found] == [["n1", "n2"]]
+    assert [sorted(planned.nodes.values()) for planned in plans] == [["n1", "n2"]]
 
 
 def test_a_member_of_a_gang_that_runs_preempts_alone():
@@ -335,14 +340,14 @@ on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_siz
 @given(
     nodes=st.lists(on_cards, min_size=1, max_size=4),
     size=st.integers(1, 5),
-    many=st.sampled_from([0, gangplaces.MANY]),
+    limit=st.sampled_from([0, gangplaces.MANY]),
     data=st.data(),
 )
-def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, many, data):
+def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, limit, data):
     """Whatever the order in which the members ask and the victims end. Where one card of a node is free, kube-scheduler
     preempts no pod there, and the extender does. `many`: see `nominated.MANY`.
     """
-    with patch.object(gangplaces, "MANY", many):
+    with patch.object(gangplaces, "MANY", limit):
         goes(nodes, size, data)
 
 
@@ -377,9 +382,9 @@ def test_each_plan_is_a_turn_at_the_state(monkeypatch):
     plans = Counter[int]()
     would_place = GangPlaces.would_place
 
-    def counted(*args, **how):
+    def counted(*args, **kwargs):
         plans[len(pauses)] += 1
-        return would_place(*args, **how)
+        return would_place(*args, **kwargs)
 
     monkeypatch.setattr(GangPlaces, "would_place", counted)
     world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
@@ -390,11 +395,11 @@ def test_each_plan_is_a_turn_at_the_state(monkeypatch):
 
 
 def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
-    most = Capacities.count_pods
+    count_pods = Capacities.count_pods
 
     def costly(*args):
         world.clock.worked += TURN
-        return most(*args)
+        return count_pods(*args)
 
     world = Full(**{f"n{i}": [LOW] for i in range(2 * LOOKS)})
     gang(world, 2)
@@ -409,9 +414,9 @@ def takes_a_turn(world):
     nominated = world.state.preemption._nominated
     who_goes = nominated.who_goes
 
-    def costly(*args, **how):
+    def costly(*args, **kwargs):
         world.clock.worked += TURN
-        return who_goes(*args, **how)
+        return who_goes(*args, **kwargs)
 
     nominated.who_goes = costly
 
@@ -473,12 +478,12 @@ happens = st.sampled_from(["bound", "node", "nominated", "member", "ended", "end
 @given(
     nodes=st.lists(on_cards, min_size=1, max_size=4),
     size=st.integers(1, 5),
-    what=happens,
+    happening=happens,
     pause=st.integers(1, 8),
     slow=st.booleans(),
     data=st.data(),
 )
-def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, what, pause, *, slow, data):
+def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, happening, pause, *, slow, data):
     """Whatever happens between two turns: as if it had happened before the call. `slow`: each look for victims takes a
     turn.
     """
@@ -488,20 +493,20 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
 
     def change(world: Full) -> None:
         there = world.pods.get(f"{node}-{card}")
-        if what == "bound" and there is None and card < world.nodes[node].cards:
+        if happening == "bound" and there is None and card < world.nodes[node].cards:
             world.runs("late", card, node, HIGH)
-        elif what == "node":
+        elif happening == "node":
             world.state.remove_node(node)
-        elif what == "nominated":
+        elif happening == "nominated":
             world.nominated_other(node)
-        elif what == "member":
+        elif happening == "member":
             world.delete(f"g{size - 1}")
-        elif what == "ended" and there is not None:
+        elif happening == "ended" and there is not None:
             world.delete(f"{node}-{card}")
-        elif what == "budget":
+        elif happening == "budget":
             protects = Condition("place", "In", frozenset([f"{node}-{card}"]))
             world.state.preemption.set_budget("default/late", Budget("default", 0, (protects,)))
-        elif what == "ending" and there is not None:
+        elif happening == "ending" and there is not None:
             world.terminate(f"{node}-{card}")
 
     def answer(*, between: bool) -> tuple[dict[str, list[str]], bool]:
@@ -514,9 +519,9 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
         pauses = world.meanwhile(pause, lambda: change(world))
         return world.asks("g0"), len(pauses) >= pause
 
-    found, happened = answer(between=True)
+    answered, happened = answer(between=True)
     assume(happened)
-    assert found == answer(between=False)[0]
+    assert answered == answer(between=False)[0]
 
 
 def test_no_pod_goes_for_a_gang_that_would_exceed_its_quota_as_a_whole():

@@ -24,7 +24,7 @@ from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.examples import examples
-from tests.extender.worlds import P100, as_card, as_pod, asking, bound, resource, state
+from tests.extender.worlds import P100, as_card, as_pod, asking, bound, make_state, resource
 from tests.fakes.clock import FakeClock
 
 HALF, CARDS = P100 // 2, 2
@@ -43,7 +43,7 @@ class World:
         self.draw = draw
         self.clock = FakeClock()
         self.clock.sleep = self._sleep
-        self.state: State = state(self.clock)
+        self.state: State = make_state(self.clock)
         self.pods: dict[str, Json] = {}  # as the API server has them
         self.events: list[tuple[bool, Json]] = []  # of its watch: whether it is gone, and the pod
         self.seen = 0  # of these by the extender
@@ -138,17 +138,17 @@ class World:
             ready["scheduler"] = 1.0
         if not ready:
             return False
-        (who,) = self.draw.choices([*ready], [*ready.values()])
-        if who == "watch":
+        (actor,) = self.draw.choices([*ready], [*ready.values()])
+        if actor == "watch":
             self._see()
-        elif who == "its watch":
+        elif actor == "its watch":
             self.scheduler.see()
-        elif who == "scheduler":
+        elif actor == "scheduler":
             self.scheduler.step()
         else:
-            one = self.draw.choice(self.going_on)
-            if next(one, self) is self:
-                self.going_on.remove(one)
+            process = self.draw.choice(self.going_on)
+            if next(process, self) is self:
+                self.going_on.remove(process)
         return True
 
     def meanwhile(self) -> None:
@@ -224,10 +224,10 @@ class Scheduler:
         elif nominated(pod) or nominated(before):
             self._nominate(name, nominated(pod))
 
-    def wake(self, what: str) -> None:
+    def wake(self, event: str) -> None:
         """What the sums have refused only waits for pods to go."""
-        self._woken = self._woken if self._woken == "a pod is gone" else what
-        for name in [name for name, ours in self._waiting.items() if ours or what == "a pod is gone"]:
+        self._woken = self._woken if self._woken == "a pod is gone" else event
+        for name in [name for name, ours in self._waiting.items() if ours or event == "a pod is gone"]:
             self._enqueue(name)
 
     def _enqueue(self, name: str) -> None:
@@ -250,39 +250,44 @@ class Scheduler:
             return
         self._woken = ""
         there = {
-            each: node
-            for each, one in self._pods.items()
-            if (node := one["spec"].get("nodeName") or self._assumed.get(each))
+            pod_name: node
+            for pod_name, other in self._pods.items()
+            if (node := other["spec"].get("nodeName") or self._assumed.get(pod_name))
         }
-        asked = False
+        calls_extender = False
         for nodes in ([nominated(pod)], self._world.nodes):
             fitting = [node for node in nodes if node and self._fits(there, node, name)]
             if not fitting:
                 continue
-            asked = True
-            found = self._filter(pod, fitting)
+            calls_extender = True
+            answer = self._filter(pod, fitting)
             yield
-            if found:
-                self._assumed[name] = found[0]
+            if answer:
+                self._assumed[name] = answer[0]
                 self._nominate(name, "")
-                self._world.going_on.append(self._bind(name, found[0]))
+                self._world.going_on.append(self._bind(name, answer[0]))
                 return
         outcome = self._preempt(name, there)
         yield
         self._nominate(name, nominated(self._pods[name]) if outcome is None else outcome)
-        self._waiting[name] = asked
-        if self._woken and (asked or self._woken == "a pod is gone"):
+        self._waiting[name] = calls_extender
+        if self._woken and (calls_extender or self._woken == "a pod is gone"):
             self._enqueue(name)
         yield
-        why = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": f"{asked} {outcome}"}
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": f"{calls_extender} {outcome}",
+        }
         self._world.edit(
-            name, status={"conditions": [why]} | ({} if outcome is None else {"nominatedNodeName": outcome})
+            name, status={"conditions": [condition]} | ({} if outcome is None else {"nominatedNodeName": outcome})
         )
 
     def _fits(self, there: dict[str, str], node: str, name: str, gone: frozenset[str] = frozenset()) -> bool:
-        held = [each for each, on in there.items() if on == node and each not in gone]
-        held += [each for each, on in self._nominated.items() if on == node and each not in (*there, name)]
-        return sum(HALF if each.startswith("low") else P100 for each in held) + P100 <= CARDS * P100
+        held = [pod_name for pod_name, on in there.items() if on == node and pod_name not in gone]
+        held += [pod_name for pod_name, on in self._nominated.items() if on == node and pod_name not in (*there, name)]
+        return sum(HALF if pod_name.startswith("low") else P100 for pod_name in held) + P100 <= CARDS * P100
 
     def _filter(self, pod: Json, nodes: list[str]) -> list[str]:
         self._world.meanwhile()
@@ -306,29 +311,32 @@ class Scheduler:
     def _preempt(self, name: str, there: dict[str, str]) -> str | None:
         """The node that is nominated, "" for none any more; None: as before."""
         pod = self._pods[name]
-        lower = {each: on for each, on in there.items() if self._pods.get(each, pod)["spec"]["priority"] < HIGH}
+        lower = {
+            pod_name: on for pod_name, on in there.items() if self._pods.get(pod_name, pod)["spec"]["priority"] < HIGH
+        }
         if any(
-            on == nominated(pod) and "deletionTimestamp" in self._pods[each]["metadata"] for each, on in lower.items()
+            on == nominated(pod) and "deletionTimestamp" in self._pods[pod_name]["metadata"]
+            for pod_name, on in lower.items()
         ):
             return None
         chosen: dict[str, list[str]] = {}
         failed = False
         for node in self._world.nodes:
-            gone = frozenset(each for each, on in lower.items() if on == node)
+            gone = frozenset(pod_name for pod_name, on in lower.items() if on == node)
             if not gone or not self._fits(there, node, name, gone):
                 continue
-            for each in sorted(gone):  # the oldest stays first
-                if self._fits(there, node, name, gone - {each}):
-                    gone -= {each}
+            for pod_name in sorted(gone):  # the oldest stays first
+                if self._fits(there, node, name, gone - {pod_name}):
+                    gone -= {pod_name}
             if gone:
                 chosen[node] = sorted(gone)
             failed = failed or not gone
         if not chosen:
             return None if failed else ""
-        uids = {each: self._pods[each]["metadata"]["uid"] for each in lower}
+        uids = {pod_name: self._pods[pod_name]["metadata"]["uid"] for pod_name in lower}
         self._world.meanwhile()
-        answer = self._ask(pod, {node: [uids[each] for each in some] for node, some in chosen.items()})
-        known = {uid: each for each, uid in uids.items()}
+        answer = self._ask(pod, {node: [uids[pod_name] for pod_name in some] for node, some in chosen.items()})
+        known = {uid: pod_name for pod_name, uid in uids.items()}
         if not answer or any(uid not in known for some in answer.values() for uid in some):
             return None
         fewest = min(map(len, answer.values()))
@@ -341,7 +349,7 @@ class Scheduler:
         victims = {node: {"Pods": [{"UID": uid} for uid in some]} for node, some in chosen.items()}
         body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
         answer = verbs.preempt(self._world.state, PREFERENCES, wire.preempt_args(body)).node_name_to_meta_victims
-        return {node: [one.uid for one in said.pods] for node, said in answer.items()}
+        return {node: [victim.uid for victim in node_victims.pods] for node, node_victims in answer.items()}
 
     def _evict(self, name: str, victims: list[str]) -> Steps:
         for victim in victims:

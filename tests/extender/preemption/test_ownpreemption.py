@@ -138,11 +138,11 @@ class Gangs(gangworlds.World):
                     self.runs(f"{node}-{card}", mem, card, node)
 
     def runs(self, name: str, mem: int, card: int, node: str, priority: int = LOW) -> None:
-        made = bound(name, mem, card, node=node, annotations=holds(mem, card, node=node))
-        made["spec"]["priority"] = priority
-        made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
-        made["metadata"]["labels"] = {"app": name}
-        self.create(made)
+        pod = bound(name, mem, card, node=node, annotations=holds(mem, card, node=node))
+        pod["spec"]["priority"] = priority
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+        pod["metadata"]["labels"] = {"app": name}
+        self.create(pod)
 
     def gang(self, size: int, *, priority: int = HIGH, **resources: int) -> None:
         members = (
@@ -288,10 +288,10 @@ class Crowd(Scene):
         nominated = self.world.state._nominated
         who_goes = nominated.who_goes
 
-        def searches(claimant, *args, **how):
+        def searches(claimant, *args, **kwargs):
             self.searched.append(claimant.ref.name)
             self.world.clock.worked += search_seconds
-            return who_goes(claimant, *args, **how)
+            return who_goes(claimant, *args, **kwargs)
 
         nominated.who_goes = searches
 
@@ -379,9 +379,9 @@ def test_searches_that_cost_little_do_not_wait_for_the_next_step():
     scene.world.clock.advance(4.0)
     who_goes = scene.world.state._nominated.who_goes
 
-    def cheap(*args, **how):
+    def cheap(*args, **kwargs):
         scene.world.clock.worked -= 0.198  # of 0.2 s
-        return who_goes(*args, **how)
+        return who_goes(*args, **kwargs)
 
     scene.world.state._nominated.who_goes = cheap
     scene.evictions.step()
@@ -494,16 +494,16 @@ class Mixed(Full):
         self.shared = shared
         for node in shared:
             for card in range(2):
-                made = bound(f"{node}-{card}", 1000, card, node=node, annotations=holds(1000, card, node=node))
-                made["spec"]["priority"] = LOW
-                made["metadata"]["labels"] = {"place": f"{node}-{card}"}
-                made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
-                self.pods[f"{node}-{card}"] = made
-                self.tell(made)
+                pod = bound(f"{node}-{card}", 1000, card, node=node, annotations=holds(1000, card, node=node))
+                pod["spec"]["priority"] = LOW
+                pod["metadata"]["labels"] = {"place": f"{node}-{card}"}
+                pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
+                self.pods[f"{node}-{card}"] = pod
+                self.tell(pod)
 
     def offered(self, pod: dict) -> list[str]:
-        found = super().offered(pod)
-        return found if self.only else sorted({*found, *self.shared})
+        nodes = super().offered(pod)
+        return nodes if self.only else sorted({*nodes, *self.shared})
 
 
 def test_a_gang_gets_cards_of_nodes_where_kube_scheduler_preempts_and_of_others():

@@ -27,7 +27,7 @@ from extender.records.wire import FilterArgs
 from extender.state import State
 from tests.extender import nominationworlds
 from tests.extender.api.test_app import parts
-from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, looks_slowly, resource, state
+from tests.extender.worlds import P100, as_card, as_pod, as_quota, asking, bound, looks_slowly, make_state, resource
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.clock import FakeClock
 
@@ -41,17 +41,17 @@ class World:
 
     def __init__(self, *nodes: str, cpu: int = 64_000) -> None:
         self.clock = FakeClock()
-        self.state: State = state(self.clock)
+        self.state: State = make_state(self.clock)
         self.api = ApiServer(self.clock)
         for node in nodes or ("n1",):
             self.state.set_node(node, NodeRecord(Load(cpu, 1 << 40, 100)))
             for i in range(2):
                 self.state.set_card(*as_card(resource(i, node=node)))
 
-    def tell(self, made: dict) -> dict:
-        self.api.put(paths.pods(), made)
-        self.state.set_pod(as_pod(made))
-        return made
+    def tell(self, pod: dict) -> dict:
+        self.api.put(paths.pods(), pod)
+        self.state.set_pod(as_pod(pod))
+        return pod
 
     def runs(
         self,
@@ -62,40 +62,40 @@ class World:
         priority: int = LOW,
         app: str = "",
         group: str = "",
-        **more,
+        **fields,
     ):
-        made = bound(name, mem, *cards, node=node, **more)
+        pod = bound(name, mem, *cards, node=node, **fields)
         if group:
-            made["spec"]["schedulingGroup"] = {"podGroupName": group}
-        made["spec"]["priority"] = priority
-        made["metadata"]["labels"] = {"app": app or name}
-        return self.tell(made)
+            pod["spec"]["schedulingGroup"] = {"podGroupName": group}
+        pod["spec"]["priority"] = priority
+        pod["metadata"]["labels"] = {"app": app or name}
+        return self.tell(pod)
 
     def ends(self, name: str) -> None:
         """Its deletion begins."""
-        made = self.api.edit(paths.pods("default", name), metadata={"deletionTimestamp": "2026-11-21T10:00:00Z"})
-        self.state.set_pod(as_pod(made))
+        pod = self.api.edit(paths.pods("default", name), metadata={"deletionTimestamp": "2026-11-21T10:00:00Z"})
+        self.state.set_pod(as_pod(pod))
 
     def gone(self, name: str) -> None:
         self.ends(name)
         ended = [{"name": "main", "state": {"terminated": {}}}]
-        made = self.api.edit(paths.pods("default", name), status={"containerStatuses": ended})
-        self.state.set_pod(as_pod(made))
+        pod = self.api.edit(paths.pods("default", name), status={"containerStatuses": ended})
+        self.state.set_pod(as_pod(pod))
         self.api.remove(paths.pods("default", name))
-        self.state.remove_pod(as_pod(made))
+        self.state.remove_pod(as_pod(pod))
 
     def budget(self, app: str, allowed: int) -> None:
-        made = {
+        manifest = {
             "metadata": {"namespace": "default", "name": f"of-{app}"},
             "spec": {"selector": {"matchLabels": {"app": app}}},
             "status": {"disruptionsAllowed": allowed},
         }
-        self.state.preemption.set_budget(*budgets.decode_budget(json.dumps(made).encode()))
+        self.state.preemption.set_budget(*budgets.decode_budget(json.dumps(manifest).encode()))
 
-    def wants(self, name: str, mem: int = P100, *, priority: int = HIGH, **more) -> dict:
-        made = asking(name, **({"gpu_mem": mem} if mem else {}), **more)
-        made["spec"]["priority"] = priority
-        return made
+    def wants(self, name: str, mem: int = P100, *, priority: int = HIGH, **fields) -> dict:
+        pod = asking(name, **({"gpu_mem": mem} if mem else {}), **fields)
+        pod["spec"]["priority"] = priority
+        return pod
 
     def preempt(self, pod: dict, **chosen: list[str]) -> dict[str, list[str]]:
         """Names of the victims by node; `chosen`: those of the scheduler."""
@@ -116,29 +116,31 @@ class World:
         self.tell(pod | {"status": {"phase": "Pending", "nominatedNodeName": node, "conditions": refused}})
 
 
-def preempt(made: State, pod: dict, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
+def preempt(state: State, pod: dict, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
     victims = {node: {"Pods": [{"UID": f"uid-{name}"} for name in some]} for node, some in chosen.items()}
     body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
-    answer = verbs.preempt(made, PREFERENCES, wire.preempt_args(body))
-    found = json.loads(wire.encode(answer))["NodeNameToMetaVictims"]
-    return {node: sorted(one["UID"][4:] for one in said["Pods"]) for node, said in found.items()}
+    answer = verbs.preempt(state, PREFERENCES, wire.preempt_args(body))
+    document = json.loads(wire.encode(answer))["NodeNameToMetaVictims"]
+    return {
+        node: sorted(victim["UID"][4:] for victim in node_victims["Pods"]) for node, node_victims in document.items()
+    }
 
 
-def with_cpu(made: dict, cpu: str) -> dict:
-    made["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
-    return made
+def with_cpu(pod: dict, cpu: str) -> dict:
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
+    return pod
 
 
 def other(name: str, cpu: str, *, priority: int = LOW, static: bool = False) -> tuple[str, Placed]:
     """A pod on n1 that asks for no card. `static`: of the kubelet's own manifests."""
-    made = with_cpu(
+    pod = with_cpu(
         {"spec": {"nodeName": "n1", "priority": priority, "containers": [{"name": "c", "resources": {}}]}}, cpu
     )
-    said = {names.MIRROR: "x", names.IDX: "0"} if static else {}
-    made["metadata"] = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": said}
-    found = podinfo.pod(json.dumps(made).encode())
-    assert found is not None
-    return found
+    annotations = {names.MIRROR: "x", names.IDX: "0"} if static else {}
+    pod["metadata"] = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations}
+    record = podinfo.pod(json.dumps(pod).encode())
+    assert record is not None
+    return record
 
 
 @pytest.fixture
@@ -160,9 +162,9 @@ def test_pods_of_the_former_name_of_a_node_are_no_victims():
     world.state.set_node("former", NodeRecord(Load(64_000, 1 << 40, 100)))
 
     def runs_on_former(name: str, card: int) -> None:
-        made = bound(name, P100, card)
-        made["spec"] |= {"nodeName": "former", "priority": LOW}
-        world.tell(made)
+        pod = bound(name, P100, card)
+        pod["spec"] |= {"nodeName": "former", "priority": LOW}
+        world.tell(pod)
 
     runs_on_former("old-0", 0)
     world.runs("here", P100, 1)
@@ -260,9 +262,9 @@ def planned():
 
 
 def holds(world, name, mem, card, priority=LOW):
-    made = bound(name, mem, card)
-    made["spec"]["priority"] = priority
-    world.tell(made)
+    pod = bound(name, mem, card)
+    pod["spec"]["priority"] = priority
+    world.tell(pod)
 
 
 def card_of(world, name):
@@ -628,16 +630,16 @@ def test_the_cpu_of_the_pod_is_kept_as_well():
     for index in (0, 1):
         world.runs(f"a{index}", P100, index)
     first, second = (world.wants(name) for name in "pq")
-    for each in (first, second):
-        each["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "800m"}
+    for pod in (first, second):
+        pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "800m"}
     assert world.preempt(first, n1=["a0"]) == {"n1": ["a0"]}
     world.nominate(first, "n1")
     assert world.preempt(second, n1=["a1"]) == {}, "whoever goes, there is cpu for one of them"
 
 
-@pytest.mark.parametrize(("many", "node"), [(MANY, "n1"), (1, "n1"), (0, "n2")])
-def test_where_it_takes_long_to_count_what_is_kept_other_nodes_come_first(many, node, monkeypatch):
-    monkeypatch.setattr(placing, "MANY", many)
+@pytest.mark.parametrize(("limit", "node"), [(MANY, "n1"), (1, "n1"), (0, "n2")])
+def test_where_it_takes_long_to_count_what_is_kept_other_nodes_come_first(limit, node, monkeypatch):
+    monkeypatch.setattr(placing, "MANY", limit)
     world = World("n1", "n2")
     world.runs("a", P100, 0)
     world.runs("b", HALF, 1, priority=HIGH)
@@ -679,16 +681,16 @@ def test_it_is_kept_in_bind_as_well(freed):
     assert begun is Refusal.NO_MEMORY
 
 
-@pytest.mark.parametrize("how", ["bound", "deleted", "elsewhere", "time"])
-def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, how):
+@pytest.mark.parametrize("change", ["bound", "deleted", "elsewhere", "time"])
+def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, change):
     wanted = freed.wants("p")
-    if how == "bound":
+    if change == "bound":
         freed.state.set_node("n2")
         freed.state.set_card(*as_card(resource(0, node="n2")))
         freed.runs("p", P100, 0, node="n2")
-    elif how == "deleted":
+    elif change == "deleted":
         freed.state.remove_pod(as_pod(wanted))
-    elif how == "elsewhere":
+    elif change == "elsewhere":
         freed.state.set_node("n2")
         freed.nominate(wanted, "n2")
     else:
@@ -831,15 +833,15 @@ class Events:
 class Scene:
     """Both cards have a small pod of low priority; a pod that needs a whole card was refused."""
 
-    def __init__(self, **more) -> None:
-        self.begin(World(), **more)
+    def __init__(self, **fields) -> None:
+        self.begin(World(), **fields)
         self.world.runs("a", HALF, 0)
         self.world.runs("b", HALF, 1)
 
-    def begin(self, world: World, **more) -> None:
+    def begin(self, world: World, **fields) -> None:
         """The pod waits, and nothing runs yet."""
         self.world = world
-        self.wanted = self.world.tell(self.world.wants("p", **more))
+        self.wanted = self.world.tell(self.world.wants("p", **fields))
         self.api, self.events, self.leads = self.world.api, Events(), True
         self.api.before(self._only_of_its_uid, "create", times=math.inf)
         self._fresh = self.api.follow(paths.pods())
@@ -950,9 +952,9 @@ class Yielding(Scene):
         nominated = self.world.state._nominated
         look = nominated.who_goes
 
-        def looks(*of, **how):
+        def looks(*of, **kwargs):
             self.world.clock.worked += TURN / 8
-            return look(*of, **how)
+            return look(*of, **kwargs)
 
         nominated.who_goes = looks
 
@@ -979,10 +981,10 @@ MEANWHILE = {
 }
 
 
-@pytest.mark.parametrize("what", MEANWHILE)
-def test_nobody_goes_for_a_pod_that_needs_nobody_when_all_nodes_have_been_looked_at(what):
+@pytest.mark.parametrize("change", MEANWHILE)
+def test_nobody_goes_for_a_pod_that_needs_nobody_when_all_nodes_have_been_looked_at(change):
     scene = Yielding(20)
-    scene.meanwhile = lambda: MEANWHILE[what](scene.world, scene.wanted)
+    scene.meanwhile = lambda: MEANWHILE[change](scene.world, scene.wanted)
     scene.asks()
     assert scene.evicted() == []
 
@@ -1124,8 +1126,8 @@ def test_two_pods_get_a_card_each_also_before_the_watch_shows_that_a_victim_ends
     for wanted in (scene.wanted, scene.world.tell(scene.world.wants("q"))):
         assert scene.world.filter(wanted) == []
     scene.world.clock.advance(4.0)
-    evictions = [each for _ in range(2) for each in scene.world.state.preemption.next_evictions()]
-    assert sorted(victim.name for each in evictions for victim in each.victims) == ["a", "b"]
+    evictions = [eviction for _ in range(2) for eviction in scene.world.state.preemption.next_evictions()]
+    assert sorted(victim.name for eviction in evictions for victim in eviction.victims) == ["a", "b"]
 
 
 def test_whom_somebody_else_has_deleted_meanwhile_is_not_evicted_as_well(scene):
@@ -1165,9 +1167,9 @@ def test_whom_two_budgets_cover_is_no_victim_though_both_let_him_go(scene):
     """The Eviction API refuses such pods."""
     for name in ("one", "other"):
         selector = {"matchLabels": {"app": "a"}}
-        made = {"metadata": {"namespace": "default", "name": name}, "spec": {"selector": selector}}
-        made["status"] = {"disruptionsAllowed": 5}
-        scene.world.state.preemption.set_budget(*budgets.decode_budget(json.dumps(made).encode()))
+        manifest = {"metadata": {"namespace": "default", "name": name}, "spec": {"selector": selector}}
+        manifest["status"] = {"disruptionsAllowed": 5}
+        scene.world.state.preemption.set_budget(*budgets.decode_budget(json.dumps(manifest).encode()))
     scene.rounds(3)
     assert scene.evicted() == ["b"]
     assert not scene.api.sent("create", paths.pods("default", "a", "eviction"))

@@ -20,8 +20,8 @@ def queue(clock) -> SchedulingQueue:
     return SchedulingQueue(clock)
 
 
-def waiting(name: str, **told) -> WaitingRecord:
-    return WaitingRecord(uid=name, namespace="default", name=name, **told)
+def waiting(name: str, **fields) -> WaitingRecord:
+    return WaitingRecord(uid=name, namespace="default", name=name, **fields)
 
 
 def test_who_has_not_asked_for_long_waits_no_more(queue, clock):

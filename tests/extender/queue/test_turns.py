@@ -20,13 +20,13 @@ def turned_away(world: World, pod: dict) -> None:
 @pytest.fixture
 def world() -> World:
     """A term has begun; one card is full, the other was freed for `high` while no extender answered."""
-    made = World()
+    new_world = World()
     for name in ("a0", "b0"):
-        made.runs(name, HALF, 0)
-    turned_away(made, made.wants("high"))
-    with made.state.queue() as queue:
+        new_world.runs(name, HALF, 0)
+    turned_away(new_world, new_world.wants("high"))
+    with new_world.state.queue() as queue:
         queue.begin_retry_window()
-    return made
+    return new_world
 
 
 def low(world: World, priority: int = LOW) -> list[str]:
@@ -34,11 +34,11 @@ def low(world: World, priority: int = LOW) -> list[str]:
 
 
 def test_a_label_of_the_same_word_turns_nobody_away():
-    made = World()
-    pod = made.wants("high")
+    world = World()
+    pod = world.wants("high")
     pod["metadata"]["labels"] = {"x": "SchedulerError", "y": "Unschedulable"}
-    found = as_pod(pod)
-    assert (found.turned_away, found.refused) == (None, False)
+    record = as_pod(pod)
+    assert (record.turned_away, record.refused) == (None, False)
 
 
 def test_a_pod_of_lower_priority_waits_until_it_has_come(world):
@@ -79,12 +79,12 @@ def test_one_that_was_not_turned_away_keeps_nobody_waiting():
     assert low(world) == ["n1"]
 
 
-@pytest.mark.parametrize("how", ["it has a gate", "its scheduler does not call"])
-def test_a_pod_that_never_comes_keeps_nobody_waiting_whatever_its_status_says(how):
+@pytest.mark.parametrize("change", ["it has a gate", "its scheduler does not call"])
+def test_a_pod_that_never_comes_keeps_nobody_waiting_whatever_its_status_says(change):
     """A user who may write the status of his pods can write any reason into it."""
     world = World()
     forged = world.wants("high")
-    if how == "it has a gate":
+    if change == "it has a gate":
         forged["spec"]["schedulingGates"] = [{"name": "example.com/gate"}]
     else:
         forged["spec"]["schedulerName"] = "none"
@@ -100,16 +100,16 @@ def test_in_the_middle_of_a_term_nobody_waits(world):
     assert low(world) == ["n1"]
 
 
-@pytest.mark.parametrize("how", ["came", "gone", "in time"])
-def test_who_was_put_off_is_woken(world, how):
+@pytest.mark.parametrize("change", ["came", "gone", "in time"])
+def test_who_was_put_off_is_woken(world, change):
     assert low(world) == []
     world.state.next_requeue_node()  # for the cards, which are new
     world.clock.advance(3.0)
     world.state.tick()
     assert world.state.next_requeue_node() is None
-    if how == "came":
+    if change == "came":
         world.filter(world.wants("high"))
-    elif how == "gone":
+    elif change == "gone":
         world.gone("high")
     else:
         world.clock.advance(9.0)

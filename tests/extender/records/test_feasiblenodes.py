@@ -67,8 +67,8 @@ def test_a_pod_is_named_a_node_that_it_may_be_on():
 def test_a_pod_that_asks_too_much_of_its_node_goes_the_ordinary_way():
     """What it asks is asked of thousands of nodes under the state's lock: with ten thousand conditions for 14 s."""
     world = World("n1")
-    many = [{"key": f"k{i}", "operator": "DoesNotExist"} for i in range(100)]
-    for name, conditions in (("few", many[:10]), ("many", many)):
+    expressions = [{"key": f"k{i}", "operator": "DoesNotExist"} for i in range(100)]
+    for name, conditions in (("few", expressions[:10]), ("many", expressions)):
         world.create(name, 100, **required({"matchExpressions": conditions}))
     world.create("selects", 100, nodeSelector={"k" * 1024: "v"})
     assert world.ahead() == {"few": "n1"}

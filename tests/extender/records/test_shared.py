@@ -48,9 +48,9 @@ def test_labels_of_pods_that_are_gone_take_no_memory():
 
 def test_labels_and_classes_that_a_card_had_take_no_memory():
     def read_card(number: int) -> None:
-        made = resource(0, node="n", driverversion=f"{number:07d}" + "x" * MIB)
-        made["status"] = {**made.get("status", {}), "classes": [f"{number:07d}" + "x" * MIB]}
-        objects.card(json.dumps(made).encode())
+        card = resource(0, node="n", driverversion=f"{number:07d}" + "x" * MIB)
+        card["status"] = {**card.get("status", {}), "classes": [f"{number:07d}" + "x" * MIB]}
+        objects.card(json.dumps(card).encode())
 
     assert kept(read_card, 20) < 5
 

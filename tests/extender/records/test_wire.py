@@ -20,9 +20,9 @@ VALUES = [1, 1.5, True, "x", [1], ["x"], [None], {"a": 1}, {"name": 3}, {"nodeAf
 @pytest.mark.parametrize(("part", "name"), FIELDS)
 def test_a_field_of_another_type_is_refused_or_ignored(part, name):
     world = World({"n1": 1})
-    for value in VALUES:
+    for wrong in VALUES:
         pod = member("p", gated=False, gpu_mem=100)
-        pod[part][name] = value
+        pod[part][name] = wrong
         body = json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode()
         try:
             args = filter_args(body)

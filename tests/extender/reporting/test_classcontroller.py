@@ -23,14 +23,14 @@ from tests.fakes.clock import FakeClock
 K80, V100, A100 = "nvidia.tesla.k80", "nvidia.tesla.v100", "nvidia.a100"
 
 
-def seen(obj):
-    return objects.resource_class(json.dumps(obj).encode())[1]
+def seen(resource_class):
+    return objects.resource_class(json.dumps(resource_class).encode())[1]
 
 
 def auto(model="Tesla K80", *spellings, created="", **changed):
-    made = automatic_class(classes.name_of_model(model), model, *spellings)
-    made["metadata"]["creationTimestamp"] = created
-    return seen(made | {"spec": made["spec"] | {"priority": 0} | changed})
+    manifest = automatic_class(classes.name_of_model(model), model, *spellings)
+    manifest["metadata"]["creationTimestamp"] = created
+    return seen(manifest | {"spec": manifest["spec"] | {"priority": 0} | changed})
 
 
 def many(number):
@@ -88,13 +88,13 @@ def test_a_copy_of_an_automatic_class_under_another_name_is_somebodys_own():
 
 
 def test_all_spellings_of_a_model_are_one_class():
-    both = ("A100", "NVIDIA A100")
-    assert plan_changes(both[::-1], {}, unused).creates == {A100: both}
-    for written in (both[:1], both[1:]):
-        assert plan_changes(both, {A100: auto(*written)}, unused) == Changes(updates={A100: both}, deletes=[])
-        assert plan_changes(written, {A100: auto(*both)}, unused) == Changes(updates={A100: written}, deletes=[])
-    assert plan_changes(both, {A100: auto(*both)}, unused) == Changes(deletes=[])
-    assert plan_changes((), {A100: auto(*both)}, unused) == Changes(deletes=[])
+    spellings = ("A100", "NVIDIA A100")
+    assert plan_changes(spellings[::-1], {}, unused).creates == {A100: spellings}
+    for written in (spellings[:1], spellings[1:]):
+        assert plan_changes(spellings, {A100: auto(*written)}, unused) == Changes(updates={A100: spellings}, deletes=[])
+        assert plan_changes(written, {A100: auto(*spellings)}, unused) == Changes(updates={A100: written}, deletes=[])
+    assert plan_changes(spellings, {A100: auto(*spellings)}, unused) == Changes(deletes=[])
+    assert plan_changes((), {A100: auto(*spellings)}, unused) == Changes(deletes=[])
 
 
 class World:
@@ -132,15 +132,15 @@ def test_the_class_comes_with_the_first_card_and_stays_after_the_last(world):
     world.card("GPU-B")
     world.card("GPU-C", model="")
     world.run(3)
-    made = world.api.get(class_path(K80))
-    assert made["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
-    assert json.loads(made["metadata"]["annotations"][names.AUTO_SPEC]) == made["spec"]
-    assert made["spec"] == {"selector": {"matchLabels": {"model": "Tesla K80"}}}
-    assert classes.auto_models(made) == ("Tesla K80",)
+    stored = world.api.get(class_path(K80))
+    assert stored["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
+    assert json.loads(stored["metadata"]["annotations"][names.AUTO_SPEC]) == stored["spec"]
+    assert stored["spec"] == {"selector": {"matchLabels": {"model": "Tesla K80"}}}
+    assert classes.auto_models(stored) == ("Tesla K80",)
     world.api.remove(er_path("GPU-A"))
     world.api.remove(er_path("GPU-B"))
     world.run(60)
-    assert world.api.get(class_path(K80)) == made
+    assert world.api.get(class_path(K80)) == stored
     assert world.calls() == [("create", "resourceclasses")]
 
 
@@ -168,13 +168,13 @@ def test_what_is_deleted_is_what_was_seen(world):
     crowd(world)
     world.card()
     world.run(3)
-    made = world.api.get(class_path(K80))
+    stored = world.api.get(class_path(K80))
     world.api.remove(er_path("GPU-A"))
     world.run(30)
     assert world.api.get(class_path(K80)) is None
     assert world.calls() == [("create", "resourceclasses"), ("delete", K80)]
     assert world.api.requests[-1].body["preconditions"] == {
-        key: made["metadata"][key] for key in ("uid", "resourceVersion")
+        key: stored["metadata"][key] for key in ("uid", "resourceVersion")
     }
 
 
@@ -268,8 +268,8 @@ def test_who_does_not_lead_does_nothing(world):
     assert world.calls() == []
 
 
-def selected(obj):
-    selector = classes.parse(obj).selector
+def selected(resource_class):
+    selector = classes.parse(resource_class).selector
     return [model for model in ("A100", "NVIDIA A100") if selector.matches({"model": model})]
 
 
@@ -279,10 +279,10 @@ def test_a_class_follows_the_spellings_of_its_model(world):
     first = world.api.get(class_path(A100))
     world.card("GPU-B", model="A100")
     world.run(10)
-    made = world.api.get(class_path(A100))
-    assert selected(made) == ["A100", "NVIDIA A100"]
-    assert json.loads(made["metadata"]["annotations"][names.AUTO_SPEC]) == made["spec"]
-    assert made["metadata"]["uid"] == first["metadata"]["uid"]
+    stored = world.api.get(class_path(A100))
+    assert selected(stored) == ["A100", "NVIDIA A100"]
+    assert json.loads(stored["metadata"]["annotations"][names.AUTO_SPEC]) == stored["spec"]
+    assert stored["metadata"]["uid"] == first["metadata"]["uid"]
     world.api.remove(er_path("GPU-A"))
     world.run(5)
     assert selected(world.api.get(class_path(A100))) == ["A100", "NVIDIA A100"], "it may only have moved"

@@ -22,9 +22,9 @@ class Standby(World):
 
     def told(self, memory: int, uuid: str = "GPU-A", node: str = "n1") -> None:
         """What the card's status says is allocated."""
-        made = er_object(uuid, node)
-        made["status"]["allocated"] = {"memoryMiB": memory}
-        self.api.put(CARDS, made)
+        card = er_object(uuid, node)
+        card["status"]["allocated"] = {"memoryMiB": memory}
+        self.api.put(CARDS, card)
 
     def after(self, seconds: float) -> dict[str, int]:
         self.run(seconds)

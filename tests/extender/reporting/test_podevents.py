@@ -100,8 +100,8 @@ def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
 
 
 def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
-    asked = FullEntry("gpus", Entry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
-    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), asked)
+    full_entry = FullEntry("gpus", Entry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
+    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full_entry)
     assert world.events.all[0].message == (
         "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "
         "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "
@@ -119,6 +119,6 @@ def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
 
 def test_a_quota_whose_class_is_gone_is_told(world):
     world.pod_events.quota_without_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
-    (told,) = world.events.all
+    (event,) = world.events.all
     about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")
-    assert told == (about, "NoSuchClass", "there is none", "Warning")
+    assert event == (about, "NoSuchClass", "there is none", "Warning")

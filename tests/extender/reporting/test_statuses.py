@@ -96,13 +96,13 @@ def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
     world.state.ledger.set_devices("n1", [rdma, replace(rdma, uuid="rdma-1", index=1, healthy=False)])
     world.state.changed.add("n1")
     path = class_path("rdma")
-    found = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from before it was of devices
-    world.api.put(CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": found})
+    old_status = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from before it was of devices
+    world.api.put(CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": old_status})
     world.run(3)
     status = world.status(path)
     conditions = status.pop("conditions")
     assert status == {"cards": 2, "healthyCards": 1, "nodes": 1}
-    assert [each["status"] for each in conditions] == ["True"]
+    assert [condition["status"] for condition in conditions] == ["True"]
 
 
 def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
@@ -134,7 +134,7 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
         {**amounts, "hard": {"cards": 0}},
     ]
     assert conditions(status) == {"Exceeded": "True", "Valid": "True"}
-    (exceeded,) = (each for each in status["conditions"] if each["type"] == "Exceeded")
+    (exceeded,) = (condition for condition in status["conditions"] if condition["type"] == "Exceeded")
     assert exceeded["message"].startswith("all cards: 1 whole cards are held, 0 are allowed")
     world.release("p2")
     world.run(3)
@@ -147,7 +147,7 @@ def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
     world.api.put(CLASSES, class_object("k80"))
     world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(2)
-    (valid,) = (each for each in world.status(path)["conditions"] if each["type"] == "Valid")
+    (valid,) = (condition for condition in world.status(path)["conditions"] if condition["type"] == "Valid")
     assert valid["status"] == "False"
     assert "spec.hard[0].class: there is no ResourceClass k90" in valid["message"]
     assert "k80" in valid["message"]
@@ -169,7 +169,7 @@ def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
 
 def test_a_quota_is_told_once_that_its_class_is_gone(world):
     world.api.put(CLASSES, class_object("k90"))
-    made = world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
+    quota = world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(5)
     assert world.without_class == []
     for times in (1, 2):
@@ -179,7 +179,7 @@ def test_a_quota_is_told_once_that_its_class_is_gone(world):
         world.hold(f"p{times}", "n1", ("0", f"GPU-{times}", 1, 0))
         world.run(70)
         ((name, uid, text),) = world.without_class
-        assert (name, uid) == ("gpus", made["metadata"]["uid"])
+        assert (name, uid) == ("gpus", quota["metadata"]["uid"])
         assert "there is no ResourceClass k90" in text
         world.without_class.clear()
         world.api.put(CLASSES, class_object("k90"))
@@ -214,7 +214,7 @@ def test_a_condition_keeps_its_time_until_its_status_changes(world):
 
     def since():
         world.run(3)
-        return {each["type"]: each["lastTransitionTime"] for each in world.status(path)["conditions"]}
+        return {condition["type"]: condition["lastTransitionTime"] for condition in world.status(path)["conditions"]}
 
     first = since()
     world.hold("p1", "n1", ("0", "GPU-A", 1, 0))
@@ -225,21 +225,23 @@ def test_a_condition_keeps_its_time_until_its_status_changes(world):
     assert then["Exceeded"] > first["Exceeded"]
 
 
-def unfit(value, schema, where=""):
+def unfit(document, schema, path=""):
     """What of the value the API server would refuse, or drop without a word."""
     types = {"object": dict, "array": list, "string": str, "integer": int, "boolean": bool}
-    if not isinstance(value, types[schema["type"]]):
-        return [where]
-    if isinstance(value, dict):
-        unknown = [f"{where}.{key}" for key in value.keys() - schema["properties"].keys()]
-        missing = [f"{where}.{key}" for key in schema.get("required", []) if key not in value]
-        known = {key: one for key, one in schema["properties"].items() if key in value}
+    if not isinstance(document, types[schema["type"]]):
+        return [path]
+    if isinstance(document, dict):
+        unknown = [f"{path}.{key}" for key in document.keys() - schema["properties"].keys()]
+        missing = [f"{path}.{key}" for key in schema.get("required", []) if key not in document]
+        known = {key: part for key, part in schema["properties"].items() if key in document}
         return (
-            unknown + missing + [bad for key, one in known.items() for bad in unfit(value[key], one, f"{where}.{key}")]
+            unknown
+            + missing
+            + [bad for key, part in known.items() for bad in unfit(document[key], part, f"{path}.{key}")]
         )
-    if isinstance(value, list):
-        return [bad for one in value for bad in unfit(one, schema["items"], f"{where}[]")]
-    return [] if value in schema.get("enum", [value]) else [where]
+    if isinstance(document, list):
+        return [bad for part in document for bad in unfit(part, schema["items"], f"{path}[]")]
+    return [] if document in schema.get("enum", [document]) else [path]
 
 
 def test_every_status_is_as_the_crds_have_it(world):
@@ -257,9 +259,9 @@ def test_every_status_is_as_the_crds_have_it(world):
         schema = version["schema"]["openAPIV3Schema"]["properties"]["status"]
         objects = world.api.all(collection)
         assert len(objects) == 2
-        for status in (one["status"] for one in objects):
+        for status in (manifest["status"] for manifest in objects):
             assert unfit(status, schema) == [], plural
-            texts = [each["message"] for each in status.get("conditions", [])] + [status.get("problem", "")]
+            texts = [condition["message"] for condition in status.get("conditions", [])] + [status.get("problem", "")]
             assert max(map(len, texts)) <= 1024
 
 
@@ -309,7 +311,7 @@ def test_the_rate_is_bounded_while_pods_come_and_higher_when_they_have_come(worl
         world.run(0.25)
     assert 150 <= len(world.api.requests) <= 220
     world.run(5)
-    assert all("freeMiB" in one["status"] for one in world.all())
+    assert all("freeMiB" in listed["status"] for listed in world.all())
 
 
 def test_while_pods_come_by_the_hundred_few_statuses_are_written_and_all_of_them_afterwards(world):
@@ -346,14 +348,14 @@ def test_somebodys_edit_is_repaired(world):
     world.node("n1", card("GPU-A"))
     world.api.put(CLASSES, class_object("k80"))
     world.run(5)
-    found = world.api.get(class_path("k80"))
-    good = found["status"]
-    world.api.put(CLASSES, found | {"status": good | {"cards": 7, "problem": "lies"}})
-    found = world.api.get(er_path("GPU-A"))
-    world.api.put(CARDS, found | {"status": found["status"] | {"freeMiB": 1, "classes": ["z"]}})
+    stored = world.api.get(class_path("k80"))
+    good = stored["status"]
+    world.api.put(CLASSES, stored | {"status": good | {"cards": 7, "problem": "lies"}})
+    stored = world.api.get(er_path("GPU-A"))
+    world.api.put(CARDS, stored | {"status": stored["status"] | {"freeMiB": 1, "classes": ["z"]}})
     world.run(3)
     assert world.status(class_path("k80")) == good
-    assert world.status(er_path("GPU-A")) == found["status"]
+    assert world.status(er_path("GPU-A")) == stored["status"]
 
 
 def test_a_change_that_nobody_told_of_is_found(world):
@@ -377,7 +379,7 @@ def test_when_the_api_server_is_away_all_wait_and_then_all_is_written():
     world.run(0.5)
     assert len(world.api.requests) <= 2, "one failure is enough to wait"
     world.run(20)
-    assert all("freeMiB" in one["status"] for one in world.all())
+    assert all("freeMiB" in listed["status"] for listed in world.all())
 
 
 def test_an_object_whose_status_is_refused_does_not_keep_the_others_back():
@@ -391,8 +393,8 @@ def test_an_object_whose_status_is_refused_does_not_keep_the_others_back():
 
 def slow_node(world, name, cards=40):
     """A node whose cards are so large that no write to them has an answer in time."""
-    made = [card(f"GPU-{name}-{i}", i) for i in range(cards)]
-    world.node(name, *made)
+    node_cards = [card(f"GPU-{name}-{i}", i) for i in range(cards)]
+    world.node(name, *node_cards)
     world.api.fault(Fault(seconds=60.0), path=f"{er_path(f'GPU-{name}-')}*", times=1_000_000)
 
 
@@ -502,4 +504,4 @@ def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
         thread.join()
     world.active = True
     world.run(30)
-    assert all("freeMiB" in one["status"] for one in world.all())
+    assert all("freeMiB" in listed["status"] for listed in world.all())

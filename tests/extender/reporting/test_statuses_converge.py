@@ -70,12 +70,12 @@ class Story:
         self.world.writer._audited = float("inf")  # what must be seen at once is not to be found by the audit
 
     def play(self, step):
-        kind, *how = step
-        getattr(self, f"_{kind}")(*how)
+        kind, *arguments = step
+        getattr(self, f"_{kind}")(*arguments)
 
     def _cards(self, node, classes_of, healthy):
-        made = [card(f"GPU-{node}-{i}", i, healthy=healthy, classes=some) for i, some in enumerate(classes_of)]
-        self.world.state.ledger.set_cards(node, made)
+        node_cards = [card(f"GPU-{node}-{i}", i, healthy=healthy, classes=some) for i, some in enumerate(classes_of)]
+        self.world.state.ledger.set_cards(node, node_cards)
         self.world.state.changed.add(node)
 
     def _resource(self, index, node, there):
@@ -87,7 +87,7 @@ class Story:
 
     def _hold(self, pod, node, index, mem, namespace):
         core = 100 if mem == K80 else 0
-        if f"p{pod}" in {one.uid for one in self.world.state.ledger.holdings()}:
+        if f"p{pod}" in {holding.uid for holding in self.world.state.ledger.holdings()}:
             self.world.release(f"p{pod}")
         self.world.hold(f"p{pod}", node, ("0", f"GPU-{node}-{index}", mem, core), namespace=namespace)
 
@@ -101,20 +101,20 @@ class Story:
         else:
             self.world.api.remove(class_path(name))
 
-    def _quota(self, namespace, which):
+    def _quota(self, namespace, index):
         path = quota_path("gpus", namespace)
-        if which < 0:
+        if index < 0:
             self.world.api.remove(path)
             return
         status = (self.world.api.get(path) or {}).get("status", {})
-        self.world.api.put(QUOTAS, quota_object("gpus", *HARD[which], namespace=namespace) | {"status": status})
+        self.world.api.put(QUOTAS, quota_object("gpus", *HARD[index], namespace=namespace) | {"status": status})
 
-    def _scribble(self, which):
+    def _scribble(self, index):
         objects = self.world.all()
         if objects:
-            obj = objects[which % len(objects)]
+            manifest = objects[index % len(objects)]
             lies = {"freeMiB": 7, "allocated": {"shares": 3}, "cards": 99, "summary": "lies", "problem": "lies"}
-            self.world.api.put(KINDS[obj["kind"]], obj | {"status": lies})
+            self.world.api.put(KINDS[manifest["kind"]], manifest | {"status": lies})
 
     def _fault(self, fault):
         self.faults.append(self.world.api.fault(fault))
@@ -131,18 +131,18 @@ class Story:
         for fault in self.faults:
             fault.left = 0
         world.run(75)
-        for obj in world.api.all(CARDS):
-            self._check_card(obj["spec"], obj["status"])
-        for obj in world.api.all(CLASSES):
-            self._check_class(obj["metadata"]["name"], obj["status"])
-        for obj in world.api.all(QUOTAS):
-            self._check_quota(obj)
+        for manifest in world.api.all(CARDS):
+            self._check_card(manifest["spec"], manifest["status"])
+        for manifest in world.api.all(CLASSES):
+            self._check_class(manifest["metadata"]["name"], manifest["status"])
+        for manifest in world.api.all(QUOTAS):
+            self._check_quota(manifest)
 
     def _shares(self, uuid):
         return [
-            (one, share)
-            for one in self.world.state.ledger.holdings()
-            for share in one.assignment.shares()
+            (holding, share)
+            for holding in self.world.state.ledger.holdings()
+            for share in holding.assignment.shares()
             if share.uuid == uuid
         ]
 
@@ -152,7 +152,7 @@ class Story:
 
     def _check_card(self, spec, status):
         held = self._shares(spec["uuid"])
-        known = next((one for one in self._on(spec["node"]) if one.uuid == spec["uuid"]), None)
+        known = next((entry for entry in self._on(spec["node"]) if entry.uuid == spec["uuid"]), None)
         used = sum(share.mem for _, share in held)
         takes = known is not None and known.healthy and len(held) < 48
         assert status["allocated"] == {
@@ -160,43 +160,43 @@ class Story:
             "corePercent": sum(share.core for _, share in held),
             "shares": len(held),
             "whole": any(share.whole for _, share in held),
-            "pods": len({one.uid for one, _ in held}),
+            "pods": len({entry.uid for entry, _ in held}),
         }
         assert status["freeMiB"] == (max(0, K80 - used) if takes else 0)
         assert status["classes"] == (sorted(known.classes) if known is not None else [])
 
     def _check_class(self, name, status):
-        cards = [(node, one) for node in NODES for one in self._on(node) if name in one.classes]
-        used = {one.uuid: sum(share.mem for _, share in self._shares(one.uuid)) for _, one in cards}
+        cards = [(node, card) for node in NODES for card in self._on(node) if name in card.classes]
+        used = {card.uuid: sum(share.mem for _, share in self._shares(card.uuid)) for _, card in cards}
         assert status | {"conditions": []} == {
             "cards": len(cards),
-            "healthyCards": sum(one.healthy for _, one in cards),
+            "healthyCards": sum(card.healthy for _, card in cards),
             "nodes": len({node for node, _ in cards}),
             "memoryMiB": K80 * len(cards),
             "usedMiB": sum(used.values()),
-            "freeMiB": sum(max(0, K80 - used[one.uuid]) for _, one in cards if one.healthy),
+            "freeMiB": sum(max(0, K80 - used[card.uuid]) for _, card in cards if card.healthy),
             "conditions": [],
         }
         assert conditions(status) == {"Valid": "True"}
 
-    def _check_quota(self, obj):
-        status, hard = obj["status"], obj["spec"]["hard"]
+    def _check_quota(self, manifest):
+        status, hard = manifest["status"], manifest["spec"]["hard"]
         if hard == HARD[3]:
             assert status.keys() == {"conditions"}
             assert conditions(status) == {"Exceeded": "Unknown", "Valid": "False"}
             return
-        known = {one.uuid: one for node in NODES for one in self._on(node)}
+        known = {record.uuid: record for node in NODES for record in self._on(node)}
         ledger, over = self.world.state.ledger, False
-        for line, entry in zip(status["used"], quotas.parse(obj).entries, strict=True):
+        for line, entry in zip(status["used"], quotas.parse(manifest).entries, strict=True):
             held = [
                 share
-                for one in ledger.holdings()
-                if one.namespace == obj["metadata"]["namespace"]
-                for share in one.assignment.shares()
+                for record in ledger.holdings()
+                if record.namespace == manifest["metadata"]["namespace"]
+                for share in record.assignment.shares()
                 if (
                     entry.covers(known[share.uuid].classes, known[share.uuid].model)
                     if share.uuid in known
-                    else ledger.kinds.covered(ledger.kind(one.node, share), entry)
+                    else ledger.kinds.covered(ledger.kind(record.node, share), entry)
                 )
             ]
             amounts = {
@@ -207,7 +207,7 @@ class Story:
             assert {key: line[key] for key in amounts} == amounts
             limits = zip(amounts.values(), (entry.shares, entry.memory, entry.cards), strict=True)
             over |= any(limit is not None and amount > limit for amount, limit in limits)
-        there = {obj["metadata"]["name"] for obj in self.world.api.all(CLASSES)}
+        there = {manifest["metadata"]["name"] for manifest in self.world.api.all(CLASSES)}
         missing = any("class" in line and line["class"] not in there for line in hard)
         assert conditions(status) == {"Exceeded": str(over), "Valid": str(not missing)}
 
