@@ -239,10 +239,10 @@ class World:
         """The next Bindings do not arrive for long, and whoever sends them gives up waiting."""
         self.standing = times
 
-    def arrives(self, which: int, behind: bool) -> None:
+    def arrives(self, choice: int, behind: bool) -> None:
         """A Binding that stood on its way."""
         if self.late:
-            call = self.late.pop(which % len(self.late))
+            call = self.late.pop(choice % len(self.late))
             self.behind, standing, self.standing = behind, self.standing, 0
             with contextlib.suppress(errors.KubeError):
                 self.api.client(user_agent="late").request("POST", call.path, body=call.body)
@@ -256,8 +256,8 @@ class World:
         self.api.let_through(*self.lags)
         self.lags.clear()
 
-    def watches_end(self, how: str, collection: str) -> None:
-        self.api.end_watches(how, collection)
+    def watches_end(self, ending: str, collection: str) -> None:
+        self.api.end_watches(ending, collection)
 
     def forget(self) -> None:
         """Versions from before are too old."""
@@ -296,27 +296,27 @@ class World:
         resource_class: str = "",
         mps: str = "",
         guarded: bool = False,
-        **asked: int,
+        **amounts: int,
     ) -> Json:
         """As the webhook leaves it. `split`: over how many cards; `minimum`: members of the gang, 0 where a PodGroup
         says it; `guarded`: by a disruption budget.
         """
         uid = f"uid-{name}"
-        if asked or gang:
-            made = asking(name, uid=uid, namespace=namespace, resource_class=resource_class, **asked)
+        if amounts or gang:
+            pod = asking(name, uid=uid, namespace=namespace, resource_class=resource_class, **amounts)
         else:
-            made = _plain(name)
-        metadata, spec = made["metadata"], made["spec"]
+            pod = _plain(name)
+        metadata, spec = pod["metadata"], pod["spec"]
         limits = spec["containers"][0]["resources"]
-        if resource_class and "whole_gpu" in asked:
-            limits["limits"][names.CLASS_PREFIX + resource_class] = str(asked["whole_gpu"])
+        if resource_class and "whole_gpu" in amounts:
+            limits["limits"][names.CLASS_PREFIX + resource_class] = str(amounts["whole_gpu"])
         if gang:
             metadata["labels"] = {names.GANG: gang}
             metadata["annotations"][names.GROUP_NAME] = gang
             if minimum:
                 metadata["annotations"][names.GROUP_NUM] = str(minimum)
             spec["schedulingGates"] = [{"name": names.GANG}]
-            if not asked:
+            if not amounts:
                 limits["limits"] = {names.PLACE_MARKER: "1", names.BIND_MARKER: "1"}
         if split > 1:
             metadata["annotations"][names.GPU_COUNTS] = f"main={split}"
@@ -327,19 +327,19 @@ class World:
         limits["requests"] = {"cpu": "1", "memory": "1Gi"}
         metadata["creationTimestamp"] = self.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         spec["priority"] = priority
-        made["status"] = {"phase": "Pending"}
-        return made
+        pod["status"] = {"phase": "Pending"}
+        return pod
 
-    def deletes(self, which: int | str) -> None:
-        pod = self._one(self.pods(), which)
+    def deletes(self, choice: int | str) -> None:
+        pod = self._one(self.pods(), choice)
         if pod is not None:
             with contextlib.suppress(errors.KubeError):
                 self.api.client(user_agent="user").delete(path_of(pod))
 
-    def deletes_by_force(self, which: int | str) -> None:
+    def deletes_by_force(self, choice: int | str) -> None:
         """One whose containers run, if there is one. They run on, and their node says so."""
         pods = self.pods()
-        pod = self._one([one for one in pods if one["metadata"]["uid"] in self.running] or pods, which)
+        pod = self._one([other for other in pods if other["metadata"]["uid"] in self.running] or pods, choice)
         if pod is not None:
             uid = pod["metadata"]["uid"]
             if uid in self.running:
@@ -347,9 +347,9 @@ class World:
                 self._put_cards(self.running[uid][0])
             self.api.remove(path_of(pod))
 
-    def touches(self, which: int | str) -> None:
+    def touches(self, choice: int | str) -> None:
         """Somebody changes a label."""
-        pod = self._one(self.pods(), which)
+        pod = self._one(self.pods(), choice)
         if pod is not None:
             self.api.edit(path_of(pod), metadata={"labels": {"changed": str(self.api.revision)}})
 
@@ -380,36 +380,36 @@ class World:
         if machine.known:
             self._put_node(node)
 
-    def card_changes(self, node: str, index: int, what: str) -> None:
+    def card_changes(self, node: str, index: int, change: str) -> None:
         """`what` of the card, "healthy", "cordoned", "there" or "mps", is the other way round from now on."""
         card = self._one(self.machines[node].cards, index)
-        if what != "mps":
-            setattr(card, what, not getattr(card, what))
+        if change != "mps":
+            setattr(card, change, not getattr(card, change))
         elif card.mps:
             card.mps = "Ready" if card.mps == "Fault" else "Fault"
         self.judge.cards_change(node)
         self._put_cards(node)
 
-    def runs(self, which: int | str) -> None:
+    def runs(self, choice: int | str) -> None:
         """The kubelet starts a pod."""
         waiting = [pod for pod in self.pods() if node_of(pod) and pod["status"]["phase"] == "Pending"]
-        pod = self._one([one for one in waiting if not one["metadata"].get("deletionTimestamp")], which)
+        pod = self._one([other for other in waiting if not other["metadata"].get("deletionTimestamp")], choice)
         if pod is not None:
-            told = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
+            status = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
             self.running[pod["metadata"]["uid"]] = node_of(pod), given(pod)
-            self.api.edit(path_of(pod), status=told)
+            self.api.edit(path_of(pod), status=status)
 
-    def ends(self, which: int | str) -> None:
+    def ends(self, choice: int | str) -> None:
         """Containers end: of a pod that is deleted, of one that has done its work, or of one that is gone."""
         bound = [pod for pod in self.pods() if node_of(pod) and not is_over(pod)]
-        found = self._one([*bound, *self.ghosts], which)
-        if isinstance(found, str):
-            self._end(found)
-        elif found is not None:
-            uid = found["metadata"]["uid"]
-            leaving = found["metadata"].get("deletionTimestamp")
+        ended = self._one([*bound, *self.ghosts], choice)
+        if isinstance(ended, str):
+            self._end(ended)
+        elif ended is not None:
+            uid = ended["metadata"]["uid"]
+            leaving = ended["metadata"].get("deletionTimestamp")
             if leaving or uid in self.running:
-                self._over(found)
+                self._over(ended)
 
     def _over(self, pod: Json) -> None:
         """Its containers have ended, and the kubelet says so."""
@@ -448,48 +448,48 @@ class World:
             shares = [
                 held(uid, share.mem) | {"corePercent": share.core, "whole": share.whole}
                 for uid in self.ghosts
-                for where, given in [self.running[uid]]
-                for share in given.shares
-                if where == node and share.index == index
+                for node_name, binding in [self.running[uid]]
+                for share in binding.shares
+                if node_name == node and share.index == index
             ]
             health = "Healthy" if card.healthy else "Unhealthy"
-            made = resource(
+            report = resource(
                 index, node=node, mem=card.mem, model=card.model, health=health, held=shares, cordoned=card.cordoned
             )
             if card.mps:
-                made["status"]["mps"] = {"mode": "card", "state": card.mps, "multiUser": True, "maxClients": 48}
-            path = paths.extendedresources(made["metadata"]["name"])
+                report["status"]["mps"] = {"mode": "card", "state": card.mps, "multiUser": True, "maxClients": 48}
+            path = paths.extendedresources(report["metadata"]["name"])
             before = self.api.get(path)
             if not card.there:
                 self.api.remove(path)
             else:
                 if before is not None:  # what others write to its status stays
-                    made["status"] = before["status"] | made["status"]
-                self.api.put(paths.extendedresources(), made)
+                    report["status"] = before["status"] | report["status"]
+                self.api.put(paths.extendedresources(), report)
 
     # Extenders.
 
-    def starts(self, which: int) -> None:
-        if self.processes[which] is None:
-            self._start(which)
+    def starts(self, extender: int) -> None:
+        if self.processes[extender] is None:
+            self._start(extender)
 
-    def _start(self, which: int) -> None:
-        program = Program(f"extender-{which}")
+    def _start(self, extender: int) -> None:
+        program = Program(f"extender-{extender}")
         with self.clock.of(program):
             client = self.api.client(user_agent=program.name)
             whole = self.build(client, self.clock, replace(SETTINGS, **self.settings))
-            self.processes[which] = Process(program, whole, whole.app(CollectorRegistry()))
+            self.processes[extender] = Process(program, whole, whole.app(CollectorRegistry()))
             whole.start()
 
-    def is_killed(self, which: int) -> None:
-        process = self.processes[which]
+    def is_killed(self, extender: int) -> None:
+        process = self.processes[extender]
         if process is not None:
-            self.processes[which] = None
+            self.processes[extender] = None
             self.clock.kill(process.program)
 
-    def stops(self, which: int) -> None:
+    def stops(self, extender: int) -> None:
         """It is told to end, and has time to."""
-        process = self.processes[which]
+        process = self.processes[extender]
         if process is not None:
             process.program.still = False
 
@@ -499,31 +499,31 @@ class World:
 
             self.clock.start(process.program, end)
             self.clock.run(8, stride=0.25)
-            self.is_killed(which)
+            self.is_killed(extender)
 
-    def is_cut_off(self, which: int, cut: bool) -> None:
+    def is_cut_off(self, extender: int, cut: bool) -> None:
         """Its requests do not reach the API server; watches that run go on."""
-        name = f"extender-{which}"
+        name = f"extender-{extender}"
         self.cut = self.cut | {name} if cut else self.cut - {name}
 
-    def stands_still(self, which: int, still: bool) -> None:
+    def stands_still(self, extender: int, still: bool) -> None:
         """As by SIGSTOP, and SIGCONT."""
-        process = self.processes[which]
+        process = self.processes[extender]
         if process is not None:
             process.program.still = still
 
     # kube-scheduler.
 
-    def tries(self, which: int | str, to: int, whole: bool = False) -> None:
+    def tries(self, choice: int | str, to: int, whole: bool = False) -> None:
         """It looks at a pod. `to`: the extender that it reaches; `whole`: it sends whole Nodes."""
         waiting = [pod for pod in self.pods() if self.waits(pod)]
-        pod = self._one(waiting, which)
+        pod = self._one(waiting, choice)
         if pod is not None:
             self._try(pod, to, whole=whole)
 
-    def is_interrupted(self, which: int, to: int, turns: int, kill: bool) -> None:
+    def is_interrupted(self, choice: int, to: int, turns: int, kill: bool) -> None:
         """In the middle of a try the extender stands still, or is killed."""
-        self.tries(which, to)
+        self.tries(choice, to)
         self.clock.take(turns)
         reached = (self.connected + to) % 2
         if kill:
@@ -531,9 +531,9 @@ class World:
         else:
             self.stands_still(reached, still=True)
 
-    def binds_again(self, which: int, to: int) -> None:
+    def binds_again(self, choice: int, to: int) -> None:
         """A bind call comes a second time."""
-        call = self._one(sorted(self.calls), which)
+        call = self._one(sorted(self.calls), choice)
         if call is not None:
             self.clock.start(self.scheduler, lambda: self._call(to, "bind", self.calls[call]))
 
@@ -578,64 +578,67 @@ class World:
             self._call(to, "bind", call)
 
     def _choose(self, pod: Json, to: int, *, whole: bool) -> str:
-        nodes = [one for one in self.api.all(paths.nodes()) if not one["spec"].get("unschedulable")]
-        there = [one["metadata"]["name"] for one in nodes]
-        said = {"Nodes": {"items": nodes}, "NodeNames": None} if whole else {"Nodes": None, "NodeNames": there}
+        nodes = [entry for entry in self.api.all(paths.nodes()) if not entry["spec"].get("unschedulable")]
+        there = [entry["metadata"]["name"] for entry in nodes]
+        node_args = {"Nodes": {"items": nodes}, "NodeNames": None} if whole else {"Nodes": None, "NodeNames": there}
         if not nodes:
             return ""
-        found = self._call(to, "filter", {"Pod": pod, **said})
-        if found is None or found["Error"]:
+        answer = self._call(to, "filter", {"Pod": pod, **node_args})
+        if answer is None or answer["Error"]:
             return ""
-        fitting = found["NodeNames"] or []
+        fitting = answer["NodeNames"] or []
         assert set(fitting) <= set(there)
         if not fitting:
-            self._preempt(pod, to, {**found["FailedNodes"]})
+            self._preempt(pod, to, {**answer["FailedNodes"]})
             return ""
         if len(fitting) > 1:
             args = {"Pod": pod, "Nodes": None, "NodeNames": fitting}
             scores = self._call(to, "prioritize", args) or []
-            return max(fitting, key=lambda name: next((one["Score"] for one in scores if one["Host"] == name), 0))
+            return max(fitting, key=lambda name: next((entry["Score"] for entry in scores if entry["Host"] == name), 0))
         return fitting[0]
 
     def _preempt(self, pod: Json, to: int, failed: dict[str, str]) -> None:
         """It offers those of lower priority on each node that is not hopeless, and deletes whom the extender names."""
         mine = pod["spec"]["priority"]
         lower = {
-            one["metadata"]["uid"]: one
-            for one in self.pods()
-            if node_of(one) in failed and one["spec"].get("priority", 0) < mine and not is_over(one)
+            other["metadata"]["uid"]: other
+            for other in self.pods()
+            if node_of(other) in failed and other["spec"].get("priority", 0) < mine and not is_over(other)
         }
         offer = {
-            node: {"Pods": [{"UID": uid} for uid, one in lower.items() if node_of(one) == node], "NumPDBViolations": 0}
+            node: {
+                "Pods": [{"UID": uid} for uid, other in lower.items() if node_of(other) == node],
+                "NumPDBViolations": 0,
+            }
             for node in failed
         }
         offer = {node: victims for node, victims in offer.items() if victims["Pods"]}
         if not offer:
             return
         args = {"Pod": pod, "NodeNameToMetaVictims": offer}
-        found = self._call(to, "preempt", args)
-        chosen = (found or {}).get("NodeNameToMetaVictims") or {}
+        answer = self._call(to, "preempt", args)
+        chosen = (answer or {}).get("NodeNameToMetaVictims") or {}
         if not chosen:
             return
         stay = {
-            one["metadata"]["uid"]
-            for one in self.pods()
-            if "guarded" in labels_of(one) and not one["metadata"].get("deletionTimestamp")
+            other["metadata"]["uid"]
+            for other in self.pods()
+            if "guarded" in labels_of(other) and not other["metadata"].get("deletionTimestamp")
         }
         for victims in chosen.values():
-            guarded = [one["UID"] for one in victims["Pods"] if one["UID"] in stay]
+            guarded = [other["UID"] for other in victims["Pods"] if other["UID"] in stay]
             assert victims["NumPDBViolations"] >= len(guarded), ("no word of disruption budgets", victims, guarded)
         node = min(chosen)
-        if not all(one["UID"] in lower for one in chosen[node]["Pods"]):
+        if not all(other["UID"] in lower for other in chosen[node]["Pods"]):
             return  # one is gone by now, and the scheduler gives up
         client = self.api.client(user_agent="kube-scheduler")
-        for one in chosen[node]["Pods"]:
+        for other in chosen[node]["Pods"]:
             with contextlib.suppress(errors.KubeError):
-                client.delete(path_of(lower[one["UID"]]))
+                client.delete(path_of(lower[other["UID"]]))
         with contextlib.suppress(errors.KubeError):
             refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
-            told = {"nominatedNodeName": node, "conditions": [refused]}
-            client.patch(path_of(pod) + "/status", {"status": told}, "merge")
+            status = {"nominatedNodeName": node, "conditions": [refused]}
+            client.patch(path_of(pod) + "/status", {"status": status}, "merge")
 
     def _call(self, to: int, verb: str, args: Json) -> Any:
         """The answer; None where none comes in time. The extender goes on with a call that is given up.
@@ -643,11 +646,11 @@ class World:
         `to`: 0 for the extender to which the connection is. A new one, after an error, is to the other.
         """
         at = self.connected
-        found = self._post((at + to) % 2, verb, args)
-        failed = found is None or (isinstance(found, dict) and found.get("Error"))
+        answer = self._post((at + to) % 2, verb, args)
+        failed = answer is None or (isinstance(answer, dict) and answer.get("Error"))
         if failed and not to and self.connected == at:
             self.connected = 1 - at
-        return found
+        return answer
 
     def _post(self, to: int, verb: str, args: Json) -> Any:
         process = self.processes[to]
@@ -667,9 +670,9 @@ class World:
 
         def answer() -> None:
             try:
-                said: list[str] = []
-                parts = process.app(environ, lambda status, _: said.append(status))
-                answers.append((said[0], b"".join(parts)))
+                statuses: list[str] = []
+                parts = process.app(environ, lambda status, _: statuses.append(status))
+                answers.append((statuses[0], b"".join(parts)))
             finally:
                 done.set()
 
@@ -691,11 +694,11 @@ class World:
         self.catch_up()
         while self.late:
             self.arrives(0, behind=False)
-        for which, process in enumerate(self.processes):
+        for extender, process in enumerate(self.processes):
             if process is not None:
                 process.program.still = False
             elif not any(self.processes):
-                self._start(which)
+                self._start(extender)
         self.clock.run(seconds, stride=1.0)
         self.troubled = self.clock.now()
 
@@ -703,8 +706,8 @@ class World:
         """Others went for the pod `high`, so `low` may not have their place."""
         pods = {pod["metadata"]["name"]: pod for pod in self.pods()}
         if high in pods and low in pods and pods[high]["status"].get("nominatedNodeName"):
-            taken = not node_of(pods[high]) and node_of(pods[low]) and not self.judge.fit([pods[high]])
-            assert not taken, f"{low} has the place for which others had gone for {high}"
+            is_taken = not node_of(pods[high]) and node_of(pods[low]) and not self.judge.fit([pods[high]])
+            assert not is_taken, f"{low} has the place for which others had gone for {high}"
 
     def quiet(self) -> None:
         """Faults stop, and all do their work: whatever fits must be placed."""
@@ -721,7 +724,7 @@ class World:
         """kubelets start and end what they should, and the scheduler tries every pod once."""
         self.ends_deleted()
         self.clock.run(0.5, stride=0.25)
-        for pod in sorted(self.pods(), key=lambda one: -one["spec"].get("priority", 0)):
+        for pod in sorted(self.pods(), key=lambda other: -other["spec"].get("priority", 0)):
             if self.waits(pod):
                 self._try(pod, 0)
                 self.clock.run()
@@ -731,11 +734,11 @@ class World:
     def pods(self) -> list[Json]:
         return self.api.all(paths.pods())
 
-    def _one(self, of: Sequence[Any], which: int | str) -> Any:
+    def _one(self, of: Sequence[Any], choice: int | str) -> Any:
         """Of pods also by the name."""
-        if isinstance(which, str):
-            return next((one for one in of if isinstance(one, dict) and one["metadata"]["name"] == which), None)
-        return of[which % len(of)] if of else None
+        if isinstance(choice, str):
+            return next((pod for pod in of if isinstance(pod, dict) and pod["metadata"]["name"] == choice), None)
+        return of[choice % len(of)] if of else None
 
     @property
     def told(self) -> list[Given]:

@@ -55,8 +55,9 @@ def played(history: History) -> Told:
 
 def told(world: Any, broken: str) -> Told:
     bound = {
-        one.pod: f"{one.node} " + " ".join(f"{share.index}:{share.mem}:{share.core}" for share in one.shares)
-        for one in world.told
+        binding.pod: f"{binding.node} "
+        + " ".join(f"{share.index}:{share.mem}:{share.core}" for share in binding.shares)
+        for binding in world.told
     }
     return Told(bound, broken)
 
@@ -122,25 +123,25 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         pass
 
 
-def draw(machine: Any, examples: int, seed: int, each: Callable[[History, Told], object]) -> None:
+def draw(machine: Any, examples: int, seed: int, visit: Callable[[History, Told], object]) -> None:
     """Histories of the machine, with what this tree's extender made of them."""
     import hypothesis
     from hypothesis.stateful import run_state_machine_as_test
 
-    left = examples
+    remaining = examples
 
     class Kept(machine):  # type: ignore[misc]
         def teardown(self) -> None:
-            nonlocal left
+            nonlocal remaining
             with contextlib.suppress(Exception):  # the world knows it
                 super().teardown()
             if hasattr(self, "world"):
-                left -= 1
-                each(self.world.history, told(self.world, text(self.world.broken)))
+                remaining -= 1
+                visit(self.world.history, told(self.world, text(self.world.broken)))
 
-    while left > 0:  # Hypothesis ends where a rule is broken
-        how = hypothesis.settings(
-            max_examples=left,
+    while remaining > 0:  # Hypothesis ends where a rule is broken
+        run_settings = hypothesis.settings(
+            max_examples=remaining,
             phases=[hypothesis.Phase.generate],
             database=None,
             deadline=None,
@@ -148,7 +149,7 @@ def draw(machine: Any, examples: int, seed: int, each: Callable[[History, Told],
             stateful_step_count=30,
         )
         with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(Exception):
-            run_state_machine_as_test(hypothesis.seed(f"{seed}/{left}")(Kept), settings=how)
+            run_state_machine_as_test(hypothesis.seed(f"{seed}/{remaining}")(Kept), settings=run_settings)
 
 
 def text(error: Exception | None) -> str:
@@ -196,10 +197,10 @@ def main() -> int:
 
         def compare() -> None:
             history, now = waiting.pop(0)
-            how = differs(base.end(), now, strict=strict)
-            counts[how.split(":")[0] or "the same"] += 1
-            if how and not how.startswith("("):
-                different.append((history, how.split(":")[0]))
+            difference = differs(base.end(), now, strict=strict)
+            counts[difference.split(":")[0] or "the same"] += 1
+            if difference and not difference.startswith("("):
+                different.append((history, difference.split(":")[0]))
 
         def each(history: History, now: Told) -> None:
             base.begin(history)
@@ -213,10 +214,10 @@ def main() -> int:
             draw(Machine if args.faults else Orderly, args.examples, args.seed, each)
         while waiting:
             compare()
-        for how, count in counts.most_common():
-            print(f"{count:5} {how}")
-        for number, (history, how) in enumerate(different[:MOST], 1):
-            small = history if args.files else replay.less(history, _still(base, how, strict=strict))
+        for difference, count in counts.most_common():
+            print(f"{count:5} {difference}")
+        for number, (history, difference) in enumerate(different[:MOST], 1):
+            small = history if args.files else replay.less(history, _still(base, difference, strict=strict))
             before, now = base.played(small), played(small)
             path = args.files[0] if args.files else KEPT / f"{number}.jsonl"
             replay.write(path, small)
@@ -226,11 +227,11 @@ def main() -> int:
     return 1 if different else 0
 
 
-def _still(base: Base, how: str, *, strict: bool) -> Callable[[History], bool]:
+def _still(base: Base, kind: str, *, strict: bool) -> Callable[[History], bool]:
     def still(history: History) -> bool:
         base.begin(history)
         now = played(history)
-        return differs(base.end(), now, strict=strict).split(":")[0] == how
+        return differs(base.end(), now, strict=strict).split(":")[0] == kind
 
     return still
 

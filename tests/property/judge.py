@@ -86,28 +86,28 @@ class Judge:
 
     def _bound(self, pod: Json) -> None:
         """It is as it was asked, on cards of that node; of no term that another had followed; and with its gang."""
-        made = given(pod)
-        self.given[pod["metadata"]["uid"]] = made
-        cards = self._world.machines[made.node].cards
-        for share in made.shares:
-            assert share.uuid == f"GPU-{made.node}-{share.index}", (made, "a card of another node")
-            assert share.index < len(cards), (made, "no such card")
-            assert self._is_asked(pod, cards[share.index]), (made, "a card of another class, or without MPS")
-            if self._settled(made.node):
-                assert cards[share.index].usable, (made, "a card that takes nothing new")
-        asked = limits_of(pod)
-        if names.WHOLE_GPU in asked:
-            assert len(made.shares) == asked[names.WHOLE_GPU], made
-            assert all(share.whole for share in made.shares), made
-        elif names.GPU_MEM in asked:
+        binding = given(pod)
+        self.given[pod["metadata"]["uid"]] = binding
+        cards = self._world.machines[binding.node].cards
+        for share in binding.shares:
+            assert share.uuid == f"GPU-{binding.node}-{share.index}", (binding, "a card of another node")
+            assert share.index < len(cards), (binding, "no such card")
+            assert self._is_asked(pod, cards[share.index]), (binding, "a card of another class, or without MPS")
+            if self._settled(binding.node):
+                assert cards[share.index].usable, (binding, "a card that takes nothing new")
+        limits = limits_of(pod)
+        if names.WHOLE_GPU in limits:
+            assert len(binding.shares) == limits[names.WHOLE_GPU], binding
+            assert all(share.whole for share in binding.shares), binding
+        elif names.GPU_MEM in limits:
             count = split_of(pod)
-            assert sorted(share.mem for share in made.shares) == [asked[names.GPU_MEM] // count] * count, made
-        assert len({share.index for share in made.shares}) == len(made.shares), made
+            assert sorted(share.mem for share in binding.shares) == [limits[names.GPU_MEM] // count] * count, binding
+        assert len({share.index for share in binding.shares}) == len(binding.shares), binding
         term = int(pod["metadata"]["annotations"].get(names.LEADER_EPOCH, "///-1").split("/")[3])
-        assert term >= self._term, (made, f"bound in term {term}, after one of term {self._term}")
+        assert term >= self._term, (binding, f"bound in term {term}, after one of term {self._term}")
         self._term = term
         if gang := gang_of(pod):
-            assert len(self._came(gang)) >= self._minimum(pod), (made, "its gang has never been complete")
+            assert len(self._came(gang)) >= self._minimum(pod), (binding, "its gang has never been complete")
 
     def _settled(self, node: str) -> bool:
         """Whether all that is said of its cards must have been heard by now, and what was decided before is over."""
@@ -131,8 +131,8 @@ class Judge:
 
     def _minimum(self, pod: Json) -> int:
         """How many members its gang wants at least."""
-        said = self.minimums.get(gang_of(pod) or ("", ""))
-        return said or int(pod["metadata"]["annotations"][names.GROUP_NUM])
+        minimum = self.minimums.get(gang_of(pod) or ("", ""))
+        return minimum or int(pod["metadata"]["annotations"][names.GROUP_NUM])
 
     def _members(self, gang: tuple[str, str]) -> list[Json]:
         """All that there ever were."""
@@ -151,26 +151,26 @@ class Judge:
     def _users(self) -> dict[tuple[str, int], list[str]]:
         """What those on each card say of MPS."""
         users: dict[tuple[str, int], list[str]] = {}
-        for uid, made in self._holders().items():
-            for share in made.shares:
-                users.setdefault((made.node, share.index), []).append(mps_of(self._pods[uid]))
+        for uid, binding in self._holders().items():
+            for share in binding.shares:
+                users.setdefault((binding.node, share.index), []).append(mps_of(self._pods[uid]))
         return users
 
     def _used(self) -> dict[tuple[str, int], list[Share]]:
         used: dict[tuple[str, int], list[Share]] = {}
-        for made in self._holders().values():
-            for share in made.shares:
-                used.setdefault((made.node, share.index), []).append(share)
+        for binding in self._holders().values():
+            for share in binding.shares:
+                used.setdefault((binding.node, share.index), []).append(share)
         return used
 
     def _holders(self) -> dict[str, Given]:
-        return {uid: made for uid, (_, made) in self._world.running.items()} | self._holding
+        return {uid: binding for uid, (_, binding) in self._world.running.items()} | self._holding
 
     def _within_quota(self, namespace: str) -> None:
         """By one of the limits that an extender may have known, of cards that it surely knows."""
         since = self._world.clock.now() - HEARD_SECONDS
-        said = self._quotas.get(namespace, [])
-        known = [hard for i, (_, hard) in enumerate(said) if i + 1 == len(said) or said[i + 1][0] > since]
+        versions = self._quotas.get(namespace, [])
+        known = [hard for i, (_, hard) in enumerate(versions) if i + 1 == len(versions) or versions[i + 1][0] > since]
         used = [self._charged(namespace, hard, since) for hard in known]
         within = any(map(_within, used, known))
         assert not known or within, ("above the quota", namespace, used, known)
@@ -180,12 +180,12 @@ class Judge:
         nodes that have changed since then: an extender may not know of these.
         """
         shares = []
-        for uid, made in self._holders().items():
-            machine = self._world.machines[made.node]
-            for share in made.shares:
+        for uid, binding in self._holders().items():
+            machine = self._world.machines[binding.node]
+            for share in binding.shares:
                 card = machine.cards[share.index]
                 sure = since is None or (
-                    machine.known and card.there and self._changed.get(made.node, -math.inf) < since
+                    machine.known and card.there and self._changed.get(binding.node, -math.inf) < since
                 )
                 if self._pods[uid]["metadata"]["namespace"] == namespace and sure and self._covers(hard, card):
                     shares.append(share)
@@ -241,22 +241,22 @@ class Judge:
         """Whether they surely all fit: each takes the first cards on which it does."""
         used, users = self._used(), self._users()
         namespace = pods[0]["metadata"]["namespace"]
-        said = self._quotas.get(namespace)
-        hard = said[-1][1] if said else {}
+        versions = self._quotas.get(namespace)
+        hard = versions[-1][1] if versions else {}
         held = self._charged(namespace, hard)
         for pod in pods:
-            asked, split = limits_of(pod), split_of(pod)
+            limits, split = limits_of(pod), split_of(pod)
             if not asks(pod):
                 continue
             first = self._first(pod, used, users)
             if first is None:
                 return False
             node, indices = first
-            whole = names.WHOLE_GPU in asked
+            whole = names.WHOLE_GPU in limits
             for index in indices:
                 card = self._world.machines[node].cards[index]
-                mem = card.mem if whole else asked[names.GPU_MEM] // split
-                share = Share(index, "", mem, asked.get(names.GPU_CORE, 0), whole=whole)
+                mem = card.mem if whole else limits[names.GPU_MEM] // split
+                share = Share(index, "", mem, limits.get(names.GPU_CORE, 0), whole=whole)
                 used.setdefault((node, index), []).append(share)
                 users.setdefault((node, index), []).append(mps_of(pod))
                 # Of which class it will be is not said, so it counts everywhere.
@@ -266,14 +266,14 @@ class Judge:
     def _first(
         self, pod: Json, used: dict[tuple[str, int], list[Share]], users: dict[tuple[str, int], list[str]]
     ) -> tuple[str, list[int]] | None:
-        asked = limits_of(pod)
-        whole = names.WHOLE_GPU in asked
-        count = asked[names.WHOLE_GPU] if whole else split_of(pod)
-        mem, core, off = asked.get(names.GPU_MEM, 0) // count, asked.get(names.GPU_CORE, 0), mps_of(pod) == "off"
+        limits = limits_of(pod)
+        whole = names.WHOLE_GPU in limits
+        count = limits[names.WHOLE_GPU] if whole else split_of(pod)
+        mem, core, off = limits.get(names.GPU_MEM, 0) // count, limits.get(names.GPU_CORE, 0), mps_of(pod) == "off"
         for node, machine in self._world.machines.items():
             if not machine.known or machine.cordoned:
                 continue
-            found = []
+            findings = []
             for i, card in enumerate(machine.cards):
                 shares = used.get((node, i), [])
                 room = sum(share.mem for share in shares) + mem <= card.mem
@@ -281,18 +281,18 @@ class Judge:
                 room &= not (shares if whole else any(share.whole for share in shares))
                 room &= not card.mps or all((mode == "off") == off for mode in users.get((node, i), []))
                 if room and card.usable and self._is_asked(pod, card):
-                    found.append(i)
-            if len(found) >= count:
-                return node, found[:count]
+                    findings.append(i)
+            if len(findings) >= count:
+                return node, findings[:count]
         return None
 
 
 def given(pod: Json) -> Given:
     """What its annotations say, read by hand."""
-    said = json.loads(pod["metadata"]["annotations"].get(names.ASSIGNMENT, '{"containers": {}}'))
+    document = json.loads(pod["metadata"]["annotations"].get(names.ASSIGNMENT, '{"containers": {}}'))
     shares = [
         Share(index, uuid, mem, core, whole=bool(whole and whole[0]))
-        for of_container in said["containers"].values()
+        for of_container in document["containers"].values()
         for index, uuid, mem, core, _, *whole in of_container
     ]
     return Given(pod["metadata"]["name"], pod["spec"]["nodeName"], tuple(shares))
@@ -327,16 +327,16 @@ def _charge(shares: Sequence[tuple[int, bool]]) -> Json:
     }
 
 
-def _plus(one: Json, other: Json) -> Json:
-    return {name: one[name] + other[name] for name in one}
+def _plus(amounts: Json, other: Json) -> Json:
+    return {name: amounts[name] + other[name] for name in amounts}
 
 
 def _within(used: Json, hard: Json) -> bool:
-    return all(used[name] <= most for name, most in hard.items() if name in used)
+    return all(used[name] <= limit for name, limit in hard.items() if name in used)
 
 
 def limits_of(pod: Json) -> dict[str, int]:
-    return {name: int(value) for name, value in pod["spec"]["containers"][0]["resources"].get("limits", {}).items()}
+    return {name: int(amount) for name, amount in pod["spec"]["containers"][0]["resources"].get("limits", {}).items()}
 
 
 def split_of(pod: Json) -> int:

@@ -73,7 +73,7 @@ class _Between(InMemoryClient):
             return dataclasses.replace(answer, stream=_Stream(answer.stream, seen))
         body = json.loads(answer.body)
         if "items" in body:
-            body["items"] = [one for one in map(seen, body["items"]) if one is not None]
+            body["items"] = [manifest for manifest in map(seen, body["items"]) if manifest is not None]
         else:
             body = seen(body) or body
         return dataclasses.replace(answer, body=encoded(body))
@@ -88,8 +88,8 @@ class _Stream:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._stream, name, value)
+    def __setattr__(self, name: str, attribute: Any) -> None:
+        setattr(self._stream, name, attribute)
 
     def __iter__(self) -> Iterator[bytes]:
         line = b""
@@ -133,7 +133,7 @@ def _nothing(_: Json) -> None:
 
 
 def _with(**change: Any) -> Seen:
-    return lambda obj: merged(obj, change)
+    return lambda manifest: merged(manifest, change)
 
 
 def _ended_when_deleted(pod: Json) -> Json:
@@ -142,7 +142,7 @@ def _ended_when_deleted(pod: Json) -> Json:
 
 def _one_more(quota: Json) -> Json:
     hard = [
-        {name: value + 1 if name in ("shares", "cards") else value for name, value in entry.items()}
+        {name: amount + 1 if name in ("shares", "cards") else amount for name, amount in entry.items()}
         for entry in quota["spec"]["hard"]
     ]
     return merged(quota, {"spec": {"hard": hard}})
@@ -155,14 +155,14 @@ def _alone(pod: Json) -> Json:
 
 def _not_whole(pod: Json) -> Json:
     """Of a whole card that it has, some is free."""
-    said = json.loads((pod["metadata"].get("annotations") or {}).get(names.ASSIGNMENT, "null"))
-    if said is None:
+    document = json.loads((pod["metadata"].get("annotations") or {}).get(names.ASSIGNMENT, "null"))
+    if document is None:
         return pod
-    for shares in said["containers"].values():
+    for shares in document["containers"].values():
         for share in shares:
             if share[5:] == [1]:
                 share[2:] = [share[2] // 2, 0, share[4]]
-    return merged(pod, {"metadata": {"annotations": {names.ASSIGNMENT: json.dumps(said)}}})
+    return merged(pod, {"metadata": {"annotations": {names.ASSIGNMENT: json.dumps(document)}}})
 
 
 # What is sent.
@@ -256,7 +256,7 @@ FAULTS = {
 }
 
 
-def search(fault: Fault, most: int, machine: Any, seed: int = 0) -> tuple[int, History]:
+def search(fault: Fault, limit: int, machine: Any, seed: int = 0) -> tuple[int, History]:
     """After how many examples of the machine the fault is found, and by which history; 0 where it is not."""
     drawn: list[Any] = []
 
@@ -267,8 +267,8 @@ def search(fault: Fault, most: int, machine: Any, seed: int = 0) -> tuple[int, H
             super().__init__()
             drawn.append(self)
 
-    few = hypothesis.settings(
-        max_examples=most,
+    run_settings = hypothesis.settings(
+        max_examples=limit,
         phases=[hypothesis.Phase.generate],
         database=None,
         deadline=None,
@@ -277,10 +277,10 @@ def search(fault: Fault, most: int, machine: Any, seed: int = 0) -> tuple[int, H
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     with contextlib.redirect_stderr(io.StringIO()), contextlib.suppress(AssertionError):
-        run_state_machine_as_test(hypothesis.seed(seed)(Planted), settings=few)
-    for number, one in enumerate(drawn, 1):
-        if one.world.broken is not None:
-            return number, one.world.history
+        run_state_machine_as_test(hypothesis.seed(seed)(Planted), settings=run_settings)
+    for number, example in enumerate(drawn, 1):
+        if example.world.broken is not None:
+            return number, example.world.history
     return 0, []
 
 
@@ -293,18 +293,18 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", action="store_true", help="make histories of what is found")
     args = parser.parse_args()
-    left = 0
+    missed = 0
     for name, fault in FAULTS.items():
         if args.faults and not any(word in name for word in args.faults):
             continue
         number, history = search(fault, args.examples, Machine, args.seed)
-        left += not number
+        missed += not number
         print(f"{name}: {f'after {number}' if number else 'not found'}", flush=True)
         if number and args.keep:
             small = replay.shrunk(history, fault.build())
             replay.write(HISTORIES / f"{name.replace(' ', '-')}.jsonl", small)
             print(f"  {replay.broken(small, fault.build())}")
-    return 1 if left else 0
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":

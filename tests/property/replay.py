@@ -36,8 +36,8 @@ def broken(history: History, build: Build = today) -> str:
 
 def shrunk(history: History, build: Build = today, *, seconds: float = SECONDS) -> History:
     """Without the steps that are not needed for a rule to be broken in the same way."""
-    how = _kind(broken(history, build))
-    return less(history, lambda less: _kind(broken(less, build)) == how, seconds=seconds) if how else history
+    kind = _kind(broken(history, build))
+    return less(history, lambda less: _kind(broken(less, build)) == kind, seconds=seconds) if kind else history
 
 
 def less(history: History, still: Callable[[History], bool], *, seconds: float = SECONDS) -> History:
@@ -57,7 +57,9 @@ def less(history: History, still: Callable[[History], bool], *, seconds: float =
 
 def _kind(text: str) -> str:
     """What is broken, without whose."""
-    return "".join(each for each in text.split("[", maxsplit=1)[0].split("Given(", maxsplit=1)[0] if not each.isdigit())
+    return "".join(
+        letter for letter in text.split("[", maxsplit=1)[0].split("Given(", maxsplit=1)[0] if not letter.isdigit()
+    )
 
 
 def main() -> int:
@@ -71,9 +73,9 @@ def main() -> int:
         if args.shrink:
             history = shrunk(history)
             write(path, history)
-        how = broken(history)
-        bad += bool(how)
-        print(f"{path}: {len(history) - 1} steps: {how or 'all rules hold'}")
+        message = broken(history)
+        bad += bool(message)
+        print(f"{path}: {len(history) - 1} steps: {message or 'all rules hold'}")
     return 1 if bad else 0
 
 

@@ -34,7 +34,7 @@ uses = st.lists(
         st.sampled_from(KEYS),
     ),
     max_size=8,
-).map(lambda found: [replace(use, pid=pid) for pid, use in enumerate(found, 1)])
+).map(lambda process_uses: [replace(use, pid=pid) for pid, use in enumerate(process_uses, 1)])
 
 
 @example(
@@ -45,14 +45,14 @@ uses = st.lists(
     {"a": PodGrant({("0", "GPU-0"): MiB(1)}, {"a/0": "0"})},
 )
 @given(uses, pods())
-def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(found, grants):
-    told = findings.compare(found, grants, TOLERANCE)
+def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(process_uses, grants):
+    reported = findings.compare(process_uses, grants, TOLERANCE)
     accused: dict[int, Violation] = {}
-    for finding in told:
+    for finding in reported:
         for pid in finding.pids:
             assert pid not in accused, "once"
             accused[pid] = finding
-    for use in found:
+    for use in process_uses:
         finding = accused.get(use.pid)
         if use.pod not in grants:
             assert finding is not None
@@ -62,7 +62,7 @@ def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(fo
         share = grants[use.pod].shares.get((key, use.card))
         theirs = [
             other.memory or 0
-            for other in found
+            for other in process_uses
             if (other.card, other.pod, other.container) == (use.card, use.pod, use.container)
         ]
         if share is not None:
@@ -75,19 +75,19 @@ def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(fo
 
 
 @given(uses, pods(), st.randoms())
-def test_the_order_in_which_a_driver_lists_processes_means_nothing(found, grants, random):
-    shuffled = random.sample(found, len(found))
-    assert findings.compare(shuffled, grants, TOLERANCE) == findings.compare(found, grants, TOLERANCE)
+def test_the_order_in_which_a_driver_lists_processes_means_nothing(process_uses, grants, random):
+    shuffled = random.sample(process_uses, len(process_uses))
+    assert findings.compare(shuffled, grants, TOLERANCE) == findings.compare(process_uses, grants, TOLERANCE)
 
 
 @given(uses, pods(), st.sets(st.sampled_from(KEYS)))
-def test_not_knowing_whose_a_process_is_accuses_nobody_new(found, grants, unknown):
-    known = {(finding.pod, finding.card) for finding in findings.compare(found, grants, TOLERANCE)}
+def test_not_knowing_whose_a_process_is_accuses_nobody_new(process_uses, grants, unknown):
+    known = {(finding.pod, finding.card) for finding in findings.compare(process_uses, grants, TOLERANCE)}
     blurred = {
-        uid: replace(one, keys={run: key for run, key in one.keys.items() if key not in unknown})
-        for uid, one in grants.items()
+        uid: replace(grant, keys={run: key for run, key in grant.keys.items() if key not in unknown})
+        for uid, grant in grants.items()
     }
-    for finding in findings.compare(found, blurred, TOLERANCE):
+    for finding in findings.compare(process_uses, blurred, TOLERANCE):
         assert (finding.pod, finding.card) in known
 
 
@@ -100,10 +100,10 @@ def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns,
         standing = findings.update_standing(standing, [finding] if is_over else [], float(at))
         row = row + 1 if is_over else 0
         assert len(standing) == bool(row)
-        for one in standing.values():
-            assert (one.looks, one.since) == (row, at - row + 1)
-            assert one.is_report_due(looks, every) == (row >= looks and (row - looks) % every == 0)
-            stranger = replace(one, finding=replace(finding, reason=Reason.UNKNOWN_PROCESS))
+        for streak in standing.values():
+            assert (streak.looks, streak.since) == (row, at - row + 1)
+            assert streak.is_report_due(looks, every) == (row >= looks and (row - looks) % every == 0)
+            stranger = replace(streak, finding=replace(finding, reason=Reason.UNKNOWN_PROCESS))
             assert stranger.is_report_due(looks, every) == (row == looks)
 
 

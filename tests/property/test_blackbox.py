@@ -24,8 +24,8 @@ CLASSES = {"fast": ["V100"], "any": ["P100", "V100"]}
 
 BROKEN = Path(".hypothesis/blackbox.jsonl")  # the history that broke a rule, for `python -m tests.property.replay`
 
-which = st.integers(0, 7)
-whom = st.integers(0, 1)
+choice = st.integers(0, 7)
+extender = st.integers(0, 1)
 to = st.sampled_from([0, 0, 0, 1])
 namespaces = st.sampled_from(["default", "team"])
 quotas = st.sampled_from(
@@ -92,11 +92,11 @@ troubles = st.one_of(
     failing,
     step("stands", times=st.integers(1, 2)),
     step("lag", collection=collections),
-    step("watches_end", how=st.sampled_from(["end", "cut", "gone"]), collection=collections),
+    step("watches_end", ending=st.sampled_from(["end", "cut", "gone"]), collection=collections),
     step("forget"),
     step("away", seconds=st.sampled_from([0.5, 3.0, 8.0])),
     step("scheduler_restarts"),
-    step("binds_again", which=which, to=to),
+    step("binds_again", choice=choice, to=to),
 )
 of_nodes = st.one_of(
     step("node_comes_or_goes", node=nodes),
@@ -105,15 +105,15 @@ of_nodes = st.one_of(
         "card_changes",
         node=nodes,
         index=st.integers(0, 1),
-        what=st.sampled_from(["healthy", "cordoned", "there", "mps"]),
+        change=st.sampled_from(["healthy", "cordoned", "there", "mps"]),
     ),
 )
 of_extenders = st.one_of(
-    step("is_killed", which=whom),
-    step("stops", which=whom),
-    step("stands_still", which=whom, still=st.booleans()),
-    step("is_cut_off", which=whom, cut=st.booleans()),
-    step("is_interrupted", which=which, to=to, turns=st.integers(1, 30), kill=st.booleans()),
+    step("is_killed", extender=extender),
+    step("stops", extender=extender),
+    step("stands_still", extender=extender, still=st.booleans()),
+    step("is_cut_off", extender=extender, cut=st.booleans()),
+    step("is_interrupted", choice=choice, to=to, turns=st.integers(1, 30), kill=st.booleans()),
 )
 
 
@@ -122,8 +122,8 @@ class Extenders(RuleBasedStateMachine):
 
     build = staticmethod(today)
 
-    def _opens(self, seed, cluster, how, hard):
-        self.world = World(seed, cluster, quotas={"team": hard}, settings=how, classes=CLASSES, build=self.build)
+    def _opens(self, seed, cluster, overrides, hard):
+        self.world = World(seed, cluster, quotas={"team": hard}, settings=overrides, classes=CLASSES, build=self.build)
         self.opened = self.world.open()
         self.opened.__enter__()
         self.gangs = 0
@@ -138,12 +138,12 @@ class Extenders(RuleBasedStateMachine):
         finally:
             self.opened.__exit__(None, None, None)
 
-    def _do(self, taken):
-        self.world.do(**taken)
+    def _do(self, arguments):
+        self.world.do(**arguments)
 
-    def _node(self, which):
+    def _node(self, index):
         """Its name."""
-        return sorted(self.world.nodes)[which % len(self.world.nodes)]
+        return sorted(self.world.nodes)[index % len(self.world.nodes)]
 
     def _calm(self):
         """Nothing is wrong, and some card has room. The extender to which the scheduler's connection is: it leads."""
@@ -177,11 +177,11 @@ class Extenders(RuleBasedStateMachine):
             largest = max(largest, self._most())
             pod = self._creates(gpu_mem=self._most(), **kind)
             before = self.world.judge.room()
-            self.world.do("tries", which=pod, to=0)
+            self.world.do("tries", choice=pod, to=0)
             self.world.do("passes", seconds=0.5, stride=0.25)
             if self.world.judge.room() == before:
                 break
-            self.world.do("runs", which=pod)
+            self.world.do("runs", choice=pod)
         return largest or P100
 
     def _two(self):
@@ -193,31 +193,33 @@ class Extenders(RuleBasedStateMachine):
     def _insists(self, pod):
         """The scheduler tries it, and after an error another extender, and the first one again."""
         for _ in range(3):
-            self.world.do("tries", which=pod, to=0)
+            self.world.do("tries", choice=pod, to=0)
             self.world.do("passes", seconds=0.25, stride=0.25)
 
-    def _unseen(self, how, pod):
-        if how == "stands":
+    def _unseen(self, fault, pod):
+        if fault == "stands":
             self.world.do("stands", times=1)
         else:
             self.world.do("lag", collection=paths.pods())
-        self.world.do("tries", which=pod, to=0)
+        self.world.do("tries", choice=pod, to=0)
 
 
 class Orderly(Extenders):
     """One extender, one thing at a time, and nothing goes wrong: what is bound where does not depend on threads."""
 
-    @initialize(seed=st.integers(0, 1 << 16), cluster=st.sampled_from(CLUSTERS), how=settings_of_extenders, hard=quotas)
-    def begin(self, seed, cluster, how, hard):
-        self._opens(seed, cluster, how, hard)
+    @initialize(
+        seed=st.integers(0, 1 << 16), cluster=st.sampled_from(CLUSTERS), overrides=settings_of_extenders, hard=quotas
+    )
+    def begin(self, seed, cluster, overrides, hard):
+        self._opens(seed, cluster, overrides, hard)
 
     def _settles(self):
         self.world.do("passes", seconds=2.0, stride=0.25)
 
     @rule(pod=shares | shares | on_two_cards | whole_cards, kind=kinds)
     def a_pod_comes(self, pod, kind):
-        self._do({name: value for name, value in pod.items() if value or name == "do"} | kind)
-        self.world.do("tries", which=f"p{self.world.numbers}", to=0)
+        self._do({name: amount for name, amount in pod.items() if amount or name == "do"} | kind)
+        self.world.do("tries", choice=f"p{self.world.numbers}", to=0)
         self._settles()
 
     @rule(mem=st.sampled_from([1000, HALF, HALF + 1]), size=st.integers(2, 3), priority=st.sampled_from([0, 5]))
@@ -229,12 +231,12 @@ class Orderly(Extenders):
     @rule()
     def the_scheduler_tries_all(self):
         for number in range(1, self.world.numbers + 1):
-            self.world.do("tries", which=f"p{number}", to=0)
+            self.world.do("tries", choice=f"p{number}", to=0)
         self._settles()
 
-    @rule(which=which, how=st.sampled_from(["runs", "runs", "ends", "deletes", "deletes_by_force"]))
-    def a_pod_goes_on(self, which, how):
-        self.world.do(how, which=which)
+    @rule(choice=choice, action=st.sampled_from(["runs", "runs", "ends", "deletes", "deletes_by_force"]))
+    def a_pod_goes_on(self, choice, action):
+        self.world.do(action, choice=choice)
         self._settles()
 
     @rule()
@@ -262,14 +264,14 @@ class Machine(Extenders):
     @initialize(
         seed=st.integers(0, 1 << 16),
         cluster=st.sampled_from(CLUSTERS),
-        how=settings_of_extenders,
+        overrides=settings_of_extenders,
         hard=quotas,
         two=st.booleans(),
     )
-    def begin(self, seed, cluster, how, hard, two):
-        self._opens(seed, cluster, how, hard)
+    def begin(self, seed, cluster, overrides, hard, two):
+        self._opens(seed, cluster, overrides, hard)
         if two:
-            self.world.do("starts", which=1)
+            self.world.do("starts", extender=1)
 
     # Somebody does something.
 
@@ -279,7 +281,7 @@ class Machine(Extenders):
         at_once=st.sampled_from([True, True, False]),
     )
     def a_pod_comes(self, pod, kind, at_once):
-        self._do({name: value for name, value in pod.items() if value or name == "do"} | kind)
+        self._do({name: amount for name, amount in pod.items() if amount or name == "do"} | kind)
         if at_once:
             self.the_scheduler_tries_all(0)
 
@@ -293,29 +295,29 @@ class Machine(Extenders):
         self._gang(mem, size, priority, grouped=grouped)
         self.world.do("passes", seconds=1.0, stride=0.25)
 
-    @rule(which=which, how=st.sampled_from(["deletes", "deletes", "deletes_by_force", "touches"]))
-    def a_pod_is_changed(self, which, how):
-        self.world.do(how, which=which)
+    @rule(choice=choice, action=st.sampled_from(["deletes", "deletes", "deletes_by_force", "touches"]))
+    def a_pod_is_changed(self, choice, action):
+        self.world.do(action, choice=choice)
 
-    @rule(which=which, to=to, whole=st.booleans())
-    def the_scheduler_tries(self, which, to, whole):
-        self.world.do("tries", which=which, to=to, whole=whole)
+    @rule(choice=choice, to=to, whole=st.booleans())
+    def the_scheduler_tries(self, choice, to, whole):
+        self.world.do("tries", choice=choice, to=to, whole=whole)
 
     @rule(to=to)
     def the_scheduler_tries_all(self, to):
-        for which in range(6):
-            self.world.do("tries", which=which, to=to)
+        for choice in range(6):
+            self.world.do("tries", choice=choice, to=to)
 
     @rule()
     def all_goes_its_way(self):
         self.the_scheduler_tries_all(0)
         self.world.do("passes", seconds=1.0, stride=0.25)
         for _ in range(3):
-            self.world.do("runs", which=0)
+            self.world.do("runs", choice=0)
 
-    @rule(which=which, how=st.sampled_from(["runs", "ends"]))
-    def the_kubelet_works(self, which, how):
-        self.world.do(how, which=which)
+    @rule(choice=choice, action=st.sampled_from(["runs", "ends"]))
+    def the_kubelet_works(self, choice, action):
+        self.world.do(action, choice=choice)
 
     @rule(change=of_nodes | step("quota_changes", namespace=st.just("team"), hard=quotas), back=st.booleans())
     def something_changes(self, change, back):
@@ -330,9 +332,9 @@ class Machine(Extenders):
     def something_goes_wrong(self, trouble):
         self._do(trouble)
 
-    @rule(which=which, behind=st.booleans())
-    def what_was_late_comes(self, which, behind):
-        self.world.do("arrives", which=which, behind=behind)
+    @rule(choice=choice, behind=st.booleans())
+    def what_was_late_comes(self, choice, behind):
+        self.world.do("arrives", choice=choice, behind=behind)
         self.world.do("catch_up")
 
     @rule(change=of_extenders)
@@ -341,10 +343,10 @@ class Machine(Extenders):
 
     @rule()
     def extenders_recover(self):
-        for which in (0, 1):
-            self.world.do("starts", which=which)
-            self.world.do("stands_still", which=which, still=False)
-            self.world.do("is_cut_off", which=which, cut=False)
+        for extender in (0, 1):
+            self.world.do("starts", extender=extender)
+            self.world.do("stands_still", extender=extender, still=False)
+            self.world.do("is_cut_off", extender=extender, cut=False)
         self.world.do("passes", seconds=1.0, stride=0.25)
 
     @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
@@ -357,66 +359,66 @@ class Machine(Extenders):
 
     # Scenes.
 
-    @rule(how=st.sampled_from(["stands", "lags"]), behind=st.booleans(), back=st.booleans())
-    def another_takes_over(self, how, behind, back):
+    @rule(fault=st.sampled_from(["stands", "lags"]), behind=st.booleans(), back=st.booleans())
+    def another_takes_over(self, fault, behind, back):
         """One binds a pod, which nobody sees yet, and stands still. The other places a pod that would fit there too."""
         leader = self._calm()
-        self.world.do("starts", which=1 - leader)
-        one, other = self._two()
-        self._unseen(how, one)
-        self.world.do("stands_still", which=leader, still=True)
+        self.world.do("starts", extender=1 - leader)
+        pod, other = self._two()
+        self._unseen(fault, pod)
+        self.world.do("stands_still", extender=leader, still=True)
         self.world.do("passes", seconds=10.0, stride=1.0)
         self._insists(other)
         if back:
-            self.world.do("stands_still", which=leader, still=False)
-        self.world.do("arrives", which=-1, behind=behind)
-        self.world.do("stands_still", which=leader, still=False)
+            self.world.do("stands_still", extender=leader, still=False)
+        self.world.do("arrives", choice=-1, behind=behind)
+        self.world.do("stands_still", extender=leader, still=False)
 
-    @rule(how=st.sampled_from(["stands", "lags"]), seconds=st.sampled_from([0.5, 5.0, 30.0]))
-    def an_answer_is_late(self, how, seconds):
+    @rule(fault=st.sampled_from(["stands", "lags"]), seconds=st.sampled_from([0.5, 5.0, 30.0]))
+    def an_answer_is_late(self, fault, seconds):
         """The same with one extender, which reaches nobody for a while."""
         leader = self._calm()
-        one, other = self._two()
-        self._unseen(how, one)
-        self.world.do("is_cut_off", which=leader, cut=True)
+        pod, other = self._two()
+        self._unseen(fault, pod)
+        self.world.do("is_cut_off", extender=leader, cut=True)
         self.world.do("passes", seconds=4.3, stride=0.25)
-        self.world.do("is_cut_off", which=leader, cut=False)
+        self.world.do("is_cut_off", extender=leader, cut=False)
         self.world.do("passes", seconds=seconds, stride=0.5)
         self._insists(other)
-        self.world.do("arrives", which=-1, behind=False)
+        self.world.do("arrives", choice=-1, behind=False)
 
     @rule(fault=st.sampled_from(["lost", "stands", ""]), seconds=st.sampled_from([1.5, 3.0, 10.0]))
     def an_answer_is_lost(self, fault, seconds):
         """Nobody knows of a pod whether it is bound, or it is and nobody sees it, and another one comes."""
         self._calm()
-        one, other = self._two()
+        pod, other = self._two()
         self.world.do("lag", collection=paths.pods())
         if fault == "lost":
             self.world.do("fails", times=1, verb="create", path="*/binding", lost=True)
-            self.world.do("fails", times=3, verb="get", path=f"*/pods/{one}", status=500)
+            self.world.do("fails", times=3, verb="get", path=f"*/pods/{pod}", status=500)
         elif fault == "stands":
             self.world.do("stands", times=1)
-        self.world.do("tries", which=one, to=0)
+        self.world.do("tries", choice=pod, to=0)
         self.world.do("passes", seconds=seconds, stride=0.25)
         self._insists(other)
-        self.world.do("arrives", which=-1, behind=False)
+        self.world.do("arrives", choice=-1, behind=False)
         self.world.do("catch_up")
 
     @rule(
-        how=st.sampled_from(["deletes", "deletes_by_force"]),
+        action=st.sampled_from(["deletes", "deletes_by_force"]),
         lags=st.booleans(),
         seconds=st.sampled_from([0.0, 2.0, 45.0]),
     )
-    def containers_outlive_a_pod(self, how, lags, seconds):
+    def containers_outlive_a_pod(self, action, lags, seconds):
         """Its node says late that they run on."""
         self._calm()
-        one, other = self._two()
-        self.world.do("tries", which=one, to=0)
+        pod, other = self._two()
+        self.world.do("tries", choice=pod, to=0)
         self.world.do("passes", seconds=0.5, stride=0.25)
-        self.world.do("runs", which=one)
+        self.world.do("runs", choice=pod)
         if lags:
             self.world.do("lag", collection=paths.extendedresources())
-        self.world.do(how, which=one)
+        self.world.do(action, choice=pod)
         self.world.do("passes", seconds=seconds, stride=0.5)
         self._insists(other)
 
@@ -429,18 +431,18 @@ class Machine(Extenders):
         share = {"whole_gpu": 1} if whole else {"gpu_mem": 4069}
         for _ in range(4):
             self.world.do("creates", **share, namespace="team")
-        for which in range(4):
-            self.world.do("tries", which=f"p{self.world.numbers - which}", to=0)
+        for offset in range(4):
+            self.world.do("tries", choice=f"p{self.world.numbers - offset}", to=0)
         self.world.do("passes", seconds=0.5, stride=0.25)
 
-    @rule(what=st.sampled_from(["healthy", "cordoned", "mps"]), index=which)
-    def a_card_takes_nothing_new(self, what, index):
+    @rule(change=st.sampled_from(["healthy", "cordoned", "mps"]), index=choice)
+    def a_card_takes_nothing_new(self, change, index):
         self._calm()
         self.world.do("clears")
-        self.world.do("card_changes", node=self._node(index), index=index, what=what)
+        self.world.do("card_changes", node=self._node(index), index=index, change=change)
         self.world.do("passes", seconds=61.0, stride=5.0)
         self._full()
-        self.world.do("card_changes", node=self._node(index), index=index, what=what)
+        self.world.do("card_changes", node=self._node(index), index=index, change=change)
 
     @rule(kinds=st.sampled_from([[{"mps": "off"}, {}], [{}, {"mps": "off"}], [{"resource_class": "fast"}] * 2]))
     def small_ones_of_two_kinds(self, kinds):
@@ -449,7 +451,7 @@ class Machine(Extenders):
         self.world.do("clears")
         for kind in kinds * 2:
             pod = self._creates(gpu_mem=LITTLE, namespace="team", **kind)
-            self.world.do("tries", which=pod, to=0)
+            self.world.do("tries", choice=pod, to=0)
             self.world.do("passes", seconds=0.25, stride=0.25)
 
     @rule(cores=st.sampled_from([60, 100]), whole=st.booleans())
@@ -460,7 +462,7 @@ class Machine(Extenders):
         share = {"whole_gpu": 1} if whole else {"gpu_mem": LITTLE, "gpu_core": cores}
         for _ in range(len(self.world.judge.room()) + 1):
             pod = self._creates(**share)
-            self.world.do("tries", which=pod, to=0)
+            self.world.do("tries", choice=pod, to=0)
             share = {"gpu_mem": LITTLE, "gpu_core": cores}
         self.world.do("passes", seconds=0.25, stride=0.25)
 
@@ -470,9 +472,9 @@ class Machine(Extenders):
         self._calm()
         low = self._full(guarded=guarded)
         high, third = self._creates(gpu_mem=low, priority=10), self._creates(gpu_mem=low, priority=5)
-        self.world.do("tries", which=high, to=0)
+        self.world.do("tries", choice=high, to=0)
         if not at_once:
-            self.world.do("tries", which=third, to=0)
+            self.world.do("tries", choice=third, to=0)
         self.world.do("passes", seconds=seconds, stride=0.25)
         for _ in range(3):
             self.world.do("ends_deleted")
@@ -483,20 +485,20 @@ class Machine(Extenders):
     def a_gang_is_bound_in_part(self, stands, kill, turns):
         """Or not at all, when the extender that binds it goes."""
         leader = self._calm()
-        self.world.do("starts", which=1 - leader)
+        self.world.do("starts", extender=1 - leader)
         self._full(but=1)
         self._gang(max(self._most(), LITTLE) // 2, 2, 0)
         self.world.do("passes", seconds=1.0, stride=0.25)
         if stands:
             self.world.do("stands", times=1)
         for member in range(2):
-            self.world.do("is_interrupted", which=f"p{self.world.numbers - member}", to=0, turns=turns, kill=False)
-            self.world.do("stands_still", which=leader, still=False)
+            self.world.do("is_interrupted", choice=f"p{self.world.numbers - member}", to=0, turns=turns, kill=False)
+            self.world.do("stands_still", extender=leader, still=False)
         self.world.do("passes", seconds=0.5, stride=0.1)
         if kill:
-            self.world.do("is_killed", which=leader)
+            self.world.do("is_killed", extender=leader)
             self.world.do("passes", seconds=10.0, stride=0.5)
-        self.world.do("arrives", which=0, behind=False)
+        self.world.do("arrives", choice=0, behind=False)
 
     @rule(extra=st.integers(1, 2), grouped=st.booleans())
     def a_gang_does_not_fit(self, extra, grouped):
@@ -507,7 +509,7 @@ class Machine(Extenders):
         self.world.do("passes", seconds=1.0, stride=0.25)
         for _ in range(2):
             for member in range(1 + extra):
-                self.world.do("tries", which=f"p{self.world.numbers - member}", to=0)
+                self.world.do("tries", choice=f"p{self.world.numbers - member}", to=0)
             self.world.do("passes", seconds=1.0, stride=0.25)
 
 
@@ -524,9 +526,11 @@ def test_all_rules_hold(part):
 
     # No shrinking by Hypothesis, which takes minutes: a history is made small by leaving steps out.
     # A history has some 140 steps, so the four parts of a soak have a million.
-    how = settings(max_examples=examples(8, soak=1900), stateful_step_count=20, deadline=None, phases=[Phase.generate])
+    run_settings = settings(
+        max_examples=examples(8, soak=1900), stateful_step_count=20, deadline=None, phases=[Phase.generate]
+    )
     try:
-        run_state_machine_as_test(Kept if SOAK else seed(part)(Kept), settings=how)
+        run_state_machine_as_test(Kept if SOAK else seed(part)(Kept), settings=run_settings)
         print(f"{sum(steps):,} steps in {len(steps):,} histories, and all rules held after each step")
     except BaseException as error:
         if last and last[0].broken is not None:
@@ -542,15 +546,15 @@ def test_a_history_tells_the_same_each_time():
         {"do": "creates", "gpu_mem": HALF + 1},
         {"do": "creates", "whole_gpu": 1},
         {"do": "stands", "times": 1},
-        *({"do": "tries", "which": 0, "to": 0} for _ in range(3)),
+        *({"do": "tries", "choice": 0, "to": 0} for _ in range(3)),
         {"do": "passes", "seconds": 2.0, "stride": 0.05},
-        {"do": "is_killed", "which": 0},
-        {"do": "starts", "which": 0},
-        {"do": "arrives", "which": 0, "behind": True},
+        {"do": "is_killed", "extender": 0},
+        {"do": "starts", "extender": 0},
+        {"do": "arrives", "choice": 0, "behind": True},
         {"do": "passes", "seconds": 10.0, "stride": 0.5},
         {"do": "quiet"},
     ]
     history = json.loads(json.dumps(steps))
-    told = blackbox.replay(history)
-    assert {one.pod for one in told} == {"p1", "p2", "p3"}
-    assert blackbox.replay(history) == told
+    bindings = blackbox.replay(history)
+    assert {binding.pod for binding in bindings} == {"p1", "p2", "p3"}
+    assert blackbox.replay(history) == bindings

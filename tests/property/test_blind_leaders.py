@@ -23,7 +23,7 @@ class Scene:
         self.world = world
         self.kind = kind
         self.blind: set[str] = set()
-        world.do("starts", which=1)
+        world.do("starts", extender=1)
         world.do("passes", seconds=10.0, stride=0.25)
         self.leader = self.leading[0]
         world.api.before(self._refuse, times=math.inf)
@@ -31,7 +31,7 @@ class Scene:
     @property
     def leading(self) -> list[str]:
         processes = enumerate(self.world.processes)
-        return [f"extender-{which}" for which, process in processes if process is not None and process.whole._leads()]
+        return [f"extender-{index}" for index, process in processes if process is not None and process.whole._leads()]
 
     @property
     def holder(self) -> str:

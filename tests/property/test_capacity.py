@@ -42,8 +42,10 @@ steps = st.lists(
 )
 
 
-def asked(which):
-    return request.parse(pod(containers=[container(name=f"c{i}", **each) for i, each in enumerate(ASKS[which])]))
+def asked(shape_name):
+    return request.parse(
+        pod(containers=[container(name=f"c{i}", **amounts) for i, amounts in enumerate(ASKS[shape_name])])
+    )
 
 
 class World:
@@ -51,21 +53,21 @@ class World:
         self.ledger, self.loads = Ledger(), NodeLoads()
         self.held = 0
 
-    def do(self, what, one, other):
-        if what == "cards":
-            self.ledger.set_cards(f"n{one}", cards(*[CARD] * other, node=f"n{one}"))
-        elif what == "room":
-            self.loads.set_node(f"n{one}", NodeRecord(Load(other, 10, 10)), 0.0)
-        elif what == "hold":
-            placed = placement.place_on(self.ledger.node(f"n{one}"), asked(other), "binpack")
+    def do(self, change, number, other):
+        if change == "cards":
+            self.ledger.set_cards(f"n{number}", cards(*[CARD] * other, node=f"n{number}"))
+        elif change == "room":
+            self.loads.set_node(f"n{number}", NodeRecord(Load(other, 10, 10)), 0.0)
+        elif change == "hold":
+            placed = placement.place_on(self.ledger.node(f"n{number}"), asked(other), "binpack")
             if isinstance(placed, Placement):
                 uid = f"u{self.held}"
                 self.held += 1
                 self.ledger.set_holding(Holding(uid, "d", uid, placed.node, placed.assignment))
                 self.loads.set_pod(uid, Placed(placed.node, Load(1, 1, 1)))
-        elif what == "release":
-            self.ledger.release(f"u{one}")
-            self.loads.remove_pod(f"u{one}")
+        elif change == "release":
+            self.ledger.release(f"u{number}")
+            self.loads.remove_pod(f"u{number}")
 
 
 def most(capacities, shape, looks=100):
@@ -76,37 +78,39 @@ def most(capacities, shape, looks=100):
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
-@given(steps=steps, which=asks, cpu=st.integers(0, 2))
-def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everything_were(steps, which, cpu):
+@given(steps=steps, shape_name=asks, cpu=st.integers(0, 2))
+def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everything_were(steps, shape_name, cpu):
     world = World()
     kept = Capacities(world.ledger, world.loads)
     for step in steps:
         if step[0] == "ask":
             kept.count_pods(MemberShape(asked(step[1]), Load(cpu, 1, 1)), step[2])
         world.do(*step)
-    shape = MemberShape(asked(which), Load(cpu, 1, 1))
+    shape = MemberShape(asked(shape_name), Load(cpu, 1, 1))
     assert most(kept, shape, 2) == most(Capacities(world.ledger, world.loads), shape)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
-@given(steps=steps, which=asks, cpu=st.integers(0, 2), count=st.integers(1, 8))
-def test_no_plan_finds_places_for_more(steps, which, cpu, count):
+@given(steps=steps, shape_name=asks, cpu=st.integers(0, 2), count=st.integers(1, 8))
+def test_no_plan_finds_places_for_more(steps, shape_name, cpu, count):
     world = World()
     for step in steps:
         world.do(*step)
-    shape = MemberShape(asked(which), Load(cpu, 1, 1))
+    shape = MemberShape(asked(shape_name), Load(cpu, 1, 1))
     total, there = most(Capacities(world.ledger, world.loads), shape)
     members = [
         Member(uid=f"m{i}", name=f"m{i}", shape="s", request=shape.request, load=shape.load) for i in range(count)
     ]
     terms = Terms(policy="binpack")
-    found = gangplan.plan(world.ledger, world.loads, members, terms)
-    if not isinstance(found, Planned):
+    planned = gangplan.plan(world.ledger, world.loads, members, terms)
+    if not isinstance(planned, Planned):
         return
     assert count <= total
-    assert set(found.nodes.values()) <= there.keys()
-    told = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: Vacant(there)))
-    assert told == found  # who knows where there is room plans the same
+    assert set(planned.nodes.values()) <= there.keys()
+    replanned = gangplan.plan(
+        world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: Vacant(there))
+    )
+    assert replanned == planned  # who knows where there is room plans the same
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
@@ -116,11 +120,11 @@ def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, 
     for step in steps:
         world.do(*step)
     members = [
-        Member(uid=f"m{i}", name=f"m{i}", shape=f"{which} {cpu}", request=asked(which), load=Load(cpu, 1, 1))
-        for i, (which, cpu) in enumerate(wanted)
+        Member(uid=f"m{i}", name=f"m{i}", shape=f"{shape_name} {cpu}", request=asked(shape_name), load=Load(cpu, 1, 1))
+        for i, (shape_name, cpu) in enumerate(wanted)
     ]
-    found = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack"))
-    if isinstance(found, Planned):
+    planned = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack"))
+    if isinstance(planned, Planned):
         capacities = Capacities(world.ledger, world.loads)
         for shape, count in demanding(shapes(members)).items():
             assert count <= most(capacities, shape)[0]
@@ -138,7 +142,7 @@ def test_the_order_of_room_is_as_if_all_nodes_were_sorted(changes, ahead):
         plain[node] = room
         in_order = sorted((node for node in plain if plain[node]), key=lambda node: (-plain[node], node))
         assert (list(kept), list(reversed(kept))) == (in_order, in_order[::-1])
-    more = kept.with_minimum(ahead)
+    with_minimum = kept.with_minimum(ahead)
     assert kept.counts == {node: room for node, room in plain.items() if room}
-    assert more.counts == dict.fromkeys(ahead, 1) | kept.counts
-    assert list(more) == list(Vacant(more.counts))
+    assert with_minimum.counts == dict.fromkeys(ahead, 1) | kept.counts
+    assert list(with_minimum) == list(Vacant(with_minimum.counts))

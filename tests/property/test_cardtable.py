@@ -27,9 +27,9 @@ ASKED = st.one_of(st.builds(asking, st.integers(1, 9), st.sampled_from([0, 0, 10
 HELD = st.lists(st.tuples(st.integers(0, CARD), st.sampled_from([0, 20, NOW, 80, 100])), min_size=1, max_size=4)
 
 
-def times(ledger, node, asked):
+def times(ledger, node, pod_request):
     for count in range(CARD + 1):
-        placed = placement.place_on(ledger.node(node), asked, "binpack")
+        placed = placement.place_on(ledger.node(node), pod_request, "binpack")
         if not isinstance(placed, Placement):
             return count
         ledger.set_holding(Holding(f"{node}-{count}", "default", "new", node, placed.assignment))
@@ -53,10 +53,10 @@ def test_a_card_serves_who_can_be_put_there(requests, held):
     nodes = NodeTable()
     for state in filled(held).nodes():
         nodes.set_node(state.name, state, Load(0, 0, 99))
-    shapes = [Shape(ask_of(one, fitting.card_requests(one), LOAD)) for one in requests]
+    shapes = [Shape(ask_of(pod_request, fitting.card_requests(pod_request), LOAD)) for pod_request in requests]
     lines, table = nodes.lines, CardTable(shapes)
     at = list(nodes.slots.values())
     cards = CardArrays(lines.free[at, 0], lines.core[at, 0], lines.empty[at, 0], lines.kind[at, 0])
-    wanted = [[times(filled(held), name, one) for one in requests] for name in nodes.slots]
+    wanted = [[times(filled(held), name, pod_request) for pod_request in requests] for name in nodes.slots]
     assert table.count_pods(cards).tolist() == wanted
     assert table.serves(cards).tolist() == [[count > 0 for count in row] for row in wanted]

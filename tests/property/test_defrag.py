@@ -38,8 +38,8 @@ def made(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
 
 
 def put(holdings: dict[str, Holding], pod: Movable, closed: Closed) -> Placement | None:
-    found = placement.place(made(holdings, closed), list(CARDS), pod.request, pod.policy)
-    return found if isinstance(found, Placement) else None
+    placed = placement.place(made(holdings, closed), list(CARDS), pod.request, pod.policy)
+    return placed if isinstance(placed, Placement) else None
 
 
 def on(holding: Holding) -> Closed:
@@ -50,12 +50,12 @@ def after(holdings: dict[str, Holding], pod: Movable, closed: Closed = OPEN) -> 
     """The pod evicted, and come again on other cards for certain."""
     old = holdings[pod.uid]
     beside = put(holdings, pod, closed)
-    found = put({uid: one for uid, one in holdings.items() if uid != pod.uid}, pod, closed)
-    if found is None or (found.node, found.assignment.indices()) == (old.node, old.assignment.indices()):
+    placed = put({uid: holding for uid, holding in holdings.items() if uid != pod.uid}, pod, closed)
+    if placed is None or (placed.node, placed.assignment.indices()) == (old.node, old.assignment.indices()):
         return None
-    if beside is not None and (beside.node, beside.assignment) != (found.node, found.assignment):
+    if beside is not None and (beside.node, beside.assignment) != (placed.node, placed.assignment):
         return None
-    return holdings | {pod.uid: replace(old, node=found.node, assignment=found.assignment)}
+    return holdings | {pod.uid: replace(old, node=placed.node, assignment=placed.assignment)}
 
 
 def carried(holdings: dict[str, Holding], pods: Sequence[Movable], *, cordon: bool) -> dict[str, Holding] | None:
@@ -73,21 +73,21 @@ def carried(holdings: dict[str, Holding], pods: Sequence[Movable], *, cordon: bo
 def fits(holdings: dict[str, Holding], goal: Goal) -> int:
     now = dict(holdings)
     for i in range(goal.count):
-        found = placement.place(made(now), list(CARDS), goal.request, goal.policy)
-        if not isinstance(found, Placement):
+        placed = placement.place(made(now), list(CARDS), goal.request, goal.policy)
+        if not isinstance(placed, Placement):
             return i
-        now[f"goal-{i}"] = Holding(f"goal-{i}", "", "", found.node, found.assignment)
+        now[f"goal-{i}"] = Holding(f"goal-{i}", "", "", placed.node, placed.assignment)
     return goal.count
 
 
 def fewest(holdings: dict[str, Holding], goal: Goal, pods: list[Movable], *, cordon: bool) -> int | None:
     """How many moves it takes; None where no moves do it. With `cordon` the cards that pods leave may be cordoned."""
-    for many in range(len(pods) + 1):
-        for some in permutations(pods, many):
+    for count in range(len(pods) + 1):
+        for some in permutations(pods, count):
             for closing in (False, True)[: 1 + cordon]:
                 now = carried(holdings, some, cordon=closing)
                 if now is not None and fits(now, goal) >= goal.count:
-                    return many
+                    return count
     return None
 
 
@@ -119,45 +119,47 @@ def worlds(draw):
 
 @settings(deadline=None, max_examples=examples(30, soak=600))
 @given(worlds(), st.booleans())
-def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(found, cordon):
-    holdings, pods, goal = found
+def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(scene, cordon):
+    holdings, pods, goal = scene
     ledger = made(holdings)
-    told = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, cordon=cordon)
-    assert {one.uid: one for one in ledger.holdings()} == holdings  # the world is as before
+    move_plan = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, cordon=cordon)
+    assert {holding.uid: holding for holding in ledger.holdings()} == holdings  # the world is as before
     assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
     least = fewest(holdings, goal, pods, cordon=cordon)
-    assert told.searched
-    assert cordon or not told.cordons
+    assert move_plan.searched
+    assert cordon or not move_plan.cordons
     if least is None:
-        assert told.fits[-1] < goal.count
+        assert move_plan.fits[-1] < goal.count
     else:
-        assert told.fits[-1] == goal.count
-        assert len(told.moves) == least
-        assert told.exact
-    happens(holdings, pods, goal, told)
+        assert move_plan.fits[-1] == goal.count
+        assert len(move_plan.moves) == least
+        assert move_plan.exact
+    happens(holdings, pods, goal, move_plan)
 
 
 @settings(deadline=None, max_examples=examples(30, soak=600))
 @given(worlds(), st.booleans())
-def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(found, cordon):
-    holdings, pods, goal = found
+def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(scene, cordon):
+    holdings, pods, goal = scene
     ledger = made(holdings)
-    told = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)
+    move_plan = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)
     least = fewest(holdings, goal, pods, cordon=cordon)
-    if told.fits[-1] >= goal.count:
+    if move_plan.fits[-1] >= goal.count:
         assert least is not None
-        assert min(told.least, len(told.moves)) <= least <= len(told.moves)
+        assert min(move_plan.least, len(move_plan.moves)) <= least <= len(move_plan.moves)
     else:
-        assert least is None or not told.searched
-    happens(holdings, pods, goal, told)
+        assert least is None or not move_plan.searched
+    happens(holdings, pods, goal, move_plan)
 
 
-def happens(holdings: dict[str, Holding], pods: list[Movable], goal: Goal, told: MovePlan) -> None:
+def happens(holdings: dict[str, Holding], pods: list[Movable], goal: Goal, move_plan: MovePlan) -> None:
     """Each of the moves, and as much fits afterwards as was told."""
     by_uid = {pod.uid: pod for pod in pods}
-    for i, move in enumerate(told.moves):
-        then = carried(holdings, [by_uid[one.before.uid] for one in told.moves[: i + 1]], cordon=told.cordons)
+    for i, move in enumerate(move_plan.moves):
+        then = carried(
+            holdings, [by_uid[step.before.uid] for step in move_plan.moves[: i + 1]], cordon=move_plan.cordons
+        )
         assert then is not None
         assert then[move.after.uid].assignment == move.after.assignment
-        assert fits(then, goal) == told.fits[i + 1]
-    assert told.fits[0] == fits(holdings, goal)
+        assert fits(then, goal) == move_plan.fits[i + 1]
+    assert move_plan.fits[0] == fits(holdings, goal)

@@ -27,7 +27,7 @@ wants = st.lists(
     st.builds(DeviceRequest, st.sampled_from(["0", "1", "init-0"]), st.sampled_from(CLASSES), st.integers(1, 2)),
     min_size=1,
     max_size=4,
-    unique_by=lambda one: (one.key, one.resource_class),
+    unique_by=lambda wanted_device: (wanted_device.key, wanted_device.resource_class),
 )
 
 
@@ -40,43 +40,43 @@ def can_be_given(units, usable):
     if not units:
         return True
     return any(
-        can_be_given(units[1:], [other for other in usable if other is not one])
-        for one in usable
-        if units[0] in one.classes
+        can_be_given(units[1:], [other for other in usable if other is not device])
+        for device in usable
+        if units[0] in device.classes
     )
 
 
-def check_granted(granted, asked, usable):
+def check_granted(granted, wanted_devices, usable):
     """What a request must get: as many as it asks for, of the class, usable ones, and none twice."""
-    by_uuid = {one.uuid: one for one in usable}
+    by_uuid = {device.uuid: device for device in usable}
     shares = [share for of_container in granted.values() for share in of_container]
     assert len({share.uuid for share in shares}) == len(shares)
     assert all(share.resource_class in by_uuid[share.uuid].classes for share in shares)
     assert sorted(
         (key, share.resource_class) for key, of_container in granted.items() for share in of_container
-    ) == sorted((one.key, one.resource_class) for one in asked for _ in range(one.count))
+    ) == sorted((device.key, device.resource_class) for device in wanted_devices for _ in range(device.count))
 
 
-@given(description=described, asked=wants, held=st.sets(st.integers(0, 5), max_size=3))
+@given(description=described, wanted_devices=wants, held=st.sets(st.integers(0, 5), max_size=3))
 @settings(deadline=None, max_examples=examples(150, soak=2000))
-def test_devices_are_given_exactly_where_some_choice_would_do(description, asked, held):
+def test_devices_are_given_exactly_where_some_choice_would_do(description, wanted_devices, held):
     here = made(description)
-    taken = {here[i].uuid: 1 for i in held if i < len(here)}
-    units = [one.resource_class for one in asked for _ in range(one.count)]
-    usable = [one for one in here if one.healthy and one.uuid not in taken]
-    wanted = WantedDevices(asked)
-    found = wanted.grant(here, taken)
-    room = wanted.available(here, taken)
+    used = {here[i].uuid: 1 for i in held if i < len(here)}
+    units = [device.resource_class for device in wanted_devices for _ in range(device.count)]
+    usable = [device for device in here if device.healthy and device.uuid not in used]
+    wanted = WantedDevices(wanted_devices)
+    granted = wanted.grant(here, used)
+    room = wanted.available(here, used)
     if can_be_given(units, usable):
         event("given")
-        assert not isinstance(found, Refusal)
-        assert room == found[0] == sum(not one.classes.isdisjoint(units) for one in usable)
-        check_granted(found[1], asked, usable)
-        assert wanted.grant(here, taken) == found, "another time the same"
+        assert not isinstance(granted, Refusal)
+        assert room == granted[0] == sum(not device.classes.isdisjoint(units) for device in usable)
+        check_granted(granted[1], wanted_devices, usable)
+        assert wanted.grant(here, used) == granted, "another time the same"
     else:
-        why = Refusal.NO_DEVICE if can_be_given(units, here) else Refusal.NO_SUCH_DEVICE
-        event(why.name)
-        assert found is room is why
+        reason = Refusal.NO_DEVICE if can_be_given(units, here) else Refusal.NO_SUCH_DEVICE
+        event(reason.name)
+        assert granted is room is reason
 
 
 pods = st.builds(
@@ -113,11 +113,11 @@ class DeviceMachine(RuleBasedStateMachine):
         self.cards[node] = [Card(index=0, uuid=f"GPU-{node}", mem=MIB)] if there else []
         self.ledger.set_cards(node, self.cards[node])
 
-    @rule(asked=pods, policy=st.sampled_from(["binpack", "spread"]))
-    def pod_is_placed(self, asked, policy):
+    @rule(pod_request=pods, policy=st.sampled_from(["binpack", "spread"]))
+    def pod_is_placed(self, pod_request, policy):
         before = self.picture(self.ledger)
-        placed = placement.place(self.ledger, NODES, asked, policy)
-        scores, refusals = placement.Scorer(asked, policy).score_all(self.ledger, NODES)
+        placed = placement.place(self.ledger, NODES, pod_request, policy)
+        scores, refusals = placement.Scorer(pod_request, policy).score_all(self.ledger, NODES)
         if isinstance(placed, Unplaceable):
             assert (scores, refusals) == ({}, placed.refusals)
             assert set(refusals) == set(NODES)
@@ -125,13 +125,13 @@ class DeviceMachine(RuleBasedStateMachine):
         best = max(scores.values())
         assert (placed.score, placed.node) == (best, min(name for name in scores if scores[name] == best))
         for name in NODES:
-            on_node = placement.place_on(self.ledger.node(name), asked, policy)
+            on_node = placement.place_on(self.ledger.node(name), pod_request, policy)
             score = scores.get(name, refusals.get(name))
             assert (on_node.score if isinstance(on_node, Placement) else on_node) == score
         node = self.ledger.node(placed.node)
-        usable = [one for one in node.devices if one.healthy and one.uuid not in node.device_holds]
-        check_granted(placed.assignment.devices, asked.devices, usable)
-        assert placed.assignment.containers.keys() == {one.key for one in asked.containers}
+        usable = [entry for entry in node.devices if entry.healthy and entry.uuid not in node.device_holds]
+        check_granted(placed.assignment.devices, pod_request.devices, usable)
+        assert placed.assignment.containers.keys() == {entry.key for entry in pod_request.containers}
         self.next_uid += 1
         holding = Holding(f"u{self.next_uid}", "d", "p", placed.node, placed.assignment)
         self.ledger.set_holding(holding)()

@@ -43,12 +43,12 @@ class Nodes:
 
 
 def made_members(shapes_of):
-    found = []
+    members = []
     for i, shape in enumerate(shapes_of):
-        asked = request.parse(pod(containers=[container(**ASKS[shape])])) if ASKS[shape] else None
+        pod_request = request.parse(pod(containers=[container(**ASKS[shape])])) if ASKS[shape] else None
         load = Load(2 if shape == "big-cpu" else 1, 1, 1)
-        found.append(Member(uid=f"u{i}", name=f"m{i}", shape=shape, request=asked, load=load))
-    return found
+        members.append(Member(uid=f"u{i}", name=f"m{i}", shape=shape, request=pod_request, load=load))
+    return members
 
 
 def made_ledger(nodes, busy=()):
@@ -61,8 +61,8 @@ def made_ledger(nodes, busy=()):
 
 
 def keep_busy(ledger, uid, node, namespace):
-    asked = request.parse(pod(containers=[container(gpu_mem=40)]))
-    placed = placement.place_on(ledger.node(node), asked, "binpack")
+    pod_request = request.parse(pod(containers=[container(gpu_mem=40)]))
+    placed = placement.place_on(ledger.node(node), pod_request, "binpack")
     if isinstance(placed, Placement):
         ledger.set_holding(Holding(uid, namespace, uid, placed.node, placed.assignment))
 
@@ -77,8 +77,8 @@ def some_plan(ledger, there, members, allowed):
         fits = True
         # The biggest first, as the engine would choose on one node.
         for m, n in sorted(zip(members, nodes, strict=True), key=lambda pair: gangplan._size(pair[0].request)):
-            left = loads[n]
-            loads[n] = Load(left.cpu - m.load.cpu, left.memory - m.load.memory, left.pods - m.load.pods)
+            free = loads[n]
+            loads[n] = Load(free.cpu - m.load.cpu, free.memory - m.load.memory, free.pods - m.load.pods)
             if min(loads[n]) < 0:
                 fits = False
                 break
@@ -121,27 +121,27 @@ def test_what_is_planned_is_right_and_leaves_no_trace(nodes, shapes_of, busy, av
     def allowed(m, n):
         return (m.shape, n) not in avoided and (m.shape not in offered or n in offered[m.shape])
 
-    found = gangplan.plan(ledger, there, members, terms)
+    planned = gangplan.plan(ledger, there, members, terms)
     assert picture(ledger) == before
-    possible = some_plan(ledger, there, members, allowed) if not isinstance(found, Planned) else True
-    if not isinstance(found, Planned):
-        assert found.member in members
+    possible = some_plan(ledger, there, members, allowed) if not isinstance(planned, Planned) else True
+    if not isinstance(planned, Planned):
+        assert planned.member in members
         if len({m.shape for m in members}) == 1:
             assert not possible, "for equal members the search is complete"
         return
-    assert found.nodes.keys() == {m.uid for m in members}
-    assert found.assignments.keys() == {m.uid for m in members if m.request is not None}
-    hold(ledger, found)
+    assert planned.nodes.keys() == {m.uid for m in members}
+    assert planned.assignments.keys() == {m.uid for m in members if m.request is not None}
+    hold(ledger, planned)
     assert ledger.violations() == []
-    taken = {}
+    used = {}
     for m in members:
-        node = found.nodes[m.uid]
+        node = planned.nodes[m.uid]
         assert allowed(m, node)
-        before_load = taken.get(node, Load(0, 0, 0))
-        taken[node] = Load(*(a + b for a, b in zip(before_load, m.load, strict=True)))
-    for node, load in taken.items():
-        left = there.free_load(node)
-        assert all(a <= b for a, b in zip(load, left, strict=True))
+        before_load = used.get(node, Load(0, 0, 0))
+        used[node] = Load(*(a + b for a, b in zip(before_load, m.load, strict=True)))
+    for node, load in used.items():
+        free = there.free_load(node)
+        assert all(a <= b for a, b in zip(load, free, strict=True))
 
 
 @settings(max_examples=examples(70, soak=1000), deadline=None)
@@ -170,11 +170,11 @@ def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
     ledger, members = made_ledger(nodes), made_members(shapes_of)
     entry = Entry(shares=shares)
     terms = Terms(policy="binpack", headroom=[headroom(entry, ledger.used("d", entry))])
-    found = gangplan.plan(ledger, Nodes(nodes), members, terms)
-    asked = sum(container.cards for m in members if m.request for container in m.request.containers)
-    if isinstance(found, Planned):
-        hold(ledger, found)
-        assert ledger.used("d", entry).shares == asked <= shares
+    planned = gangplan.plan(ledger, Nodes(nodes), members, terms)
+    shares_wanted = sum(container.cards for m in members if m.request for container in m.request.containers)
+    if isinstance(planned, Planned):
+        hold(ledger, planned)
+        assert ledger.used("d", entry).shares == shares_wanted <= shares
 
 
 def in_turns(ledger, there, members, between, **terms):
@@ -217,7 +217,7 @@ def test_a_plan_of_many_turns_is_that_of_one_turn_where_nothing_changes(nodes, s
 )
 def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, changes, shares):
     """Between two turns others take cards, cpu and quota, cards go, and nodes are forbidden."""
-    lefts = [list(each) for each in nodes]
+    lefts = [list(loads) for loads in nodes]
     ledger, members, entry = made_ledger(nodes), made_members(shapes_of), Entry(shares=shares)
 
     def left():
@@ -228,34 +228,34 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
             return Nodes(lefts).free_load(node)
 
     def change(turn, terms):
-        what = changes[turn] if turn < len(changes) else ""
-        if what in ledger.by_name():
-            keep_busy(ledger, f"late{turn}", what, namespace="d")
-        elif what == "cpu":
+        busy_node = changes[turn] if turn < len(changes) else ""
+        if busy_node in ledger.by_name():
+            keep_busy(ledger, f"late{turn}", busy_node, namespace="d")
+        elif busy_node == "cpu":
             lefts[turn % len(lefts)][1] = 0
-        elif what == "avoid":
+        elif busy_node == "avoid":
             terms["avoided"] = {(members[0].shape, f"n{turn % len(lefts)}")}
-        elif what == "cards":
+        elif busy_node == "cards":
             ledger.set_cards("n0", cards(CARD, node="n0"))
         terms["headroom"] = left()
 
     terms = {}
 
-    def between(turn, given):
-        change(turn, given)
-        terms.update(given)
+    def between(turn, settings):
+        change(turn, settings)
+        terms.update(settings)
 
     with patch.object(gangplan, "_MOST_TURNS", 1000):
-        found = in_turns(ledger, Changing(nodes), members, between, headroom=left())
-    if not isinstance(found, Planned):
+        planned = in_turns(ledger, Changing(nodes), members, between, headroom=left())
+    if not isinstance(planned, Planned):
         return
     used = ledger.used("d", entry).shares
-    hold(ledger, found)
+    hold(ledger, planned)
     assert ledger.violations() == []
     now = ledger.used("d", entry).shares
     assert now <= shares or now == used
     for i, (_, cpu, pods) in enumerate(lefts):
-        here = [m for m in members if found.nodes[m.uid] == f"n{i}"]
+        here = [m for m in members if planned.nodes[m.uid] == f"n{i}"]
         assert sum(m.load.cpu for m in here) <= cpu or not here
         assert len(here) <= pods
         assert not any((m.shape, f"n{i}") in terms.get("avoided", ()) for m in here)

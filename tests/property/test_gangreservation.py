@@ -33,15 +33,15 @@ class Judged(World):
         pod = self.pods[name]
         before = self.cards()
         reserved = self.reserved_from(name)
-        why = super().schedule(name)
+        reason = super().schedule(name)
         after = self.cards()
         for card, mib in reserved.items():
-            taken = before[card] - after[card]
-            assert taken <= max(0, before[card] - mib), (
-                f"{name} takes {taken} MiB of {before[card]}, {mib} are reserved"
+            used_mib = before[card] - after[card]
+            assert used_mib <= max(0, before[card] - mib), (
+                f"{name} takes {used_mib} MiB of {before[card]}, {mib} are reserved"
             )
         assert pod is self.pods[name]
-        return why
+        return reason
 
     def cards(self) -> dict[str, int]:
         with self.state.view() as ledger:
@@ -56,14 +56,14 @@ class Judged(World):
         """MiB by card that are reserved from this pod."""
         gang, holdings = self.reservation()
         meta, spec = self.pods[name]["metadata"], self.pods[name]["spec"]
-        found: dict[str, int] = {}
+        reserved: dict[str, int] = {}
         rank = (-spec["priority"], 0, meta["creationTimestamp"], "")
         if gang is None or gang.plan or meta["labels"] or not comes_after(rank, meta["namespace"], gang):
-            return found
+            return reserved
         for holding in holdings:
             for share in holding.assignment.shares():
-                found[share.uuid] = found.get(share.uuid, 0) + share.mem
-        return found
+                reserved[share.uuid] = reserved.get(share.uuid, 0) + share.mem
+        return reserved
 
 
 def is_no_more_than_asked(world: Judged) -> None:
@@ -71,13 +71,13 @@ def is_no_more_than_asked(world: Judged) -> None:
     if gang is None:
         assert not holdings
         return
-    asked = {wanted.name: wanted.request for wanted in gang.members.values()}
+    requests = {wanted.name: wanted.request for wanted in gang.members.values()}
     assert len({holding.name for holding in holdings}) == len(holdings) <= gang.minimum
     for holding in holdings:
-        for share, of in zip(holding.assignment.shares(), asked[holding.name].containers, strict=False):
+        for share, of in zip(holding.assignment.shares(), requests[holding.name].containers, strict=False):
             assert share.whole == of.whole
             assert of.whole or (share.mem, share.core) == (of.mem_per_card, of.core_per_card)
-        assert len(holding.assignment.shares()) == sum(of.cards for of in asked[holding.name].containers)
+        assert len(holding.assignment.shares()) == sum(of.cards for of in requests[holding.name].containers)
     mib = sum(share.mem for holding in holdings for share in holding.assignment.shares())
     assert all(mib <= room.memory for room in world.state._cache.headroom(gang.namespace) if room.memory is not None)
 
@@ -99,10 +99,10 @@ def test_a_reservation_is_what_its_gang_asks_for_and_no_later_pod_takes_of_it(ga
                 world.create(
                     *(member(f"{name}-{i}", name, size, namespace=team, created=created, **asks) for i in range(size))
                 )
-            case "delete", which:
+            case "delete", index:
                 names = sorted(world.pods)
                 if names:
-                    world.delete(names[which % len(names)])
+                    world.delete(names[index % len(names)])
             case "wait", seconds:
                 world.clock.advance(seconds)
             case "quota", team, mib:

@@ -23,8 +23,8 @@ def test_gangs_that_each_fit_alone_never_block_each_other(order, data, size):
     for i, name in enumerate(order):
         world.create(member(name, name[0], 3, created=i, gpu_mem=size))
         if data.draw(st.booleans()):
-            for each in data.draw(st.permutations(world.schedulable())):
-                world.schedule(each)
+            for pod_name in data.draw(st.permutations(world.schedulable())):
+                world.schedule(pod_name)
             if data.draw(st.booleans()):
                 world.settle()
         if data.draw(st.integers(0, 5)) == 0:

@@ -42,7 +42,9 @@ class Waking(World):
 
     def try_pods(self) -> None:
         failures = len(self.errors)
-        for name in [each for each in self.schedulable() if each in self.active or each not in self.refused]:
+        for name in [
+            pod_name for pod_name in self.schedulable() if pod_name in self.active or pod_name not in self.refused
+        ]:
             self.active.discard(name)
             self.refused.discard(name)
             if self.schedule(name):
@@ -91,22 +93,22 @@ steps = st.lists(
 )
 
 
-def do(world: Waking, count: int, what: str, one: Any, other: Any) -> None:
-    if what == "gang":
-        pods = [member(f"g{count}-{i}", f"g{count}", one, created=count, gpu_mem=other) for i in range(one)]
+def do(world: Waking, count: int, kind: str, number: Any, other: Any) -> None:
+    if kind == "gang":
+        pods = [member(f"g{count}-{i}", f"g{count}", number, created=count, gpu_mem=other) for i in range(number)]
         world.create(*pods)
-    elif what == "single":
-        world.create(single(f"s{count}", created=count, gpu_mem=one))
-    elif what == "delete" and world.pods:
+    elif kind == "single":
+        world.create(single(f"s{count}", created=count, gpu_mem=number))
+    elif kind == "delete" and world.pods:
         # kube-scheduler has seen it before the node says that the containers have ended: it tries no pod again.
-        world.delete(sorted(world.pods)[one % len(world.pods)])
-    elif what == "cordon":
-        world.set_cordon(*one, cordoned=other)
-    elif what == "quota":
-        world.set_quota(one)
-    elif what == "new leader":
+        world.delete(sorted(world.pods)[number % len(world.pods)])
+    elif kind == "cordon":
+        world.set_cordon(*number, cordoned=other)
+    elif kind == "quota":
+        world.set_quota(number)
+    elif kind == "new leader":
         world.take_over()
-    elif what == "planner fails":
+    elif kind == "planner fails":
         with patch.object(gangplan, "plan", side_effect=Fault), suppress(Fault):
             world.second()
 

@@ -46,12 +46,12 @@ def make_cards(node, described):
 
 def recounted(ledger, namespace, known):
     """What the namespace holds on each kind of card, from nothing but the kinds of the held cards and the holdings."""
-    found = {}
+    used = {}
     for h in ledger.holdings():
         for share in h.assignment.shares() if h.namespace == namespace else ():
             kind = known[h.node, share.uuid]
-            found[kind] = found.get(kind, NOTHING).add(quotas.charge(share))
-    return found
+            used[kind] = used.get(kind, NOTHING).add(quotas.charge(share))
+    return used
 
 
 def usage(ledger, namespace):
@@ -133,9 +133,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def cards_go(self, node):
         self.ledger.set_cards(node, [])
 
-    @rule(asked=asked_pods, policy=policy_names, namespace=st.sampled_from(NAMESPACES))
-    def pod_is_placed(self, asked, policy, namespace):
-        placed = placement.place(self.ledger, NODES, asked, policy)
+    @rule(pod_request=asked_pods, policy=policy_names, namespace=st.sampled_from(NAMESPACES))
+    def pod_is_placed(self, pod_request, policy, namespace):
+        placed = placement.place(self.ledger, NODES, pod_request, policy)
         if isinstance(placed, placement.Unplaceable):
             assert set(placed.refusals) == set(NODES)
             return
@@ -193,12 +193,12 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def usage_is_what_a_recount_gives(self):
         for namespace in NAMESPACES:
-            found = recounted(self.ledger, namespace, self.know())
-            assert usage(self.ledger, namespace) == found
+            recount = recounted(self.ledger, namespace, self.know())
+            assert usage(self.ledger, namespace) == recount
             for entry in ENTRIES:
                 covered = [
                     charge
-                    for kind, charge in found.items()
+                    for kind, charge in recount.items()
                     if entry.covers(*((frozenset(), "") if kind == UNKNOWN else kind[:2]))
                 ]
                 assert self.ledger.used(namespace, entry) == quotas.total(covered)
@@ -235,8 +235,8 @@ assignments = st.dictionaries(
 
 
 @given(assignments)
-def test_the_codec_round_trips(made):
-    written = assignment.encode(made, assume_time_ns=1)
-    assert assignment.decode(written) == made
-    assert all(isinstance(value, str) for value in written.values())
+def test_the_codec_round_trips(assigned):
+    written = assignment.encode(assigned, assume_time_ns=1)
+    assert assignment.decode(written) == assigned
+    assert all(isinstance(text, str) for text in written.values())
     assert all(len(key.rpartition("/")[2]) <= 63 for key in written)

@@ -17,7 +17,7 @@ NAMES = sorted({classes.name_of_model(model) for model in MODELS})
 
 expressions = st.one_of(
     st.builds(
-        lambda values: {"key": "model", "operator": "In", "values": values},
+        lambda models: {"key": "model", "operator": "In", "values": models},
         st.lists(st.sampled_from(MODELS), min_size=1),
     ),
     st.builds(lambda node: {"key": "node", "operator": "In", "values": [node]}, st.sampled_from(["n1", "n2"])),
@@ -32,8 +32,10 @@ def of_a_person(name, conditions, priority):
 
 
 def of_ours(name, priority, count):
-    made = automatic_class(name, *[model for model in MODELS if model and classes.name_of_model(model) == name][:count])
-    return made | {"spec": made["spec"] | {"priority": priority}}  # with a priority it is edited
+    manifest = automatic_class(
+        name, *[model for model in MODELS if model and classes.name_of_model(model) == name][:count]
+    )
+    return manifest | {"spec": manifest["spec"] | {"priority": priority}}  # with a priority it is edited
 
 
 found_classes = st.one_of(
@@ -63,12 +65,12 @@ devices = st.builds(
 
 
 @given(
-    of_classes=st.lists(found_classes, max_size=5, unique_by=lambda made: made["metadata"]["name"]),
+    of_classes=st.lists(found_classes, max_size=5, unique_by=lambda manifest: manifest["metadata"]["name"]),
     records=st.lists(st.one_of(cards, devices)),
 )
 @settings(max_examples=examples(100, soak=2000), deadline=None)
 def test_members_are_what_the_classifier_says(of_classes, records):
-    parsed = [classes.parse(made) for made in of_classes]
+    parsed = [classes.parse(manifest) for manifest in of_classes]
     membership, classifier = ClassMembership(parsed), Classifier(parsed)
     members = [membership.classes_of(record) for record in records]
     for record, member in zip(records, members, strict=True):

@@ -36,8 +36,8 @@ shares = st.builds(
 )
 devices = st.lists(st.sampled_from(DEVICES), unique=True).map(tuple)
 assignments = st.builds(
-    lambda given, others: Assignment(
-        {"0": tuple(given)}, {"0": tuple(DeviceShare("nic", uuid) for uuid in others)} if others else {}
+    lambda card_shares, others: Assignment(
+        {"0": tuple(card_shares)}, {"0": tuple(DeviceShare("nic", uuid) for uuid in others)} if others else {}
     ),
     st.lists(shares, min_size=1, max_size=3),
     devices,
@@ -53,15 +53,15 @@ holdings = st.builds(
 reported = st.dictionaries(st.sampled_from(UUIDS), st.sampled_from(MODELS))
 
 
-def as_cards(found):
+def as_cards(models):
     return [
         Card(index=UUIDS.index(uuid), uuid=uuid, mem=SIZE, model=model, classes=frozenset({model} - {""}))
-        for uuid, model in found.items()
+        for uuid, model in models.items()
     ]
 
 
-def as_devices(found):
-    return [Device(index=DEVICES.index(uuid), uuid=uuid, kind="rdma", model="") for uuid in found]
+def as_devices(uuids):
+    return [Device(index=DEVICES.index(uuid), uuid=uuid, kind="rdma", model="") for uuid in uuids]
 
 
 class MovedCards(RuleBasedStateMachine):
@@ -76,7 +76,9 @@ class MovedCards(RuleBasedStateMachine):
         self.models = {}  # of held cards, by the pod's node and UUID: see `model`
 
     def step_done(self):
-        keys = {(one.node, card_of(share)) for one in self.held.values() for share in one.assignment.shares()}
+        keys = {
+            (holding.node, card_of(share)) for holding in self.held.values() for share in holding.assignment.shares()
+        }
         self.models = {key: self.model(*key, self.models.get(key)) for key in keys}
 
     def model(self, node, card, before):
@@ -84,10 +86,10 @@ class MovedCards(RuleBasedStateMachine):
         uuid = UUIDS[card] if isinstance(card, int) else card
         return self.cards[node].get(uuid, before)
 
-    @rule(node=nodes, found=reported)
-    def cards_are_reported(self, node, found):
-        self.ledger.set_cards(node, as_cards(found))
-        self.cards[node] = found
+    @rule(node=nodes, by_uuid=reported)
+    def cards_are_reported(self, node, by_uuid):
+        self.ledger.set_cards(node, as_cards(by_uuid))
+        self.cards[node] = by_uuid
         self.step_done()
 
     @rule(old=nodes, new=nodes, first=st.booleans())
@@ -102,10 +104,10 @@ class MovedCards(RuleBasedStateMachine):
         if old != new:
             self.devices_are_reported(old, ())
 
-    @rule(node=nodes, found=devices)
-    def devices_are_reported(self, node, found):
-        self.ledger.set_devices(node, as_devices(found))
-        self.devices[node] = found
+    @rule(node=nodes, uuids=devices)
+    def devices_are_reported(self, node, uuids):
+        self.ledger.set_devices(node, as_devices(uuids))
+        self.devices[node] = uuids
 
     @rule(holding=holdings)
     def pod_holds(self, holding):
@@ -151,9 +153,9 @@ class MovedCards(RuleBasedStateMachine):
             for i, card in enumerate(node.cards):
                 on_it = [
                     share
-                    for one in self.held.values()
-                    for share in one.assignment.shares()
-                    if card_of(share) == card.uuid or (card_of(share), one.node) == (card.index, node.name)
+                    for holding in self.held.values()
+                    for share in holding.assignment.shares()
+                    if card_of(share) == card.uuid or (card_of(share), holding.node) == (card.index, node.name)
                 ]
                 assert node.used[i] == sum(share.mem for share in on_it)
                 assert node.free[i] == SIZE - node.used[i]
@@ -164,10 +166,10 @@ class MovedCards(RuleBasedStateMachine):
     def each_device_is_taken_where_it_is(self):
         for node in self.ledger.nodes():
             expected = {}
-            for one in self.held.values():
-                for device in one.assignment.device_shares():
-                    where = [name for name in NODES if device.uuid in self.devices[name]] or [one.node]
-                    if node.name in where:
+            for holding in self.held.values():
+                for device in holding.assignment.device_shares():
+                    on_nodes = [name for name in NODES if device.uuid in self.devices[name]] or [holding.node]
+                    if node.name in on_nodes:
                         expected[device.uuid] = expected.get(device.uuid, 0) + 1
             assert node.device_holds == expected
 
@@ -175,24 +177,28 @@ class MovedCards(RuleBasedStateMachine):
     def holders_are_listed_where_they_hold(self):
         for node in self.ledger.nodes():
             here = {*self.cards[node.name], *self.devices[node.name]}
-            expected = {one.uid for one in self.held.values() if one.node == node.name or here & one.assignment.uuids()}
-            assert {one.uid for one in self.ledger.holdings(node.name)} == expected
-            for one in self.held.values():
-                assert (node.name in self.ledger.nodes_of(one)) == (one.uid in expected)
+            expected = {
+                holding.uid
+                for holding in self.held.values()
+                if holding.node == node.name or here & holding.assignment.uuids()
+            }
+            assert {holding.uid for holding in self.ledger.holdings(node.name)} == expected
+            for holding in self.held.values():
+                assert (node.name in self.ledger.nodes_of(holding)) == (holding.uid in expected)
 
     @invariant()
     def each_share_is_charged_once_by_what_its_card_is_or_was(self):
         for namespace in NAMESPACES:
             expected = {}
-            for one in self.held.values():
-                for share in one.assignment.shares() if one.charged and one.namespace == namespace else ():
-                    model = self.models[one.node, card_of(share)]
+            for holding in self.held.values():
+                for share in holding.assignment.shares() if holding.charged and holding.namespace == namespace else ():
+                    model = self.models[holding.node, card_of(share)]
                     expected[model] = expected.get(model, NOTHING).add(quotas.charge(share))
             assert self.charges(namespace) == expected
 
     @invariant()
     def kinds_live_as_long_as_their_cards(self):
-        living = {model for found in self.cards.values() for model in found.values()}
+        living = {model for models in self.cards.values() for model in models.values()}
         living |= {model for model in self.models.values() if model is not None}
         assert {kind.model for kind in self.ledger.kinds._kinds.values()} == living
 

@@ -17,7 +17,7 @@ from tests.examples import examples
 NODES = ["n1", "n2", "n3"]
 MEM = 100  # MiB of a card
 
-told = st.none() | st.builds(
+mps_states = st.none() | st.builds(
     CardMps,
     ready=st.sampled_from([True, True, True, False]),
     several=st.just(False),
@@ -32,7 +32,7 @@ def of_node(draw):
     if draw(st.integers(0, 3)) == 0:
         return [None] * 3
     if draw(st.booleans()):
-        return [draw(told) for _ in range(3)]
+        return [draw(mps_states) for _ in range(3)]
     return [CardMps(draw(st.booleans()) or draw(st.booleans()), True, draw(st.booleans()), 0)] * 3
 
 
@@ -60,8 +60,8 @@ steps = st.lists(
 )
 
 
-def cards_of(node, said):
-    return [Card(index=i, uuid=f"{node}-{i}", mem=MEM, mps=one) for i, one in enumerate(said)]
+def cards_of(node, mps_states):
+    return [Card(index=i, uuid=f"{node}-{i}", mem=MEM, mps=mps) for i, mps in enumerate(mps_states)]
 
 
 def neighbours(ledger, node, i):
@@ -78,12 +78,12 @@ def neighbours(ledger, node, i):
 
 def closed(ledger, node, i, wanted):
     """The rule that keeps the request from the card, whatever is free there; "" where there is none."""
-    said, (container,) = node.cards[i].mps, wanted.containers
-    if said is None:
+    state, (container,) = node.cards[i].mps, wanted.containers
+    if state is None:
         return "no manager" if wanted.mps is Mode.REQUIRED else ""
-    if wanted.mps.uses_mps and container.cards > 1 and not said.several:
+    if wanted.mps.uses_mps and container.cards > 1 and not state.several:
         return "several"
-    if not said.ready:
+    if not state.ready:
         return "not ready"
     beside = neighbours(ledger, node, i)
     if wanted.mps is Mode.OFF:
@@ -91,7 +91,7 @@ def closed(ledger, node, i, wanted):
     if any(mps_client.off for mps_client in beside):
         return "mixed"
     users = {mps_client.user for mps_client in beside if mps_client.wants} | {wanted.user}
-    return "" if said.multi_user or (len(users) == 1 and MIXED not in users) else "user"
+    return "" if state.multi_user or (len(users) == 1 and MIXED not in users) else "user"
 
 
 def most(card):
@@ -107,13 +107,13 @@ def takes(node, i, wanted):
 
 def follow(ledger, step, uids, policy):
     """One step; a request that comes is placed only where the rules allow it, and wherever they do."""
-    what, given_ = step
-    if what == "tell":
-        node, said = given_
-        ledger.set_cards(node, cards_of(node, said))
-    elif what == "end":
+    kind, given_ = step
+    if kind == "tell":
+        node, mps_states = given_
+        ledger.set_cards(node, cards_of(node, mps_states))
+    elif kind == "end":
         ledger.release(f"u{given_}")
-    elif what == "forget":
+    elif kind == "forget":
         before = ledger.holding(f"u{given_}")
         if before is not None:  # only its node still tells of it
             ledger.set_holding(Holding(before.uid, "", "", before.node, before.assignment, "held", UNKNOWN))
@@ -167,8 +167,8 @@ def judge(ledger, wanted, refusals):
 @settings(deadline=None, max_examples=examples(100, soak=2000))
 def test_off_and_wanting_users_and_sick_daemons_never_meet_and_nobody_waits_without_a_reason(worlds, todo, policy):
     ledger = Ledger()
-    for name, said in zip(NODES, worlds, strict=True):
-        ledger.set_cards(name, cards_of(name, said))
+    for name, states in zip(NODES, worlds, strict=True):
+        ledger.set_cards(name, cards_of(name, states))
     uids = iter(range(1000))
     for step in todo:
         follow(ledger, step, uids, policy)
@@ -178,19 +178,19 @@ def test_off_and_wanting_users_and_sick_daemons_never_meet_and_nobody_waits_with
 @settings(deadline=None, max_examples=examples(60, soak=1000))
 def test_what_is_counted_step_by_step_is_what_a_restart_finds(worlds, todo, random):
     ledger = Ledger()
-    for name, said in zip(NODES, worlds, strict=True):
-        ledger.set_cards(name, cards_of(name, said))
+    for name, states in zip(NODES, worlds, strict=True):
+        ledger.set_cards(name, cards_of(name, states))
     uids = iter(range(1000))
     for step in todo:
         follow(ledger, step, uids, "binpack")
     anew = Ledger()
     todo = [("cards", node.name) for node in ledger.nodes()] + [("hold", held) for held in ledger.holdings()]
     random.shuffle(todo)
-    for what, one in todo:
-        if what == "cards":
-            anew.set_cards(one, ledger.node(one).cards)
+    for kind, target in todo:
+        if kind == "cards":
+            anew.set_cards(target, ledger.node(target).cards)
         else:
-            anew.set_holding(one)
+            anew.set_holding(target)
     for node in ledger.nodes():
         again = anew.node(node.name)
         for of in (node, again):

@@ -14,7 +14,7 @@ SOON = {"do": "passes", "seconds": 2.0, "stride": 0.25}
 
 
 def tries(pod):
-    return {"do": "tries", "which": pod, "to": 0}
+    return {"do": "tries", "choice": pod, "to": 0}
 
 
 INSIST = [step for _ in range(3) for step in (tries("p2"), SOON)]
@@ -25,14 +25,14 @@ LOST = [
     tries("p1"),
     SOON,
     *INSIST,
-    {"do": "arrives", "which": 0, "behind": False},
+    {"do": "arrives", "choice": 0, "behind": False},
 ]
 GONE = [
-    P1, P2, tries("p1"), SOON, {"do": "runs", "which": "p1"}, {"do": "lag", "collection": paths.extendedresources()},
-    {"do": "deletes_by_force", "which": "p1"}, SOON, *INSIST,
+    P1, P2, tries("p1"), SOON, {"do": "runs", "choice": "p1"}, {"do": "lag", "collection": paths.extendedresources()},
+    {"do": "deletes_by_force", "choice": "p1"}, SOON, *INSIST,
 ]  # fmt: skip
 SICK = [
-    {"do": "card_changes", "node": "n1", "index": 0, "what": "healthy"},
+    {"do": "card_changes", "node": "n1", "index": 0, "change": "healthy"},
     {"do": "passes", "seconds": 61.0, "stride": 5.0},
     P1,
     P2,
@@ -42,7 +42,7 @@ QUOTA = [*TEAMS, tries("p1"), SOON, *INSIST]
 
 
 @pytest.mark.parametrize(
-    ("fault", "history", "how"),
+    ("fault", "history", "message"),
     [
         ("a Binding whose answer was lost is forgotten", LOST, "over-full"),
         ("what vanished pods hold is free at once", GONE, "over-full"),
@@ -50,7 +50,7 @@ QUOTA = [*TEAMS, tries("p1"), SOON, *INSIST]
         ("quotas are not known", QUOTA, "above the quota"),
     ],
 )
-def test_a_fault_is_found(fault, history, how):
+def test_a_fault_is_found(fault, history, message):
     history = [ONE_CARD | {"quotas": {"team": {"shares": 1}}}, *history]
     assert replay.broken(history) == ""
-    assert how in replay.broken(history, FAULTS[fault].build())
+    assert message in replay.broken(history, FAULTS[fault].build())

@@ -46,10 +46,10 @@ card_lists = st.lists(
 
 
 def one(cards, mem, core, resource_class):
-    made = ContainerRequest(
+    part = ContainerRequest(
         key="0", name="main", cards=cards, mem=MiB(mem), core=Percent(core), resource_class=resource_class
     )
-    return PodRequest(containers=(made,))
+    return PodRequest(containers=(part,))
 
 
 class Loads(dict):
@@ -61,9 +61,10 @@ class Engines(RuleBasedStateMachine):
     """One engine through everything, `at_once` small, beside what is computed anew."""
 
     @initialize(
-        cards=st.lists(card_lists, min_size=len(NODES), max_size=len(NODES)), asked=st.lists(requests, min_size=1)
+        cards=st.lists(card_lists, min_size=len(NODES), max_size=len(NODES)),
+        pod_requests=st.lists(requests, min_size=1),
     )
-    def begin(self, cards, asked):
+    def begin(self, cards, pod_requests):
         self.ledger, self.loads = Ledger(), Loads()
         self.engine = Engine(self.ledger, self.loads, at_once=4)
         self.held = {}
@@ -71,7 +72,7 @@ class Engines(RuleBasedStateMachine):
         for node, of_node in zip(NODES, cards, strict=True):
             self.set_cards(node, of_node)
             self.set_room(node, Load(16_000, 16_000, 8))
-        for request in asked:
+        for request in pod_requests:
             self.engine.count_arrival(request, Load(1000, 1000, 1))
         self.learn()
 
@@ -87,26 +88,26 @@ class Engines(RuleBasedStateMachine):
         assert room.pods > 0
         assert not load.cpu or room.cpu >= load.cpu
         assert not load.memory or room.memory >= load.memory
-        asked = request.containers[0] if request.containers else None
+        wanted = request.containers[0] if request.containers else None
         shares = placed.assignment.shares()
-        assert len(shares) == (asked.cards if asked else 0) == len({one.uuid for one in shares})
-        for one in shares:
+        assert len(shares) == (wanted.cards if wanted else 0) == len({share.uuid for share in shares})
+        for share in shares:
             state = self.ledger.node(placed.node)
-            at = state.position(one)
+            at = state.position(share)
             assert state.cards[at].healthy
             assert not state.cards[at].cordoned
-            assert one.mem == (state.free[at] if asked.whole else asked.mem_per_card)
-            assert not asked.whole or not state.clients[at]
-            assert not asked.resource_class or asked.resource_class in state.cards[at].classes
+            assert share.mem == (state.free[at] if wanted.whole else wanted.mem_per_card)
+            assert not wanted.whole or not state.clients[at]
+            assert not wanted.resource_class or wanted.resource_class in state.cards[at].classes
         self.count += 1
         self.ledger.set_holding(Holding(str(self.count), "ns", "p", placed.node, placed.assignment))
         self.held[str(self.count)] = placed.node, load
         self.take(placed.node, load, -1)
 
     @precondition(lambda self: self.held)
-    @rule(which=st.randoms(use_true_random=False))
-    def release(self, which):
-        uid = which.choice(sorted(self.held))
+    @rule(choice=st.randoms(use_true_random=False))
+    def release(self, choice):
+        uid = choice.choice(sorted(self.held))
         node, load = self.held.pop(uid)
         self.ledger.release(uid)
         self.take(node, load, 1)
@@ -159,9 +160,9 @@ class Engines(RuleBasedStateMachine):
         self.engine._surveyed_at = -len(NODES) - 1000
         self.engine._start_survey()
 
-    @rule(most=st.integers(0, 8))
-    def warm(self, most):
-        self.engine.warm(most)
+    @rule(limit=st.integers(0, 8))
+    def warm(self, limit):
+        self.engine.warm(limit)
 
     @invariant()
     def what_is_kept_is_what_would_be_computed(self):

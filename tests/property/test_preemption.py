@@ -46,19 +46,19 @@ class World:
 
     def fits(self, gone: frozenset[str]) -> bool:
         """By the engine and the sums, as it is when these are gone."""
-        left = self.full.free
+        free = self.full.free
         back = []
         for resident in self.full.residents:
             if resident.uid in gone or resident.going:
                 load = resident.load
-                left = Load(left.cpu + load.cpu, left.memory + load.memory, left.pods + load.pods)
+                free = Load(free.cpu + load.cpu, free.memory + load.memory, free.pods + load.pods)
                 back.append(self.ledger.release(resident.uid))
         try:
-            asked = self.newcomer.load
-            if (asked.cpu and left.cpu < asked.cpu) or left.pods < asked.pods:
+            wanted = self.newcomer.load
+            if (wanted.cpu and free.cpu < wanted.cpu) or free.pods < wanted.pods:
                 return False
-            found = placement.place_on(self.ledger.node(NODE), self.newcomer.request, POLICY)
-            return not isinstance(found, Refusal)
+            placed = placement.place_on(self.ledger.node(NODE), self.newcomer.request, POLICY)
+            return not isinstance(placed, Refusal)
         finally:
             for undo in reversed(back):
                 undo()
@@ -67,18 +67,22 @@ class World:
         victims = [resident for resident in self.full.residents if resident.uid in gone]
         charged = Counter(budget for resident in victims for budget in resident.budgets)
         violations = sum(max(0, count - self.full.allowed.get(budget, 0)) for budget, count in charged.items())
-        return violations, bool(victims), max((one.priority for one in victims), default=0), len(victims)
+        return violations, bool(victims), max((victim.priority for victim in victims), default=0), len(victims)
 
     def reference(self) -> tuple[int, bool, int, int] | None:
         """The least harm of all sets."""
-        may = [one.uid for one in self.full.residents if one.priority < TOP and not (one.going or one.fixed)]
+        may = [
+            resident.uid
+            for resident in self.full.residents
+            if resident.priority < TOP and not (resident.going or resident.fixed)
+        ]
         sets = (frozenset(some) for size in range(len(may) + 1) for some in combinations(may, size))
         return min((self.harm(some) for some in sets if self.fits(some)), default=None)
 
 
-def differing(draw: st.DrawFn, asked: PodRequest) -> PodRequest:
+def differing(draw: st.DrawFn, pod_request: PodRequest) -> PodRequest:
     """In what it says of MPS, and whom it runs as."""
-    return replace(asked, mps=draw(st.sampled_from(list(Mode))), user=draw(st.sampled_from([IMAGE, 7])))
+    return replace(pod_request, mps=draw(st.sampled_from(list(Mode))), user=draw(st.sampled_from([IMAGE, 7])))
 
 
 # What a manager says of all cards of the node: mostly there is none.
@@ -93,7 +97,7 @@ requests = st.one_of(
     st.builds(asking, st.just(MEM // 4), devices=st.integers(1, 2)),
 )
 several = st.builds(
-    lambda one, other: PodRequest(containers=(one.containers[0], replace(other.containers[0], key="1", name="d"))),
+    lambda first, other: PodRequest(containers=(first.containers[0], replace(other.containers[0], key="1", name="d"))),
     st.one_of(st.just(asking(0)), st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8), of=st.just("big"))),
     st.builds(asking, st.integers(1, 8).map(lambda n: n * MEM // 8)),
 )
@@ -101,8 +105,8 @@ several = st.builds(
 
 @st.composite
 def worlds(draw: st.DrawFn) -> World:
-    most = draw(st.sampled_from([3, 48]))
-    ledger = Ledger(max_clients=most)
+    max_clients = draw(st.sampled_from([3, 48]))
+    ledger = Ledger(max_clients=max_clients)
     sizes = draw(st.lists(st.sampled_from([MEM, MEM, 2 * MEM]), min_size=1, max_size=4))
     manager = draw(managers)
     cards = [
@@ -122,11 +126,11 @@ def worlds(draw: st.DrawFn) -> World:
         holding = None
         if draw(st.integers(0, 7)):
             policy = draw(st.sampled_from(["binpack", "spread"]))
-            asked = differing(draw, draw(requests))
-            placed = placement.place_on(ledger.node(NODE), asked, policy)
+            pod_request = differing(draw, draw(requests))
+            placed = placement.place_on(ledger.node(NODE), pod_request, policy)
             if not isinstance(placed, Placement):
                 continue
-            holding = Holding(uid, "default", uid, NODE, placed.assignment, mps_client=asked.mps_client)
+            holding = Holding(uid, "default", uid, NODE, placed.assignment, mps_client=pod_request.mps_client)
             ledger.set_holding(holding)
         cpu, pods = cpu - load.cpu, pods - 1
         residents.append(
@@ -141,7 +145,7 @@ def worlds(draw: st.DrawFn) -> World:
             )
         )
     if draw(st.booleans()):  # fewer cores are given of a card than when they came
-        ledger = Ledger(max_clients=most, core=30)
+        ledger = Ledger(max_clients=max_clients, core=30)
         ledger.set_cards(NODE, cards)
         ledger.set_devices(NODE, DEVICES)
         for resident in residents:
@@ -162,16 +166,20 @@ def worlds(draw: st.DrawFn) -> World:
 @settings(max_examples=examples(150, soak=2000))
 @given(world=worlds())
 def test_nobody_less_could_go(world: World) -> None:
-    found = preemption.best(world.full, world.newcomer)
+    victims = preemption.best(world.full, world.newcomer)
     least = world.reference()
-    assert (found.harm if found is not None else None) == least
-    if found is None:
+    assert (victims.harm if victims is not None else None) == least
+    if victims is None:
         return
-    gone = frozenset(found.uids)
-    assert world.harm(gone) == found.harm
+    gone = frozenset(victims.uids)
+    assert world.harm(gone) == victims.harm
     assert world.fits(gone)
     assert not any(world.fits(gone - {uid}) for uid in gone)
-    may = {one.uid for one in world.full.residents if one.priority < TOP and not (one.going or one.fixed)}
+    may = {
+        resident.uid
+        for resident in world.full.residents
+        if resident.priority < TOP and not (resident.going or resident.fixed)
+    }
     assert gone <= may
 
 
@@ -186,6 +194,6 @@ def test_cores_that_nobody_asks_for_cost_nobody_his_place() -> None:
         ledger.set_holding(holding)
         residents.append(Resident(uid, priority, Load(0, 0, 1), holding))
     full = FullNode(node=ledger.node(NODE), free=Load(CPU, 0, PODS), residents=residents)
-    found = preemption.best(full, Newcomer(request=asking(400), load=Load(0, 0, 1), priority=TOP))
-    assert found is not None
-    assert found.uids == ("idles",)
+    victims = preemption.best(full, Newcomer(request=asking(400), load=Load(0, 0, 1), priority=TOP))
+    assert victims is not None
+    assert victims.uids == ("idles",)

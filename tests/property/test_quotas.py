@@ -31,45 +31,45 @@ def test_charge_release_and_recount_agree_in_any_order(held, order: random.Rando
     for i, sign in steps:
         charge = quotas.charge(held[i][0])
         used = used.add(charge) if sign > 0 else used.subtract(charge)
-    left = [share for share, goes in held if not goes]
-    assert used == quotas.total(quotas.charge(share) for share in left)
-    assert used == (len(left), sum(share.mem for share in left), sum(share.whole for share in left))
+    remaining = [share for share, goes in held if not goes]
+    assert used == quotas.total(quotas.charge(share) for share in remaining)
+    assert used == (len(remaining), sum(share.mem for share in remaining), sum(share.whole for share in remaining))
 
 
-@given(entry=entries, asked=st.lists(charges, max_size=12))
+@given(entry=entries, added=st.lists(charges, max_size=12))
 @settings(deadline=None)
-def test_what_headroom_takes_never_exceeds_the_entry(entry, asked):
+def test_what_headroom_takes_never_exceeds_the_entry(entry, added):
     used = NOTHING
-    for charge in asked:
+    for charge in added:
         if quotas.headroom(entry, used).takes(charge):
             used = used.add(charge)
         else:
             over = used.add(charge)
-            assert any(limit is not None and got > limit for limit, got in limited(entry, over))
-    assert all(limit is None or got <= limit for limit, got in limited(entry, used))
+            assert any(limit is not None and amount > limit for limit, amount in limited(entry, over))
+    assert all(limit is None or amount <= limit for limit, amount in limited(entry, used))
 
 
 def limited(entry, charge):
     return [(entry.shares, charge.shares), (entry.memory, charge.memory), (entry.cards, charge.cards)]
 
 
-@given(entry=entries, used=charges, charge=charges, more=charges)
+@given(entry=entries, used=charges, charge=charges, added=charges)
 @settings(deadline=None)
-def test_less_is_taken_wherever_more_is(entry, used, charge, more):
+def test_less_is_taken_wherever_more_is(entry, used, charge, added):
     assert quotas.headroom(entry, used).takes(NOTHING)
-    if quotas.headroom(entry, used).takes(charge.add(more)):
+    if quotas.headroom(entry, used).takes(charge.add(added)):
         assert quotas.headroom(entry, used).takes(charge)
-    if quotas.headroom(entry, used.add(more)).takes(charge):
+    if quotas.headroom(entry, used.add(added)).takes(charge):
         assert quotas.headroom(entry, used).takes(charge)
 
 
 @given(entry=entries, used=charges)
 @settings(deadline=None)
 def test_headroom_and_used_make_up_the_entry(entry, used):
-    left = quotas.headroom(entry, used)
-    assert isinstance(left, Headroom)
-    assert left.entry == entry
-    for limit, got, rest in zip(
-        (entry.shares, entry.memory, entry.cards), used, (left.shares, left.memory, left.cards), strict=True
+    room = quotas.headroom(entry, used)
+    assert isinstance(room, Headroom)
+    assert room.entry == entry
+    for limit, amount, rest in zip(
+        (entry.shares, entry.memory, entry.cards), used, (room.shares, room.memory, room.cards), strict=True
     ):
-        assert rest == (None if limit is None else limit - got)
+        assert rest == (None if limit is None else limit - amount)

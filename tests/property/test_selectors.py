@@ -26,14 +26,16 @@ texts = st.one_of(quantities, st.sampled_from(["", "Tesla K80", "tesla k80", "53
 keys = st.sampled_from(KEYS).flatmap(lambda key: st.sampled_from([key, key.upper(), key.title()]))
 expressions = st.one_of(
     st.builds(
-        lambda key, operator, values: {"key": key, "operator": operator, "values": values},
+        lambda key, operator, operands: {"key": key, "operator": operator, "values": operands},
         keys, st.sampled_from(["In", "NotIn"]), st.lists(texts, min_size=1, max_size=3),
     ),
     st.builds(
         lambda key, operator: {"key": key, "operator": operator}, keys, st.sampled_from(["Exists", "DoesNotExist"])
     ),
     st.builds(
-        lambda key, operator, value, bare: {"key": key, "operator": operator, "values": value if bare else [value]},
+        lambda key, operator, operand, bare: {
+            "key": key, "operator": operator, "values": operand if bare else [operand]
+        },
         keys, st.sampled_from(sorted(COMPARE)), quantities, st.booleans(),
     ),
 )  # fmt: skip
@@ -41,15 +43,15 @@ conditions = st.builds(
     lambda labels, wanted: {"matchLabels": labels, "matchExpressions": wanted},
     st.dictionaries(keys, texts, max_size=2),
     st.lists(expressions, max_size=3),
-).filter(lambda item: item["matchLabels"] or item["matchExpressions"])
+).filter(lambda term: term["matchLabels"] or term["matchExpressions"])
 written = st.one_of(conditions, st.lists(conditions, min_size=1, max_size=3))
 cards = st.dictionaries(st.sampled_from(KEYS), texts)
 
 
 def number(text):
     """The quantity by hand: digits, then a unit or an exponent."""
-    found = re.match(r"^(-?[0-9]*\.?[0-9]*)(.*)$", text)
-    digits, unit = found.groups()
+    parsed = re.match(r"^(-?[0-9]*\.?[0-9]*)(.*)$", text)
+    digits, unit = parsed.groups()
     if not any(c.isdigit() for c in digits):
         return None
     if unit.startswith("e"):
@@ -57,25 +59,25 @@ def number(text):
     return Decimal(digits) * UNITS[unit] if unit in UNITS else None
 
 
-def same(one, other):
-    return one == other or (number(one) is not None and number(one) == number(other))
+def same(first, other):
+    return first == other or (number(first) is not None and number(first) == number(other))
 
 
-def holds(labels, key, operator, values):
-    value = labels.get(key.lower())
+def holds(labels, key, operator, operands):
+    label = labels.get(key.lower())
     if operator in ("Exists", "DoesNotExist"):
-        return (value is not None) == (operator == "Exists")
+        return (label is not None) == (operator == "Exists")
     if operator in ("In", "NotIn"):
-        return (value is not None and any(same(value, wanted) for wanted in values)) == (operator == "In")
-    bound = number(values if isinstance(values, str) else values[0])
-    return value is not None and number(value) is not None and COMPARE[operator](number(value) - bound)
+        return (label is not None and any(same(label, wanted) for wanted in operands)) == (operator == "In")
+    bound = number(operands if isinstance(operands, str) else operands[0])
+    return label is not None and number(label) is not None and COMPARE[operator](number(label) - bound)
 
 
 def selected(labels, selector):
     if isinstance(selector, list):
-        return any(selected(labels, item) for item in selector)
-    return all(holds(labels, key, "In", [value]) for key, value in selector["matchLabels"].items()) and all(
-        holds(labels, item["key"], item["operator"], item.get("values")) for item in selector["matchExpressions"]
+        return any(selected(labels, term) for term in selector)
+    return all(holds(labels, key, "In", [amount]) for key, amount in selector["matchLabels"].items()) and all(
+        holds(labels, term["key"], term["operator"], term.get("values")) for term in selector["matchExpressions"]
     )
 
 
@@ -91,7 +93,7 @@ def test_a_selector_selects_what_the_contract_says(selector, of_cards):
 @settings(deadline=None)
 def test_only_the_keys_that_it_names_matter(selector, labels):
     parsed = selectors.parse(selector)
-    seen = {key: value for key, value in labels.items() if key in parsed.keys}
+    seen = {key: amount for key, amount in labels.items() if key in parsed.keys}
     assert parsed.matches(labels) == parsed.matches(seen)
 
 
@@ -130,9 +132,9 @@ def test_every_model_has_a_class_of_a_valid_name_and_a_valid_label(model):
 @given(model=models)
 @settings(deadline=None)
 def test_the_automatic_class_of_a_model_selects_its_cards(model):
-    obj = {"metadata": {"name": classes.name_of_model(model)}, "spec": classes.auto_spec(model)}
+    manifest = {"metadata": {"name": classes.name_of_model(model)}, "spec": classes.auto_spec(model)}
     card = classes.labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
-    assert classes.parse(obj).selector.matches(card)
+    assert classes.parse(manifest).selector.matches(card)
 
 
 @given(of_cards=st.lists(models, min_size=1, max_size=4), kept=st.sets(st.integers(0, 3)), edited=st.booleans())
@@ -154,14 +156,16 @@ def test_a_card_is_in_the_class_of_its_model_unless_a_person_has_made_it(of_card
             }
             there.append(classes.parse({"metadata": metadata, "spec": spec}))
     classifier = Classifier(there)
-    theirs = {one.name: one for one in there if edited}
+    theirs = {known_class.name: known_class for known_class in there if edited}
     for model in of_cards:
         card = classes.labels(node="n1", index=0, uuid="GPU-1", model=model, memory=1, properties={}, own={})
         name = classes.name_of_model(model)
         inside = theirs[name].selector.matches(card) if name in theirs else bool(model) or _selects(there, name, card)
         assert classifier.classes_of(card) == ({name} if inside else set())
-        assert [one.name for one in classifier.select_classes(card)] == sorted(classifier.classes_of(card))
+        assert [known_class.name for known_class in classifier.select_classes(card)] == sorted(
+            classifier.classes_of(card)
+        )
 
 
 def _selects(there, name, card):
-    return any(one.name == name and one.selector.matches(card) for one in there)
+    return any(known_class.name == name and known_class.selector.matches(card) for known_class in there)

@@ -29,7 +29,7 @@ def mostly(usual, *others):
 
 
 described = st.builds(
-    lambda mem, state, classes, prio, said: {"mem": mem, "classes": classes, "priority": prio, "mps": said, **state},
+    lambda mem, state, classes, prio, mps: {"mem": mem, "classes": classes, "priority": prio, "mps": mps, **state},
     st.sampled_from([60, 100]),
     mostly(IN_USE, *OUT_OF_USE),
     st.sampled_from([frozenset(), frozenset("a"), frozenset("ab")]),
@@ -78,13 +78,13 @@ def asking(parts, mode):
 def scenes(draw):
     """A ledger of one node, and what quotas leave to our namespace there."""
     ledger = Ledger(max_clients=draw(mostly(None, 2)), kept_back=draw(mostly(0, 5)))
-    many = draw(st.lists(described, min_size=2, max_size=3))
-    ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-{i}", **one) for i, one in enumerate(many)])
+    cards = draw(st.lists(described, min_size=2, max_size=3))
+    ledger.set_cards("n1", [Card(index=i, uuid=f"GPU-{i}", **fields) for i, fields in enumerate(cards)])
     node = ledger.node("n1")
-    for uid, (i, mem, core, who, namespace) in enumerate(draw(residents)):
-        if i < len(many) and node.free[i] >= mem:
-            share = CardShare(i, f"GPU-{i}", mem, core, many[i]["mem"])
-            ledger.set_holding(Holding(str(uid), namespace, "p", "n1", Assignment({"0": (share,)}), mps_client=who))
+    for uid, (i, mem, core, client, namespace) in enumerate(draw(residents)):
+        if i < len(cards) and node.free[i] >= mem:
+            share = CardShare(i, f"GPU-{i}", mem, core, cards[i]["mem"])
+            ledger.set_holding(Holding(str(uid), namespace, "p", "n1", Assignment({"0": (share,)}), mps_client=client))
     return ledger, quotas_left(ledger, draw(st.just([]) | limits))
 
 
@@ -103,7 +103,7 @@ def groups(request):
 
 def holds(node, request, chosen, headroom):
     """Whether the node takes these cards for these groups, by adding everything up."""
-    charges = {one.entry: (0, 0, 0) for one in headroom}
+    charges = {room.entry: (0, 0, 0) for room in headroom}
     mem, core, clients, whole = ([0] * len(node.cards) for _ in range(4))
     for group, cards in chosen:
         untolerated = untolerated_by(request.mps, several=group[0].cards > 1)
@@ -132,7 +132,7 @@ def holds(node, request, chosen, headroom):
                 return False
         elif clients[i] and node.free[i] <= 0:
             return False
-    return all(one.takes(quotas.Charge(*charges[one.entry])) for one in headroom)
+    return all(room.takes(quotas.Charge(*charges[room.entry])) for room in headroom)
 
 
 def fits(node, request, of_pod, headroom=()):
@@ -155,11 +155,11 @@ def test_what_fits_together_is_found_and_what_does_not_has_its_reason(scene, par
     node = ledger.node("n1")
     of_pod = groups(request)
     placed = placement.place_on(node, request, policy, headroom)
-    found = isinstance(placed, Placement)
-    event("found" if found else placed.name)
-    assert found == fits(node, request, of_pod, headroom)
-    assert isinstance(Scorer(request, policy, headroom).score(node), int) == found
-    if not found:
+    is_placed = isinstance(placed, Placement)
+    event("found" if is_placed else placed.name)
+    assert is_placed == fits(node, request, of_pod, headroom)
+    assert isinstance(Scorer(request, policy, headroom).score(node), int) == is_placed
+    if not is_placed:
         alone = [fits(node, request, [group]) for group in of_pod]
         anyway, emptied = fits(node, request, of_pod), fits(without_residents(node), request, of_pod)
         assert (placed is Refusal.QUOTA) == anyway

@@ -43,12 +43,12 @@ limits = st.lists(
 )
 
 
-def typed(made, resource_class):
+def typed(part, resource_class):
     if not resource_class:
-        return made
-    limits = dict(made["resources"]["limits"])
+        return part
+    limits = dict(part["resources"]["limits"])
     count = limits.pop(names.GPU_COUNT, "1")
-    return made | {"resources": {"limits": limits | {f"cardwise.dev/{resource_class}": count}}}
+    return part | {"resources": {"limits": limits | {f"cardwise.dev/{resource_class}": count}}}
 
 
 mems = st.sampled_from([10, 20, 40, 60, 80])
@@ -61,15 +61,15 @@ shapes = st.one_of(
 containers = st.builds(typed, shapes, st.sampled_from(["", "", "", "", *CLASSES]))
 
 
-def asking(made):
+def asking(parts):
     try:
-        return request.parse(pod(containers=made))
+        return request.parse(pod(containers=parts))
     except InvalidRequest:  # too many percent on the card that they share
         return reject()
 
 
-def asked_by(most):
-    return st.lists(containers, min_size=1, max_size=most).map(asking)
+def asked_by(limit):
+    return st.lists(containers, min_size=1, max_size=limit).map(asking)
 
 
 @st.composite
@@ -85,8 +85,8 @@ def scenes(draw):
             ],
         )
     there = [(state, i) for state in ledger.nodes() for i in range(len(state.cards))]
-    for uid, (which, mem, namespace) in enumerate(draw(st.lists(residents, max_size=4))):
-        state, i = there[which % len(there)]
+    for uid, (index, mem, namespace) in enumerate(draw(st.lists(residents, max_size=4))):
+        state, i = there[index % len(there)]
         if state.free[i] >= mem and state.clients[i] < state.max_clients:
             share = quotas.CardShare(i, state.cards[i].uuid, mem, 20, state.cards[i].mem)
             ledger.set_holding(Holding(str(uid), namespace, "p", state.name, placement.Assignment({"0": (share,)})))
@@ -112,16 +112,16 @@ def may_have(node, i, card_request, resource_class):
 
 def within(node, chosen, card_request, headroom):
     """Whether the cards together stay within every headroom."""
-    for one in headroom:
+    for room in headroom:
         shares = memory = cards = 0
         for i in chosen:
             card = node.cards[i]
-            if one.entry.covers(card.classes, card.model):
+            if room.entry.covers(card.classes, card.model):
                 shares += 1
                 memory += card.mem - node.kept_back if card_request.whole else card_request.mem_per_card
                 cards += card_request.whole
-        for asked, left in ((shares, one.shares), (memory, one.memory), (cards, one.cards)):
-            if left is not None and asked and asked > left:
+        for amount, limit in ((shares, room.shares), (memory, room.memory), (cards, room.cards)):
+            if limit is not None and amount and amount > limit:
                 return False
     return True
 
@@ -154,7 +154,7 @@ def naively(ledger, nodes, wanted, policy, headroom):
 
 def steered(ledger, nodes, wanted, policy, headroom):
     """What the quotas did to the request, for the statistics."""
-    without, with_them = (naively(ledger, nodes, wanted, policy, given) for given in ([], headroom))
+    without, with_them = (naively(ledger, nodes, wanted, policy, room) for room in ([], headroom))
     return "do not matter" if without == with_them else "steer" if with_them else "refuse"
 
 
@@ -208,7 +208,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
         assert len({card.uuid for card in cards}) == card_request.cards
         assert all(card.healthy and not card.cordoned for card in cards)
         assert all(not card_request.resource_class or card_request.resource_class in card.classes for card in cards)
-    before = {one.entry: ledger.used(OURS, one.entry) for one in headroom}
+    before = {room.entry: ledger.used(OURS, room.entry) for room in headroom}
     ledger.set_holding(Holding("new", OURS, "new", placed.node, placed.assignment))
     assert min([*node.free, *node.free_core]) >= 0
     assert max(node.clients) <= node.max_clients

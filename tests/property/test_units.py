@@ -33,13 +33,13 @@ AGENT = AgentSettings(image="registry.example/agent")
 @st.composite
 def pods(draw: st.DrawFn) -> tuple[Json, list[str | None]]:
     """A pod, and what each container says; None where a LimitRange gave it 4096."""
-    containers, said, given_by = [], [], []
+    containers, texts, given_by = [], [], []
     for i in range(draw(st.integers(1, 3))):
         text = draw(st.sampled_from([*AMOUNTS, None]))
         limits = {names.GPU_MEM: text or "4096"} | draw(st.sampled_from([{}, {"cpu": "1"}]))
         # The API server fills requests in; a user may write them in another spelling.
         containers.append({"name": f"c{i}", "resources": {"limits": limits, "requests": dict(limits)}})
-        said.append(text)
+        texts.append(text)
         if text is None:
             given_by.append(
                 f"{names.GPU_MEM}, memory request for container c{i}; {names.GPU_MEM} limit for container c{i}"
@@ -47,7 +47,7 @@ def pods(draw: st.DrawFn) -> tuple[Json, list[str | None]]:
     notes = {names.LIMIT_RANGER: "LimitRanger plugin set: " + "; ".join(given_by)} if given_by else {}
     annotations = notes | draw(st.sampled_from([{}, {names.SHARE_AGENT: "always"}, {names.MPS: "off"}]))
     spec = {"containers": containers}
-    return {"metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations}, "spec": spec}, said
+    return {"metadata": {"name": "p", "namespace": "n", "uid": "u", "annotations": annotations}, "spec": spec}, texts
 
 
 def through(pod: Json, settings: WebhookSettings) -> Json | None:
@@ -58,20 +58,20 @@ def through(pod: Json, settings: WebhookSettings) -> Json | None:
 
 def printed(pod: Json) -> Json:
     """As the API server has it: 8000 is 8k, and requests are there where limits are."""
-    found = deepcopy(pod)
-    for container in (*found["spec"]["containers"], *found["spec"].get("initContainers", ())):
+    printed_pod = deepcopy(pod)
+    for container in (*printed_pod["spec"]["containers"], *printed_pod["spec"].get("initContainers", ())):
         resources = container.get("resources") or {}
         for amounts in resources.values():
             amounts.update({name: f"{text[:-3]}k" for name, text in amounts.items() if text.endswith("000")})
         resources["requests"] = resources.get("limits", {}) | resources.get("requests", {})
-    return found
+    return printed_pod
 
 
 def mib_by_all(pod: Json) -> set[tuple[int, ...]]:
     """By container, as each reader has it."""
-    asked = request.parse_mutated(pod)
-    assert asked is not None
-    shares = {c.key: (CardShare(0, "GPU-0", c.mem, Percent(0), MOST_MIB),) for c in asked.containers}
+    pod_request = request.parse_mutated(pod)
+    assert pod_request is not None
+    shares = {c.key: (CardShare(0, "GPU-0", c.mem, Percent(0), MOST_MIB),) for c in pod_request.containers}
     annotations = assignment.encode(Assignment(shares), assume_time_ns=1)
     held = assignment.decode(annotations)
     assert held is not None
@@ -79,11 +79,11 @@ def mib_by_all(pod: Json) -> set[tuple[int, ...]]:
     extender = Pod(pod).request
     assert extender is not None
     return {
-        tuple(c.mem for c in asked.containers),
+        tuple(c.mem for c in pod_request.containers),
         tuple(c.mem for c in extender.containers),
         # The node, by what bind has written.
-        tuple(int(annotations[names.LIMIT_MIB_OF + c.key]) for c in asked.containers),
-        tuple(share.mem for one in held.containers.values() for share in one),
+        tuple(int(annotations[names.LIMIT_MIB_OF + c.key]) for c in pod_request.containers),
+        tuple(share.mem for part in held.containers.values() for share in part),
         # Kubernetes: scheduler and kubelet, ResourceQuota and LimitRange; and gpushare's own inspect. Plain numbers.
         *(
             tuple(int(quantity.parse(c["resources"][kind][names.GPU_MEM])[0]) for c in main)
@@ -97,11 +97,11 @@ def mib_by_all(pod: Json) -> set[tuple[int, ...]]:
 def test_all_readers_agree_on_the_mib_that_the_namespace_says(
     drawn: tuple[Json, list[str | None]], unit: Unit, then: list[str]
 ) -> None:
-    pod, said = drawn
-    meant = [4096 if text is None else AMOUNTS[text][unit is Unit.GIB] for text in said]
+    pod, texts = drawn
+    expected = [4096 if text is None else AMOUNTS[text][unit is Unit.GIB] for text in texts]
     chosen = WebhookSettings(unit=unit, share_agent=AGENT)
     after = through(printed(pod), chosen)
-    if None in meant:
+    if None in expected:
         assert after is None, "what is no amount is refused"
         return
     assert after is not None
@@ -116,7 +116,7 @@ def test_all_readers_agree_on_the_mib_that_the_namespace_says(
         assert again is not None
         after = printed(again)
     after["spec"]["containers"] = [c for c in after["spec"]["containers"] if not c["name"].startswith("x")]
-    assert mib_by_all(after) == {tuple(meant)}
+    assert mib_by_all(after) == {tuple(expected)}
 
 
 @given(st.sampled_from(sorted(AMOUNTS)), UNITS, st.booleans())
@@ -125,14 +125,14 @@ def test_a_quota_and_the_pods_that_it_counts_are_of_one_unit(text: str, unit: Un
     chosen, key = WebhookSettings(unit=unit), f"requests.{names.GPU_MEM}"
     quota: Json = {"metadata": {"name": "q", "namespace": "n"}, "spec": {"hard": {key: text}}}
 
-    def rewritten(obj: Json) -> Json | None:
-        decision = on_mutate(obj, "resourcequotas", Known(), chosen)
-        return jsonpatch.JsonPatch(decision.patch).apply(deepcopy(obj)) if decision.allowed else None
+    def rewritten(manifest: Json) -> Json | None:
+        decision = on_mutate(manifest, "resourcequotas", Known(), chosen)
+        return jsonpatch.JsonPatch(decision.patch).apply(deepcopy(manifest)) if decision.allowed else None
 
     after = rewritten(quota)
     if after is not None and again:
         after = rewritten(after)
-    meant = 0 if text == "0" else AMOUNTS[text][unit is Unit.GIB]
-    assert (after is None) == (meant is None)
+    expected = 0 if text == "0" else AMOUNTS[text][unit is Unit.GIB]
+    assert (after is None) == (expected is None)
     if after is not None:
-        assert quantity.parse(after["spec"]["hard"][key]) == (Fraction(meant or 0), False)
+        assert quantity.parse(after["spec"]["hard"][key]) == (Fraction(expected or 0), False)
