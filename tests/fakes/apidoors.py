@@ -74,8 +74,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             answer = self.fake.handle(Request.of(self.command, self.path, body, dict(self.headers)))
             self.send_response_only(answer.status)
-            for name, value in answer.headers.items():
-                self.send_header(name, value)
+            for name, header in answer.headers.items():
+                self.send_header(name, header)
             if answer.stream is None:
                 self.send_header("Content-Length", str(len(answer.body)))
                 self.end_headers()

@@ -16,12 +16,12 @@ Key = tuple[str, str, str]  # collection, namespace, name
 encoded, decoded = msgspec.json.encode, msgspec.json.decode
 
 
-def copied(value: Any) -> Any:
-    return decoded(encoded(value))
+def copied(document: Any) -> Any:
+    return decoded(encoded(document))
 
 
-def without_metadata_and_status(obj: Json) -> Json:
-    return {name: value for name, value in obj.items() if name not in ("metadata", "status")}
+def without_metadata_and_status(manifest: Json) -> Json:
+    return {name: part for name, part in manifest.items() if name not in ("metadata", "status")}
 
 
 class Refused(Exception):
@@ -145,7 +145,7 @@ def selector(kind: Kind, query: dict[str, str]) -> Selector:
     """By labelSelector and fieldSelector."""
     labels = [_label_condition(text) for text in _split(query.get("labelSelector", ""))]
     fields = [_field_condition(kind, text) for text in _split(query.get("fieldSelector", ""))]
-    return lambda obj: all(holds(obj) for holds in (*labels, *fields))
+    return lambda manifest: all(holds(manifest) for holds in (*labels, *fields))
 
 
 def _split(text: str) -> Iterator[str]:
@@ -155,29 +155,29 @@ def _split(text: str) -> Iterator[str]:
 
 def _label_condition(text: str) -> Selector:
     if listed := re.fullmatch(r"(\S+)\s+(in|notin)\s+\((.*)\)", text):
-        key, operator, values = listed[1], listed[2], {value.strip() for value in listed[3].split(",")}
+        key, operator, allowed = listed[1], listed[2], {word.strip() for word in listed[3].split(",")}
     elif compared := re.fullmatch(r"([^!=]+)(!?=)=?(.*)", text):
-        key, operator, values = compared[1], "in" if compared[2] == "=" else "notin", {compared[3]}
+        key, operator, allowed = compared[1], "in" if compared[2] == "=" else "notin", {compared[3]}
     else:
         wanted = not text.startswith("!")
-        return lambda obj: (text.lstrip("!") in _labels(obj)) == wanted
-    return lambda obj: (_labels(obj).get(key) in values) == (operator == "in")
+        return lambda manifest: (text.lstrip("!") in _labels(manifest)) == wanted
+    return lambda manifest: (_labels(manifest).get(key) in allowed) == (operator == "in")
 
 
-def _labels(obj: Json) -> dict[str, str]:
-    return obj["metadata"].get("labels") or {}
+def _labels(manifest: Json) -> dict[str, str]:
+    return manifest["metadata"].get("labels") or {}
 
 
 def _field_condition(kind: Kind, text: str) -> Selector:
-    field, unequal, value = re.fullmatch(r"([^!=]+)(!?)==?(.*)", text).groups()
+    field, unequal, expected = re.fullmatch(r"([^!=]+)(!?)==?(.*)", text).groups()
     if field not in ("metadata.name", "metadata.namespace", *kind.fields):
         raise Refused(400, f"field label not supported: {field}")
 
-    def holds(obj: Json) -> bool:
-        found: Any = obj
+    def holds(manifest: Json) -> bool:
+        field_value: Any = manifest
         for key in field.split("."):
-            found = (found or {}).get(key)
-        return ((found or "") == value) != bool(unequal)
+            field_value = (field_value or {}).get(key)
+        return ((field_value or "") == expected) != bool(unequal)
 
     return holds
 
@@ -189,13 +189,13 @@ def merged(target: Any, change: Any) -> Any:
     """A JSON merge patch, RFC 7386."""
     if not isinstance(change, dict):
         return change
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
+    merged_object = dict(target) if isinstance(target, dict) else {}
+    for key, part in change.items():
+        if part is None:
+            merged_object.pop(key, None)
         else:
-            result[key] = merged(result.get(key), value)
-    return result
+            merged_object[key] = merged(merged_object.get(key), part)
+    return merged_object
 
 
 _MERGE_KEYS = {"schedulingGates": "name", "conditions": "type"}
@@ -205,32 +205,32 @@ def merged_strategically(target: Any, change: Any, field: str = "") -> Any:
     """A strategic merge patch, of the lists of `_MERGE_KEYS` only."""
     if isinstance(change, list):
         key = _MERGE_KEYS[field]
-        result = {each[key]: each for each in target or ()}
-        for each in change:
-            if each.get("$patch") == "delete":
-                result.pop(each[key], None)
+        by_key = {element[key]: element for element in target or ()}
+        for element in change:
+            if element.get("$patch") == "delete":
+                by_key.pop(element[key], None)
             else:
-                result[each[key]] = merged_strategically(result.get(each[key]), each)
-        return list(result.values())
+                by_key[element[key]] = merged_strategically(by_key.get(element[key]), element)
+        return list(by_key.values())
     if not isinstance(change, dict):
         return change
-    result = dict(target) if isinstance(target, dict) else {}
-    for key, value in change.items():
-        if value is None:
-            result.pop(key, None)
+    by_key = dict(target) if isinstance(target, dict) else {}
+    for key, part in change.items():
+        if part is None:
+            by_key.pop(key, None)
         else:
-            result[key] = merged_strategically(result.get(key), value, key)
-    return result
+            by_key[key] = merged_strategically(by_key.get(key), part, key)
+    return by_key
 
 
-def patched(kind: Kind, content_type: str, obj: Json, change: Any) -> Json:
+def patched(kind: Kind, content_type: str, manifest: Json, change: Any) -> Json:
     if content_type == "application/merge-patch+json":
-        return merged(obj, change)
+        return merged(manifest, change)
     if content_type == "application/strategic-merge-patch+json" and not kind.custom:
-        return merged_strategically(obj, change)
+        return merged_strategically(manifest, change)
     if content_type == "application/json-patch+json":
         try:
-            return jsonpatch.apply_patch(obj, change)
+            return jsonpatch.apply_patch(manifest, change)
         except jsonpatch.JsonPatchException as error:
             raise Refused(422, f"the server rejected our request due to an error in our request: {error}") from error
     raise Refused(415, f"the body of the request was in an unknown format: {content_type}")
@@ -245,7 +245,7 @@ _NOT_MANAGED = ("uid", "resourceVersion", "generation", "creationTimestamp", "ma
 def managed(before: Json, after: Json, entry: Json) -> list[Json]:
     """metadata.managedFields of `after`, which the manager of `entry` has made of `before`. Lists are one value."""
     old, new = dict(_leaves(before)), dict(_leaves(after))
-    written = {path for path, value in new.items() if path not in old or old[path] != value}
+    written = {path for path, leaf in new.items() if path not in old or old[path] != leaf}
     entries = []
     mine: set[_Path] = set()
     for known in before.get("metadata", {}).get("managedFields") or ():
@@ -259,15 +259,15 @@ def managed(before: Json, after: Json, entry: Json) -> list[Json]:
     return entries
 
 
-def _leaves(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
-    if isinstance(value, dict) and value:
-        for key, each in value.items():
+def _leaves(document: Any, path: _Path = ()) -> Iterator[tuple[_Path, Any]]:
+    if isinstance(document, dict) and document:
+        for key, child in document.items():
             if not (path == () and key in ("kind", "apiVersion")) and not (
                 path == ("metadata",) and key in _NOT_MANAGED
             ):
-                yield from _leaves(each, (*path, key))
+                yield from _leaves(child, (*path, key))
     elif path:
-        yield path, value
+        yield path, document
 
 
 def _paths(tree: Json, path: _Path = ()) -> Iterator[_Path]:

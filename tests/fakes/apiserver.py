@@ -77,10 +77,10 @@ class Request:
         target = Target.of(path)
         if verb == "get" and not target.name and target.collection in KINDS:
             verb = "watch" if "watch" in query else "list"
-        obj = None
+        document = None
         with suppress(msgspec.DecodeError):
-            obj = decoded(body) if body else None
-        return cls(verb, path, query, obj, headers, timeout, body or b"")
+            document = decoded(body) if body else None
+        return cls(verb, path, query, document, headers, timeout, body or b"")
 
 
 @dataclass(slots=True)
@@ -154,10 +154,10 @@ class ApiServer:
 
     # What others do.
 
-    def put(self, collection: str, obj: Json) -> Json:
+    def put(self, collection: str, manifest: Json) -> Json:
         """Somebody else writes the whole object, status and all. A uid is kept or made; a namespace is "default"."""
         with self.changed:
-            return copied(self._store.put(collection, obj))
+            return copied(self._store.put(collection, manifest))
 
     def edit(self, path: str, **change: Any) -> Json:
         """Somebody else changes an object, by a merge patch of any of its parts."""
@@ -221,10 +221,10 @@ class ApiServer:
                 self._watches.held.pop(collection, None)
             self.changed.notify_all()
 
-    def end_watches(self, how: str, collection: str = "") -> None:
+    def end_watches(self, ending: str, collection: str = "") -> None:
         """As `Fault.then`, to all watches that run (of the collection)."""
         with self.changed:
-            self._watches.end(how, collection)
+            self._watches.end(ending, collection)
 
     @property
     def down(self) -> bool:
@@ -243,7 +243,7 @@ class ApiServer:
     def sent(self, verb: str = "", path: str = "*") -> list[Request]:
         """The requests so far of this verb whose path matches the pattern."""
         with self.changed:
-            return [one for one in self.requests if verb in ("", one.verb) and fnmatchcase(one.path, path)]
+            return [call for call in self.requests if verb in ("", call.verb) and fnmatchcase(call.path, path)]
 
     def watches(self, collection: str = "") -> int:
         """How many run."""
@@ -255,11 +255,11 @@ class ApiServer:
         """It grows by one with each write."""
         return self._store.revision
 
-    def until(self, ready: Callable[[], object], what: str = "") -> None:
+    def until(self, ready: Callable[[], object], condition: str = "") -> None:
         """Returns when `ready` holds; it is asked again after each request, write, and begin or end of a watch."""
         with self.changed:
             if not self.changed.wait_for(ready, _PATIENCE):
-                raise AssertionError(what or "it did not come true")
+                raise AssertionError(condition or "it did not come true")
 
     # Requests.
 
@@ -302,11 +302,11 @@ class ApiServer:
 
     def _carry_out(self, request: Request, fault: Fault) -> Answer:
         if request.path in self.answers:
-            value = self.answers[request.path]
-            value = value(request) if callable(value) else value
-            if isinstance(value, Answer):
-                return value
-            return Answer(200, value if isinstance(value, bytes) else encoded(value))
+            answer = self.answers[request.path]
+            answer = answer(request) if callable(answer) else answer
+            if isinstance(answer, Answer):
+                return answer
+            return Answer(200, answer if isinstance(answer, bytes) else encoded(answer))
         target = Target.of(request.path)
         kind = None if target.collection in self.missing else KINDS.get(target.collection)
         if kind is None or (target.name and kind.namespaced != bool(target.namespace)):
@@ -321,9 +321,9 @@ class ApiServer:
 
     # Faults and hooks.
 
-    def _rule(self, of: str, what: Any, verb: str, path: str, times: float) -> Rule:
+    def _rule(self, of: str, action: Any, verb: str, path: str, times: float) -> Rule:
         with self.changed:
-            rule = Rule(what, verb, path, times)
+            rule = Rule(action, verb, path, times)
             self._rules[of].append(rule)
             return rule
 

@@ -39,35 +39,35 @@ class Store:
         self._snapshots: dict[str, tuple[int, list[Json]]] = {}
 
     def find(self, target: Target) -> Json:
-        found = self.objects.get(target.key)
-        if found is None:
+        stored = self.objects.get(target.key)
+        if stored is None:
             raise Refused(404, f'{target.collection.rpartition("/")[2]} "{target.name}" not found')
-        return found
+        return stored
 
     def all(self, target: Target) -> list[Json]:
         """Of a collection, or of a namespace of it, in the order of their names."""
         keys = sorted(key for key in self.objects if key[0] == target.collection)
         return [self.objects[key] for key in keys if target.namespace in ("", key[1])]
 
-    def put(self, collection: str, obj: Json) -> Json:
+    def put(self, collection: str, manifest: Json) -> Json:
         """Writes the whole object, status and all. A uid is kept or made; a namespace is "default"."""
-        obj = copied(obj)
-        metadata = obj["metadata"]
+        manifest = copied(manifest)
+        metadata = manifest["metadata"]
         if KINDS[collection].namespaced:
             metadata.setdefault("namespace", "default")
         key = (collection, metadata.get("namespace", ""), metadata["name"])
         before = self.objects.get(key)
-        for name, value in (before["metadata"] if before is not None else self.born()).items():
+        for name, part in (before["metadata"] if before is not None else self.born()).items():
             if name in ("uid", "creationTimestamp"):
-                metadata.setdefault(name, value)
-        return self.write(key, obj)
+                metadata.setdefault(name, part)
+        return self.write(key, manifest)
 
-    def write(self, key: Key, obj: Json) -> Json:
-        metadata = obj["metadata"] | self._generation(key, obj) | {"resourceVersion": str(self.revision + 1)}
-        obj = obj | {"metadata": metadata}
-        self._append(key, obj)
-        self.objects[key] = obj
-        return obj
+    def write(self, key: Key, manifest: Json) -> Json:
+        metadata = manifest["metadata"] | self._generation(key, manifest) | {"resourceVersion": str(self.revision + 1)}
+        manifest = manifest | {"metadata": metadata}
+        self._append(key, manifest)
+        self.objects[key] = manifest
+        return manifest
 
     def remove(self, key: Key) -> None:
         if key in self.objects:
@@ -95,16 +95,18 @@ class Store:
     def compact(self) -> None:
         """What was before the last write is forgotten."""
         self.compacted = self.revision
-        self._snapshots = {token: one for token, one in self._snapshots.items() if one[0] >= self.compacted}
+        self._snapshots = {
+            token: snapshot for token, snapshot in self._snapshots.items() if snapshot[0] >= self.compacted
+        }
 
-    def _generation(self, key: Key, obj: Json) -> Json:
+    def _generation(self, key: Key, manifest: Json) -> Json:
         """It counts what changes of an object of our kinds beside metadata and status."""
         if not KINDS[key[0]].custom:
             return {}
         before = self.objects.get(key)
         if before is None:
-            return {"generation": obj["metadata"].get("generation", 1)}
-        changed = without_metadata_and_status(before) != without_metadata_and_status(obj)
+            return {"generation": manifest["metadata"].get("generation", 1)}
+        changed = without_metadata_and_status(before) != without_metadata_and_status(manifest)
         return {"generation": before["metadata"]["generation"] + changed}
 
     def _append(self, key: Key, now: Json | None) -> None:

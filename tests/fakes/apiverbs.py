@@ -79,22 +79,22 @@ class Verbs:
         selected = selector(call.kind, call.query)
         token, _, offset = call.query.get("continue", "").partition("/")
         if not token:
-            token = self._store.snapshot([obj for obj in self._store.all(call.target) if selected(obj)])
-        revision, items = self._store.snapshotted(token)
+            token = self._store.snapshot([manifest for manifest in self._store.all(call.target) if selected(manifest)])
+        revision, listed = self._store.snapshotted(token)
         start = int(offset or 0)
-        end = start + (int(call.query.get("limit", 0)) or len(items))
+        end = start + (int(call.query.get("limit", 0)) or len(listed))
         metadata = {"resourceVersion": str(revision)}
-        if end < len(items):
+        if end < len(listed):
             metadata["continue"] = f"{token}/{end}"
-        return {"kind": f"{call.kind.name}List", "apiVersion": "v1", "metadata": metadata, "items": items[start:end]}
+        return {"kind": f"{call.kind.name}List", "apiVersion": "v1", "metadata": metadata, "items": listed[start:end]}
 
     # Whole objects.
 
     def _create(self, call: Call) -> Json:
-        obj, kind, target = copied(call.body), call.kind, call.target
-        if kind.custom and obj.get("kind") != kind.name:
+        manifest, kind, target = copied(call.body), call.kind, call.target
+        if kind.custom and manifest.get("kind") != kind.name:
             raise Refused(400, f"the kind of the object is not {kind.name}")
-        metadata = obj.setdefault("metadata", {})
+        metadata = manifest.setdefault("metadata", {})
         if "generateName" in metadata:
             metadata.setdefault("name", f"{metadata['generateName']}{next(self._store.numbers):05}")
         if metadata.get("namespace", target.namespace) != target.namespace:
@@ -105,14 +105,14 @@ class Verbs:
         if target.key in self._store.objects:
             raise Refused(409, f'{target.collection} "{target.name}" already exists', "AlreadyExists")
         if kind.status and kind.name != "Node":
-            obj.pop("status", None)
+            manifest.pop("status", None)
         if kind.name == "Pod":
-            obj["status"] = {"phase": "Pending"}
-        return self._written(replace(call, target=target), {}, obj | {"metadata": metadata | self._store.born()})
+            manifest["status"] = {"phase": "Pending"}
+        return self._written(replace(call, target=target), {}, manifest | {"metadata": metadata | self._store.born()})
 
     def _update(self, call: Call) -> Json:
-        obj = copied(call.body)
-        metadata, of_lease = obj["metadata"], call.kind.name == "Lease"
+        manifest = copied(call.body)
+        metadata, of_lease = manifest["metadata"], call.kind.name == "Lease"
         if of_lease and call.target.key not in self._store.objects:
             if metadata.get("uid"):
                 raise Refused(409, f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: ")
@@ -123,37 +123,39 @@ class Verbs:
                 raise Refused(422, "metadata.resourceVersion: must be specified for an update")
             metadata.pop("resourceVersion", None)
         _check(now, {"uid": metadata.get("uid")})
-        return self._replaced(call, now, obj)
+        return self._replaced(call, now, manifest)
 
     def _patch(self, call: Call) -> Json:
         now = self._store.find(call.target)
         return self._replaced(call, now, patched(call.kind, call.headers["Content-Type"], now, call.body))
 
-    def _replaced(self, call: Call, now: Json, obj: Json) -> Json:
+    def _replaced(self, call: Call, now: Json, manifest: Json) -> Json:
         """Of the new object that part which this way of writing may change."""
         of_status = call.target.sub == "status"
-        metadata, kept = obj["metadata"], now["metadata"]
+        metadata, kept = manifest["metadata"], now["metadata"]
         if metadata.get("resourceVersion", kept["resourceVersion"]) != kept["resourceVersion"]:
             raise Refused(409, _MODIFIED)
         if call.kind.custom and of_status:
             metadata = kept
         if metadata.get("uid", kept["uid"]) != kept["uid"]:
             raise Refused(422, f"metadata.uid: Invalid value: {metadata['uid']!r}: field is immutable")
-        metadata = {name: value for name, value in metadata.items() if name not in _OWN}
+        metadata = {name: part for name, part in metadata.items() if name not in _OWN}
         metadata |= {name: kept[name] for name in _OWN if name in kept}
-        spec = without_metadata_and_status(now if of_status else obj)
-        told = now if call.kind.status and not of_status else obj
-        obj = spec | {"metadata": metadata} | ({"status": told["status"]} if "status" in told else {})
-        return now if obj == now else self._written(call, now, obj)
+        spec = without_metadata_and_status(now if of_status else manifest)
+        status_source = now if call.kind.status and not of_status else manifest
+        manifest = (
+            spec | {"metadata": metadata} | ({"status": status_source["status"]} if "status" in status_source else {})
+        )
+        return now if manifest == now else self._written(call, now, manifest)
 
-    def _written(self, call: Call, before: Json, obj: Json) -> Json:
+    def _written(self, call: Call, before: Json, manifest: Json) -> Json:
         """`obj`, as a field manager writes it."""
         manager = call.query.get("fieldManager") or call.headers.get("User-Agent", "").partition("/")[0]
-        entry = {"manager": manager, "operation": "Update", "apiVersion": obj.get("apiVersion", "v1")}
+        entry = {"manager": manager, "operation": "Update", "apiVersion": manifest.get("apiVersion", "v1")}
         entry |= {"time": self._store.now(), "fieldsType": "FieldsV1"}
         entry |= {"subresource": call.target.sub} if call.target.sub else {}
-        obj = obj | {"metadata": obj["metadata"] | {"managedFields": managed(before, obj, entry)}}
-        return obj if call.dry else self._store.write(call.target.key, obj)
+        manifest = manifest | {"metadata": manifest["metadata"] | {"managedFields": managed(before, manifest, entry)}}
+        return manifest if call.dry else self._store.write(call.target.key, manifest)
 
     def _delete(self, call: Call) -> Json:
         now, options, of_pod = self._store.find(call.target), call.body or {}, call.kind.name == "Pod"
@@ -171,9 +173,9 @@ class Verbs:
         if call.kind.namespaced and not call.target.namespace:
             raise Refused(405, "the server does not allow this method on the requested resource")
         page = self._list(call)
-        for obj in page["items"]:
+        for manifest in page["items"]:
             with suppress(Refused):
-                self._delete(replace(call, target=replace(call.target, name=obj["metadata"]["name"])))
+                self._delete(replace(call, target=replace(call.target, name=manifest["metadata"]["name"])))
         return page
 
     # Pods.
@@ -193,16 +195,16 @@ class Verbs:
     def _bind(self, call: Call) -> Json:
         pod, metadata = self._store.find(call.target), call.body["metadata"]
         _check(pod, {name: metadata.get(name) for name in ("uid", "resourceVersion")})
-        why = ""
+        refusal = ""
         if pod["metadata"].get("deletionTimestamp"):
-            why = "is being deleted, cannot be assigned to a host"
+            refusal = "is being deleted, cannot be assigned to a host"
         elif pod["spec"].get("schedulingGates"):
-            why = "has non-empty .spec.schedulingGates"
+            refusal = "has non-empty .spec.schedulingGates"
         elif pod["spec"].get("nodeName"):
-            why = f"is already assigned to node {pod['spec']['nodeName']!r}"
-        if why:
+            refusal = f"is already assigned to node {pod['spec']['nodeName']!r}"
+        if refusal:
             name = call.target.name
-            raise Refused(409, f'Operation cannot be fulfilled on pods/binding "{name}": pod {name} {why}')
+            raise Refused(409, f'Operation cannot be fulfilled on pods/binding "{name}": pod {name} {refusal}')
         change = {"metadata": {"annotations": metadata.get("annotations") or {}}}
         self._store.write(call.target.key, merged(pod, change | {"spec": {"nodeName": call.body["target"]["name"]}}))
         return status(201, "")
@@ -221,8 +223,8 @@ class Verbs:
                 text = "Cannot evict pod as it would violate the pod's disruption budget."
                 raise Refused(429, text, causes=[{"reason": "DisruptionBudget", "message": budget["metadata"]["name"]}])
         for budget in budgets if not deletion.dry else ():
-            left = budget["status"]["disruptionsAllowed"] - 1
-            self._store.put(_BUDGETS, merged(budget, {"status": {"disruptionsAllowed": left}}))
+            remaining = budget["status"]["disruptionsAllowed"] - 1
+            self._store.put(_BUDGETS, merged(budget, {"status": {"disruptionsAllowed": remaining}}))
         self._delete(deletion)
         return status(201, "")
 
@@ -235,7 +237,7 @@ class Verbs:
         ]
 
 
-def _check(obj: Json, preconditions: dict[str, str | None]) -> None:
+def _check(manifest: Json, preconditions: dict[str, str | None]) -> None:
     for name, wanted in preconditions.items():
-        if wanted and obj["metadata"][name] != wanted:
-            raise Refused(409, f"Precondition failed: {name} is {obj['metadata'][name]}, not {wanted}")
+        if wanted and manifest["metadata"][name] != wanted:
+            raise Refused(409, f"Precondition failed: {name} is {manifest['metadata'][name]}, not {wanted}")

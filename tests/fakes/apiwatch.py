@@ -27,9 +27,9 @@ class Watches:
         """All, or those of a collection."""
         return [watch for watch in self.running if collection in ("", watch.collection)]
 
-    def end(self, how: str, collection: str = "") -> None:
+    def end(self, ending: str, collection: str = "") -> None:
         for watch in self.of(collection):
-            watch.then, watch.events = how, 0
+            watch.then, watch.events = ending, 0
         self.store.changed.notify_all()
 
 
@@ -84,7 +84,7 @@ class Watch:
         """The events that have not been told yet."""
         lines: list[bytes] = []
         log, visible = self._store.log, self._visible()
-        for entry in log[bisect_right(log, self._seen, key=lambda each: each.revision) :]:
+        for entry in log[bisect_right(log, self._seen, key=lambda change: change.revision) :]:
             if self._due() or entry.revision > visible:
                 return lines
             self._seen = entry.revision
@@ -108,15 +108,15 @@ class Watch:
                 limits += [bookmarked + _BOOKMARK_SECONDS] if self._tells_where() else []
                 seconds = min(limits) - clock.now() if limits else None
                 clock.wait_for(store.changed, self._ready, seconds)
-                fresh, silent, how = self.fresh(), self._silent(), self._how()
+                fresh, silent, ending = self.fresh(), self._silent(), self._how()
             now = clock.now() + 1e-6  # a sum of seconds may lie just behind the moment that was waited for
             if self._closed:
                 return
             for line in fresh:
                 yield line
                 heard = now
-            if how:
-                yield from _end(how)
+            if ending:
+                yield from _end(ending)
                 return
             if self.read_timeout is not None and now >= heard + self.read_timeout:
                 raise TimeoutError("Read timed out.")
@@ -164,14 +164,14 @@ class Watch:
         return _line("DELETED", merged(before, {"metadata": {"resourceVersion": str(entry.revision)}}))
 
 
-def _end(how: str) -> Iterator[bytes]:
-    if how == "cut":
+def _end(ending: str) -> Iterator[bytes]:
+    if ending == "cut":
         raise ConnectionResetError("connection reset by peer")
-    if how == "gone":
+    if ending == "gone":
         yield _line("ERROR", status(410, "too old resource version"))
-    if how == "garbage":
+    if ending == "garbage":
         yield b"{x}\n"
 
 
-def _line(kind: str, obj: Json) -> bytes:
-    return encoded({"type": kind, "object": obj}) + b"\n"
+def _line(kind: str, manifest: Json) -> bytes:
+    return encoded({"type": kind, "object": manifest}) + b"\n"

@@ -46,10 +46,14 @@ class FakeClock(Clock):
             self._now_ns += nanoseconds
             self._wall_ns += nanoseconds
             # At once, not when the thread runs again: who asks next how many wait must not count those.
-            due = [self._waiting.pop(thread) for thread, one in list(self._waiting.items()) if self._reached(one.until)]
-        for one in due:
-            with one.condition:
-                one.condition.notify_all()
+            due = [
+                self._waiting.pop(thread)
+                for thread, waiting in list(self._waiting.items())
+                if self._reached(waiting.until)
+            ]
+        for waiting in due:
+            with waiting.condition:
+                waiting.condition.notify_all()
 
     def set_wall(self, wall: datetime) -> None:
         """The time of day jumps, as when an administrator sets it; durations do not notice."""
@@ -66,7 +70,7 @@ class FakeClock(Clock):
         """When so many other threads wait: to the moment at which the first of them goes on by itself."""
         self.until_waiting(threads)
         with self._lock:
-            moments = [one.until for one in self._still_waiting() if one.until is not None]
+            moments = [waiting.until for waiting in self._still_waiting() if waiting.until is not None]
         if not moments:
             raise AssertionError("those who wait have no limit of time: the clock cannot wake them")
         self._advance(max(0, min(moments) - self._now_ns))
@@ -122,13 +126,13 @@ class FakeClock(Clock):
 
     def _still_waiting(self) -> list["_Waiting"]:
         """Without those whose wait has ended and who only have not run again yet."""
-        return [one for one in self._waiting.values() if not one.ready()]
+        return [waiting for waiting in self._waiting.values() if not waiting.ready()]
 
     @contextmanager
-    def _noted(self, one: "_Waiting") -> Iterator[None]:
+    def _noted(self, waiting: "_Waiting") -> Iterator[None]:
         thread = threading.get_ident()
         with self._lock:
-            self._waiting[thread] = one
+            self._waiting[thread] = waiting
             self._lock.notify_all()
         try:
             yield

@@ -28,10 +28,10 @@ class Events:
 
     def told(self) -> list[tuple[str, str, EventKind]]:
         """The name of the object, the reason and the type of each."""
-        return [(one.about.name, one.reason, one.type) for one in self.all]
+        return [(event.about.name, event.reason, event.type) for event in self.all]
 
     def of(self, reason: str) -> list[Event]:
-        return [one for one in self.all if one.reason == reason]
+        return [event for event in self.all if event.reason == reason]
 
     def messages(self, reason: str) -> list[str]:
-        return [one.message for one in self.of(reason)]
+        return [event.message for event in self.of(reason)]

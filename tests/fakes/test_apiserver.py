@@ -21,16 +21,16 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 def api(clock):
-    made = ApiServer(clock)
-    yield made
-    made.close()
+    server = ApiServer(clock)
+    yield server
+    server.close()
 
 
 @pytest.fixture(params=["memory", "http"])
 def client(api, request):
-    made = api.client() if request.param == "memory" else KubeClient(api.serve())
-    yield made
-    made.close()
+    kube_client = api.client() if request.param == "memory" else KubeClient(api.serve())
+    yield kube_client
+    kube_client.close()
 
 
 def node(name: str = "n") -> dict:
@@ -70,7 +70,7 @@ def pod(name: str) -> dict:
 def test_a_fault_takes_as_many_requests_as_it_is_for(api, client):
     api.fault(Fault(status=429, retry_after=7), "get", "*/nodes/*", times=2)
     api.fault(Fault(), "create")
-    left = api.fault(Fault(status=500), "create")
+    fault = api.fault(Fault(status=500), "create")
     api.put(paths.nodes(), node())
     for _ in range(2):
         with pytest.raises(errors.TooManyRequests) as caught:
@@ -78,11 +78,11 @@ def test_a_fault_takes_as_many_requests_as_it_is_for(api, client):
         assert caught.value.retry_after == 7
     assert client.get(paths.nodes("n"))
     client.create(paths.nodes(), node("m"))
-    assert left.left == 1
+    assert fault.left == 1
     with pytest.raises(errors.ServerError):
         client.create(paths.nodes(), node("o"))
     assert api.get(paths.nodes("o")) is None
-    assert [one.body["metadata"]["name"] for one in api.sent("create", paths.nodes())] == ["m", "o"]
+    assert [request.body["metadata"]["name"] for request in api.sent("create", paths.nodes())] == ["m", "o"]
 
 
 def test_a_lost_answer_was_carried_out_and_a_refused_connection_was_not(api, client):
@@ -91,7 +91,7 @@ def test_a_lost_answer_was_carried_out_and_a_refused_connection_was_not(api, cli
     for name in "ab":
         with pytest.raises(errors.Unreachable):
             client.create(paths.nodes(), node(name))
-    assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a"]
+    assert [listed_node["metadata"]["name"] for listed_node in api.all(paths.nodes())] == ["a"]
 
 
 def test_who_waits_less_than_it_takes_hears_nothing(api, clock):
@@ -104,14 +104,14 @@ def test_who_waits_less_than_it_takes_hears_nothing(api, clock):
         with pytest.raises(errors.Unreachable, match="timed out"):
             client.create(paths.nodes(), node(name), timeout=2)
     assert clock.now() == 1007
-    assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a", "c"]
+    assert [listed_node["metadata"]["name"] for listed_node in api.all(paths.nodes())] == ["a", "c"]
 
 
 def test_somebody_else_acts_just_before_and_just_after(api, client):
-    made = api.put(paths.nodes(), node())
+    created_node = api.put(paths.nodes(), node())
     api.before(lambda _: api.edit(paths.nodes("n"), metadata={"labels": {"a": "b"}}), "patch")
     with pytest.raises(errors.Conflict):
-        client.patch(paths.nodes("n"), {"metadata": {"resourceVersion": made["metadata"]["resourceVersion"]}})
+        client.patch(paths.nodes("n"), {"metadata": {"resourceVersion": created_node["metadata"]["resourceVersion"]}})
     api.after(lambda request: api.remove(request.path), "patch")
     assert client.patch(paths.nodes("n"), {"metadata": {"labels": {"c": "d"}}})["metadata"]["labels"]["c"] == "d"
     assert api.get(paths.nodes("n")) is None
@@ -126,7 +126,7 @@ def test_a_policy_refuses_what_would_be_carried_out(api, client):
     client.create(paths.nodes(), node("a"))
     with pytest.raises(errors.Invalid, match="no b"):
         client.create(paths.nodes(), node("b"))
-    assert [one["metadata"]["name"] for one in api.all(paths.nodes())] == ["a"]
+    assert [listed_node["metadata"]["name"] for listed_node in api.all(paths.nodes())] == ["a"]
 
 
 def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client, clock):

@@ -39,22 +39,22 @@ class Server:
     compact: Callable[[], None]  # forgets the history
     elapse: Callable[[float], None] = lambda _: None  # where time does not pass by itself
 
-    def make(self, path: str, name: str, **obj: Any) -> Json:
-        metadata = {"name": name} | obj.pop("metadata", {})
-        return self.client.create(path, {"metadata": metadata} | obj)
+    def make(self, path: str, name: str, **fields: Any) -> Json:
+        metadata = {"name": name} | fields.pop("metadata", {})
+        return self.client.create(path, {"metadata": metadata} | fields)
 
     def watched(self, path: str, since: Json, **query: str) -> list[tuple[str, str]]:
         """Type and name of what a watch tells of since that object or list, up to an object named "end"."""
         watch = self.client.watch(path, query, since["metadata"]["resourceVersion"], 60)
-        told = []
+        events = []
         for line in watch:
             event = json.loads(line)
             if event["type"] != "BOOKMARK":
-                told.append((event["type"], event["object"]["metadata"]["name"]))
-            if told[-1:] == [("ADDED", "end")]:
+                events.append((event["type"], event["object"]["metadata"]["name"]))
+            if events[-1:] == [("ADDED", "end")]:
                 break
         watch.close()
-        return told[:-1]
+        return events[:-1]
 
 
 @pytest.fixture(scope="module", params=["memory", "http", pytest.param("real", marks=REAL)])
@@ -64,13 +64,13 @@ def which(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def server(which: str, request: pytest.FixtureRequest) -> Iterator[Server]:
-    if which == "real":
+def server(kind: str, request: pytest.FixtureRequest) -> Iterator[Server]:
+    if kind == "real":
         yield request.getfixturevalue("real")
         return
     clock = FakeClock()
     api = ApiServer(clock)
-    if which == "memory":
+    if kind == "memory":
         client, elapse = api.client(), lambda _: None
     else:
         client, elapse = KubeClient(api.serve()), lambda seconds: (clock.until_waiting(), clock.advance(seconds))
@@ -82,8 +82,8 @@ def server(which: str, request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def real(plane: ControlPlane) -> Iterator[Server]:
     def compact() -> None:
-        def ask(what: str, body: Json) -> Json:
-            url = f"http://127.0.0.1:{plane.ports[ETCD]}/v3/kv/{what}"
+        def ask(method: str, body: Json) -> Json:
+            url = f"http://127.0.0.1:{plane.ports[ETCD]}/v3/kv/{method}"
             with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE) as answer:
                 return json.load(answer)
 
@@ -101,11 +101,11 @@ def real(plane: ControlPlane) -> Iterator[Server]:
 
 def await_kind(client: KubeClient, definition: Json) -> None:
     """Until the API server serves the kind."""
-    where = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     query = {"fieldSelector": f"metadata.name={definition['metadata']['name']}"}
     conditions = definition.get("status", {}).get("conditions") or ()
-    if not any(one["type"] == "Established" and one["status"] == "True" for one in conditions):
-        watch = client.watch(where, query, definition["metadata"]["resourceVersion"], 60)
+    if not any(condition["type"] == "Established" and condition["status"] == "True" for condition in conditions):
+        watch = client.watch(path, query, definition["metadata"]["resourceVersion"], 60)
         await_kind(client, json.loads(next(iter(watch)))["object"])
         watch.close()
 
@@ -138,36 +138,36 @@ def of_kind(kind: str) -> Json:
 
 def pod(server: Server, ns: str, name: str = "p", *, node: str = "", metadata: Json | None = None, **spec: Any) -> Json:
     spec = {"schedulerName": "nobody", "containers": [{"name": "c", "image": "none"}]} | spec
-    made = server.make(paths.pods(ns), name, metadata=metadata or {}, spec=spec)
+    created = server.make(paths.pods(ns), name, metadata=metadata or {}, spec=spec)
     if node:
-        bind(server, made, node)
+        bind(server, created, node)
     return server.client.get(paths.pods(ns, name))
 
 
 def bind(server: Server, pod: Json, node: str = "n1", **metadata: Any) -> None:
-    where, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
+    namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     binding = {"apiVersion": "v1", "kind": "Binding", "metadata": {"name": name} | metadata}
-    server.client.create(paths.pods(where, name, "binding"), binding | {"target": {"kind": "Node", "name": node}})
+    server.client.create(paths.pods(namespace, name, "binding"), binding | {"target": {"kind": "Node", "name": node}})
 
 
-def version(obj: Json) -> int:
-    return int(obj["metadata"]["resourceVersion"])
+def version(manifest: Json) -> int:
+    return int(manifest["metadata"]["resourceVersion"])
 
 
 class TestObjects:
     def test_an_object_gets_its_metadata_once(self, server, client, ns):
-        made = server.make(paths.configmaps(ns), "a", data={"x": "1"})
-        assert made["metadata"].keys() >= {"uid", "resourceVersion", "creationTimestamp"}
-        assert made["metadata"]["namespace"] == ns
-        given = {"uid": "mine", "creationTimestamp": "2001-01-01T00:00:00Z", "resourceVersion": ""}
-        other = server.make(paths.configmaps(ns), "b", metadata=given)
-        assert other["metadata"]["uid"] not in ("mine", made["metadata"]["uid"])
+        configmap = server.make(paths.configmaps(ns), "a", data={"x": "1"})
+        assert configmap["metadata"].keys() >= {"uid", "resourceVersion", "creationTimestamp"}
+        assert configmap["metadata"]["namespace"] == ns
+        metadata = {"uid": "mine", "creationTimestamp": "2001-01-01T00:00:00Z", "resourceVersion": ""}
+        other = server.make(paths.configmaps(ns), "b", metadata=metadata)
+        assert other["metadata"]["uid"] not in ("mine", configmap["metadata"]["uid"])
         assert not other["metadata"]["creationTimestamp"].startswith("2001")
-        assert version(other) > version(made)
-        assert client.get(paths.configmaps(ns, "a")) == made
+        assert version(other) > version(configmap)
+        assert client.get(paths.configmaps(ns, "a")) == configmap
         client.delete(paths.configmaps(ns, "a"))
         again = server.make(paths.configmaps(ns), "a")
-        assert again["metadata"]["uid"] != made["metadata"]["uid"]
+        assert again["metadata"]["uid"] != configmap["metadata"]["uid"]
 
     def test_errors_are_told_apart(self, server, client, ns):
         server.make(paths.configmaps(ns), "a")
@@ -191,9 +191,9 @@ class TestObjects:
             server.make(paths.gpuquotas(ns), "q", spec={})  # which kind it is
 
     def test_a_name_can_be_generated(self, client, ns):
-        made = [client.create(paths.configmaps(ns), {"metadata": {"generateName": "a-"}}) for _ in range(2)]
-        assert len({one["metadata"]["name"] for one in made}) == 2
-        assert all(one["metadata"]["name"].startswith("a-") for one in made)
+        configmap = [client.create(paths.configmaps(ns), {"metadata": {"generateName": "a-"}}) for _ in range(2)]
+        assert len({listed["metadata"]["name"] for listed in configmap}) == 2
+        assert all(listed["metadata"]["name"].startswith("a-") for listed in configmap)
 
     def test_the_generation_of_our_kinds_counts_what_is_wanted(self, client, card):
         path = paths.extendedresources(card["metadata"]["name"])
@@ -203,20 +203,20 @@ class TestObjects:
         assert client.patch(path, {"spec": {"unschedulable": True}})["metadata"]["generation"] == 2
 
     def test_a_write_that_changes_nothing_is_none(self, server, client, ns, card):
-        made = server.make(paths.configmaps(ns), "a", data={"x": "1"})
+        configmap = server.make(paths.configmaps(ns), "a", data={"x": "1"})
         path = paths.configmaps(ns, "a")
-        assert client.patch(path, {"data": {"x": "1"}}) == made
-        assert client.update(path, made) == made
-        where = paths.extendedresources(card["metadata"]["name"], "status")
-        first = client.patch(where, {"status": {"health": "Healthy"}})
-        assert client.patch(where, {"status": {"health": "Healthy"}}) == first
+        assert client.patch(path, {"data": {"x": "1"}}) == configmap
+        assert client.update(path, configmap) == configmap
+        status_path = paths.extendedresources(card["metadata"]["name"], "status")
+        first = client.patch(status_path, {"status": {"health": "Healthy"}})
+        assert client.patch(status_path, {"status": {"health": "Healthy"}}) == first
         server.make(paths.configmaps(ns), "end")
-        assert server.watched(paths.configmaps(ns), made) == []
+        assert server.watched(paths.configmaps(ns), configmap) == []
 
     def test_dry_runs_answer_and_change_nothing(self, server, client, ns, card):
         query = {"dryRun": "All"}
-        obj = {"metadata": {"name": "a"}}
-        assert client.create(paths.configmaps(ns), obj, query=query)["metadata"]["name"] == "a"
+        configmap = {"metadata": {"name": "a"}}
+        assert client.create(paths.configmaps(ns), configmap, query=query)["metadata"]["name"] == "a"
         with pytest.raises(errors.NotFound):
             client.get(paths.configmaps(ns, "a"))
         path = paths.extendedresources(card["metadata"]["name"])
@@ -225,15 +225,15 @@ class TestObjects:
         assert client.get(path) == card
         server.make(paths.configmaps(ns), "a")
         with pytest.raises(errors.AlreadyExists):
-            client.create(paths.configmaps(ns), obj, query=query)
+            client.create(paths.configmaps(ns), configmap, query=query)
 
     def test_a_deletion_can_have_preconditions(self, server, client, ns):
-        made = server.make(paths.configmaps(ns), "a")
+        configmap = server.make(paths.configmaps(ns), "a")
         path = paths.configmaps(ns, "a")
-        for stale in ({"uid": "another"}, {"uid": made["metadata"]["uid"], "resourceVersion": "1"}):
+        for stale in ({"uid": "another"}, {"uid": configmap["metadata"]["uid"], "resourceVersion": "1"}):
             with pytest.raises(errors.Conflict):
                 client.delete(path, {"preconditions": stale})
-        client.delete(path, {"preconditions": {key: made["metadata"][key] for key in ("uid", "resourceVersion")}})
+        client.delete(path, {"preconditions": {key: configmap["metadata"][key] for key in ("uid", "resourceVersion")}})
         with pytest.raises(errors.NotFound):
             client.get(path)
 
@@ -243,21 +243,21 @@ class TestObjects:
         query, pages = {"labelSelector": "mine=true", "limit": "3"}, []
         for _ in range(2):
             page = client.delete(paths.configmaps(ns), query=query)
-            pages.append([one["metadata"]["name"] for one in page["items"]])
+            pages.append([listed["metadata"]["name"] for listed in page["items"]])
             query["continue"] = page["metadata"].get("continue", "")
         assert (pages, query["continue"]) == ([["a", "b", "d"], ["e"]], "")
-        left = [one["metadata"]["name"] for one in client.get(paths.configmaps(ns))["items"]]
-        assert [name for name in left if len(name) == 1] == ["c"]  # Kubernetes puts one of its own there
+        remaining = [listed["metadata"]["name"] for listed in client.get(paths.configmaps(ns))["items"]]
+        assert [name for name in remaining if len(name) == 1] == ["c"]  # Kubernetes puts one of its own there
 
 
 class TestWrites:
     def test_an_update_of_an_old_version_is_a_conflict(self, server, client, ns):
-        made = server.make(paths.secrets(ns), "a", data={"x": "MQ=="})
+        secret = server.make(paths.secrets(ns), "a", data={"x": "MQ=="})
         path = paths.secrets(ns, "a")
-        now = client.update(path, made | {"data": {"x": "Mg=="}})
-        assert version(now) > version(made)
+        now = client.update(path, secret | {"data": {"x": "Mg=="}})
+        assert version(now) > version(secret)
         with pytest.raises(errors.Conflict) as caught:
-            client.update(path, made | {"data": {"x": "Mw=="}})
+            client.update(path, secret | {"data": {"x": "Mw=="}})
         assert not isinstance(caught.value, errors.AlreadyExists)
         with pytest.raises(errors.Conflict):
             client.update(path, {"metadata": {"name": "a", "uid": "another"}})
@@ -291,7 +291,7 @@ class TestWrites:
             paths.pods(ns, "p", "status"): {"labels": {"a": "b"}},
             paths.extendedresources(card["metadata"]["name"]): {"labels": {"a": "b"}},
         }
-        made = pod(server, ns)
+        created = pod(server, ns)
         for path, change in written.items():
             with pytest.raises(errors.Conflict):
                 client.patch(path, {"metadata": change | {"resourceVersion": "1"}})
@@ -299,8 +299,10 @@ class TestWrites:
                 client.patch(path, {"metadata": change | {"resourceVersion": "1", "uid": "another"}})
             with pytest.raises(errors.Invalid, match="field is immutable"):
                 client.patch(path, {"metadata": change | {"uid": "another"}})
-        meant = {key: made["metadata"][key] for key in ("uid", "resourceVersion")}
-        assert client.patch(paths.pods(ns, "p"), {"metadata": meant | {"labels": {"a": "b"}}})["metadata"]["labels"]
+        precondition = {key: created["metadata"][key] for key in ("uid", "resourceVersion")}
+        assert client.patch(paths.pods(ns, "p"), {"metadata": precondition | {"labels": {"a": "b"}}})["metadata"][
+            "labels"
+        ]
         # A status of our kinds takes nothing of the metadata, so it does not see whom it is meant for.
         path = paths.extendedresources(card["metadata"]["name"], "status")
         client.patch(path, {"metadata": {"uid": "another"}, "status": {"health": "Healthy"}})
@@ -325,14 +327,14 @@ class TestWrites:
         assert caught.value.status == 415
 
     def test_a_json_patch_does_all_or_nothing(self, server, client, ns):
-        made = server.make(paths.configmaps(ns), "a", data={"x": "1"})
+        configmap = server.make(paths.configmaps(ns), "a", data={"x": "1"})
         path = paths.configmaps(ns, "a")
         test = {"op": "test", "path": "/metadata/resourceVersion"}
         change = [{"op": "replace", "path": "/data/x", "value": "2"}]
         with pytest.raises(errors.Invalid):
             client.patch(path, [*change, test | {"value": "1"}], "json")
-        assert client.get(path) == made
-        now = client.patch(path, [test | {"value": made["metadata"]["resourceVersion"]}, *change], "json")
+        assert client.get(path) == configmap
+        now = client.patch(path, [test | {"value": configmap["metadata"]["resourceVersion"]}, *change], "json")
         assert now["data"] == {"x": "2"}
         with pytest.raises(errors.Invalid):
             client.patch(path, [{"op": "remove", "path": "/data/y"}], "json")
@@ -357,8 +359,8 @@ class TestStatuses:
         spec = {"node": "n1", "index": 0, "uuid": "u", "model": "K80", "memoryMiB": 11441}
         spec["uuid"] = name = f"card-{next(_numbers)}"
         status = {"health": "Healthy"}
-        made = server.make(paths.extendedresources(), name, spec=spec, status=status, **of_kind("ExtendedResource"))
-        assert "status" not in made
+        created = server.make(paths.extendedresources(), name, spec=spec, status=status, **of_kind("ExtendedResource"))
+        assert "status" not in created
         assert pod(server, ns)["status"]["phase"] == "Pending"
         node = f"n{next(_numbers)}"
         assert server.make(paths.nodes(), node, status={"capacity": {"cpu": "8"}})["status"]["capacity"] == {"cpu": "8"}
@@ -426,13 +428,17 @@ class TestLists:
         client.delete(paths.configmaps(ns, "c"))
         server.make(paths.configmaps(ns), "f")
         seen += [json.loads(page) for page in pages]
-        assert [[one["metadata"]["name"] for one in page["items"]] for page in seen] == [["a", "b"], ["c", "d"], ["e"]]
+        assert [[listed["metadata"]["name"] for listed in page["items"]] for page in seen] == [
+            ["a", "b"],
+            ["c", "d"],
+            ["e"],
+        ]
         assert len({page["metadata"]["resourceVersion"] for page in seen}) == 1
         (whole,) = client.list_pages(paths.configmaps(ns), limit=0)
-        found = json.loads(whole)
-        assert [one["metadata"]["name"] for one in found["items"]] == ["a", "b", "d", "e", "f"]
-        assert found["kind"] == "ConfigMapList"
-        assert version(found) > version(seen[0])
+        document = json.loads(whole)
+        assert [listed["metadata"]["name"] for listed in document["items"]] == ["a", "b", "d", "e", "f"]
+        assert document["kind"] == "ConfigMapList"
+        assert version(document) > version(seen[0])
 
     def test_a_page_after_the_history_was_forgotten_is_gone(self, server, client, ns):
         for name in "abc":
@@ -445,17 +451,17 @@ class TestLists:
             next(pages)
 
     @pytest.mark.parametrize(
-        ("query", "found"),
+        ("query", "expected"),
         [
             ("a=1", "x"), ("a==1", "x"), ("a!=1", "yz"), ("a", "xy"), ("!a", "z"), ("a in (1, 2)", "xy"),
             ("a notin (1)", "yz"), ("a in (1,2),b=1", "y"), ("a,b", "y"), ("", "xyz"),
         ],
     )  # fmt: skip
-    def test_by_labels(self, server, client, ns, query, found):
+    def test_by_labels(self, server, client, ns, query, expected):
         for name, labels in {"x": {"a": "1"}, "y": {"a": "2", "b": "1"}, "z": {"c": ""}}.items():
             server.make(paths.configmaps(ns), name, metadata={"labels": labels})
-        items = client.get(paths.configmaps(ns), {"labelSelector": query})["items"]
-        assert "".join(one["metadata"]["name"] for one in items) == found
+        listed_pods = client.get(paths.configmaps(ns), {"labelSelector": query})["items"]
+        assert "".join(configmap["metadata"]["name"] for configmap in listed_pods) == expected
 
     def test_by_fields(self, server, client, ns):
         pod(server, ns, "a", node="n1")
@@ -463,7 +469,9 @@ class TestLists:
         client.patch(paths.pods(ns, "b", "status"), {"status": {"phase": "Failed"}})
 
         def found(query: str, path: str = paths.pods(ns)) -> str:
-            return "".join(one["metadata"]["name"] for one in client.get(path, {"fieldSelector": query})["items"])
+            return "".join(
+                pod_json["metadata"]["name"] for pod_json in client.get(path, {"fieldSelector": query})["items"]
+            )
 
         assert found("metadata.name=b") == "b"
         assert found("spec.nodeName=n1") == "a"
@@ -489,18 +497,18 @@ class TestWatches:
         server.make(paths.secrets(ns), "s")
         server.make(paths.configmaps("default"), f"other-{ns}")
         server.make(paths.configmaps(ns), "end")
-        told = [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
-        assert server.watched(paths.configmaps(ns), before) == told
-        assert server.watched(paths.configmaps(), before) == [*told, ("ADDED", f"other-{ns}")]
+        expected = [("ADDED", "b"), ("MODIFIED", "a"), ("DELETED", "a")]
+        assert server.watched(paths.configmaps(ns), before) == expected
+        assert server.watched(paths.configmaps(), before) == [*expected, ("ADDED", f"other-{ns}")]
 
     def test_what_was_deleted_has_the_version_of_the_deletion(self, server, client, ns):
-        made = server.make(paths.configmaps(ns), "a", data={"x": "1"})
+        configmap = server.make(paths.configmaps(ns), "a", data={"x": "1"})
         client.delete(paths.configmaps(ns, "a"))
-        watch = client.watch(paths.configmaps(ns), resource_version=made["metadata"]["resourceVersion"])
+        watch = client.watch(paths.configmaps(ns), resource_version=configmap["metadata"]["resourceVersion"])
         event = json.loads(next(iter(watch)))
         watch.close()
         assert (event["type"], event["object"]["data"]) == ("DELETED", {"x": "1"})
-        assert version(event["object"]) > version(made)
+        assert version(event["object"]) > version(configmap)
 
     def test_what_comes_into_the_selection_is_added_and_what_leaves_is_deleted(self, server, client, ns):
         before = server.make(paths.configmaps(ns), "a")
@@ -509,8 +517,8 @@ class TestWatches:
         client.delete(paths.configmaps(ns, "a"))
         server.make(paths.configmaps(ns), "b")
         server.make(paths.configmaps(ns), "end", metadata={"labels": {"x": "1"}})
-        told = server.watched(paths.configmaps(ns), before, labelSelector="x=1")
-        assert [kind for kind, _ in told] == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
+        expected = server.watched(paths.configmaps(ns), before, labelSelector="x=1")
+        assert [kind for kind, _ in expected] == ["ADDED", "MODIFIED", "DELETED", "ADDED", "DELETED"]
         first = pod(server, ns, "p")
         bind(server, first, "n1")
         pod(server, ns, "end", node="n1")
@@ -523,9 +531,9 @@ class TestWatches:
         # A watch gets no bookmark where nothing was written since it began.
         other = server.make(paths.configmaps("default"), f"other-{ns}")
         server.elapse(8)
-        first, *more = [json.loads(line) for line in watch]
-        assert (first["type"], {event["type"] for event in more}) == ("ADDED", {"BOOKMARK"})
-        assert version(more[-1]["object"]) >= version(other)
+        first, *bookmarks = [json.loads(line) for line in watch]
+        assert (first["type"], {event["type"] for event in bookmarks}) == ("ADDED", {"BOOKMARK"})
+        assert version(bookmarks[-1]["object"]) >= version(other)
 
     def test_of_a_kind_without_events_end_without_a_bookmark(self, server, client, ns):
         """No other test here writes or lists the kind: a list would ask etcd how far it is, and bookmarks follow."""
@@ -555,27 +563,27 @@ class TestWatches:
 
 class TestPods:
     def test_a_binding_writes_node_and_annotations_at_once(self, server, client, ns):
-        made = pod(server, ns, metadata={"annotations": {"kept": "yes"}})
-        bind(server, made, "n1", uid=made["metadata"]["uid"], annotations={"cardwise.dev/assignment": "x"})
+        created = pod(server, ns, metadata={"annotations": {"kept": "yes"}})
+        bind(server, created, "n1", uid=created["metadata"]["uid"], annotations={"cardwise.dev/assignment": "x"})
         bound = client.get(paths.pods(ns, "p"))
         assert bound["spec"]["nodeName"] == "n1"
         assert bound["metadata"]["annotations"] == {"kept": "yes", "cardwise.dev/assignment": "x"}
-        server.make(paths.pods(ns), "end", spec=made["spec"])
-        assert server.watched(paths.pods(ns), made) == [("MODIFIED", "p")]
+        server.make(paths.pods(ns), "end", spec=created["spec"])
+        assert server.watched(paths.pods(ns), created) == [("MODIFIED", "p")]
 
     def test_a_binding_is_refused(self, server, client, ns):
-        made = pod(server, ns)
+        created = pod(server, ns)
         with pytest.raises(errors.Conflict):
-            bind(server, made, uid="another")
+            bind(server, created, uid="another")
         with pytest.raises(errors.Conflict):
-            bind(server, made, resourceVersion="1")
+            bind(server, created, resourceVersion="1")
         with pytest.raises(errors.NotFound):
             bind(server, {"metadata": {"name": "q", "namespace": ns}})
         with pytest.raises(errors.Conflict, match="schedulingGates"):
             bind(server, pod(server, ns, "gated", schedulingGates=[{"name": "a.b/c"}]))
-        bind(server, made)
+        bind(server, created)
         with pytest.raises(errors.Conflict, match="already assigned"):
-            bind(server, made)
+            bind(server, created)
 
     def test_a_deletion_gives_time_where_a_kubelet_is_to_end_it(self, server, client, ns):
         pod(server, ns, "waiting")
@@ -600,15 +608,15 @@ class TestPods:
             client.get(path)
 
     def test_an_eviction_deletes(self, server, client, ns):
-        made = pod(server, ns, node="n1")
-        uid = made["metadata"]["uid"]
+        created = pod(server, ns, node="n1")
+        uid = created["metadata"]["uid"]
         with pytest.raises(errors.Conflict):  # of a pod that does not run the real one says so after ten seconds
             evict(client, ns, "p", "another")
-        made = client.patch(paths.pods(ns, "p", "status"), {"status": ready()})
+        created = client.patch(paths.pods(ns, "p", "status"), {"status": ready()})
         with pytest.raises(errors.Conflict):
             evict(client, ns, "p", "another")
         evict(client, ns, "p", uid, dry_run=True)
-        assert client.get(paths.pods(ns, "p")) == made
+        assert client.get(paths.pods(ns, "p")) == created
         evict(client, ns, "p", uid, grace=7)
         assert client.get(paths.pods(ns, "p"))["metadata"]["deletionGracePeriodSeconds"] == 7
         evict(client, ns, "p", uid, grace=0)

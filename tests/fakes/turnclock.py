@@ -75,8 +75,8 @@ class TurnClock(FakeClock):
             try:
                 yield
             finally:
-                for one in self._parked:
-                    one.program.dead = True
+                for parked in self._parked:
+                    parked.program.dead = True
                 self.run()
 
     @contextmanager
@@ -107,7 +107,7 @@ class TurnClock(FakeClock):
         end = self._now_ns + round(seconds * 1e9)
         self._take_turns()
         while self._now_ns < end:
-            moments = [one.until for one in self._parked if one.until is not None and not one.program.still]
+            moments = [parked.until for parked in self._parked if parked.until is not None and not parked.program.still]
             soonest = max(min(moments, default=end), self._now_ns + round(stride * 1e9), self._now_ns + 1)
             self._advance(min(end, soonest) - self._now_ns)
             self._take_turns()
@@ -187,23 +187,23 @@ class TurnClock(FakeClock):
 
     def _take_turn(self) -> bool:
         """Whether there was somebody to take one."""
-        able = [one for one in self._parked if self._able(one)]
+        able = [parked for parked in self._parked if self._able(parked)]
         if not able:
             return False
-        one = able[self._drawn.randrange(len(able))] if len(able) > 1 else able[0]
-        self._parked.remove(one)
-        one.turn.release()
+        parked = able[self._drawn.randrange(len(able))] if len(able) > 1 else able[0]
+        self._parked.remove(parked)
+        parked.turn.release()
         if not self._over.acquire(timeout=_PATIENCE):
             stacks = [
                 "".join(traceback.format_stack(frame))
                 for thread, frame in sys._current_frames().items()
                 if thread in self._programs
             ]
-            raise AssertionError(f"a turn of {one.program.name} does not end:\n" + "\n".join(stacks))
+            raise AssertionError(f"a turn of {parked.program.name} does not end:\n" + "\n".join(stacks))
         return True
 
-    def _able(self, one: _Parked) -> bool:
-        return one.program.dead or (not one.program.still and bool(self._reached(one.until) or one.ready()))
+    def _able(self, parked: _Parked) -> bool:
+        return parked.program.dead or (not parked.program.still and bool(self._reached(parked.until) or parked.ready()))
 
 
 @contextmanager
