@@ -19,7 +19,7 @@ def container(name: str = "main", **resources: str | int) -> dict[str, Any]:
         "whole_gpu": names.WHOLE_GPU,
         "share": names.SHARE,
     }
-    limits = {by_keyword[key]: str(value) for key, value in resources.items()}
+    limits = {by_keyword[key]: str(amount) for key, amount in resources.items()}
     return {"name": name, "image": "cardwise.local/busybox:1", "resources": {"limits": limits}}
 
 
@@ -84,10 +84,10 @@ def asking(
 ) -> dict:
     """A pending pod as the webhook leaves it."""
     resources = {"share": 1} | resources
-    made = pod(name, uid=uid or f"uid-{name}", annotations=annotations, namespace=namespace, **resources)
+    manifest = pod(name, uid=uid or f"uid-{name}", annotations=annotations, namespace=namespace, **resources)
     if resource_class:
-        made["spec"]["containers"][0]["resources"]["limits"][names.CLASS_PREFIX + resource_class] = "1"
-    return made
+        manifest["spec"]["containers"][0]["resources"]["limits"][names.CLASS_PREFIX + resource_class] = "1"
+    return manifest
 
 
 def resource(
@@ -120,8 +120,8 @@ def resource(
 def resource_class(name: str, *, priority: int = 0, **labels: object) -> dict[str, Any]:
     """A ResourceClass of the cards with one of the values (a text or several) for each label."""
     expressions = [
-        {"key": key, "operator": "In", "values": value if isinstance(value, list) else [value]}
-        for key, value in labels.items()
+        {"key": key, "operator": "In", "values": label if isinstance(label, list) else [label]}
+        for key, label in labels.items()
     ]
     spec = {"selector": {"matchExpressions": expressions}, "priority": priority}
     return {"metadata": {"name": name, "resourceVersion": "1"}, "spec": spec}

@@ -68,16 +68,16 @@ def clusters(pytestconfig: pytest.Config) -> "Iterator[Clusters]":
     """Those of this process that files share: tests/cluster/README.md."""
     from tests.integration.conftest import Clusters
 
-    pytestconfig.stash[_SHARED] = made = Clusters()
-    yield made
-    made.stop()
+    pytestconfig.stash[_SHARED] = new_clusters = Clusters()
+    yield new_clusters
+    new_clusters.stop()
 
 
 @pytest.fixture(scope="module")
 def plane(clusters: "Clusters") -> "ControlPlane":
     """That of the kind `api`."""
-    made: ControlPlane = clusters.cluster_of("api")
-    return made
+    api_plane: ControlPlane = clusters.cluster_of("api")
+    return api_plane
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -82,16 +82,16 @@ def up(
         chart=chart,
     )
     Cluster.start(spec, click.echo)
-    this, where = f"{sys.executable} -m tests.cluster", f"--state-dir {state_dir}"
-    click.echo(f'look at it: eval "$({this} env {where})"; take it down: {this} down {where}')
+    this, options = f"{sys.executable} -m tests.cluster", f"--state-dir {state_dir}"
+    click.echo(f'look at it: eval "$({this} env {options})"; take it down: {this} down {options}')
 
 
 @cli.command()
 @_state_dir
 def env(state_dir: Path) -> None:
     """Print KUBECONFIG, PATH and URLs as shell exports, for eval."""
-    for key, value in Cluster.attach(state_dir).environment().items():
-        click.echo(f"export {key}={shlex.quote(value)}")
+    for key, setting in Cluster.attach(state_dir).environment().items():
+        click.echo(f"export {key}={shlex.quote(setting)}")
 
 
 @cli.command()
@@ -104,9 +104,9 @@ def down(state_dir: Path) -> None:
         return
     started = time.monotonic()
     Cluster(state_dir).stop()
-    left = Cluster.leftovers(state_dir)
-    if left:
-        raise click.ClickException("still there: " + "; ".join(left))
+    leftovers = Cluster.leftovers(state_dir)
+    if leftovers:
+        raise click.ClickException("still there: " + "; ".join(leftovers))
     click.echo(f"down in {time.monotonic() - started:.1f} s, nothing left")
 
 

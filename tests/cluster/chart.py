@@ -52,8 +52,8 @@ class Chart:
     def helm(self, *args: str, check: bool = True) -> str:
         """Run Helm in the namespace of the release. Raises CommandFailed."""
         program = str(binaries.helm(lambda _: None) / "helm")
-        where = [f"--kubeconfig={self._kubeconfig}", f"--namespace={names.NAMESPACE}"]
-        return run([program, *args, *where], timeout=PATIENCE + _MARGIN, check=check)
+        flags = [f"--kubeconfig={self._kubeconfig}", f"--namespace={names.NAMESPACE}"]
+        return run([program, *args, *flags], timeout=PATIENCE + _MARGIN, check=check)
 
     def cleanup(self) -> Path:
         """A manifest of what an uninstallation runs at its end."""
@@ -92,9 +92,9 @@ class Chart:
 
 def merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Maps one in the other, as Helm merges values."""
-    result = dict(under)
-    for key, value in over.items():
-        before = result.get(key)
-        both = isinstance(before, Mapping) and isinstance(value, Mapping)
-        result[key] = merged(before, value) if both and isinstance(before, Mapping) else value
-    return result
+    merged_map = dict(under)
+    for key, setting in over.items():
+        before = merged_map.get(key)
+        are_maps = isinstance(before, Mapping) and isinstance(setting, Mapping)
+        merged_map[key] = merged(before, setting) if are_maps and isinstance(before, Mapping) else setting
+    return merged_map

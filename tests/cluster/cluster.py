@@ -211,7 +211,7 @@ class Cluster:
         """YAML text or decoded objects, server-side: what an earlier one said and these do not goes."""
         self.ask("apply", "--server-side", "--force-conflicts", stdin=documents)
 
-    def wait(self, ready: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+    def wait(self, ready: Callable[[], object], condition: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition. Where it looks for something that is not there yet, or the API server does not answer,
         it is not so yet. Raises AssertionError that names it.
         """
@@ -226,7 +226,7 @@ class Cluster:
                 return False
 
         if not wait_for(so, timeout):
-            raise AssertionError(f"not so after {timeout:.0f} s: {what}{trouble}")
+            raise AssertionError(f"not so after {timeout:.0f} s: {condition}{trouble}")
 
     def simulate(self, nodes: Mapping[str, Sequence[cards.TestCard]], *, keeper: bool = True) -> None:
         """Simulated nodes with these cards; `keeper`: it plays their kubelets."""
@@ -237,28 +237,28 @@ class Cluster:
 
     def environment(self) -> dict[str, str]:
         """What a shell needs to look at the cluster."""
-        values = {
+        variables = {
             "KUBECONFIG": str(self.kubeconfig),
             "PATH": f"{self.bin_dir}:{_python().parent}:{os.environ['PATH']}",
             "CARDWISE_APISERVER_URL": self.control_plane.url,
         }
         if self.has_parts:
-            values |= {
+            variables |= {
                 "CARDWISE_EXTENDER_URL": self.parts.url("extender"),
                 "CARDWISE_EXTENDER_TLS": str(self.parts.tls_dir),
                 "CARDWISE_WEBHOOK_URL": self.parts.url("webhook"),
             }
-        return values
+        return variables
 
     def stop(self) -> None:
         """End everything that was started from the state folder, and remove the folder."""
         if self._api is not None:
             self._api.close()
-        noted = processes.noted_names(self.state_dir)
+        process_names = processes.noted_names(self.state_dir)
         Services(self.state_dir, self.bin_dir).stop()
         # Nobody has the time to mind the others' end, least of all to start a container again.
         for wait in (False, True):
-            for name in noted:
+            for name in process_names:
                 self.process(name).kill(wait=wait)
         node.cleanup(self.state_dir)
         processes.kill_marked(self.state_dir)
@@ -270,13 +270,15 @@ class Cluster:
     @staticmethod
     def leftovers(state_dir: Path) -> list[str]:
         """What still exists of a cluster of this folder: empty after `stop`."""
-        found = [f"folder {state_dir}"] if state_dir.exists() else []
-        found += [f"process {name}" for name in processes.noted_names(state_dir) if Process(state_dir, name).alive()]
-        found += [f"mount {line.split()[4]}" for line in _mounts() if str(state_dir) in line]
+        leftovers = [f"folder {state_dir}"] if state_dir.exists() else []
+        leftovers += [
+            f"process {name}" for name in processes.noted_names(state_dir) if Process(state_dir, name).alive()
+        ]
+        leftovers += [f"mount {line.split()[4]}" for line in _mounts() if str(state_dir) in line]
         if Network(state_dir).exists():
-            found.append(f"bridge {Network(state_dir).bridge}")
-        found += [f"process {pid}" for pid in processes.marked(state_dir)]
-        return found + node.leftovers(state_dir)
+            leftovers.append(f"bridge {Network(state_dir).bridge}")
+        leftovers += [f"process {pid}" for pid in processes.marked(state_dir)]
+        return leftovers + node.leftovers(state_dir)
 
     @property
     def _kubectl(self) -> list[str]:
@@ -290,15 +292,15 @@ class Cluster:
         inventory = cards.read(spec.cards)
         real = [f"n{i}" for i in range(1, spec.nodes + 1)]
         simulated = [f"sim-{i}" for i in range(1, spec.sim_nodes + 1)]
-        noted: dict[str, Any] = {"nodes": real, "simulated": simulated, "parts": spec.parts and not spec.chart}
-        noted["values"] = dict(spec.values)
-        noted["real_cards"] = spec.real_cards
-        noted["former"] = str(spec.former or parts.ROOT)
-        noted["part_args"] = {part: list(args) for part, args in spec.part_args.items()}
+        record: dict[str, Any] = {"nodes": real, "simulated": simulated, "parts": spec.parts and not spec.chart}
+        record["values"] = dict(spec.values)
+        record["real_cards"] = spec.real_cards
+        record["former"] = str(spec.former or parts.ROOT)
+        record["part_args"] = {part: list(args) for part, args in spec.part_args.items()}
         if spec.agent:
             image = f"--share-agent-image={partsimage.AGENT}"
-            noted["part_args"]["webhook"] = [image, *noted["part_args"].get("webhook", ())]
-        (self.state_dir / "spec.json").write_text(json.dumps(noted))
+            record["part_args"]["webhook"] = [image, *record["part_args"].get("webhook", ())]
+        (self.state_dir / "spec.json").write_text(json.dumps(record))
         clock = _Clock(self._say)
         gates = _switched_on("--feature-gates", spec.gates)
         if real:
@@ -355,22 +357,22 @@ class Cluster:
             self.chart.install()
         except processes.CommandFailed as error:
             seen = self.kubectl("describe", "pods", f"--namespace={names.NAMESPACE}", check=False)
-            said = self.kubectl("logs", f"--namespace={names.NAMESPACE}", *_OF_ALL_PARTS, check=False)
-            raise processes.CommandFailed(f"{error}\n{seen}\n{said}") from error
+            logs = self.kubectl("logs", f"--namespace={names.NAMESPACE}", *_OF_ALL_PARTS, check=False)
+            raise processes.CommandFailed(f"{error}\n{seen}\n{logs}") from error
 
     def _archives(self, spec: ClusterSpec) -> list[Path]:
         """Images of pods that are ours."""
         folder = self.state_dir / "images"
         folder.mkdir(exist_ok=True)
         partsimage.write(folder / "cardwise.tar", self._say, double=not spec.real_cards)
-        found = [folder / "cardwise.tar"]
+        archives = [folder / "cardwise.tar"]
         if spec.agent:
             partsimage.write_agent(folder / "agent.tar")
-            found.append(folder / "agent.tar")
+            archives.append(folder / "agent.tar")
         if spec.former is not None:
             partsimage.write(folder / "former.tar", self._say, spec.former, partsimage.FORMER)
-            found.append(folder / "former.tar")
-        return found
+            archives.append(folder / "former.tar")
+        return archives
 
     def _start_runtimes(
         self, real: Sequence[str], inventory: Mapping[str, Sequence[cards.TestCard]], spec: ClusterSpec
@@ -469,8 +471,8 @@ def _python() -> Path:
     return parts.ROOT / ".venv" / "bin" / "python"
 
 
-def _switched_on(flag: str, what: Sequence[str]) -> list[str]:
-    return [f"{flag}={','.join(f'{one}=true' for one in what)}"] if what else []
+def _switched_on(flag: str, gates: Sequence[str]) -> list[str]:
+    return [f"{flag}={','.join(f'{gate}=true' for gate in gates)}"] if gates else []
 
 
 def _check(spec: ClusterSpec) -> None:

@@ -115,12 +115,12 @@ class ControlPlane:
             "kubeConfigFile": str(self._pki / "webhooks" / "kubeconfig"),
         }
         plugins = ("MutatingAdmissionWebhook", "ValidatingAdmissionWebhook")
-        made = {
+        manifest = {
             "apiVersion": "apiserver.config.k8s.io/v1",
             "kind": "AdmissionConfiguration",
             "plugins": [{"name": plugin, "configuration": config} for plugin in plugins],
         }
-        self._admission.write_text(yaml.safe_dump(made))
+        self._admission.write_text(yaml.safe_dump(manifest))
         user = {"client-certificate": str(pair.cert), "client-key": str(pair.key)}
         users = {"apiVersion": "v1", "kind": "Config", "users": [{"name": "*", "user": user}]}
         (self._pki / "webhooks" / "kubeconfig").write_text(yaml.safe_dump(users))

@@ -55,7 +55,7 @@ def config(
   default_runtime = "{next(iter(runtimes))}"
   cgroup_manager = "cgroupfs"
   conmon_cgroup = "pod"
-  conmon_env = {json.dumps([f"{key}={value}" for key, value in environment.items()])}
+  conmon_env = {json.dumps([f"{key}={setting}" for key, setting in environment.items()])}
   cdi_spec_dirs = ["{cdi_dir}"]
   default_capabilities = {json.dumps(_CAPABILITIES)}
 [crio.image]

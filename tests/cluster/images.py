@@ -68,7 +68,7 @@ def write_layers(path: Path, names: Sequence[str], layers: Sequence[Layer], comm
     config = {
         "architecture": "amd64",
         "os": "linux",
-        "config": {"Cmd": list(command), "Env": [f"{key}={value}" for key, value in variables.items()]},
+        "config": {"Cmd": list(command), "Env": [f"{key}={setting}" for key, setting in variables.items()]},
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
     }
     config_blob = json.dumps(config).encode()
@@ -76,7 +76,7 @@ def write_layers(path: Path, names: Sequence[str], layers: Sequence[Layer], comm
         "schemaVersion": 2,
         "mediaType": "application/vnd.oci.image.manifest.v1+json",
         "config": _descriptor("application/vnd.oci.image.config.v1+json", config_blob),
-        "layers": [{"mediaType": one.media_type, "digest": one.digest, "size": one.size} for one in layers],
+        "layers": [{"mediaType": packed.media_type, "digest": packed.digest, "size": packed.size} for packed in layers],
     }
     manifest_blob = json.dumps(manifest).encode()
     entry = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest_blob)
@@ -88,12 +88,12 @@ def write_layers(path: Path, names: Sequence[str], layers: Sequence[Layer], comm
         add(archive, "index.json", json.dumps(index).encode())
         for blob in (config_blob, manifest_blob):
             add(archive, f"blobs/sha256/{hashlib.sha256(blob).hexdigest()}", blob)
-        for one in layers:
-            inside = f"blobs/sha256/{one.digest.removeprefix('sha256:')}"
-            if isinstance(one.blob, Path):
-                archive.add(one.blob, inside)
+        for packed in layers:
+            inside = f"blobs/sha256/{packed.digest.removeprefix('sha256:')}"
+            if isinstance(packed.blob, Path):
+                archive.add(packed.blob, inside)
             else:
-                add(archive, inside, one.blob)
+                add(archive, inside, packed.blob)
 
 
 def busybox_with(folder: Path, name: str, **env: str) -> Path:

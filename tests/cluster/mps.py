@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 def open_up(folder: Path, below: Path) -> None:
     """Servers become the user of their clients, so the way to their sockets is open to all."""
-    for each in (folder, *folder.parents):
-        if each == below:
+    for path in (folder, *folder.parents):
+        if path == below:
             break
-        each.chmod(each.stat().st_mode | 0o011)
+        path.chmod(path.stat().st_mode | 0o011)

@@ -66,7 +66,7 @@ class Network:
         """One that no interface of this machine uses and no other process of the tests has drawn, the same for the same
         folder where possible.
         """
-        taken = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
+        addresses = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
         first = 64 + zlib.crc32(str(state).encode()) % 128
         bytes_ = [*range(first, 224), *range(64, first)]
-        return next(n for n in bytes_ if f" 10.{n}." not in taken and ports.take("networks", n))
+        return next(n for n in bytes_ if f" 10.{n}." not in addresses and ports.take("networks", n))

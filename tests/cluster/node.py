@@ -200,7 +200,7 @@ class Node:
             seen = {OWN_FOLDER: self.folder} | {usual: self.folder / name for name, usual in USUAL.items()}
             for usual, here in seen.items():
                 lines += [f"mkdir -p {usual}", f"mount --bind {here} {usual}"]
-        stand_ins = {f"sys/{name}": f"{value}\n" for name, value in _TUNABLES.items()}
+        stand_ins = {f"sys/{name}": f"{tunable}\n" for name, tunable in _TUNABLES.items()}
         if versions.crio() and _has_v1():
             stand_ins["cgroups"] = crio.mounted_controllers()
         for name, text in stand_ins.items():
@@ -412,8 +412,8 @@ def remove_mps_cgroups() -> None:
 
 def leftovers(state: Path) -> list[str]:
     """Pods' and containers' cgroups and shims that still exist."""
-    found = [f"cgroup {path}" for path in _cgroups_of(state)]
-    return found + [f"shim {pid}" for pid in _shims(state)]
+    leftovers = [f"cgroup {path}" for path in _cgroups_of(state)]
+    return leftovers + [f"shim {pid}" for pid in _shims(state)]
 
 
 def _container_ids(state: Path) -> set[str]:
@@ -445,8 +445,8 @@ def _cgroup_prefix(state: Path) -> str:
 
 def _hierarchies() -> list[Path]:
     """Each controller's of version 1; where version 2 alone is mounted, its root."""
-    found = [path for path in _CGROUPS.iterdir() if path.is_dir()]
-    return [_CGROUPS] if (_CGROUPS / "cgroup.controllers").exists() else found
+    hierarchies = [path for path in _CGROUPS.iterdir() if path.is_dir()]
+    return [_CGROUPS] if (_CGROUPS / "cgroup.controllers").exists() else hierarchies
 
 
 def _kill_members(cgroup: Path) -> None:
@@ -475,14 +475,14 @@ def _remove(cgroup: Path) -> bool:
 
 def _shims(state: Path) -> list[int]:
     """containerd's name its socket, CRI-O's (conmon) the container's folder; both lie in the state folder."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().split(b"\0")
             mine = any(word.startswith(f"{state}/nodes/".encode()) for word in words)
             if mine and words[0].endswith((b"containerd-shim-runc-v2", b"/conmon")):
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def missing_packages() -> list[str]:

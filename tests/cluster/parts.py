@@ -184,19 +184,19 @@ def _rendered(*sets: str) -> str:
         "webhook.url": _SOME_URL,
         "webhook.timeoutSeconds": "15",  # a busy machine is slow, and that is no failure
     }
-    given = [*(f"{key}={value}" for key, value in settings.items()), *sets]
-    flags = [flag for one in given for flag in ("--set", one)]
+    assignments = [*(f"{key}={setting}" for key, setting in settings.items()), *sets]
+    flags = [flag for assignment in assignments for flag in ("--set", assignment)]
     version = ["--kube-version", versions.version()]
-    where = ["-n", names.NAMESPACE, "--no-hooks"]
+    options = ["-n", names.NAMESPACE, "--no-hooks"]
     return run(
-        [str(binaries.helm(print) / "helm"), "template", "cardwise", str(CHART), *where, *version, *GIVEN, *flags]
+        [str(binaries.helm(print) / "helm"), "template", "cardwise", str(CHART), *options, *version, *GIVEN, *flags]
     )
 
 
 def rendered(webhook_url: str, *sets: str) -> list[dict[str, Any]]:
     """The chart's objects without its workloads and CRDs, for a webhook at this address."""
     objects = yaml.load_all(_rendered(*sets).replace(_SOME_URL, webhook_url), yaml.CSafeLoader)
-    return [obj for obj in objects if obj]
+    return [manifest for manifest in objects if manifest]
 
 
 def _is_served(client: KubeClient, path: str) -> bool:
@@ -207,10 +207,10 @@ def _is_served(client: KubeClient, path: str) -> bool:
     return True
 
 
-def _create(client: KubeClient, path: str, made: dict[str, Any]) -> None:
+def _create(client: KubeClient, path: str, manifest: dict[str, Any]) -> None:
     """Unless it is there already."""
     with contextlib.suppress(errors.Conflict):
-        client.create(path, made)
+        client.create(path, manifest)
 
 
 def says_ready(port: int) -> bool:

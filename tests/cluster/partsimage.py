@@ -105,11 +105,11 @@ def _files() -> Iterator[tuple[str, Path]]:
             yield f"{_LIB}/{inside}", source
     for name in re.findall(r"^([A-Za-z0-9_.-]+)==", _LOCK.read_text(), re.MULTILINE):
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue  # of another system than ours
-        for file in found.files or ():
-            inside, source = file.as_posix(), Path(str(found.locate_file(file)))
+        for file in distribution.files or ():
+            inside, source = file.as_posix(), Path(str(distribution.locate_file(file)))
             if inside.startswith("..") or _LEFT_OUT.search(inside) or not source.is_file():
                 continue
             yield f"{_SITE}/{inside}", source
@@ -121,13 +121,13 @@ def _files() -> Iterator[tuple[str, Path]]:
 
 def _objects(users: Iterable[Path]) -> dict[str, Path]:
     """The shared objects that they need, and the loader."""
-    found: dict[str, Path] = {}
+    objects: dict[str, Path] = {}
     listed = subprocess.run(["ldd", *map(str, users)], capture_output=True, text=True, check=False).stdout
     for soname, source in _SONAME.findall(listed):
         if "site-packages" not in source:  # packages bring theirs along, and know where
-            found[f"{_OBJECTS}/{soname}"] = Path(source)
+            objects[f"{_OBJECTS}/{soname}"] = Path(source)
     loader = Path("/lib64/ld-linux-x86-64.so.2")
-    return {**found, f"lib64/{loader.name}": loader}
+    return {**objects, f"lib64/{loader.name}": loader}
 
 
 def _code(root: Path, *, double: bool) -> bytes:

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 _LOW, _HIGH = 15_000, 30_000
-_given: set[int] = set()  # by this process
+_own_ports: set[int] = set()  # by this process
 _locks: dict[str, int] = {}  # by kind the open file, whose byte N is locked by the process that has number N
 
 
@@ -17,19 +17,19 @@ def free(count: int) -> list[int]:
 
     A cluster draws its ports at once and listens on the last of them many seconds later, while others start.
     """
-    found: list[int] = []
-    while len(found) < count:
+    ports: list[int] = []
+    while len(ports) < count:
         port = random.randint(_LOW, _HIGH)
-        if port in _given or not take("ports", port):
+        if port in _own_ports or not take("ports", port):
             continue
-        _given.add(port)
+        _own_ports.add(port)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-        found.append(port)
-    return found
+        ports.append(port)
+    return ports
 
 
 def take(kind: str, number: int) -> bool:

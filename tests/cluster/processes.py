@@ -66,10 +66,10 @@ class Process:
 
     @property
     def pid(self) -> int:
-        noted = self.noted
-        if noted is None:
+        record = self.noted
+        if record is None:
             raise LookupError(f"{self.name} was never started")
-        return noted.pid
+        return record.pid
 
     def start(self, command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
         """Start it; extra environment variables are added to ours."""
@@ -86,7 +86,7 @@ class Process:
                 start_new_session=True,  # Ctrl-C in a terminal reaches us, and we end them in order
             )
         self._children[child.pid] = child
-        noted = {
+        record = {
             "name": self.name,
             "pid": child.pid,
             "started": start_time(child.pid) or 0,
@@ -94,18 +94,18 @@ class Process:
             "environment": extra,
         }
         scratch = self._record.with_suffix(".new")
-        scratch.write_text(json.dumps(noted))
+        scratch.write_text(json.dumps(record))
         scratch.rename(self._record)
 
     def alive(self) -> bool:
         """Whether the very process that we started still runs."""
-        noted = self.noted
-        if noted is None:
+        record = self.noted
+        if record is None:
             return False
-        child = self._children.get(noted.pid)
+        child = self._children.get(record.pid)
         if child is not None:
             child.poll()
-        return start_time(noted.pid) == noted.started
+        return start_time(record.pid) == record.started
 
     def kill(self, *, wait: bool = True) -> None:
         """SIGKILL for it and its workers, as when a container is killed; wait until it is gone."""
@@ -138,12 +138,12 @@ class Process:
 
     def restart(self) -> None:
         """The same command again, after ending what still runs."""
-        noted = self.noted
-        if noted is None:
+        record = self.noted
+        if record is None:
             raise LookupError(f"{self.name} was never started")
         if self.alive():
             self.stop()
-        self.start(noted.command, noted.environment)
+        self.start(record.command, record.environment)
 
     def log_tail(self, lines: int = 50) -> str:
         try:
@@ -151,12 +151,12 @@ class Process:
         except FileNotFoundError:
             return ""
 
-    def wait_until(self, ready: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
+    def wait_until(self, ready: Callable[[], bool], condition: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition of this process. Raises NotReady with the end of its log."""
         # Alive, too: another process may answer on a port that this one did not get.
         if not wait_for(ready, timeout, self.alive) or not self.alive():
             state = "does not run" if not self.alive() else f"was not ready in {timeout:.0f} s"
-            raise NotReady(f"{self.name} {state} ({what}); the end of {self.log}:\n{self.log_tail(30)}")
+            raise NotReady(f"{self.name} {state} ({condition}); the end of {self.log}:\n{self.log_tail(30)}")
 
     def _signal_group(self, number: int) -> None:
         # It leads a session (see `start`), so its process group has its id. containerd's shims have their own groups.
@@ -171,8 +171,8 @@ class Process:
         """Whether its last thread has ended, and its ports are free: the first may be a zombie before. True where it is
         not our child.
         """
-        noted = self.noted
-        child = None if noted is None else self._children.get(noted.pid)
+        record = self.noted
+        child = None if record is None else self._children.get(record.pid)
         return child is None or child.poll() is not None
 
 
@@ -213,12 +213,12 @@ def children(pid: int) -> list[int]:
 
 def _group(pid: int) -> list[int]:
     """The process that leads the group, and its children in it."""
-    found = [pid]
+    pids = [pid]
     for child in children(pid):
         with suppress(ProcessLookupError):
             if os.getpgid(child) == pid:
-                found.append(child)
-    return found
+                pids.append(child)
+    return pids
 
 
 def _stands_still(pid: int) -> bool:
@@ -246,7 +246,7 @@ def marked(state: Path) -> list[int]:
 
 def _inherited() -> dict[str, str]:
     """Our environment, without what is fixed for pytest alone."""
-    return {name: value for name, value in os.environ.items() if name != "PYTHONHASHSEED"}
+    return {name: variable for name, variable in os.environ.items() if name != "PYTHONHASHSEED"}
 
 
 def kill_marked(state: Path, timeout: float = PATIENCE) -> None:

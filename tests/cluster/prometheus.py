@@ -24,9 +24,9 @@ PACKAGE = "prometheus"
 
 def programs(say: binaries.Say) -> Path:
     """Folder with prometheus and promtool. Raises NoBinaries where there is none to be had."""
-    found = shutil.which("prometheus")
-    if found and shutil.which("promtool"):
-        return Path(found).parent
+    program = shutil.which("prometheus")
+    if program and shutil.which("promtool"):
+        return Path(program).parent
     ready = binaries.cache_root() / PACKAGE
     if not (ready / "usr/bin/promtool").exists():
         with binaries.locked("prometheus.lock", say):
@@ -96,10 +96,10 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an instant query. Raises ValueError with Prometheus' word where it takes it for wrong."""
-        found = self.ask("query", query=expression)
-        if found["resultType"] in ("scalar", "string"):
-            return [{"metric": {}, "value": found["result"]}]
-        samples: list[dict[str, Any]] = found["result"]
+        answer = self.ask("query", query=expression)
+        if answer["resultType"] in ("scalar", "string"):
+            return [{"metric": {}, "value": answer["result"]}]
+        samples: list[dict[str, Any]] = answer["result"]
         return samples
 
     def ask(self, path: str, **parameters: str) -> Any:

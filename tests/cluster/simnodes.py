@@ -51,7 +51,7 @@ def remove(client: KubeClient, nodes: Sequence[str]) -> None:
 def _create_node(client: KubeClient, name: str, cards: Sequence[TestCard]) -> None:
     labels = {LABEL: "true", "kubernetes.io/hostname": name, "kubernetes.io/os": "linux"}
     try:
-        made = client.create(paths.nodes(), {"metadata": {"name": name, "labels": labels}})
+        node = client.create(paths.nodes(), {"metadata": {"name": name, "labels": labels}})
     except errors.Conflict:
         return
     # Admission adds a not-ready taint, which only the node lifecycle controller would take away.
@@ -71,7 +71,7 @@ def _create_node(client: KubeClient, name: str, cards: Sequence[TestCard]) -> No
     status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready], "addresses": addresses}
     client.patch(paths.nodes(name, "status"), {"status": status})
     for index, card in enumerate(cards):
-        _create_card(client, name, made["metadata"]["uid"], index, card)
+        _create_card(client, name, node["metadata"]["uid"], index, card)
 
 
 def _create_card(client: KubeClient, node: str, node_uid: str, index: int, card: TestCard) -> None:
@@ -177,10 +177,10 @@ class Keeper:
     def _simulates(self, node: str) -> bool:
         if node not in self._is_simulated:
             try:
-                found = self._patient(lambda: self._client.get(paths.nodes(node)))
+                stored = self._patient(lambda: self._client.get(paths.nodes(node)))
             except _GONE:
                 return False
-            self._is_simulated[node] = LABEL in found["metadata"].get("labels", {})
+            self._is_simulated[node] = LABEL in stored["metadata"].get("labels", {})
         return self._is_simulated[node]
 
     def _do(self, action: Callable[[_Pod], None], pod: _Pod) -> None:
@@ -247,19 +247,23 @@ class Keeper:
                 time.sleep(0.5)
 
     def _tell_classes(self) -> None:
-        told: dict[str, dict[str, str]] = {}
+        published: dict[str, dict[str, str]] = {}
         while self._changed.wait():
             self._changed.clear()
             try:
-                self._tell_changed(told)
+                self._tell_changed(published)
             except errors.KubeError as error:
                 print(f"classes: {error}", flush=True)
                 self._changed.set()
             time.sleep(0.2)
 
-    def _tell_changed(self, told: dict[str, dict[str, str]]) -> None:
+    def _tell_changed(self, published: dict[str, dict[str, str]]) -> None:
         """`told`: what each node says of classes by now."""
-        known = [found for raw in self._items(paths.resourceclasses()) if (found := _class_of(raw)) is not None]
+        known = [
+            resource_class
+            for raw in self._items(paths.resourceclasses())
+            if (resource_class := _class_of(raw)) is not None
+        ]
         classifier = Classifier(known)
         nodes = self._items(paths.nodes(), {"labelSelector": f"{LABEL}=true"})
         wanted: dict[str, Counter[str]] = {
@@ -270,18 +274,20 @@ class Keeper:
             spec = resource.spec
             if spec.node in wanted:
                 selecting = classifier.select_classes(survey.labels_of(resource))
-                wanted[spec.node].update({one.name: classes.most_shares(spec.memory_mib, one) for one in selecting})
-        for node in told.keys() - wanted.keys():
-            del told[node]
+                wanted[spec.node].update(
+                    {selected.name: classes.most_shares(spec.memory_mib, selected) for selected in selecting}
+                )
+        for node in published.keys() - wanted.keys():
+            del published[node]
         for node, counts in wanted.items():
             now = {names.CLASS_PREFIX + name: str(count) for name, count in counts.items()}
-            before = told.get(node, {})
+            before = published.get(node, {})
             if now != before:
                 change = dict.fromkeys(before) | now
                 status = {"status": {"capacity": change, "allocatable": change}}
                 with suppress(errors.NotFound):  # it has gone meanwhile
                     self._client.patch(paths.nodes(node, "status"), status)
-                told[node] = now
+                published[node] = now
 
     def _items(self, path: str, query: Mapping[str, str] | None = None) -> Iterator[msgspec.Raw]:
         for page in self._client.list_pages(path, query):

@@ -14,20 +14,20 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="makes a bridge: root"
 
 @pytest.fixture
 def network(tmp_path: Path) -> Iterator[Network]:
-    made = Network(tmp_path)
-    made.create(1)
-    yield made
-    run(["ip", "link", "delete", f"{made.bridge}p"], check=False)  # where the test has failed
-    made.remove()
+    new_network = Network(tmp_path)
+    new_network.create(1)
+    yield new_network
+    run(["ip", "link", "delete", f"{new_network.bridge}p"], check=False)  # where the test has failed
+    new_network.remove()
 
 
 def test_it_keeps_its_hardware_address_when_pods_come_and_go(network):
     """Pods remember it: else the node is out of their reach until they ask again."""
-    told = Path(f"/sys/class/net/{network.bridge}/address")
-    before = told.read_text()
+    address_file = Path(f"/sys/class/net/{network.bridge}/address")
+    before = address_file.read_text()
     pod, inside = f"{network.bridge}p", f"{network.bridge}q"
     run(["ip", "link", "add", pod, "address", "02:00:00:00:00:00", "type", "veth", "peer", "name", inside])
     run(["ip", "link", "set", pod, "master", network.bridge])
-    assert told.read_text() == before
+    assert address_file.read_text() == before
     run(["ip", "link", "delete", pod])
-    assert told.read_text() == before
+    assert address_file.read_text() == before

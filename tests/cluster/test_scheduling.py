@@ -11,7 +11,7 @@ def queue(**files: int) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("left", "mine", "others", "taken"),
+    ("waiting", "mine", "others", "chosen"),
     [
         ({"chart": 1, "bare": 4, "sim": 9}, "", [], "chart"),
         ({"bare": 4, "sim": 9, NONE: 9}, "sim", ["bare"], "sim"),
@@ -23,8 +23,8 @@ def queue(**files: int) -> list[str]:
         ({"bare": 2, "sim": 6}, NONE, ["sim", "bare"], "sim"),
     ],
 )
-def test_the_own_kind_then_one_that_nobody_has_then_one_of_many_files_then_none(left, mine, others, taken):
-    assert choose(queue(**left), mine, others) == group(taken, "0")
+def test_the_own_kind_then_one_that_nobody_has_then_one_of_many_files_then_none(waiting, mine, others, chosen):
+    assert choose(queue(**waiting), mine, others) == group(chosen, "0")
 
 
 def test_a_few_files_are_left_to_who_has_the_cluster():

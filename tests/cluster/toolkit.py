@@ -54,14 +54,14 @@ def write_real(folder: Path) -> None:
 
 def runtime_class(api: KubeClient) -> None:
     """The RuntimeClass by which pods ask for this runtime."""
-    made = {"metadata": {"name": RUNTIME_CLASS}, "handler": RUNTIME_CLASS}
-    api.create("/apis/node.k8s.io/v1/runtimeclasses", made)
+    manifest = {"metadata": {"name": RUNTIME_CLASS}, "handler": RUNTIME_CLASS}
+    api.create("/apis/node.k8s.io/v1/runtimeclasses", manifest)
 
 
 def configure(folder: Path, settings: dict[str, object]) -> None:
     """By nvidia-ctk; what it is not told stays as it is."""
     file = folder / "nvidia-container-runtime.toml"
-    sets = [f"--set={name}={str(value).lower()}" for name, value in settings.items()]
+    sets = [f"--set={name}={str(setting).lower()}" for name, setting in settings.items()]
     known = [f"--config-file={file}"] if file.exists() else []
     run([str(binaries.nvidia(lambda _: None) / "nvidia-ctk"), "--quiet", "config", *known, *sets, f"--output={file}"])
 
@@ -87,8 +87,8 @@ def real_spec(cdi_dir: Path) -> list[str]:
     it finds elsewhere, such as a socket below /run, a container could not have.
     """
     tool = binaries.nvidia(lambda _: None) / "nvidia-ctk"
-    where = [f"--library-search-path={folder}" for folder in _LIBRARIES if Path(folder).is_dir()]
-    roots = [f"--nvidia-cdi-hook-path={tool}", *where, f"--output={cdi_dir / 'nvidia.yaml'}"]
+    library_paths = [f"--library-search-path={folder}" for folder in _LIBRARIES if Path(folder).is_dir()]
+    roots = [f"--nvidia-cdi-hook-path={tool}", *library_paths, f"--output={cdi_dir / 'nvidia.yaml'}"]
     return [str(tool), "--quiet", "cdi", "generate", "--device-name-strategy=uuid", *roots]
 
 
@@ -101,8 +101,8 @@ def _of_node(folder: Path) -> dict[str, object]:
 
 
 def _generate(folder: Path, name: str, *settings: str) -> Path:
-    tool, made = binaries.nvidia(lambda _: None) / "nvidia-ctk", folder / "cdi" / f"{name}.yaml"
-    variables = [f"{key}={value}" for key, value in environment(folder).items()]
+    tool, spec_file = binaries.nvidia(lambda _: None) / "nvidia-ctk", folder / "cdi" / f"{name}.yaml"
+    variables = [f"{key}={variable}" for key, variable in environment(folder).items()]
     roots = [f"--driver-root={folder}", f"--dev-root={folder}", f"--nvidia-cdi-hook-path={tool}"]
-    run(["env", *variables, str(tool), "--quiet", "cdi", "generate", *roots, *settings, f"--output={made}"])
-    return made
+    run(["env", *variables, str(tool), "--quiet", "cdi", "generate", *roots, *settings, f"--output={spec_file}"])
+    return spec_file

@@ -45,18 +45,18 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> _Parser:
-    made = _Parser(add_help=False, allow_abbrev=False)
-    made.add_argument("words", nargs="+")
-    made.add_argument("-n", "--namespace", default="default")
-    made.add_argument("-f", choices=["-"])
-    made.add_argument("-o", choices=["json"])
-    made.add_argument("-l", "--selector", default="")
-    made.add_argument("-p", "--patch", default="")
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="+")
+    parser.add_argument("-n", "--namespace", default="default")
+    parser.add_argument("-f", choices=["-"])
+    parser.add_argument("-o", choices=["json"])
+    parser.add_argument("-l", "--selector", default="")
+    parser.add_argument("-p", "--patch", default="")
     for name in _VALUES:
-        made.add_argument(name, default="")
+        parser.add_argument(name, default="")
     for name in _SWITCHES:
-        made.add_argument(name, action="store_true")
-    return made
+        parser.add_argument(name, action="store_true")
+    return parser
 
 
 _PARSER = _parser()
@@ -100,14 +100,16 @@ class Verbs:
     def _create(self, call: "_Call", objects: list[Json]) -> object:
         query = {"fieldValidation": call.words.validate.capitalize() or "Strict"}
         if call.words.raw:
-            return [call.ask("POST", call.words.raw, body=obj) for obj in objects][-1]
-        return [call.ask("POST", self._collection(call, obj), body=_new(obj), query=query) for obj in objects][-1]
+            return [call.ask("POST", call.words.raw, body=manifest) for manifest in objects][-1]
+        return [
+            call.ask("POST", self._collection(call, manifest), body=_new(manifest), query=query) for manifest in objects
+        ][-1]
 
     def _replace(self, call: "_Call", objects: list[Json]) -> object:
         if not call.words.raw:
             raise ValueError("replace without --raw is for Cluster.kubectl")
-        (obj,) = objects
-        return call.ask("PUT", call.words.raw, body=obj)
+        (manifest,) = objects
+        return call.ask("PUT", call.words.raw, body=manifest)
 
     def _apply(self, call: "_Call", objects: list[Json]) -> object:
         if not call.words.server_side:
@@ -118,9 +120,9 @@ class Verbs:
             "force": str(call.words.force_conflicts).lower(),
         }
         done = None
-        for obj in objects:
-            path = f"{self._collection(call, obj)}/{obj['metadata']['name']}"
-            done = call.ask("PATCH", path, body=obj, query=query, content_type=APPLY)
+        for manifest in objects:
+            path = f"{self._collection(call, manifest)}/{manifest['metadata']['name']}"
+            done = call.ask("PATCH", path, body=manifest, query=query, content_type=APPLY)
         return done
 
     def _get(self, call: "_Call", _: list[Json]) -> object:
@@ -131,16 +133,18 @@ class Verbs:
         content_type = PATCH_TYPES[call.words.type or "strategic"]
         return call.ask("PATCH", path, body=json.loads(call.words.patch), content_type=content_type)
 
-    def _mark(self, call: "_Call", what: str) -> object:
+    def _mark(self, call: "_Call", section: str) -> object:
         kind, name, *marks = call.words.words
         call.words.words = [kind, name]
         wanted: dict[str, str | None] = {}
         for mark in marks:
-            key, said, value = mark.partition("=")
-            if not said and not key.endswith("-"):
+            key, separator, mark_text = mark.partition("=")
+            if not separator and not key.endswith("-"):
                 raise ValueError(f"{mark} is neither KEY=VALUE nor KEY-")
-            wanted[key if said else key[:-1]] = value if said else None
-        return call.ask("PATCH", self._path(call), body={"metadata": {what: wanted}}, content_type=PATCH_TYPES["merge"])
+            wanted[key if separator else key[:-1]] = mark_text if separator else None
+        return call.ask(
+            "PATCH", self._path(call), body={"metadata": {section: wanted}}, content_type=PATCH_TYPES["merge"]
+        )
 
     def _scale(self, call: "_Call", _: list[Json]) -> object:
         change = {"spec": {"replicas": int(call.words.replicas)}}
@@ -154,12 +158,12 @@ class Verbs:
         ending = []
         for path in self._named(call, objects):
             try:
-                left = call.ask("DELETE", path, body=options)
+                remaining = call.ask("DELETE", path, body=options)
             except Refused as error:
                 if error.status != 404 or not call.words.ignore_not_found:
                     raise
                 continue
-            ending.append((path, left.get("metadata", {}).get("uid")))
+            ending.append((path, remaining.get("metadata", {}).get("uid")))
         if call.words.wait != "false" and not call.words.dry_run:
             for path, uid in ending:
                 if uid and not wait_for(lambda path=path, uid=uid: _uid(call, path) != uid):
@@ -168,13 +172,13 @@ class Verbs:
 
     def _named(self, call: "_Call", objects: list[Json]) -> Iterator[str]:
         """Paths of the objects that the words name."""
-        for obj in objects:
-            yield f"{self._collection(call, obj)}/{obj['metadata']['name']}"
+        for manifest in objects:
+            yield f"{self._collection(call, manifest)}/{manifest['metadata']['name']}"
         words = list(call.words.words)
         if call.words.all or call.words.selector:
             path = self._path(call)
-            for obj in call.ask("GET", path, query={"labelSelector": call.words.selector})["items"]:
-                yield f"{path}/{obj['metadata']['name']}"
+            for manifest in call.ask("GET", path, query={"labelSelector": call.words.selector})["items"]:
+                yield f"{path}/{manifest['metadata']['name']}"
             return
         kind = words.pop(0) if words and "/" not in words[0] else ""
         for word in words:
@@ -186,24 +190,26 @@ class Verbs:
     def _path(self, call: "_Call", kind: str = "", name: str = "") -> str:
         """Of the collection, or the object, that the words name."""
         if not kind:
-            kind, name, *more = [*call.words.words, ""]
-            if any(more) or "/" in kind or "," in kind:
+            kind, name, *others = [*call.words.words, ""]
+            if any(others) or "/" in kind or "," in kind:
                 raise ValueError(f"{' '.join(call.words.words)}: several at once are for Cluster.kubectl")
         for _ in range(2):
             for version in self._preferred(call):
-                for one in self._kinds(call, version):
-                    if kind.lower() in _names(one):
-                        return _place(version, one, call.words.namespace, name)
+                for resource in self._kinds(call, version):
+                    if kind.lower() in _names(resource):
+                        return _place(version, resource, call.words.namespace, name)
             self._forget()
         raise Refused(f"the server doesn't have a resource type {kind!r}")
 
-    def _collection(self, call: "_Call", obj: Json) -> str:
+    def _collection(self, call: "_Call", manifest: Json) -> str:
         for _ in range(2):
-            for one in self._kinds(call, obj["apiVersion"]):
-                if one["kind"] == obj["kind"]:
-                    return _place(obj["apiVersion"], one, obj["metadata"].get("namespace") or call.words.namespace)
+            for resource in self._kinds(call, manifest["apiVersion"]):
+                if resource["kind"] == manifest["kind"]:
+                    return _place(
+                        manifest["apiVersion"], resource, manifest["metadata"].get("namespace") or call.words.namespace
+                    )
             self._forget()
-        raise Refused(f"no matches for kind {obj['kind']}")
+        raise Refused(f"no matches for kind {manifest['kind']}")
 
     def _forget(self) -> None:
         """A CRD may have come since."""
@@ -213,13 +219,13 @@ class Verbs:
     def _preferred(self, call: "_Call") -> list[str]:
         if not self._versions:
             groups = call.ask("GET", "/apis")["groups"]
-            self._versions = ["v1", *(one["preferredVersion"]["groupVersion"] for one in groups)]
+            self._versions = ["v1", *(resource["preferredVersion"]["groupVersion"] for resource in groups)]
         return self._versions
 
     def _kinds(self, call: "_Call", version: str) -> list[Json]:
         if version not in self._served:
             listed = call.ask("GET", _base(version))["resources"]
-            self._served[version] = [one for one in listed if "/" not in one["name"]]
+            self._served[version] = [resource for resource in listed if "/" not in resource["name"]]
         return self._served[version]
 
 
@@ -241,18 +247,18 @@ class _Call:
         content_type: str = JSON,
     ) -> Json:
         """Raises Refused."""
-        asked = {key: value for key, value in (query or {}).items() if value}
+        parameters = {key: part for key, part in (query or {}).items() if part}
         headers = dict(self._client._headers_for(content_type))
         user = getattr(self.words, "as")
         if method != "GET":
-            asked |= {"dryRun": "All"} if self.words.dry_run else {}
+            parameters |= {"dryRun": "All"} if self.words.dry_run else {}
             headers |= {"Impersonate-User": user} if user else {}
             headers |= {"Impersonate-Group": self.words.as_group} if self.words.as_group else {}
         seconds = self.words.request_timeout.removesuffix("s")
         try:
             answer = self._client._pooled().urlopen(
                 method,
-                f"{path}?{urlencode(asked)}" if asked else path,
+                f"{path}?{urlencode(parameters)}" if parameters else path,
                 body=None if body is None else json.dumps(body).encode(),
                 headers=headers,
                 retries=False,
@@ -263,22 +269,24 @@ class _Call:
         self.warnings += [f"Warning: {text}" for text in _warnings(answer.headers.getlist("Warning"))]
         if answer.status >= 400:
             raise Refused(_told(answer.data), answer.status)
-        said: Json = json.loads(answer.data)
-        return said
+        document: Json = json.loads(answer.data)
+        return document
 
 
-def _new(obj: Json) -> Json:
+def _new(manifest: Json) -> Json:
     """Of what was read somewhere."""
-    return obj | {"metadata": {key: value for key, value in obj["metadata"].items() if key != "resourceVersion"}}
+    return manifest | {
+        "metadata": {key: part for key, part in manifest["metadata"].items() if key != "resourceVersion"}
+    }
 
 
 def _told(body: bytes) -> str:
     """By an object, or, of a group that nobody serves, in plain text."""
     try:
-        said = json.loads(body)
+        document = json.loads(body)
     except ValueError:
         return body.decode(errors="replace")
-    return f"({said.get('reason', '')}): {said.get('message', '')}"
+    return f"({document.get('reason', '')}): {document.get('message', '')}"
 
 
 def _uid(call: _Call, path: str) -> str | None:
@@ -306,14 +314,14 @@ def _place(version: str, kind: Json, namespace: str, name: str = "") -> str:
 
 def _objects(stdin: object) -> list[Json]:
     if isinstance(stdin, str):
-        return [obj for obj in yaml.load_all(stdin, yaml.CSafeLoader) if obj]
+        return [manifest for manifest in yaml.load_all(stdin, yaml.CSafeLoader) if manifest]
     return list(stdin) if isinstance(stdin, list | tuple) else [dict(stdin)] if isinstance(stdin, Mapping) else []
 
 
 def _warnings(headers: Sequence[str]) -> Iterator[str]:
     for header in headers:
-        if found := _WARNING.fullmatch(header):
-            yield re.sub(r"\\(.)", r"\1", found[1])
+        if warning := _WARNING.fullmatch(header):
+            yield re.sub(r"\\(.)", r"\1", warning[1])
 
 
 def _lines(texts: Sequence[str]) -> str:

@@ -36,8 +36,8 @@ class UnknownVersion(ValueError):
 
 def minors(folder: Path | None = None) -> list[str]:
     """As "1.37", the oldest first; without a folder those of Kubernetes."""
-    found = [path.parent.name for path in (folder or FOLDER).glob("*/go.mod")]
-    return sorted(found, key=lambda minor: [int(part) for part in minor.split(".")])
+    names = [path.parent.name for path in (folder or FOLDER).glob("*/go.mod")]
+    return sorted(names, key=lambda minor: [int(part) for part in minor.split(".")])
 
 
 def minor() -> str:
@@ -91,10 +91,10 @@ def added(wanted: str, go: str) -> Iterator[str]:
     """The folder of a version ("1.38.0"), in place of what its minor had; gives the minor. After an error inside, all
     is as it was before. Raises UnknownVersion before anything is written.
     """
-    found = _RELEASE.fullmatch(wanted)
-    if found is None:
+    match = _RELEASE.fullmatch(wanted)
+    if match is None:
         raise UnknownVersion(f"{wanted}: write a release with its patch, as 1.38.0; the tests run on no other")
-    name, tagged = found[1], f"v{found[1]}{found[2]}"
+    name, tagged = match[1], f"v{match[1]}{match[2]}"
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         shutil.copy(MAIN, folder)

@@ -34,21 +34,21 @@ _MEASURED: list[tuple[str, str]] = []
 @pytest.fixture(scope="session")
 def gpus() -> Iterator[NvmlGpus]:
     try:
-        made = NvmlGpus()
+        nvml = NvmlGpus()
     except GpusUnavailable as error:
         pytest.skip(f"no GPU: {error}")
     try:
-        if not made.cards():
+        if not nvml.cards():
             pytest.skip("no GPU: the driver has no card")
         if os.geteuid() != 0:
             pytest.skip("needs root: MPS daemons, compute modes")
         if shutil.which(CONTROL) is None:
             pytest.skip(f"{CONTROL} is not in PATH")
-        card = made.cards()[0]
+        card = nvml.cards()[0]
         _MEASURED.append(("card and driver", f"{card.model}, {card.memory} MiB, {card.properties.get('driver')}"))
-        yield made
+        yield nvml
     finally:
-        made.close()
+        nvml.close()
 
 
 @pytest.fixture
@@ -56,23 +56,23 @@ def machine(gpus: NvmlGpus) -> Iterator[Machine]:
     """Not started yet."""
     folder = Path(tempfile.mkdtemp(prefix="cwgpu-", dir="/tmp"))  # short: paths of pipes end at 87 bytes
     folder.chmod(0o755)
-    made = Machine(folder, gpus)
+    new_machine = Machine(folder, gpus)
     try:
-        yield made
+        yield new_machine
     finally:
-        made.close()
+        new_machine.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture
 def measured():
     """`measured(what, value)`: a row of the table at the end."""
-    return lambda what, value: _MEASURED.append((what, str(value)))
+    return lambda label, amount: _MEASURED.append((label, str(amount)))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if _MEASURED:
         terminalreporter.section("measured on a real card")
         terminalreporter.write_line("| what | |\n|---|---|")
-        for what, value in _MEASURED:
-            terminalreporter.write_line(f"| {what} | {value} |")
+        for label, amount in _MEASURED:
+            terminalreporter.write_line(f"| {label} | {amount} |")

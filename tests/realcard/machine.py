@@ -52,11 +52,11 @@ KEEP = os.environ.get("CARDWISE_GPU_SETTINGS") == "keep"  # a lent card, whose s
 closes_the_card = pytest.mark.skipif(KEEP, reason="changes the card's compute mode; CARDWISE_GPU_SETTINGS=keep")
 
 
-def eventually(ask: Callable[[], Any], what: str = "", timeout: float = 30) -> Any:
+def eventually(ask: Callable[[], Any], condition: str = "", timeout: float = 30) -> Any:
     """What a real card and its daemon come to in their own time."""
     deadline = time.monotonic() + timeout
     while not (answer := ask()):
-        assert time.monotonic() < deadline, what or "not so in time"
+        assert time.monotonic() < deadline, condition or "not so in time"
         time.sleep(0.02)
     return answer
 
@@ -79,9 +79,9 @@ class Tenant:
 
     def heard(self, seconds: float = 60.0) -> dict[str, Any]:
         """The next that it says."""
-        said = self._said.get(timeout=seconds)
-        assert said is not None, f"it ended with rc {self._process.wait(5)} and said nothing"
-        return said
+        answer = self._said.get(timeout=seconds)
+        assert answer is not None, f"it ended with rc {self._process.wait(5)} and said nothing"
+        return answer
 
     def tell(self, line: object = "") -> None:
         assert self._process.stdin is not None
@@ -160,8 +160,8 @@ class Machine:
             self.manager.stop()
             self._lock.release()
             self._client.close()
-        for left in [*LOCAL.daemons(self.home / mps.PIPE), *LOCAL.servers(self.home / mps.PIPE)]:
-            left.signal(signal.SIGKILL)
+        for process in [*LOCAL.daemons(self.home / mps.PIPE), *LOCAL.servers(self.home / mps.PIPE)]:
+            process.signal(signal.SIGKILL)
         if self.gpus.compute_mode(self.card.uuid) is not self._before:
             self.gpus.set_compute_mode(self.card.uuid, self._before)
         self.api.close()
@@ -183,8 +183,8 @@ class Machine:
         eventually(self.problem, "the card stays ready", 30.0)
 
     def bind(self, name: str, mib: int) -> None:
-        given = (CardShare(self.card.index, self.card.uuid, MiB(mib), Percent(0), self.card.memory),)
-        annotations = codec.encode(Assignment({"0": given}), assume_time_ns=1)
+        shares = (CardShare(self.card.index, self.card.uuid, MiB(mib), Percent(0), self.card.memory),)
+        annotations = codec.encode(Assignment({"0": shares}), assume_time_ns=1)
         metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations}
         pod = {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}
         self.api.put(paths.pods(), pod)
@@ -203,7 +203,7 @@ class Machine:
 
     def tenant(
         self,
-        what: str,
+        program: str,
         *numbers: object,
         mib: int = 0,
         percent: int = 0,
@@ -214,7 +214,7 @@ class Machine:
         """`mib` and `percent`: its own limits, 0 for none; not `through` MPS: straight to the card. `user`: another
         one's, in the system's own Python, since ours may lie where nobody else may go.
         """
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("CUDA_")}
+        kept = {name: variable for name, variable in os.environ.items() if not name.startswith("CUDA_")}
         environment = kept | self.visible(through=through)
         if mib:
             environment[mps.LIMIT_ENV] = mps.limits_value([MiB(mib)])
@@ -225,14 +225,14 @@ class Machine:
             copy = Path(shutil.copy(PROGRAM, self.root))
             copy.chmod(0o644)
             python = ["/usr/bin/python3", copy]
-        return self._started(environment | (env or {}), [*python, what, *map(str, numbers)], user)
+        return self._started(environment | (env or {}), [*python, program, *map(str, numbers)], user)
 
-    def container(self, what: str, *numbers: object, mib: int = 0, percent: int = 0, user: int = 0) -> Tenant:
+    def container(self, program: str, *numbers: object, mib: int = 0, percent: int = 0, user: int = 0) -> Tenant:
         """As `tenant` through MPS, in namespaces of its own, where it has of MPS what a container is given."""
         share = mps.environment([MiB(mib)] if mib else [], percent or None)
         environment = {"PATH": os.environ["PATH"], "CUDA_VISIBLE_DEVICES": self.card.uuid} | share
-        given = [self.home / mps.CLIENTS, mps.CONTAINER_PIPE, self.root, user, PROGRAM]
-        command = [*UNSHARE, "sh", "-ec", CONTAINER, "sh", *map(str, given), what, *map(str, numbers)]
+        arguments = [self.home / mps.CLIENTS, mps.CONTAINER_PIPE, self.root, user, PROGRAM]
+        command = [*UNSHARE, "sh", "-ec", CONTAINER, "sh", *map(str, arguments), program, *map(str, numbers)]
         return self._started(environment, command)
 
     def _started(self, environment: dict[str, str], command: list[str | Path], user: int | None = None) -> Tenant:

@@ -113,8 +113,10 @@ class Card:
 
     def launch(self, function: ctypes.c_void_p, blocks: int, out: int, rounds: int = ROUNDS) -> int:
         """Launches and waits for the end. CUDA's code."""
-        values = (ctypes.c_uint64(out), ctypes.c_uint32(rounds))
-        arguments = (ctypes.c_void_p * 2)(*(ctypes.cast(ctypes.byref(value), ctypes.c_void_p) for value in values))
+        parameters = (ctypes.c_uint64(out), ctypes.c_uint32(rounds))
+        arguments = (ctypes.c_void_p * 2)(
+            *(ctypes.cast(ctypes.byref(parameter), ctypes.c_void_p) for parameter in parameters)
+        )
         grid = [ctypes.c_uint(number) for number in (blocks, 1, 1, THREADS, 1, 1, 0)]
         code = self.code("cuLaunchKernel", function, *grid, None, arguments, None)
         return code if code != OK else self.code("cuCtxSynchronize")
@@ -126,8 +128,8 @@ class Card:
         return out.value
 
 
-def tell(**what: object) -> None:
-    print(json.dumps(what), flush=True)
+def tell(**fields: object) -> None:
+    print(json.dumps(fields), flush=True)
 
 
 def compute(card: Card, blocks: int, until: "threading.Event", seconds: float) -> None:
@@ -143,16 +145,16 @@ def compute(card: Card, blocks: int, until: "threading.Event", seconds: float) -
         now = time.monotonic()
         took.append(now - last)
         last = now
-    told = {"rounds": len(took) - (error != OK), "error": error}
+    report = {"rounds": len(took) - (error != OK), "error": error}
     if seconds:
         took.sort()
-        told |= {name: round(took[len(took) * part // 100] * 1e6) for name, part in (("p50", 50), ("p99", 99))}
-    tell(**told)
+        report |= {name: round(took[len(took) * part // 100] * 1e6) for name, part in (("p50", 50), ("p99", 99))}
+    tell(**report)
 
 
-def main(what: str, *numbers: str) -> None:
+def main(program: str, *numbers: str) -> None:
     card = Card()
-    match what:
+    match program:
         case "see":
             tell(**card.seen())
         case "fill":

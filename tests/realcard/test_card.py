@@ -13,7 +13,7 @@ def test_the_card_is_described(gpus, measured):
     assert set(card.properties) >= {"driver", "clock", "memoryClockMHz", "architecture", "computeCapability"}
     assert card.pci_bus_id
     assert all(Path(path.host).exists() for path in card.devices)
-    measured("properties", ", ".join(f"{name} {value}" for name, value in sorted(card.properties.items())))
+    measured("properties", ", ".join(f"{name} {amount}" for name, amount in sorted(card.properties.items())))
 
 
 @pytest.mark.usefixtures("gpus")

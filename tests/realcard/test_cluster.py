@@ -51,37 +51,37 @@ PARTS: dict[str, Json] = {
 def cluster(gpus: NvmlGpus, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """One node, which has this machine's cards; our parts as processes, then by the chart."""
     spec = SpecOf(policy=policies.DEFAULT, nodes=1, real_cards=True, agent=True, **PARTS[request.param])
-    for made in started(spec):
-        yield made
-        if made.has_parts:
-            made.process("mps-n1").stop()  # its daemons with it
+    for new_cluster in started(spec):
+        yield new_cluster
+        if new_cluster.has_parts:
+            new_cluster.process("mps-n1").stop()  # its daemons with it
         else:
-            made.chart.helm("uninstall", RELEASE, *WAITS)
-        made.wait(lambda: gpus.processes(gpus.cards()[0].uuid) == [], "nothing is left on the card")
+            new_cluster.chart.helm("uninstall", RELEASE, *WAITS)
+        new_cluster.wait(lambda: gpus.processes(gpus.cards()[0].uuid) == [], "nothing is left on the card")
 
 
 @pytest.fixture
 def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
     """With the tenants' program."""
-    for made in spaces(cluster, request):
+    for new_space in spaces(cluster, request):
         program = {"metadata": {"name": "tenant"}, "data": {Path(TENANT).name: PROGRAM.read_text()}}
-        cluster.api.create(f"{paths.namespaces(made.name)}/configmaps", program)
-        yield made
+        cluster.api.create(f"{paths.namespaces(new_space.name)}/configmaps", program)
+        yield new_space
 
 
 @pytest.fixture
 def told(cluster: Cluster, measured: Callable[[str, object], None]) -> Callable[[str, object], None]:
     """As `measured`, and where our parts are."""
-    where = "processes" if cluster.has_parts else "pods"
-    return lambda what, value: measured(f"{what}; our parts are {where}", value)
+    place = "processes" if cluster.has_parts else "pods"
+    return lambda label, amount: measured(f"{label}; our parts are {place}", amount)
 
 
-def tenant(name: str, mib: int, *what: object, **settings: Json) -> Json:
+def tenant(name: str, mib: int, *arguments: object, **settings: Json) -> Json:
     """A pod with such a share that runs the tenants' program. Its input stays open, so it stays until it is deleted."""
     pod = workload(name, gpu_mem=mib, **settings)
     (main,) = pod["spec"]["containers"]
     main |= {"image": IMAGE, "imagePullPolicy": "Never", "stdin": True}
-    main["command"] = ["python3", TENANT, *map(str, what)]
+    main["command"] = ["python3", TENANT, *map(str, arguments)]
     main["volumeMounts"] = [{"name": "tenant", "mountPath": str(Path(TENANT).parent)}]
     pod["spec"] |= {"restartPolicy": "Never", "volumes": [{"name": "tenant", "configMap": {"name": "tenant"}}]}
     return pod
@@ -89,8 +89,8 @@ def tenant(name: str, mib: int, *what: object, **settings: Json) -> Json:
 
 def said(space: Space, name: str) -> list[Json]:
     """The lines that the tenant has told by now."""
-    told = space.kubectl("logs", name, "-c", "main", check=False)
-    return [json.loads(line) for line in told.splitlines() if line.startswith("{")]
+    output = space.kubectl("logs", name, "-c", "main", check=False)
+    return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
 def heard(space: Space, name: str) -> Json:
@@ -114,24 +114,24 @@ def test_pods_see_the_card_only_with_a_share(cluster, space, gpus):
     assert not [word for word in space.inside("plain", "ls /dev").split() if word.startswith("nvidia")]
 
 
-def test_a_pod_gets_its_share_and_not_more(space, told):
+def test_a_pod_gets_its_share_and_not_more(space, measure):
     began = time.monotonic()
     space.create(tenant("fills", SHARE, "fill"))
-    found = heard(space, "fills")
-    assert found["error"] == OUT_OF_MEMORY
-    assert SHARE - CONTEXT <= found["allocated"] <= SHARE
-    told(f"a plain pod of {SHARE} MiB, in a container of containerd", f"{found['allocated']} MiB allocated")
-    told("from creating the pod to having filled its share", f"{time.monotonic() - began:.1f} s")
+    answer = heard(space, "fills")
+    assert answer["error"] == OUT_OF_MEMORY
+    assert SHARE - CONTEXT <= answer["allocated"] <= SHARE
+    measure(f"a plain pod of {SHARE} MiB, in a container of containerd", f"{answer['allocated']} MiB allocated")
+    measure("from creating the pod to having filled its share", f"{time.monotonic() - began:.1f} s")
 
 
-def test_three_pods_compute_at_the_same_time(space, gpus, told):
+def test_three_pods_compute_at_the_same_time(space, gpus, measure):
     pods = [f"works-{number}" for number in range(3)]
     began = time.monotonic()
     for name in pods:
         space.create(tenant(name, SHARE, "busy", 8))
     for name in pods:
         assert heard(space, name) == {"ready": True}
-    told("three pods of one card, from creating them to computing", f"{time.monotonic() - began:.1f} s")
+    measure("three pods of one card, from creating them to computing", f"{time.monotonic() - began:.1f} s")
     listed = gpus.processes(gpus.cards()[0].uuid)
     assert len(listed) >= len(pods)
     # One ends with the others at work: they notice nothing, and its share is another's.
@@ -156,11 +156,11 @@ def test_the_audit_tells_the_pod_that_holds_more(space):
     assert "MemoryOverrun" not in space.reasons("keeps")
 
 
-def test_torch_in_a_pod_keeps_to_its_share(space, told):
+def test_torch_in_a_pod_keeps_to_its_share(space, measure):
     """The folders of the Python that has it are mounted; what it may have, it reads where every container does."""
     skip_without("torch")
-    where = [PYTHON, "-c", "import torch; print(torch.__path__[0])"]
-    packages = str(Path(subprocess.run(where, capture_output=True, text=True, check=True).stdout).parent)
+    command = [PYTHON, "-c", "import torch; print(torch.__path__[0])"]
+    packages = str(Path(subprocess.run(command, capture_output=True, text=True, check=True).stdout).parent)
     pod = tenant("torch", SHARE)
     (main,) = pod["spec"]["containers"]
     code = f"import sys; sys.path += sys.argv[1:]\n{textwrap.dedent(PROGRAMS['torch'])}"
@@ -171,7 +171,7 @@ def test_torch_in_a_pod_keeps_to_its_share(space, told):
         main["volumeMounts"].append({"name": name, "mountPath": folder, "readOnly": True})
         pod["spec"]["volumes"].append({"name": name, "hostPath": {"path": os.path.realpath(folder)}})
     space.create(pod)
-    found = heard(space, "torch")
-    assert found["result"] == 1000.0
-    assert 0.85 * SHARE <= found["mib"] <= SHARE
-    told(f"torch in a pod of {SHARE} MiB", f"{found['mib']} MiB")
+    answer = heard(space, "torch")
+    assert answer["result"] == 1000.0
+    assert 0.85 * SHARE <= answer["mib"] <= SHARE
+    measure(f"torch in a pod of {SHARE} MiB", f"{answer['mib']} MiB")

@@ -25,18 +25,18 @@ def test_a_container_computes_within_its_limit_with_a_dev_shm_of_its_own(machine
     done = working.heard()
     assert done["error"] == 0
     assert done["rounds"] > 0
-    said = machine.container("fill", mib=2048, user=user).heard()
-    assert said["error"] == OUT_OF_MEMORY
-    assert said["allocated"] <= 2048
-    measured(f"a container of user {user} with a limit of 2048 MiB", f"{said['allocated']} MiB allocated")
+    answer = machine.container("fill", mib=2048, user=user).heard()
+    assert answer["error"] == OUT_OF_MEMORY
+    assert answer["allocated"] <= 2048
+    measured(f"a container of user {user} with a limit of 2048 MiB", f"{answer['allocated']} MiB allocated")
 
 
 def test_driver_and_daemon_know_a_containers_processes_by_the_machines_pids(machine, monkeypatch):
     """The audit and the ending of pods find a process' pod by its PID."""
     machine.share("ending", 2048)
     ending, staying = machine.container("busy", 1, mib=1024), machine.container("busy", 1, mib=1024)
-    for one in (ending, staying):
-        assert one.heard() == {"ready": True}
+    for tenant in (ending, staying):
+        assert tenant.heard() == {"ready": True}
     listed = {process.pid for process in machine.gpus.processes(machine.card.uuid)}
     assert {ending.pid, staying.pid} <= listed
     (daemon,) = machine.manager.daemons()
@@ -45,9 +45,9 @@ def test_driver_and_daemon_know_a_containers_processes_by_the_machines_pids(mach
     assert machine.manager.detach(machine.manager.pods.all()) == 1
     assert ending.heard(30.0)["error"] == TERMINATED
     staying.finish()
-    said = staying.heard(30.0)
-    assert said["error"] == 0
-    assert said["rounds"] > 0
+    answer = staying.heard(30.0)
+    assert answer["error"] == 0
+    assert answer["rounds"] > 0
     assert (machine.home / mps.CLIENTS / mps.CONTROL).exists()
 
 
@@ -67,11 +67,11 @@ def test_the_audit_names_the_pod_over_its_share_and_no_other(machine, measured, 
         machine.bind(name, 2048)
     machine.start(audit=replace(AuditSettings(), interval=0.5))
     full, greedy = machine.tenant("hold", 2048, through=False), machine.tenant("hold", 4096, through=False)
-    for one in (full, greedy):
-        assert one.heard()["error"] == 0
+    for tenant in (full, greedy):
+        assert tenant.heard()["error"] == 0
     belongs(monkeypatch, {full.pid: "uid-full", greedy.pid: "uid-greedy"})
     listed = {process.pid: process.memory for process in machine.gpus.processes(machine.card.uuid)}
     measured("NVML on a process that holds its share of 2048 MiB without MPS", f"{listed[full.pid]} MiB")
     # One look tells of all pods, in the order of their UIDs: `full` would have come first.
-    told = eventually(lambda: machine.api.all(paths.events("default")), "nobody is told of")
-    assert [(event["reason"], event["involvedObject"]["name"]) for event in told] == [("MemoryOverrun", "greedy")]
+    events = eventually(lambda: machine.api.all(paths.events("default")), "nobody is told of")
+    assert [(event["reason"], event["involvedObject"]["name"]) for event in events] == [("MemoryOverrun", "greedy")]

@@ -84,49 +84,49 @@ def container(machine, folder: Path, *, through: bool) -> Container:
     about = {"pod_uid": "uid", "namespace": "default", "name": "pod", "container": "main"}
     grant = Grant(**about, shares=(share,), pod_shares=(share,), mps=(str(machine.home),) if through else ())
     folder.mkdir()
-    made = Container(folder, PYTHON)
-    made.path = [made.mount]
-    kept = {name: value for name, value in made.env.items() if not name.startswith(("CUDA_", "XLA_"))}
-    made.env = kept | environment.container_env(grant) | machine.visible(through=through)
-    return made
+    new_container = Container(folder, PYTHON)
+    new_container.path = [new_container.mount]
+    kept = {name: variable for name, variable in new_container.env.items() if not name.startswith(("CUDA_", "XLA_"))}
+    new_container.env = kept | environment.container_env(grant) | machine.visible(through=through)
+    return new_container
 
 
 def test_it_keeps_to_its_share_by_the_environment(machine, tmp_path, framework, measured):
-    said = container(machine, tmp_path / "c", through=False).answers(PROGRAMS[framework])
-    assert said["result"] == 1000.0
-    assert SHARE * 0.95 <= said["mib"] <= SHARE
-    measured(f"{framework} with a share of {SHARE} MiB", f"{said['mib']} MiB, {said['used']} in use")
+    answer = container(machine, tmp_path / "c", through=False).answers(PROGRAMS[framework])
+    assert answer["result"] == 1000.0
+    assert SHARE * 0.95 <= answer["mib"] <= SHARE
+    measured(f"{framework} with a share of {SHARE} MiB", f"{answer['mib']} MiB, {answer['used']} in use")
 
 
 def test_without_the_hook_it_takes_more(machine, tmp_path, framework):
     """So it is the hook that the test above sees. CuPy reads the variable by itself."""
     outside = container(machine, tmp_path / "c", through=False)
     del outside.env[names.ENV_CUPY_LIMIT]
-    said = outside.answers(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
-    assert said["mib"] > SHARE * 1.5
+    answer = outside.answers(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
+    assert answer["mib"] > SHARE * 1.5
 
 
 def test_through_mps_it_has_nearly_all_of_its_share(machine, tmp_path, framework, measured):
     """The limit of MPS counts the client's own context too."""
     machine.share("pod", SHARE)
-    said = container(machine, tmp_path / "c", through=True).answers(PROGRAMS[framework])
-    assert said["result"] == 1000.0
-    assert SHARE * 0.85 <= said["mib"] <= SHARE
-    measured(f"{framework} with a share of {SHARE} MiB through MPS", f"{said['mib']} MiB")
+    answer = container(machine, tmp_path / "c", through=True).answers(PROGRAMS[framework])
+    assert answer["result"] == 1000.0
+    assert SHARE * 0.85 <= answer["mib"] <= SHARE
+    measured(f"{framework} with a share of {SHARE} MiB through MPS", f"{answer['mib']} MiB")
 
 
 def test_two_pods_of_one_card_compute_at_the_same_time(machine, tmp_path, measured):
-    both = ["torch", "jax"]
-    for name in both:
+    frameworks = ["torch", "jax"]
+    for name in frameworks:
         skip_without(name)
-    machine.bind(both[0], SHARE)
-    machine.share(both[1], SHARE)
-    pods = [container(machine, tmp_path / name, through=True) for name in both]
+    machine.bind(frameworks[0], SHARE)
+    machine.share(frameworks[1], SHARE)
+    pods = [container(machine, tmp_path / name, through=True) for name in frameworks]
     with ThreadPoolExecutor() as pool:
-        said = list(pool.map(lambda pod, name: pod.answers(PROGRAMS[name]), pods, both))
-    assert [each["result"] for each in said] == [1000.0, 1000.0]
-    assert all(each["mib"] <= SHARE for each in said)
-    had = " and ".join(f"{name} {each['mib']} MiB" for name, each in zip(both, said, strict=True))
+        answers = list(pool.map(lambda pod, name: pod.answers(PROGRAMS[name]), pods, frameworks))
+    assert [answer["result"] for answer in answers] == [1000.0, 1000.0]
+    assert all(answer["mib"] <= SHARE for answer in answers)
+    had = " and ".join(f"{name} {answer['mib']} MiB" for name, answer in zip(frameworks, answers, strict=True))
     measured(f"two pods of {SHARE} MiB on one card through MPS", had)
 
 
@@ -134,8 +134,8 @@ def test_mps_holds_a_framework_that_is_told_nothing(machine, tmp_path, framework
     machine.share("pod", SHARE)
     inside = container(machine, tmp_path / "c", through=True)
     del inside.env[names.ENV_CUPY_LIMIT]
-    said = inside.answers(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
-    assert said["result"] == 1000.0
+    answer = inside.answers(PROGRAMS[framework], CARDWISE_FRAMEWORKS="off")
+    assert answer["result"] == 1000.0
     if framework != "jax":  # it says what it may have by its own settings
-        assert said["mib"] <= SHARE
-    measured(f"{framework} through MPS without the hook", f"{said['mib']} MiB")
+        assert answer["mib"] <= SHARE
+    measured(f"{framework} through MPS without the hook", f"{answer['mib']} MiB")

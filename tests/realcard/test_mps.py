@@ -33,19 +33,23 @@ def test_a_tenant_cannot_allocate_over_its_limit(machine, measured, mib):
     machine.bind("neighbour", mib * 2)  # the card's ceiling is above
     machine.start()
     machine.wait_ready(mib * 2)
-    said = machine.tenant("fill", mib=mib).heard(120.0)
-    assert said["error"] == OUT_OF_MEMORY
-    assert said["allocated"] <= mib, "never over the limit"
-    assert abs(said["allocated"] - said["free"]) <= mib / 100, "refused within one percent of what CUDA said was free"
-    measured(f"limit {mib} MiB", f"{said['allocated']} MiB allocated, {said['free']} free of {said['total']} told")
+    answer = machine.tenant("fill", mib=mib).heard(120.0)
+    assert answer["error"] == OUT_OF_MEMORY
+    assert answer["allocated"] <= mib, "never over the limit"
+    assert abs(answer["allocated"] - answer["free"]) <= mib / 100, (
+        "refused within one percent of what CUDA said was free"
+    )
+    measured(
+        f"limit {mib} MiB", f"{answer['allocated']} MiB allocated, {answer['free']} free of {answer['total']} told"
+    )
 
 
 def test_a_process_that_drops_its_limit_meets_the_cards_ceiling(machine, measured):
     machine.share("largest", 4000)
-    said = machine.tenant("fill").heard(120.0)
-    assert said["error"] == OUT_OF_MEMORY
-    assert said["allocated"] <= mps.ceiling([4000])
-    measured("no limit of its own, ceiling 4096 MiB", f"{said['allocated']} MiB allocated")
+    answer = machine.tenant("fill").heard(120.0)
+    assert answer["error"] == OUT_OF_MEMORY
+    assert answer["allocated"] <= mps.ceiling([4000])
+    measured("no limit of its own, ceiling 4096 MiB", f"{answer['allocated']} MiB allocated")
 
 
 @closes_the_card
@@ -53,9 +57,9 @@ def test_a_process_without_mps_finds_the_card_closed(machine, measured):
     machine.start()
     assert machine.gpus.compute_mode(machine.card.uuid) is ComputeMode.EXCLUSIVE_PROCESS
     machine.tenant("busy", 1).heard()
-    said = machine.tenant("see", through=False).heard()
-    assert said.get("error"), "it got a context"
-    measured("a process without MPS", f"CUDA error {said['error']}")
+    answer = machine.tenant("see", through=False).heard()
+    assert answer.get("error"), "it got a context"
+    measured("a process without MPS", f"CUDA error {answer['error']}")
 
 
 def test_a_key_of_a_card_that_is_not_there(machine, measured):
@@ -97,16 +101,18 @@ def test_percentages_give_the_expected_multiprocessors(machine, measured, percen
 def throughput(machine, tenants: int, *, through: bool) -> int:
     """Rounds of all tenants together, who begin at once."""
     percent = 100 // tenants if through else 0
-    many = [machine.tenant("work", FEW_BLOCKS, WORK_SECONDS, percent=percent, through=through) for _ in range(tenants)]
-    for one in many:
-        assert one.heard(60.0) == {"ready": True}
-    for one in many:
-        one.tell()
-    said = [one.heard(WORK_SECONDS + 60.0) for one in many]
-    assert all(one["error"] == 0 for one in said)
-    for one in many:
-        one.close()
-    return sum(one["rounds"] for one in said)
+    busy_tenants = [
+        machine.tenant("work", FEW_BLOCKS, WORK_SECONDS, percent=percent, through=through) for _ in range(tenants)
+    ]
+    for tenant in busy_tenants:
+        assert tenant.heard(60.0) == {"ready": True}
+    for tenant in busy_tenants:
+        tenant.tell()
+    answers = [tenant.heard(WORK_SECONDS + 60.0) for tenant in busy_tenants]
+    assert all(tenant["error"] == 0 for tenant in answers)
+    for tenant in busy_tenants:
+        tenant.close()
+    return sum(tenant["rounds"] for tenant in answers)
 
 
 def test_four_tenants_by_mps_against_time_slicing(machine, measured):
@@ -130,17 +136,17 @@ def rounds_beside(machine, neighbour: int, *, through: bool, percent: int = 0) -
     serving = machine.tenant("work", FEW_BLOCKS, WORK_SECONDS, through=through, percent=percent)
     assert serving.heard() == {"ready": True}
     serving.tell()
-    said = serving.heard(WORK_SECONDS + 60.0)
-    assert said["error"] == 0
+    answer = serving.heard(WORK_SECONDS + 60.0)
+    assert answer["error"] == 0
     serving.close()
     if neighbour:
         training.close()
-    return said
+    return answer
 
 
 def test_what_a_neighbour_that_fills_the_card_costs_small_rounds(machine, measured):
-    def tell(what: str, said: dict) -> None:
-        measured(f"a round of a small kernel, p50 and p99 (us): {what}", f"{said['p50']}, {said['p99']}")
+    def tell(label: str, answer: dict) -> None:
+        measured(f"a round of a small kernel, p50 and p99 (us): {label}", f"{answer['p50']}, {answer['p99']}")
 
     tell("alone", rounds_beside(machine, 0, through=False))
     tell("beside a full card, time-slicing", rounds_beside(machine, ALL_BLOCKS, through=False))
@@ -162,8 +168,8 @@ def test_how_small_a_share_may_be(machine, measured):
 def busy(machine, count: int, mib: int = 0) -> list[Tenant]:
     """So many tenants that compute, each with this limit."""
     tenants = [machine.tenant("busy", 1, mib=mib) for _ in range(count)]
-    for one in tenants:
-        assert one.heard() == {"ready": True}
+    for tenant in tenants:
+        assert tenant.heard() == {"ready": True}
     return tenants
 
 
@@ -179,9 +185,9 @@ def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machi
     measured("terminate_client of a busy client, until it knows (s)", f"{time.monotonic() - began:.2f}")
     ending.kill()
     staying.finish()
-    said = staying.heard(30.0)
-    assert said["error"] == 0
-    assert said["rounds"] > 0
+    answer = staying.heard(30.0)
+    assert answer["error"] == 0
+    assert answer["rounds"] > 0
     assert not machine.problem()
 
 
@@ -221,8 +227,8 @@ def test_a_busy_tenant_that_is_killed_outright(machine, measured):
     victim.kill()
     time.sleep(5.0)  # for harm to show; nobody says that there is none
     neighbour.finish()
-    said = neighbour.heard(30.0)
-    measured("a neighbour of a busy tenant that is killed", fate(said["error"]))
+    answer = neighbour.heard(30.0)
+    measured("a neighbour of a busy tenant that is killed", fate(answer["error"]))
     machine.wait_ready()
     eventually(lambda: computes(machine), "no new tenant computes", 60.0)
 
@@ -272,9 +278,9 @@ def test_a_frozen_server_is_replaced_with_its_daemon(machine, measured, clients)
     seconds = time.monotonic() - began
     measured(f"server gets SIGSTOP with {clients} busy clients: ready again after (s)", f"{seconds:.1f}")
     assert seconds < HEALED_SECONDS
-    for one in running:
-        one.finish()
-        measured("a busy client of a frozen server that is replaced", fate(one.heard(60.0)["error"]))
+    for tenant in running:
+        tenant.finish()
+        measured("a busy client of a frozen server that is replaced", fate(tenant.heard(60.0)["error"]))
     assert computes(machine)
 
 
@@ -287,15 +293,15 @@ def test_a_tenant_of_another_user(machine, measured):
     assert first.heard() == {"ready": True}
     second = machine.tenant("see", user=NOBODY)
     try:
-        said = second.heard(20.0)
+        answer = second.heard(20.0)
     except queue.Empty:
         assert not machine.manager.statuses()[machine.card.uuid].multi_user, "one server serves all"
         first.finish()
         first.heard(30.0)
         began = time.monotonic()
-        said = second.heard(60.0)
+        answer = second.heard(60.0)
         measured("another user's client, after the last client of the first has ended (s)", time.monotonic() - began)
-    assert not said.get("error")
+    assert not answer.get("error")
 
 
 def test_clients_are_on_the_card_with_their_memory_and_the_server_is_known(machine, measured):
