@@ -209,7 +209,7 @@ class Bench:
         seconds = {}
         for name in ("etcd", "kube-apiserver", "kube-scheduler", "extender"):
             process: Process = self._cluster.process(name)
-            if process.noted is not None and process.alive():
+            if process.recorded is not None and process.is_alive():
                 seconds[name] = sum(cpu_seconds(pid) for pid in [process.pid, *children(process.pid)])
         return seconds
 

@@ -123,7 +123,7 @@ def _expect(condition: bool, problem: str) -> None:
 
 def _wait_for_running(cluster: Cluster, selector: str, count: int) -> list[dict[str, Any]]:
     def running_pods() -> list[dict[str, Any]]:
-        pods = cluster.ask("get", "pods", "-l", selector)["items"]
+        pods = cluster.kubectl_object("get", "pods", "-l", selector)["items"]
         return [pod for pod in pods if pod["status"].get("phase") == "Running"]
 
     _expect(wait_for(lambda: len(running_pods()) == count, PATIENCE), f"{selector}: not {count} pods running")
@@ -162,12 +162,12 @@ def _create_and_place(cluster: Cluster, pod: dict[str, Any]) -> tuple[str, int]:
     cluster.apply([pod])
     name = pod["metadata"]["name"]
     _wait_for_assignment(cluster, name)
-    return _place(cluster.ask("get", "pod", name))
+    return _place(cluster.kubectl_object("get", "pod", name))
 
 
 def _wait_for_assignment(cluster: Cluster, name: str) -> assignment.Assignment:
     def decoded() -> assignment.Assignment | None:
-        return assignment.decode(cluster.ask("get", "pod", name)["metadata"].get("annotations", {}))
+        return assignment.decode(cluster.kubectl_object("get", "pod", name)["metadata"].get("annotations", {}))
 
     _expect(wait_for(lambda: decoded() is not None, PATIENCE), f"{name} was not placed")
     assigned = decoded()
@@ -179,9 +179,9 @@ def _wait_for_assignment(cluster: Cluster, name: str) -> assignment.Assignment:
 @contextmanager
 def _cards_filled(cluster: Cluster, used: dict[str, tuple[int, ...]]) -> Iterator[None]:
     """Fill the cards up to `used` MiB, by node, within the block. Earlier deployments are scaled down meanwhile."""
-    scaled = cluster.ask("get", "deployments")["items"]
+    scaled = cluster.kubectl_object("get", "deployments")["items"]
     for deployment in scaled:
-        cluster.ask("scale", "deployment", deployment["metadata"]["name"], "--replicas=0")
+        cluster.kubectl_object("scale", "deployment", deployment["metadata"]["name"], "--replicas=0")
     _wait_until_empty(cluster)
     try:
         for node, mems in used.items():
@@ -192,7 +192,7 @@ def _cards_filled(cluster: Cluster, used: dict[str, tuple[int, ...]]) -> Iterato
         _wait_until_empty(cluster)
         for deployment in scaled:
             replicas = deployment["spec"]["replicas"]
-            cluster.ask("scale", "deployment", deployment["metadata"]["name"], f"--replicas={replicas}")
+            cluster.kubectl_object("scale", "deployment", deployment["metadata"]["name"], f"--replicas={replicas}")
 
 
 def _fill(cluster: Cluster, node: str, mems: tuple[int, ...]) -> None:

@@ -131,5 +131,5 @@ def gpu_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "te
     return {"metadata": {"namespace": namespace, "name": name, "resourceVersion": "1"}, "spec": {"hard": list(hard)}}
 
 
-def held(uid: str, mem: int) -> dict[str, Any]:
+def held_share(uid: str, mem: int) -> dict[str, Any]:
     return {"podUID": uid, "namespace": "default", "name": uid, "memoryMiB": mem, "corePercent": 0}

@@ -193,7 +193,7 @@ class Cluster:
         """Run kubectl as the admin; returns stdout. Raises CommandFailed with stderr."""
         return processes.run([*self._kubectl, *args], stdin=stdin, check=check, timeout=timeout)
 
-    def ask(self, *args: str, stdin: object = None) -> dict[str, Any]:
+    def kubectl_object(self, *args: str, stdin: object = None) -> dict[str, Any]:
         """As `kubectl`, without its process and with an object as the answer (verbs.py). Raises CommandFailed."""
         done = self.verbs.run(*args, stdin=stdin)
         if done.returncode:
@@ -209,7 +209,7 @@ class Cluster:
 
     def apply(self, documents: str | Sequence[Mapping[str, Any]]) -> None:
         """YAML text or decoded objects, server-side: what an earlier one said and these do not goes."""
-        self.ask("apply", "--server-side", "--force-conflicts", stdin=documents)
+        self.kubectl_object("apply", "--server-side", "--force-conflicts", stdin=documents)
 
     def wait(self, ready: Callable[[], object], condition: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition. Where it looks for something that is not there yet, or the API server does not answer,
@@ -231,7 +231,7 @@ class Cluster:
     def simulate(self, nodes: Mapping[str, Sequence[cards.TestCard]], *, keeper: bool = True) -> None:
         """Simulated nodes with these cards; `keeper`: it plays their kubelets."""
         simnodes.create(self.api, nodes)
-        if keeper and not self.process("simnodes").alive():
+        if keeper and not self.process("simnodes").is_alive():
             command = [str(_python()), "-m", "tests.cluster.simnodes", str(self.kubeconfig)]
             self.process("simnodes").start(command, {"PYTHONPATH": str(parts.ROOT)})
 
@@ -272,7 +272,7 @@ class Cluster:
         """What still exists of a cluster of this folder: empty after `stop`."""
         leftovers = [f"folder {state_dir}"] if state_dir.exists() else []
         leftovers += [
-            f"process {name}" for name in processes.noted_names(state_dir) if Process(state_dir, name).alive()
+            f"process {name}" for name in processes.noted_names(state_dir) if Process(state_dir, name).is_alive()
         ]
         leftovers += [f"mount {line.split()[4]}" for line in _mounts() if str(state_dir) in line]
         if Network(state_dir).exists():
@@ -312,18 +312,18 @@ class Cluster:
         with ThreadPoolExecutor(1) as pool:
             runtimes = pool.submit(self._start_runtimes, real, inventory, spec)
             self.control_plane.start_api([*gates, *_switched_on("--runtime-config", spec.apis)])
-            clock.say("etcd and kube-apiserver are ready")
+            clock.report("etcd and kube-apiserver are ready")
             self.control_plane.start_controllers(gates)
             if not spec.chart:
                 self.parts.apply_crds(self.api)
             runtimes.result()
         if real:
             self._start_kubelets(real)
-            clock.say(f"{len(real)} kubelets and containerds have started")
+            clock.report(f"{len(real)} kubelets and containerds have started")
         stanzas: list[dict[str, Any]] = []
         if spec.chart:
             self._install(real)
-            clock.say("the chart is installed")
+            clock.report("the chart is installed")
             stanzas = self.chart.stanzas(self.api)
             self.process("kube-scheduler").stop()
         if spec.parts and not spec.chart:
@@ -331,18 +331,18 @@ class Cluster:
             self.parts.start(self.nodes)
             if spec.mps:
                 self.parts.start_mps(self.nodes)
-            clock.say("the chart is applied and its parts have started")
+            clock.report("the chart is applied and its parts have started")
         if simulated:
             of_node = {name: inventory.get(name, inventory["default"]) for name in simulated}
             self.simulate(of_node, keeper=spec.keeper)
-            clock.say(f"{len(simulated)} simulated nodes are there")
+            clock.report(f"{len(simulated)} simulated nodes are there")
         if spec.parts and not spec.chart:
             self.parts.wait_certified()
             stanzas = self.parts.stanzas()
         self.control_plane.start_scheduler(stanzas, gates)
-        clock.say("kube-scheduler is ready")
+        clock.report("kube-scheduler is ready")
         self._wait_ready(real, spec)
-        clock.say("the cluster is ready")
+        clock.report("the cluster is ready")
 
     def _install(self, real: Sequence[str]) -> None:
         """The chart, into a cluster whose scheduler knows nothing of it yet."""
@@ -463,7 +463,7 @@ class _Clock:
         self._say = say
         self._started = time.monotonic()
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self._say(f"{time.monotonic() - self._started:5.1f} s  {text}")
 
 

@@ -41,12 +41,12 @@ def _apt_get(arguments: Sequence[str], folder: Path | None = None) -> None:
     quiet = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     done: subprocess.CompletedProcess[str] | None = None
 
-    def over() -> bool:
+    def has_ended() -> bool:
         nonlocal done
         done = subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, check=False)
         return _TAKEN not in done.stderr
 
-    processes.wait_for(over)
+    processes.wait_for(has_ended)
     assert done is not None
     if done.returncode:
         raise processes.CommandFailed(f"{' '.join(command)} failed: {done.stderr.strip()[-500:]}")

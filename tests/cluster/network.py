@@ -69,4 +69,4 @@ class Network:
         addresses = subprocess.run(["ip", "-4", "-o", "address"], capture_output=True, text=True, check=False).stdout
         first = 64 + zlib.crc32(str(state).encode()) % 128
         bytes_ = [*range(first, 224), *range(64, first)]
-        return next(n for n in bytes_ if f" 10.{n}." not in addresses and ports.take("networks", n))
+        return next(n for n in bytes_ if f" 10.{n}." not in addresses and ports.claim_number("networks", n))

@@ -241,7 +241,7 @@ class Node:
     def keep_kubelet(self) -> None:
         """Start it again where it has given up, as systemd does: it waits 5 s for the runtime's first answer."""
         kubelet = self.process("kubelet")
-        if not kubelet.alive():
+        if not kubelet.is_alive():
             kubelet.restart()
 
     @property

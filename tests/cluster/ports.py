@@ -20,7 +20,7 @@ def free(count: int) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
         port = random.randint(_LOW, _HIGH)
-        if port in _own_ports or not take("ports", port):
+        if port in _own_ports or not claim_number("ports", port):
             continue
         _own_ports.add(port)
         with socket.socket() as probe:
@@ -32,7 +32,7 @@ def free(count: int) -> list[int]:
     return ports
 
 
-def take(kind: str, number: int) -> bool:
+def claim_number(kind: str, number: int) -> bool:
     """Whether no other process of the tests has this number of its kind: then it is ours as long as we run."""
     if kind not in _locks:
         path = Path(tempfile.gettempdir()) / f"cardwise-tests-{kind}"

@@ -57,7 +57,7 @@ class Process:
         self.log = state / "logs" / f"{name}.log"
 
     @property
-    def noted(self) -> Noted | None:
+    def recorded(self) -> Noted | None:
         try:
             data = json.loads(self._record.read_text())
         except (FileNotFoundError, ValueError):
@@ -66,7 +66,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        record = self.noted
+        record = self.recorded
         if record is None:
             raise LookupError(f"{self.name} was never started")
         return record.pid
@@ -97,9 +97,9 @@ class Process:
         scratch.write_text(json.dumps(record))
         scratch.rename(self._record)
 
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the very process that we started still runs."""
-        record = self.noted
+        record = self.recorded
         if record is None:
             return False
         child = self._children.get(record.pid)
@@ -110,15 +110,15 @@ class Process:
     def kill(self, *, wait: bool = True) -> None:
         """SIGKILL for it and its workers, as when a container is killed; wait until it is gone."""
         self._signal_group(signal.SIGKILL)
-        if wait and not self._gone(PATIENCE):
+        if wait and not self._has_ended(PATIENCE):
             raise NotReady(f"{self.name} lives on after SIGKILL")
 
     def stop(self, timeout: float = 60) -> None:
         """SIGTERM, and SIGKILL when that does not help within `timeout` seconds."""
         self._signal_group(signal.SIGCONT)
-        if self.alive():
+        if self.is_alive():
             os.kill(self.pid, signal.SIGTERM)
-        if not self._gone(timeout):
+        if not self._has_ended(timeout):
             self.kill()
 
     def pause(self) -> None:
@@ -138,10 +138,10 @@ class Process:
 
     def restart(self) -> None:
         """The same command again, after ending what still runs."""
-        record = self.noted
+        record = self.recorded
         if record is None:
             raise LookupError(f"{self.name} was never started")
-        if self.alive():
+        if self.is_alive():
             self.stop()
         self.start(record.command, record.environment)
 
@@ -154,24 +154,24 @@ class Process:
     def wait_until(self, ready: Callable[[], bool], condition: str, timeout: float = PATIENCE) -> None:
         """Wait for a condition of this process. Raises NotReady with the end of its log."""
         # Alive, too: another process may answer on a port that this one did not get.
-        if not wait_for(ready, timeout, self.alive) or not self.alive():
-            state = "does not run" if not self.alive() else f"was not ready in {timeout:.0f} s"
+        if not wait_for(ready, timeout, self.is_alive) or not self.is_alive():
+            state = "does not run" if not self.is_alive() else f"was not ready in {timeout:.0f} s"
             raise NotReady(f"{self.name} {state} ({condition}); the end of {self.log}:\n{self.log_tail(30)}")
 
     def _signal_group(self, number: int) -> None:
         # It leads a session (see `start`), so its process group has its id. containerd's shims have their own groups.
-        if self.alive():
+        if self.is_alive():
             with suppress(ProcessLookupError):
                 os.killpg(self.pid, number)
 
-    def _gone(self, timeout: float) -> bool:
-        return wait_for(lambda: not self.alive() and self._is_reaped(), timeout)
+    def _has_ended(self, timeout: float) -> bool:
+        return wait_for(lambda: not self.is_alive() and self._is_reaped(), timeout)
 
     def _is_reaped(self) -> bool:
         """Whether its last thread has ended, and its ports are free: the first may be a zombie before. True where it is
         not our child.
         """
-        record = self.noted
+        record = self.recorded
         child = None if record is None else self._children.get(record.pid)
         return child is None or child.poll() is not None
 

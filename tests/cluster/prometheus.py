@@ -96,13 +96,13 @@ class Prometheus:
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """The samples of an instant query. Raises ValueError with Prometheus' word where it takes it for wrong."""
-        answer = self.ask("query", query=expression)
+        answer = self.query_api("query", query=expression)
         if answer["resultType"] in ("scalar", "string"):
             return [{"metric": {}, "value": answer["result"]}]
         samples: list[dict[str, Any]] = answer["result"]
         return samples
 
-    def ask(self, path: str, **parameters: str) -> Any:
+    def query_api(self, path: str, **parameters: str) -> Any:
         """What a call of its HTTP API has as data. Raises ValueError."""
         url = f"http://127.0.0.1:{self.port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         try:

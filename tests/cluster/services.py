@@ -50,7 +50,7 @@ class Services:
 
     def stop(self) -> None:
         """Takes its rules away while nobody else can have any."""
-        if not self._process.alive():
+        if not self._process.is_alive():
             return
         if not Path(f"/proc/{self._process.pid}/cmdline").read_bytes().startswith(self._program.encode()):
             self._process.kill()  # it still waits for the lock: the rules that there are are another cluster's
@@ -62,4 +62,4 @@ class Services:
             for words in ("-D INPUT -j {0}", "-D OUTPUT -j {0}", "-F {0}", "-X {0}"):
                 run([program, "-w", *words.format(_FIREWALL).split()], check=False)
         self._process.kill()
-        wait_for(lambda: not self._process.alive())
+        wait_for(lambda: not self._process.is_alive())

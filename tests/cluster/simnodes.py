@@ -151,16 +151,16 @@ class Keeper:
             parts = msgspec.json.decode(page, type=wire.List)
             version = parts.metadata.resource_version
             for raw in parts.items or ():
-                self._take(msgspec.json.decode(raw, type=_Pod))
+                self._adopt(msgspec.json.decode(raw, type=_Pod))
         query = {"fieldSelector": "spec.nodeName!="}
         for line in self._client.watch(paths.pods(), query, version, 600):
             event = msgspec.json.decode(line, type=wire.WatchEvent)
             if event.type == wire.EventType.ERROR:
                 return
             if event.type in (wire.EventType.ADDED, wire.EventType.MODIFIED):
-                self._take(msgspec.json.decode(event.object, type=_Pod))
+                self._adopt(msgspec.json.decode(event.object, type=_Pod))
 
-    def _take(self, pod: _Pod) -> None:
+    def _adopt(self, pod: _Pod) -> None:
         meta = pod.metadata
         if not self._simulates(pod.spec.node_name):
             return

@@ -100,16 +100,17 @@ class Verbs:
     def _create(self, call: "_Call", objects: list[Json]) -> object:
         query = {"fieldValidation": call.words.validate.capitalize() or "Strict"}
         if call.words.raw:
-            return [call.ask("POST", call.words.raw, body=manifest) for manifest in objects][-1]
+            return [call.request("POST", call.words.raw, body=manifest) for manifest in objects][-1]
         return [
-            call.ask("POST", self._collection(call, manifest), body=_new(manifest), query=query) for manifest in objects
+            call.request("POST", self._collection(call, manifest), body=_new(manifest), query=query)
+            for manifest in objects
         ][-1]
 
     def _replace(self, call: "_Call", objects: list[Json]) -> object:
         if not call.words.raw:
             raise ValueError("replace without --raw is for Cluster.kubectl")
         (manifest,) = objects
-        return call.ask("PUT", call.words.raw, body=manifest)
+        return call.request("PUT", call.words.raw, body=manifest)
 
     def _apply(self, call: "_Call", objects: list[Json]) -> object:
         if not call.words.server_side:
@@ -122,16 +123,16 @@ class Verbs:
         done = None
         for manifest in objects:
             path = f"{self._collection(call, manifest)}/{manifest['metadata']['name']}"
-            done = call.ask("PATCH", path, body=manifest, query=query, content_type=APPLY)
+            done = call.request("PATCH", path, body=manifest, query=query, content_type=APPLY)
         return done
 
     def _get(self, call: "_Call", _: list[Json]) -> object:
-        return call.ask("GET", self._path(call), query={"labelSelector": call.words.selector})
+        return call.request("GET", self._path(call), query={"labelSelector": call.words.selector})
 
     def _patch(self, call: "_Call", _: list[Json]) -> object:
         path = self._path(call) + (f"/{call.words.subresource}" if call.words.subresource else "")
         content_type = PATCH_TYPES[call.words.type or "strategic"]
-        return call.ask("PATCH", path, body=json.loads(call.words.patch), content_type=content_type)
+        return call.request("PATCH", path, body=json.loads(call.words.patch), content_type=content_type)
 
     def _mark(self, call: "_Call", section: str) -> object:
         kind, name, *marks = call.words.words
@@ -142,13 +143,13 @@ class Verbs:
             if not separator and not key.endswith("-"):
                 raise ValueError(f"{mark} is neither KEY=VALUE nor KEY-")
             wanted[key if separator else key[:-1]] = mark_text if separator else None
-        return call.ask(
+        return call.request(
             "PATCH", self._path(call), body={"metadata": {section: wanted}}, content_type=PATCH_TYPES["merge"]
         )
 
     def _scale(self, call: "_Call", _: list[Json]) -> object:
         change = {"spec": {"replicas": int(call.words.replicas)}}
-        return call.ask("PATCH", f"{self._path(call)}/scale", body=change, content_type=PATCH_TYPES["merge"])
+        return call.request("PATCH", f"{self._path(call)}/scale", body=change, content_type=PATCH_TYPES["merge"])
 
     def _delete(self, call: "_Call", objects: list[Json]) -> object:
         """And, unless told otherwise, waits until they are gone."""
@@ -158,7 +159,7 @@ class Verbs:
         ending = []
         for path in self._named(call, objects):
             try:
-                remaining = call.ask("DELETE", path, body=options)
+                remaining = call.request("DELETE", path, body=options)
             except Refused as error:
                 if error.status != 404 or not call.words.ignore_not_found:
                     raise
@@ -177,7 +178,7 @@ class Verbs:
         words = list(call.words.words)
         if call.words.all or call.words.selector:
             path = self._path(call)
-            for manifest in call.ask("GET", path, query={"labelSelector": call.words.selector})["items"]:
+            for manifest in call.request("GET", path, query={"labelSelector": call.words.selector})["items"]:
                 yield f"{path}/{manifest['metadata']['name']}"
             return
         kind = words.pop(0) if words and "/" not in words[0] else ""
@@ -218,13 +219,13 @@ class Verbs:
 
     def _preferred(self, call: "_Call") -> list[str]:
         if not self._versions:
-            groups = call.ask("GET", "/apis")["groups"]
+            groups = call.request("GET", "/apis")["groups"]
             self._versions = ["v1", *(resource["preferredVersion"]["groupVersion"] for resource in groups)]
         return self._versions
 
     def _kinds(self, call: "_Call", version: str) -> list[Json]:
         if version not in self._served:
-            listed = call.ask("GET", _base(version))["resources"]
+            listed = call.request("GET", _base(version))["resources"]
             self._served[version] = [resource for resource in listed if "/" not in resource["name"]]
         return self._served[version]
 
@@ -237,7 +238,7 @@ class _Call:
         self.words = words
         self.warnings: list[str] = []
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -268,7 +269,7 @@ class _Call:
             raise Refused(f"{method} {path}: {error}") from error
         self.warnings += [f"Warning: {text}" for text in _warnings(answer.headers.getlist("Warning"))]
         if answer.status >= 400:
-            raise Refused(_told(answer.data), answer.status)
+            raise Refused(_error_text(answer.data), answer.status)
         document: Json = json.loads(answer.data)
         return document
 
@@ -280,7 +281,7 @@ def _new(manifest: Json) -> Json:
     }
 
 
-def _told(body: bytes) -> str:
+def _error_text(body: bytes) -> str:
     """By an object, or, of a group that nobody serves, in plain text."""
     try:
         document = json.loads(body)
@@ -291,7 +292,7 @@ def _told(body: bytes) -> str:
 
 def _uid(call: _Call, path: str) -> str | None:
     try:
-        uid: str = call.ask("GET", path)["metadata"]["uid"]
+        uid: str = call.request("GET", path)["metadata"]["uid"]
     except Refused as error:
         if error.status == 404:
             return None

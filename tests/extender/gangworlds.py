@@ -162,7 +162,7 @@ class World:
         for group in self.groups.values():
             self._tell_group(group)
         for pod in self.pods.values():
-            self.tell(pod)
+            self.show_pod(pod)
         self.state.forget_plans()
         self.state.gangs.recover()
 
@@ -172,7 +172,7 @@ class World:
         for i in range(spec.cards):
             self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
 
-    def tell(self, pod: dict) -> None:
+    def show_pod(self, pod: dict) -> None:
         key, record = podinfo.pod(json.dumps(pod).replace(": ", ":").encode())
         assert isinstance(record, PodRecord), key
         self.state.set_pod(record)
@@ -183,7 +183,7 @@ class World:
         for pod in work.ungate:
             stored = self.pods.get(pod.name)
             if stored is not None and stored["spec"].pop("schedulingGates", None):
-                self.tell(stored)
+                self.show_pod(stored)
         for pod, _ in work.evict:
             if not self.budget:
                 self.evicted.append(pod.name)
@@ -219,7 +219,7 @@ class World:
     def create(self, *pods: dict) -> None:
         for pod in pods:
             self.pods[pod["metadata"]["name"]] = pod
-            self.tell(pod)
+            self.show_pod(pod)
 
     def delete(self, *pods: str) -> None:
         for name in pods:
@@ -236,17 +236,17 @@ class World:
     def finish(self, name: str, phase: str = "Succeeded") -> None:
         self.pods[name]["status"] = {"phase": phase}
         self.assumed.pop(name, None)
-        self.tell(self.pods[name])
+        self.show_pod(self.pods[name])
 
     def terminate(self, name: str) -> None:
         self.pods[name]["metadata"]["deletionTimestamp"] = "2026-11-21T11:00:00Z"
-        self.tell(self.pods[name])
+        self.show_pod(self.pods[name])
 
     def bound(self) -> dict[str, str]:
         """Node by pod, of those that have one."""
         return {name: pod["spec"]["nodeName"] for name, pod in self.pods.items() if pod["spec"].get("nodeName")}
 
-    def held(self) -> int:
+    def unbound_shares(self) -> int:
         """Shares in the ledger behind which no bound pod stands."""
         with self.state.view() as ledger:
             return sum(len(holding.assignment.shares()) for holding in ledger.holdings() if holding.mark)
@@ -298,12 +298,12 @@ class World:
         if not nodes:
             return [], "in-tree"
         if nominated in nodes:  # which it tries first, and alone
-            nominated_nodes, _ = self._ask(pod, [nominated])
+            nominated_nodes, _ = self._call_filter(pod, [nominated])
             if nominated_nodes:
                 return nominated_nodes, ""
-        return self._ask(pod, nodes)
+        return self._call_filter(pod, nodes)
 
-    def _ask(self, pod: dict, nodes: list[str]) -> tuple[list[str], str]:
+    def _call_filter(self, pod: dict, nodes: list[str]) -> tuple[list[str], str]:
         answer = verbs.filter_nodes(self.state, PREFERENCES, FilterArgs(pod=pod, node_names=nodes))
         texts = {*answer.failed_nodes.values(), *answer.failed_and_unresolvable_nodes.values(), answer.error} - {""}
         return list(answer.node_names or []), "; ".join(sorted(texts))
@@ -373,7 +373,7 @@ class World:
             return False
         self._bind(self.pods[name], bind.node, written)
         self.state.confirm(uid, Phase.ACCEPTED)
-        self.tell(self.pods[name])
+        self.show_pod(self.pods[name])
         return True
 
     def _bind(self, pod: dict, node: str, written: dict) -> None:
@@ -386,7 +386,7 @@ class World:
         pod, node, written = self.unheard.pop(name)
         if self.pods.get(name) is pod and not pod["metadata"].get("deletionTimestamp") and name not in self.bound():
             self._bind(pod, node, written)
-            self.tell(pod)
+            self.show_pod(pod)
 
     def look_up(self) -> None:
         """What nobody has heard of is asked for; what has not landed by then never will."""

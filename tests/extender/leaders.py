@@ -60,7 +60,7 @@ class Cluster(ApiServer):
         """Who holds the Lease, "" for nobody."""
         return self.get(LEASE)["spec"]["holderIdentity"]
 
-    def given(self) -> dict[str, tuple[str, Assignment]]:
+    def bound_assignments(self) -> dict[str, tuple[str, Assignment]]:
         """Node and cards of the bound pods."""
         return {
             name: (pod["spec"]["nodeName"], assignment.decode(pod["metadata"]["annotations"]))
@@ -71,7 +71,7 @@ class Cluster(ApiServer):
     def over_full(self, mem: int) -> list[tuple[str, int]]:
         """Cards of `mem` MiB that were given away more than whole."""
         used: dict[tuple[str, int], int] = {}
-        for node, assigned in self.given().values():
+        for node, assigned in self.bound_assignments().values():
             for share in assigned.shares():
                 used[node, share.index] = used.get((node, share.index), 0) + share.mem
         return [card for card, held in used.items() if held > mem]
@@ -116,7 +116,7 @@ class Extender:
 
     # What happens to it.
 
-    def look(self) -> None:
+    def exchange_lease(self) -> None:
         """One exchange about the Lease, and the term begins if it can."""
         self.elector.step()
         self.leadership.step()

@@ -73,15 +73,15 @@ class World:
         if cpu:
             pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": cpu}
         pod["spec"] |= {"priority": priority} | spec
-        return self.tell(pod)
+        return self.show_pod(pod)
 
-    def tell(self, pod: Json) -> Json:
+    def show_pod(self, pod: Json) -> Json:
         """The JSON goes as it comes from a watch."""
         self.pods[pod["metadata"]["name"]] = pod
         self.state.set_pod(as_pod(pod))
         return pod
 
-    def ahead(self) -> dict[str, str]:
+    def nominate_all(self) -> dict[str, str]:
         """All that is decided now, in this order: the node by pod."""
         nominated = {}
         again = True

@@ -42,7 +42,7 @@ class World:
         self.reports = CardReports(self.heard, self.clock)
         self.known = {}
 
-    def put(self, index, node, shares=0, generation=0, **fields):
+    def put_card(self, index, node, shares=0, generation=0, **fields):
         """`generation`: of the pods that hold the shares."""
         key, bare = as_card(resource(index, node=node, **fields))
         new = bare._replace(
@@ -65,8 +65,8 @@ class World:
 def world():
     new_world = World()
     for index in range(8):
-        new_world.put(index, "evil")
-    new_world.put(0, "honest")
+        new_world.put_card(index, "evil")
+    new_world.put_card(0, "honest")
     new_world.reports.on_synced()
     return new_world
 
@@ -74,7 +74,7 @@ def world():
 def flood(world, seconds, first=0):
     """Twenty reports of 512 new shares a second, over eight cards."""
     for generation in range(first, first + 20 * seconds):
-        world.put(generation % 8, "evil", 512, generation)
+        world.put_card(generation % 8, "evil", 512, generation)
         if generation % 5 == 4:
             world.pass_time(0.25)
 
@@ -84,7 +84,7 @@ def test_a_node_that_floods_has_few_reports_handed_over_and_others_all(world):
     flood(world, 30)
     assert len(world.heard.calls) - before <= 8 + 30 / 5 + 1
     for generation in range(5):
-        key = world.put(0, "honest", 50, generation)
+        key = world.put_card(0, "honest", 50, generation)
         assert world.heard.cards[key] is world.known[key], "at once"
 
 
@@ -93,7 +93,7 @@ def test_the_newest_of_each_card_is_handed_over_in_the_end(world):
     assert world.heard.cards != world.known
     world.pass_time(60)
     assert world.heard.cards == world.known
-    key = world.put(3, "evil", 1, 999)
+    key = world.put_card(3, "evil", 1, 999)
     assert world.heard.cards[key] is world.known[key], "at once again"
 
 
@@ -105,21 +105,21 @@ def test_the_cards_of_a_node_take_turns(world):
 
 def test_a_cordon_does_not_wait(world):
     flood(world, 5)
-    key = world.put(3, "evil", 512, 1000, cordoned=True)
+    key = world.put_card(3, "evil", 512, 1000, cordoned=True)
     assert world.heard.cards[key].card.cordoned
     assert world.heard.cards[key].reported_shares != world.known[key].reported_shares
     calls = len(world.heard.calls)
-    world.put(3, "evil", 512, 1001)
-    world.put(3, "evil", 512, 1002, cordoned=True)
+    world.put_card(3, "evil", 512, 1001)
+    world.put_card(3, "evil", 512, 1002, cordoned=True)
     assert len(world.heard.calls) == calls, "it is cordoned already"
-    world.put(3, "evil", 512, 1003)
+    world.put_card(3, "evil", 512, 1003)
     world.pass_time(60)
     assert not world.heard.cards[key].card.cordoned
 
 
 def test_cards_that_come_go_and_move_while_they_wait(world):
     flood(world, 5)
-    passing = world.put(20, "evil", 512)
+    passing = world.put_card(20, "evil", 512)
     world.remove(passing)
     gone = next(key for key, card in world.known.items() if card.node == "evil")
     world.remove(gone)
@@ -134,11 +134,11 @@ def test_cards_that_come_go_and_move_while_they_wait(world):
 
 def test_a_card_that_changes_all_the_time_is_charged_for_what_its_node_holds(world):
     for index in range(8):
-        world.put(index, "evil", 500)
+        world.put_card(index, "evil", 500)
     world.pass_time(60)
     calls = len(world.heard.calls)
     for generation in range(100):
-        world.put(0, "evil", 500, mem=P100 - generation % 2)
+        world.put_card(0, "evil", 500, mem=P100 - generation % 2)
     assert len(world.heard.calls) - calls <= 3
 
 
@@ -177,7 +177,7 @@ def test_a_new_card_that_the_handler_fails_on_leaves_nothing_when_it_is_deleted(
     """The handler may have taken the half of it, and its shares counted below 0."""
     world.heard.fails = 1
     with pytest.raises(OSError, match="no"):
-        world.put(20, "evil", 5)
+        world.put_card(20, "evil", 5)
     key = next(reversed(world.known))
     world.heard.cards[key] = world.known[key]
     world.remove(key)
@@ -188,5 +188,5 @@ def test_a_new_card_that_the_handler_fails_on_leaves_nothing_when_it_is_deleted(
 def test_before_the_first_list_is_complete_nothing_waits():
     world = World()
     for index in range(20):
-        world.put(index, "evil", 512)
+        world.put_card(index, "evil", 512)
     assert world.heard.cards == world.known

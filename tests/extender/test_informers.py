@@ -55,14 +55,14 @@ def api(clock):
 
 
 @pytest.fixture
-def seen():
+def listers():
     return Listers()
 
 
 @pytest.fixture
-def fed(api, clock, seen):
+def fed(api, clock, listers):
     state = State(clock=clock)
-    feeds = Informers(api.client(), state, seen, Recorder(), clock)
+    feeds = Informers(api.client(), state, listers, Recorder(), clock)
     yield state, feeds
     feeds.stop()
 
@@ -83,7 +83,7 @@ def caught_up(feeds):
         return pool.submit(feeds.catch_up, lambda: True).result(60)
 
 
-def left(state):
+def free_load_of(state):
     with state.view_loads() as (_, loads):
         return loads.free_load("n1")
 
@@ -100,7 +100,7 @@ def test_nothing_is_decided_before_all_seven_lists_are_there(api, fed, clock, ki
     feeds.start()
     all_told(clock)
     assert feeds.missing() == [f"the list of {kind} is not complete yet"]
-    refused.left = 0
+    refused.remaining = 0
     clock.advance(60)
     all_told(clock)
     assert feeds.missing() == []
@@ -116,14 +116,14 @@ def test_classes_and_quotas_come_to_the_state(api, fed, clock):
     }
 
 
-def test_each_kind_is_listed_once_for_all_who_ask(api, fed, seen, clock):
+def test_each_kind_is_listed_once_for_all_who_ask(api, fed, listers, clock):
     _, feeds = fed
     ready(feeds, clock)
     assert sorted(call.path for call in api.sent("list")) == sorted(getattr(paths, kind)() for kind in KINDS)
-    assert seen.cards.models() == {"P100"}
-    assert seen.classes.objects.keys() == {"p100"}
-    assert seen.quotas.objects.keys() == {"default/team"}
-    assert seen.groups.objects.keys() == {"default/g"}
+    assert listers.cards.models() == {"P100"}
+    assert listers.classes.objects.keys() == {"p100"}
+    assert listers.quotas.objects.keys() == {"default/team"}
+    assert listers.groups.objects.keys() == {"default/g"}
 
 
 def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clock):
@@ -136,16 +136,16 @@ def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clo
     ready(feeds, clock)
     (view,) = state.gangs.views()
     assert (view.name, view.minimum, view.there, str(view.phase)) == ("g", 2, 2, "Waiting")
-    assert left(state) == Load(2000, 0, 2)
+    assert free_load_of(state) == Load(2000, 0, 2)
     api.put(paths.podgroups(), pod_group("g", minMember=3))
     api.remove(paths.pods("d", "o"))
     api.remove(paths.pods("default", "a"))
     all_told(clock)
     assert [(view.minimum, view.there) for view in state.gangs.views()] == [(3, 1)]
-    assert left(state) == Load(2000, 0, 3)
+    assert free_load_of(state) == Load(2000, 0, 3)
 
 
-def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fed, seen, clock):
+def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fed, listers, clock):
     state, feeds = fed
     ready(feeds, clock)
     refuse(state)  # from now on somebody waits to be woken
@@ -160,10 +160,10 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     api.put(QUOTAS, quota | {"status": {"used": []}})
     all_told(clock)
     name = card["metadata"]["name"]
-    assert seen.cards.objects[name].status.memory == 7
-    assert seen.classes.objects["p100"].status == {"cards": 1}
-    assert seen.quotas.objects["default/team"].status == {"used": []}
-    assert (seen.cards.objects[name].status.free, seen.cards.objects[name].status.classes) == (9, ("p100",))
+    assert listers.cards.objects[name].status.memory == 7
+    assert listers.classes.objects["p100"].status == {"cards": 1}
+    assert listers.quotas.objects["default/team"].status == {"used": []}
+    assert (listers.cards.objects[name].status.free, listers.cards.objects[name].status.classes) == (9, ("p100",))
     assert state.changed_nodes() == set()
     assert state.next_requeue_node() is None
     api.put(QUOTAS, gpu_quota({"shares": 2}))
@@ -175,20 +175,20 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     assert state.changed_nodes() == {"n1"}
 
 
-def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, seen, clock):
+def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, listers, clock):
     state, feeds = fed
     ready(feeds, clock)
     api.remove(paths.extendedresources(resource(0)["metadata"]["name"]))
     api.remove(paths.resourceclasses("p100"))
     api.remove(paths.gpuquotas("default", "team"))
     all_told(clock)
-    assert (seen.cards.objects, seen.classes.objects, seen.quotas.objects) == ({}, {}, {})
-    assert seen.classes.take_deleted() == ["p100"]
-    assert seen.cards.models() == set()
+    assert (listers.cards.objects, listers.classes.objects, listers.quotas.objects) == ({}, {}, {})
+    assert listers.classes.take_deleted() == ["p100"]
+    assert listers.cards.models() == set()
     assert free(state) == []
 
 
-def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(api, fed, seen, clock):
+def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(api, fed, listers, clock):
     api.put(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
     api.put(QUOTAS, gpu_quota({"shares": "many"}))
     _, feeds = fed
@@ -197,8 +197,8 @@ def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(
         api.edit(paths.resourceclasses("bad"), status={"cards": 0})
         api.edit(paths.gpuquotas("default", "team"), status={"used": []})
         all_told(clock)
-    assert seen.classes.objects["bad"].status == {"cards": 0}
-    assert seen.quotas.objects["default/team"].status == {"used": []}
+    assert listers.classes.objects["bad"].status == {"cards": 0}
+    assert listers.quotas.objects["default/team"].status == {"used": []}
     assert sorted(entry["event"].split(",")[0] for entry in logs if "unreadable" in entry["event"]) == [
         "unreadable GPUQuota",
         "unreadable ResourceClass",
@@ -276,7 +276,7 @@ def test_without_the_watch_of_what_forbids_placements_the_picture_is_outdated_af
     assert len(feeds.outdated()) == (kind in RESTRICTING)
     assert feeds.disconnected()[kind] > 5
     assert feeds.missing() == [], "another replica would know no more"
-    refused.left = 0
+    refused.remaining = 0
     clock.advance(5)  # the longest pause
     all_told(clock)
     assert feeds.outdated() == []

@@ -14,7 +14,7 @@ from extender.records.podref import PodRef
 from extender.state import State
 from tests.extender.gangworlds import member
 from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import as_card, as_pod, asking, bound, held, make_state, resource
+from tests.extender.worlds import as_card, as_pod, asking, bound, held_share, make_state, resource
 from tests.fakes.clock import FakeClock
 
 ROOMY = 4000  # MiB, of which every card has some
@@ -30,7 +30,7 @@ def world(clock):
     return make_state(clock)
 
 
-def tell(world: State, *indices: int, node: str = "n1", reports: list | None = None, **mps) -> None:
+def report_mps(world: State, *indices: int, node: str = "n1", reports: list | None = None, **mps) -> None:
     """The node's manager says this of the cards; of MPS nothing where there is nothing to say."""
     world.set_node(node)
     for index in indices:
@@ -72,37 +72,37 @@ def place(world: State, name: str, mode: str = "", user: int | None = None, **as
 
 
 def test_only_a_ready_card_gets_pods_and_the_others_wait_with_a_reason(world):
-    tell(world, 0, state="Down")
-    tell(world, 1, state="Ready")
+    report_mps(world, 0, state="Down")
+    report_mps(world, 1, state="Ready")
     assert place(world, "a", "preferred") == [1]
     assert place(world, "b", "off", gpu_mem=ROOMY) is Refusal.MPS_MIXED
     for bad in ("Starting", "Fault", "Draining", "Down", "Unheard"):
-        tell(world, 0, 1, state=bad)
+        report_mps(world, 0, 1, state=bad)
         for mode in ("", "preferred", "required", "off"):
             assert place(world, "c", mode) is Refusal.MPS_DOWN
 
 
 def test_waiting_pods_are_woken_when_a_card_is_ready(world, clock):
-    tell(world, 0, state="Down")
+    report_mps(world, 0, state="Down")
     place(world, "waits")
     clock.advance(5)
     world.next_requeue_node()
     clock.advance(5)
-    tell(world, 0, state="Down", reason="the daemon does not start", ceilingMiB=512)
+    report_mps(world, 0, state="Down", reason="the daemon does not start", ceilingMiB=512)
     assert world.next_requeue_node() is None, "only another reason: nobody fits for that"
-    tell(world, 0, state="Ready")
+    report_mps(world, 0, state="Ready")
     assert world.next_requeue_node() == "n1"
 
 
 def test_who_runs_as_whom(world):
-    tell(world, 0, multiUser=False)
+    report_mps(world, 0, multiUser=False)
     runs(world, "image")
     assert place(world, "a") == [0], "the image's user is taken to be the same in all"
     assert place(world, "b", user=0) is Refusal.MPS_USER
     mixed = asking("m", gpu_mem=1000)
     mixed["spec"]["containers"] *= 2
     mixed["spec"]["containers"][1] = mixed["spec"]["containers"][1] | {"securityContext": {"runAsUser": 7}}
-    tell(world, 1, multiUser=False)
+    report_mps(world, 1, multiUser=False)
     placement = world.plan(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack"))
     assert isinstance(placement, Unplaceable), "its own containers would wait for each other"
     assert placement.refusals == {"n1": Refusal.MPS_USER}
@@ -115,7 +115,7 @@ def test_who_runs_as_whom(world):
 
 
 def test_a_card_that_is_kept_for_a_nominated_pod_is_kept_for_its_user(world):
-    tell(world, 0, multiUser=False)
+    report_mps(world, 0, multiUser=False)
     refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     pod = saying(asking("p", gpu_mem=1000), user=7)
     pod["status"] = {"phase": "Pending", "nominatedNodeName": "n1", "conditions": refused}
@@ -133,7 +133,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
 
     def planned(mode, **mps_fields):
         fresh = make_state(FakeClock())
-        tell(fresh, 0, **mps_fields)
+        report_mps(fresh, 0, **mps_fields)
         pod_request = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
         return fresh.plan(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1"], "binpack"))
 
@@ -144,7 +144,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
     assert isinstance(planned("required", multiUser=True), Placement)
     for user in (None, 1000):  # one that was bound all the same
         again = make_state(FakeClock())
-        tell(again, 0, multiUser=False)
+        report_mps(again, 0, multiUser=False)
         again.set_pod(as_pod(own(saying(bound("own", 1000, 0), "required", user))))
         assert place(again, "d", "required", user=user) is Refusal.MPS_USER
 
@@ -153,7 +153,7 @@ def test_a_restart_knows_from_the_pods_who_is_with_mps_and_as_whom(clock):
     for order in (0, 1):
         again = make_state(clock)
         steps = [
-            lambda again=again: tell(again, 0, multiUser=False),
+            lambda again=again: report_mps(again, 0, multiUser=False),
             lambda again=again: runs(again, "a", mode="required", user=1000),
         ]
         for step in steps[:: -1 if order else 1]:
@@ -164,16 +164,16 @@ def test_a_restart_knows_from_the_pods_who_is_with_mps_and_as_whom(clock):
 
 
 def test_after_a_restart_nobody_joins_what_only_the_node_still_tells_of(world):
-    tell(world, 0, reports=[held("uid-gone", 1000)], state="Ready")
+    report_mps(world, 0, reports=[held_share("uid-gone", 1000)], state="Ready")
     for mode in ("off", "preferred"):
         assert place(world, "a", mode) is Refusal.MPS_MIXED
-    tell(world, 0, state="Ready")
+    report_mps(world, 0, state="Ready")
     assert place(world, "a", "off") == [0]
 
 
 def test_a_pod_that_vanished_keeps_its_kind_while_it_may_run(world):
-    tell(world, 0)
-    tell(world, 0, state="Ready")
+    report_mps(world, 0)
+    report_mps(world, 0, state="Ready")
     runs(world, "a", mode="preferred")
     world.remove_pod(as_pod(saying(bound("a", 1000, 0), "preferred")))
     assert place(world, "b", "off") is Refusal.MPS_MIXED
@@ -181,20 +181,20 @@ def test_a_pod_that_vanished_keeps_its_kind_while_it_may_run(world):
 
 
 def test_bind_chooses_anew_when_the_planned_card_is_not_ready_any_more(world):
-    tell(world, 0, 1, state="Ready")
+    report_mps(world, 0, 1, state="Ready")
     assert place(world, "a") == [0]
-    tell(world, 0, state="Fault")
+    report_mps(world, 0, state="Fault")
     pod_request = request.parse(asking("a", gpu_mem=ROOMY))
     begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert isinstance(begun, Assumed)
     assert begun.assignment.indices() == [1]
-    tell(world, 0, 1, state="Fault")
+    report_mps(world, 0, 1, state="Fault")
     pod_request = request.parse(asking("b", gpu_mem=ROOMY))
     assert world.assume(PodRef("uid-b", "default", "b"), pod_request, "n1", "binpack", epoch=0) is Refusal.MPS_DOWN
 
 
 def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
-    tell(world, 0, 1, state="Ready")
+    report_mps(world, 0, 1, state="Ready")
     assert place(world, "a", "preferred") == [0]
     runs(world, "b", 1, mode="preferred", mem=2 * ROOMY)
     pod_request = request.parse(saying(asking("a", gpu_mem=ROOMY), "preferred"))
@@ -204,16 +204,16 @@ def test_bind_keeps_the_planned_card_though_another_is_fuller_by_now(world):
 
 
 def test_bind_refuses_several_cards_that_have_a_daemon_each_by_now(world):
-    tell(world, 0, 1, mode="node")
+    report_mps(world, 0, 1, mode="node")
     assert place(world, "a", "preferred", gpu_count=2) == [0, 1]
-    tell(world, 0, 1, mode="card")
+    report_mps(world, 0, 1, mode="card")
     pod_request = request.parse(saying(asking("a", gpu_count=2), "preferred"))
     begun = world.assume(PodRef("uid-a", "default", "a"), pod_request, "n1", "binpack", epoch=0)
     assert begun is Refusal.MPS_SEVERAL
 
 
 def test_who_is_planned_has_its_card_as_its_user_already(world):
-    tell(world, 0, multiUser=False)
+    report_mps(world, 0, multiUser=False)
     assert place(world, "a", "preferred", user=1) == [0]
     assert place(world, "b", "preferred", user=2) is Refusal.MPS_USER
     assert place(world, "c", "preferred", user=1) == [0]
@@ -221,11 +221,11 @@ def test_who_is_planned_has_its_card_as_its_user_already(world):
 
 def test_so_has_who_is_nominated_ahead():
     world = Ahead()
-    tell(world.state, 0, multiUser=False)
+    report_mps(world.state, 0, multiUser=False)
     world.node("n1", cards=0)  # with cpu, and without more cards
     for name, user in (("a", 1), ("b", 2), ("c", 1)):
         world.create(name, 1000, securityContext={"runAsUser": user})
-    assert world.ahead().keys() == {"a", "c"}
+    assert world.nominate_all().keys() == {"a", "c"}
 
 
 def test_a_security_context_that_is_none_is_no_call(world):
@@ -237,7 +237,7 @@ def test_a_security_context_that_is_none_is_no_call(world):
 
 def test_a_gang_is_planned_as_its_members_may_meet(clock):
     world = State(clock=clock, gang_settings=GangSettings(max_waiting=3))
-    tell(world, 0, 1, state="Ready")
+    report_mps(world, 0, 1, state="Ready")
     for name, mode in (("a", "off"), ("b", "preferred"), ("c", "off")):
         pod = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})
         world.set_pod(as_pod(pod))

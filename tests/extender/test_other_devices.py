@@ -80,7 +80,7 @@ def bound(assigned, name, *containers, phase="Running", deleting=False):
     return as_pod(pod)
 
 
-def given(placed):
+def held_devices(placed):
     return [share.uuid for share in placed.assignment.device_shares()]
 
 
@@ -98,10 +98,10 @@ def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(
 def test_bind_writes_the_planned_device_and_another_pod_never_gets_it(world):
     plan(world, "a", wanting(rdma=1))
     begun = bind(world, "a", wanting(rdma=1))
-    assert given(begun) == ["rdma-n1-0"]
+    assert held_devices(begun) == ["rdma-n1-0"]
     world.confirm("uid-a", Phase.ACCEPTED)
     world.set_pod(bound(begun.assignment, "a", wanting(rdma=1)))
-    assert given(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-1"]
+    assert held_devices(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-1"]
     assert isinstance(plan(world, "c", wanting(rdma=1)), Unplaceable)
 
 
@@ -116,7 +116,7 @@ def test_a_planned_device_that_is_not_good_any_more_is_replaced_at_bind(world, c
         world.set_class(as_class(resource_class("rdma", index="1", kind="rdma")))
     begun = bind(world, "a", wanting(rdma=1))
     assert isinstance(begun, Assumed)
-    assert given(begun) == ["rdma-n1-1"]
+    assert held_devices(begun) == ["rdma-n1-1"]
 
 
 def test_a_device_is_free_when_its_containers_have_ended_and_not_when_deletion_starts(world):
@@ -133,10 +133,10 @@ def test_a_device_is_free_when_its_containers_have_ended_and_not_when_deletion_s
 def test_a_device_that_its_node_still_reports_as_held_is_not_given_away(world, clock):
     held = {"podUID": "uid-old", "namespace": "default", "name": "old", "memoryMiB": 0, "corePercent": 0}
     world.set_card(*device(0, held=[held]))
-    assert given(plan(world, "a", wanting(rdma=1))) == ["rdma-n1-1"]
+    assert held_devices(plan(world, "a", wanting(rdma=1))) == ["rdma-n1-1"]
     assert isinstance(plan(world, "b", wanting(rdma=1)), Unplaceable)
     world.set_card(*device(0))
-    assert given(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-0"]
+    assert held_devices(plan(world, "b", wanting(rdma=1))) == ["rdma-n1-0"]
 
 
 def test_after_a_restart_devices_are_held_as_the_annotations_say_whatever_comes_first(world, clock):
@@ -149,7 +149,7 @@ def test_after_a_restart_devices_are_held_as_the_annotations_say_whatever_comes_
         again.set_card(*device(i))
     again.set_card(*as_card(resource(0)))
     again.set_node("n1")
-    assert given(plan(again, "b", wanting(rdma=1), nodes=["n1"])) == ["rdma-n1-1"]
+    assert held_devices(plan(again, "b", wanting(rdma=1), nodes=["n1"])) == ["rdma-n1-1"]
     with again.view() as ledger:
         assert ledger.node("n1").free == [16276 - 8138]
         assert ledger.violations() == []

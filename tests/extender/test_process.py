@@ -27,7 +27,7 @@ def clock():
 
 
 @pytest.fixture
-def made(clock):
+def extender_process(clock):
     return Process(ApiServer(clock).client(), SETTINGS, Shown(bind=HostPort("127.0.0.1", 0)), None, 0, clock=clock)
 
 
@@ -66,7 +66,7 @@ class Telling:
         for reflector in self.extender._informers._reflectors if knows else ():
             reflector._relist()
 
-    def told(self) -> set[str]:
+    def write_verbs(self) -> set[str]:
         """What a round of those who tell writes."""
         for loop in self.extender._loops._loops:
             if loop._name in ("statuses", "podgroups"):
@@ -75,17 +75,17 @@ class Telling:
 
 
 def test_the_leader_that_knows_all_makes_classes_and_writes_statuses():
-    assert Telling().told() == {"create", "patch"}
+    assert Telling().write_verbs() == {"create", "patch"}
 
 
 @pytest.mark.parametrize("lacking", ["knows", "leads"])
 def test_nothing_is_told_by_who_does_not_lead_or_does_not_know_all(lacking):
-    assert Telling(**{lacking: False}).told() == set()
+    assert Telling(**{lacking: False}).write_verbs() == set()
 
 
 def test_before_all_is_known_nothing_is_counted():
     telling = Telling(knows=False)
     state = telling.extender._state
     state.set_node("n1")
-    telling.told()
+    telling.write_verbs()
     assert state.changed_nodes() == {"n1"}

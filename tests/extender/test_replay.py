@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extender.state import State
 from tests.examples import examples
-from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, held, make_state, resource
+from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, held_share, make_state, resource
 from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2"]
@@ -93,7 +93,7 @@ class Truth:
             record = as_pod(self.pods[name])
             share = record.assignment.shares()[0]
             if record.node == node and share.index == index:
-                self._put_card(node, index, resource(index, node=node, held=[held(record.uid, share.mem)]))
+                self._put_card(node, index, resource(index, node=node, held=[held_share(record.uid, share.mem)]))
 
     def _unreport(self, node: str, index: int) -> None:
         if (node, index) in self.cards:

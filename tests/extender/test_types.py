@@ -27,7 +27,7 @@ from tests.extender.worlds import (
     bound,
     free,
     gpu_quota,
-    held,
+    held_share,
     make_state,
     mark,
     plan,
@@ -286,7 +286,9 @@ def test_all_quotas_of_a_namespace_apply(world):
         pytest.param(
             lambda w: (
                 w.remove_card(as_card(resource(0))[0]),
-                w.set_card(*as_card(resource(0, held=[held("uid-a", 8138)], terminating=[held("uid-a", 8138)]))),
+                w.set_card(
+                    *as_card(resource(0, held=[held_share("uid-a", 8138)], terminating=[held_share("uid-a", 8138)]))
+                ),
             ),
             id="held",
         ),

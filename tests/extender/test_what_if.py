@@ -108,7 +108,7 @@ def a_pod_for_whom_a_later_one_gives_way():
     plan(world.state, "asker", 1000, "n2")
     for name in ("held", "other"):
         world.create(name, P100 // 2 + 1)
-    assert len(world.ahead()) == 1
+    assert len(world.nominate_all()) == 1
     world.create("asker", P100, created="2026-11-20T10:00:00Z")
     return world.state, lambda: world.filter("asker", "n1", "n2")
 
@@ -116,14 +116,14 @@ def a_pod_for_whom_a_later_one_gives_way():
 def a_gang_for_which_a_later_pod_gives_way():
     world = nominationworlds.World("n1", "n2")
     world.create("held", P100 // 2 + 1, created="2026-11-21T12:00:00Z")
-    assert len(world.ahead()) == 1
+    assert len(world.nominate_all()) == 1
     for name in ("g0", "g1"):
-        world.tell(member(name, "g", 2, gated=False, gpu_mem=P100))
+        world.show_pod(member(name, "g", 2, gated=False, gpu_mem=P100))
 
-    def asked():
+    def attempt():
         return [world.answer(name, "n1", "n2").node_names for name in ("g0", "g1")]
 
-    return world.state, asked
+    return world.state, attempt
 
 
 def a_gang_to_which_a_node_is_not_offered_any_more():
@@ -153,11 +153,11 @@ def a_gang_for_which_pods_must_go():
     chosen = {node: {"Pods": [{"UID": f"uid-{node}-0"}]} for node in ("n1", "n2")}
     args = wire.preempt_args(json.dumps({"Pod": world.pods[names[1]], "NodeNameToMetaVictims": chosen}).encode())
 
-    def asked():
+    def attempt():
         victims_by_node = verbs.preempt(world.state, PREFERENCES, args).node_name_to_meta_victims
         return {node: [pod.uid for pod in victims.pods] for node, victims in victims_by_node.items()}
 
-    return world.state, asked
+    return world.state, attempt
 
 
 def a_pod_whose_plan_is_lost_at_bind():

@@ -27,7 +27,7 @@ class InMemoryClient(KubeClient):
     def urlopen(
         self, method: str, url: str, *, body: bytes | None, headers: Any, timeout: Any, **_: Any
     ) -> "_Response":
-        return _Response(self.handle(Request.of(method, url, body, headers, timeout.total)))
+        return _Response(self.handle(Request.parse(method, url, body, headers, timeout.total)))
 
     def handle(self, request: Request) -> Answer:
         """Raises OSError where the client is to hear nothing."""
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
     def _any(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
-            answer = self.fake.handle(Request.of(self.command, self.path, body, dict(self.headers)))
+            answer = self.fake.handle(Request.parse(self.command, self.path, body, dict(self.headers)))
             self.send_response_only(answer.status)
             for name, header in answer.headers.items():
                 self.send_header(name, header)

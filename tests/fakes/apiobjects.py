@@ -125,7 +125,7 @@ class Target:
         return self.collection, self.namespace, self.name
 
     @classmethod
-    def of(cls, path: str) -> "Target":
+    def parse(cls, path: str) -> "Target":
         parts = path.strip("/").split("/")
         base = 2 if parts[0] == "api" else 3
         head, rest = parts[:base], parts[base:]

@@ -67,14 +67,14 @@ class Request:
     raw: bytes = b""
 
     @classmethod
-    def of(
+    def parse(
         cls, method: str, url: str, body: bytes | None, headers: dict[str, str], timeout: float | None = None
     ) -> "Request":
         parts = urlsplit(url)
         query = dict(parse_qsl(parts.query, keep_blank_values=True))
         verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}.get(method, "get")
         path = unquote(parts.path)  # as kube-apiserver does, before it looks for segments
-        target = Target.of(path)
+        target = Target.parse(path)
         if verb == "get" and not target.name and target.collection in KINDS:
             verb = "watch" if "watch" in query else "list"
         document = None
@@ -93,21 +93,21 @@ class Answer:
 
 @dataclass(slots=True)
 class Rule:
-    """A fault or a hook, and for which requests; `left` is how often yet."""
+    """A fault or a hook, and for which requests; `remaining` is how often yet."""
 
-    what: Any
+    action: Any
     verb: str
     path: str
-    left: float
+    remaining: float
 
     def takes(self, request: Request) -> bool:
-        if self.left <= 0 or self.verb not in ("", request.verb) or not fnmatchcase(request.path, self.path):
+        if self.remaining <= 0 or self.verb not in ("", request.verb) or not fnmatchcase(request.path, self.path):
             return False
-        self.left -= 1
+        self.remaining -= 1
         return True
 
     def end(self) -> None:
-        self.left = 0
+        self.remaining = 0
 
 
 class ApiServer:
@@ -157,32 +157,32 @@ class ApiServer:
     def put(self, collection: str, manifest: Json) -> Json:
         """Somebody else writes the whole object, status and all. A uid is kept or made; a namespace is "default"."""
         with self.changed:
-            return copied(self._store.put(collection, manifest))
+            return copied(self._store.write_object(collection, manifest))
 
     def edit(self, path: str, **change: Any) -> Json:
         """Somebody else changes an object, by a merge patch of any of its parts."""
         with self.changed:
-            target = Target.of(path)
-            return self.put(target.collection, merged(self._store.find(target), change))
+            target = Target.parse(path)
+            return self.put(target.collection, merged(self._store.get_object(target), change))
 
     def remove(self, path: str) -> None:
         """The object is gone, whatever had been asked to keep it."""
         with self.changed:
-            self._store.remove(Target.of(path).key)
+            self._store.remove(Target.parse(path).key)
 
     def get(self, path: str) -> Json | None:
         """As it is stored."""
         with self.changed:
-            return copied(self._store.objects.get(Target.of(path).key))
+            return copied(self._store.objects.get(Target.parse(path).key))
 
     def all(self, path: str) -> list[Json]:
         """The objects of a collection, of a namespace or of all."""
         with self.changed:
-            return copied(self._store.all(Target.of(path)))
+            return copied(self._store.all(Target.parse(path)))
 
     def follow(self, collection: str, *, lags: bool = True) -> Callable[[], list[Json]]:
         """Of all events from now on, those that a watch would have told since the last call. `lags`: as watches do."""
-        watch = Watch(self._watches, KINDS[collection], Target.of(collection), {}, lags=lags)
+        watch = Watch(self._watches, KINDS[collection], Target.parse(collection), {}, lags=lags)
 
         def fresh() -> list[Json]:
             with self.changed:
@@ -248,7 +248,7 @@ class ApiServer:
     def watches(self, collection: str = "") -> int:
         """How many run."""
         with self.changed:
-            return len(self._watches.of(collection))
+            return len(self._watches.open_watches(collection))
 
     @property
     def revision(self) -> int:
@@ -270,7 +270,7 @@ class ApiServer:
         with self.changed:
             self.requests.append(request)
             self.changed.notify_all()
-            fault = next((rule.what for rule in self._rules["fault"] if rule.takes(request)), Fault())
+            fault = next((rule.action for rule in self._rules["fault"] if rule.takes(request)), Fault())
         self._hooks("before", request)
         if fault.refused:
             raise ConnectionRefusedError("connection refused")
@@ -307,7 +307,7 @@ class ApiServer:
             if isinstance(answer, Answer):
                 return answer
             return Answer(200, answer if isinstance(answer, bytes) else encoded(answer))
-        target = Target.of(request.path)
+        target = Target.parse(request.path)
         kind = None if target.collection in self.missing else KINDS.get(target.collection)
         if kind is None or (target.name and kind.namespaced != bool(target.namespace)):
             raise Refused(404, "the server could not find the requested resource")
@@ -329,6 +329,6 @@ class ApiServer:
 
     def _hooks(self, of: str, request: Request) -> None:
         with self.changed:
-            due = [rule.what for rule in self._rules[of] if rule.takes(request)]
+            due = [rule.action for rule in self._rules[of] if rule.takes(request)]
         for hook in due:
             hook(request)

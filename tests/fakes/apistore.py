@@ -38,7 +38,7 @@ class Store:
         self.numbers = itertools.count(1)
         self._snapshots: dict[str, tuple[int, list[Json]]] = {}
 
-    def find(self, target: Target) -> Json:
+    def get_object(self, target: Target) -> Json:
         stored = self.objects.get(target.key)
         if stored is None:
             raise Refused(404, f'{target.collection.rpartition("/")[2]} "{target.name}" not found')
@@ -49,7 +49,7 @@ class Store:
         keys = sorted(key for key in self.objects if key[0] == target.collection)
         return [self.objects[key] for key in keys if target.namespace in ("", key[1])]
 
-    def put(self, collection: str, manifest: Json) -> Json:
+    def write_object(self, collection: str, manifest: Json) -> Json:
         """Writes the whole object, status and all. A uid is kept or made; a namespace is "default"."""
         manifest = copied(manifest)
         metadata = manifest["metadata"]

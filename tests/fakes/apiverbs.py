@@ -73,7 +73,7 @@ class Verbs:
         raise Refused(404, "the server could not find the requested resource")
 
     def _get(self, call: Call) -> Json:
-        return self._store.find(call.target)
+        return self._store.get_object(call.target)
 
     def _list(self, call: Call) -> Json:
         selected = selector(call.kind, call.query)
@@ -117,7 +117,7 @@ class Verbs:
             if metadata.get("uid"):
                 raise Refused(409, f"Precondition failed: UID in precondition: {metadata['uid']}, UID in object meta: ")
             return self._create(call)
-        now = self._store.find(call.target)
+        now = self._store.get_object(call.target)
         if not metadata.get("resourceVersion"):
             if call.kind.custom or of_lease:
                 raise Refused(422, "metadata.resourceVersion: must be specified for an update")
@@ -126,7 +126,7 @@ class Verbs:
         return self._replaced(call, now, manifest)
 
     def _patch(self, call: Call) -> Json:
-        now = self._store.find(call.target)
+        now = self._store.get_object(call.target)
         return self._replaced(call, now, patched(call.kind, call.headers["Content-Type"], now, call.body))
 
     def _replaced(self, call: Call, now: Json, manifest: Json) -> Json:
@@ -158,7 +158,7 @@ class Verbs:
         return manifest if call.dry else self._store.write(call.target.key, manifest)
 
     def _delete(self, call: Call) -> Json:
-        now, options, of_pod = self._store.find(call.target), call.body or {}, call.kind.name == "Pod"
+        now, options, of_pod = self._store.get_object(call.target), call.body or {}, call.kind.name == "Pod"
         _check(now, options.get("preconditions") or {})
         if call.dry:
             return now
@@ -193,7 +193,7 @@ class Verbs:
         return merged(pod, {"metadata": {"deletionTimestamp": until, "deletionGracePeriodSeconds": grace}})
 
     def _bind(self, call: Call) -> Json:
-        pod, metadata = self._store.find(call.target), call.body["metadata"]
+        pod, metadata = self._store.get_object(call.target), call.body["metadata"]
         _check(pod, {name: metadata.get(name) for name in ("uid", "resourceVersion")})
         refusal = ""
         if pod["metadata"].get("deletionTimestamp"):
@@ -210,7 +210,7 @@ class Verbs:
         return status(201, "")
 
     def _evict(self, call: Call) -> Json:
-        pod = self._store.find(call.target)
+        pod = self._store.get_object(call.target)
         deletion = replace(call, verb="delete", body=call.body.get("deleteOptions") or {})
         _check(pod, deletion.body.get("preconditions") or {})
         running = (pod.get("status") or {}).get("phase") == "Running" and not pod["metadata"].get("deletionTimestamp")
@@ -224,7 +224,7 @@ class Verbs:
                 raise Refused(429, text, causes=[{"reason": "DisruptionBudget", "message": budget["metadata"]["name"]}])
         for budget in budgets if not deletion.dry else ():
             remaining = budget["status"]["disruptionsAllowed"] - 1
-            self._store.put(_BUDGETS, merged(budget, {"status": {"disruptionsAllowed": remaining}}))
+            self._store.write_object(_BUDGETS, merged(budget, {"status": {"disruptionsAllowed": remaining}}))
         self._delete(deletion)
         return status(201, "")
 

@@ -23,12 +23,12 @@ class Watches:
         self.store.changed.notify_all()
         return self.running[-1]
 
-    def of(self, collection: str) -> list["Watch"]:
+    def open_watches(self, collection: str) -> list["Watch"]:
         """All, or those of a collection."""
         return [watch for watch in self.running if collection in ("", watch.collection)]
 
     def end(self, ending: str, collection: str = "") -> None:
-        for watch in self.of(collection):
+        for watch in self.open_watches(collection):
             watch.then, watch.events = ending, 0
         self.store.changed.notify_all()
 
@@ -63,7 +63,7 @@ class Watch:
         self._seen = int(query.get("resourceVersion") or self._store.revision)
         self._ends = self._store.clock.now() + float(query.get("timeoutSeconds", 3600))
         self._bookmarks = "allowWatchBookmarks" in query
-        self._told = 0  # events
+        self._sent = 0  # events
         self._closed = False
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class Watch:
             event = self._event(entry)
             if event is not None:
                 lines.append(event)
-                self._told += 1
+                self._sent += 1
         self._seen = max(self._seen, visible)
         return lines
 
@@ -104,11 +104,11 @@ class Watch:
         while True:
             with store.changed:
                 limits = [heard + self.read_timeout] if self.read_timeout is not None else []
-                limits += [] if self._silent() else [self._ends]
+                limits += [] if self._is_silent() else [self._ends]
                 limits += [bookmarked + _BOOKMARK_SECONDS] if self._tells_where() else []
                 seconds = min(limits) - clock.now() if limits else None
                 clock.wait_for(store.changed, self._ready, seconds)
-                fresh, silent, ending = self.fresh(), self._silent(), self._how()
+                fresh, silent, ending = self.fresh(), self._is_silent(), self._end_reason()
             now = clock.now() + 1e-6  # a sum of seconds may lie just behind the moment that was waited for
             if self._closed:
                 return
@@ -140,15 +140,15 @@ class Watch:
     def _tells_where(self) -> bool:
         """Whether there may be a bookmark now. There is none of a kind that had no event since the server started."""
         quiet = self.collection not in self._store.written
-        return self._bookmarks and not quiet and not self._silent() and self._seen <= self._visible()
+        return self._bookmarks and not quiet and not self._is_silent() and self._seen <= self._visible()
 
     def _due(self) -> bool:
-        return bool(self.then) and self._told >= self.events
+        return bool(self.then) and self._sent >= self.events
 
-    def _silent(self) -> bool:
+    def _is_silent(self) -> bool:
         return self._due() and self.then == "silence"
 
-    def _how(self) -> str:
+    def _end_reason(self) -> str:
         """How it is to end now."""
         return self.then if self._due() and self.then != "silence" else ""
 

@@ -112,7 +112,7 @@ class FakeClock(Clock):
             self._advance(until - self._now_ns)
             return ready()
         now, since = self._now_ns, time.monotonic()
-        with self._noted(_Waiting(until, condition, ready)):
+        with self._registered(_Waiting(until, condition, ready)):
             while not ready() and not self._reached(until):
                 condition.wait(_PATIENCE)
                 if now != self._now_ns:
@@ -129,7 +129,7 @@ class FakeClock(Clock):
         return [waiting for waiting in self._waiting.values() if not waiting.ready()]
 
     @contextmanager
-    def _noted(self, waiting: "_Waiting") -> Iterator[None]:
+    def _registered(self, waiting: "_Waiting") -> Iterator[None]:
         thread = threading.get_ident()
         with self._lock:
             self._waiting[thread] = waiting

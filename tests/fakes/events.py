@@ -26,12 +26,12 @@ class Events:
     def stop(self) -> None:
         pass
 
-    def told(self) -> list[tuple[str, str, EventKind]]:
+    def summaries(self) -> list[tuple[str, str, EventKind]]:
         """The name of the object, the reason and the type of each."""
         return [(event.about.name, event.reason, event.type) for event in self.all]
 
-    def of(self, reason: str) -> list[Event]:
+    def with_reason(self, reason: str) -> list[Event]:
         return [event for event in self.all if event.reason == reason]
 
     def messages(self, reason: str) -> list[str]:
-        return [event.message for event in self.of(reason)]
+        return [event.message for event in self.with_reason(reason)]

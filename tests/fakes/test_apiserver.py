@@ -37,7 +37,7 @@ def node(name: str = "n") -> dict:
     return {"metadata": {"name": name}}
 
 
-def told(watch) -> list[str]:
+def event_names(watch) -> list[str]:
     return [json.loads(line)["object"]["metadata"]["name"] for line in watch]
 
 
@@ -78,7 +78,7 @@ def test_a_fault_takes_as_many_requests_as_it_is_for(api, client):
         assert caught.value.retry_after == 7
     assert client.get(paths.nodes("n"))
     client.create(paths.nodes(), node("m"))
-    assert fault.left == 1
+    assert fault.remaining == 1
     with pytest.raises(errors.ServerError):
         client.create(paths.nodes(), node("o"))
     assert api.get(paths.nodes("o")) is None

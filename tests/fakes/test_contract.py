@@ -58,7 +58,7 @@ class Server:
 
 
 @pytest.fixture(scope="module", params=["memory", "http", pytest.param("real", marks=REAL)])
-def which(request: pytest.FixtureRequest) -> str:
+def kind(request: pytest.FixtureRequest) -> str:
     """Of the module, so that the tests of each follow one another: the real one stops for who does not use it."""
     return str(request.param)
 
@@ -82,12 +82,12 @@ def server(kind: str, request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def real(plane: ControlPlane) -> Iterator[Server]:
     def compact() -> None:
-        def ask(method: str, body: Json) -> Json:
+        def call_etcd(method: str, body: Json) -> Json:
             url = f"http://127.0.0.1:{plane.ports[ETCD]}/v3/kv/{method}"
             with urllib.request.urlopen(url, json.dumps(body).encode(), timeout=PATIENCE) as answer:
                 return json.load(answer)
 
-        ask("compaction", {"revision": ask("range", {"key": "AA=="})["header"]["revision"]})
+        call_etcd("compaction", {"revision": call_etcd("range", {"key": "AA=="})["header"]["revision"]})
 
     client = KubeClient.load(plane.kubeconfig("admin"))
     definitions = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
@@ -468,24 +468,24 @@ class TestLists:
         pod(server, ns, "b")
         client.patch(paths.pods(ns, "b", "status"), {"status": {"phase": "Failed"}})
 
-        def found(query: str, path: str = paths.pods(ns)) -> str:
+        def select_names(query: str, path: str = paths.pods(ns)) -> str:
             return "".join(
                 pod_json["metadata"]["name"] for pod_json in client.get(path, {"fieldSelector": query})["items"]
             )
 
-        assert found("metadata.name=b") == "b"
-        assert found("spec.nodeName=n1") == "a"
-        assert found("spec.nodeName=") == "b"
-        assert found("status.phase!=Failed") == "a"
-        assert found(f"metadata.namespace={ns},spec.nodeName!=n1", paths.pods()) == "b"
+        assert select_names("metadata.name=b") == "b"
+        assert select_names("spec.nodeName=n1") == "a"
+        assert select_names("spec.nodeName=") == "b"
+        assert select_names("status.phase!=Failed") == "a"
+        assert select_names(f"metadata.namespace={ns},spec.nodeName!=n1", paths.pods()) == "b"
         with pytest.raises(errors.BadRequest, match="field label not supported"):
-            found("spec.priorityClassName=high")
+            select_names("spec.priorityClassName=high")
         event = {"involvedObject": {"namespace": ns, "name": "a", "kind": "Pod"}, "reason": "R", "type": "Normal"}
         server.make(paths.events(ns), "e", **event)
-        assert found("involvedObject.name=a", paths.events(ns)) == "e"
-        assert found("involvedObject.name=b", paths.events(ns)) == ""
-        assert found("involvedObject.kind=Pod", paths.events(ns)) == "e"
-        assert found("involvedObject.kind=Node", paths.events(ns)) == ""
+        assert select_names("involvedObject.name=a", paths.events(ns)) == "e"
+        assert select_names("involvedObject.name=b", paths.events(ns)) == ""
+        assert select_names("involvedObject.kind=Pod", paths.events(ns)) == "e"
+        assert select_names("involvedObject.kind=Node", paths.events(ns)) == ""
 
 
 class TestWatches:

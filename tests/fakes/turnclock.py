@@ -80,7 +80,7 @@ class TurnClock(FakeClock):
                 self.run()
 
     @contextmanager
-    def of(self, program: Program) -> Iterator[None]:
+    def running_as(self, program: Program) -> Iterator[None]:
         """Threads that the test's own thread starts meanwhile belong to the program."""
         before, self._own = self._own, program
         try:
@@ -112,7 +112,7 @@ class TurnClock(FakeClock):
             self._advance(min(end, soonest) - self._now_ns)
             self._take_turns()
 
-    def take(self, turns: int) -> None:
+    def take_turns(self, turns: int) -> None:
         """So many turns, and no time passes. To stop in the middle of something."""
         for _ in range(turns):
             if not self._take_turn():
@@ -145,7 +145,7 @@ class TurnClock(FakeClock):
 
     def _start(self, thread: threading.Thread, begin: Callable[[threading.Thread], None]) -> None:
         program = self._chosen.pop(thread, None) or self._programs.get(threading.get_ident(), self._own)
-        parked, run = self._leave(program, lambda: True, None), thread.run
+        parked, run = self._release_turn(program, lambda: True, None), thread.run
 
         def take_turns() -> None:
             self._programs[threading.get_ident()] = program
@@ -168,12 +168,12 @@ class TurnClock(FakeClock):
     def _park(self, ready: Callable[[], object], until: int | None) -> None:
         program = self._programs[threading.get_ident()]
         program.check()
-        parked = self._leave(program, ready, until)
+        parked = self._release_turn(program, ready, until)
         self._over.release()
         parked.turn.acquire()
         program.check()
 
-    def _leave(self, program: Program, ready: Callable[[], object], until: int | None) -> _Parked:
+    def _release_turn(self, program: Program, ready: Callable[[], object], until: int | None) -> _Parked:
         parked = _Parked(program, ready, until)
         parked.turn.acquire()
         self._parked.append(parked)

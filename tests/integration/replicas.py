@@ -66,7 +66,7 @@ def webhook_replica(
 
 def ready(process: Process) -> None:
     """Until it says that it is."""
-    start_line = process.noted
+    start_line = process.recorded
     assert start_line is not None
     (bind,) = [word for word in start_line.command if word.startswith("--metrics-bind=")]
     process.wait_until(lambda: says_ready(int(bind.rpartition(":")[2])), "/readyz")

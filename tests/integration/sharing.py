@@ -125,7 +125,7 @@ class Space:
         return self.cluster.kubectl("-n", self.name, *args, **options)
 
     def kubectl_json(self, *args: str, stdin: object = None) -> Json:
-        return self.cluster.ask(*args, f"--namespace={self.name}", stdin=stdin)
+        return self.cluster.kubectl_object(*args, f"--namespace={self.name}", stdin=stdin)
 
     def apply(self, *objects: Json) -> None:
         """Server-side: what an earlier one said and these do not goes."""
@@ -366,7 +366,7 @@ def scheduler_tls(folder: Path) -> ssl.SSLContext:
 def flags(cluster: Cluster, part: str, *extra: str) -> Iterator[None]:
     """`extender` or `webhook` runs with these options besides its own; those that come last count."""
     process = cluster.process(part)
-    start_line = process.noted
+    start_line = process.recorded
     assert start_line is not None
     try:
         _again(cluster, part, [*start_line.command, *extra])
@@ -377,7 +377,7 @@ def flags(cluster: Cluster, part: str, *extra: str) -> Iterator[None]:
 
 def _again(cluster: Cluster, part: str, command: Sequence[str]) -> None:
     process = cluster.process(part)
-    start_line = process.noted
+    start_line = process.recorded
     assert start_line is not None
     process.stop()
     process.start(command, start_line.environment)

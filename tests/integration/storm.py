@@ -242,7 +242,7 @@ def behind_a_storm(cluster: Cluster, nodes: Sequence[str], seed: int) -> Iterato
 @contextlib.contextmanager
 def _plugin_by_way_of(cluster: Cluster, node: str, kubeconfig: Path) -> Iterator[None]:
     process = cluster.process(f"deviceplugin-{node}")
-    start_line = process.noted
+    start_line = process.recorded
     assert start_line is not None
     try:
         _restart_plugin(cluster, node, [*start_line.command, f"--kubeconfig={kubeconfig}"])
@@ -253,7 +253,7 @@ def _plugin_by_way_of(cluster: Cluster, node: str, kubeconfig: Path) -> Iterator
 
 def _restart_plugin(cluster: Cluster, node: str, command: Sequence[str]) -> None:
     process = cluster.process(f"deviceplugin-{node}")
-    start_line = process.noted
+    start_line = process.recorded
     assert start_line is not None
     process.stop()
     with cluster.node(node).slots_listed():

@@ -43,7 +43,7 @@ def leaves_as_found(cluster: Cluster, before: set[str]) -> None:
 
 def _lines(cluster: Cluster) -> Iterator[str]:
     for name in noted_names(cluster.state_dir):
-        if cluster.process(name).alive():
+        if cluster.process(name).is_alive():
             yield f"{RUNS}{name}"
     for path in KINDS:
         for listed_object in cluster.api.get(path)["items"]:

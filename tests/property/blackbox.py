@@ -28,11 +28,11 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http import httpcalls
 from extender.process import Extender, ExtenderSettings
-from tests.build import asking, gpu_quota, held, resource, resource_class
+from tests.build import asking, gpu_quota, held_share, resource, resource_class
 from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.turnclock import Program, TurnClock
-from tests.property.judge import Given, Judge, asks, gang_of, given, is_over, labels_of, node_of, path_of
+from tests.property.judge import Given, Judge, asks, gang_of, is_over, labels_of, node_of, path_of, read_binding
 
 History = list[Json]
 
@@ -153,7 +153,7 @@ class World:
         try:
             getattr(self, do)(**arguments)
             self.clock.run()
-            self.judge.look()
+            self.judge.check()
         except Exception as error:
             self.broken = error
             raise
@@ -331,7 +331,7 @@ class World:
         return pod
 
     def deletes(self, choice: int | str) -> None:
-        pod = self._one(self.pods(), choice)
+        pod = self._pick(self.pods(), choice)
         if pod is not None:
             with contextlib.suppress(errors.KubeError):
                 self.api.client(user_agent="user").delete(path_of(pod))
@@ -339,7 +339,7 @@ class World:
     def deletes_by_force(self, choice: int | str) -> None:
         """One whose containers run, if there is one. They run on, and their node says so."""
         pods = self.pods()
-        pod = self._one([other for other in pods if other["metadata"]["uid"] in self.running] or pods, choice)
+        pod = self._pick([other for other in pods if other["metadata"]["uid"] in self.running] or pods, choice)
         if pod is not None:
             uid = pod["metadata"]["uid"]
             if uid in self.running:
@@ -349,7 +349,7 @@ class World:
 
     def touches(self, choice: int | str) -> None:
         """Somebody changes a label."""
-        pod = self._one(self.pods(), choice)
+        pod = self._pick(self.pods(), choice)
         if pod is not None:
             self.api.edit(path_of(pod), metadata={"labels": {"changed": str(self.api.revision)}})
 
@@ -382,7 +382,7 @@ class World:
 
     def card_changes(self, node: str, index: int, change: str) -> None:
         """`what` of the card, "healthy", "cordoned", "there" or "mps", is the other way round from now on."""
-        card = self._one(self.machines[node].cards, index)
+        card = self._pick(self.machines[node].cards, index)
         if change != "mps":
             setattr(card, change, not getattr(card, change))
         elif card.mps:
@@ -393,25 +393,25 @@ class World:
     def runs(self, choice: int | str) -> None:
         """The kubelet starts a pod."""
         waiting = [pod for pod in self.pods() if node_of(pod) and pod["status"]["phase"] == "Pending"]
-        pod = self._one([other for other in waiting if not other["metadata"].get("deletionTimestamp")], choice)
+        pod = self._pick([other for other in waiting if not other["metadata"].get("deletionTimestamp")], choice)
         if pod is not None:
             status = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-            self.running[pod["metadata"]["uid"]] = node_of(pod), given(pod)
+            self.running[pod["metadata"]["uid"]] = node_of(pod), read_binding(pod)
             self.api.edit(path_of(pod), status=status)
 
     def ends(self, choice: int | str) -> None:
         """Containers end: of a pod that is deleted, of one that has done its work, or of one that is gone."""
         bound = [pod for pod in self.pods() if node_of(pod) and not is_over(pod)]
-        ended = self._one([*bound, *self.ghosts], choice)
+        ended = self._pick([*bound, *self.ghosts], choice)
         if isinstance(ended, str):
             self._end(ended)
         elif ended is not None:
             uid = ended["metadata"]["uid"]
             leaving = ended["metadata"].get("deletionTimestamp")
             if leaving or uid in self.running:
-                self._over(ended)
+                self._finish_containers(ended)
 
-    def _over(self, pod: Json) -> None:
+    def _finish_containers(self, pod: Json) -> None:
         """Its containers have ended, and the kubelet says so."""
         self.running.pop(pod["metadata"]["uid"], None)
         state = {"name": "main", "state": {"terminated": {}}}
@@ -429,7 +429,7 @@ class World:
         """The containers of all pods that are deleted, and of all that are gone."""
         for pod in self.pods():
             if node_of(pod) and pod["metadata"].get("deletionTimestamp"):
-                self._over(pod)
+                self._finish_containers(pod)
         for ghost in list(self.ghosts):
             self._end(ghost)
 
@@ -446,7 +446,7 @@ class World:
     def _put_cards(self, node: str) -> None:
         for index, card in enumerate(self.machines[node].cards):
             shares = [
-                held(uid, share.mem) | {"corePercent": share.core, "whole": share.whole}
+                held_share(uid, share.mem) | {"corePercent": share.core, "whole": share.whole}
                 for uid in self.ghosts
                 for node_name, binding in [self.running[uid]]
                 for share in binding.shares
@@ -475,7 +475,7 @@ class World:
 
     def _start(self, extender: int) -> None:
         program = Program(f"extender-{extender}")
-        with self.clock.of(program):
+        with self.clock.running_as(program):
             client = self.api.client(user_agent=program.name)
             whole = self.build(client, self.clock, replace(SETTINGS, **self.settings))
             self.processes[extender] = Process(program, whole, whole.app(CollectorRegistry()))
@@ -517,14 +517,14 @@ class World:
     def tries(self, choice: int | str, to: int, whole: bool = False) -> None:
         """It looks at a pod. `to`: the extender that it reaches; `whole`: it sends whole Nodes."""
         waiting = [pod for pod in self.pods() if self.waits(pod)]
-        pod = self._one(waiting, choice)
+        pod = self._pick(waiting, choice)
         if pod is not None:
             self._try(pod, to, whole=whole)
 
     def is_interrupted(self, choice: int, to: int, turns: int, kill: bool) -> None:
         """In the middle of a try the extender stands still, or is killed."""
         self.tries(choice, to)
-        self.clock.take(turns)
+        self.clock.take_turns(turns)
         reached = (self.connected + to) % 2
         if kill:
             self.is_killed(reached)
@@ -533,7 +533,7 @@ class World:
 
     def binds_again(self, choice: int, to: int) -> None:
         """A bind call comes a second time."""
-        call = self._one(sorted(self.calls), choice)
+        call = self._pick(sorted(self.calls), choice)
         if call is not None:
             self.clock.start(self.scheduler, lambda: self._call(to, "bind", self.calls[call]))
 
@@ -554,13 +554,13 @@ class World:
         uid = pod["metadata"]["uid"]
         self.under_way.add(uid)
 
-        def one() -> None:
+        def try_pod() -> None:
             try:
                 self._schedule(path_of(pod), uid, to, whole=whole)
             finally:
                 self.under_way.discard(uid)
 
-        self.clock.start(self.scheduler, one)
+        self.clock.start(self.scheduler, try_pod)
 
     def _schedule(self, path: str, uid: str, to: int, *, whole: bool) -> None:
         with self._cycle:
@@ -715,10 +715,10 @@ class World:
         for round_ in range(QUIET_ROUNDS):
             self.clock.run(10, stride=1.0 if round_ < 15 else 2.5)
             self._work()
-            self.judge.look()
-            if not self.judge.left():
+            self.judge.check()
+            if not self.judge.unplaced_pods():
                 return
-        raise AssertionError(f"it fits, and was not placed: {self.judge.left()}")
+        raise AssertionError(f"it fits, and was not placed: {self.judge.unplaced_pods()}")
 
     def _work(self) -> None:
         """kubelets start and end what they should, and the scheduler tries every pod once."""
@@ -734,16 +734,16 @@ class World:
     def pods(self) -> list[Json]:
         return self.api.all(paths.pods())
 
-    def _one(self, of: Sequence[Any], choice: int | str) -> Any:
+    def _pick(self, of: Sequence[Any], choice: int | str) -> Any:
         """Of pods also by the name."""
         if isinstance(choice, str):
             return next((pod for pod in of if isinstance(pod, dict) and pod["metadata"]["name"] == choice), None)
         return of[choice % len(of)] if of else None
 
     @property
-    def told(self) -> list[Given]:
+    def bound_pods(self) -> list[Given]:
         """What was bound, in the order in which it was."""
-        return list(self.judge.given.values())
+        return list(self.judge.bound_pods.values())
 
 
 def replay(history: History, build: Build = today) -> list[Given]:
@@ -753,7 +753,7 @@ def replay(history: History, build: Build = today) -> list[Given]:
     with world.open():
         for step in steps:
             world.do(**step)
-        return world.told
+        return world.bound_pods
 
 
 def _plain(name: str) -> Json:

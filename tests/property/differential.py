@@ -50,14 +50,14 @@ def played(history: History) -> Told:
                 world.do(**step)
     except Exception as error:  # noqa: BLE001 - of whatever is wrong
         broken = error
-    return told(world, text(broken))
+    return trace_of(world, text(broken))
 
 
-def told(world: Any, broken: str) -> Told:
+def trace_of(world: Any, broken: str) -> Told:
     bound = {
         binding.pod: f"{binding.node} "
         + " ".join(f"{share.index}:{share.mem}:{share.core}" for share in binding.shares)
-        for binding in world.told
+        for binding in world.bound_pods
     }
     return Told(bound, broken)
 
@@ -137,7 +137,7 @@ def draw(machine: Any, examples: int, seed: int, visit: Callable[[History, Told]
                 super().teardown()
             if hasattr(self, "world"):
                 remaining -= 1
-                visit(self.world.history, told(self.world, text(self.world.broken)))
+                visit(self.world.history, trace_of(self.world, text(self.world.broken)))
 
     while remaining > 0:  # Hypothesis ends where a rule is broken
         run_settings = hypothesis.settings(

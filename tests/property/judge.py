@@ -41,8 +41,8 @@ class Judge:
     def __init__(self, world: "World") -> None:
         self._world = world
         self._fresh = world.api.follow(paths.pods(), lags=False)
-        self._asked = 0  # requests that it has seen
-        self.given: dict[str, Given] = {}  # by UID, all that were ever bound
+        self._requests_seen = 0  # requests that it has seen
+        self.bound_pods: dict[str, Given] = {}  # by UID, all that were ever bound
         self._holding: dict[str, Given] = {}  # pods that are there
         self._term = -1
         self._pods: dict[str, Json] = {}  # by UID, all that there ever were, as they were last
@@ -57,7 +57,7 @@ class Judge:
     def cards_change(self, node: str) -> None:
         self._changed[node] = self._world.clock.now()
 
-    def look(self) -> None:
+    def check(self) -> None:
         world = self._world
         assert not world.errors, world.errors
         assert not world.clock.failed, world.clock.failed
@@ -76,24 +76,24 @@ class Judge:
         if kind == "DELETED" or is_over(pod) or not node_of(pod):
             self._holding.pop(uid, None)
             return
-        new = uid not in self.given
+        new = uid not in self.bound_pods
         if new:
             self._bound(pod)
-        self._holding[uid] = self.given[uid]
+        self._holding[uid] = self.bound_pods[uid]
         if new:
             self._cards()
             self._within_quota(pod["metadata"]["namespace"])
 
     def _bound(self, pod: Json) -> None:
         """It is as it was asked, on cards of that node; of no term that another had followed; and with its gang."""
-        binding = given(pod)
-        self.given[pod["metadata"]["uid"]] = binding
+        binding = read_binding(pod)
+        self.bound_pods[pod["metadata"]["uid"]] = binding
         cards = self._world.machines[binding.node].cards
         for share in binding.shares:
             assert share.uuid == f"GPU-{binding.node}-{share.index}", (binding, "a card of another node")
             assert share.index < len(cards), (binding, "no such card")
             assert self._is_asked(pod, cards[share.index]), (binding, "a card of another class, or without MPS")
-            if self._settled(binding.node):
+            if self._is_settled(binding.node):
                 assert cards[share.index].usable, (binding, "a card that takes nothing new")
         limits = limits_of(pod)
         if names.WHOLE_GPU in limits:
@@ -109,7 +109,7 @@ class Judge:
         if gang := gang_of(pod):
             assert len(self._came(gang)) >= self._minimum(pod), (binding, "its gang has never been complete")
 
-    def _settled(self, node: str) -> bool:
+    def _is_settled(self, node: str) -> bool:
         """Whether all that is said of its cards must have been heard by now, and what was decided before is over."""
         since = max(self._world.troubled, self._changed.get(node, -math.inf))
         return self._world.clock.now() > since + SETTLED_SECONDS
@@ -172,7 +172,7 @@ class Judge:
         versions = self._quotas.get(namespace, [])
         known = [hard for i, (_, hard) in enumerate(versions) if i + 1 == len(versions) or versions[i + 1][0] > since]
         used = [self._charged(namespace, hard, since) for hard in known]
-        within = any(map(_within, used, known))
+        within = any(map(_fits, used, known))
         assert not known or within, ("above the quota", namespace, used, known)
 
     def _charged(self, namespace: str, hard: Json, since: float | None = None) -> Json:
@@ -197,10 +197,10 @@ class Judge:
 
     def _untouched(self) -> None:
         """Pods that ask for nothing of ours."""
-        for call in self._world.api.requests[self._asked :]:
+        for call in self._world.api.requests[self._requests_seen :]:
             if call.verb in ("create", "update", "patch", "delete") and call.headers["User-Agent"] != "user":
                 assert "/plain" not in call.path, (call.verb, call.path)
-        self._asked = len(self._world.api.requests)
+        self._requests_seen = len(self._world.api.requests)
 
     # When all is quiet.
 
@@ -217,7 +217,7 @@ class Judge:
             reverse=True,
         )
 
-    def left(self) -> list[str]:
+    def unplaced_pods(self) -> list[str]:
         """Pods that fit and wait, and gangs of which a part is bound."""
         there = [self._pods[uid] for uid in sorted(self._there)]
         waiting = [pod for pod in there if not node_of(pod) and not pod["metadata"].get("deletionTimestamp")]
@@ -227,7 +227,7 @@ class Judge:
 
     def _gang_left(self, gang: tuple[str, str], waiting: Sequence[Json]) -> str:
         members = self._members(gang)
-        bound = [pod for pod in members if pod["metadata"]["uid"] in self.given]
+        bound = [pod for pod in members if pod["metadata"]["uid"] in self.bound_pods]
         there = [pod for pod in bound if pod["metadata"]["uid"] in self._holding]
         minimum = self._minimum(members[0])
         if there and len(bound) < minimum:
@@ -260,8 +260,8 @@ class Judge:
                 used.setdefault((node, index), []).append(share)
                 users.setdefault((node, index), []).append(mps_of(pod))
                 # Of which class it will be is not said, so it counts everywhere.
-                held = _plus(held, _charge([(mem, whole)]))
-        return _within(held, hard)
+                held = _sum_of(held, _charge([(mem, whole)]))
+        return _fits(held, hard)
 
     def _first(
         self, pod: Json, used: dict[tuple[str, int], list[Share]], users: dict[tuple[str, int], list[str]]
@@ -287,7 +287,7 @@ class Judge:
         return None
 
 
-def given(pod: Json) -> Given:
+def read_binding(pod: Json) -> Given:
     """What its annotations say, read by hand."""
     document = json.loads(pod["metadata"]["annotations"].get(names.ASSIGNMENT, '{"containers": {}}'))
     shares = [
@@ -327,11 +327,11 @@ def _charge(shares: Sequence[tuple[int, bool]]) -> Json:
     }
 
 
-def _plus(amounts: Json, other: Json) -> Json:
+def _sum_of(amounts: Json, other: Json) -> Json:
     return {name: amounts[name] + other[name] for name in amounts}
 
 
-def _within(used: Json, hard: Json) -> bool:
+def _fits(used: Json, hard: Json) -> bool:
     return all(used[name] <= limit for name, limit in hard.items() if name in used)
 
 

@@ -47,12 +47,12 @@ class Fault:
     settings: Json = dataclasses.field(default_factory=dict)
 
     def build(self) -> Build:
-        def made(client: KubeClient, clock: Clock, settings: ExtenderSettings) -> Whole:
+        def make_extender(client: KubeClient, clock: Clock, settings: ExtenderSettings) -> Whole:
             assert isinstance(client, InMemoryClient)
             between = _Between(client, self)
             return _Whole(today(between, clock, dataclasses.replace(settings, **self.settings)), self)
 
-        return made
+        return make_extender
 
 
 class _Between(InMemoryClient):

@@ -148,7 +148,7 @@ class Extenders(RuleBasedStateMachine):
     def _calm(self):
         """Nothing is wrong, and some card has room. The extender to which the scheduler's connection is: it leads."""
         self.world.do("calm", seconds=5.0)
-        if self._most() < LITTLE:
+        if self._largest_free() < LITTLE:
             self.world.do("clears")
             self.world.do("passes", seconds=1.0, stride=0.25)
         return self.world.connected
@@ -166,7 +166,7 @@ class Extenders(RuleBasedStateMachine):
         for _ in range(size):
             self.world.do("creates", gpu_mem=mem, gang=gang, minimum=0 if grouped else size, priority=priority)
 
-    def _most(self):
+    def _largest_free(self):
         """MiB that the emptiest card has."""
         return max(self.world.judge.room(), default=0)
 
@@ -174,8 +174,8 @@ class Extenders(RuleBasedStateMachine):
         """Shares on all cards but so many, each as large as what is free there; the size of the largest."""
         largest = 0
         while len([free for free in self.world.judge.room() if free >= LITTLE]) > but:
-            largest = max(largest, self._most())
-            pod = self._creates(gpu_mem=self._most(), **kind)
+            largest = max(largest, self._largest_free())
+            pod = self._creates(gpu_mem=self._largest_free(), **kind)
             before = self.world.judge.room()
             self.world.do("tries", choice=pod, to=0)
             self.world.do("passes", seconds=0.5, stride=0.25)
@@ -187,7 +187,7 @@ class Extenders(RuleBasedStateMachine):
     def _two(self):
         """Pods of which only one fits."""
         self._full(but=1)
-        mem = max(self._most(), LITTLE)
+        mem = max(self._largest_free(), LITTLE)
         return self._creates(gpu_mem=mem), self._creates(gpu_mem=mem // 2 + 1)
 
     def _insists(self, pod):
@@ -487,7 +487,7 @@ class Machine(Extenders):
         leader = self._calm()
         self.world.do("starts", extender=1 - leader)
         self._full(but=1)
-        self._gang(max(self._most(), LITTLE) // 2, 2, 0)
+        self._gang(max(self._largest_free(), LITTLE) // 2, 2, 0)
         self.world.do("passes", seconds=1.0, stride=0.25)
         if stands:
             self.world.do("stands", times=1)
@@ -505,7 +505,7 @@ class Machine(Extenders):
         """There is room for some of it."""
         self._calm()
         self._full(but=1)
-        self._gang(max(self._most(), LITTLE), 1 + extra, 0, grouped=grouped)
+        self._gang(max(self._largest_free(), LITTLE), 1 + extra, 0, grouped=grouped)
         self.world.do("passes", seconds=1.0, stride=0.25)
         for _ in range(2):
             for member in range(1 + extra):

@@ -42,7 +42,7 @@ steps = st.lists(
 )
 
 
-def asked(shape_name):
+def request_of(shape_name):
     return request.parse(
         pod(containers=[container(name=f"c{i}", **amounts) for i, amounts in enumerate(ASKS[shape_name])])
     )
@@ -59,7 +59,7 @@ class World:
         elif change == "room":
             self.loads.set_node(f"n{number}", NodeRecord(Load(other, 10, 10)), 0.0)
         elif change == "hold":
-            placed = placement.place_on(self.ledger.node(f"n{number}"), asked(other), "binpack")
+            placed = placement.place_on(self.ledger.node(f"n{number}"), request_of(other), "binpack")
             if isinstance(placed, Placement):
                 uid = f"u{self.held}"
                 self.held += 1
@@ -70,7 +70,7 @@ class World:
             self.loads.remove_pod(f"u{number}")
 
 
-def most(capacities, shape, looks=100):
+def most_fitting(capacities, shape, looks=100):
     while True:
         total, complete = capacities.count_pods(shape, looks)
         if complete:
@@ -84,10 +84,10 @@ def test_what_changed_is_all_that_is_looked_at_and_the_answer_is_as_if_everythin
     kept = Capacities(world.ledger, world.loads)
     for step in steps:
         if step[0] == "ask":
-            kept.count_pods(MemberShape(asked(step[1]), Load(cpu, 1, 1)), step[2])
+            kept.count_pods(MemberShape(request_of(step[1]), Load(cpu, 1, 1)), step[2])
         world.do(*step)
-    shape = MemberShape(asked(shape_name), Load(cpu, 1, 1))
-    assert most(kept, shape, 2) == most(Capacities(world.ledger, world.loads), shape)
+    shape = MemberShape(request_of(shape_name), Load(cpu, 1, 1))
+    assert most_fitting(kept, shape, 2) == most_fitting(Capacities(world.ledger, world.loads), shape)
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)
@@ -96,8 +96,8 @@ def test_no_plan_finds_places_for_more(steps, shape_name, cpu, count):
     world = World()
     for step in steps:
         world.do(*step)
-    shape = MemberShape(asked(shape_name), Load(cpu, 1, 1))
-    total, there = most(Capacities(world.ledger, world.loads), shape)
+    shape = MemberShape(request_of(shape_name), Load(cpu, 1, 1))
+    total, there = most_fitting(Capacities(world.ledger, world.loads), shape)
     members = [
         Member(uid=f"m{i}", name=f"m{i}", shape="s", request=shape.request, load=shape.load) for i in range(count)
     ]
@@ -120,14 +120,16 @@ def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, 
     for step in steps:
         world.do(*step)
     members = [
-        Member(uid=f"m{i}", name=f"m{i}", shape=f"{shape_name} {cpu}", request=asked(shape_name), load=Load(cpu, 1, 1))
+        Member(
+            uid=f"m{i}", name=f"m{i}", shape=f"{shape_name} {cpu}", request=request_of(shape_name), load=Load(cpu, 1, 1)
+        )
         for i, (shape_name, cpu) in enumerate(wanted)
     ]
     planned = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack"))
     if isinstance(planned, Planned):
         capacities = Capacities(world.ledger, world.loads)
         for shape, count in demanding(shapes(members)).items():
-            assert count <= most(capacities, shape)[0]
+            assert count <= most_fitting(capacities, shape)[0]
 
 
 @settings(max_examples=examples(60, soak=3000), deadline=None)

@@ -26,7 +26,7 @@ Closed = frozenset[tuple[str, int]]  # nodes and indices of cards
 OPEN: Closed = frozenset()
 
 
-def made(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
+def ledger_of(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
     """Those of the closed cards are cordoned."""
     ledger = Ledger()
     for node, count in CARDS.items():
@@ -37,20 +37,20 @@ def made(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
     return ledger
 
 
-def put(holdings: dict[str, Holding], pod: Movable, closed: Closed) -> Placement | None:
-    placed = placement.place(made(holdings, closed), list(CARDS), pod.request, pod.policy)
+def place_pod(holdings: dict[str, Holding], pod: Movable, closed: Closed) -> Placement | None:
+    placed = placement.place(ledger_of(holdings, closed), list(CARDS), pod.request, pod.policy)
     return placed if isinstance(placed, Placement) else None
 
 
-def on(holding: Holding) -> Closed:
+def pinned_to(holding: Holding) -> Closed:
     return frozenset((holding.node, index) for index in holding.assignment.indices())
 
 
-def after(holdings: dict[str, Holding], pod: Movable, closed: Closed = OPEN) -> dict[str, Holding] | None:
+def moved(holdings: dict[str, Holding], pod: Movable, closed: Closed = OPEN) -> dict[str, Holding] | None:
     """The pod evicted, and come again on other cards for certain."""
     old = holdings[pod.uid]
-    beside = put(holdings, pod, closed)
-    placed = put({uid: holding for uid, holding in holdings.items() if uid != pod.uid}, pod, closed)
+    beside = place_pod(holdings, pod, closed)
+    placed = place_pod({uid: holding for uid, holding in holdings.items() if uid != pod.uid}, pod, closed)
     if placed is None or (placed.node, placed.assignment.indices()) == (old.node, old.assignment.indices()):
         return None
     if beside is not None and (beside.node, beside.assignment) != (placed.node, placed.assignment):
@@ -65,15 +65,15 @@ def carried(holdings: dict[str, Holding], pods: Sequence[Movable], *, cordon: bo
     for pod in pods:
         if now is None:
             return None
-        closed |= on(now[pod.uid]) if cordon else OPEN
-        now = after(now, pod, closed)
+        closed |= pinned_to(now[pod.uid]) if cordon else OPEN
+        now = moved(now, pod, closed)
     return now
 
 
 def fits(holdings: dict[str, Holding], goal: Goal) -> int:
     now = dict(holdings)
     for i in range(goal.count):
-        placed = placement.place(made(now), list(CARDS), goal.request, goal.policy)
+        placed = placement.place(ledger_of(now), list(CARDS), goal.request, goal.policy)
         if not isinstance(placed, Placement):
             return i
         now[f"goal-{i}"] = Holding(f"goal-{i}", "", "", placed.node, placed.assignment)
@@ -121,7 +121,7 @@ def worlds(draw):
 @given(worlds(), st.booleans())
 def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(scene, cordon):
     holdings, pods, goal = scene
-    ledger = made(holdings)
+    ledger = ledger_of(holdings)
     move_plan = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, cordon=cordon)
     assert {holding.uid: holding for holding in ledger.holdings()} == holdings  # the world is as before
     assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
@@ -141,7 +141,7 @@ def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(s
 @given(worlds(), st.booleans())
 def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(scene, cordon):
     holdings, pods, goal = scene
-    ledger = made(holdings)
+    ledger = ledger_of(holdings)
     move_plan = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)
     least = fewest(holdings, goal, pods, cordon=cordon)
     if move_plan.fits[-1] >= goal.count:

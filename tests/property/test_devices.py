@@ -31,7 +31,7 @@ wants = st.lists(
 )
 
 
-def made(description, node="n1"):
+def devices_of(description, node="n1"):
     return [device(i, *classes, node=node, healthy=healthy) for i, (classes, healthy) in enumerate(description)]
 
 
@@ -60,7 +60,7 @@ def check_granted(granted, wanted_devices, usable):
 @given(description=described, wanted_devices=wants, held=st.sets(st.integers(0, 5), max_size=3))
 @settings(deadline=None, max_examples=examples(150, soak=2000))
 def test_devices_are_given_exactly_where_some_choice_would_do(description, wanted_devices, held):
-    here = made(description)
+    here = devices_of(description)
     used = {here[i].uuid: 1 for i in held if i < len(here)}
     units = [device.resource_class for device in wanted_devices for _ in range(device.count)]
     usable = [device for device in here if device.healthy and device.uuid not in used]
@@ -105,7 +105,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     @rule(node=st.sampled_from(NODES), description=described)
     def devices_change(self, node, description):
-        self.devices[node] = made(description, node)
+        self.devices[node] = devices_of(description, node)
         self.ledger.set_devices(node, reversed(self.devices[node]))
 
     @rule(node=st.sampled_from(NODES), there=st.booleans())

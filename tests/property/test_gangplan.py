@@ -220,7 +220,7 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
     lefts = [list(loads) for loads in nodes]
     ledger, members, entry = made_ledger(nodes), made_members(shapes_of), Entry(shares=shares)
 
-    def left():
+    def free_loads():
         return [headroom(entry, ledger.used("d", entry))]
 
     class Changing(Nodes):
@@ -237,7 +237,7 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
             terms["avoided"] = {(members[0].shape, f"n{turn % len(lefts)}")}
         elif busy_node == "cards":
             ledger.set_cards("n0", cards(CARD, node="n0"))
-        terms["headroom"] = left()
+        terms["headroom"] = free_loads()
 
     terms = {}
 
@@ -246,7 +246,7 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
         terms.update(settings)
 
     with patch.object(gangplan, "_MOST_TURNS", 1000):
-        planned = in_turns(ledger, Changing(nodes), members, between, headroom=left())
+        planned = in_turns(ledger, Changing(nodes), members, between, headroom=free_loads())
     if not isinstance(planned, Planned):
         return
     used = ledger.used("d", entry).shares

@@ -94,7 +94,7 @@ def closed(ledger, node, i, wanted):
     return "" if state.multi_user or (len(users) == 1 and MIXED not in users) else "user"
 
 
-def most(card):
+def max_clients(card):
     return card.mps.max_clients or MAX_CLIENTS if card.mps is not None else MAX_CLIENTS
 
 
@@ -102,7 +102,7 @@ def takes(node, i, wanted):
     (container,) = wanted.containers
     if container.whole:
         return node.clients[i] == 0 and node.free[i] > 0
-    return node.free[i] >= container.mem_per_card and node.clients[i] < most(node.cards[i])
+    return node.free[i] >= container.mem_per_card and node.clients[i] < max_clients(node.cards[i])
 
 
 def follow(ledger, step, uids, policy):

@@ -24,13 +24,13 @@ nodes = st.sampled_from(NODES)
 scored = st.sampled_from(["fgd", "priced"])
 requests = st.one_of(
     st.builds(
-        lambda mem, core, kind: one(1, mem, core, kind),
+        lambda mem, core, kind: card_request(1, mem, core, kind),
         st.sampled_from([100, 160, 320, 470, 810, 1000, 1700]),
         st.sampled_from([0, 0, 30]),
         st.sampled_from(["", "", "A"]),
     ),
-    st.builds(lambda cards, kind: one(cards, 0, 0, kind), st.integers(1, 3), st.sampled_from(["", "B"])),
-    st.builds(lambda cards: one(cards, 300 * cards, 0, ""), st.integers(2, 3)),
+    st.builds(lambda cards, kind: card_request(cards, 0, 0, kind), st.integers(1, 3), st.sampled_from(["", "B"])),
+    st.builds(lambda cards: card_request(cards, 300 * cards, 0, ""), st.integers(2, 3)),
     st.just(PodRequest(containers=())),
 )
 loads = st.builds(Load, st.integers(0, 4000), st.integers(0, 4000), st.just(1))
@@ -45,7 +45,7 @@ card_lists = st.lists(
 )
 
 
-def one(cards, mem, core, resource_class):
+def card_request(cards, mem, core, resource_class):
     part = ContainerRequest(
         key="0", name="main", cards=cards, mem=MiB(mem), core=Percent(core), resource_class=resource_class
     )
@@ -102,7 +102,7 @@ class Engines(RuleBasedStateMachine):
         self.count += 1
         self.ledger.set_holding(Holding(str(self.count), "ns", "p", placed.node, placed.assignment))
         self.held[str(self.count)] = placed.node, load
-        self.take(placed.node, load, -1)
+        self.charge(placed.node, load, -1)
 
     @precondition(lambda self: self.held)
     @rule(choice=st.randoms(use_true_random=False))
@@ -110,7 +110,7 @@ class Engines(RuleBasedStateMachine):
         uid = choice.choice(sorted(self.held))
         node, load = self.held.pop(uid)
         self.ledger.release(uid)
-        self.take(node, load, 1)
+        self.charge(node, load, 1)
 
     @rule(node=nodes, cards=card_lists)
     def set_cards(self, node, cards):
@@ -125,14 +125,14 @@ class Engines(RuleBasedStateMachine):
     @rule(node=nodes, mem=st.sampled_from([100, 470, 810]))
     def fill(self, node, mem):
         """Somebody else comes, whom the engine has not placed."""
-        self.engine.place(one(1, 470, 0, ""), Load(100, 100, 1), "fgd")
+        self.engine.place(card_request(1, 470, 0, ""), Load(100, 100, 1), "fgd")
         self.bring_all_up_to_date()
-        placed = placement.place_on(self.ledger.node(node), one(1, mem, 0, ""), "spread")
+        placed = placement.place_on(self.ledger.node(node), card_request(1, mem, 0, ""), "spread")
         if not isinstance(placed, Refusal):
             self.count += 1
             self.ledger.set_holding(Holding(str(self.count), "ns", "p", node, placed.assignment))
             self.held[str(self.count)] = node, Load(0, 0, 1)
-            self.take(node, Load(0, 0, 1), -1)
+            self.charge(node, Load(0, 0, 1), -1)
         self.bring_all_up_to_date()
 
     @rule(node=nodes, room=loads_of)
@@ -190,7 +190,7 @@ class Engines(RuleBasedStateMachine):
                 if state.used[i] > card.mem:  # only where a card has shrunk under its shares, which takes no more
                     assert state.free[i] < 0
 
-    def take(self, node, load, sign):
+    def charge(self, node, load, sign):
         room = self.loads.get(node)
         if room is not None:
             self.loads[node] = Load(room.cpu + sign * load.cpu, room.memory + sign * load.memory, room.pods + sign)

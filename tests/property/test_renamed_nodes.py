@@ -53,9 +53,9 @@ class RenamedNodes(RuleBasedStateMachine):
         self.clock = FakeClock()
         self.state = make_state(self.clock)
         self.pods = {}  # by UID
-        self.where = dict.fromkeys(CARDS, "")  # the node in each card's ExtendedResource; "": there is none
+        self.node_of_card = dict.fromkeys(CARDS, "")  # the node in each card's ExtendedResource; "": there is none
         self.reports = {card: set() for card in CARDS}  # the UIDs in its status.held
-        self.made = 0
+        self.created_count = 0
 
     @initialize()
     def start(self):
@@ -65,7 +65,7 @@ class RenamedNodes(RuleBasedStateMachine):
             self.write(card, "n1")
 
     def write(self, card, node, reported=()):
-        self.where[card], self.reports[card] = node, set(reported)
+        self.node_of_card[card], self.reports[card] = node, set(reported)
         manifest = resource(CARDS.index(card), node=node, mem=SIZE)
         manifest["metadata"]["name"], manifest["spec"]["uuid"] = card.lower(), card
         manifest["status"]["held"] = [
@@ -75,17 +75,17 @@ class RenamedNodes(RuleBasedStateMachine):
         self.state.set_card(*as_card(manifest))
 
     def delete(self, card):
-        if self.where[card]:
+        if self.node_of_card[card]:
             self.state.remove_card(card.lower())
-            self.where[card], self.reports[card] = "", set()
+            self.node_of_card[card], self.reports[card] = "", set()
 
     @rule(mem=st.integers(1, SIZE), namespace=st.sampled_from(NAMESPACES), phase=some_phases)
     def pod_is_placed(self, mem, namespace, phase):
-        self.made += 1
-        name = f"p{self.made}"
+        self.created_count += 1
+        name = f"p{self.created_count}"
         ref, pod_request = PodRef(f"uid-{name}", namespace, name), request.parse(asking(name, gpu_mem=mem))
         placed = self.state.plan(PlacementRequest(ref, pod_request, NODES, "binpack"))
-        fits = [card for card in CARDS if self.where[card] and self.used(card) + mem <= SIZE]
+        fits = [card for card in CARDS if self.node_of_card[card] and self.used(card) + mem <= SIZE]
         assert isinstance(placed, Placement) == bool(fits)
         if not fits:
             return
@@ -124,7 +124,7 @@ class RenamedNodes(RuleBasedStateMachine):
     @rule(card=cards, data=st.data())
     def node_reports(self, card, data):
         """A node is honest: it reports pods whose object is gone, before their time is over, or again."""
-        if not self.where[card]:
+        if not self.node_of_card[card]:
             return
         may = {
             uid
@@ -133,14 +133,14 @@ class RenamedNodes(RuleBasedStateMachine):
         }
         reported = data.draw(st.sets(st.sampled_from(sorted(may)))) if may else set()
         silent = self.reports[card] - reported
-        self.write(card, self.where[card], reported)
+        self.write(card, self.node_of_card[card], reported)
         for uid in silent:
-            if self.pods[uid].node == self.where[card]:
+            if self.pods[uid].node == self.node_of_card[card]:
                 del self.pods[uid]  # its containers are gone, by the node where it was
 
     @rule(card=cards, new=nodes, change=st.sampled_from(["deleted", "in place", "without report"]))
     def card_moves(self, card, new, change):
-        if new == self.where[card]:
+        if new == self.node_of_card[card]:
             return
         reported = self.reports[card] & self.pods.keys()
         if change == "deleted":
@@ -156,12 +156,12 @@ class RenamedNodes(RuleBasedStateMachine):
         """The garbage collector deletes its ExtendedResources; which the watch shows first is by chance."""
         self.state.remove_node(node)
         for card in CARDS:
-            if self.where[card] == node:
+            if self.node_of_card[card] == node:
                 self.delete(card)
         self.state.set_node(node)
 
     def is_reported_at_home(self, pod):
-        return any(self.where[card] == pod.node and pod.uid in self.reports[card] for card in CARDS)
+        return any(self.node_of_card[card] == pod.node and pod.uid in self.reports[card] for card in CARDS)
 
     def counts(self, pod):
         return pod.phase is not Phase.ORPHANED or self.is_reported_at_home(pod)
@@ -179,8 +179,8 @@ class RenamedNodes(RuleBasedStateMachine):
     def each_card_counts_all_its_holders_and_is_never_over_full(self):
         with self.state.view() as ledger:
             for card in CARDS:
-                if self.where[card]:
-                    node = ledger.node(self.where[card])
+                if self.node_of_card[card]:
+                    node = ledger.node(self.node_of_card[card])
                     used = node.used[[other.uuid for other in node.cards].index(card)]
                     assert used == self.used(card)
                     assert used <= SIZE
@@ -199,12 +199,12 @@ class RenamedNodes(RuleBasedStateMachine):
     def statuses_say_the_same(self):
         with self.state.view() as ledger:
             for card in CARDS:
-                if self.where[card]:
-                    counted = statuses.count_node(ledger, self.where[card])
+                if self.node_of_card[card]:
+                    counted = statuses.count_node(ledger, self.node_of_card[card])
                     assert counted.cards[card.lower()].memory == self.used(card)
             for node in NODES:
                 missing = [uuid for uuid, _ in statuses.count_node(ledger, node).wrong]
-                assert not {card.lower() for card in CARDS if self.where[card]}.intersection(missing)
+                assert not {card.lower() for card in CARDS if self.node_of_card[card]}.intersection(missing)
 
     @invariant()
     def marks_count_what_is_held(self):

@@ -110,7 +110,7 @@ def may_have(node, i, card_request, resource_class):
     )
 
 
-def within(node, chosen, card_request, headroom):
+def fits_quotas(node, chosen, card_request, headroom):
     """Whether the cards together stay within every headroom."""
     for room in headroom:
         shares = memory = cards = 0
@@ -143,7 +143,7 @@ def naively(ledger, nodes, wanted, policy, headroom):
             (i for i in positions if may_have(node, i, card_request, card_request.resource_class)), key=preference
         )
         chosen = next(
-            (c for c in combinations(usable, card_request.cards) if within(node, c, card_request, headroom)), None
+            (c for c in combinations(usable, card_request.cards) if fits_quotas(node, c, card_request, headroom)), None
         )
         if chosen is not None:
             ranks, frees, _ = (sum(column) for column in zip(*map(preference, chosen), strict=True))

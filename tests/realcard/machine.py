@@ -68,7 +68,7 @@ class Tenant:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, user=user
         )
-        self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._output: queue.Queue[dict[str, Any] | None] = queue.Queue()
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -79,11 +79,11 @@ class Tenant:
 
     def heard(self, seconds: float = 60.0) -> dict[str, Any]:
         """The next that it says."""
-        answer = self._said.get(timeout=seconds)
+        answer = self._output.get(timeout=seconds)
         assert answer is not None, f"it ended with rc {self._process.wait(5)} and said nothing"
         return answer
 
-    def tell(self, line: object = "") -> None:
+    def send_line(self, line: object = "") -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(f"{line}\n".encode())
         self._process.stdin.flush()
@@ -109,8 +109,8 @@ class Tenant:
         assert self._process.stdout is not None
         with self._process.stdout as lines:
             for line in lines:
-                self._said.put(json.loads(line))
-        self._said.put(None)
+                self._output.put(json.loads(line))
+        self._output.put(None)
 
 
 class Machine:

@@ -84,7 +84,7 @@ class Card:
         if code != OK:
             raise CudaError(name, code)
 
-    def seen(self) -> dict:
+    def snapshot(self) -> dict:
         free, total, sms = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_int()
         self.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         self.call("cuDeviceGetAttribute", ctypes.byref(sms), SMS, self._device)
@@ -96,7 +96,7 @@ class Card:
 
     def fill(self) -> dict:
         """Ever smaller pieces, so that what is left at the end is less than the smallest."""
-        seen, allocated, size, error = self.seen(), 0, 256 * MIB, OK
+        seen, allocated, size, error = self.snapshot(), 0, 256 * MIB, OK
         while size >= SMALLEST:
             code = self.allocate(size)
             if code == OK:
@@ -128,14 +128,14 @@ class Card:
         return out.value
 
 
-def tell(**fields: object) -> None:
+def print_line(**fields: object) -> None:
     print(json.dumps(fields), flush=True)
 
 
 def compute(card: Card, blocks: int, until: "threading.Event", seconds: float) -> None:
     function, out = card.load(), card.place()
     card.launch(function, blocks, out)  # the first one is compiled
-    tell(ready=True)
+    print_line(ready=True)
     if seconds:
         sys.stdin.readline()
     took, error, began = [], OK, time.monotonic()
@@ -149,24 +149,24 @@ def compute(card: Card, blocks: int, until: "threading.Event", seconds: float) -
     if seconds:
         took.sort()
         report |= {name: round(took[len(took) * part // 100] * 1e6) for name, part in (("p50", 50), ("p99", 99))}
-    tell(**report)
+    print_line(**report)
 
 
 def main(program: str, *numbers: str) -> None:
     card = Card()
     match program:
         case "see":
-            tell(**card.seen())
+            print_line(**card.snapshot())
         case "fill":
-            tell(**card.fill())
+            print_line(**card.fill())
         case "hold":
             code = card.allocate(int(numbers[0]) * MIB)
-            tell(held=int(numbers[0]) if code == OK else 0, error=code)
+            print_line(held=int(numbers[0]) if code == OK else 0, error=code)
             sys.stdin.read()
         case "grow":
-            tell(ready=True)
+            print_line(ready=True)
             for line in sys.stdin:
-                tell(error=card.allocate(int(line) * MIB))
+                print_line(error=card.allocate(int(line) * MIB))
         case "work":
             compute(card, int(numbers[0]), threading.Event(), float(numbers[1]))
         case "busy":
@@ -175,11 +175,11 @@ def main(program: str, *numbers: str) -> None:
             compute(card, int(numbers[0]), over, 0.0)
         case "crash":
             function = card.load()
-            tell(error=card.launch(function, 1, 8, 1))
+            print_line(error=card.launch(function, 1, 8, 1))
 
 
 if __name__ == "__main__":
     try:
         main(*sys.argv[1:])
     except CudaError as failed:
-        tell(error=failed.code, call=str(failed))
+        print_line(error=failed.code, call=str(failed))

@@ -70,7 +70,7 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
 
 
 @pytest.fixture
-def told(cluster: Cluster, measured: Callable[[str, object], None]) -> Callable[[str, object], None]:
+def measure(cluster: Cluster, measured: Callable[[str, object], None]) -> Callable[[str, object], None]:
     """As `measured`, and where our parts are."""
     place = "processes" if cluster.has_parts else "pods"
     return lambda label, amount: measured(f"{label}; our parts are {place}", amount)
@@ -87,7 +87,7 @@ def tenant(name: str, mib: int, *arguments: object, **settings: Json) -> Json:
     return pod
 
 
-def said(space: Space, name: str) -> list[Json]:
+def tenant_lines(space: Space, name: str) -> list[Json]:
     """The lines that the tenant has told by now."""
     output = space.kubectl("logs", name, "-c", "main", check=False)
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
@@ -95,8 +95,8 @@ def said(space: Space, name: str) -> list[Json]:
 
 def heard(space: Space, name: str) -> Json:
     """Its first line."""
-    space.wait(lambda: said(space, name), f"{name} says something")
-    return said(space, name)[0]
+    space.wait(lambda: tenant_lines(space, name), f"{name} says something")
+    return tenant_lines(space, name)[0]
 
 
 def test_pods_see_the_card_only_with_a_share(cluster, space, gpus):
@@ -140,7 +140,7 @@ def test_three_pods_compute_at_the_same_time(space, gpus, measure):
     space.create(tenant("next", SHARE, "see"))
     assert heard(space, "next")["total"] > 0
     for name in pods[1:]:
-        assert said(space, name) == [{"ready": True}], "still at work"
+        assert tenant_lines(space, name) == [{"ready": True}], "still at work"
         assert space.phase(name) == "Running"
 
 

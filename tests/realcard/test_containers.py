@@ -21,7 +21,7 @@ def test_a_container_computes_within_its_limit_with_a_dev_shm_of_its_own(machine
     machine.share("pod", 4000)
     working = machine.container("work", 8, 1.0, mib=2048, percent=50, user=user)
     assert working.heard() == {"ready": True}
-    working.tell()
+    working.send_line()
     done = working.heard()
     assert done["error"] == 0
     assert done["rounds"] > 0

@@ -82,9 +82,9 @@ def test_a_running_servers_ceiling_is_raised_for_its_next_clients(machine):
     assert LOCAL.servers(machine.home / mps.PIPE) == [server], "the same server"
     late = machine.tenant("hold", 5000, mib=6000)
     assert late.heard(60.0) == {"held": 5000, "error": 0}
-    early.tell(1024)
+    early.send_line(1024)
     assert early.heard() == {"error": 0}, "who was there goes on"
-    early.tell(3000)
+    early.send_line(3000)
     assert early.heard() == {"error": OUT_OF_MEMORY}, "and keeps the ceiling that it came under"
 
 
@@ -107,7 +107,7 @@ def throughput(machine, tenants: int, *, through: bool) -> int:
     for tenant in busy_tenants:
         assert tenant.heard(60.0) == {"ready": True}
     for tenant in busy_tenants:
-        tenant.tell()
+        tenant.send_line()
     answers = [tenant.heard(WORK_SECONDS + 60.0) for tenant in busy_tenants]
     assert all(tenant["error"] == 0 for tenant in answers)
     for tenant in busy_tenants:
@@ -135,7 +135,7 @@ def rounds_beside(machine, neighbour: int, *, through: bool, percent: int = 0) -
         assert training.heard() == {"ready": True}
     serving = machine.tenant("work", FEW_BLOCKS, WORK_SECONDS, through=through, percent=percent)
     assert serving.heard() == {"ready": True}
-    serving.tell()
+    serving.send_line()
     answer = serving.heard(WORK_SECONDS + 60.0)
     assert answer["error"] == 0
     serving.close()
@@ -145,15 +145,17 @@ def rounds_beside(machine, neighbour: int, *, through: bool, percent: int = 0) -
 
 
 def test_what_a_neighbour_that_fills_the_card_costs_small_rounds(machine, measured):
-    def tell(label: str, answer: dict) -> None:
+    def measure_rounds(label: str, answer: dict) -> None:
         measured(f"a round of a small kernel, p50 and p99 (us): {label}", f"{answer['p50']}, {answer['p99']}")
 
-    tell("alone", rounds_beside(machine, 0, through=False))
-    tell("beside a full card, time-slicing", rounds_beside(machine, ALL_BLOCKS, through=False))
+    measure_rounds("alone", rounds_beside(machine, 0, through=False))
+    measure_rounds("beside a full card, time-slicing", rounds_beside(machine, ALL_BLOCKS, through=False))
     machine.share("pod", 2048)
-    tell("alone through MPS", rounds_beside(machine, 0, through=True))
-    tell("beside a full card through MPS", rounds_beside(machine, ALL_BLOCKS, through=True))
-    tell("beside a full card through MPS, 50 % each", rounds_beside(machine, ALL_BLOCKS, through=True, percent=50))
+    measure_rounds("alone through MPS", rounds_beside(machine, 0, through=True))
+    measure_rounds("beside a full card through MPS", rounds_beside(machine, ALL_BLOCKS, through=True))
+    measure_rounds(
+        "beside a full card through MPS, 50 % each", rounds_beside(machine, ALL_BLOCKS, through=True, percent=50)
+    )
 
 
 def test_how_small_a_share_may_be(machine, measured):
@@ -216,7 +218,7 @@ def computes(machine) -> bool:
     tenant = machine.tenant("work", 1, 0.2, mib=1024)
     if tenant.heard(60.0) != {"ready": True}:
         return False
-    tenant.tell()
+    tenant.send_line()
     return tenant.heard(60.0)["error"] == 0
 
 

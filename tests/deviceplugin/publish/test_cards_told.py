@@ -242,7 +242,7 @@ def test_a_failed_wake_up_is_tried_again(rig):
     rig.cards[1]["healthy"] = False
     rig.write_cards()
     rig.settle()
-    assert failing.left == 0
+    assert failing.remaining == 0
     assert names.REQUEUE in rig.node()["metadata"].get("annotations", {})
 
 

@@ -136,11 +136,11 @@ def test_lines_of_a_call_say_its_pod_and_those_of_the_next_do_not(monkeypatch):
     serving = Serving()
     contexts = []
 
-    def look(*args: object) -> object:
+    def log_lines(*args: object) -> object:
         contexts.append(structlog.contextvars.get_contextvars())
         raise RuntimeError
 
-    monkeypatch.setattr(verbs, "filter_nodes", look)
+    monkeypatch.setattr(verbs, "filter_nodes", log_lines)
     serving.client.post(
         "/gpushare-scheduler/filter", data=json.dumps({"Pod": asking("a", gpu_mem=1), "NodeNames": ["n1"]})
     )

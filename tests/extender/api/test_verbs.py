@@ -21,7 +21,7 @@ from tests.extender.worlds import (
     as_quota,
     asking,
     bound,
-    held,
+    held_share,
     make_state,
     resource,
     resource_class,
@@ -42,7 +42,7 @@ def world(**nodes):
     return state
 
 
-def ask(state, pod, preferences=ONE, nodes=None):
+def call_filter(state, pod, preferences=ONE, nodes=None):
     if nodes is None:
         with state.view() as ledger:
             nodes = [node.name for node in ledger.nodes()]
@@ -52,7 +52,7 @@ def ask(state, pod, preferences=ONE, nodes=None):
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_a_pod_of_8138_goes_to_the_node_with_one_card_that_has_it(preferences):
     state = world(n1=[4069, 0], n2=[4069, 4069], n3=[8138, 0])
-    answer = ask(state, asking("p", gpu_mem=8138), preferences)
+    answer = call_filter(state, asking("p", gpu_mem=8138), preferences)
     assert answer.node_names == ["n3"]
     assert answer.failed_nodes == {}
 
@@ -64,13 +64,13 @@ def test_a_card_of_more_than_any_card_has_keeps_no_pod_from_its_node(preferences
     liar["spec"]["memoryMiB"] = 2**60
     state.set_node("n2")
     state.set_card(*as_card(liar))
-    assert "n1" in ask(state, asking("p", gpu_mem=8138), preferences).node_names
+    assert "n1" in call_filter(state, asking("p", gpu_mem=8138), preferences).node_names
 
 
 def test_when_no_node_fits_every_node_has_its_reason_and_hopeless_ones_are_told_apart():
     state = world(n1=[4069, 4069])
     with_cards(state, n2=0)
-    answer = ask(state, asking("p", gpu_mem=8138), nodes=["n1", "n2"])
+    answer = call_filter(state, asking("p", gpu_mem=8138), nodes=["n1", "n2"])
     assert answer.node_names == []
     assert answer.failed_nodes == {"n1": Refusal.NO_MEMORY.text}
     assert answer.failed_and_unresolvable_nodes == {"n2": Refusal.NOT_OURS.text}
@@ -79,27 +79,27 @@ def test_when_no_node_fits_every_node_has_its_reason_and_hopeless_ones_are_told_
 def test_a_pod_that_was_not_mutated_is_refused():
     raw = asking("p", gpu_mem=1024)
     del raw["spec"]["containers"][0]["resources"]["limits"][names.SHARE]
-    assert "not rewritten by the Cardwise webhook" in ask(world(n1=[P100]), raw).error
+    assert "not rewritten by the Cardwise webhook" in call_filter(world(n1=[P100]), raw).error
 
 
 def test_thousands_that_the_api_server_prints_with_a_suffix_are_read_as_mib():
     state = world(n1=[15_000])
-    assert ask(state, asking("p", gpu_mem="15k")).node_names == ["n1"]
-    assert "not rewritten" in ask(state, asking("q", gpu_mem="8Gi")).error
+    assert call_filter(state, asking("p", gpu_mem="15k")).node_names == ["n1"]
+    assert "not rewritten" in call_filter(state, asking("q", gpu_mem="8Gi")).error
 
 
 def test_a_pod_without_gpu_passes():
     raw = asking("p", share=1)
     raw["spec"]["containers"][0]["resources"]["limits"] = {names.PLACE_MARKER: "1"}
-    assert ask(world(n1=[P100]), raw, nodes=["n1", "cpu-only"]).node_names == ["n1", "cpu-only"]
+    assert call_filter(world(n1=[P100]), raw, nodes=["n1", "cpu-only"]).node_names == ["n1", "cpu-only"]
 
 
 def test_a_bound_pod_is_answered_its_node_only():
     state = world(n1=[P100], n2=[P100])
     state.set_pod(as_pod(bound("p", 1024, 0, node="n2")))
     for preferences in (ONE, ALL):
-        assert ask(state, asking("p", gpu_mem=1024), preferences).node_names == ["n2"]
-    assert ask(state, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
+        assert call_filter(state, asking("p", gpu_mem=1024), preferences).node_names == ["n2"]
+    assert call_filter(state, asking("p", gpu_mem=1024), nodes=["n1"]).error == verbs.UNDECIDED
 
 
 def test_who_waits_for_a_quota_is_told_by_the_entry_of_what_it_asks_for():
@@ -137,15 +137,15 @@ def test_the_one_best_node_is_answered_unless_the_scheduler_should_weigh(spec, a
     raw = asking("p", gpu_mem=1024, annotations={names.ONE_NODE: annotation} if annotation else None)
     raw["spec"] |= spec
     assert Pod(raw).one_best_node(default=True) is only_best
-    answer = ask(world(n1=[P100], n2=[P100]), raw)
+    answer = call_filter(world(n1=[P100], n2=[P100]), raw)
     assert answer.node_names == (["n1"] if only_best else ["n1", "n2"])
 
 
 def test_the_pods_own_policy_wins():
     state = world(n1=[8138], n2=[P100])
-    assert ask(state, asking("p", gpu_mem=1024)).node_names == ["n1"]
+    assert call_filter(state, asking("p", gpu_mem=1024)).node_names == ["n1"]
     spread = asking("q", gpu_mem=1024, annotations={names.POLICY: "spread"})
-    assert ask(state, spread).node_names == ["n2"]
+    assert call_filter(state, spread).node_names == ["n2"]
 
 
 def test_prioritize_gives_whole_numbers_and_the_top_to_exactly_one():
@@ -185,7 +185,7 @@ def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
 
 def test_inspect_is_gpushares_json():
     state = world(n1=[P100 - 1024, P100])
-    state.set_card(*as_card(resource(1, held=[held("vanished", 4069)])))
+    state.set_card(*as_card(resource(1, held=[held_share("vanished", 4069)])))
     state.plan(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
     assert verbs.inspect(state) == {
         "unit": "MiB",
@@ -229,29 +229,29 @@ def test_inspect_in_gib_shows_what_gpushares_would():
 def test_a_pod_that_is_bound_already_is_answered_its_node_though_its_card_is_reserved_for_a_gang_now():
     state = world(n1=[P100])
     pod = asking("p", gpu_mem=8138)
-    assert ask(state, pod).node_names == ["n1"]
+    assert call_filter(state, pod).node_names == ["n1"]
     state.assume(PodRef("uid-p", "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
     state.confirm("uid-p", Phase.ACCEPTED)
     reserve(state, "n1", P100)
-    assert ask(state, pod).node_names == ["n1"]
-    assert ask(state, asking("q", gpu_mem=100)).node_names == []
+    assert call_filter(state, pod).node_names == ["n1"]
+    assert call_filter(state, asking("q", gpu_mem=100)).node_names == []
 
 
 @pytest.mark.parametrize("preferences", [ONE, ALL])
 def test_what_is_reserved_for_a_gang_is_in_no_answer_and_the_rest_of_the_card_is(preferences):
     state = world(n1=[P100, 0], n2=[0])
     reserve(state, "n1", P100 - 100)
-    refused = ask(state, asking("big", gpu_mem=101), preferences)
+    refused = call_filter(state, asking("big", gpu_mem=101), preferences)
     assert refused.node_names == []
     reasons = refused.failed_nodes | refused.failed_and_unresolvable_nodes
     assert reasons == {"n1": Refusal.GANG_RESERVED.text, "n2": Refusal.NO_MEMORY.text}
-    assert ask(state, asking("small", gpu_mem=100), preferences).node_names == ["n1"]
+    assert call_filter(state, asking("small", gpu_mem=100), preferences).node_names == ["n1"]
 
 
 def test_other_nodes_come_before_the_rest_of_a_reserved_card():
     state = world(n1=[P100], n2=[P100])
     reserve(state, "n1", P100 - 100)
-    assert ask(state, asking("p", gpu_mem=100)).node_names == ["n2"]
+    assert call_filter(state, asking("p", gpu_mem=100)).node_names == ["n2"]
 
 
 def test_bind_chooses_no_reserved_card():
@@ -262,7 +262,7 @@ def test_bind_chooses_no_reserved_card():
     for pod in pods:
         pod["status"] = {"phase": "Pending"}
         state.set_pod(as_pod(pod))
-        assert ask(state, pod, ALL).node_names == ["n1"]
+        assert call_filter(state, pod, ALL).node_names == ["n1"]
     begun = [
         state.assume(PodRef(pod["metadata"]["uid"], "default", "p"), request.parse(pod), "n1", "binpack", epoch=0)
         for pod in pods

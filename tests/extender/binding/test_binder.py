@@ -45,14 +45,14 @@ class World:
         for fault in faults:
             self.fault(fault)
         self.posts: list[tuple[float, dict]] = []
-        self.api.before(self._note, "create", f"{POD}/binding", times=math.inf)
+        self.api.before(self._record_call, "create", f"{POD}/binding", times=math.inf)
         self.client = self.api.client()
         self.outdated: list[str] = []
         self.binder = Binder(
             self.client, self.state, policy="binpack", seconds=seconds, outdated=lambda: self.outdated, clock=self.clock
         )
 
-    def _note(self, call: Request) -> None:
+    def _record_call(self, call: Request) -> None:
         self.posts.append((self.clock.now(), call.body))
 
     def fault(self, fault: Fault, times: float = 1) -> Rule:
@@ -194,7 +194,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
     world.shown()
     reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
     world.fails("api")
-    reads.left = 0
+    reads.remaining = 0
     world.clock.advance(76)
     looks_up(world)
     assert mark(world.state, "uid-p") == "unsure"
@@ -247,7 +247,7 @@ def test_a_later_call_that_surely_did_not_bind_says_nothing_of_an_earlier_one_th
     unheard = world.fault(UNHEARD, times=99)
     with pytest.raises(BindFailed):
         world.bind()
-    unheard.left = 0
+    unheard.remaining = 0
     world.fault(second, times=99)
     with pytest.raises(BindFailed):
         world.bind()

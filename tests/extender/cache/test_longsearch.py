@@ -47,13 +47,13 @@ def cluster(clock, frees, cards=2):
     return state
 
 
-def ask(name="p", whole=1, mem=8000):
+def make_request(name="p", whole=1, mem=8000):
     """A whole card, and a part of another."""
     pod_request = request.parse(pod(containers=[container("a", gpu_count=whole), container("b", gpu_mem=mem)]))
     return PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, NODES, "binpack")
 
 
-def take(state, name, index, mem):
+def occupy_card(state, name, index, mem):
     state.set_pod(as_pod(bound(f"other-{name}-{index}", mem, index, node=name)))
 
 
@@ -83,7 +83,7 @@ def test_it_gives_the_state_up_between_nodes(costly):
     clocks.append(clock)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     turns.clear()
-    placement = state.plan(ask())
+    placement = state.plan(make_request())
     assert isinstance(placement, Unplaceable)
     assert set(placement.refusals.values()) == {Refusal.TOGETHER}
     assert placement.refusals.keys() == set(NODES)
@@ -96,8 +96,8 @@ def test_what_others_take_meanwhile_is_theirs(costly):
     clocks.append(clock)
     frees = dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)}
     state = cluster(clock, frees)
-    clock.others = [lambda: None] * 5 + [lambda: take(state, "n000", 1, 1)]
-    placement = state.plan(ask())
+    clock.others = [lambda: None] * 5 + [lambda: occupy_card(state, "n000", 1, 1)]
+    placement = state.plan(make_request())
     assert isinstance(placement, Placement)
     assert placement.node == "n001"
     with state.view() as ledger:
@@ -110,10 +110,10 @@ def test_where_all_that_was_found_is_taken_it_comes_again_at_once(costly):
     clocks.append(clock)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000)})
     ended = as_pod(bound("r-n001-1", P100 - 100, 1, node="n001", phase="Succeeded", containers=ENDED))
-    clock.others = [lambda: None] * 5 + [lambda: take(state, "n000", 1, 1), lambda: state.set_pod(ended)]
+    clock.others = [lambda: None] * 5 + [lambda: occupy_card(state, "n000", 1, 1), lambda: state.set_pod(ended)]
     clock.advance(10)
     assert state.next_requeue_node() is None
-    placement = state.plan(ask())
+    placement = state.plan(make_request())
     assert isinstance(placement, Unplaceable)
     assert state.next_requeue_node() is not None, "room has come on a node that was looked at before"
 
@@ -122,7 +122,7 @@ def test_nobody_is_woken_where_nothing_has_come():
     clock = Busy()
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
     clock.advance(10)
-    assert isinstance(state.plan(ask()), Unplaceable)
+    assert isinstance(state.plan(make_request()), Unplaceable)
     assert state.next_requeue_node() is None
 
 
@@ -133,7 +133,7 @@ def test_the_last_turn_tries_no_more_cards_than_others_may_wait_for(steps, monke
     state = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
     parts = [container("a", gpu_mem=10_000, gpu_count=2), container("b", gpu_mem=8000, gpu_count=2)]
     pod_request = request.parse(pod(containers=parts))
-    placement = state.plan(ask()._replace(request=pod_request))
+    placement = state.plan(make_request()._replace(request=pod_request))
     assert isinstance(placement, Placement if steps else Unplaceable)
 
 
@@ -143,8 +143,8 @@ def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(cos
     clocks.append(clock)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)})
     turns.clear()
-    assert state.fitting(ask()).keys() == {"n000", "n001"}
-    assert state.scores(ask()).keys() == {"n000", "n001"}
+    assert state.fitting(make_request()).keys() == {"n000", "n001"}
+    assert state.scores(make_request()).keys() == {"n000", "n001"}
     assert max(turns) == 1
 
 
@@ -156,9 +156,9 @@ def test_they_are_not_decided_ahead_of_filter():
     pod["metadata"] |= {"resourceVersion": "7", "creationTimestamp": "2026-11-21T10:00:00Z"}
     pod["spec"]["priority"] = 0
     pod["spec"]["containers"].append(container("b", whole_gpu=1, share=1))
-    world.tell(pod)
+    world.show_pod(pod)
     world.create("one", 100)
-    assert world.ahead().keys() == {"one"}
+    assert world.nominate_all().keys() == {"one"}
 
 
 frees = st.lists(st.tuples(*[st.sampled_from([0, 4000, 8000, P100])] * 2), min_size=3, max_size=6)
@@ -172,7 +172,7 @@ def test_in_turns_and_in_one_the_same_is_decided(frees, whole, mem, limited):
         state = cluster(FakeClock(), {f"n{i}": free for i, free in enumerate(frees)})
         if limited:
             state.set_quota(*as_quota({"memoryMiB": sum(P100 - mib for some in frees for mib in some) + 20_000}))
-        placement_request = ask(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
+        placement_request = make_request(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
         original, longsearch.FEW = longsearch.FEW, most_cards
         try:
             answers.append((state.plan(placement_request), state.scores(placement_request)))
@@ -184,11 +184,11 @@ def test_in_turns_and_in_one_the_same_is_decided(frees, whole, mem, limited):
 def test_what_is_reserved_for_a_gang_counts():
     state = cluster(FakeClock(), dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 9000), "n001": (P100, 8000)})
     reserve(state, "n000", 10_000)
-    wanted = ask()._replace(rank=(0, 0, "", ""))
+    wanted = make_request()._replace(rank=(0, 0, "", ""))
     placement = state.plan(wanted)
     assert isinstance(placement, Placement)
     assert placement.node == "n001"
-    take(state, "n001", 0, 100)
+    occupy_card(state, "n001", 0, 100)
     refused = state.plan(wanted._replace(pod=PodRef("uid-q", "default", "q")))
     assert isinstance(refused, Unplaceable)
     assert {node for node, reason in refused.refusals.items() if reason is Refusal.GANG_RESERVED} == {"n000"}

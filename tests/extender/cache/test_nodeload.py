@@ -51,7 +51,7 @@ def has(name, allocated, runs=None):
     return status | ({"resources": {"requests": {"cpu": runs, "memory": "1Gi"}}} if runs else {})
 
 
-def why(kind, reason=""):
+def condition_record(kind, reason=""):
     return [{"type": f"PodResize{kind}", "status": "True", "reason": reason}]
 
 
@@ -59,33 +59,47 @@ def why(kind, reason=""):
     ("spec", "status", "cpu"),
     [
         pytest.param({}, {"containerStatuses": [has("a", "9")]}, 3, id="nothing is resized"),
-        pytest.param({}, {"conditions": why("InProgress")}, 3, id="nothing is known of it"),
+        pytest.param({}, {"conditions": condition_record("InProgress")}, 3, id="nothing is known of it"),
         pytest.param(
-            {}, {"conditions": why("Pending", "Deferred"), "containerStatuses": [has("a", "500m")]}, 3, id="up"
+            {},
+            {"conditions": condition_record("Pending", "Deferred"), "containerStatuses": [has("a", "500m")]},
+            3,
+            id="up",
         ),
-        pytest.param({}, {"conditions": why("InProgress"), "containerStatuses": [has("a", "4")]}, 6, id="down"),
         pytest.param(
-            {}, {"conditions": why("InProgress"), "containerStatuses": [has("a", "1", "5")]}, 7, id="still runs"
+            {}, {"conditions": condition_record("InProgress"), "containerStatuses": [has("a", "4")]}, 6, id="down"
         ),
         pytest.param(
             {},
-            {"conditions": why("Pending", "Infeasible"), "containerStatuses": [has("a", "0.5"), has("b", "1", "0.5")]},
+            {"conditions": condition_record("InProgress"), "containerStatuses": [has("a", "1", "5")]},
+            7,
+            id="still runs",
+        ),
+        pytest.param(
+            {},
+            {
+                "conditions": condition_record("Pending", "Infeasible"),
+                "containerStatuses": [has("a", "0.5"), has("b", "1", "0.5")],
+            },
             1.5,
             id="never",
         ),
         pytest.param(
-            {}, {"conditions": why("Pending", "Infeasible"), "containerStatuses": [has("a", "2")]}, 2, id="b: no"
+            {},
+            {"conditions": condition_record("Pending", "Infeasible"), "containerStatuses": [has("a", "2")]},
+            2,
+            id="b: no",
         ),
         pytest.param(
             {"initContainers": [asks("4", name="i", restartPolicy="Always")]},
-            {"conditions": why("InProgress"), "initContainerStatuses": [has("i", "6")]},
+            {"conditions": condition_record("InProgress"), "initContainerStatuses": [has("i", "6")]},
             9,
             id="sidecar",
         ),
         pytest.param(
             {"resources": {"requests": {"cpu": "4"}}},
             {
-                "conditions": why("InProgress"),
+                "conditions": condition_record("InProgress"),
                 "resources": {"requests": {"cpu": "8"}},
                 "allocatedResources": {"cpu": "6"},
             },
@@ -94,12 +108,19 @@ def why(kind, reason=""):
         ),
         pytest.param(
             {"resources": {"requests": {"cpu": "40"}}},
-            {"conditions": why("Pending", "Infeasible"), "resources": {}, "allocatedResources": {"cpu": "6"}},
+            {
+                "conditions": condition_record("Pending", "Infeasible"),
+                "resources": {},
+                "allocatedResources": {"cpu": "6"},
+            },
             6,
             id="the pod as a whole, never",
         ),
         pytest.param(
-            {"resources": {"requests": {"cpu": "4"}}}, {"conditions": why("InProgress")}, 4, id="an older kubelet"
+            {"resources": {"requests": {"cpu": "4"}}},
+            {"conditions": condition_record("InProgress")},
+            4,
+            id="an older kubelet",
         ),
     ],
 )

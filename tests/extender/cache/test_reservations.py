@@ -34,7 +34,7 @@ from tests.extender.worlds import (
     begin,
     bound,
     free,
-    held,
+    held_share,
     make_state,
     plan,
     resource,
@@ -354,7 +354,7 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
     world.set_pod(as_pod(asking("p", gpu_mem=10)))
     with world.view_loads() as (_, loads):
         assert len(loads._pods) == before
-    world.set_card(*as_card(resource(0, held=[held("uid-p", 10)])))
+    world.set_card(*as_card(resource(0, held=[held_share("uid-p", 10)])))
     clock.advance(75.1)
     world.tick()
     world.on_lookup("uid-p", bound=False, exists=True)
@@ -418,7 +418,7 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
         if heard is not None:
             world.confirm(f"uid-{name}", heard)
     reported = ("uid-a", "uid-still", "one", "two")
-    world.set_card(*as_card(resource(0, held=[held(uid, 10) for uid in reported])))
+    world.set_card(*as_card(resource(0, held=[held_share(uid, 10) for uid in reported])))
     with world.view() as ledger:
         marks = Counter(holding.mark or "bound" for holding in ledger.holdings())
     assert world.marks() == marks == {"bound": 2, "plan": 1, "binding": 1, "unsure": 1, "ghost": 1, "held": 3}

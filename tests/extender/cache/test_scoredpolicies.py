@@ -24,7 +24,7 @@ PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
 SPOILT = '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}'
 
 
-def given(text):
+def api_with_workload(text):
     """An API server on which this workload was saved."""
     api = ApiServer(FakeClock())
     metadata = {"namespace": "cardwise-system", "name": names.WORKLOAD}
@@ -47,7 +47,7 @@ def world(**nodes):
     return state
 
 
-def ask(state, pod, preferences=FGD, nodes=("n1", "n2")):
+def call_filter(state, pod, preferences=FGD, nodes=("n1", "n2")):
     answer = verbs.filter_nodes(state, preferences, FilterArgs(pod=pod, node_names=list(nodes)))
     assert not answer.error
     return answer.node_names
@@ -60,10 +60,10 @@ def controller(state, api=None, *, leads=True):
 
 def taught(state, keeping, mem, pods=20):
     """Pods of this share come, and the controller learns from them."""
-    ask(state, asking("first", gpu_mem=mem), nodes=["nowhere"])
+    call_filter(state, asking("first", gpu_mem=mem), nodes=["nowhere"])
     keeping.step()
     for i in range(pods):
-        ask(state, asking(f"pod-{i}", gpu_mem=mem), nodes=["nowhere"])
+        call_filter(state, asking(f"pod-{i}", gpu_mem=mem), nodes=["nowhere"])
     keeping.step()
 
 
@@ -74,18 +74,18 @@ def test_the_annotation_of_a_pod_decides():
     state = world(n1=[HALF], n2=[HALF + 4000])
     taught(state, controller(state), HALF)
     annotated = asking("p", gpu_mem=3000, annotations={names.POLICY: "binpack"})
-    assert ask(state, annotated) == ["n1"]
+    assert call_filter(state, annotated) == ["n1"]
     priced = asking("q", gpu_mem=3000, annotations={names.POLICY: "priced"})
-    assert ask(state, priced, Preferences(policy="binpack", one_best_node=True)) == ["n2"]
+    assert call_filter(state, priced, Preferences(policy="binpack", one_best_node=True)) == ["n2"]
 
 
 def test_it_decides_ahead_as_well():
     ahead = Ahead("n1", "n2", settings=NominationSettings(mode=NominationMode.ALWAYS, policy="fgd"))
-    ahead.tell(bound("r1", P100 - HALF, 0, node="n1"))
-    ahead.tell(bound("r2", P100 - HALF - 4000, 0, node="n2"))
+    ahead.show_pod(bound("r1", P100 - HALF, 0, node="n1"))
+    ahead.show_pod(bound("r2", P100 - HALF - 4000, 0, node="n2"))
     taught(ahead.state, controller(ahead.state), HALF)
     ahead.create("p", 3000)
-    assert ahead.ahead() == {"p": "n2"}
+    assert ahead.nominate_all() == {"p": "n2"}
 
 
 def test_all_nodes_are_scored_alike():
@@ -102,14 +102,14 @@ def test_all_nodes_are_scored_alike():
 def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
     state = with_cards(make_state(), n1=1)  # nothing else is known of it; kube-scheduler has said that it will do
     taught(state, controller(state), HALF)
-    assert ask(state, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
+    assert call_filter(state, asking("p", gpu_mem=3000), nodes=["n1"]) == ["n1"]
     answer = verbs.filter_nodes(state, FGD, FilterArgs(pod=asking("q", gpu_mem=P100), node_names=["n1"]))
     assert answer.failed_nodes or answer.failed_and_unresolvable_nodes
 
 
 def test_nobody_who_uses_binpack_gets_an_engine():
     state = world(n1=[HALF])
-    ask(state, asking("p", gpu_mem=3000), Preferences(policy="binpack", one_best_node=True), nodes=["n1"])
+    call_filter(state, asking("p", gpu_mem=3000), Preferences(policy="binpack", one_best_node=True), nodes=["n1"])
     controller(state).step()
     assert not state.policies.active
 
@@ -123,7 +123,7 @@ def test_a_new_leader_goes_on_from_what_was_learned():
     after = world(n1=[HALF], n2=[HALF + 4000])
     after.policies.is_requested = True
     controller(after, api).step()
-    assert ask(after, asking("p", gpu_mem=3000)) == ["n2"]
+    assert call_filter(after, asking("p", gpu_mem=3000)) == ["n2"]
 
 
 def test_a_retried_pod_counts_once():
@@ -133,7 +133,7 @@ def test_a_retried_pod_counts_once():
     taught(state, keeping, HALF)
     before = saved(api)
     for _ in range(100):
-        ask(state, asking("again", gpu_mem=4000), nodes=["nowhere"])
+        call_filter(state, asking("again", gpu_mem=4000), nodes=["nowhere"])
     keeping.step()
     assert saved(api) == before  # not grown by half
 
@@ -160,7 +160,7 @@ def test_what_came_since_the_last_learning_outlives_the_process():
     api = ApiServer(clock)
     keeping = WorkloadController(api.client(), state, "cardwise-system", leads=lambda: True, clock=clock)
     taught(state, keeping, HALF)
-    ask(state, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
+    call_filter(state, asking("one-more", gpu_mem=HALF), nodes=["nowhere"])
     keeping.step()
     assert arrivals(api) == 20
     clock.advance(60)
@@ -175,7 +175,7 @@ def test_what_came_since_the_last_learning_outlives_the_process():
 
 
 def test_what_cannot_be_read_is_not_written_over():
-    api, state = given('{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
+    api, state = api_with_workload('{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
     api.fault(Fault(refused=True), "get", times=math.inf)
     taught(state, controller(state, api), HALF)
     assert arrivals(api) == 500
@@ -187,10 +187,10 @@ def arrivals(api):
 
 @pytest.mark.parametrize("text", ["", "nonsense", '{"version":9,"asks":[]}', SPOILT, "[" * 200_000], ids=len)
 def test_a_spoilt_configmap_is_as_none(text):
-    api = given(text)
+    api = api_with_workload(text)
     state = world(n1=[HALF], n2=[HALF + 4000])
     taught(state, controller(state, api), HALF)
-    assert ask(state, asking("p", gpu_mem=3000)) == ["n2"]
+    assert call_filter(state, asking("p", gpu_mem=3000)) == ["n2"]
     assert json.loads(saved(api))["version"] == 1
 
 
@@ -240,7 +240,7 @@ def test_what_a_card_gives_at_most_is_told_beside_the_policy():
 
 def test_to_what_an_older_extender_has_written_the_limits_are_added():
     text = '{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'
-    api = given(text)
+    api = api_with_workload(text)
     api.edit(PATH, data={names.WORKLOAD_POLICY: policies.DEFAULT})
     publishing(api).step()
     written = {names.WORKLOAD_ASKS: text, names.WORKLOAD_POLICY: policies.DEFAULT, **CardLimits().written()}

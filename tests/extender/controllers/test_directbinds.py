@@ -32,7 +32,7 @@ class World:
             self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
         )
 
-    def put(self, name="p", pod=None, *, node="n1", annotations=None, statuses=(), phase="Pending"):
+    def add_pod(self, name="p", pod=None, *, node="n1", annotations=None, statuses=(), phase="Pending"):
         pod = pod or asking(name, gpu_mem=100)
         pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | (annotations or {})
         pod["spec"]["nodeName"] = node
@@ -52,7 +52,7 @@ class World:
             self.unplaced.step()
             self.clock.advance(1.0)
 
-    def left(self):
+    def remaining_pods(self):
         return sorted(pod["metadata"]["name"] for pod in self.api.all(PODS) if not going(pod))
 
 
@@ -66,10 +66,10 @@ def world():
 
 
 def test_it_goes_within_seconds_and_is_told_once(world):
-    world.put()
+    world.add_pod()
     world.step()
-    assert world.left() == []
-    assert world.events.told() == [("p", "BoundWithoutExtender", "Warning")]
+    assert world.remaining_pods() == []
+    assert world.events.summaries() == [("p", "BoundWithoutExtender", "Warning")]
     sent = world.api.sent("delete", "*/p")[0]
     assert sent.body["gracePeriodSeconds"] == 1, "nothing that it runs beside keeps it"
 
@@ -77,22 +77,22 @@ def test_it_goes_within_seconds_and_is_told_once(world):
 def test_a_member_of_a_gang_and_one_that_asks_for_a_device_go_too(world):
     of_gang = member("g", gpu_mem=100)
     of_gang["spec"].pop("schedulingGates", None)
-    world.put("g", of_gang)
-    world.put("d", asking("d", resource_class="nic"))
+    world.add_pod("g", of_gang)
+    world.add_pod("d", asking("d", resource_class="nic"))
     world.step()
-    assert world.left() == []
+    assert world.remaining_pods() == []
 
 
 def test_what_runs_beside_the_container_that_waits_keeps_it_no_longer(world):
     pod = asking("p")
     pod["spec"]["containers"] = [container("plain"), container("main", gpu_mem=100, share=1)]
-    world.put(
+    world.add_pod(
         pod=pod,
         phase="Running",
         statuses=[{"name": "plain", "state": RUNNING}, {"name": "main", "state": WAITING}],
     )
     world.step()
-    assert world.left() == []
+    assert world.remaining_pods() == []
 
 
 @pytest.mark.parametrize(
@@ -109,79 +109,79 @@ def test_what_runs_beside_the_container_that_waits_keeps_it_no_longer(world):
     ids=["runs", "ran", "on a node without cards", "of gpushare", "unreadable", "static", "placed"],
 )
 def test_what_has_started_is_placed_or_is_not_ours_stays(world, fields):
-    world.put(**fields)
+    world.add_pod(**fields)
     world.step()
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
     assert world.events.all == []
 
 
 def test_what_the_webhook_leaves_alone_stays(world):
     pod = asking("p", gpu_mem=100)
     del pod["spec"]["containers"][0]["resources"]["limits"][names.SHARE]
-    world.put(pod=pod)
+    world.add_pod(pod=pod)
     world.step()
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
 
 
 def test_a_node_that_gets_its_cards_later_is_looked_at_then(world):
-    world.put(node="n2")
+    world.add_pod(node="n2")
     world.step()
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
     with_cards(world.state, n2=1)
     world.step()
-    assert world.left() == []
+    assert world.remaining_pods() == []
 
 
 def test_a_standby_leaves_it_to_the_leader(world):
     world.leads = False
-    world.put()
+    world.add_pod()
     world.step()
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
     world.leads = True
     world.step()
-    assert world.left() == []
+    assert world.remaining_pods() == []
 
 
 def test_what_starts_while_it_is_looked_at_stays(world):
-    world.put()
+    world.add_pod()
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": RUNNING}]}
     world.api.before(lambda _: world.api.edit(f"{PODS}/p", status=running), "delete", "*/p")
     world.step()
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
 
 
 @pytest.mark.parametrize("annotations", [LEGACY, LEGACY | {names.IDX: "-1"}], ids=["of gpushare", "unreadable"])
 def test_what_is_placed_before_it_is_looked_at_stays(world, annotations):
-    world.put()
+    world.add_pod()
     world.api.before(lambda _: world.api.edit(f"{PODS}/p", metadata={"annotations": annotations}), "get", "*/p")
     world.step()
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
 
 
 def test_another_of_the_same_name_stays(world):
-    world.put()
+    world.add_pod()
     world.api.remove(f"{PODS}/p")
     world.api.put(paths.pods(), asking("p", uid="another", gpu_mem=100))
     world.step()
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429), Fault(refused=True)], ids=str)
 def test_what_fails_is_tried_again_less_and_less_often(world, fault):
-    world.put()
+    world.add_pod()
     refused = world.api.fault(fault, "delete", times=math.inf)
     world.step(120)
-    assert world.left() == ["p"]
+    assert world.remaining_pods() == ["p"]
     assert 2 <= len(world.api.sent("delete", "*/p")) <= 20
     refused.end()
     world.step(60)
-    assert world.left() == []
+    assert world.remaining_pods() == []
     assert len(world.events.all) == 1
 
 
 def test_a_slow_one_keeps_others_of_the_thread_waiting_for_a_moment_only(world):
     for i in range(10):
-        world.put(f"p{i}")
+        world.add_pod(f"p{i}")
     world.api.before(lambda _: world.clock.advance(1.0), "get", times=math.inf)
     world.unplaced.step()
     world.clock.advance(3.0)
@@ -189,11 +189,11 @@ def test_a_slow_one_keeps_others_of_the_thread_waiting_for_a_moment_only(world):
     world.unplaced.step()
     assert world.clock.now() - began <= 4.0
     world.step(20)
-    assert world.left() == []
+    assert world.remaining_pods() == []
 
 
 def test_who_is_over_is_looked_for_no_more(world):
-    world.put()
+    world.add_pod()
     world.state.remove_pod(as_pod(world.api.get(f"{PODS}/p")))
     world.step()
     assert world.api.requests == []

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from cardwise.core.placement.scored.engine import Engine
 from extender.controllers.fragmetrics import FragMetrics
 from extender.records.nodeinfo import NodeRecord
-from tests.extender.cache.test_scoredpolicies import FGD, ask
+from tests.extender.cache.test_scoredpolicies import FGD, call_filter
 from tests.extender.worlds import ENDED, P100, as_class, as_pod, asking, bound, make_state, resource_class, with_cards
 from tests.fakes.clock import FakeClock
 
@@ -23,7 +23,7 @@ class Scraped:
         self.registry = CollectorRegistry(auto_describe=True)
         self.registry.register(self.metrics)
 
-    def look(self):
+    def scrape(self):
         list(self.registry.collect())
         self.clock.advance(100)
         self.metrics.step()
@@ -52,7 +52,7 @@ def test_the_memory_of_all_cards_and_what_of_it_is_of_no_use():
     state = world()
     state.set_pod(as_pod(bound("c", P100 // 2 - 1000, 1)))
     scraped = Scraped(state)
-    scraped.look()
+    scraped.scrape()
     used = P100 // 4 + P100 - 1000
     assert (scraped.of_all("total"), scraped.of_all("used")) == (2 * P100, used)
     assert scraped.of_all("free") == 2 * P100 - used
@@ -63,36 +63,36 @@ def test_the_memory_of_all_cards_and_what_of_it_is_of_no_use():
 def test_what_changes_is_seen():
     state = world()
     scraped = Scraped(state)
-    scraped.look()
+    scraped.scrape()
     state.set_pod(as_pod(bound("d", 100, 0)))
     state.set_pod(as_pod(bound("b", P100 // 2, 1, phase="Succeeded", containers=ENDED)))
-    scraped.look()
+    scraped.scrape()
     assert scraped.of_all("used") == P100 // 4 + 100
     state.remove_node("n1")
-    scraped.look()
+    scraped.scrape()
     assert scraped.of_all("total") == 0
 
 
 def test_by_class_as_classes_come_and_go():
     state = world()
     scraped = Scraped(state)
-    scraped.look()
+    scraped.scrape()
     assert scraped.of_class("all-cards", "total") is None
     state.set_class(as_class(resource_class("all-cards", model="P100")))
-    scraped.look()
+    scraped.scrape()
     assert scraped.of_class("all-cards", "total") == 2 * P100
     assert scraped.of_class("all-cards", "free") == scraped.of_all("free")
     state.remove_class("all-cards")
-    scraped.look()
+    scraped.scrape()
     assert scraped.of_class("all-cards", "total") is None
 
 
 def test_what_a_policy_has_learned_is_what_counts():
     state = world()
     state.policies.activate(Engine)
-    ask(state, asking("whole", whole_gpu=1), FGD, ["n1"])
+    call_filter(state, asking("whole", whole_gpu=1), FGD, ["n1"])
     scraped = Scraped(state)
-    scraped.look()
+    scraped.scrape()
     assert scraped.learned == 1
     assert scraped.of_all("fragmented") == pytest.approx(scraped.of_all("free"))  # no card is whole
 

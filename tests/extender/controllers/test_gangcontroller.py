@@ -49,7 +49,7 @@ class Scene:
         for pod in self.world.pods.values():
             self.api.put(paths.pods(), pod)
 
-    def put(self, podgroup):
+    def put_podgroup(self, podgroup):
         """A PodGroup is there, and the watch tells of it."""
         self.api.put(paths.podgroups(), podgroup)
         self.show()
@@ -65,7 +65,7 @@ class Scene:
                 self.world.state.gangs.set_group(key, record.group)
                 self.seen.set_object(key, record)
 
-    def tell(self, seconds=3):
+    def write_statuses(self, seconds=3):
         for _ in range(int(seconds * 4)):
             self.writer.step()
             self.world.clock.advance(0.25)
@@ -104,7 +104,7 @@ def test_gates_are_taken_away_once_and_again_where_that_does_not_show(scene):
     scene.step()
     assert len(scene.api.requests) == 3
     del scene.world.pods["g0"]["spec"]["schedulingGates"]
-    scene.world.tell(scene.world.pods["g0"])
+    scene.world.show_pod(scene.world.pods["g0"])
     scene.world.clock.advance(5)
     scene.step()
     assert len(scene.api.requests) == 5
@@ -202,7 +202,7 @@ def test_a_gate_is_removed_only_if_it_still_should_be_once_the_write_has_its_tur
         else:
             for name in ("g1", "g2"):
                 del scene.world.pods[name]["spec"]["schedulingGates"]
-                scene.world.tell(scene.world.pods[name])
+                scene.world.show_pod(scene.world.pods[name])
 
     scene.api.before(changes, "patch", paths.pods("default", "g0"))
     scene.step()
@@ -240,7 +240,7 @@ def test_evicted_by_the_eviction_api_with_an_event_each(scene):
     assert scene.api.requests[1].body["deleteOptions"] == {"preconditions": {"uid": "uid-g0"}}
     assert "deletionTimestamp" in scene.api.get(paths.pods("default", "g0"))["metadata"]
     (event,) = scene.events.all
-    assert scene.events.told() == [("g0", "GangRolledBack", "Warning")]
+    assert scene.events.summaries() == [("g0", "GangRolledBack", "Warning")]
     assert "could not be bound whole" in event.message
 
 
@@ -307,7 +307,7 @@ NATIVE = "/apis/scheduling.k8s.io/v1beta1/namespaces/default/podgroups/"
 def test_a_podgroup_of_kubernetes_says_how_many_and_is_not_written(scene):
     natives(scene, "g")
     scene.step()
-    scene.tell()
+    scene.write_statuses()
     assert (scene.world.phase(), scene.group()) == ("Pending", None)
     for policy, phase in (({"gang": {"minCount": 2}}, "Pending"), ({"gang": {"minCount": 1}}, "Waiting")):
         scene.api.answers[NATIVE + "g"] = {"spec": {"schedulingPolicy": policy}}
@@ -315,7 +315,7 @@ def test_a_podgroup_of_kubernetes_says_how_many_and_is_not_written(scene):
         scene.step()
         assert scene.world.phase() == phase
     assert gated(scene) == []
-    scene.tell()
+    scene.write_statuses()
     assert scene.group()["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
     assert {call.verb for call in scene.api.requests if call.path.startswith(NATIVE)} == {"get"}
 
@@ -327,7 +327,7 @@ def test_a_podgroup_of_kubernetes_without_a_minimum_gates_nobody_and_is_not_told
     scene.step()
     scene.step()
     assert gated(scene) == []
-    scene.tell()
+    scene.write_statuses()
     assert scene.group() is None
     assert scene.events.all == []
 
@@ -356,13 +356,13 @@ def test_a_namespace_of_thousands_of_podgroups_delays_those_of_others_by_one_rea
 
 def test_a_gang_gets_a_podgroup_and_loses_it_with_its_last_pod(scene):
     trio(scene)
-    scene.tell()
+    scene.write_statuses()
     podgroup = scene.group()
     assert podgroup["spec"] == {"minMember": 3}
     assert podgroup["metadata"]["labels"] == {names.AUTO_LABEL: "true"}
     scene.show()
     scene.world.delete("g0", "g1", "g2")
-    scene.tell()
+    scene.write_statuses()
     assert scene.group() is None
     deleted = scene.api.sent("delete", paths.podgroups("default", "g"))
     assert deleted[0].body == {"preconditions": {"uid": podgroup["metadata"]["uid"]}}
@@ -373,15 +373,15 @@ def test_a_podgroup_is_automatic_by_the_value_of_its_label(scene, label):
     """As the API server's policy has it, which refuses all that the extender writes to another."""
     podgroup = group()
     podgroup["metadata"]["labels"] = {names.AUTO_LABEL: label}
-    scene.put(podgroup)
-    scene.tell()
+    scene.put_podgroup(podgroup)
+    scene.write_statuses()
     assert scene.group() is not None, "no pod is of it"
     assert not scene.api.sent("delete", paths.podgroups("default", "g"))
 
 
 def test_a_persons_podgroup_stays_and_is_told_that_it_has_no_pod(scene):
-    scene.put(group())
-    scene.tell()
+    scene.put_podgroup(group())
+    scene.write_statuses()
     assert scene.group()["status"]["phase"] == "Pending"
     assert scene.group()["status"]["reason"] == "there is no pod of it"
     assert {(call.verb, call.path) for call in scene.api.requests} == {
@@ -390,10 +390,10 @@ def test_a_persons_podgroup_stays_and_is_told_that_it_has_no_pod(scene):
 
 
 def test_the_status_says_how_far_the_gang_is_and_is_written_on_change_only(scene):
-    scene.put(group())
+    scene.put_podgroup(group())
     trio(scene, gated=False)
     scene.world.schedule("g0")
-    scene.tell(1)
+    scene.write_statuses(1)
     status = scene.group()["status"]
     assert status["phase"] == "Held"
     assert status["waitingFor"] == ["g1", "g2"]
@@ -401,81 +401,81 @@ def test_the_status_says_how_far_the_gang_is_and_is_written_on_change_only(scene
     assert (status["members"], status["bound"], status["minMember"]) == (3, 0, 3)
     scene.show()
     before = len(scene.api.requests)
-    scene.tell(2)
+    scene.write_statuses(2)
     assert len(scene.api.requests) == before
     scene.world.schedule("g1")
     scene.world.schedule("g2")
     scene.world.settle()
-    scene.tell(1)
+    scene.write_statuses(1)
     status = scene.group()["status"]
     assert (status["phase"], status["bound"], status["held"]) == ("Running", 3, [])
     assert status["conditions"][0]["status"] == "True"
 
 
 def test_a_status_that_says_running_of_former_pods_is_put_right_before_anything_is_planned(scene):
-    scene.put(group(phase="Running"))
+    scene.put_podgroup(group(phase="Running"))
     trio(scene, gated=False)
     assert scene.world.schedule("g0") != ""
-    assert scene.world.held() == 0
-    scene.tell(1)
+    assert scene.world.unbound_shares() == 0
+    scene.write_statuses(1)
     scene.show()
     assert scene.world.schedule("g0") == ""
 
 
-def said(scene, reason):
-    return [(event.about.name, event.message, event.type) for event in scene.events.of(reason)]
+def events_with_reason(scene, reason):
+    return [(event.about.name, event.message, event.type) for event in scene.events.with_reason(reason)]
 
 
 def test_pods_are_told_what_their_gang_waits_for(scene):
     scene.create(member("g0"))
-    scene.tell()
-    assert said(scene, "GangIncomplete") == [("g0", "gang g is waiting for 2 of 3 members", "Warning")]
+    scene.write_statuses()
+    assert events_with_reason(scene, "GangIncomplete") == [("g0", "gang g is waiting for 2 of 3 members", "Warning")]
     scene.create(member("g1", created=1, gated=False), member("g2", created=2, gated=False))
     del scene.world.pods["g0"]["spec"]["schedulingGates"]
-    scene.world.tell(scene.world.pods["g0"])
+    scene.world.show_pod(scene.world.pods["g0"])
     scene.world.schedule("g0")
     scene.world.schedule("g1")
-    scene.tell()
-    assert ("g0", "gang g fits, waiting for g2 to be scheduled", "Normal") in said(scene, "GangHeld")
+    scene.write_statuses()
+    assert ("g0", "gang g fits, waiting for g2 to be scheduled", "Normal") in events_with_reason(scene, "GangHeld")
     count = len(scene.events.all)
-    scene.tell()
+    scene.write_statuses()
     assert len(scene.events.all) == count, "once"
     scene.world.schedule("g2")
     scene.world.settle()
-    scene.tell()
-    assert [name for name, *_ in said(scene, "GangBound")] == ["g0", "g1", "g2"]
+    scene.write_statuses()
+    assert [name for name, *_ in events_with_reason(scene, "GangBound")] == ["g0", "g1", "g2"]
 
 
 @pytest.mark.parametrize("grouped", [True, False], ids=["a PodGroup of its own", "one of ours"])
 def test_of_a_gang_whose_pods_are_all_ending_nobody_is_told_that_it_lacks_something(scene, grouped):
     if grouped:
-        scene.put(group())
+        scene.put_podgroup(group())
     trio(scene)
-    scene.tell()
+    scene.write_statuses()
     scene.show()
     for pod in scene.world.pods.values():
         pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
-        scene.world.tell(pod)
-    scene.tell()
-    assert not scene.events.of("GangIncomplete")
+        scene.world.show_pod(pod)
+    scene.write_statuses()
+    assert not scene.events.with_reason("GangIncomplete")
     assert scene.group()["status"]["reason"] == "all its pods are ending"
 
 
 def test_what_passes_in_a_moment_is_no_event(scene):
     trio(scene, gated=False)
     scene.world.schedule("g0")
-    scene.tell(0.5)
+    scene.write_statuses(0.5)
     scene.world.schedule("g1")
     scene.world.schedule("g2")
     scene.world.settle()
-    scene.tell()
+    scene.write_statuses()
     assert {event.reason for event in scene.events.all} == {"GangBound"}
 
 
 def test_who_does_not_lead_says_nothing(scene):
     scene.leads = False
     trio(scene)
-    scene.tell()
+    scene.write_statuses()
     assert (scene.api.requests, scene.events.all) == ([], [])
 
 
@@ -483,10 +483,10 @@ def test_podgroups_that_are_slow_to_write_delay_those_of_other_namespaces_by_one
     slow = paths.podgroups("fat")
     scene.api.before(lambda _call: scene.world.clock.advance(2.0), "patch", f"{slow}/*", times=math.inf)
     for i in range(20):
-        scene.put({"metadata": {"name": f"f{i}", "namespace": "fat"}, "spec": {"minMember": 2}})
+        scene.put_podgroup({"metadata": {"name": f"f{i}", "namespace": "fat"}, "spec": {"minMember": 2}})
     scene.writer.step()
     for i in range(5):
-        scene.put({"metadata": {"name": f"g{i}", "namespace": "quick"}, "spec": {"minMember": 2}})
+        scene.put_podgroup({"metadata": {"name": f"g{i}", "namespace": "quick"}, "spec": {"minMember": 2}})
     began, before = scene.world.clock.now(), len(scene.api.sent("patch"))
     while not all(scene.api.get(paths.podgroups("quick", f"g{i}")).get("status") for i in range(5)):
         scene.writer.step()

@@ -28,7 +28,7 @@ class Writing:
 
     def create(self, name: str = "p") -> None:
         """The pod is there, and the state is told of it."""
-        self.world.tell(self.api.put(paths.pods(), self.world.create(name, 100)))
+        self.world.show_pod(self.api.put(paths.pods(), self.world.create(name, 100)))
 
     def version(self) -> str:
         return self.api.get(POD)["metadata"]["resourceVersion"]
@@ -37,10 +37,10 @@ class Writing:
         """p for n1, as it is now."""
         return Nominee(PodRef("uid-p", "default", "p"), self.version(), "n1")
 
-    def decided(self) -> Nominee:
+    def nominate_pod(self) -> Nominee:
         """p has come, and n1 is held for it."""
         self.create()
-        assert self.world.ahead() == {"p": "n1"}
+        assert self.world.nominate_all() == {"p": "n1"}
         return self.nominee()
 
     def changes(self) -> None:
@@ -56,7 +56,7 @@ class Writing:
         """What p's status says is not held for it, for longer than the scheduler needs to come."""
         self.create()
         self.names("n1", OURS)
-        self.world.tell(self.api.get(POD))
+        self.world.show_pod(self.api.get(POD))
         self.round(writes=0)
         self.world.clock.advance(2.0)
 
@@ -102,7 +102,7 @@ def test_a_standby_writes_nothing(writing):
 
 @pytest.mark.parametrize("gone", [False, True])
 def test_a_pod_that_has_changed_holds_nothing(writing, gone):
-    nominee = writing.decided()
+    nominee = writing.nominate_pod()
     if gone:
         writing.api.remove(POD)
     else:
@@ -116,7 +116,7 @@ def test_a_pod_that_has_changed_holds_nothing(writing, gone):
 
 def test_a_pod_that_is_bound_by_now_keeps_nobody_waiting(writing):
     """Since 1.35 the API server refuses the name as Invalid."""
-    nominee = writing.decided()
+    nominee = writing.nominate_pod()
     writing.api.fault(Fault(status=422))
     writing.writer.write(nominee)
     writing.create("q")
@@ -125,7 +125,7 @@ def test_a_pod_that_is_bound_by_now_keeps_nobody_waiting(writing):
 
 @pytest.mark.parametrize("fault", [Fault(status=403), Fault(refused=True)], ids=["forbidden", "unreachable"])
 def test_where_writing_fails_it_rests(writing, fault):
-    nominee = writing.decided()
+    nominee = writing.nominate_pod()
     writing.api.fault(fault)
     writing.writer.write(nominee)
     assert free(writing.world.state) == [P100]
@@ -137,13 +137,13 @@ def test_where_writing_fails_it_rests(writing, fault):
 
 def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nominated(writing):
     """A pod that its tenant made so large that its write times out: nobody was nominated for five seconds."""
-    nominee = writing.decided()
+    nominee = writing.nominate_pod()
     writing.api.fault(Fault(refused=True))
     writing.writer.write(nominee)
     for namespace in ("default", "other"):
         pod = writing.world.create(f"q-{namespace}", 100)
         pod["metadata"]["namespace"] = namespace
-        writing.world.tell(writing.api.put(paths.pods(), pod))
+        writing.world.show_pod(writing.api.put(paths.pods(), pod))
     writing.round(writes=1)
     assert writing.api.get(paths.pods("other", "q-other"))["status"]["nominatedNodeName"]
     writing.world.clock.advance(5.0)
@@ -159,7 +159,7 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
     for i in range(40):
         pod = writing.world.create(f"f{i}", 100)
         pod["metadata"]["namespace"] = "fat"
-        writing.world.tell(writing.api.put(paths.pods(), pod))
+        writing.world.show_pod(writing.api.put(paths.pods(), pod))
         fat.append(writing.world.state.nominator.nominate_next()[1])
     began = writing.world.clock.now()
     for nominee in fat:
@@ -171,7 +171,7 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
 
 
 def test_where_nothing_can_be_written_all_rest(writing):
-    nominee = writing.decided()
+    nominee = writing.nominate_pod()
     writing.api.fault(Fault(refused=True), times=8)
     for i in range(8):
         writing.create(f"p{i}")
@@ -179,7 +179,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
         writing.writer.write(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
     pod = writing.world.create("q", 100)
     pod["metadata"]["namespace"] = "other"
-    writing.world.tell(writing.api.put(paths.pods(), pod))
+    writing.world.show_pod(writing.api.put(paths.pods(), pod))
     writing.round(writes=0)
     writing.world.clock.advance(5.0)
     writing.writer.step()
@@ -190,14 +190,14 @@ def test_where_nothing_can_be_written_all_rest(writing):
 
 
 def test_nothing_is_written_for_a_pod_that_the_scheduler_has_come_to(writing):
-    nominee = writing.decided()
+    nominee = writing.nominate_pod()
     writing.world.filter("p", "n1", "n2")
     writing.writer.write(nominee)
     assert writing.api.requests == []
 
 
 def test_a_failed_write_of_a_pod_that_the_scheduler_is_at_takes_nothing_from_it(writing):
-    nominee = writing.decided()
+    nominee = writing.nominate_pod()
     writing.changes()
     writing.api.before(lambda _: writing.world.filter("p", "n1"), "patch")
     writing.writer.write(nominee)

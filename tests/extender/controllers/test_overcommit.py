@@ -8,7 +8,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.controllers.overcommit import OvercommitController
-from tests.extender.worlds import P100, as_card, as_pod, asking, held, make_state, resource, with_cards
+from tests.extender.worlds import P100, as_card, as_pod, asking, held_share, make_state, resource, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
@@ -28,7 +28,7 @@ class World:
             self.api.client(), self.state, self.events, active=lambda: self.leads, clock=self.clock
         )
 
-    def put(
+    def add_pod(
         self,
         name,
         mem=P100,
@@ -64,7 +64,7 @@ class World:
     def see(self, name):
         self.state.set_pod(as_pod(self.api.get(f"{PODS}/{name}")))
 
-    def left(self):
+    def remaining_pods(self):
         return sorted(pod["metadata"]["name"] for pod in self.api.all(PODS) if not going(pod))
 
 
@@ -80,57 +80,57 @@ def world():
 @pytest.fixture
 def twice(world):
     """One card is given to two pods."""
-    world.put("early", at=1)
-    world.put("late", at=2)
+    world.add_pod("early", at=1)
+    world.add_pod("late", at=2)
     return world
 
 
 def test_the_later_one_goes_and_is_told(twice):
     twice.step()
-    assert twice.left() == ["early"]
-    assert twice.events.told() == [("late", "GPUOvercommitted", "Warning")]
+    assert twice.remaining_pods() == ["early"]
+    assert twice.events.summaries() == [("late", "GPUOvercommitted", "Warning")]
 
 
 def test_by_when_they_were_bound_whichever_is_seen_first(world):
-    world.put("late", at=2)
-    world.put("early", at=1)
+    world.add_pod("late", at=2)
+    world.add_pod("early", at=1)
     world.step()
-    assert world.left() == ["early"]
+    assert world.remaining_pods() == ["early"]
 
 
 @pytest.mark.parametrize("change", [{"phase": "Running", "containers": "running"}, {"containers": "terminated"}])
 def test_who_has_started_stays(world, change):
-    world.put("early", at=1)
-    world.put("late", at=2, **change)
+    world.add_pod("early", at=1)
+    world.add_pod("late", at=2, **change)
     world.step()
-    assert world.left() == ["late"]
+    assert world.remaining_pods() == ["late"]
 
 
 def test_who_is_marked_as_granted_stays_and_where_all_have_started_nobody_goes(world):
     for at, name in enumerate(("early", "late")):
-        world.put(name, at=at)
+        world.add_pod(name, at=at)
         world.api.edit(f"{PODS}/{name}", metadata={"annotations": {names.ASSIGNED: "true"}})
     world.step()
-    assert world.left() == ["early", "late"]
+    assert world.remaining_pods() == ["early", "late"]
     assert world.events.all == []
 
 
 def test_no_more_go_than_need_to(world):
-    world.put("a", P100 // 2, at=1)
-    world.put("b", P100 // 4, at=2)
-    world.put("c", P100 // 2, at=3)
-    world.put("d", P100 // 2, at=4)
-    world.put("elsewhere", P100, at=5, index=1)
+    world.add_pod("a", P100 // 2, at=1)
+    world.add_pod("b", P100 // 4, at=2)
+    world.add_pod("c", P100 // 2, at=3)
+    world.add_pod("d", P100 // 2, at=4)
+    world.add_pod("elsewhere", P100, at=5, index=1)
     world.step()
-    assert world.left() == ["a", "b", "elsewhere"]
+    assert world.remaining_pods() == ["a", "b", "elsewhere"]
     world.see("a")
     world.step()
-    assert world.left() == ["a", "b", "elsewhere"]
+    assert world.remaining_pods() == ["a", "b", "elsewhere"]
 
 
 def test_a_card_that_is_full_is_left_alone(world):
-    world.put("a", P100 // 2, at=1)
-    world.put("b", P100 // 2, at=2)
+    world.add_pod("a", P100 // 2, at=1)
+    world.add_pod("b", P100 // 2, at=2)
     world.step()
     assert world.api.requests == []
 
@@ -138,24 +138,24 @@ def test_a_card_that_is_full_is_left_alone(world):
 def test_who_is_gone_or_finished_by_now_is_no_reason(twice):
     twice.api.edit(f"{PODS}/early", status={"phase": "Succeeded"})
     twice.step()
-    assert twice.left() == ["early", "late"]
+    assert twice.remaining_pods() == ["early", "late"]
 
 
 def test_a_device_is_given_once(world):
-    world.put("early", 0, at=1, devices=["nic-1"])
-    world.put("other", 0, at=2, devices=["nic-2"])
-    world.put("late", 0, at=3, devices=["nic-1"])
+    world.add_pod("early", 0, at=1, devices=["nic-1"])
+    world.add_pod("other", 0, at=2, devices=["nic-2"])
+    world.add_pod("late", 0, at=3, devices=["nic-1"])
     world.step()
-    assert world.left() == ["early", "other"]
+    assert world.remaining_pods() == ["early", "other"]
 
 
 def test_a_standby_leaves_it_to_the_leader_and_does_it_when_it_leads(twice):
     twice.leads = False
     twice.step()
-    assert twice.left() == ["early", "late"]
+    assert twice.remaining_pods() == ["early", "late"]
     twice.leads = True
     twice.step()
-    assert twice.left() == ["early"]
+    assert twice.remaining_pods() == ["early"]
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=429), Fault(refused=True)], ids=str)
@@ -163,25 +163,25 @@ def test_what_fails_is_tried_again_less_and_less_often(twice, fault):
     refused = twice.api.fault(fault, "create", "*/eviction", times=math.inf)
     for _ in range(30):
         twice.step()
-    assert twice.left() == ["early", "late"]
+    assert twice.remaining_pods() == ["early", "late"]
     assert 2 <= len(twice.api.sent("create", "*/eviction")) <= 20
     refused.end()
     for _ in range(10):
         twice.step()
-    assert twice.left() == ["early"]
+    assert twice.remaining_pods() == ["early"]
 
 
 def test_who_is_seen_to_have_started_a_moment_after_the_suspicion_stays(twice):
     twice.overfull.step()
     twice.api.edit(f"{PODS}/late", metadata={"annotations": {names.ASSIGNED: "true"}})
     twice.step()
-    assert twice.left() == ["late"]
+    assert twice.remaining_pods() == ["late"]
 
 
 def test_an_odd_time_of_another_scheduler_keeps_nothing_from_being_mended(twice):
     twice.api.edit(f"{PODS}/early", metadata={"annotations": {names.ASSUME_TIME: "1.7e18"}})
     twice.step()
-    assert twice.left() == ["early"]
+    assert twice.remaining_pods() == ["early"]
 
 
 def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
@@ -189,14 +189,14 @@ def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
     monkeypatch.setattr(twice.overfull, "_check_node", lambda node: look(node) if node == "n1" else {}["odd"])
     monkeypatch.setattr(twice.state, "take_overcommitted", lambda: {"n0", "n1"})
     twice.step()
-    assert twice.left() == ["early"]
+    assert twice.remaining_pods() == ["early"]
     assert set(twice.overfull._due) >= {"n0"}, "and it is looked at again"
 
 
 @pytest.mark.parametrize("address", [("", ""), ("default", "?limit=1"), ("default", "x/../../../../../version")])
 def test_what_a_node_says_of_others_is_no_address(world, address):
-    world.put("early", P100 // 2, at=1)
-    stray = held("b7", P100) | dict(zip(("namespace", "name"), address, strict=True))
+    world.add_pod("early", P100 // 2, at=1)
+    stray = held_share("b7", P100) | dict(zip(("namespace", "name"), address, strict=True))
     world.state.set_card(*as_card(resource(0, node="n1", held=[stray])))
     world.step()
     assert [call.path for call in world.api.requests] == [f"{PODS}/early"]
@@ -208,24 +208,24 @@ def test_pods_of_the_former_name_of_a_node_hold_its_cards(world, card_comes_last
     if card_comes_last:
         name, card = as_card(resource(0))
         world.state.set_card(name, card._replace(node="n2"))
-    world.put("early", at=1, node="former", phase="Running", containers="running")
-    world.put("late", at=2)
+    world.add_pod("early", at=1, node="former", phase="Running", containers="running")
+    world.add_pod("late", at=2)
     if card_comes_last:
         world.step()
-        assert world.left() == ["early", "late"]
+        assert world.remaining_pods() == ["early", "late"]
         world.state.set_card(name, card)
     world.step()
-    assert world.left() == ["early"]
+    assert world.remaining_pods() == ["early"]
 
 
 def test_no_node_gets_pods_of_another_node_evicted_by_what_it_reports(world):
     world.state.set_node("n2")
-    world.put("early", P100 // 2, at=1)
-    world.put("late", P100 // 2, at=2)
+    world.add_pod("early", P100 // 2, at=1)
+    world.add_pod("late", P100 // 2, at=2)
     world.state.remove_card(as_card(resource(0))[0])
     world.state.set_card(*as_card(resource(0, mem=1) | {"spec": resource(0, mem=1)["spec"] | {"node": "n2"}}))
     world.step()
-    assert world.left() == ["early", "late"]
+    assert world.remaining_pods() == ["early", "late"]
 
 
 def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
@@ -234,9 +234,9 @@ def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
     pod["spec"]["nodeName"], pod["status"] = "n1", {"phase": "Running"}
     world.api.put(paths.pods(), pod)
     world.see("gpushare")
-    world.put("late", at=2)
+    world.add_pod("late", at=2)
     world.step()
-    assert world.left() == ["gpushare"]
+    assert world.remaining_pods() == ["gpushare"]
 
 
 def test_who_starts_while_it_is_looked_at_stays(twice):
@@ -244,4 +244,4 @@ def test_who_starts_while_it_is_looked_at_stays(twice):
     twice.api.before(lambda _: twice.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
     twice.step()
     twice.step()
-    assert twice.left() == ["late"]
+    assert twice.remaining_pods() == ["late"]

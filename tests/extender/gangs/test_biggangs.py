@@ -21,10 +21,10 @@ def crowd(count):
 def ungated(world):
     pod = world.pods["g0007"]
     del pod["spec"]["schedulingGates"]
-    world.tell(pod)
+    world.show_pod(pod)
 
 
-def gone(world):
+def deleted_pods(world):
     world.delete("g0007")
 
 
@@ -36,7 +36,7 @@ def ended(world):
     world.terminate("g0007")
 
 
-@pytest.mark.parametrize("event", [ungated, gone, added, ended])
+@pytest.mark.parametrize("event", [ungated, deleted_pods, added, ended])
 def test_an_event_of_a_member_costs_the_same_in_a_gang_of_thousands(event):
     steps = []
     for count in (50, 1000):
@@ -161,14 +161,14 @@ def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
 
     some = gangs.Gangs._recover_some
 
-    def turn(self):
+    def counted_turn(self):
         before = len(planned)
         remaining = some(self)
         turns.append(len(planned) - before)
         return remaining
 
     monkeypatch.setattr(gangplan, "plan", costly)
-    monkeypatch.setattr(gangs.Gangs, "_recover_some", turn)
+    monkeypatch.setattr(gangs.Gangs, "_recover_some", counted_turn)
     world.restart()
     assert planned == ["h01", "h11", "h21", "h31"]
     assert max(turns) == 1

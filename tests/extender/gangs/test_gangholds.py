@@ -16,7 +16,7 @@ def by_somebody_else(world: World, name: str, node: str) -> None:
     pod = world.pods[name]
     pod["spec"]["nodeName"] = node
     pod["status"] = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-    world.tell(pod)
+    world.show_pod(pod)
 
 
 @pytest.mark.parametrize("sizes", [{"gpu_mem": P100}, {}])
@@ -28,7 +28,7 @@ def test_after_the_hold_of_a_gang_of_one_others_are_planned(sizes):
     assert world.phase("a") == "Held"
     by_somebody_else(world, "a", "n1")
     assert world.phase("a") == "Running"
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     world.delete("a")
     world.create(*(member(f"b{i}", "b", 2, created=i, gpu_mem=P100) for i in range(2)))
     world.run(3)
@@ -40,16 +40,16 @@ def test_the_card_that_was_held_for_the_member_is_free_and_the_others_follow():
     world.create(*(member(f"a{i}", "a", 3, created=i, gpu_mem=P100) for i in range(3)))
     world.keep()
     world.schedule("a0")
-    assert world.held() == 3
+    assert world.unbound_shares() == 3
     by_somebody_else(world, "a1", "n1")
-    assert world.held() == 0, "the hold of all is over"
+    assert world.unbound_shares() == 0, "the hold of all is over"
     assert world.phase("a") == "Rolling"
     world.settle()
     assert "a1 was bound by somebody else" in str(world.errors)
     world.run(5)
     assert world.phase("a") == "Running"
     assert set(world.bound()) == {"a0", "a1", "a2"}
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
 
 
 @pytest.mark.parametrize("comes_again", [True, False])
@@ -61,7 +61,7 @@ def test_when_the_one_that_somebody_else_has_bound_goes_the_gang_waits_for_all_a
     world.schedule("a0")
     world.delete("a1")
     assert world.phase("a") == "Pending"
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     if comes_again:
         world.create(member("a3", "a", 3, created=3, gpu_mem=P100))
     world.run(5)
@@ -79,7 +79,7 @@ def test_a_member_that_goes_forward_and_is_bound_by_somebody_else_holds_nothing(
     world.settle()
     world.run(2)
     assert world.phase("a") == "Running"
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
 
 
 def test_a_thread_that_was_let_go_for_a_former_hold_posts_nothing_of_the_next():
@@ -147,7 +147,7 @@ def test_a_gang_that_nobody_has_asked_for_comes_before_one_that_is_later_in_the_
 def test_it_is_held_once_only_where_kube_scheduler_does_not_bring_its_pods(full):
     for i in range(2):
         full.pods[f"b{i}"]["spec"]["nodeSelector"] = {"no": "such"}
-        full.tell(full.pods[f"b{i}"])
+        full.show_pod(full.pods[f"b{i}"])
     full.delete("s0", "s1")
     full.run(3)
     assert full.phase("b") == "Held"
@@ -180,13 +180,13 @@ def test_no_podgroup_holds_cards_for_longer_than_the_cluster_allows(says, until)
     world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100) for i in range(2)))
     world.keep()
     world.schedule("a0")
-    assert world.held() == 2
+    assert world.unbound_shares() == 2
     world.clock.advance(until - 1)
     world.keep()
-    assert world.held() == 2
+    assert world.unbound_shares() == 2
     world.clock.advance(2)
     world.keep()
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
 
 
 def unheard(world: World, *names: str) -> None:
@@ -198,7 +198,7 @@ def unheard(world: World, *names: str) -> None:
 
 
 @pytest.fixture
-def lost() -> World:
+def world_without_answers() -> World:
     """A gang of two, all of whose answers were lost for as long as it may take; nothing of it is bound."""
     world = World({"n1": 2})
     world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100) for i in range(2)))
@@ -209,36 +209,36 @@ def lost() -> World:
     return world
 
 
-def test_a_gang_all_of_whose_answers_were_lost_waits_again_and_is_given_up_once(lost):
-    gang = lost.state.gangs._gangs["default/a"]
-    freed = lost.state._cache.capacity.freed_count
+def test_a_gang_all_of_whose_answers_were_lost_waits_again_and_is_given_up_once(world_without_answers):
+    gang = world_without_answers.state.gangs._gangs["default/a"]
+    freed = world_without_answers.state._cache.capacity.freed_count
     for _ in range(20):
-        lost.clock.advance(0.1)
-        lost.keep()
-    assert (lost.phase("a"), gang.forward, gang._failures) == ("Waiting", False, 1)
-    assert lost.state._cache.capacity.freed_count == freed, "nobody else is planned anew for it"
-    assert lost.held() == 2, "what may land stays its own"
+        world_without_answers.clock.advance(0.1)
+        world_without_answers.keep()
+    assert (world_without_answers.phase("a"), gang.forward, gang._failures) == ("Waiting", False, 1)
+    assert world_without_answers.state._cache.capacity.freed_count == freed, "nobody else is planned anew for it"
+    assert world_without_answers.unbound_shares() == 2, "what may land stays its own"
 
 
-def test_a_gang_nothing_of_which_landed_is_bound_as_a_whole_or_not_at_all(lost):
-    lost.look_up()
-    assert lost.held() == 0
-    lost.clock.advance(1)
-    lost.keep()
-    assert lost.schedule("a0") == ""
-    lost.settle()
-    assert (lost.bound(), lost.phase("a")) == ({}, "Held")
-    assert lost.schedule("a1") == ""
-    lost.settle()
-    assert len(lost.bound()) == 2
+def test_a_gang_nothing_of_which_landed_is_bound_as_a_whole_or_not_at_all(world_without_answers):
+    world_without_answers.look_up()
+    assert world_without_answers.unbound_shares() == 0
+    world_without_answers.clock.advance(1)
+    world_without_answers.keep()
+    assert world_without_answers.schedule("a0") == ""
+    world_without_answers.settle()
+    assert (world_without_answers.bound(), world_without_answers.phase("a")) == ({}, "Held")
+    assert world_without_answers.schedule("a1") == ""
+    world_without_answers.settle()
+    assert len(world_without_answers.bound()) == 2
 
 
-def test_what_lands_late_of_a_gang_that_was_given_up_is_followed_by_the_rest(lost):
-    lost.land("a0")
-    assert lost.phase("a") == "Rolling"
-    lost.look_up()
-    lost.run(2)
-    assert lost.phase("a") == "Running"
+def test_what_lands_late_of_a_gang_that_was_given_up_is_followed_by_the_rest(world_without_answers):
+    world_without_answers.land("a0")
+    assert world_without_answers.phase("a") == "Rolling"
+    world_without_answers.look_up()
+    world_without_answers.run(2)
+    assert world_without_answers.phase("a") == "Running"
 
 
 def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_room_for_the_others_any_more():
@@ -259,7 +259,7 @@ def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_r
     for name in ("a0", "a1"):
         world.schedule(name)
         world.settle()
-    assert (world.bound(), world.held(), world.phase("a")) == ({}, 0, "Waiting")
+    assert (world.bound(), world.unbound_shares(), world.phase("a")) == ({}, 0, "Waiting")
 
 
 def test_while_a_member_may_be_bound_the_gang_goes_on_though_another_has_lost_its_place():

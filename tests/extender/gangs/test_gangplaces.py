@@ -22,10 +22,10 @@ def nominate(world: World, name: str, node: str) -> None:
     """The pod's status names the node: another extender has answered a preemption for it."""
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     world.pods[name]["status"] |= {"nominatedNodeName": node, "conditions": [refused]}
-    world.tell(world.pods[name])
+    world.show_pod(world.pods[name])
 
 
-def kept(node: str, **nodes: int | NodeSpec) -> World:
+def world_with_nominee(node: str, **nodes: int | NodeSpec) -> World:
     """A card of the node is kept for a pod of high priority."""
     world = World(nodes)
     world.create(single("other", priority=10, gpu_mem=P100))
@@ -35,7 +35,7 @@ def kept(node: str, **nodes: int | NodeSpec) -> World:
 
 @pytest.mark.usefixtures("many_kept")
 def test_a_gang_does_not_get_the_card_that_is_kept_for_a_nominated_pod():
-    world = kept("n1", n1=1)
+    world = world_with_nominee("n1", n1=1)
     world.create(member("a", "a", 1, gpu_mem=P100))
     world.keep()
     assert world.schedule("a") != ""
@@ -45,7 +45,7 @@ def test_a_gang_does_not_get_the_card_that_is_kept_for_a_nominated_pod():
 
 @pytest.mark.usefixtures("many_kept")
 def test_what_is_kept_on_other_nodes_is_not_counted_for_a_gang_and_members_without_cards_may_go_there():
-    world = kept("n1", n1=NodeSpec(1, labels={"name": "n1"}), n2=1)
+    world = world_with_nominee("n1", n1=NodeSpec(1, labels={"name": "n1"}), n2=1)
     world.create(member("a", "a", 2, gpu_mem=P100), member("b", "a", 2, selector={"name": "n1"}))
     world.keep()
     assert world.schedule("a") == world.schedule("b") == ""
@@ -55,7 +55,7 @@ def test_what_is_kept_on_other_nodes_is_not_counted_for_a_gang_and_members_witho
 
 @pytest.mark.usefixtures("many_kept")
 def test_what_is_kept_where_no_member_has_room_anyway_is_not_counted_either():
-    world = kept("n1", n1=1, n2=1)
+    world = world_with_nominee("n1", n1=1, n2=1)
     world.create(single("ends", priority=20, gpu_mem=P100))
     world.offered = lambda _: ["n1"]
     assert world.schedule("ends") == ""
@@ -70,7 +70,7 @@ def test_what_is_kept_where_no_member_has_room_anyway_is_not_counted_either():
 
 @pytest.mark.usefixtures("many_kept")
 def test_where_it_is_not_known_which_nodes_have_room_a_member_that_moves_gets_no_kept_card_either(monkeypatch):
-    world = kept("n2", n1=1, n2=1)
+    world = world_with_nominee("n2", n1=1, n2=1)
     world.create(member("a", "a", 1, gpu_mem=P100))
     world.keep()
     assert world.filter("a")[0] == ["n1"]

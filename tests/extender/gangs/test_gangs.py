@@ -36,10 +36,10 @@ def test_the_articles_scene():
         assert world.schedule(pod["metadata"]["name"]) in ("", INCOMPLETE, WAITS)
         world.settle()
     assert set(world.bound()) == {"x", "y"}
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     world.run(3)
     assert set(world.bound()) == {"x", "y"}, "a gang that does not fit is not bound in part"
-    assert world.held() == 0, "and holds nothing"
+    assert world.unbound_shares() == 0, "and holds nothing"
     world.delete("x", "y")
     world.run(4)
     assert set(world.bound()) == {"a1", "a2", "a3"}
@@ -54,7 +54,7 @@ def test_a_member_waits_in_bind_until_all_have_come():
     world.settle()
     assert world.schedule("g1") == ""
     world.settle()
-    assert (world.bound(), world.phase(), world.held()) == ({}, "Held", 3)
+    assert (world.bound(), world.phase(), world.unbound_shares()) == ({}, "Held", 3)
     assert world.schedule("g2") == ""
     assert world.phase() == "Binding"
     world.settle()
@@ -97,7 +97,7 @@ def test_a_hold_ends_when_a_member_does_not_come():
     world.keep()
     world.settle()
     assert world.errors == [(name, "g2 did not reach bind within 30 s") for name in ("g0", "g1")]
-    assert (world.held(), world.phase(), world.bound()) == (0, "Waiting", {})
+    assert (world.unbound_shares(), world.phase(), world.bound()) == (0, "Waiting", {})
     assert world.schedule("g0") == BACKS_OFF
     world.clock.advance(1)
     assert world.schedule("g0") == WAITS, "the one that did not come must show itself first"
@@ -125,7 +125,7 @@ def test_a_member_that_comes_to_filter_again_and_again_does_not_hold_the_cards_f
         world.filter("g0")
         world.clock.advance(10)
         world.keep()
-    assert (world.held(), world.phase()) == (0, "Waiting")
+    assert (world.unbound_shares(), world.phase()) == (0, "Waiting")
     trio(world, gang="h")
     for name in ("h0", "h1", "h2"):
         assert world.schedule(name) == ""
@@ -168,7 +168,7 @@ def test_what_takes_one_away_ends_the_whole_hold(change):
     assert hold.done.is_set()
     assert not hold.allowed
     assert hold.reason
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     assert world.phase() != "Held"
     world.settle()
     assert world.bound() == {}
@@ -198,7 +198,7 @@ def test_a_post_that_fails_is_tried_again_at_the_same_place():
     world.settle(only="g0")
     world.settle(land=False)
     assert set(world.bound()) == {"g0"}
-    assert world.held() == 2, "the others keep their cards"
+    assert world.unbound_shares() == 2, "the others keep their cards"
     world.create(single("x", created=9, priority=9, gpu_mem=P100))
     assert world.schedule("x") == Refusal.NO_MEMORY.text
     assert world.schedule("g1") == world.schedule("g2") == ""
@@ -214,7 +214,7 @@ def test_a_killed_leaders_half_is_finished_first():
     world.settle(only="g1")
     world.restart()
     assert world.phase() == "Rolling"
-    assert world.held() == 2, "before anybody asks"
+    assert world.unbound_shares() == 2, "before anybody asks"
     world.create(single("x", created=9, priority=9, gpu_mem=P100))
     assert world.schedule("x") == Refusal.NO_MEMORY.text
     assert world.schedule("g2") == ""
@@ -237,7 +237,7 @@ def test_a_half_that_cannot_be_finished_is_evicted_and_tried_whole():
     assert world.phase() == "Rolling"
     world.run(100)
     assert world.evicted == []
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     world.run(25)
     assert world.evicted == ["g1"]
     world.run(3)
@@ -395,7 +395,7 @@ def test_what_is_short_may_be_anything(short):
     world.create(*(member(f"m{i}", created=i, cpu=cpu, selector=selector, gpu_mem=1000) for i in range(3)))
     world.run(4)
     assert world.bound().keys() == {"other"}
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     del world.pods["other"]
     world.state.remove_other("default/other")
     world.run(70)
@@ -542,7 +542,7 @@ def test_a_quota_counts_for_the_whole_gang():
     world.state.set_quota(*as_quota({"shares": 2}))
     trio(world)
     assert world.schedule("g0") == WAITS
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     world.state.set_quota(*as_quota({"shares": 3}))
     for name in ("g0", "g1", "g2"):
         assert world.schedule(name) == ""
@@ -560,7 +560,7 @@ def test_a_card_that_fell_ill_or_was_cordoned_before_the_last_came_ends_the_hold
     world.schedule("g2")
     world.settle()
     assert world.bound() == {}
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     assert "is not there any more" in world.errors[0][1]
 
 
@@ -575,13 +575,13 @@ def test_a_node_that_went_before_the_last_came_ends_the_hold_also_of_a_member_wi
     world.schedule("w1")
     world.settle()
     assert world.bound() == {}, "the node of ps is gone"
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     assert "what ps was to have on node cpu is not there any more" in str(world.errors)
 
 
 def gate(world, name, gates):
     world.pods[name]["spec"]["schedulingGates"] = [{"name": name_of_gate} for name_of_gate in gates]
-    world.tell(world.pods[name])
+    world.show_pod(world.pods[name])
 
 
 def test_a_gang_waits_for_its_members_with_gates_of_others_and_holds_nothing_meanwhile():
@@ -590,7 +590,7 @@ def test_a_gang_waits_for_its_members_with_gates_of_others_and_holds_nothing_mea
     gate(world, "g1", ["tenant.example/never"])
     world.keep()
     assert world.filter("g0") == ([], INCOMPLETE)
-    assert world.held() == 0
+    assert world.unbound_shares() == 0
     assert world.reason() == "g1 has the scheduling gate tenant.example/never"
     gate(world, "g1", [])
     assert world.filter("g0")[0]

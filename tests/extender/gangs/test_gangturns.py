@@ -168,7 +168,7 @@ def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_th
     for _ in range(2):
         assert world.schedule("g00") != ""
         assert world.phase("g0") == "Waiting"
-        assert world.held() == 0
+        assert world.unbound_shares() == 0
     assert world.schedule("s") == ""
     del world.state.gangs._plan_some
     world.clock.advance(1)
@@ -201,14 +201,14 @@ def test_beside_many_nodes_with_kept_cards_a_plan_takes_several_turns_too(costly
     world.create(single("other", priority=10, gpu_mem=P100))
     refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
     world.pods["other"]["status"] |= {"nominatedNodeName": "n2", "conditions": [refused]}
-    world.tell(world.pods["other"])
+    world.show_pod(world.pods["other"])
     world.create(*(member(f"g0{i}", "g0", 3, gated=False, gpu_mem=P100) for i in range(3)))
     costly_members(world)
     for _ in range(2):
         before = world.clock.worked
         assert world.schedule("g00") != ""
         assert world.clock.worked - before <= 2 * TURN
-        assert (world.phase("g0"), world.held()) == ("Waiting", 0)
+        assert (world.phase("g0"), world.unbound_shares()) == ("Waiting", 0)
         world.clock.advance(0.5)  # until calls plan again
     assert world.schedule("g00") == ""
     assert world.phase("g0") == "Held"
@@ -272,13 +272,13 @@ def test_a_new_leader_plans_a_big_gang_that_is_bound_in_part_in_turns(costly_mem
     world.settle(only="g00")
     some, turns = world.state.gangs._recover_some.__func__, []
 
-    def turn(gangs):
+    def counted_turn(gangs):
         before = world.clock.worked
         remaining = some(gangs)
         turns.append(world.clock.worked - before)
         return remaining
 
-    monkeypatch.setattr(type(world.state.gangs), "_recover_some", turn)
+    monkeypatch.setattr(type(world.state.gangs), "_recover_some", counted_turn)
     costly_members(world)
     world.restart()
     assert max(turns) <= 2 * TURN

@@ -124,7 +124,7 @@ def test_a_group_that_goes_while_it_waits_ends_its_plan_and_may_come_again(world
     world.schedule("a0")
     assert world.phase() == "Held"
     world.state.gangs.set_foreign(NATIVE, "default/g", None)
-    assert (world.phase(), world.held()) == ("Pending", 0)
+    assert (world.phase(), world.unbound_shares()) == ("Pending", 0)
     world.settle()
     assert world.bound() == {}
     world.state.gangs.set_foreign(NATIVE, "default/g", Group(basic=True))

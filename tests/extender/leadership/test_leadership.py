@@ -31,7 +31,7 @@ class Two:
         cards = settings.pop("cards", {"n1": 1})
         self.a, self.b = (Extender(self.api, name, self.clock, cards=cards, **settings) for name in "ab")
         for extender in (self.a, self.a, self.b, self.b):
-            extender.look()
+            extender.exchange_lease()
         assert self.a.leadership.epoch() is not None
         assert self.b.leadership.epoch() is None
 
@@ -39,7 +39,7 @@ class Two:
         """So much time passes that the Lease ends, and this one takes it."""
         for _ in range(12):
             self.clock.advance(2.0)
-            heir.look()
+            heir.exchange_lease()
         assert heir.leadership.epoch() is not None
 
 
@@ -99,10 +99,10 @@ def test_a_leader_that_cannot_renew_says_so_and_stops_in_time(two):
     two.api.create_pod("p", 100)
     two.a.cut = True
     two.clock.advance(13.4)
-    two.a.look()
+    two.a.exchange_lease()
     assert two.a.leadership.epoch() is not None
     two.clock.advance(0.2)
-    two.a.look()
+    two.a.exchange_lease()
     assert two.a.leadership.epoch() is None
     assert "too old" in two.a.leadership.denial().text
 
@@ -113,10 +113,10 @@ def test_who_cannot_have_its_own_state_leaves_the_lease_to_another(two):
             two.clock.advance(2.0)
             if two.a.leadership.epoch() is not None:
                 two.a.elector.step()
-            two.b.look()
+            two.b.exchange_lease()
         assert two.a.leadership.epoch() is None
         assert two.b.leadership.epoch() is not None
-    two.a.look()
+    two.a.exchange_lease()
     assert two.a.leadership.epoch() is None
 
 
@@ -125,7 +125,7 @@ def test_a_long_turn_does_not_cost_the_lease(two):
         for _ in range(3):
             two.clock.advance(2.0)
             two.a.elector.step()
-    two.a.look()
+    two.a.exchange_lease()
     two.clock.advance(12.0)
     assert two.a.leadership.epoch() is not None
 
@@ -193,7 +193,7 @@ def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, ag
     two.api.before(late, "create", "*/mine/binding")
     assert fails(two.a, "mine") == ("standby" if behind else "api")
     assert two.api.over_full(P100) == []
-    assert list(two.api.given()) == ["other"]
+    assert list(two.api.bound_assignments()) == ["other"]
     assert mark(two.a.state, "uid-mine") is None
 
 
@@ -217,12 +217,12 @@ def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(t
     two.b.reads = lambda: False
     for _ in range(9):
         two.clock.advance(2.0)
-        two.b.look()
+        two.b.exchange_lease()
     denial = two.b.leadership.denial()
     assert (denial.elsewhere, "still reading" in denial.text) == (False, True)
     assert fails(two.b, "q") == "standby"
     two.b.reads = lambda: True
-    two.b.look()
+    two.b.exchange_lease()
     assert two.b.leadership.denial() is None
     assert fails(two.b, "q") == "refused"
 
@@ -238,7 +238,7 @@ def test_what_lands_while_a_term_begins_is_known_before_it_gives_anything_away(t
 
     two.api.before(lands, "patch", "*/mine/status")
     two.takes_over(two.b)
-    assert list(two.api.given()) == ["mine"]
+    assert list(two.api.bound_assignments()) == ["mine"]
     assert fails(two.b, "other") == "refused"
 
 
@@ -263,12 +263,12 @@ def test_a_term_does_not_begin_while_waiting_pods_cannot_be_changed(two):
     elector.holds = lambda margin=0.0, epoch=None: still(margin, epoch) and not len(two.api.sent("patch")) > 2
     for _ in range(9):
         two.clock.advance(2.0)
-        two.b.look()
+        two.b.exchange_lease()
     assert two.b.leadership.epoch() is None
     assert len(two.api.sent("patch")) == 3
     elector.holds = still
     down.end()
-    two.b.look()
+    two.b.exchange_lease()
     assert two.b.leadership.epoch() is not None
 
 
@@ -310,7 +310,7 @@ def test_what_could_not_be_changed_is_tried_again_while_the_term_lasts(two):
     refused = [two.api.fault(Fault(status=403), "patch", f"*/{name}/status", times=math.inf) for name in "pq"]
     two.takes_over(two.b)
     assert sorted(changed(two)) == ["p", "q", "r"]
-    two.b.look()
+    two.b.exchange_lease()
     assert len(changed(two)) == 3, "not at once"
     refused[0].end()
     later(two)
@@ -329,7 +329,7 @@ def later(two):
     """The leader goes on renewing its Lease for a minute."""
     for _ in range(30):
         two.clock.advance(2.0)
-        two.b.look()
+        two.b.exchange_lease()
 
 
 def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
@@ -464,7 +464,7 @@ def test_a_lease_whose_count_goes_back_hides_no_other_leader(two):
     for name in ("mine", "other"):
         two.api.create_pod(name, P100)
     two.takes_over(two.a)
-    two.b.look()
+    two.b.exchange_lease()
     late = binding_of(two.api, "mine")
     late["metadata"]["annotations"][names.LEADER_EPOCH] = two.a.leadership.fencing_token(two.a.leadership.epoch())
     count_is(two, count - 1)
@@ -500,7 +500,7 @@ def test_what_it_could_not_change_stays_unsettled_when_it_takes_its_own_lease_ag
     two.takes_over(two.b)
     two.b.cut = True
     two.clock.advance(14.0)
-    two.b.look()
+    two.b.exchange_lease()
     assert two.b.leadership.epoch() is None
     two.b.cut = False
     takes(two.b)
@@ -520,7 +520,7 @@ def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     sends_in_vain(two.a, "mine")
     full = two.api.fault(Fault(status=500), "update", LEASE, times=math.inf)
     two.clock.advance(80.0)
-    two.a.look()
+    two.a.exchange_lease()
     assert two.a.leadership.epoch() is None
     two.a.look_up()
     full.end()
@@ -529,7 +529,7 @@ def test_what_it_has_not_heard_of_stays_so_while_it_does_not_lead(two):
     assert two.a.bind("other", "n1") == "bound"
     with pytest.raises(errors.Conflict):
         two.api.client().create(paths.pods("default", "mine", "binding"), late)
-    assert list(two.api.given()) == ["other"]
+    assert list(two.api.bound_assignments()) == ["other"]
 
 
 def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(two):
@@ -540,7 +540,7 @@ def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(
     sends_in_vain(two.a, "mine")
     gone = [two.api.fault(Fault(status=404), verb, LEASE, times=math.inf) for verb in ("get", "update")]
     two.clock.advance(80.0)
-    two.a.look()
+    two.a.exchange_lease()
     assert two.a.elector.token == ""
     two.a.look_up()
     for post in gone:
@@ -550,7 +550,7 @@ def test_what_it_has_not_heard_of_stays_so_while_nobody_knows_who_has_the_lease(
     assert two.a.bind("other", "n1") == "bound"
     with pytest.raises(errors.Conflict):
         two.api.client().create(paths.pods("default", "mine", "binding"), late)
-    assert list(two.api.given()) == ["other"]
+    assert list(two.api.bound_assignments()) == ["other"]
 
 
 def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
@@ -562,7 +562,7 @@ def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
     two.a.look_up()
     assert mark(two.a.state, "uid-mine") == "unsure", "it does not know yet that another has led"
     for _ in range(2):
-        two.a.look()
+        two.a.exchange_lease()
     two.a.look_up()
     assert mark(two.a.state, "uid-mine") is None
     two.takes_over(two.a)
@@ -586,7 +586,7 @@ def loses_and_takes_again(two, extender):
     """Its Lease, which nobody else has had meanwhile."""
     extender.cut = True
     two.clock.advance(14.0)
-    extender.look()
+    extender.exchange_lease()
     assert extender.leadership.epoch() is None
     extender.cut = False
     takes(extender)
@@ -629,14 +629,14 @@ def test_a_term_that_did_not_begin_in_time_goes_on_where_it_was_unless_another_l
     elector.holds = lambda margin=0.0, epoch=None: holds(margin, epoch) and len(two.api.sent("patch")) < 20
     for _ in range(9):
         two.clock.advance(2.0)
-        two.b.look()
+        two.b.exchange_lease()
     assert two.b.leadership.epoch() is None
     first = changed(two)
     assert 20 <= len(first) < 40
     elector.holds = holds
     two.b.cut = True
     two.clock.advance(14.0)
-    two.b.look()
+    two.b.exchange_lease()
     two.b.cut = False
     if between == "another":
         two.takes_over(two.a)
@@ -655,7 +655,7 @@ def gives_back(extender):
 def takes(extender):
     """A Lease that was given back."""
     for _ in range(3):
-        extender.look()
+        extender.exchange_lease()
     assert extender.leadership.epoch() is not None
 
 
@@ -785,7 +785,7 @@ def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
     assert mark(two.a.state, "uid-p") == "plan"
     two.a.cut = True
     two.clock.advance(14)
-    two.a.look()
+    two.a.exchange_lease()
     assert mark(two.a.state, "uid-p") is None
     two.a.filter("p", "n1")  # by a call that was under way
     two.a.cut = False

@@ -23,25 +23,25 @@ def test_pods_are_decided_about_in_the_order_of_the_queue():
     world.create("old", MOST, created=OLD)
     world.create("low", MOST, priority=-1, created=OLD)
     world.create("high", MOST, priority=5, created=NEW)
-    assert list(world.ahead()) == ["high", "old", "new", "low"]
+    assert list(world.nominate_all()) == ["high", "old", "new", "low"]
 
 
 def test_two_pods_are_not_nominated_for_the_same_room():
     world = World("n1")
     world.create("first", MOST)
     world.create("second", MOST, created=NEW)
-    assert world.ahead() == {"first": "n1"}
+    assert world.nominate_all() == {"first": "n1"}
     assert free(world.state) == [P100 - MOST]
     world.node("n2")
-    assert world.ahead() == {}, "the second was decided about once: it goes the ordinary way"
+    assert world.nominate_all() == {}, "the second was decided about once: it goes the ordinary way"
     assert world.filter("second", "n1", "n2") == ["n2"]
 
 
 def test_the_choice_is_that_of_filter():
     world = World("n1", "n2")
-    world.tell(bound("there", P100 - HALF, 0, node="n2"))
+    world.show_pod(bound("there", P100 - HALF, 0, node="n2"))
     world.create("p", 100)
-    assert world.ahead() == {"p": "n2"}, "binpack: the fullest card"
+    assert world.nominate_all() == {"p": "n2"}, "binpack: the fullest card"
 
 
 @pytest.mark.parametrize("served", [(), ("other",)])
@@ -49,10 +49,10 @@ def test_nobody_is_nominated_for_a_scheduler_that_never_asks(served):
     world = World("n1", served=served)
     world.create("p", HALF)
     world.create("q", HALF, schedulerName="third")
-    assert world.ahead() == {}
+    assert world.nominate_all() == {}
     world.filter("p")
     world.create("r", 100)
-    assert world.ahead() == {"r": "n1"}, "it has asked by now"
+    assert world.nominate_all() == {"r": "n1"}, "it has asked by now"
 
 
 def test_what_waited_for_its_scheduler_comes_then():
@@ -60,7 +60,7 @@ def test_what_waited_for_its_scheduler_comes_then():
     world.create("p", HALF)
     world.create("mine", HALF, schedulerName="mine")
     world.state.nominator.add_scheduler("mine")
-    assert world.ahead() == {"mine": "n1"}
+    assert world.nominate_all() == {"mine": "n1"}
 
 
 AFFINITY = {"labelSelector": {"matchLabels": {"app": "x"}}, "topologyKey": "kubernetes.io/hostname"}
@@ -96,35 +96,35 @@ def test_who_goes_the_ordinary_way(change):
     world = World("n1")
     pod = world.create("p", HALF)
     changed = pod | {part: pod.get(part, {}) | fields for part, fields in change.items()}
-    world.tell(changed)
-    assert world.ahead() == {}
+    world.show_pod(changed)
+    assert world.nominate_all() == {}
 
 
 def test_a_pod_with_a_host_port_goes_the_ordinary_way():
     world = World("n1")
     pod = world.create("p", HALF)
     pod["spec"]["containers"][0]["ports"] = [{"containerPort": 80, "hostPort": 80}]
-    world.tell(pod)
-    assert world.ahead() == {}
+    world.show_pod(pod)
+    assert world.nominate_all() == {}
 
 
 def test_one_that_asks_for_no_card_is_none_of_our_business():
     world = World("n1")
     pod = world.create("p", HALF)
     pod["spec"]["containers"][0]["resources"] = {"limits": {names.PLACE_MARKER: "0"}}
-    world.tell(pod)
-    assert world.ahead() == {}
+    world.show_pod(pod)
+    assert world.nominate_all() == {}
 
 
 def test_what_was_gated_comes_when_its_gates_are_gone():
     world = World("n1")
     pod = world.create("p", HALF, schedulingGates=[{"name": "example.com/quota"}])
     waiting = {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}
-    world.tell(pod | {"status": waiting})
-    assert world.ahead() == {}
+    world.show_pod(pod | {"status": waiting})
+    assert world.nominate_all() == {}
     del pod["spec"]["schedulingGates"]
-    world.tell(pod | {"status": waiting})
-    assert world.ahead() == {"p": "n1"}
+    world.show_pod(pod | {"status": waiting})
+    assert world.nominate_all() == {"p": "n1"}
 
 
 @pytest.mark.parametrize(
@@ -135,8 +135,8 @@ def test_where_the_scheduler_is_to_weigh_nobody_is_nominated(default, wish, ahea
     pod = world.create("p", HALF)
     if wish is not None:
         pod["metadata"]["annotations"] = {names.ONE_NODE: wish}
-        world.tell(pod)
-    assert bool(world.ahead()) == ahead
+        world.show_pod(pod)
+    assert bool(world.nominate_all()) == ahead
 
 
 @pytest.mark.parametrize(
@@ -153,13 +153,13 @@ def test_who_is_to_have_the_one_best_node_is_nominated_whatever_it_prefers(spec)
     pod = world.create("p", HALF)
     pod["metadata"]["annotations"] = {names.ONE_NODE: "true"}
     pod["spec"] |= spec
-    world.tell(pod)
+    world.show_pod(pod)
     assert len(world.filter("p", "n1", "n2")) == 1
     other = world.create("q", HALF)
     other["metadata"]["annotations"] = {names.ONE_NODE: "true"}
     other["spec"] |= spec
-    world.tell(other)
-    assert list(world.ahead()) == ["q"]
+    world.show_pod(other)
+    assert list(world.nominate_all()) == ["q"]
 
 
 @pytest.mark.parametrize(("settings", "ahead"), [
@@ -171,7 +171,7 @@ def test_who_is_to_have_the_one_best_node_is_nominated_whatever_it_prefers(spec)
 def test_when(settings, ahead):
     world = World("n1", "n2", settings=settings)
     world.create("p", HALF)
-    assert bool(world.ahead()) == ahead
+    assert bool(world.nominate_all()) == ahead
 
 
 def test_nodes_that_are_full_beside_the_cards_are_passed_over():
@@ -179,24 +179,24 @@ def test_nodes_that_are_full_beside_the_cards_are_passed_over():
     world = World(*nodes)
     for node in nodes[:9]:
         world.full(node)
-        world.tell(bound(f"on-{node}", HALF, 0, node=node))  # binpack would take them first
+        world.show_pod(bound(f"on-{node}", HALF, 0, node=node))  # binpack would take them first
     world.create("p", 100, cpu="1")
-    assert world.ahead() == {"p": "n9"}
+    assert world.nominate_all() == {"p": "n9"}
 
 
 def test_a_node_without_slots_is_passed_over():
     world = World("n1", "n2")
-    world.tell(bound("on-n1", HALF, 0, node="n1"))  # binpack would take it first
+    world.show_pod(bound("on-n1", HALF, 0, node="n1"))  # binpack would take it first
     world.state.set_node("n1", NodeRecord(offers_shares=False))
     world.create("p", 100)
-    assert world.ahead() == {"p": "n2"}, "kube-scheduler would refuse the other"
+    assert world.nominate_all() == {"p": "n2"}, "kube-scheduler would refuse the other"
 
 
 def test_what_is_nominated_counts_on_its_node():
     world = World("n1", "n2")
     for name in ("a", "b", "c"):
         world.create(name, 100, cpu="40")
-    nominated = world.ahead()
+    nominated = world.nominate_all()
     assert sorted(nominated.values()) == ["n1", "n2"], "two of them do not go on one node, and the third has no place"
 
 
@@ -204,15 +204,15 @@ def test_what_is_nominated_counts_on_its_node():
 def test_its_cpu_counts_there_until_the_watch_shows_it(heard):
     world = World("n1")
     world.create("a", 100, cpu="40")
-    assert world.ahead() == {"a": "n1"}
+    assert world.nominate_all() == {"a": "n1"}
     world.filter("a")
     begin(world.state, "a", 100)
     if heard is not Phase.BINDING:
         world.state.confirm("uid-a", heard)
     world.create("b", 100, cpu="40")
-    assert world.ahead() == {}
+    assert world.nominate_all() == {}
     world.create("c", 100, cpu="20")
-    assert world.ahead() == {"c": "n1"}
+    assert world.nominate_all() == {"c": "n1"}
 
 
 def test_a_quota_is_never_exceeded():
@@ -220,7 +220,7 @@ def test_a_quota_is_never_exceeded():
     world.state.set_quota(*as_quota({"shares": 1}))
     world.create("a", 100)
     world.create("b", 100)
-    assert len(world.ahead()) == 1
+    assert len(world.nominate_all()) == 1
 
 
 # What kube-scheduler does then.
@@ -229,11 +229,11 @@ def test_a_quota_is_never_exceeded():
 def test_the_scheduler_comes_to_the_node_alone_and_binds():
     world = World("n1", "n2")
     world.create("p", HALF)
-    node = world.ahead()["p"]
+    node = world.nominate_all()["p"]
     assert world.filter("p", node) == [node]
     assert mark(world.state, "uid-p") == "plan"
     assert isinstance(begin(world.state, "p", HALF, node=node), Assumed)
-    world.tell(bound("p", HALF, 0, node=node))
+    world.show_pod(bound("p", HALF, 0, node=node))
     assert world.outcomes == [NominationOutcome.HIT]
     assert free(world.state, node) == [P100 - HALF]
 
@@ -241,19 +241,19 @@ def test_the_scheduler_comes_to_the_node_alone_and_binds():
 def test_what_it_refuses_there_is_placed_as_ever_and_not_ahead_again():
     world = World("n1", "n2")
     pod = world.create("p", HALF)
-    assert world.ahead() == {"p": "n1"}
+    assert world.nominate_all() == {"p": "n1"}
     assert world.filter("p", "n2") == ["n2"]
     assert (free(world.state, "n1"), free(world.state, "n2")) == ([P100], [P100 - HALF])
-    world.tell(pod)
-    assert world.ahead() == {}
+    world.show_pod(pod)
+    assert world.nominate_all() == {}
     assert world.outcomes == [NominationOutcome.MISS]
 
 
 def test_what_is_planned_is_let_go_when_no_node_will_do():
     world = World("n1")
     pod = world.create("p", HALF)
-    assert world.ahead() == {"p": "n1"}
-    world.tell(pod | {"status": {"conditions": REFUSED}})
+    assert world.nominate_all() == {"p": "n1"}
+    world.show_pod(pod | {"status": {"conditions": REFUSED}})
     assert free(world.state) == [P100]
 
 
@@ -263,21 +263,21 @@ def test_pods_that_are_refused_again_and_again_are_left_alone_for_a_while():
     for i in range(4):
         world.create(f"p{i}", 100, tolerations=wish)
         expected = {f"p{i}": "n1"} if i < 3 else {}
-        assert world.ahead() == expected
+        assert world.nominate_all() == expected
         world.filter(f"p{i}", "n2")
-        world.tell(bound(f"p{i}", 100, 0, node="n1"))  # so that n1 is binpack's choice again
+        world.show_pod(bound(f"p{i}", 100, 0, node="n1"))  # so that n1 is binpack's choice again
     world.create("other", 100)
-    assert len(world.ahead()) == 1, "others have nothing to do with it"
+    assert len(world.nominate_all()) == 1, "others have nothing to do with it"
     world.passes(61)
     world.create("later", 100, tolerations=wish)
-    assert "later" in world.ahead()
+    assert "later" in world.nominate_all()
 
 
 def test_one_that_was_taken_up_makes_up_for_those_that_were_refused():
     world = World("n1", "n2")
     for i in range(6):
         world.create(f"p{i}", 100)
-        (node,) = world.ahead().values()
+        (node,) = world.nominate_all().values()
         (other,) = {"n1", "n2"} - {node}
         world.filter(f"p{i}", node if i == 2 else other)
 
@@ -287,7 +287,7 @@ def test_a_bind_that_comes_without_its_filter_is_not_disturbed():
     world = World("n1", "n2")
     world.create("p", HALF)
     assert isinstance(begin(world.state, "p", HALF, node="n2"), Assumed)
-    assert world.ahead() == {}
+    assert world.nominate_all() == {}
     assert mark(world.state, "uid-p") == "binding"
 
 
@@ -295,13 +295,13 @@ def test_at_the_beginning_of_a_term_those_wait_whose_turn_it_is_not():
     world = World("n1")
     away = world.create("high", HALF, priority=9)
     unanswered = [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]
-    world.tell(away | {"status": {"conditions": unanswered}})
+    world.show_pod(away | {"status": {"conditions": unanswered}})
     with world.state.queue() as queue:
         queue.begin_retry_window()
     world.create("low", 100)
-    assert world.ahead() == {}
+    assert world.nominate_all() == {}
     world.passes(13)
-    assert world.ahead() == {"low": "n1"}
+    assert world.nominate_all() == {"low": "n1"}
 
 
 def test_cards_that_are_reserved_for_a_gang_are_nominated_for_no_other_pod():
@@ -309,35 +309,35 @@ def test_cards_that_are_reserved_for_a_gang_are_nominated_for_no_other_pod():
     gangworlds.reserve(world.state, "n1", P100 - HALF + 1)
     world.create("small", 64)
     world.create("p", HALF)
-    assert world.ahead() == {"small": "n2", "p": "n2"}
+    assert world.nominate_all() == {"small": "n2", "p": "n2"}
     world.create("q", HALF - 10)
-    assert world.ahead() == {"q": "n1"}, "what the gang leaves of the card is for others"
+    assert world.nominate_all() == {"q": "n1"}, "what the gang leaves of the card is for others"
 
 
 def test_a_hold_ends_by_itself():
     world = World("n1")
     world.create("p", HALF, cpu="32")
     world.create("q", 100, cpu="32")
-    assert len(world.ahead()) == 2
+    assert len(world.nominate_all()) == 2
     world.filter("q", "n1")
     world.passes(31)
     assert free(world.state) == [P100]
     assert world.outcomes == [NominationOutcome.HIT, NominationOutcome.EXPIRED]
     for waiting in ("p", "q"):
-        world.tell(world.pods[waiting])
-    assert world.ahead() == {"p": "n1"}, "the scheduler has come to the other one"
+        world.show_pod(world.pods[waiting])
+    assert world.nominate_all() == {"p": "n1"}, "the scheduler has come to the other one"
     world.create("r", HALF, cpu="32")
-    assert world.ahead() == {"r": "n1"}
+    assert world.nominate_all() == {"r": "n1"}
 
 
 def test_a_hold_ends_with_its_pod():
     world = World("n1")
     world.create("p", HALF, cpu="64")
-    assert world.ahead() == {"p": "n1"}
+    assert world.nominate_all() == {"p": "n1"}
     world.state.remove_pod(as_pod(world.pods["p"]))
     assert free(world.state) == [P100]
     world.create("q", HALF, cpu="64")
-    assert world.ahead() == {"q": "n1"}
+    assert world.nominate_all() == {"q": "n1"}
 
 
 def test_only_so_many_hold_something_at_a_time(monkeypatch):
@@ -345,9 +345,9 @@ def test_only_so_many_hold_something_at_a_time(monkeypatch):
     world = World("n1", "n2")
     for i in range(4):
         world.create(f"p{i}", 100)
-    assert list(world.ahead()) == ["p0", "p1"]
+    assert list(world.nominate_all()) == ["p0", "p1"]
     world.filter("p0", "n1")
-    assert list(world.ahead()) == ["p2"]
+    assert list(world.nominate_all()) == ["p2"]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +363,7 @@ def test_what_is_held_ahead_keeps_nobody_waiting_who_comes_before(asker, gets):
     world = World("n1", "n2")
     world.create("held", MOST)
     world.create("also", MOST)
-    assert world.ahead() == {"held": "n1", "also": "n2"}
+    assert world.nominate_all() == {"held": "n1", "also": "n2"}
     world.create("asker", MOST, **asker)
     assert world.filter("asker", "n1") == (["n1"] if gets else [])
     assert free(world.state, "n2") == [P100 - MOST], "what it does not need stays held"
@@ -373,7 +373,7 @@ def test_what_is_held_ahead_keeps_nobody_waiting_who_comes_before(asker, gets):
 def test_who_fits_nowhere_takes_nothing_from_anybody():
     world = World("n1")
     world.create("held", MOST)
-    assert world.ahead() == {"held": "n1"}
+    assert world.nominate_all() == {"held": "n1"}
     world.create("asker", P100 + 1, priority=9)
     assert world.filter("asker", "n1") == []
     assert mark(world.state, "uid-held") == "plan"
@@ -383,7 +383,7 @@ def test_a_quota_gives_way_too():
     world = World("n1", "n2")
     world.state.set_quota(*as_quota({"shares": 1}))
     world.create("held", HALF)
-    assert world.ahead() == {"held": "n1"}
+    assert world.nominate_all() == {"held": "n1"}
     world.create("asker", HALF, created=OLD)
     assert world.filter("asker", "n2") == ["n2"]
     assert free(world.state, "n1") == [P100]
@@ -392,7 +392,7 @@ def test_a_quota_gives_way_too():
 def test_one_that_all_nodes_are_offered_to_gets_what_is_held_by_later_ones():
     world = World("n1")
     world.create("held", MOST)
-    assert world.ahead() == {"held": "n1"}
+    assert world.nominate_all() == {"held": "n1"}
     pod = world.create("asker", MOST, created=OLD)
     pod["metadata"]["annotations"] = {names.ONE_NODE: "false"}
     assert world.filter("asker", "n1") == ["n1"]
@@ -405,8 +405,8 @@ def test_one_that_all_nodes_are_offered_to_gets_what_is_held_by_later_ones():
 def test_a_gang_that_comes_before_gets_what_is_held_by_later_ones(priority, gets):
     world = World("n1")
     world.create("later", P100, created="2026-11-21T10:00:30Z")
-    assert world.ahead() == {"later": "n1"}
-    world.tell(gangworlds.member("m", minimum=1, gated=False, created=60, priority=priority, gpu_mem=P100))
+    assert world.nominate_all() == {"later": "n1"}
+    world.show_pod(gangworlds.member("m", minimum=1, gated=False, created=60, priority=priority, gpu_mem=P100))
     assert world.filter("m", "n1") == gets
     assert world.outcomes == ([NominationOutcome.OVERTAKEN] if gets else [])
 
@@ -426,13 +426,13 @@ def test_as_many_members_have_places_as_the_room_of_later_ones_gives(held, needs
 
     def asks(pod: dict, cpu: int = 1, memory: int = 1, **_: int) -> dict:
         pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": str(cpu), "memory": f"{memory}Gi"}
-        return world.tell(pod)
+        return world.show_pod(pod)
 
     world = World("n1")
     world.node("n1", cards=3 if "whole_gpu" in needs else 1)
     for i in range(3 if "whole_gpu" in needs else 1):
         asks(world.create(f"later{i}", held["mem"], created="2026-11-21T10:00:30Z"), **held)
-    assert set(world.ahead().values()) == {"n1"}
+    assert set(world.nominate_all().values()) == {"n1"}
     cards = {size: amount for size, amount in needs.items() if "gpu" in size}
     for i in range(3):
         asks(gangworlds.member(f"m{i}", gated=False, priority=1000, **cards), **needs)
@@ -442,7 +442,7 @@ def test_as_many_members_have_places_as_the_room_of_later_ones_gives(held, needs
 def named(world: World, name: str, **status: object) -> dict:
     """The pod with the node in its status, as the watch tells of it."""
     pod = world.pods[name]
-    return world.tell(pod | {"status": {"nominatedNodeName": "n1"} | status})
+    return world.show_pod(pod | {"status": {"nominatedNodeName": "n1"} | status})
 
 
 def stale(world: World) -> list[str]:
@@ -453,7 +453,7 @@ def stale(world: World) -> list[str]:
 def test_a_name_is_stale_once_nothing_is_held_for_it_and_its_pod_has_not_lost_its_turn():
     world = World("n1")
     world.create("p", 100)
-    assert world.ahead() == {"p": "n1"}
+    assert world.nominate_all() == {"p": "n1"}
     named(world, "p")
     assert stale(world) == []
     world.passes(31)
@@ -462,9 +462,9 @@ def test_a_name_is_stale_once_nothing_is_held_for_it_and_its_pod_has_not_lost_it
     world.passes(3)
     assert stale(world) == ["p"]
     assert stale(world) == []
-    assert world.ahead() == {}
-    world.tell(world.pods["p"] | {"status": {}})
-    assert world.ahead() == {"p": "n1"}
+    assert world.nominate_all() == {}
+    world.show_pod(world.pods["p"] | {"status": {}})
+    assert world.nominate_all() == {"p": "n1"}
 
 
 def test_a_name_that_another_extender_has_left_is_stale_and_one_of_preemption_is_not():
@@ -495,8 +495,8 @@ def test_what_we_nominate_is_no_preemption():
     """Nothing is kept for a pod that nobody has gone for; what it holds ahead is a plan, which ends."""
     world = World("n1")
     pod = world.create("p", MOST)
-    assert world.ahead() == {"p": "n1"}
-    world.tell(pod | {"status": {"nominatedNodeName": "n1"}})
+    assert world.nominate_all() == {"p": "n1"}
+    world.show_pod(pod | {"status": {"nominatedNodeName": "n1"}})
     world.passes(31)
     world.create("q", MOST, created=NEW)
     assert world.filter("q", "n1") == ["n1"]
@@ -505,9 +505,9 @@ def test_what_we_nominate_is_no_preemption():
 def test_what_preemption_nominates_is_kept():
     world = World("n1")
     pod = world.create("p", MOST)
-    world.tell(pod | {"status": {"nominatedNodeName": "n1", "conditions": REFUSED}})
+    world.show_pod(pod | {"status": {"nominatedNodeName": "n1", "conditions": REFUSED}})
     world.create("q", MOST, created=NEW)
-    assert world.ahead() == {}, "what is kept for it is no room for others"
+    assert world.nominate_all() == {}, "what is kept for it is no room for others"
     assert world.filter("q", "n1") == []
 
 
@@ -517,11 +517,11 @@ def test_what_preemption_nominates_is_kept():
 def test_who_leads_no_more_holds_nothing():
     world = World("n1")
     world.create("p", HALF, cpu="64")
-    assert world.ahead() == {"p": "n1"}
+    assert world.nominate_all() == {"p": "n1"}
     world.state.forget_plans()
     assert free(world.state) == [P100]
     world.create("q", HALF, cpu="64")
-    assert world.ahead() == {"q": "n1"}
+    assert world.nominate_all() == {"q": "n1"}
 
 
 def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
@@ -535,7 +535,7 @@ def test_queues_of_schedulers_that_never_ask_do_not_grow(monkeypatch):
         (heap,) = queue._in_order.values()
     assert len(heap) <= 8
     world.state.nominator.add_scheduler("default-scheduler")
-    assert world.ahead() == {"stays": "n1"}
+    assert world.nominate_all() == {"stays": "n1"}
 
 
 def test_nor_do_there_stay_queues_of_schedulers_whose_pods_are_gone(monkeypatch):

@@ -44,7 +44,7 @@ class Full(World):
         pod["metadata"]["labels"] = {"place": f"{node}-{card}"}
         pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
         self.pods[name] = pod
-        self.tell(pod)
+        self.show_pod(pod)
 
     def filter(self, name: str) -> tuple[list[str], str]:
         node = self._nominated(name)
@@ -96,7 +96,7 @@ class Full(World):
         assert len(answer) <= 1, "kube-scheduler could choose a node that the gang is not planned for"
         status["nominatedNodeName"] = next(iter(answer), "")
         status["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
-        self.tell(self.pods[name])
+        self.show_pod(self.pods[name])
         gone = [victim for victims in answer.values() for victim in victims]
         for victim in gone:
             self.terminate(victim)
@@ -143,7 +143,7 @@ class Full(World):
         """The pod's status says so: another extender has answered for it."""
         refused = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         self.pods[name]["status"] |= {"nominatedNodeName": node, "conditions": [refused]}
-        self.tell(self.pods[name])
+        self.show_pod(self.pods[name])
 
     def nominated_other(self, node: str) -> None:
         """The same of a pod of high priority that comes now."""
@@ -233,7 +233,7 @@ def test_members_without_cards_have_places_beside():
     for name in names:
         pod = world.pods[name]
         pod["metadata"]["annotations"]["scheduling.k8s.io/group-pod-num"] = "3"
-        world.tell(pod)
+        world.show_pod(pod)
     assert sorted(victim for name in names for victim in world.preempts(name)) == ["n1-0", "n1-1"]
     world.ended()
     world.run(3)
@@ -442,13 +442,13 @@ def test_what_happens_on_a_node_that_was_not_looked_at_is_no_reason_to_begin_ane
     """Else nobody would ever go for a gang in a busy cluster."""
     world = Full(**{f"n{i}": [LOW] for i in range(9)}, busy=[None])
     gang(world, 8)
-    world.tell(bound("there", 1000, 0, node="busy"))
+    world.show_pod(bound("there", 1000, 0, node="busy"))
     takes_a_turn(world)
     pauses: list[float] = []
 
     def sleep(seconds: float) -> None:
         world.clock.advance(seconds)
-        world.tell(bound(f"late{len(pauses)}", 1, 0, node="busy"))
+        world.show_pod(bound(f"late{len(pauses)}", 1, 0, node="busy"))
         world.state.preemption.set_budget("other/busy", Budget("other", len(pauses), ()))
         pauses.append(seconds)
 

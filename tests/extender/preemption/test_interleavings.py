@@ -63,7 +63,7 @@ class World:
             low = bound(f"low{number:02}", HALF, at % CARDS, node=self.nodes[node], uid=f"{uid:02}-{number}")
             low["spec"]["priority"] = LOW
             low["metadata"]["labels"] = {}
-            self.put(low)
+            self.put_pod(low)
         while self.seen < len(self.events):
             self._see()
         self.scheduler.see_all()
@@ -76,7 +76,7 @@ class World:
 
     # The API server.
 
-    def put(self, pod: Json) -> None:
+    def put_pod(self, pod: Json) -> None:
         pod = copy.deepcopy(pod)
         pod["metadata"]["resourceVersion"] = str(len(self.events) + 1)
         self.pods[pod["metadata"]["name"]] = pod
@@ -87,11 +87,11 @@ class World:
         pod["metadata"] |= metadata
         pod["spec"] |= spec or {}
         pod["status"] |= status or {}
-        self.put(pod)
+        self.put_pod(pod)
 
     def _created(self, pod: Json) -> Steps:
         yield
-        self.put(pod)
+        self.put_pod(pod)
 
     def evict(self, name: str) -> Steps:
         """As kube-scheduler does it; and then the node ends the pod."""
@@ -335,7 +335,7 @@ class Scheduler:
             return None if failed else ""
         uids = {pod_name: self._pods[pod_name]["metadata"]["uid"] for pod_name in lower}
         self._world.meanwhile()
-        answer = self._ask(pod, {node: [uids[pod_name] for pod_name in some] for node, some in chosen.items()})
+        answer = self._call_preempt(pod, {node: [uids[pod_name] for pod_name in some] for node, some in chosen.items()})
         known = {uid: pod_name for pod_name, uid in uids.items()}
         if not answer or any(uid not in known for some in answer.values() for uid in some):
             return None
@@ -345,7 +345,7 @@ class Scheduler:
         self._world.going_on.append(self._evict(name, [known[uid] for uid in answer[node]]))
         return node
 
-    def _ask(self, pod: Json, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
+    def _call_preempt(self, pod: Json, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
         victims = {node: {"Pods": [{"UID": uid} for uid in some]} for node, some in chosen.items()}
         body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
         answer = verbs.preempt(self._world.state, PREFERENCES, wire.preempt_args(body)).node_name_to_meta_victims

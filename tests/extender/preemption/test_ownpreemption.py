@@ -50,7 +50,7 @@ class Shared(Scene):
     def ends(self) -> list[str]:
         """Victims end. Returns the nodes that the waiting pod gets then."""
         for name in self.evicted():
-            self.world.gone(name)
+            self.world.delete_pod(name)
         return self.world.filter(self.wanted)
 
 
@@ -122,7 +122,7 @@ def test_no_pod_goes_for_a_member_of_a_podgroup_of_kubernetes():
     """kube-scheduler starts its members together or not at all, and asks no extender who must go for all of them."""
     scene = Shared(SHARE, {"a": (P100, P100)})
     scene.wanted["spec"]["schedulingGroup"] = {"podGroupName": "group"}
-    scene.world.tell(scene.wanted)
+    scene.world.show_pod(scene.wanted)
     scene.rounds(3)
     assert scene.evicted() == []
 
@@ -283,7 +283,7 @@ class Crowd(Scene):
         for card, name in enumerate(("a", "b")):
             self.world.runs(name, 1000, card)
             self.world.budget(name, 0)
-        self.pods = [self.world.tell(self.world.wants(f"p{i}", **WHOLE)) for i in range(size)]
+        self.pods = [self.world.show_pod(self.world.wants(f"p{i}", **WHOLE)) for i in range(size)]
         self.searched: list[str] = []
         nominated = self.world.state._nominated
         who_goes = nominated.who_goes
@@ -309,7 +309,7 @@ class Crowd(Scene):
 
 def test_the_search_takes_a_tenth_of_the_time_at_most():
     scene = Crowd(1)
-    other = scene.world.tell(scene.world.wants("other", mem=16_000))
+    other = scene.world.show_pod(scene.world.wants("other", mem=16_000))
     scene.refuses(scene.wanted, other)
     scene.world.clock.advance(4.0)
     scene.evictions.step()
@@ -324,7 +324,7 @@ def test_the_search_takes_a_tenth_of_the_time_at_most():
 
 def test_equal_pods_are_searched_for_once_and_then_those_of_lower_priority_have_their_turn():
     scene = Crowd(20)
-    lower = scene.world.tell(scene.world.wants("lower", priority=MIDDLE, **WHOLE))
+    lower = scene.world.show_pod(scene.world.wants("lower", priority=MIDDLE, **WHOLE))
     scene.refuses(*scene.pods, lower)
     scene.search(steps=2, every=2.5)
     assert len(scene.searched) == 2
@@ -338,8 +338,8 @@ def test_a_pod_over_its_quota_is_not_searched_for():
     scene.world.runs("d", P100 - 1000, 1)
     scene.world.state.set_quota(*as_quota({"shares": 0}, namespace="evil"))
     for i in range(3):
-        scene.refuses(scene.world.tell(scene.world.wants(f"evil{i}", mem=2000 + i, namespace="evil")))
-    fair = scene.world.tell(scene.world.wants("fair", mem=2000))
+        scene.refuses(scene.world.show_pod(scene.world.wants(f"evil{i}", mem=2000 + i, namespace="evil")))
+    fair = scene.world.show_pod(scene.world.wants("fair", mem=2000))
     scene.refuses(fair)
     scene.world.clock.advance(4.0)
     scene.evictions.step()
@@ -350,8 +350,8 @@ def test_a_pod_over_its_quota_is_not_searched_for():
 def test_the_pods_of_one_namespace_hold_up_those_of_another_for_few_searches(priority):
     """Whichever priority they have: every other search is for one of all namespaces."""
     scene = Crowd(0)
-    evil = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(30)]
-    fair = scene.world.tell(scene.world.wants("fair", mem=16_000, priority=priority, namespace="fair"))
+    evil = [scene.world.show_pod(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(30)]
+    fair = scene.world.show_pod(scene.world.wants("fair", mem=16_000, priority=priority, namespace="fair"))
     scene.refuses(*evil, fair)
     scene.search(steps=4, every=2.5)
     assert "fair" in scene.searched
@@ -362,11 +362,11 @@ def test_namespaces_that_are_passed_over_for_a_higher_priority_keep_their_turn()
     scene = Crowd(0, search_seconds=0.015)
     names = [("high", HIGH), ("evil", MIDDLE)]
     pods = [
-        scene.world.tell(scene.world.wants(f"{name}{i}", mem=16_000 + i, priority=priority, namespace=name))
+        scene.world.show_pod(scene.world.wants(f"{name}{i}", mem=16_000 + i, priority=priority, namespace=name))
         for name, priority in names
         for i in range(12)
     ]
-    fair = scene.world.tell(scene.world.wants("fair", mem=16_100, priority=MIDDLE, namespace="fair"))
+    fair = scene.world.show_pod(scene.world.wants("fair", mem=16_100, priority=MIDDLE, namespace="fair"))
     scene.refuses(*pods, fair)
     scene.search(steps=8, every=0.2)
     assert "fair" in scene.searched[:8]
@@ -374,7 +374,7 @@ def test_namespaces_that_are_passed_over_for_a_higher_priority_keep_their_turn()
 
 def test_searches_that_cost_little_do_not_wait_for_the_next_step():
     scene = Crowd(0)
-    pods = [scene.world.tell(scene.world.wants(f"q{i}", mem=16_000 + i)) for i in range(10)]
+    pods = [scene.world.show_pod(scene.world.wants(f"q{i}", mem=16_000 + i)) for i in range(10)]
     scene.refuses(*pods)
     scene.world.clock.advance(4.0)
     who_goes = scene.world.state._nominated.who_goes
@@ -391,8 +391,8 @@ def test_searches_that_cost_little_do_not_wait_for_the_next_step():
 def test_no_namespace_has_the_whole_table_of_waiting_pods(monkeypatch):
     monkeypatch.setattr(schedulingqueue, "_MAX_PREEMPTING", 6)
     scene = Crowd(0)
-    evil = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(8)]
-    fair = [scene.world.tell(scene.world.wants(f"f{i}", mem=16_000 + i, namespace="fair")) for i in range(8)]
+    evil = [scene.world.show_pod(scene.world.wants(f"e{i}", mem=16_000 + i, namespace="evil")) for i in range(8)]
+    fair = [scene.world.show_pod(scene.world.wants(f"f{i}", mem=16_000 + i, namespace="fair")) for i in range(8)]
     scene.refuses(*evil, *fair, *evil)
     with scene.world.state.queue() as queue:
         recorded = [bool(queue.preemption_nodes(pod["metadata"]["uid"])) for pod in (*evil, *fair)]
@@ -403,8 +403,8 @@ def test_namespaces_of_one_waiting_pod_each_do_not_keep_the_table_from_another(m
     """The namespace for which searches have taken most time loses its place."""
     monkeypatch.setattr(schedulingqueue, "_MAX_PREEMPTING", 3)
     scene = Crowd(0)
-    flood = [scene.world.tell(scene.world.wants(f"e{i}", mem=16_000 + i, namespace=f"evil{i}")) for i in range(3)]
-    fair = scene.world.tell(scene.world.wants("fair", mem=16_000, namespace="fair"))
+    flood = [scene.world.show_pod(scene.world.wants(f"e{i}", mem=16_000 + i, namespace=f"evil{i}")) for i in range(3)]
+    fair = scene.world.show_pod(scene.world.wants("fair", mem=16_000, namespace="fair"))
     scene.refuses(*flood, fair)
 
     def recorded() -> list[str]:
@@ -426,7 +426,8 @@ def test_if_many_wait_those_of_the_highest_priority_are_recorded(monkeypatch):
     monkeypatch.setattr(schedulingqueue, "_MAX_PREEMPTING", 2)
     scene = Crowd(0)
     pods = [
-        scene.world.tell(scene.world.wants(f"q{i}", priority=HIGH if i else MIDDLE, mem=16_000 + i)) for i in range(4)
+        scene.world.show_pod(scene.world.wants(f"q{i}", priority=HIGH if i else MIDDLE, mem=16_000 + i))
+        for i in range(4)
     ]
     scene.refuses(*pods)
     scene.search(steps=4, every=2.5)
@@ -499,7 +500,7 @@ class Mixed(Full):
                 pod["metadata"]["labels"] = {"place": f"{node}-{card}"}
                 pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "1"}
                 self.pods[f"{node}-{card}"] = pod
-                self.tell(pod)
+                self.show_pod(pod)
 
     def offered(self, pod: dict) -> list[str]:
         nodes = super().offered(pod)
@@ -538,7 +539,7 @@ def test_no_pod_goes_for_a_member_that_may_not_preempt():
     world = Gangs(n1=(1000, 1000))
     world.gang(2, whole_gpu=1)
     world.pods["g1"]["spec"]["preemptionPolicy"] = "Never"
-    world.tell(world.pods["g1"])
+    world.show_pod(world.pods["g1"])
     assert [world.evicts(), world.evicts(20.0)] == [[], []]
 
 
@@ -552,7 +553,7 @@ class GangScene(Scene):
         for card, name in enumerate(("a", "b")):
             self.world.runs(name, 1000, card)
         self.members = [
-            self.world.tell(gangworlds.member(f"g{i}", "g", 2, gated=False, priority=HIGH, whole_gpu=1))
+            self.world.show_pod(gangworlds.member(f"g{i}", "g", 2, gated=False, priority=HIGH, whole_gpu=1))
             for i in range(2)
         ]
 
@@ -571,7 +572,7 @@ def test_all_victims_of_a_gang_are_evicted_in_one_round_and_events_tell_which_me
     scene = GangScene()
     scene.gang_rounds(2)
     assert sorted(scene.evicted()) == ["a", "b"]
-    assert sorted(scene.events.told) == [
+    assert sorted(scene.events.recorded) == [
         ("a", "Preempted"), ("b", "Preempted"), ("g0", "Preempting"), ("g1", "Preempting")
     ]  # fmt: skip
 

@@ -48,7 +48,7 @@ class World:
             for i in range(2):
                 self.state.set_card(*as_card(resource(i, node=node)))
 
-    def tell(self, pod: dict) -> dict:
+    def show_pod(self, pod: dict) -> dict:
         self.api.put(paths.pods(), pod)
         self.state.set_pod(as_pod(pod))
         return pod
@@ -69,14 +69,14 @@ class World:
             pod["spec"]["schedulingGroup"] = {"podGroupName": group}
         pod["spec"]["priority"] = priority
         pod["metadata"]["labels"] = {"app": app or name}
-        return self.tell(pod)
+        return self.show_pod(pod)
 
     def ends(self, name: str) -> None:
         """Its deletion begins."""
         pod = self.api.edit(paths.pods("default", name), metadata={"deletionTimestamp": "2026-11-21T10:00:00Z"})
         self.state.set_pod(as_pod(pod))
 
-    def gone(self, name: str) -> None:
+    def delete_pod(self, name: str) -> None:
         self.ends(name)
         ended = [{"name": "main", "state": {"terminated": {}}}]
         pod = self.api.edit(paths.pods("default", name), status={"containerStatuses": ended})
@@ -113,7 +113,7 @@ class World:
 
     def nominate(self, pod: dict, node: str) -> None:
         refused = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
-        self.tell(pod | {"status": {"phase": "Pending", "nominatedNodeName": node, "conditions": refused}})
+        self.show_pod(pod | {"status": {"phase": "Pending", "nominatedNodeName": node, "conditions": refused}})
 
 
 def preempt(state: State, pod: dict, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -164,12 +164,12 @@ def test_pods_of_the_former_name_of_a_node_are_no_victims():
     def runs_on_former(name: str, card: int) -> None:
         pod = bound(name, P100, card)
         pod["spec"] |= {"nodeName": "former", "priority": LOW}
-        world.tell(pod)
+        world.show_pod(pod)
 
     runs_on_former("old-0", 0)
     world.runs("here", P100, 1)
     assert world.preempt(world.wants("p"), n1=["here"]) == {"n1": ["here"]}
-    world.gone("here")
+    world.delete_pod("here")
     runs_on_former("old-1", 1)
     assert world.preempt(world.wants("q"), n1=[]) == {}
 
@@ -243,7 +243,7 @@ def test_nobody_goes_for_a_pod_that_its_quota_forbids(full):
 def test_a_static_pod_stays_since_its_kubelet_would_start_it_again():
     world = World(cpu=1000)
     world.state.set_other(*other("static", "500m", static=True))
-    world.tell(with_cpu(world.runs("a", HALF, 0, priority=MIDDLE), "500m"))
+    world.show_pod(with_cpu(world.runs("a", HALF, 0, priority=MIDDLE), "500m"))
     assert world.preempt(with_cpu(world.wants("p", HALF), "500m"), n1=["a"]) == {"n1": ["a"]}
 
 
@@ -257,14 +257,14 @@ def planned():
     world.node("n1", cards=3)
     world.full("n2")
     world.create("0", P100, cpu="1")
-    assert world.ahead() == {"0": "n1"}
+    assert world.nominate_all() == {"0": "n1"}
     return world
 
 
 def holds(world, name, mem, card, priority=LOW):
     pod = bound(name, mem, card)
     pod["spec"]["priority"] = priority
-    world.tell(pod)
+    world.show_pod(pod)
 
 
 def card_of(world, name):
@@ -304,7 +304,7 @@ def test_what_is_planned_for_the_pod_itself_is_not_in_its_way_there():
 def test_nor_is_the_cpu_of_its_plan(planned):
     """It counted twice, and nobody went for the pod until its plan was over. Its card is its own, so only one goes."""
     wanted = planned.create("p", P100, priority=HIGH, cpu="40")
-    assert planned.ahead() == {"p": "n1"}
+    assert planned.nominate_all() == {"p": "n1"}
     (last,) = {0, 1, 2} - {card_of(planned, "0"), card_of(planned, "p")}
     holds(planned, "a", P100, last)
     planned.state.set_other(*other("c", "23", priority=MIDDLE))
@@ -327,7 +327,7 @@ def test_two_who_wait_for_pods_that_end_wait_for_two_cards(full):
     for name in ("p", "q"):
         assert full.preempt(full.wants(name), n1=["a0", "b0"]) == {"n1": ["a0", "a1", "b0", "b1"]}
     for name in ("a0", "b0", "a1", "b1"):
-        full.gone(name)
+        full.delete_pod(name)
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
 
 
@@ -372,8 +372,8 @@ def test_victims_that_nobody_deletes_are_answered_again_and_their_cards_kept_no_
     assert full.preempt(seen, n1=["a0", "a1"]) == {"n1": victims}
     full.clock.advance(61)
     full.state.tick()
-    full.gone(victims[0])
-    full.gone(victims[1])
+    full.delete_pod(victims[0])
+    full.delete_pod(victims[1])
     assert full.filter(full.wants("low", priority=LOW)) == ["n1"]
 
 
@@ -437,12 +437,12 @@ def test_a_new_leader_keeps_cards_until_the_victims_of_the_former_one_are_gone(f
         full.state.tick()
     full.clock.advance(1)
     full.state.tick()
-    full.gone("a0")
+    full.delete_pod("a0")
     for _ in range(10):
         full.clock.advance(20)
         full.state.tick()
     full.state.forget_plans()
-    full.gone("b0")
+    full.delete_pod("b0")
     assert full.filter(full.wants("low", priority=LOW)) == []
     full.clock.advance(61)
     full.state.tick()
@@ -454,7 +454,7 @@ def test_who_binds_on_another_card_than_was_kept_for_it_wakes_those_who_could_ha
     assert full.preempt(wanted, n1=["a0"]) == {"n1": ["a0"]}
     full.nominate(wanted, "n1")
     for name in ("a0", "b0", "a1"):
-        full.gone(name)
+        full.delete_pod(name)
     assert full.filter(full.wants("low", priority=LOW)) == []
     full.clock.advance(5)
     full.state.next_requeue_node()
@@ -466,7 +466,7 @@ def test_who_binds_where_its_cards_were_kept_wakes_nobody(full):
     wanted = full.wants("p")
     (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
-        full.gone(name)
+        full.delete_pod(name)
     assert full.filter(full.wants("low", HALF, priority=LOW)) == []
     full.clock.advance(5)
     full.state.next_requeue_node()
@@ -480,7 +480,7 @@ def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_
     wanted = full.wants("p")
     (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
-        full.gone(name)
+        full.delete_pod(name)
     full.clock.advance(10)
     full.state.next_requeue_node()
     assert full.filter(full.wants("low", HALF, priority=LOW)) == []
@@ -608,7 +608,7 @@ def freed(full, request, monkeypatch):
     wanted = full.wants("p")
     (victims,) = full.preempts(wanted, n1=["a0", "a1"]).values()
     for name in victims:
-        full.gone(name)
+        full.delete_pod(name)
     return full
 
 
@@ -621,7 +621,7 @@ def test_the_freed_card_is_kept_for_the_pod(freed):
 def test_it_is_kept_from_the_moment_of_the_answer(full):
     (victims,) = full.preempt(full.wants("p"), n1=["a0", "a1"]).values()
     for name in victims:
-        full.gone(name)
+        full.delete_pod(name)
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
 
 
@@ -667,7 +667,7 @@ def test_what_victims_leave_beside_who_they_go_for_is_room_for_the_next(world):
     assert world.preempt(first, n1=["a0"]) == {"n1": ["a0"]}
     world.nominate(first, "n1")
     assert world.preempt(second, n1=["a1"]) == {}
-    world.gone("a0")
+    world.delete_pod("a0")
     assert world.filter(second) == ["n1"]
 
 
@@ -708,7 +708,7 @@ def test_while_victims_end_slowly_it_stays_kept(full):
         full.clock.advance(50)
         full.state.tick()
     for name in victims:
-        full.gone(name)
+        full.delete_pod(name)
     full.clock.advance(50)
     full.state.tick()
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
@@ -716,14 +716,14 @@ def test_while_victims_end_slowly_it_stays_kept(full):
 
 def test_another_extender_learns_it_from_the_pods_status(full):
     for name in ("a0", "b0"):
-        full.gone(name)
+        full.delete_pod(name)
     full.nominate(full.wants("p"), "n1")
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
     assert full.filter(full.wants("p")) == ["n1"]
 
 
 def test_and_of_several_such_pods_one_that_has_no_room_yet_is_no_reason_to_keep_nothing_for_the_others(full):
-    full.gone("a0")
+    full.delete_pod("a0")
     full.nominate(full.wants("big"), "n1")
     full.nominate(full.wants("small", 1000), "n1")
     assert full.filter(full.wants("low", HALF, priority=LOW)) == []
@@ -824,10 +824,10 @@ def test_a_pod_that_came_by_its_marker_only_breaks_no_group(grouped):
 
 class Events:
     def __init__(self) -> None:
-        self.told: list[tuple[str, str]] = []
+        self.recorded: list[tuple[str, str]] = []
 
     def record(self, regarding, reason, message, type="Normal"):  # noqa: A002
-        self.told.append((regarding.name, reason))
+        self.recorded.append((regarding.name, reason))
 
 
 class Scene:
@@ -841,7 +841,7 @@ class Scene:
     def begin(self, world: World, **fields) -> None:
         """The pod waits, and nothing runs yet."""
         self.world = world
-        self.wanted = self.world.tell(self.world.wants("p", **fields))
+        self.wanted = self.world.show_pod(self.world.wants("p", **fields))
         self.api, self.events, self.leads = self.world.api, Events(), True
         self.api.before(self._only_of_its_uid, "create", times=math.inf)
         self._fresh = self.api.follow(paths.pods())
@@ -877,13 +877,13 @@ def scene():
 def test_one_pod_goes_once_and_both_are_told(scene):
     scene.rounds(5)
     assert len(scene.evicted()) == 1
-    assert sorted(scene.events.told) == [(scene.evicted()[0], "Preempted"), ("p", "Preempting")]
+    assert sorted(scene.events.recorded) == [(scene.evicted()[0], "Preempted"), ("p", "Preempting")]
 
 
 def test_who_could_have_the_card_is_tried_again_when_the_pod_that_it_was_freed_for_is_deleted(scene):
     """kube-scheduler knows nothing of what is kept for it."""
     scene.rounds(2)
-    scene.world.gone(scene.evicted()[0])
+    scene.world.delete_pod(scene.evicted()[0])
     assert scene.world.filter(scene.world.wants("low", HALF + 1, priority=LOW)) == []
     scene.world.clock.advance(15)
     scene.world.state.next_requeue_node()
@@ -905,7 +905,7 @@ def test_kube_scheduler_offers_no_node_where_the_extender_evicts_and_that_is_no_
         assert world.preempt(as_seen(scene.wanted, "7"), n2=["other0"]) == {}
         world.clock.advance(20)
         world.state.tick()
-    world.gone(going)
+    world.delete_pod(going)
     assert world.filter(scene.wanted) == ["n1"]
 
 
@@ -917,7 +917,7 @@ def test_nobody_goes_for_a_pod_that_was_deleted_while_filter_answered_for_it(sce
 
 def test_the_freed_card_goes_to_who_it_was_freed_for(scene):
     scene.rounds(2)
-    scene.world.gone(scene.evicted()[0])
+    scene.world.delete_pod(scene.evicted()[0])
     assert scene.world.filter(scene.world.wants("low", HALF + 1, priority=LOW)) == []
     assert scene.world.filter(scene.wanted) == ["n1"]
 
@@ -1123,7 +1123,7 @@ def test_nobody_goes_whom_budgets_protect_until_one_is_removed(scene):
 
 
 def test_two_pods_get_a_card_each_also_before_the_watch_shows_that_a_victim_ends(scene):
-    for wanted in (scene.wanted, scene.world.tell(scene.world.wants("q"))):
+    for wanted in (scene.wanted, scene.world.show_pod(scene.world.wants("q"))):
         assert scene.world.filter(wanted) == []
     scene.world.clock.advance(4.0)
     evictions = [eviction for _ in range(2) for eviction in scene.world.state.preemption.next_evictions()]
@@ -1137,7 +1137,7 @@ def test_whom_somebody_else_has_deleted_meanwhile_is_not_evicted_as_well(scene):
     scene.rounds(1)
     scene.world.ends("a")
     scene.rounds(2)
-    assert scene.events.told == []
+    assert scene.events.recorded == []
 
 
 def test_an_eviction_without_an_answer_is_tried_again(scene):
@@ -1232,7 +1232,7 @@ def test_beside_many_nothing_is_counted_for_a_pod_that_its_quota_keeps_waiting(e
 def test_before_a_term_it_is_found_out_which_cards_are_kept(full):
     """Another extender has answered the preemption, and its victim is gone."""
     full.nominate(full.wants("p", 1000), "n1")
-    full.gone("a0")
+    full.delete_pod("a0")
     assert full.state._nominated.unknown() == ["n1"]
     full.state.warm()
     assert full.state._nominated.unknown() == []

@@ -14,7 +14,7 @@ from tests.extender.worlds import as_pod, asking
 def turned_away(world: World, pod: dict) -> None:
     """kube-scheduler could not ask for it; a nomination, if it had one, is gone."""
     condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}
-    world.tell(pod | {"status": {"phase": "Pending", "conditions": [condition]}})
+    world.show_pod(pod | {"status": {"phase": "Pending", "conditions": [condition]}})
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_it_is_over_after_a_while(world):
 
 def test_it_is_over_when_the_pod_is_gone_or_waits_for_another_reason(world):
     pod = world.wants("high")
-    world.tell(
+    world.show_pod(
         pod | {"status": {"phase": "Pending", "conditions": [{"type": "PodScheduled", "reason": "Unschedulable"}]}}
     )
     assert low(world) == ["n1"]
@@ -73,7 +73,7 @@ def test_it_is_over_when_the_pod_is_gone_or_waits_for_another_reason(world):
 
 def test_one_that_was_not_turned_away_keeps_nobody_waiting():
     world = World()
-    world.tell(world.wants("high"))
+    world.show_pod(world.wants("high"))
     with world.state.queue() as queue:
         queue.begin_retry_window()
     assert low(world) == ["n1"]
@@ -110,7 +110,7 @@ def test_who_was_put_off_is_woken(world, change):
     if change == "came":
         world.filter(world.wants("high"))
     elif change == "gone":
-        world.gone("high")
+        world.delete_pod("high")
     else:
         world.clock.advance(9.0)
     world.state.tick()

@@ -42,10 +42,10 @@ def test_a_closed_node_is_named_for_nobody(closed):
     world.node("n1", **closed)
     for name in ("a", "b"):
         world.create(name, 16_000)
-    assert world.ahead() == {"a": "n2"}
+    assert world.nominate_all() == {"a": "n2"}
     world.node("n1")
     world.create("c", 16_000)
-    assert world.ahead() == {"c": "n1"}
+    assert world.nominate_all() == {"c": "n1"}
 
 
 def test_a_taint_that_keeps_nobody_away_does_not_matter():
@@ -53,7 +53,7 @@ def test_a_taint_that_keeps_nobody_away_does_not_matter():
     world.node("n1", taints=[{"key": "gpu", "effect": "PreferNoSchedule"}])
     for name in ("a", "b"):
         world.create(name, 16_000)
-    assert sorted(world.ahead().values()) == ["n1", "n2"]
+    assert sorted(world.nominate_all().values()) == ["n1", "n2"]
 
 
 def test_a_pod_is_named_a_node_that_it_may_be_on():
@@ -61,7 +61,7 @@ def test_a_pod_is_named_a_node_that_it_may_be_on():
     world.node("n2", labels={"zone": "b"})
     world.create("p", 100, nodeSelector={"zone": "b"})
     world.create("nowhere", 100, nodeSelector={"zone": "c"})
-    assert world.ahead() == {"p": "n2"}
+    assert world.nominate_all() == {"p": "n2"}
 
 
 def test_a_pod_that_asks_too_much_of_its_node_goes_the_ordinary_way():
@@ -71,7 +71,7 @@ def test_a_pod_that_asks_too_much_of_its_node_goes_the_ordinary_way():
     for name, conditions in (("few", expressions[:10]), ("many", expressions)):
         world.create(name, 100, **required({"matchExpressions": conditions}))
     world.create("selects", 100, nodeSelector={"k" * 1024: "v"})
-    assert world.ahead() == {"few": "n1"}
+    assert world.nominate_all() == {"few": "n1"}
     assert world.filter("many") == ["n1"]
 
 

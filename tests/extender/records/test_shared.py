@@ -16,7 +16,7 @@ from tests.extender.worlds import as_class
 MIB = 1 << 20
 
 
-def kept(make, times: int) -> float:
+def kept_mib(make, times: int) -> float:
     """MiB that stay after `make` was called so often, each time with another number."""
     make(0)
     gc.collect()
@@ -43,7 +43,7 @@ def test_labels_of_pods_that_are_gone_take_no_memory():
         metadata = {"name": "p", "namespace": "d", "uid": "u", "labels": {"a": f"{number:07d}" + "x" * MIB}}
         podinfo.pod(json.dumps({"metadata": metadata, "spec": {"nodeName": "n"}}).encode())
 
-    assert kept(read_pod, 20) < 3
+    assert kept_mib(read_pod, 20) < 3
 
 
 def test_labels_and_classes_that_a_card_had_take_no_memory():
@@ -52,16 +52,16 @@ def test_labels_and_classes_that_a_card_had_take_no_memory():
         card["status"] = {**card.get("status", {}), "classes": [f"{number:07d}" + "x" * MIB]}
         objects.card(json.dumps(card).encode())
 
-    assert kept(read_card, 20) < 5
+    assert kept_mib(read_card, 20) < 5
 
 
 def test_constraints_of_pods_that_are_gone_take_no_memory():
     grounds = FeasibleNodes()
 
-    def ask(number: int) -> None:
+    def show_constraints(number: int) -> None:
         grounds.feasible(feasiblenodes.key_of({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}}))
 
-    assert kept(ask, 20) < 3
+    assert kept_mib(show_constraints, 20) < 3
 
 
 @pytest.mark.parametrize("size", [8, 1000])

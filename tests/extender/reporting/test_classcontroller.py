@@ -23,17 +23,17 @@ from tests.fakes.clock import FakeClock
 K80, V100, A100 = "nvidia.tesla.k80", "nvidia.tesla.v100", "nvidia.a100"
 
 
-def seen(resource_class):
+def class_record(resource_class):
     return objects.resource_class(json.dumps(resource_class).encode())[1]
 
 
 def auto(model="Tesla K80", *spellings, created="", **changed):
     manifest = automatic_class(classes.name_of_model(model), model, *spellings)
     manifest["metadata"]["creationTimestamp"] = created
-    return seen(manifest | {"spec": manifest["spec"] | {"priority": 0} | changed})
+    return class_record(manifest | {"spec": manifest["spec"] | {"priority": 0} | changed})
 
 
-def many(number):
+def many_classes(number):
     """So many automatic classes, the first of which is the oldest."""
     models = [f"Tesla {i:03}" for i in range(number)]
     return {
@@ -53,11 +53,11 @@ def test_a_class_is_wanted_for_each_model_that_has_none():
 
 def test_a_class_outlives_its_cards():
     assert plan_changes((), {K80: auto()}, unused) == Changes(deletes=[])
-    assert plan_changes((), many(MOST_WITHOUT_CARDS), unused) == Changes(deletes=[])
+    assert plan_changes((), many_classes(MOST_WITHOUT_CARDS), unused) == Changes(deletes=[])
 
 
 def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_use():
-    known = many(MOST_WITHOUT_CARDS + 3)
+    known = many_classes(MOST_WITHOUT_CARDS + 3)
     oldest_first = sorted(known, key=lambda name: known[name].created)
     *kept, first, second, third = oldest_first
     assert plan_changes((), known, unused).deletes == [first, second, third]
@@ -72,8 +72,8 @@ def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_us
         auto(priority=7),
         auto(selector={"matchLabels": {"model": "Tesla K80", "node": "n1"}}),
         auto("Tesla K80", "NVIDIA Tesla K80", priority=7),
-        seen(class_object(K80)),
-        seen(class_object(K80, model="other")),
+        class_record(class_object(K80)),
+        class_record(class_object(K80, model="other")),
     ],
 )
 def test_a_class_that_a_person_made_or_edited_is_theirs(theirs):
@@ -84,7 +84,7 @@ def test_a_class_that_a_person_made_or_edited_is_theirs(theirs):
 def test_a_copy_of_an_automatic_class_under_another_name_is_somebodys_own():
     copy = automatic_class(K80, "Tesla K80")
     copy["metadata"]["name"] = "mine"
-    assert plan_changes((), {"mine": seen(copy)}, unused).deletes == []
+    assert plan_changes((), {"mine": class_record(copy)}, unused).deletes == []
 
 
 def test_all_spellings_of_a_model_are_one_class():

@@ -18,15 +18,15 @@ class Standby(World):
         self.active = False
         self.node("n1", card("GPU-A"))
         self.hold("a", "n1", ("0", "GPU-A", 4096, 0))
-        self.told(4096)
+        self.report_memory(4096)
 
-    def told(self, memory: int, uuid: str = "GPU-A", node: str = "n1") -> None:
+    def report_memory(self, memory: int, uuid: str = "GPU-A", node: str = "n1") -> None:
         """What the card's status says is allocated."""
         card = er_object(uuid, node)
         card["status"]["allocated"] = {"memoryMiB": memory}
         self.api.put(CARDS, card)
 
-    def after(self, seconds: float) -> dict[str, int]:
+    def counts_after(self, seconds: float) -> dict[str, int]:
         self.run(seconds)
         return {kind: count for kind, count in self.writer.check.counts().items() if count}
 
@@ -37,36 +37,36 @@ def world() -> Standby:
 
 
 def test_all_is_well(world):
-    assert world.after(200) == {}
+    assert world.counts_after(200) == {}
     assert set(world.writer.check.counts()) == set(Disagreement)
 
 
 def test_a_status_that_says_other_counts_after_a_minute_and_until_it_is_right(world):
-    world.told(1000)
-    assert world.after(PATIENCE - 5) == {}
-    assert world.after(40) == {"status": 1}
-    world.told(4096)
-    assert world.after(35) == {}
+    world.report_memory(1000)
+    assert world.counts_after(PATIENCE - 5) == {}
+    assert world.counts_after(40) == {"status": 1}
+    world.report_memory(4096)
+    assert world.counts_after(35) == {}
 
 
 def test_a_status_that_was_late_for_less_than_a_minute_never_counts(world):
     for _ in range(5):
-        world.told(1000)
-        assert world.after(40) == {}
-        world.told(4096)
-        assert world.after(40) == {}
+        world.report_memory(1000)
+        assert world.counts_after(40) == {}
+        world.report_memory(4096)
+        assert world.counts_after(40) == {}
 
 
 def test_the_status_of_a_busy_card_that_follows_late_is_no_disagreement(world):
     for i in range(8):
-        world.told(1000 + i)
-        assert world.after(40) == {}
-    assert world.after(PATIENCE + 40) == {"status": 1}, "it has stopped following"
+        world.report_memory(1000 + i)
+        assert world.counts_after(40) == {}
+    assert world.counts_after(PATIENCE + 40) == {"status": 1}, "it has stopped following"
 
 
 def test_a_card_of_which_nobody_has_told_is_no_difference(world):
     world.api.put(CARDS, er_object("GPU-A", "n1"))
-    assert world.after(200) == {}
+    assert world.counts_after(200) == {}
 
 
 def unseen(world) -> None:
@@ -78,37 +78,37 @@ def unseen(world) -> None:
 def test_what_is_held_on_a_card_that_the_node_does_not_have(world):
     unseen(world)
     world.state.ledger.set_holding(holding("b", "n1", ("0", "GPU-B", 100, 0)))
-    assert world.after(PATIENCE + 40) == {"missing": 1}
+    assert world.counts_after(PATIENCE + 40) == {"missing": 1}
 
 
 def test_a_card_that_shrank_under_its_pods(world):
     unseen(world)
     world.state.ledger.set_cards("n1", [card("GPU-A", mem=4000)])
-    assert world.after(PATIENCE + 40) == {"overfull": 1}
+    assert world.counts_after(PATIENCE + 40) == {"overfull": 1}
 
 
 def test_a_running_total_that_lost_count(world):
     unseen(world)
     world.state.ledger.node("n1").used[0] -= 1
     assert count_node(world.state.ledger, "n1").wrong == [(CARD, Disagreement.TOTAL)]
-    assert world.after(PATIENCE + 40) == {"total": 1}
+    assert world.counts_after(PATIENCE + 40) == {"total": 1}
 
 
 def test_the_same_card_may_disagree_in_several_ways_and_goes_with_its_node(world):
-    world.told(1)
+    world.report_memory(1)
     world.state.ledger.set_cards("n1", [card("GPU-A", mem=4000)])
-    assert world.after(PATIENCE + 40) == {"status": 1, "overfull": 1}
+    assert world.counts_after(PATIENCE + 40) == {"status": 1, "overfull": 1}
     world.api.remove(er_path("GPU-A"))
     world.state.ledger.release("a")
     world.state.ledger.set_cards("n1", [])
-    assert world.after(PATIENCE) == {}
+    assert world.counts_after(PATIENCE) == {}
 
 
 def test_every_node_is_looked_at_in_half_a_minute(world):
     for i in range(100):
         world.state.ledger.set_cards(f"other-{i}", [card(f"GPU-{i}")])
-        world.told(0, f"GPU-{i}", f"other-{i}")
+        world.report_memory(0, f"GPU-{i}", f"other-{i}")
     unseen(world)
     for i in range(100):
         world.state.ledger.set_holding(holding(f"p{i}", f"other-{i}", ("0", f"GPU-{i}", K80, 0)))
-    assert world.after(PATIENCE + 35) == {"status": 100}
+    assert world.counts_after(PATIENCE + 35) == {"status": 100}

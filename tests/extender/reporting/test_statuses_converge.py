@@ -129,7 +129,7 @@ class Story:
         world = self.world
         world.active = True
         for fault in self.faults:
-            fault.left = 0
+            fault.remaining = 0
         world.run(75)
         for manifest in world.api.all(CARDS):
             self._check_card(manifest["spec"], manifest["status"])
@@ -146,13 +146,13 @@ class Story:
             if share.uuid == uuid
         ]
 
-    def _on(self, node):
+    def _node_of(self, node):
         state = self.world.state.ledger.node(node)
         return state.cards if state is not None else []
 
     def _check_card(self, spec, status):
         held = self._shares(spec["uuid"])
-        known = next((entry for entry in self._on(spec["node"]) if entry.uuid == spec["uuid"]), None)
+        known = next((entry for entry in self._node_of(spec["node"]) if entry.uuid == spec["uuid"]), None)
         used = sum(share.mem for _, share in held)
         takes = known is not None and known.healthy and len(held) < 48
         assert status["allocated"] == {
@@ -166,7 +166,7 @@ class Story:
         assert status["classes"] == (sorted(known.classes) if known is not None else [])
 
     def _check_class(self, name, status):
-        cards = [(node, card) for node in NODES for card in self._on(node) if name in card.classes]
+        cards = [(node, card) for node in NODES for card in self._node_of(node) if name in card.classes]
         used = {card.uuid: sum(share.mem for _, share in self._shares(card.uuid)) for _, card in cards}
         assert status | {"conditions": []} == {
             "cards": len(cards),
@@ -185,7 +185,7 @@ class Story:
             assert status.keys() == {"conditions"}
             assert conditions(status) == {"Exceeded": "Unknown", "Valid": "False"}
             return
-        known = {record.uuid: record for node in NODES for record in self._on(node)}
+        known = {record.uuid: record for node in NODES for record in self._node_of(node)}
         ledger, over = self.world.state.ledger, False
         for line, entry in zip(status["used"], quotas.parse(manifest).entries, strict=True):
             held = [

@@ -399,7 +399,7 @@ def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
 
 
 def test_a_ca_of_somebody_else_is_followed(api: Api, tmp_path: Path) -> None:
-    start_line = api.webhook.noted
+    start_line = api.webhook.recorded
     assert start_line is not None
     external = api.cluster.process("webhook-of-cert-manager")
     gpu = build.pod("gpu", gpu_mem=1)

@@ -193,7 +193,7 @@ def test_every_alert_can_be_evaluated(prometheus: Prometheus) -> None:
     written = [rule["alert"] for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
 
     def rules() -> dict[str, dict[str, Any]]:
-        groups = prometheus.ask("rules", type="alert")["groups"]
+        groups = prometheus.query_api("rules", type="alert")["groups"]
         return {rule["name"]: rule for group in groups for rule in group["rules"]}
 
     wait_for(lambda: all(rule["health"] == "ok" for rule in rules().values()))
@@ -229,7 +229,7 @@ def test_every_part_that_is_scraped_is_one_that_may_be_down(
 
 
 def test_types_are_as_documented(prometheus: Prometheus) -> None:
-    kinds = {name: metadata[0]["type"] for name, metadata in prometheus.ask("metadata").items()}
+    kinds = {name: metadata[0]["type"] for name, metadata in prometheus.query_api("metadata").items()}
     # OpenMetrics, which Prometheus asks for, names a counter's family without the suffix.
     ours = {
         f"{name}_total" if kind == "counter" else name: kind

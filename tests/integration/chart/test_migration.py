@@ -79,10 +79,10 @@ class Migration:
                 self.plugins.pop(node).stop()
             ours = self.cluster.process(f"deviceplugin-{node}")
             wanted = self.selector is not None and labels.items() >= self.selector.items()
-            if wanted and not ours.noted:
+            if wanted and not ours.recorded:
                 self._start_plugin(node)
                 self.cluster.wait(lambda node=node: len(self.health(node)) == 2, f"{node} tells of its cards")
-            elif not wanted and ours.noted:
+            elif not wanted and ours.recorded:
                 ours.stop()
 
     def health(self, node: str) -> list[tuple[str, str]]:

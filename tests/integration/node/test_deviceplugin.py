@@ -497,7 +497,7 @@ def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods
     hand.wait(lambda: hand.starts(former), "the container told")
     again = f"{NODE}-again"
     plugin, kubelet = hand.cluster.process(PLUGIN), hand.cluster.process(f"kubelet-{NODE}")
-    before = kubelet.noted
+    before = kubelet.recorded
     assert before is not None
     changed = {"--hostname-override": again, "--kubeconfig": hand.cluster.kubeconfig}
     command = [

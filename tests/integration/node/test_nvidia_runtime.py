@@ -257,7 +257,7 @@ def test_by_environment_alone_a_share_has_its_card_only_where_the_toolkit_heeds_
     cluster: Cluster, team: Space, settings: Path
 ) -> None:
     plugin = cluster.process("deviceplugin-n1")
-    start_line = plugin.noted
+    start_line = plugin.recorded
     assert start_line is not None
 
     def set_card_access(access: str) -> None:

@@ -36,7 +36,7 @@ def _class(cluster: Cluster) -> Iterator[None]:
     )
     cluster.wait(lambda: offered(cluster) == "2", "n1 offers two RDMA devices")
     yield
-    cluster.ask("delete", "resourceclass", "rdma")
+    cluster.kubectl_object("delete", "resourceclass", "rdma")
 
 
 def offered(cluster: Cluster) -> str | None:

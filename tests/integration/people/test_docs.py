@@ -104,8 +104,8 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         every = {"selector": {"matchExpressions": [{"key": "memory", "operator": "Gt", "values": ["1Mi"]}]}}
         resource_class = {"apiVersion": names.API_VERSION, "kind": "ResourceClass", "metadata": {"name": name}}
         # One that the extender has made for cards of another test would keep its selector beside ours.
-        cluster.ask("delete", "resourceclass", name, "--ignore-not-found")
-        cluster.ask("create", stdin=resource_class | {"spec": every})
+        cluster.kubectl_object("delete", "resourceclass", name, "--ignore-not-found")
+        cluster.kubectl_object("create", stdin=resource_class | {"spec": every})
     others[0].create(workload("my-pod", gpu_mem=100))
     for name, annotations in SLURP.items():
         space.create(workload(name, gpu_mem=100, annotations=annotations))
@@ -114,9 +114,9 @@ def shell(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     space.wait(lambda: cluster.api.get(paths.podgroups(space.name, "slurp")), "their gang is there")
     yield shell
     for entry in (space, *others):
-        cluster.ask("delete", "namespace", entry.name, "--wait=false")
-    cluster.ask("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
-    cluster.ask("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
+        cluster.kubectl_object("delete", "namespace", entry.name, "--wait=false")
+    cluster.kubectl_object("delete", "resourceclass", *CLASSES, "high-mem", "--ignore-not-found")
+    cluster.kubectl_object("delete", "clusterrolebinding", *BINDINGS, "--ignore-not-found")
     for entry in resources:
         cluster.api.patch(paths.extendedresources(entry["metadata"]["name"]), {"spec": dict.fromkeys(MARKS)})
     for entry in (space, *others):
@@ -186,7 +186,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
         assert refused.returncode != 0
         assert shell.type(refused.stderr.strip().partition(" gives it by: ")[2]).returncode == 0
         space.wait(lambda: ann.type("cardwise gangs -A").returncode == 0, "gangs may be seen")
-        cluster.ask("delete", "clusterrolebinding", ANNS_ROLE)
+        cluster.kubectl_object("delete", "clusterrolebinding", ANNS_ROLE)
         # What the page gives a group is what people.viewCards gives.
         assert VIEW in TYPED["admin.md"]
         assert shell.type(VIEW.replace("GROUP", f"system:serviceaccounts:{space.name}")).returncode == 0
@@ -198,10 +198,10 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
             if command in ("inspect -d", "top --once"):
                 assert "notebook" in output.stdout
     finally:
-        cluster.ask("delete", "clusterrolebinding", "cardwise-view", ANNS_ROLE, "--ignore-not-found")
+        cluster.kubectl_object("delete", "clusterrolebinding", "cardwise-view", ANNS_ROLE, "--ignore-not-found")
         space.delete("notebook", grace=1)
         space.wait(lambda: not space.pods(), "its pod is gone")
-        cluster.ask("delete", "namespace", space.name, "--wait=false")
+        cluster.kubectl_object("delete", "namespace", space.name, "--wait=false")
 
 
 @pytest.mark.parametrize("page", sorted(TYPED))

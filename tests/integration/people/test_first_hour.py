@@ -221,7 +221,7 @@ def test_the_examples_of_devices_are_applied_as_one_folder(space: Space) -> None
         quota = json.loads(space.kubectl("get", "resourcequota", "devices", "-o", "json"))
         assert quota["spec"]["hard"] == {f"requests.{names.CLASS_PREFIX}rdma": "4"}
     finally:
-        space.cluster.ask("delete", "resourceclass", "fpga", "rdma", "rdma-fast", "--ignore-not-found")
+        space.cluster.kubectl_object("delete", "resourceclass", "fpga", "rdma", "rdma-fast", "--ignore-not-found")
 
 
 def test_doctor_calls_a_cluster_without_a_usable_card_a_problem(space: Space) -> None:

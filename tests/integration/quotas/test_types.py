@@ -53,7 +53,7 @@ def sims(cluster: Cluster) -> Iterator[list[str]]:
                 lambda n=node, c=resource_class: capacity(cluster, n, c) > 0, f"{node} offers {resource_class}"
             )
         yield space.own_nodes
-        cluster.ask("delete", "resourceclass", "high-mem")
+        cluster.kubectl_object("delete", "resourceclass", "high-mem")
 
 
 def make_class(cluster: Cluster, name: str, spec: Json) -> None:

@@ -161,7 +161,7 @@ def accounts(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.apply(without_nodes)
-        cluster.ask("delete", stdin=roles)
+        cluster.kubectl_object("delete", stdin=roles)
 
 
 @pytest.fixture(scope="module")

@@ -226,7 +226,7 @@ def test_state_is_right_after_a_fault(api: ApiServer, clock, following, verb, fa
         put_pod(api, f"p{number}", size=number + 1)
     remove(api, "a")
     clock.step_until(lambda: handler.records == truth(api))
-    assert ordered.left == 0
+    assert ordered.remaining == 0
 
 
 def test_page_that_expired_under_way_is_answered_by_one_whole_list(api: ApiServer, clock, following):

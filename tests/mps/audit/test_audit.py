@@ -73,7 +73,7 @@ def test_a_pod_that_calls_itself_the_mirror_of_another_hides_nothing_of_it(node,
     node.api.put("/api/v1/pods", {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}})
     node.start(audit=SETTINGS)
     run_audits(node, 3)
-    assert node.events.told() == [("greedy", "MemoryOverrun", "Warning")]
+    assert node.events.summaries() == [("greedy", "MemoryOverrun", "Warning")]
 
 
 def test_a_framework_that_fills_its_share_without_mps_is_not_told_of(node, run_audits):
@@ -174,7 +174,7 @@ def test_a_process_of_no_pod_is_told_once_at_the_node(node, run_audits):
     stranger = node.use(0, 700)
     node.start(audit=SETTINGS)
     run_audits(node, 5)
-    ((about, _, text, _),) = node.events.of("UnknownProcess")
+    ((about, _, text, _),) = node.events.with_reason("UnknownProcess")
     assert about == ObjectRef.node("n1")
     assert re.fullmatch(rf"process {stranger.pid} \(python\) of no pod uses 700 MiB of card {uuid_of(0)}, .*", text)
 
@@ -218,7 +218,7 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, r
     assert not evicted(node)
     run_audits(node, 2)
     assert evicted(node) == ["greedy", "greedy"], "it is tried again"
-    assert not node.events.of("AuditEvicted")
+    assert not node.events.with_reason("AuditEvicted")
     node.api.put(BUDGETS, budget | {"status": {"disruptionsAllowed": 1}})
     run_audits(node)
     assert node.api.get(paths.pods("default", "greedy"))["metadata"]["deletionTimestamp"]
@@ -234,13 +234,13 @@ def test_not_more_than_its_number_of_an_hour_is_evicted_and_the_others_are_told(
     node.start(audit=replace(SETTINGS, evict_after=0.0, evict_per_hour=1))
     run_audits(node, 3)
     (gone,) = evicted(node)
-    ((about, _, text, _),) = node.events.of("AuditEvictionWithheld")
+    ((about, _, text, _),) = node.events.with_reason("AuditEvictionWithheld")
     assert {gone, about.name} == {"first", "second"}
     assert "this node has used its 1 evictions per hour (--audit-evict-per-hour): container main uses 9000" in text
     node.end(gone)
     run_audits(node, 10)
     assert evicted(node) == [gone]
-    assert len(node.events.of("AuditEvictionWithheld")) == 1, "not at each look"
+    assert len(node.events.with_reason("AuditEvictionWithheld")) == 1, "not at each look"
     run_audits(node, 360)
     assert len(evicted(node)) == 2
 
@@ -264,7 +264,7 @@ def test_without_request_nobody_is_evicted_and_without_audit_nobody_looks(node, 
     node.use(0, 9000, "greedy")
     node.start(audit=SETTINGS)
     run_audits(node, 100)
-    assert node.events.of("MemoryOverrun")
+    assert node.events.with_reason("MemoryOverrun")
     assert not evicted(node)
     node.stop()
     node.start(audit=None)
@@ -281,7 +281,7 @@ def test_a_card_that_does_not_answer_neither_accuses_nor_acquits(node, run_audit
         run_audits(node)
         assert not node.events.all
     run_audits(node)
-    assert node.events.of("MemoryOverrun")
+    assert node.events.with_reason("MemoryOverrun")
 
 
 def raise_card_error(uuid: str) -> None:
