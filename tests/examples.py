@@ -6,5 +6,5 @@ SOAK = bool(os.environ.get("CARDWISE_SOAK"))
 
 
 def examples(count: int, *, soak: int) -> int:
-    """`few` in `make test`, the same ones each time; as many as `soak` says in `make soak`, which draws others."""
+    """`count` in `make test`, the same ones each time; as many as `soak` says in `make soak`, which draws others."""
     return soak if SOAK else count

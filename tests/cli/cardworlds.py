@@ -26,8 +26,8 @@ class Cards(Cluster):
         self.lasting: set[str] = set()
         self.evicted: list[tuple[str, Json]] = []
         self.rehearsed: list[str] = []
-        self.after(self._record_eviction, "create", "*/eviction", times=math.inf)
-        self.after(self._ended, "list", paths.pods(), times=math.inf)
+        self.after_request(self._record_eviction, "create", "*/eviction", times=math.inf)
+        self.after_request(self._ended, "list", paths.pods(), times=math.inf)
 
     def holds_back(self, pod: str, times: float) -> None:
         """So often a disruption budget refuses its eviction first."""

@@ -40,7 +40,7 @@ class Cluster(ApiServer):
 
     def add(self, plural: str, *objects: Json) -> None:
         for manifest in objects:
-            self.put(_COLLECTIONS[plural], manifest)
+            self.write_object(_COLLECTIONS[plural], manifest)
 
     def replace(self, plural: str, *objects: Json) -> None:
         """There are these of the kind now, and no others."""

@@ -258,7 +258,7 @@ class Keeper:
             time.sleep(0.2)
 
     def _tell_changed(self, published: dict[str, dict[str, str]]) -> None:
-        """`told`: what each node says of classes by now."""
+        """`published`: what each node says of classes by now."""
         known = [
             resource_class
             for raw in self._items(paths.resourceclasses())

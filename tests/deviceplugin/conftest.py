@@ -68,7 +68,7 @@ class Rig:
         self.mps_root = folder / "mps"
         self.core_overcommit = 100
         self.api = ApiServer(self.clock)
-        self.api.put(
+        self.api.write_object(
             NODES,
             {"metadata": {"name": NODE, "uid": "uid-n1"}, "status": {"capacity": {"cpu": "8"}, "allocatable": {}}},
         )
@@ -203,7 +203,7 @@ class Rig:
             },
             "status": {"phase": "Pending"},
         }
-        return self.api.put(PODS, pod)
+        return self.api.write_object(PODS, pod)
 
     def bind(self, name: str, shares: Sequence[tuple[int, int]], *, containers: Sequence[str] = ("main",)) -> dict:
         """A bound pod: `shares` are (card index, MiB) of each of its containers."""
@@ -259,7 +259,7 @@ class Rig:
         self.api.edit(f"{NODES}/{NODE}", **changes)
 
     def make_class(self, name: str, spec: dict) -> None:
-        self.api.put(CLASSES, {"metadata": {"name": name}, "spec": spec})
+        self.api.write_object(CLASSES, {"metadata": {"name": name}, "spec": spec})
 
     def writes(self) -> list[Request]:
         """What the agent has sent to the API server that was no question."""

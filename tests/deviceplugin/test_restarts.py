@@ -251,7 +251,7 @@ def test_what_an_ended_pod_still_holds_is_found_again_when_the_state_was_lost(ri
     pod = rig.bind("a", [(1, P100)])
     rig.run(pod)
     if end == "finished":
-        rig.api.put(PODS, pod | {"status": {"phase": "Failed"}})
+        rig.api.write_object(PODS, pod | {"status": {"phase": "Failed"}})
     else:
         rig.force_delete(pod)
     if end == "forgotten":

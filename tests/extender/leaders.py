@@ -32,7 +32,9 @@ class Cluster(ApiServer):
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
-        self.put(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}})
+        self.write_object(
+            paths.leases(), {"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}}
+        )
         self.behind = False  # the policy: it knows of no term that began
         self.admission.append(self._terms)
         self._fresh = self.follow(paths.pods())
@@ -45,7 +47,9 @@ class Cluster(ApiServer):
                 raise Refused(422, f"{names.LEADER_EPOCH}: the term is over")
 
     def create_pod(self, name: str, mem: int, *, namespace: str = "default", resource_class: str = "") -> dict:
-        return self.put(paths.pods(), asking(name, gpu_mem=mem, namespace=namespace, resource_class=resource_class))
+        return self.write_object(
+            paths.pods(), asking(name, gpu_mem=mem, namespace=namespace, resource_class=resource_class)
+        )
 
     def pods(self) -> dict[str, dict]:
         """By name, whatever their namespace."""
@@ -86,7 +90,7 @@ class Extender:
         self.api, self.name, self.clock = api, name, clock
         self.client = api.client(user_agent=name)
         self.cut = False
-        api.before(self._reach, times=math.inf)
+        api.before_request(self._reach, times=math.inf)
         self._fresh = api.follow(paths.pods())
         self._untold: list[PodRecord] = []
         self.reads: Callable[[], bool] = lambda: True  # before it catches up; whether it can

@@ -52,7 +52,7 @@ class Watched(ApiServer):
         ]
         for fault in faults:
             self.fault(fault)
-        self.before(_may_write, "patch", times=math.inf)
+        self.before_request(_may_write, "patch", times=math.inf)
 
     def show(self) -> None:
         """The watches tell what has changed."""
@@ -146,7 +146,7 @@ class World:
         self.state.changed.add(name)
         for card in cards:
             if self.api.get(er_path(card.uuid)) is None:
-                self.api.put(CARDS, er_object(card.uuid, name))
+                self.api.write_object(CARDS, er_object(card.uuid, name))
 
     def hold(self, uid, node, *shares, namespace="team"):
         self.state.ledger.set_holding(holding(uid, node, *shares, namespace=namespace))

@@ -46,11 +46,11 @@ def clock():
 @pytest.fixture
 def api(clock):
     server = ApiServer(clock)
-    server.put(paths.nodes(), {"metadata": {"name": "n1"}})
-    server.put(CARDS, resource(0))
-    server.put(CLASSES, resource_class("p100", model="P100"))
-    server.put(QUOTAS, gpu_quota({"shares": 1}))
-    server.put(paths.podgroups(), pod_group("g", minMember=2))
+    server.write_object(paths.nodes(), {"metadata": {"name": "n1"}})
+    server.write_object(CARDS, resource(0))
+    server.write_object(CLASSES, resource_class("p100", model="P100"))
+    server.write_object(QUOTAS, gpu_quota({"shares": 1}))
+    server.write_object(paths.podgroups(), pod_group("g", minMember=2))
     return server
 
 
@@ -130,14 +130,14 @@ def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clo
     members = [member(name, minimum=None, gated=False, gpu_mem=100) for name in ("a", "b")]
     other = {"metadata": {"name": "o", "namespace": "d", "uid": "o"}, "spec": {"nodeName": "n1", "containers": []}}
     for pod in (*members, other):
-        api.put(paths.pods(), pod)
+        api.write_object(paths.pods(), pod)
     api.edit(paths.nodes("n1"), status={"allocatable": {"cpu": "2", "pods": "3"}})
     state, feeds = fed
     ready(feeds, clock)
     (view,) = state.gangs.views()
     assert (view.name, view.minimum, view.there, str(view.phase)) == ("g", 2, 2, "Waiting")
     assert free_load_of(state) == Load(2000, 0, 2)
-    api.put(paths.podgroups(), pod_group("g", minMember=3))
+    api.write_object(paths.podgroups(), pod_group("g", minMember=3))
     api.remove(paths.pods("d", "o"))
     api.remove(paths.pods("default", "a"))
     all_told(clock)
@@ -155,9 +155,9 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     clock.advance(60)
     card, p100, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
-    api.put(CARDS, card)
-    api.put(CLASSES, p100 | {"status": {"cards": 1}})
-    api.put(QUOTAS, quota | {"status": {"used": []}})
+    api.write_object(CARDS, card)
+    api.write_object(CLASSES, p100 | {"status": {"cards": 1}})
+    api.write_object(QUOTAS, quota | {"status": {"used": []}})
     all_told(clock)
     name = card["metadata"]["name"]
     assert listers.cards.objects[name].status.memory == 7
@@ -166,11 +166,11 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     assert (listers.cards.objects[name].status.free, listers.cards.objects[name].status.classes) == (9, ("p100",))
     assert state.changed_nodes() == set()
     assert state.next_requeue_node() is None
-    api.put(QUOTAS, gpu_quota({"shares": 2}))
+    api.write_object(QUOTAS, gpu_quota({"shares": 2}))
     all_told(clock)
     assert state.next_requeue_node() == "n1"
     card["status"]["health"] = "Unhealthy"
-    api.put(CARDS, card)
+    api.write_object(CARDS, card)
     all_told(clock)
     assert state.changed_nodes() == {"n1"}
 
@@ -189,8 +189,8 @@ def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, listers, cl
 
 
 def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(api, fed, listers, clock):
-    api.put(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
-    api.put(QUOTAS, gpu_quota({"shares": "many"}))
+    api.write_object(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
+    api.write_object(QUOTAS, gpu_quota({"shares": "many"}))
     _, feeds = fed
     with capture_logs() as logs:
         ready(feeds, clock)
@@ -206,9 +206,9 @@ def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(
 
 
 def test_an_unreadable_class_or_quota_is_none_and_keeps_nothing_else_from_being_read(api, fed, clock):
-    api.put(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
-    api.put(QUOTAS, gpu_quota({"shares": "many"}))
-    api.put(QUOTAS, gpu_quota({"shares": 2}, name="good"))
+    api.write_object(CLASSES, {"metadata": {"name": "bad"}, "spec": {"selector": {}}})
+    api.write_object(QUOTAS, gpu_quota({"shares": "many"}))
+    api.write_object(QUOTAS, gpu_quota({"shares": 2}, name="good"))
     state, feeds = fed
     ready(feeds, clock)
     for name in ("a", "b"):
@@ -223,7 +223,7 @@ def test_what_becomes_unreadable_is_skipped_from_then_on(api, fed, clock):
     state, feeds = fed
     ready(feeds, clock)
     api.hold(QUOTAS)
-    api.put(QUOTAS, gpu_quota({"shares": "many"}))
+    api.write_object(QUOTAS, gpu_quota({"shares": "many"}))
     assert caught_up(feeds)
     for name in ("a", "b"):
         assert plan(state, name, 100).node == "n1"
@@ -233,11 +233,11 @@ def test_catching_up_shows_what_the_watch_has_not_told(api, fed, clock):
     state, feeds = fed
     ready(feeds, clock)
     api.hold(paths.pods(), QUOTAS, paths.podgroups())
-    api.put(paths.pods(), bound("other", P100 - 100, 0))
-    api.put(paths.pods(), asking("waiting", gpu_mem=1))
-    api.put(paths.pods(), member("m", minimum=None))
-    api.put(QUOTAS, gpu_quota({"shares": 5}))
-    api.put(paths.podgroups(), pod_group("g", minMember=3))
+    api.write_object(paths.pods(), bound("other", P100 - 100, 0))
+    api.write_object(paths.pods(), asking("waiting", gpu_mem=1))
+    api.write_object(paths.pods(), member("m", minimum=None))
+    api.write_object(QUOTAS, gpu_quota({"shares": 5}))
+    api.write_object(paths.podgroups(), pod_group("g", minMember=3))
     assert free(state) == [P100]
     assert caught_up(feeds)
     assert free(state) == [100]

@@ -61,7 +61,7 @@ class Telling:
     def __init__(self, *, knows: bool = True, leads: bool = True) -> None:
         clock = FakeClock()
         self.api = ApiServer(clock)
-        self.api.put(CARDS, er_object("GPU-1", "n1"))
+        self.api.write_object(CARDS, er_object("GPU-1", "n1"))
         self.extender = Extender(self.api.client(), replace(SETTINGS, no_lease=leads), clock=clock)
         for reflector in self.extender._informers._reflectors if knows else ():
             reflector._relist()

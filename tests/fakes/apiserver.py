@@ -2,7 +2,7 @@
 
 It stores objects of the kinds in `apiobjects.KINDS` and answers the requests that Cardwise sends as kube-apiserver
 does; test_contract.py runs the same tests against both. It has every namespace and validates no object. Faults are
-ordered by `fault`; `before` and `after` run what others do at that moment. Time is that of the `Clock`.
+ordered by `fault`; `before_request` and `after_request` run what others do at that moment. Time is that of the `Clock`.
 
 Two ways in: `client()` is a real KubeClient on a transport without sockets and threads, `serve()` is HTTP on loopback.
 """
@@ -154,7 +154,7 @@ class ApiServer:
 
     # What others do.
 
-    def put(self, collection: str, manifest: Json) -> Json:
+    def write_object(self, collection: str, manifest: Json) -> Json:
         """Somebody else writes the whole object, status and all. A uid is kept or made; a namespace is "default"."""
         with self.changed:
             return copied(self._store.write_object(collection, manifest))
@@ -163,7 +163,7 @@ class ApiServer:
         """Somebody else changes an object, by a merge patch of any of its parts."""
         with self.changed:
             target = Target.parse(path)
-            return self.put(target.collection, merged(self._store.get_object(target), change))
+            return self.write_object(target.collection, merged(self._store.get_object(target), change))
 
     def remove(self, path: str) -> None:
         """The object is gone, whatever had been asked to keep it."""
@@ -201,11 +201,15 @@ class ApiServer:
         """For the next `times` requests of this verb ("" for all) whose path matches the pattern."""
         return self._rule("fault", fault, verb, path, times)
 
-    def before(self, hook: Callable[[Request], object], verb: str = "", path: str = "*", times: float = 1) -> Rule:
+    def before_request(
+        self, hook: Callable[[Request], object], verb: str = "", path: str = "*", times: float = 1
+    ) -> Rule:
         """`hook` runs when a request has arrived and is not carried out yet."""
         return self._rule("before", hook, verb, path, times)
 
-    def after(self, hook: Callable[[Request], object], verb: str = "", path: str = "*", times: float = 1) -> Rule:
+    def after_request(
+        self, hook: Callable[[Request], object], verb: str = "", path: str = "*", times: float = 1
+    ) -> Rule:
         """`hook` runs when a request has been carried out and is not answered yet."""
         return self._rule("after", hook, verb, path, times)
 

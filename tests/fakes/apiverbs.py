@@ -149,7 +149,7 @@ class Verbs:
         return now if manifest == now else self._written(call, now, manifest)
 
     def _written(self, call: Call, before: Json, manifest: Json) -> Json:
-        """`obj`, as a field manager writes it."""
+        """`manifest`, as a field manager writes it."""
         manager = call.query.get("fieldManager") or call.headers.get("User-Agent", "").partition("/")[0]
         entry = {"manager": manager, "operation": "Update", "apiVersion": manifest.get("apiVersion", "v1")}
         entry |= {"time": self._store.now(), "fieldsType": "FieldsV1"}

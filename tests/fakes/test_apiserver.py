@@ -71,7 +71,7 @@ def test_a_fault_takes_as_many_requests_as_it_is_for(api, client):
     api.fault(Fault(status=429, retry_after=7), "get", "*/nodes/*", times=2)
     api.fault(Fault(), "create")
     fault = api.fault(Fault(status=500), "create")
-    api.put(paths.nodes(), node())
+    api.write_object(paths.nodes(), node())
     for _ in range(2):
         with pytest.raises(errors.TooManyRequests) as caught:
             client.get(paths.nodes("n"))
@@ -108,11 +108,11 @@ def test_who_waits_less_than_it_takes_hears_nothing(api, clock):
 
 
 def test_somebody_else_acts_just_before_and_just_after(api, client):
-    created_node = api.put(paths.nodes(), node())
-    api.before(lambda _: api.edit(paths.nodes("n"), metadata={"labels": {"a": "b"}}), "patch")
+    created_node = api.write_object(paths.nodes(), node())
+    api.before_request(lambda _: api.edit(paths.nodes("n"), metadata={"labels": {"a": "b"}}), "patch")
     with pytest.raises(errors.Conflict):
         client.patch(paths.nodes("n"), {"metadata": {"resourceVersion": created_node["metadata"]["resourceVersion"]}})
-    api.after(lambda request: api.remove(request.path), "patch")
+    api.after_request(lambda request: api.remove(request.path), "patch")
     assert client.patch(paths.nodes("n"), {"metadata": {"labels": {"c": "d"}}})["metadata"]["labels"]["c"] == "d"
     assert api.get(paths.nodes("n")) is None
 
@@ -131,11 +131,11 @@ def test_a_policy_refuses_what_would_be_carried_out(api, client):
 
 def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client, clock):
     watch, lines, _, thread = watching(client, api)
-    api.put(PODS, pod("a"))
+    api.write_object(PODS, pod("a"))
     api.until(lambda: len(lines) == 1)
     api.hold(PODS)
-    api.put(PODS, pod("b"))
-    api.put(paths.nodes(), node())
+    api.write_object(PODS, pod("b"))
+    api.write_object(paths.nodes(), node())
     assert len(client.get(PODS)["items"]) == 2
     clock.until_waiting()
     clock.advance(60)
@@ -148,10 +148,10 @@ def test_watches_that_lag_tell_later_and_lists_do_not_lag(api, client, clock):
 
 
 def test_a_test_follows_by_hand_what_watches_tell(api):
-    api.put(PODS, pod("before"))
+    api.write_object(PODS, pod("before"))
     fresh = api.follow(PODS)
-    api.put(PODS, pod("a"))
-    api.put(paths.nodes(), node())
+    api.write_object(PODS, pod("a"))
+    api.write_object(paths.nodes(), node())
     assert [(event["type"], event["object"]["metadata"]["name"]) for event in fresh()] == [("ADDED", "a")]
     api.hold(PODS)
     api.remove(paths.pods("default", "a"))
@@ -165,7 +165,7 @@ def test_a_test_follows_by_hand_what_watches_tell(api):
 def test_watches_that_end_badly(api, client, then):
     api.fault(Fault(events=1, then=then), "watch")
     _, lines, ended, thread = watching(client, api)
-    api.put(PODS, pod("a"))
+    api.write_object(PODS, pod("a"))
     thread.join(60)
     assert lines[0]["object"]["metadata"]["name"] == "a"
     if then == "gone":
@@ -178,7 +178,7 @@ def test_a_silent_watch_ends_by_the_readers_own_patience(api, clock):
     client = api.client()
     api.fault(Fault(then="silence"), "watch")
     watch = client.watch(PODS, resource_version="100", timeout_seconds=10, read_timeout=300)
-    api.put(PODS, pod("a"))
+    api.write_object(PODS, pod("a"))
     with pytest.raises(errors.Unreachable, match="timed out"):
         list(watch)
     assert clock.now() == 1300

@@ -86,7 +86,7 @@ def in_gpu(workload: dict[str, Any]) -> dict[str, Any]:
 def test_without_rights_to_look_for_the_cause_it_says_that_no_card_is_known() -> None:
     api = Cluster({"daemonsets": [plugin(0)]})
     refused = Fault(status=403, message="no daemonsets for you")
-    api.before(lambda request: api.fault(refused, "list"), "list")
+    api.before_request(lambda request: api.fault(refused, "list"), "list")
     assert failure_of(api).startswith("no card is known")
 
 
@@ -105,7 +105,7 @@ def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
         if len(looks) == 20:
             api.add("extendedresources", card("n1", 0))
 
-    api.before(start, "list", paths.extendedresources(), times=math.inf)
+    api.before_request(start, "list", paths.extendedresources(), times=math.inf)
     assert check.cards(api.kube, names.NAMESPACE, clock) == "1 of 1 healthy"
     api.replace("extendedresources")
     before = clock.now()

@@ -20,7 +20,7 @@ def cleaned(labels, annotations, **amounts):
     """The node afterwards."""
     api = ApiServer(FakeClock())
     manifest = {"metadata": {"name": "n1", "labels": labels, "annotations": annotations}}
-    node = api.put(paths.nodes(), manifest | {"status": {"capacity": amounts, "allocatable": dict(amounts)}})
+    node = api.write_object(paths.nodes(), manifest | {"status": {"capacity": amounts, "allocatable": dict(amounts)}})
     cleanup.clean_node(api.client(), node)
     return api.get(paths.nodes("n1"))
 
@@ -63,9 +63,9 @@ def api() -> ApiServer:
     """Of n1, n2 and n3 the kubelet of n2 does not answer any more; each has a card."""
     server = ApiServer(FakeClock())
     for name, ready in (("n1", "True"), ("n2", "Unknown"), ("n3", "True")):
-        server.put(paths.nodes(), node(name, ready=ready))
-        server.put(paths.extendedresources(), card(name, 0))
-    server.put(paths.secrets(), {"metadata": {"name": "tls", "namespace": names.NAMESPACE}})
+        server.write_object(paths.nodes(), node(name, ready=ready))
+        server.write_object(paths.extendedresources(), card(name, 0))
+    server.write_object(paths.secrets(), {"metadata": {"name": "tls", "namespace": names.NAMESPACE}})
     return server
 
 
@@ -89,8 +89,8 @@ def count_leftovers(api: ApiServer) -> int:
 
 
 def test_a_dead_node_keeps_nothing_from_being_cleaned_and_is_named(api, capsys):
-    api.put(paths.pods(), part("deviceplugin", "n2"))
-    api.put(paths.pods(), part("mps", "n1"))
+    api.write_object(paths.pods(), part("deviceplugin", "n2"))
+    api.write_object(paths.pods(), part("mps", "n1"))
     with pytest.raises(SystemExit):
         uninstalled(api)
     assert count_leftovers(api) == 7, "the pod on n1 could write all of it again"
@@ -103,24 +103,26 @@ def test_a_dead_node_keeps_nothing_from_being_cleaned_and_is_named(api, capsys):
 
 
 def test_a_node_that_is_gone_is_not_waited_for(api, capsys):
-    api.put(paths.pods(), part("deviceplugin", "n4"))
+    api.write_object(paths.pods(), part("deviceplugin", "n4"))
     assert uninstalled(api) < cleanup.PATIENCE
     assert (count_leftovers(api), "not ended: n4\n" in capsys.readouterr().out) == (0, True)
 
 
 @pytest.mark.parametrize("component", ["webhook", "extender"])
 def test_a_part_of_the_whole_cluster_on_a_dead_node_is_given_time(api, component):
-    api.put(paths.pods(), part(component, "n2"))
+    api.write_object(paths.pods(), part(component, "n2"))
     assert uninstalled(api) > cleanup.PATIENCE
     assert count_leftovers(api) == 0
 
 
 def test_thousands_of_cards_take_few_requests(api):
     for index in range(1200):
-        api.put(paths.extendedresources(), card("n1", index))
-    api.put(paths.resourceclasses(), {"metadata": {"name": "auto", "labels": {names.AUTO_LABEL: "true"}}})
-    api.put(paths.resourceclasses(), {"metadata": {"name": "by-hand"}})
-    api.put(paths.resourceclasses(), {"metadata": {"name": "taken-over", "labels": {names.AUTO_LABEL: "false"}}})
+        api.write_object(paths.extendedresources(), card("n1", index))
+    api.write_object(paths.resourceclasses(), {"metadata": {"name": "auto", "labels": {names.AUTO_LABEL: "true"}}})
+    api.write_object(paths.resourceclasses(), {"metadata": {"name": "by-hand"}})
+    api.write_object(
+        paths.resourceclasses(), {"metadata": {"name": "taken-over", "labels": {names.AUTO_LABEL: "false"}}}
+    )
     uninstalled(api)
     assert count_leftovers(api) == 0
     assert len(api.sent("delete", f"{paths.extendedresources()}*")) < 10

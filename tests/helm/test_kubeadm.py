@@ -64,7 +64,7 @@ class Node:
         self.address = "10.0.0.7"
         self.secret = {name: name for name in kubeadm.TLS_FILES}
         self.api = ApiServer()
-        self.api.before(lambda _: self._kubelet(), "get", POD, times=math.inf)
+        self.api.before_request(lambda _: self._kubelet(), "get", POD, times=math.inf)
 
     def _kubelet(self) -> None:
         """Tells of the pod as it is by now."""
@@ -75,13 +75,13 @@ class Node:
         ready = "True" if self.runs(pod) else "False"
         metadata = pod["metadata"] | {"name": "kube-scheduler-cp1"}
         pod_status = {"metadata": metadata, "status": {"conditions": [{"type": "Ready", "status": ready}]}}
-        self.api.put(paths.pods(), pod | pod_status)
+        self.api.write_object(paths.pods(), pod | pod_status)
 
     def run(self, action: str) -> None:
         extender = {"namespace": "cardwise", "name": "cardwise-extender"}
-        self.api.put("/api/v1/services", {"metadata": extender, "spec": {"clusterIP": self.address}})
+        self.api.write_object("/api/v1/services", {"metadata": extender, "spec": {"clusterIP": self.address}})
         data = {name: base64.b64encode(text.encode()).decode() for name, text in self.secret.items()}
-        self.api.put(paths.secrets(), {"metadata": {"namespace": "cardwise", "name": "tls"}, "data": data})
+        self.api.write_object(paths.secrets(), {"metadata": {"namespace": "cardwise", "name": "tls"}, "data": data})
         arguments = argparse.Namespace(node="cp1", manifests=str(self.manifests), namespace="cardwise", secret="tls")
         getattr(kubeadm, action)(self.api.client(), arguments)
 

@@ -207,7 +207,7 @@ def test_patch_kinds_and_bodies(api: ApiServer, client: KubeClient):
 
 def test_pages_follow_continue(api: ApiServer, client: KubeClient):
     for number in range(7):
-        api.put(paths.pods(), {"metadata": {"name": f"p{number}"}})
+        api.write_object(paths.pods(), {"metadata": {"name": f"p{number}"}})
     pages = [json.loads(page)["items"] for page in client.list_pages(paths.pods(), limit=3)]
     assert [len(page) for page in pages] == [3, 3, 1]
 

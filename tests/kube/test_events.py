@@ -57,7 +57,7 @@ def test_repeats_are_counted_in_one_object(api, recorder):
 
 
 def test_repeat_of_an_event_that_expired_is_a_new_one(api, recorder):
-    api.before(lambda request: api.remove(request.path), "patch")
+    api.before_request(lambda request: api.remove(request.path), "patch")
     recorder.record(POD, "Waiting", "for its gang")
     recorder.record(POD, "Waiting", "for its gang")
     recorder.stop()
@@ -91,7 +91,7 @@ def events_of(api, namespace):
 def test_a_namespace_of_many_events_loses_its_own_and_no_others(api, client, clock):
     recorder = EventRecorder(client, "x", capacity=10, clock=clock)
     writing, answered = threading.Event(), threading.Event()
-    api.before(lambda _: (writing.set(), answered.wait(60)))
+    api.before_request(lambda _: (writing.set(), answered.wait(60)))
     for number in range(100):
         recorder.record(ObjectRef.pod("many", f"p{number}"), "Some", "text")
     assert writing.wait(60)
@@ -110,8 +110,8 @@ def test_namespaces_of_one_event_each_do_not_keep_the_queue_from_another(api, cl
     recorder = EventRecorder(client, "x", capacity=10, clock=clock)
     writing, answered = threading.Event(), threading.Event()
     for namespace in flood[:9]:
-        api.before(lambda _: clock.advance(0.05), path=paths.events(namespace))
-    api.before(lambda _: (writing.set(), answered.wait(60)), path=paths.events(flood[9]))
+        api.before_request(lambda _: clock.advance(0.05), path=paths.events(namespace))
+    api.before_request(lambda _: (writing.set(), answered.wait(60)), path=paths.events(flood[9]))
     for namespace in flood:
         recorder.record(ObjectRef.pod(namespace, "first"), "Some", "text")
     assert writing.wait(60)
@@ -125,9 +125,9 @@ def test_namespaces_of_one_event_each_do_not_keep_the_queue_from_another(api, cl
 
 
 def test_a_namespace_whose_events_take_long_to_write_delays_its_own(api, client, clock):
-    api.before(lambda _: clock.advance(3.0), path=paths.events("slow"), times=math.inf)
+    api.before_request(lambda _: clock.advance(3.0), path=paths.events("slow"), times=math.inf)
     hold, go_on = threading.Event(), threading.Event()
-    api.before(lambda _: (hold.set(), go_on.wait(60)), path=paths.events("first"))
+    api.before_request(lambda _: (hold.set(), go_on.wait(60)), path=paths.events("first"))
     recorder = EventRecorder(client, "x", clock=clock)
     recorder.record(ObjectRef.pod("first", "p"), "Some", "text")
     assert hold.wait(60)
@@ -145,7 +145,7 @@ def test_a_namespace_whose_events_take_long_to_write_delays_its_own(api, client,
 def test_full_queue_drops_and_returns_at_once(api, client, clock):
     recorder = EventRecorder(client, "x", capacity=2, clock=clock)
     writing, answered = threading.Event(), threading.Event()
-    api.before(lambda _: (writing.set(), answered.wait(60)))
+    api.before_request(lambda _: (writing.set(), answered.wait(60)))
     recorder.record(POD, "Some", "the first")
     assert writing.wait(60)
     for number in range(9):

@@ -65,7 +65,7 @@ def test_a_list_that_ends_early_takes_no_places_away():
         return head["metadata"]["name"], Card(head["spec"]["nodeName"])
 
     def put_card(name, node="n1"):
-        api.put(paths.extendedresources(), {"metadata": {"name": name}, "spec": {"nodeName": node}})
+        api.write_object(paths.extendedresources(), {"metadata": {"name": name}, "spec": {"nodeName": node}})
 
     limited = MostCards(project, WakeHandler())
     reflector = Reflector(

@@ -196,20 +196,20 @@ def test_events_that_come_in_pieces_are_whole(serving):
 def test_a_page_that_is_too_large_comes_with_fewer_objects(api: ApiServer, monkeypatch, clock):
     monkeypatch.setattr(clients, "MOST_BYTES", 20_000)
     for number in range(40):
-        api.put(paths.pods(), {"metadata": {"name": f"p{number:02}"}, "spec": {"x": "y" * 1000}})
+        api.write_object(paths.pods(), {"metadata": {"name": f"p{number:02}"}, "spec": {"x": "y" * 1000}})
     client = api.client(clock=clock)
     listed = [pod["metadata"]["name"] for pod in client.objects(paths.pods())]
     assert listed == [f"p{number:02}" for number in range(40)]
     limits = [int(request.query["limit"]) for request in api.sent("list")]
     assert limits == [500, 125, 31, *[7] * 6]
-    api.put(paths.pods(), {"metadata": {"name": "fat"}, "spec": {"x": "y" * 30_000}})
+    api.write_object(paths.pods(), {"metadata": {"name": "fat"}, "spec": {"x": "y" * 30_000}})
     with pytest.raises(errors.TooLarge):
         list(client.objects(paths.pods()))
 
 
 def test_a_list_in_one_answer_may_be_larger_and_take_longer(api: ApiServer, monkeypatch, clock):
     monkeypatch.setattr(clients, "MOST_BYTES", 1000)
-    api.put(paths.pods(), {"metadata": {"name": "p"}, "spec": {"x": "y" * 3000}})
+    api.write_object(paths.pods(), {"metadata": {"name": "p"}, "spec": {"x": "y" * 3000}})
     client = api.client(clock=clock)
     assert len(list(client.list_pages(paths.pods(), limit=0))) == 1
     assert [request.timeout for request in api.sent("list")] == [300.0]

@@ -120,7 +120,7 @@ def published(api):
     name = uuid_of(0).lower()
     spec = {"uuid": uuid_of(0), "node": NODE}
     card = {"metadata": {"name": name, "labels": {"cardwise.dev/node": NODE}}, "spec": spec}
-    api.put("/apis/cardwise.dev/v1alpha1/extendedresources", card | {"status": {}})
+    api.write_object("/apis/cardwise.dev/v1alpha1/extendedresources", card | {"status": {}})
     return lambda: api.get(paths.extendedresources(name))["status"].get("mps", {}).get("state", "")
 
 

@@ -30,7 +30,7 @@ class Cluster:
 
     def add(self, index: int, node: str = NODE, **status: object) -> None:
         metadata = {"name": uuid_of(index).lower(), "labels": {"cardwise.dev/node": NODE}}
-        self.api.put(
+        self.api.write_object(
             RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid_of(index), "node": node}, "status": status}
         )
 

@@ -268,7 +268,7 @@ class Node:
             "spec": {"nodeName": NODE, "containers": [{"name": "main"}], "terminationGracePeriodSeconds": grace},
             "status": {"phase": "Running", "containerStatuses": [container]},
         }
-        self.api.put("/api/v1/pods", pod)
+        self.api.write_object("/api/v1/pods", pod)
 
     def delete(self, name: str) -> None:
         """It has its grace period."""

@@ -182,26 +182,26 @@ class World:
 
     def _begin(self) -> None:
         lease = {"metadata": {"name": "extender", "namespace": "cardwise-system"}, "spec": {"holderIdentity": ""}}
-        self.api.put(paths.leases(), lease)
+        self.api.write_object(paths.leases(), lease)
         for name in self.machines:
             self._put_node(name)
             self._put_cards(name)
         for name, models in self.classes.items():
-            self.api.put(paths.resourceclasses(), resource_class(name, model=models))
+            self.api.write_object(paths.resourceclasses(), resource_class(name, model=models))
         for namespace in ("default", "team"):
             spec = {"selector": {"matchLabels": GUARDED}}
             metadata = {"name": "guard", "namespace": namespace}
-            self.api.put(
+            self.api.write_object(
                 paths.poddisruptionbudgets(),
                 {"metadata": metadata, "spec": spec, "status": {"disruptionsAllowed": 0}},
             )
         for namespace, hard in self.quotas.items():
-            self.api.put(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
+            self.api.write_object(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
         self.judge = Judge(self)
         self.api.admission.append(self._terms)
-        self.api.before(self._reach, times=math.inf)
-        self.api.before(self._stand, "create", "*/binding", times=math.inf)
-        self.api.after(lambda _: self.clock.pause(), times=math.inf)
+        self.api.before_request(self._reach, times=math.inf)
+        self.api.before_request(self._stand, "create", "*/binding", times=math.inf)
+        self.api.after_request(lambda _: self.clock.pause(), times=math.inf)
         self.scheduler = Program("kube-scheduler")
         self._cycle = threading.Condition()  # of the scheduler, which looks at one pod at a time
         self._busy = False
@@ -282,7 +282,7 @@ class World:
     def creates(self, **pod: Any) -> None:
         """A pod that asks for this; see `_asking`."""
         self.numbers += 1
-        self.api.put(paths.pods(), self._asking(f"p{self.numbers}", **pod))
+        self.api.write_object(paths.pods(), self._asking(f"p{self.numbers}", **pod))
 
     def _asking(
         self,
@@ -356,11 +356,11 @@ class World:
     def groups(self, gang: str, minimum: int, namespace: str = "default") -> None:
         """Somebody makes a PodGroup."""
         metadata = {"name": gang, "namespace": namespace}
-        self.api.put(paths.podgroups(), {"metadata": metadata, "spec": {"minMember": minimum}})
+        self.api.write_object(paths.podgroups(), {"metadata": metadata, "spec": {"minMember": minimum}})
         self.judge.minimums[namespace, gang] = minimum
 
     def quota_changes(self, namespace: str, hard: Json) -> None:
-        self.api.put(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
+        self.api.write_object(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
         self.judge.quota(namespace, hard)
 
     # Nodes.
@@ -381,7 +381,7 @@ class World:
             self._put_node(node)
 
     def card_changes(self, node: str, index: int, change: str) -> None:
-        """`what` of the card, "healthy", "cordoned", "there" or "mps", is the other way round from now on."""
+        """`change` of the card, "healthy", "cordoned", "there" or "mps", is the other way round from now on."""
         card = self._pick(self.machines[node].cards, index)
         if change != "mps":
             setattr(card, change, not getattr(card, change))
@@ -441,7 +441,7 @@ class World:
     def _put_node(self, name: str) -> None:
         spec = {"unschedulable": True} if self.machines[name].cordoned else {}
         has = {"cpu": "64", "memory": "512Gi", "pods": "110"}
-        self.api.put(paths.nodes(), {"metadata": {"name": name}, "spec": spec, "status": {"allocatable": has}})
+        self.api.write_object(paths.nodes(), {"metadata": {"name": name}, "spec": spec, "status": {"allocatable": has}})
 
     def _put_cards(self, node: str) -> None:
         for index, card in enumerate(self.machines[node].cards):
@@ -465,7 +465,7 @@ class World:
             else:
                 if before is not None:  # what others write to its status stays
                     report["status"] = before["status"] | report["status"]
-                self.api.put(paths.extendedresources(), report)
+                self.api.write_object(paths.extendedresources(), report)
 
     # Extenders.
 

@@ -26,7 +26,7 @@ class Scene:
         world.do("starts", extender=1)
         world.do("passes", seconds=10.0, stride=0.25)
         self.leader = self.leading[0]
-        world.api.before(self._refuse, times=math.inf)
+        world.api.before_request(self._refuse, times=math.inf)
 
     @property
     def leading(self) -> list[str]:

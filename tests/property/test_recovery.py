@@ -53,7 +53,7 @@ def test_loops_that_wake_each_other_make_no_more_calls_than_their_back_off_allow
     api = ApiServer(clock)
     client = api.client(clock=clock)
     for collection, pattern in zip(COLLECTIONS, patterns, strict=False):
-        api.put(collection, {"metadata": {"name": "x"}})
+        api.write_object(collection, {"metadata": {"name": "x"}})
         for (of_list, of_watch), _ in zip(cycle(pattern), range(400)):
             api.fault(LIST_FAULTS[of_list], "list", collection)
             api.fault(WATCH_FAULTS[of_watch], "watch", collection)

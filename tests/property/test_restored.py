@@ -40,7 +40,7 @@ class World:
             self.show(name)
 
     def bind(self, name: str, outcome: str) -> None:
-        """`how`: the Binding lands; or it lands and flies once more; or only flies, its answer lost."""
+        """`outcome`: the Binding lands; or it lands and flies once more; or only flies, its answer lost."""
         shown = self.stored[name].version
         begun = begin(self.state, name, MEMORY, node=NODE, term=1)
         if not isinstance(begun, Assumed):

@@ -122,7 +122,7 @@ class Machine:
         self.card = gpus.cards()[0]
         self.api = ApiServer()
         metadata = {"name": self.card.uuid.lower(), "labels": {"cardwise.dev/node": NODE}}
-        self.api.put(
+        self.api.write_object(
             paths.extendedresources(),
             {"metadata": metadata, "spec": {"node": NODE, "uuid": self.card.uuid}, "status": {}},
         )
@@ -187,7 +187,7 @@ class Machine:
         annotations = codec.encode(Assignment({"0": shares}), assume_time_ns=1)
         metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations}
         pod = {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}
-        self.api.put(paths.pods(), pod)
+        self.api.write_object(paths.pods(), pod)
 
     def share(self, name: str, mib: int) -> None:
         """Starts with a pod that has so much. Without one, CUDA has no room for its context on a large card."""

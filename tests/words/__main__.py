@@ -2,7 +2,7 @@
 
 Reads words.toml beside this file. Prints each rejected name with its place, and ends with 1 if there is any. Names that
 were given up are looked for in all text files but the changelog, in documents and templates as well as in code.
-`--count` prints how many names each folder has, the folders that are not renamed yet included.
+`--count` prints how many names each folder has.
 """
 
 import argparse
@@ -77,8 +77,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.words", description="Reject names that say nothing, and names that were given up."
     )
-    parser.add_argument("--count", action="store_true", help="count the names of each folder, pending ones included")
-    parser.add_argument("paths", nargs="*", help="check these files or folders, pending or not")
+    parser.add_argument("--count", action="store_true", help="count the names of each folder")
+    parser.add_argument("paths", nargs="*", help="check these files or folders only")
     options = parser.parse_args()
     config = tomllib.loads((Path(__file__).parent / "words.toml").read_text())
     tracked = subprocess.run(["git", "ls-files", "*.py"], cwd=_ROOT, check=True, capture_output=True, text=True)
@@ -89,8 +89,6 @@ def main() -> int:
         if options.paths:
             if not any(_is_below(path, folder.rstrip("/")) for folder in options.paths):
                 continue
-        elif not options.count and any(_is_below(path, folder) for folder in config["pending"]):
-            continue
         allowed = {name for folder, names in config["allowed"].items() if _is_below(path, folder) for name in names}
         rejected += rejected_names(path, (_ROOT / path).read_text(), config, allowed)
     if options.count:

@@ -120,7 +120,7 @@ def test_a_budget_that_allows_none_yet_is_asked_again(capsys):
     api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction", times=2)
     clock = Clock(api)
     began = clock.now()
-    api.after(
+    api.after_request(
         lambda _: api.replace("pods", new("n2", 1)) if clock.now() >= began + 10 else None, "create", "*/eviction"
     )
     carry(api, clock)
@@ -158,7 +158,7 @@ def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
     """The replacement comes at the eviction."""
     pods = three()
     api = cluster(*pods)
-    api.after(lambda _: api.replace("pods", came("n1", 1), *pods[1:]), "create", "*/eviction")
+    api.after_request(lambda _: api.replace("pods", came("n1", 1), *pods[1:]), "create", "*/eviction")
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert [call.body["metadata"]["name"] for call in api.sent("create")] == ["small"]
@@ -175,7 +175,7 @@ class Cordoned(Cards):
         super().__init__(there["extendedresources"], pods, configmaps=[SPREADING], **kinds)
         self.then = [*then, *pods[1:]]
         self.closed_at_eviction: list[str] = []
-        self.after(self._replaced, "create", "*/eviction")
+        self.after_request(self._replaced, "create", "*/eviction")
 
     def _replaced(self, _: Request) -> None:
         cards = self.objects("extendedresources")
@@ -351,7 +351,7 @@ def test_a_defrag_whose_card_another_has_taken_over_leaves_it_cordoned(monkeypat
 @pytest.mark.usefixtures("in_the_foreground")
 def test_a_second_ctrl_c_names_the_card_that_stays_cordoned(monkeypatch):
     api = Cordoned()
-    again = api.after(lambda _: signal.raise_signal(signal.SIGINT), "get", "*/gpu-n1-0", times=math.inf)
+    again = api.after_request(lambda _: signal.raise_signal(signal.SIGINT), "get", "*/gpu-n1-0", times=math.inf)
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(signal.SIGINT))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert again is not None

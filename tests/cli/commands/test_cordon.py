@@ -85,7 +85,7 @@ def test_an_api_server_that_does_not_say_who_we_are_is_no_obstacle(monkeypatch, 
 
 
 def test_a_kind_of_an_older_release_is_told_and_not_taken_for_cordoned(monkeypatch, api):
-    api.before(lambda request: request.body["spec"].clear(), "patch")  # fields that the kind does not know
+    api.before_request(lambda request: request.body["spec"].clear(), "patch")  # fields that the kind does not know
     completed = run(monkeypatch, api, "cordon", "n1/0")
     assert completed.exit_code == 1
     assert "upgrade the chart with its CRDs" in completed.stderr

@@ -100,7 +100,7 @@ def test_a_pod_that_was_being_bound_meanwhile_is_evicted_too():
         if len(api.sent("list", paths.pods())) == 3:  # the check, the first look, the second
             api.add("pods", running("late"))
 
-    api.before(bound, "list", paths.pods(), times=3)
+    api.before_request(bound, "list", paths.pods(), times=3)
     work(api).run("")
     assert [name for name, _ in api.evicted] == ["late"]
 

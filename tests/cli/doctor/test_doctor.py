@@ -781,10 +781,10 @@ class Probed:
         self.api = Cluster({}, self.clock)
         self._after = after
         if rewrites:
-            self.api.before(self._rewrite, "create")
-        self.api.before(self._schedule, "get")
+            self.api.before_request(self._rewrite, "create")
+        self.api.before_request(self._schedule, "get")
         self.created: list[Request] = []
-        self.api.before(self.created.append, "create", times=math.inf)
+        self.api.before_request(self.created.append, "create", times=math.inf)
 
     def _rewrite(self, request: Request) -> None:
         request.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
@@ -852,8 +852,8 @@ def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
 def test_taints_that_all_nodes_with_cards_have_are_named_with_the_value_to_change(second, message):
     webhook = Probed(unschedulable(f"0/3 nodes: 1 Insufficient {names.GPU_MEM}, 1 node(s) had untolerated taint(s)"))
     for name, taints in (("n1", [{"key": "ml", "value": "x", "effect": "NoSchedule"}]), ("n2", second)):
-        webhook.api.put(paths.nodes(), node(name) | {"spec": {"taints": taints}})
-    webhook.api.put(paths.nodes(), {"metadata": {"name": "plain"}})
+        webhook.api.write_object(paths.nodes(), node(name) | {"spec": {"taints": taints}})
+    webhook.api.write_object(paths.nodes(), {"metadata": {"name": "plain"}})
     _, finding = webhook.probe()
     assert message in finding.text
     assert ("webhook.toleratedTaints" in finding.remedy) == bool(second)
@@ -902,11 +902,11 @@ class Looked:
         self.api = Cluster({}, self.clock)
         self.created: list[Json] = []
         self._outputs = outputs
-        self.api.before(lambda request: self.created.append(request.body), "create", times=math.inf)
-        self.api.before(self._run, "get", times=math.inf)
+        self.api.before_request(lambda request: self.created.append(request.body), "create", times=math.inf)
+        self.api.before_request(self._run, "get", times=math.inf)
         if refused:  # what comes after the pod of the default runtime
             fault = Fault(status=422, message=refused)
-            self.api.before(lambda _: self.api.fault(fault, "create"), "delete")
+            self.api.before_request(lambda _: self.api.fault(fault, "create"), "delete")
 
     def _run(self, request: Request) -> None:
         """An output is a message, or a whole status of the container that has not looked."""

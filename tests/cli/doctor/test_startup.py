@@ -472,8 +472,8 @@ def test_an_installation_that_helm_does_not_know_is_changed_by_its_values(sound)
 def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_webhook():
     api = Cluster({}, clock := FakeClock())
     limits = lambda request: request.body["spec"]["containers"][0]["resources"]["limits"]  # noqa: E731
-    api.before(lambda request: limits(request).update({names.SHARE: "1"}), "create")
-    api.before(lambda request: api.remove(request.path), "get")
+    api.before_request(lambda request: limits(request).update({names.SHARE: "1"}), "create")
+    api.before_request(lambda request: api.remove(request.path), "get")
     webhook, finding = probing.send_probe(api.kube, "default", SYSTEM, clock, wire="do so")
     assert (webhook.level, finding.level, finding.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
     assert "the probe pod was deleted while it waited" in finding.text

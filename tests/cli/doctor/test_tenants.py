@@ -122,7 +122,7 @@ def looked_with(api: Cluster, seen: Facts) -> list[Json]:
         created.append(request.body)
         request.body["status"] = {"phase": "Succeeded"}
 
-    api.before(end, "create", times=math.inf)
+    api.before_request(end, "create", times=math.inf)
     list(exposure.check_exposure(api.kube, "default", names.NAMESPACE, seen, clock=api.clock))
     assert created
     return created
@@ -229,7 +229,7 @@ def test_what_others_make_of_the_probe_is_not_created_in_the_namespace_of_cardwi
         metadata["annotations"] |= {"theirs.example/inject": "yes", "cardwise.dev/x": "1"}
         metadata["labels"] = {"app.kubernetes.io/component": "webhook"}
 
-    api.before(inject, "create", times=math.inf)
+    api.before_request(inject, "create", times=math.inf)
     list(probing.send_probe(api.kube, "fair", names.NAMESPACE, api.clock))
     (created,) = (request.body for request in api.sent("create") if not request.query.get("dryRun"))
     spec = created["spec"]

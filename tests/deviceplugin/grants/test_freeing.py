@@ -131,7 +131,7 @@ def test_a_pod_that_is_bound_here_again_keeps_its_new_grant_while_the_watch_lags
     rig.settle()
     assert [share["name"] for share in rig.status(0)["held"]] == ["a"]
     rig.runtime.kill(pod["metadata"]["uid"])
-    rig.api.put(PODS, pod)  # bound here; the watch does not show it yet
+    rig.api.write_object(PODS, pod)  # bound here; the watch does not show it yet
     rig.kubelet.pre_start(slot)
     rig.agent._release.run_once()
     assert rig.held_on_disk(0) == P100
@@ -250,7 +250,7 @@ def test_a_finished_pod_is_freed(rig):
     pod = rig.bind("job", [(0, P100)])
     rig.run(pod)
     rig.runtime.kill(pod["metadata"]["uid"])
-    rig.api.put(PODS, pod | {"status": {"phase": "Succeeded"}})
+    rig.api.write_object(PODS, pod | {"status": {"phase": "Succeeded"}})
     rig.settle()
     assert not rig.agent.grants.all()
 
@@ -312,7 +312,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
         elif action == "return" and waiting.keys() - lingering:
             uid = dice.choice([uid for uid in waiting if uid not in lingering])
             pod = waiting.pop(uid)
-            rig.api.put(PODS, pod)
+            rig.api.write_object(PODS, pod)
             if message := refused(lambda pod=pod: rig.run(pod)):
                 assert "still held by" in message
                 rig.end(pod)

@@ -196,7 +196,7 @@ def test_a_pod_is_refused_whole_not_at_its_second_container(rig):
 def test_a_bad_assignment_is_refused_with_a_reason(rig, break_it, says):
     pod = rig.bind("a", [(0, 100)])
     break_it(pod)
-    pod = rig.api.put(PODS, pod)
+    pod = rig.api.write_object(PODS, pod)
     code, message = refusal(lambda: rig.run(pod))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert says in message

@@ -265,7 +265,7 @@ def test_a_full_disk_is_no_place_for_grants(rig):
 def test_cordons_are_remembered_all_the_same(rig):
     card = rig.card(1)
     card["spec"] |= {"unschedulable": True, "cordon": {"reason": "it smokes"}}
-    rig.api.put(RESOURCES, card)
+    rig.api.write_object(RESOURCES, card)
     rig.settle()
     cleaned_up(rig)
     rig.settle()

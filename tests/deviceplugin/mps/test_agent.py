@@ -90,6 +90,6 @@ def test_a_user_cannot_call_a_container_without_share_the_agent_of_a_pod_without
     rig = world.rig.start()
     pod = bound(rig, agent=True)
     pod["metadata"]["annotations"][names.ASSIGNMENT] = '{"v":1,"containers":{},"devices":{"0":[["rdma","x"]]}}'
-    rig.api.put(PODS, pod)
+    rig.api.write_object(PODS, pod)
     rig.settle()
     assert "no card or device" in refused(lambda: start(rig, pod, shareagent.CONTAINER))

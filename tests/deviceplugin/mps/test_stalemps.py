@@ -130,7 +130,7 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
         "maxClients": 48,
     }
     card["status"]["mps"] = stale_status
-    rig.api.put(RESOURCES, card)
+    rig.api.write_object(RESOURCES, card)
     world.end()
     rig.settle()
     assert rig.status(1)["mps"]["state"] == "Ready", "it may be back at once"

@@ -58,6 +58,6 @@ class TestRefusals:
         pod = bind(rig, "a", {"0": [("rdma", FIRST)]})
         with rig.api.changed:
             pod["spec"]["containers"].append({"name": "other", "resources": {}})
-            pod = rig.api.put(PODS, pod)
+            pod = rig.api.write_object(PODS, pod)
         _, message = refusal(lambda: rig.run(pod, "other"))
         assert "no card or device for container 'other'" in message

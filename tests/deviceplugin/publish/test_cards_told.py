@@ -56,7 +56,7 @@ def test_a_node_that_is_to_have_no_manager_forgets_what_one_has_said(idle_rig):
     assert idle_rig.status(1).get("health") == "Healthy"
     card = idle_rig.card(1)
     card["status"]["mps"] = {"mode": "card", "state": "Down", "reason": "the manager was uninstalled"}
-    idle_rig.api.put(RESOURCES, card)
+    idle_rig.api.write_object(RESOURCES, card)
     idle_rig.settle()
     assert "mps" not in idle_rig.status(1)
     assert idle_rig.status(1)["health"] == "Healthy"
@@ -66,7 +66,7 @@ def test_a_manager_that_is_only_away_is_not_forgotten(rig):
     mps_status = {"mode": "card", "state": "Down", "reason": "it stops"}
     card = rig.card(1)
     card["status"]["mps"] = mps_status
-    rig.api.put(RESOURCES, card)
+    rig.api.write_object(RESOURCES, card)
     rig.cards[0] |= {"healthy": False, "reason": "x"}
     rig.write_cards()
     rig.settle()
@@ -86,7 +86,7 @@ def test_cards_of_an_older_plugin_get_their_node_as_owner(idle_rig):
     for index in range(2):
         card = rig.card(index)
         del card["metadata"]["ownerReferences"]
-        rig.api.put(RESOURCES, card)
+        rig.api.write_object(RESOURCES, card)
     del rig.cards[1]
     rig.write_cards()
     rig.start()
@@ -103,7 +103,7 @@ def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
         rig.api.remove(f"{RESOURCES}/{card_uuid(index).lower()}")  # Kubernetes' garbage collector
     rig.settle()
     assert rig.card(0) is rig.card(1) is None, "nobody would remove them"
-    rig.api.put(NODES, node | {"metadata": {"name": NODE, "uid": "uid-later"}})
+    rig.api.write_object(NODES, node | {"metadata": {"name": NODE, "uid": "uid-later"}})
     later = [OWNER | {"uid": "uid-later"}]
     rig.settle()
     assert all((rig.card(i) or {"metadata": {}})["metadata"].get("ownerReferences") == later for i in (0, 1))
@@ -116,7 +116,7 @@ def test_a_node_that_was_deleted_and_registers_again_owns_its_cards(rig):
 def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_remedy(idle_rig):
     name = card_uuid(0).lower()
     spec = {"uuid": card_uuid(0), "node": "n9"}
-    idle_rig.api.put(RESOURCES, {"metadata": {"name": name, "labels": {names.NODE_LABEL: "n9"}}, "spec": spec})
+    idle_rig.api.write_object(RESOURCES, {"metadata": {"name": name, "labels": {names.NODE_LABEL: "n9"}}, "spec": spec})
     idle_rig.api.fault(Fault(status=403), "patch", f"{RESOURCES}/{name}", times=math.inf)
     idle_rig.start()
     idle_rig.settle()
@@ -131,7 +131,7 @@ def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_r
 def put_card_of_another_node(rig, uuid: str, **spec: object) -> None:
     """An object of node n9 that carries this node's label, as n9 can write it where no policy forbids it."""
     metadata = {"name": uuid.lower(), "labels": {names.NODE_LABEL: NODE}}
-    rig.api.put(RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid, "node": "n9", "index": 0, **spec}})
+    rig.api.write_object(RESOURCES, {"metadata": metadata, "spec": {"uuid": uuid, "node": "n9", "index": 0, **spec}})
 
 
 def test_objects_of_another_node_with_this_nodes_label_are_ignored(idle_rig):
@@ -167,7 +167,9 @@ def test_no_cordon_of_another_nodes_object_is_believed(rig, cordoned):
     if not cordoned:
         rig.api.edit(path, spec=own)
         rig.settle()
-    rig.api.put(NODES, {"metadata": {"name": "n9"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}})
+    rig.api.write_object(
+        NODES, {"metadata": {"name": "n9"}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    )
     rig.api.remove(path)
     put_card_of_another_node(rig, card_uuid(0), **(own if cordoned else {}))
     rig.settle()
@@ -185,8 +187,10 @@ def test_no_live_node_loses_its_card_to_another_that_reports_the_same_uuid(idle_
     name = card_uuid(0).lower()
     spec = {"uuid": card_uuid(0), "node": "n9"}
     conditions = [{"type": "Ready", "status": ready}]
-    idle_rig.api.put(NODES, {"metadata": {"name": "n9", "uid": "uid-n9"}, "status": {"conditions": conditions}})
-    idle_rig.api.put(RESOURCES, {"metadata": {"name": name, "labels": {names.NODE_LABEL: "n9"}}, "spec": spec})
+    idle_rig.api.write_object(
+        NODES, {"metadata": {"name": "n9", "uid": "uid-n9"}, "status": {"conditions": conditions}}
+    )
+    idle_rig.api.write_object(RESOURCES, {"metadata": {"name": name, "labels": {names.NODE_LABEL: "n9"}}, "spec": spec})
     idle_rig.start()
     for _ in range(5):
         idle_rig.pass_second()
@@ -232,7 +236,7 @@ def test_a_card_that_left_is_forgotten_when_nothing_holds_it(rig):
 
 def test_capacities_are_asserted_again(rig):
     node = rig.node()
-    rig.api.put(NODES, node | {"status": {"capacity": {"aliyun.com/gpu-mem": "0"}}})
+    rig.api.write_object(NODES, node | {"status": {"capacity": {"aliyun.com/gpu-mem": "0"}}})
     rig.settle()
     assert rig.node()["status"]["capacity"]["aliyun.com/gpu-mem"] == "32552"
 
@@ -290,7 +294,7 @@ def cordon(rig, index, **cordon):
     """As `cardwise cordon` leaves the object."""
     card = rig.card(index)
     card["spec"] |= {"unschedulable": True, "cordon": cordon}
-    rig.api.put(RESOURCES, card)
+    rig.api.write_object(RESOURCES, card)
 
 
 def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
@@ -298,7 +302,7 @@ def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
     cordon_fields = {"reason": "it smokes", "by": "jane", "at": "2026-11-21T10:00:00Z"}
     cordon(rig, 1, **cordon_fields)
     # A write of ours to its spec keeps it.
-    rig.api.put(RESOURCES, rig.card(1) | {"metadata": rig.card(1)["metadata"] | {"ownerReferences": []}})
+    rig.api.write_object(RESOURCES, rig.card(1) | {"metadata": rig.card(1)["metadata"] | {"ownerReferences": []}})
     rig.settle()
     assert rig.card(1)["metadata"]["ownerReferences"] == [OWNER]
     assert (rig.card(1)["spec"]["unschedulable"], rig.card(1)["spec"]["cordon"]) == (True, cordon_fields)
@@ -344,7 +348,7 @@ def test_a_card_that_was_given_back_is_not_cordoned_anew(rig):
     assert card_uuid(1) in remembered.read_text()
     card = rig.card(1)
     del card["spec"]["unschedulable"], card["spec"]["cordon"]
-    rig.api.put(RESOURCES, card)
+    rig.api.write_object(RESOURCES, card)
     rig.settle()
     assert card_uuid(1) not in remembered.read_text()
     rig.api.remove(f"{RESOURCES}/{card_uuid(1).lower()}")
@@ -357,7 +361,7 @@ def test_what_the_extender_says_of_a_card_is_left_alone(rig):
     theirs = {"allocated": {"memoryMiB": 100, "pods": 1}, "freeMiB": 16176, "classes": ["p100"]}
     with rig.api.changed:
         card = rig.card(0)
-        rig.api.put(RESOURCES, card | {"status": card["status"] | theirs})
+        rig.api.write_object(RESOURCES, card | {"status": card["status"] | theirs})
     rig.settle()
     assert rig.problems() == []
     before = len(rig.writes())

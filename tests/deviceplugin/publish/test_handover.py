@@ -54,7 +54,7 @@ def test_a_kubelet_that_was_made_to_forget_must_know_our_plugin_first(tmp_path: 
 def test_the_cards_are_sick_until_the_last_of_its_pods_has_ended(idle_rig: Rig):
     rig = idle_rig
     limits = {"limits": {names.GPU_MEM: "8000"}}
-    rig.api.put(
+    rig.api.write_object(
         PODS,
         {
             "metadata": {"name": "former", "namespace": "default", "uid": "uid-former"},

@@ -15,7 +15,7 @@ def test_a_pod_that_takes_long_to_write_delays_the_marks_of_no_others():
     pods = [f"p{i}" for i in range(5)]
     for name in pods:
         pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
-        api.put(paths.pods(), pod)
+        api.write_object(paths.pods(), pod)
         marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
     slow = api.fault(Fault(seconds=60.0), path=paths.pods("default", "p0"), times=1_000_000)
 
@@ -41,7 +41,7 @@ def test_a_pod_of_which_each_write_fails_delays_the_marks_of_no_others():
     api.fault(Fault(status=500), path=paths.pods("default", "p0"), times=1_000_000)
     for name in [f"p{i}" for i in range(20)]:
         pod = {"metadata": {"name": name, "uid": f"uid-{name}", "annotations": {names.ASSIGNED: "false"}}}
-        api.put(paths.pods(), pod)
+        api.write_object(paths.pods(), pod)
         marker.mark(pod_view(uid=f"uid-{name}", name=name, annotations=pod["metadata"]["annotations"]))
     for _ in range(20):
         assert marker._loop.run_once() is None

@@ -135,7 +135,7 @@ def test_only_those_who_may_still_ask_for_slots_are_waited_for(rig):
     rig.kubelet.admit(admitted, "main")
     phases = {"runs": "Running", "ended": "Failed", "comes": "Pending"}
     for name, phase in phases.items():
-        rig.api.put(PODS, rig.bind(name, [(0, 100)]) | {"status": {"phase": phase}})
+        rig.api.write_object(PODS, rig.bind(name, [(0, 100)]) | {"status": {"phase": phase}})
     known = phases | {"admitted": "Pending"}
     rig.see()
     assert {pod.name: pod.phase for pod in rig.agent.pods.all()} == known

@@ -30,7 +30,7 @@ def ask_for(rig: Rig, name: str, extended_resource: str, amount: int) -> dict:
     with rig.api.changed:
         pod = rig.bind(name, [(0, 100)])
         pod["spec"]["containers"][0]["resources"]["limits"][extended_resource] = str(amount)
-        return rig.api.put(PODS, pod)
+        return rig.api.write_object(PODS, pod)
 
 
 def label_card(rig: Rig, index: int, **labels: str | None) -> None:
@@ -38,7 +38,7 @@ def label_card(rig: Rig, index: int, **labels: str | None) -> None:
     with rig.api.changed:
         card = rig.card(index)
         card["metadata"]["labels"] = {k: v for k, v in (card["metadata"]["labels"] | labels).items() if v is not None}
-        rig.api.put(RESOURCES, card)
+        rig.api.write_object(RESOURCES, card)
 
 
 def label(rig: Rig) -> str | None:
@@ -93,7 +93,7 @@ class TestCapacitiesOfClasses:
         rig.api.remove(f"{CLASSES}/p100")
         rig.force_delete(pods[0])
         offers(rig, PASCAL, "50")
-        rig.api.put(PODS, pods[1] | {"status": {"phase": "Succeeded"}})
+        rig.api.write_object(PODS, pods[1] | {"status": {"phase": "Succeeded"}})
         offers(rig, PASCAL, None)
 
     def test_only_what_is_a_class_of_ours_is_taken_away(self, rig):
@@ -216,6 +216,6 @@ class TestAccelerator:
         def first(_):
             rig.edit_node(metadata={"labels": {names.ACCELERATOR: "theirs"}})
 
-        rig.api.before(first, "patch", f"{NODES}/{NODE}")
+        rig.api.before_request(first, "patch", f"{NODES}/{NODE}")
         rig.start()
         assert label(rig) == "theirs"

@@ -29,7 +29,7 @@ POD = asking("p", gpu_mem=8138)
 def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=dict):
     clock = clock or FakeClock()
     api = ApiServer(clock)
-    api.put(paths.pods(), POD)
+    api.write_object(paths.pods(), POD)
     state = with_cards(make_state(clock), n1=2)
     return Parts(
         state=state,

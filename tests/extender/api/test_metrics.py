@@ -26,7 +26,7 @@ class Serving:
     def __init__(self) -> None:
         clock = FakeClock()
         api = ApiServer(clock)
-        api.put(paths.pods(), asking("p", gpu_mem=8138))
+        api.write_object(paths.pods(), asking("p", gpu_mem=8138))
         self.registry = CollectorRegistry()
         self.leads = True
         self.state = with_cards(make_state(clock), n1=1)

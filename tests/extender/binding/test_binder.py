@@ -41,11 +41,11 @@ class World:
         self.clock = FakeClock()
         self.state = with_cards(make_state(self.clock), n1=2, n2=2)
         self.api = ApiServer(self.clock)
-        self.api.put(paths.pods(), pod or asking("p", gpu_mem=8138))
+        self.api.write_object(paths.pods(), pod or asking("p", gpu_mem=8138))
         for fault in faults:
             self.fault(fault)
         self.posts: list[tuple[float, dict]] = []
-        self.api.before(self._record_call, "create", f"{POD}/binding", times=math.inf)
+        self.api.before_request(self._record_call, "create", f"{POD}/binding", times=math.inf)
         self.client = self.api.client()
         self.outdated: list[str] = []
         self.binder = Binder(
@@ -203,7 +203,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
 
 def test_a_pod_that_is_gone_or_another_one_frees_the_cards():
     world = World()
-    world.api.before(lambda _: world.api.remove(POD), "create")
+    world.api.before_request(lambda _: world.api.remove(POD), "create")
     world.fails("gone")
     assert free(world.state) == [P100, P100]
     world = World(pod=asking("p", uid="another", gpu_mem=8138))
@@ -264,7 +264,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
         world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
         world.state.confirm("uid-p", Phase.UNCONFIRMED)
 
-    world.api.before(other, "get")
+    world.api.before_request(other, "get")
     world.fails("api")
     assert mark(world.state, "uid-p") == "unsure"
 
@@ -272,7 +272,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
 def test_a_look_that_finds_the_pod_gone_after_an_unheard_post_proves_nothing():
     world = World(UNHEARD)
     world.shown()
-    world.api.before(lambda _: world.api.remove(POD), "get")
+    world.api.before_request(lambda _: world.api.remove(POD), "get")
     world.fails("gone")
     assert mark(world.state, "uid-p") == "unsure"
 
@@ -304,7 +304,7 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
         world.state.assume(PodRef(f"u{i}", "default", f"p{i}"), pod_request, "n1", "binpack", epoch=0)
         world.state.confirm(f"u{i}", Phase.UNCONFIRMED)
     world.clock.advance(76)
-    world.api.before(lambda call: times_out(world, call), "get", times=math.inf)
+    world.api.before_request(lambda call: times_out(world, call), "get", times=math.inf)
     looks_up(world)
     asked_for = [call.path for call in world.api.sent("get")]
     assert len(asked_for) <= 8, "at once, and none after them"
@@ -315,13 +315,13 @@ def test_looking_up_many_in_an_outage_takes_one_step_no_longer_than_a_few_second
 def test_one_that_cannot_be_changed_keeps_no_other_share():
     world = World()
     for name in ("first", "second"):
-        world.api.put(paths.pods(), asking(name, gpu_mem=100))
+        world.api.write_object(paths.pods(), asking(name, gpu_mem=100))
         world.state.assume(
             PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=100)), "n1", "binpack", epoch=0
         )
         world.state.confirm(f"uid-{name}", Phase.UNCONFIRMED)
     world.clock.advance(76)
-    world.api.before(lambda call: times_out(world, call), "patch", "*/first/status", times=math.inf)
+    world.api.before_request(lambda call: times_out(world, call), "patch", "*/first/status", times=math.inf)
     for _ in range(3):
         looks_up(world)
         world.clock.advance(0.1)
@@ -396,7 +396,7 @@ def test_what_is_given_up_never_lands():
 def test_what_landed_at_the_last_moment_is_not_given_up():
     world = unheard_for_long()
     (late, *_) = world.api.sent("create", f"{POD}/binding")
-    world.api.before(lambda _: world.api.client().create(f"{POD}/binding", late.body), "patch")
+    world.api.before_request(lambda _: world.api.client().create(f"{POD}/binding", late.body), "patch")
     looks_up(world)
     assert mark(world.state, "uid-p") == "unsure"
 
@@ -415,7 +415,7 @@ def test_a_pod_that_was_changed_since_it_was_read_is_bound_as_it_is_now_at_once(
 def test_a_pod_that_changes_all_the_time_is_not_posted_without_a_pause():
     world = World(seconds=5.0)
     world.shown()
-    world.api.before(
+    world.api.before_request(
         lambda _: world.api.edit(POD, metadata={"labels": {"at": str(len(world.posts))}}),
         "create", f"{POD}/binding", times=math.inf,
     )  # fmt: skip

@@ -38,7 +38,7 @@ class Server:
 
     def create(self, *pods: dict) -> None:
         for pod in pods:
-            self.api.put(paths.pods(), pod)
+            self.api.write_object(paths.pods(), pod)
             self.state.set_pod(as_pod(pod))
 
     def pod(self, name: str) -> dict:

@@ -28,7 +28,7 @@ def api_with_workload(text):
     """An API server on which this workload was saved."""
     api = ApiServer(FakeClock())
     metadata = {"namespace": "cardwise-system", "name": names.WORKLOAD}
-    api.put(paths.configmaps(), {"metadata": metadata, "data": {names.WORKLOAD_ASKS: text}})
+    api.write_object(paths.configmaps(), {"metadata": metadata, "data": {names.WORKLOAD_ASKS: text}})
     return api
 
 

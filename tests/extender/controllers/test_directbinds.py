@@ -37,7 +37,7 @@ class World:
         pod["metadata"]["annotations"] = (pod["metadata"].get("annotations") or {}) | (annotations or {})
         pod["spec"]["nodeName"] = node
         pod["status"] = {"phase": phase, "containerStatuses": list(statuses)}
-        self.api.put(paths.pods(), pod)
+        self.api.write_object(paths.pods(), pod)
         self.see(name)
 
     def see(self, name="p"):
@@ -145,7 +145,7 @@ def test_a_standby_leaves_it_to_the_leader(world):
 def test_what_starts_while_it_is_looked_at_stays(world):
     world.add_pod()
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": RUNNING}]}
-    world.api.before(lambda _: world.api.edit(f"{PODS}/p", status=running), "delete", "*/p")
+    world.api.before_request(lambda _: world.api.edit(f"{PODS}/p", status=running), "delete", "*/p")
     world.step()
     assert world.remaining_pods() == ["p"]
 
@@ -153,7 +153,7 @@ def test_what_starts_while_it_is_looked_at_stays(world):
 @pytest.mark.parametrize("annotations", [LEGACY, LEGACY | {names.IDX: "-1"}], ids=["of gpushare", "unreadable"])
 def test_what_is_placed_before_it_is_looked_at_stays(world, annotations):
     world.add_pod()
-    world.api.before(lambda _: world.api.edit(f"{PODS}/p", metadata={"annotations": annotations}), "get", "*/p")
+    world.api.before_request(lambda _: world.api.edit(f"{PODS}/p", metadata={"annotations": annotations}), "get", "*/p")
     world.step()
     assert world.remaining_pods() == ["p"]
 
@@ -161,7 +161,7 @@ def test_what_is_placed_before_it_is_looked_at_stays(world, annotations):
 def test_another_of_the_same_name_stays(world):
     world.add_pod()
     world.api.remove(f"{PODS}/p")
-    world.api.put(paths.pods(), asking("p", uid="another", gpu_mem=100))
+    world.api.write_object(paths.pods(), asking("p", uid="another", gpu_mem=100))
     world.step()
     assert world.remaining_pods() == ["p"]
 
@@ -182,7 +182,7 @@ def test_what_fails_is_tried_again_less_and_less_often(world, fault):
 def test_a_slow_one_keeps_others_of_the_thread_waiting_for_a_moment_only(world):
     for i in range(10):
         world.add_pod(f"p{i}")
-    world.api.before(lambda _: world.clock.advance(1.0), "get", times=math.inf)
+    world.api.before_request(lambda _: world.clock.advance(1.0), "get", times=math.inf)
     world.unplaced.step()
     world.clock.advance(3.0)
     began = world.clock.now()

@@ -47,11 +47,11 @@ class Scene:
     def store(self):
         """The API server has the pods as the state was told of them."""
         for pod in self.world.pods.values():
-            self.api.put(paths.pods(), pod)
+            self.api.write_object(paths.pods(), pod)
 
     def put_podgroup(self, podgroup):
         """A PodGroup is there, and the watch tells of it."""
-        self.api.put(paths.podgroups(), podgroup)
+        self.api.write_object(paths.podgroups(), podgroup)
         self.show()
 
     def show(self):
@@ -120,7 +120,7 @@ def test_writes_that_are_slow_keep_neither_another_namespace_nor_the_next_step_w
         begun.release()
         assert released.wait(60)
 
-    scene.api.before(takes_long, "patch", path, times=math.inf)
+    scene.api.before_request(takes_long, "patch", path, times=math.inf)
     scene.controller.step()
     for _ in range(8):
         assert begun.acquire(timeout=60)
@@ -129,7 +129,7 @@ def test_writes_that_are_slow_keep_neither_another_namespace_nor_the_next_step_w
     assert not begun.acquire(blocking=False), "no more than eight at once"
     others = threading.Event()
     released.set()
-    scene.api.before(lambda _call: others.wait(60), "patch", path, times=math.inf)
+    scene.api.before_request(lambda _call: others.wait(60), "patch", path, times=math.inf)
     until(lambda: not [name for name in gated(scene) if name.startswith("g")], "that the other namespace's are next")
     others.set()
     until(lambda: not gated(scene), "that all are written")
@@ -175,7 +175,7 @@ def test_gates_of_a_namespace_keep_none_of_its_evictions_waiting(scene):
 def test_of_a_pod_that_was_made_anew_the_gate_stays_and_nobody_complains(scene):
     trio(scene)
     scene.api.remove(paths.pods("default", "g0"))
-    scene.api.put(paths.pods(), scene.world.pods["g0"] | {"metadata": {"name": "g0", "uid": "another"}})
+    scene.api.write_object(paths.pods(), scene.world.pods["g0"] | {"metadata": {"name": "g0", "uid": "another"}})
     with capture_logs() as logs:
         scene.step()
     assert gated(scene) == ["g0"]
@@ -204,7 +204,7 @@ def test_a_gate_is_removed_only_if_it_still_should_be_once_the_write_has_its_tur
                 del scene.world.pods[name]["spec"]["schedulingGates"]
                 scene.world.show_pod(scene.world.pods[name])
 
-    scene.api.before(changes, "patch", paths.pods("default", "g0"))
+    scene.api.before_request(changes, "patch", paths.pods("default", "g0"))
     scene.step()
     assert [call.path for call in scene.api.sent("patch")] == [paths.pods("default", "g0")]
 
@@ -263,7 +263,7 @@ def test_nobody_is_evicted_whose_gang_has_come_to_run_while_others_were_evicted(
             assert scene.world.phase() == "Running"
         scene.leads = meanwhile == "runs"
 
-    scene.api.before(comes, "create", "*/eviction")
+    scene.api.before_request(comes, "create", "*/eviction")
     scene.api.fault(Fault(status=429))
     scene.world.clock.advance(61)
     scene.step()
@@ -344,7 +344,9 @@ def test_a_namespace_of_thousands_of_podgroups_delays_those_of_others_by_one_rea
     natives(scene, *(f"g{i:03}" for i in range(120)))
     scene.step()
     natives(scene, "z", namespace="other")
-    scene.api.before(lambda _call: scene.world.clock.advance(1.0), "get", "/apis/scheduling.k8s.io/*", times=math.inf)
+    scene.api.before_request(
+        lambda _call: scene.world.clock.advance(1.0), "get", "/apis/scheduling.k8s.io/*", times=math.inf
+    )
     read = []
     for _ in range(3):
         before = len(scene.api.requests)
@@ -481,7 +483,7 @@ def test_who_does_not_lead_says_nothing(scene):
 
 def test_podgroups_that_are_slow_to_write_delay_those_of_other_namespaces_by_one_write(scene):
     slow = paths.podgroups("fat")
-    scene.api.before(lambda _call: scene.world.clock.advance(2.0), "patch", f"{slow}/*", times=math.inf)
+    scene.api.before_request(lambda _call: scene.world.clock.advance(2.0), "patch", f"{slow}/*", times=math.inf)
     for i in range(20):
         scene.put_podgroup({"metadata": {"name": f"f{i}", "namespace": "fat"}, "spec": {"minMember": 2}})
     scene.writer.step()

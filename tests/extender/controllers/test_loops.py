@@ -23,7 +23,7 @@ def clock():
 @pytest.fixture
 def api(clock):
     server = ApiServer(clock)
-    server.put(paths.nodes(), {"metadata": {"name": "n1"}})
+    server.write_object(paths.nodes(), {"metadata": {"name": "n1"}})
     return server
 
 
@@ -83,7 +83,7 @@ def test_a_long_pause_that_one_answer_asks_for_does_not_stop_all_wake_ups(api, s
 
 def full(api, name):
     """A node whose annotations are at the API's limit: every change of them is refused."""
-    api.put(paths.nodes(), {"metadata": {"name": name}})
+    api.write_object(paths.nodes(), {"metadata": {"name": name}})
     return api.fault(Fault(status=422, reason="Invalid"), path=paths.nodes(name), times=1_000_000)
 
 
@@ -128,7 +128,7 @@ def test_a_node_that_cannot_be_changed_is_tried_again_after_minutes(api, clock):
 
 def test_a_node_that_takes_long_to_change_delays_neither_wake_ups_nor_the_end_of_plans(api, clock):
     """As one whose object is large: the write has no answer in time."""
-    api.put(paths.nodes(), {"metadata": {"name": "a"}})
+    api.write_object(paths.nodes(), {"metadata": {"name": "a"}})
     api.fault(Fault(seconds=60.0), path=paths.nodes("a"), times=1_000_000)
     state = with_cards(make_state(clock), a=1, n1=1)
     state.next_requeue_node()
@@ -162,7 +162,7 @@ def test_while_the_api_server_is_down_nodes_are_tried_one_by_one_and_less_often(
     down.end()
     api.requests.clear()
     for i in range(50):
-        api.put(paths.nodes(), {"metadata": {"name": f"m{i}"}})
+        api.write_object(paths.nodes(), {"metadata": {"name": f"m{i}"}})
     for _ in range(5):
         one_round(loops)
         clock.advance(0.5)

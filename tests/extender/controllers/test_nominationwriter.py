@@ -28,7 +28,7 @@ class Writing:
 
     def create(self, name: str = "p") -> None:
         """The pod is there, and the state is told of it."""
-        self.world.show_pod(self.api.put(paths.pods(), self.world.create(name, 100)))
+        self.world.show_pod(self.api.write_object(paths.pods(), self.world.create(name, 100)))
 
     def version(self) -> str:
         return self.api.get(POD)["metadata"]["resourceVersion"]
@@ -143,7 +143,7 @@ def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nomina
     for namespace in ("default", "other"):
         pod = writing.world.create(f"q-{namespace}", 100)
         pod["metadata"]["namespace"] = namespace
-        writing.world.show_pod(writing.api.put(paths.pods(), pod))
+        writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
     writing.round(writes=1)
     assert writing.api.get(paths.pods("other", "q-other"))["status"]["nominatedNodeName"]
     writing.world.clock.advance(5.0)
@@ -159,7 +159,7 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
     for i in range(40):
         pod = writing.world.create(f"f{i}", 100)
         pod["metadata"]["namespace"] = "fat"
-        writing.world.show_pod(writing.api.put(paths.pods(), pod))
+        writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
         fat.append(writing.world.state.nominator.nominate_next()[1])
     began = writing.world.clock.now()
     for nominee in fat:
@@ -179,7 +179,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
         writing.writer.write(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
     pod = writing.world.create("q", 100)
     pod["metadata"]["namespace"] = "other"
-    writing.world.show_pod(writing.api.put(paths.pods(), pod))
+    writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
     writing.round(writes=0)
     writing.world.clock.advance(5.0)
     writing.writer.step()
@@ -199,7 +199,7 @@ def test_nothing_is_written_for_a_pod_that_the_scheduler_has_come_to(writing):
 def test_a_failed_write_of_a_pod_that_the_scheduler_is_at_takes_nothing_from_it(writing):
     nominee = writing.nominate_pod()
     writing.changes()
-    writing.api.before(lambda _: writing.world.filter("p", "n1"), "patch")
+    writing.api.before_request(lambda _: writing.world.filter("p", "n1"), "patch")
     writing.writer.write(nominee)
     assert len(writing.api.requests) == 1
     assert free(writing.world.state) == [P100 - 100]
@@ -235,7 +235,7 @@ def test_what_is_not_ours_is_left(writing, change):
 def test_what_could_not_be_taken_back_is_tried_again(writing, change, rests):
     writing.stale()
     if change == "late":
-        writing.api.after(lambda _: writing.changes(), "get")
+        writing.api.after_request(lambda _: writing.changes(), "get")
     else:
         writing.api.fault(Fault(refused=True), "patch")
     writing.round(writes=1)

@@ -51,7 +51,7 @@ class World:
         condition = {"type": "PodScheduled", "status": "True", "lastTransitionTime": f"2026-11-22T10:00:{at:02}Z"}
         containers = [{"name": "main", "state": {containers: {}}}]
         pod["status"] = {"phase": phase, "conditions": [condition], "containerStatuses": containers}
-        self.api.put(paths.pods(), pod)
+        self.api.write_object(paths.pods(), pod)
         if seen:
             self.see(name)
 
@@ -232,7 +232,7 @@ def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
     annotations = {names.IDX: "0", names.POD_MEM: str(P100), names.DEV_MEM: str(P100), names.ASSIGNED: "true"}
     pod = asking("gpushare", gpu_mem=P100, annotations=annotations | {names.ASSUME_TIME: "1"})
     pod["spec"]["nodeName"], pod["status"] = "n1", {"phase": "Running"}
-    world.api.put(paths.pods(), pod)
+    world.api.write_object(paths.pods(), pod)
     world.see("gpushare")
     world.add_pod("late", at=2)
     world.step()
@@ -241,7 +241,7 @@ def test_a_pod_of_gpushare_counts_on_the_card_of_its_index(world):
 
 def test_who_starts_while_it_is_looked_at_stays(twice):
     running = {"phase": "Running", "containerStatuses": [{"name": "main", "state": {"running": {}}}]}
-    twice.api.before(lambda _: twice.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
+    twice.api.before_request(lambda _: twice.api.edit(f"{PODS}/late", status=running), "create", "*/late/eviction")
     twice.step()
     twice.step()
     assert twice.remaining_pods() == ["late"]

@@ -190,7 +190,7 @@ def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, ag
         if again:
             two.takes_over(two.a)
 
-    two.api.before(late, "create", "*/mine/binding")
+    two.api.before_request(late, "create", "*/mine/binding")
     assert fails(two.a, "mine") == ("standby" if behind else "api")
     assert two.api.over_full(P100) == []
     assert list(two.api.bound_assignments()) == ["other"]
@@ -236,7 +236,7 @@ def test_what_lands_while_a_term_begins_is_known_before_it_gives_anything_away(t
     def lands(_):
         two.api.client().create(paths.pods("default", "mine", "binding"), late)
 
-    two.api.before(lands, "patch", "*/mine/status")
+    two.api.before_request(lands, "patch", "*/mine/status")
     two.takes_over(two.b)
     assert list(two.api.bound_assignments()) == ["mine"]
     assert fails(two.b, "other") == "refused"
@@ -346,7 +346,7 @@ def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
         two.api.client().create(call.path.replace("/status", "/binding"), body)
 
     two.b.reads = comes
-    two.api.before(is_bound, "patch", "*/status", times=math.inf)
+    two.api.before_request(is_bound, "patch", "*/status", times=math.inf)
     two.takes_over(two.b)
     assert next(lists) == 2, "nothing of ours has landed, so one list is enough"
 
@@ -370,7 +370,7 @@ def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two, again
         two.api.client().create(call.path.replace("/status", "/binding"), body)
 
     two.b.reads = comes
-    two.api.before(lands, "patch", "*/pods/p*/status", times=math.inf)
+    two.api.before_request(lands, "patch", "*/pods/p*/status", times=math.inf)
     two.takes_over(two.b)
     assert next(numbers) == 2
     assert mark(two.b.state, "uid-p0") == ""
@@ -396,7 +396,7 @@ def test_a_namespace_of_pods_that_are_slow_to_change_keeps_a_term_waiting_no_lon
     pods = [PodRef(f"uid-p{i}", "fat", f"p{i}") for i in range(300)] + [PodRef("uid-good", "default", "good")]
     for ref in pods:
         two.api.create_pod(ref.name, 1, namespace=ref.namespace)
-    two.api.before(lambda _call: two.clock.advance(2.0), "patch", "*/pods/p*/status", times=math.inf)
+    two.api.before_request(lambda _call: two.clock.advance(2.0), "patch", "*/pods/p*/status", times=math.inf)
     two.api.fault(Fault(refused=True), "patch", "*/pods/p*/status", times=math.inf)
     swept = two.b.leadership._fence.fence_pods(pods, "word", lambda: True)
     assert swept == (False, frozenset(ref.uid for ref in pods if ref.namespace == "fat"))
@@ -416,7 +416,7 @@ def fat(two, namespaces, per_namespace):
             tried.append(call.timeout)
             two.clock.advance(call.timeout / 16)
 
-    two.api.before(slowly, "patch", "*/pods/p*/status", times=math.inf)
+    two.api.before_request(slowly, "patch", "*/pods/p*/status", times=math.inf)
     two.api.fault(Fault(refused=True), "patch", "*/pods/p*/status", times=math.inf)
     return [*pods, good], tried
 
@@ -609,11 +609,11 @@ def test_a_term_changes_every_waiting_pod_once(two):
         two.api.create_pod(f"p{i}", 100)
     gated = asking("gated", gpu_mem=100)
     gated["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
-    two.api.put(paths.pods(), gated)
+    two.api.write_object(paths.pods(), gated)
     for name, label in (("by-name", "cardwise.dev/x"), ("member", names.GANG)):
         plain = pod(name, uid=f"uid-{name}")
         plain["metadata"]["labels"] = {label: "y"}
-        two.api.put(paths.pods(), plain)
+        two.api.write_object(paths.pods(), plain)
     two.a.bind("p0", "n1")
     two.takes_over(two.b)
     assert sorted(changed(two)) == sorted(["member", *(f"p{i}" for i in range(1, 40))])
@@ -717,10 +717,10 @@ def test_a_member_without_cards_of_which_nobody_has_heard_is_not_settled_until_i
 
 
 def test_while_one_looks_what_became_of_a_member_without_cards_it_does_not_say_that_all_was_answered(two):
-    two.api.put(paths.pods(), pod("m", uid="uid-m"))
+    two.api.write_object(paths.pods(), pod("m", uid="uid-m"))
     two.api.fault(Fault(refused=True), "create", "*/m/binding")
     settled = []
-    two.api.before(lambda _: settled.append(two.a.leadership.is_settled()), "get", "*/m", times=math.inf)
+    two.api.before_request(lambda _: settled.append(two.a.leadership.is_settled()), "get", "*/m", times=math.inf)
     assert two.a.bind("m", "n1") == "bound"
     assert settled == [True, False]
     assert two.a.leadership.is_settled()
@@ -833,6 +833,6 @@ def test_a_member_without_cards_that_lands_while_a_term_begins_is_known_before_i
         body = {"metadata": {"annotations": {names.LEADER_EPOCH: "x/x/x/99"}}, "target": {"name": "n1"}}
         two.api.client().create(call.path.replace("/status", "/binding"), body)
 
-    two.api.before(lands, "patch", "*/status")
+    two.api.before_request(lands, "patch", "*/status")
     two.takes_over(two.b)
     assert len(lists) == 2

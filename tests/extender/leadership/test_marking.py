@@ -22,7 +22,9 @@ class Scene:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
         labels = {"app": "x", names.LEADER: "true"}
-        self.api.put(paths.pods(), {"metadata": {"name": "extender-1", "namespace": "system", "labels": labels}})
+        self.api.write_object(
+            paths.pods(), {"metadata": {"name": "extender-1", "namespace": "system", "labels": labels}}
+        )
         self.term: int | None = None
         self.mark = LeaderMark(self.api.client(), "system", "extender-1", lambda: self.term, self.clock)
 
@@ -74,7 +76,7 @@ def test_who_stops_is_found_no_more(scene: Scene) -> None:
 
 
 def other(scene: Scene, name: str, **labels: str) -> str:
-    scene.api.put(paths.pods(), {"metadata": {"name": name, "namespace": "system", "labels": labels}})
+    scene.api.write_object(paths.pods(), {"metadata": {"name": name, "namespace": "system", "labels": labels}})
     return paths.pods("system", name)
 
 
@@ -120,7 +122,7 @@ class Two:
         self.marks: dict[str, LeaderMark] = {}
         for name in self.terms:
             labels = {"app": "x"}
-            self.api.put(paths.pods(), {"metadata": {"name": name, "namespace": "system", "labels": labels}})
+            self.api.write_object(paths.pods(), {"metadata": {"name": name, "namespace": "system", "labels": labels}})
             term = partial(self.terms.__getitem__, name)
             self.marks[name] = LeaderMark(self.api.client(user_agent=name), "system", name, term, self.clock)
 
@@ -162,7 +164,7 @@ def test_a_leader_that_writes_late_takes_no_label_from_its_successor(two: Two, c
         if request.headers["User-Agent"] == "a" and next(calls) == call:
             two.b_leads()
 
-    two.api.before(lead_elsewhere, times=100)
+    two.api.before_request(lead_elsewhere, times=100)
     with contextlib.suppress(errors.Conflict):
         two.marks["a"].step()
     two.step(6.0)
@@ -178,7 +180,7 @@ def test_a_late_write_never_removes_a_label_that_came_after_the_list(two: Two) -
             two.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: None}})
             two.b_leads()
 
-    two.api.before(lead_elsewhere, times=100)
+    two.api.before_request(lead_elsewhere, times=100)
     with pytest.raises(errors.Conflict):
         two.marks["a"].step()
     assert "b" in two.marked

@@ -345,7 +345,7 @@ on_cards = st.lists(st.sampled_from([LOW, LOW, HIGH, None]), min_size=1, max_siz
 )
 def test_as_many_go_as_cards_are_short_and_nobody_for_nothing(nodes, size, limit, data):
     """Whatever the order in which the members ask and the victims end. Where one card of a node is free, kube-scheduler
-    preempts no pod there, and the extender does. `many`: see `nominated.MANY`.
+    preempts no pod there, and the extender does. `limit`: see `nominated.MANY`.
     """
     with patch.object(gangplaces, "MANY", limit):
         goes(nodes, size, data)

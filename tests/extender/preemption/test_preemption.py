@@ -49,7 +49,7 @@ class World:
                 self.state.set_card(*as_card(resource(i, node=node)))
 
     def show_pod(self, pod: dict) -> dict:
-        self.api.put(paths.pods(), pod)
+        self.api.write_object(paths.pods(), pod)
         self.state.set_pod(as_pod(pod))
         return pod
 
@@ -843,7 +843,7 @@ class Scene:
         self.world = world
         self.wanted = self.world.show_pod(self.world.wants("p", **fields))
         self.api, self.events, self.leads = self.world.api, Events(), True
-        self.api.before(self._only_of_its_uid, "create", times=math.inf)
+        self.api.before_request(self._only_of_its_uid, "create", times=math.inf)
         self._fresh = self.api.follow(paths.pods())
         self.evictions = Evictions(
             self.api.client(), self.world.state.preemption, self.events, active=lambda: self.leads,
@@ -1093,7 +1093,7 @@ def test_where_the_api_server_says_no_to_one_nobody_goes():
     scene = Scene()
     scene.world.runs("a2", P100 - HALF, 0, priority=HIGH)
     scene.world.runs("b2", P100 - HALF, 1)
-    scene.api.put(
+    scene.api.write_object(
         paths.poddisruptionbudgets(),
         {
             "metadata": {"name": "unheard-of"},

@@ -116,7 +116,7 @@ class World:
         self.api.show()
 
     def card(self, uuid="GPU-A", model="Tesla K80"):
-        self.api.put(CARDS, er_object(uuid, "n1", model=model))
+        self.api.write_object(CARDS, er_object(uuid, "n1", model=model))
 
     def calls(self):
         return [(call.verb, call.path.rsplit("/", 1)[-1]) for call in self.api.requests]
@@ -160,7 +160,7 @@ def test_a_class_that_an_admin_deletes_comes_again_with_cards_only(world):
 def crowd(world):
     """As many other classes without cards as are kept, older than all that come later."""
     for i in range(MOST_WITHOUT_CARDS):
-        world.api.put(CLASSES, automatic_class(classes.name_of_model(f"Xavier {i:03}"), f"Xavier {i:03}"))
+        world.api.write_object(CLASSES, automatic_class(classes.name_of_model(f"Xavier {i:03}"), f"Xavier {i:03}"))
     world.clock.advance(60)
 
 
@@ -216,7 +216,7 @@ def test_an_edit_that_nobody_has_seen_yet_is_not_deleted(world):
 
 
 def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
-    world.api.put(CLASSES, class_object(K80, model="something else"))
+    world.api.write_object(CLASSES, class_object(K80, model="something else"))
     world.card()
     with capture_logs() as logs:
         world.run(100)
@@ -228,7 +228,7 @@ def test_a_persons_class_of_that_name_is_left_alone_and_said_once(world):
 def test_somebody_who_is_first_is_no_reason_to_ask_again_and_again(world):
     world.card()
     world.api.hold(CLASSES)
-    world.api.put(CLASSES, class_object(K80))
+    world.api.write_object(CLASSES, class_object(K80))
     with capture_logs() as logs:
         world.run(25)
     assert world.calls() == [("create", "resourceclasses")]
@@ -318,7 +318,7 @@ def test_a_node_that_invents_models_keeps_nobody_waiting(world):
         world.card(f"GPU-{i}", f"Evil {i:03}")
     world.run(1)
     assert len(world.calls()) == 8
-    world.api.put(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
+    world.api.write_object(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
     world.run(MOST_CARDS / 8)
     assert len(world.calls()) == MOST_CARDS + 1, "no more of one node than the ledger counts"
     assert world.api.get(class_path(K80)) is not None
@@ -326,7 +326,7 @@ def test_a_node_that_invents_models_keeps_nobody_waiting(world):
 
 
 def test_models_that_a_node_invents_leave_few_classes_and_push_out_no_older_one(world):
-    world.api.put(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
+    world.api.write_object(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
     world.run(3)
     for turn in range(2):
         for i in range(MOST_CARDS):

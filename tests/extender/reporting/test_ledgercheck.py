@@ -24,7 +24,7 @@ class Standby(World):
         """What the card's status says is allocated."""
         card = er_object(uuid, node)
         card["status"]["allocated"] = {"memoryMiB": memory}
-        self.api.put(CARDS, card)
+        self.api.write_object(CARDS, card)
 
     def counts_after(self, seconds: float) -> dict[str, int]:
         self.run(seconds)
@@ -65,7 +65,7 @@ def test_the_status_of_a_busy_card_that_follows_late_is_no_disagreement(world):
 
 
 def test_a_card_of_which_nobody_has_told_is_no_difference(world):
-    world.api.put(CARDS, er_object("GPU-A", "n1"))
+    world.api.write_object(CARDS, er_object("GPU-A", "n1"))
     assert world.counts_after(200) == {}
 
 

@@ -25,7 +25,7 @@ class World:
         )  # fmt: skip
 
     def delete(self, name="k80"):
-        self.api.put(CLASSES, class_object(name))
+        self.api.write_object(CLASSES, class_object(name))
         self.api.show()
         self.api.remove(class_path(name))
         self.api.show()
@@ -52,7 +52,7 @@ def test_each_pod_that_waits_for_a_deleted_class_is_told_once(world):
 
 def test_a_class_that_was_replaced_is_not_missed(world):
     world.delete()
-    world.api.put(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, class_object("k80"))
     world.api.show()
     world.pod_events.step()
     assert world.events.all == []
@@ -111,7 +111,7 @@ def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(w
 
 def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
     world.waiting["nvidia.tesla.k80"] = world.waiting["k80"]
-    world.api.put(CARDS, er_object("GPU-A", "n1"))
+    world.api.write_object(CARDS, er_object("GPU-A", "n1"))
     world.delete("nvidia.tesla.k80")
     world.pod_events.step()
     assert world.events.all == []

@@ -51,7 +51,7 @@ def test_a_card_shows_what_is_held_and_what_is_left_of_it(world):
 
 def test_a_sick_card_has_nothing_to_give_and_an_unknown_one_still_counts_what_is_held(world):
     world.node("n1", card("GPU-A", healthy=False))
-    world.api.put(CARDS, er_object("GPU-B", "n1"))  # of a node object that is not there yet, say
+    world.api.write_object(CARDS, er_object("GPU-B", "n1"))  # of a node object that is not there yet, say
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0), ("0", "GPU-B", 100, 0))
     world.run(2)
     assert world.status(er_path("GPU-A"))["freeMiB"] == 0
@@ -74,7 +74,7 @@ def test_a_class_adds_up_its_cards(world):
     world.node("n2", card("GPU-C", classes=("k80", "slow")), card("GPU-D", 1, classes=()))
     world.hold("p", "n2", ("0", "GPU-C", 4000, 0))
     for name in ("k80", "slow", "none"):
-        world.api.put(CLASSES, class_object(name))
+        world.api.write_object(CLASSES, class_object(name))
     world.run(3)
     numbers = ("cards", "healthyCards", "nodes", "memoryMiB", "usedMiB", "freeMiB")
 
@@ -97,7 +97,9 @@ def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
     world.state.changed.add("n1")
     path = class_path("rdma")
     old_status = {"memoryMiB": 0, "usedMiB": 0, "freeMiB": 0}  # from before it was of devices
-    world.api.put(CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": old_status})
+    world.api.write_object(
+        CLASSES, class_object("rdma", selector={"matchLabels": {"kind": "rdma"}}) | {"status": old_status}
+    )
     world.run(3)
     status = world.status(path)
     conditions = status.pop("conditions")
@@ -106,12 +108,12 @@ def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
 
 
 def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
-    world.api.put(CLASSES, class_object("odd", selector={}))
+    world.api.write_object(CLASSES, class_object("odd", selector={}))
     world.run(2)
     status = world.status(class_path("odd"))
     assert "selector" in status["problem"]
     assert conditions(status) == {"Valid": "False"}
-    world.api.put(CLASSES, class_object("odd") | {"status": status})
+    world.api.write_object(CLASSES, class_object("odd") | {"status": status})
     world.run(2)
     assert "problem" not in world.status(class_path("odd"))
     assert conditions(world.status(class_path("odd"))) == {"Valid": "True"}
@@ -119,12 +121,14 @@ def test_a_class_says_what_is_wrong_with_it_as_long_as_it_is(world):
 
 def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
-    world.api.put(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, class_object("k80"))
     world.hold("p1", "n1", ("0", "GPU-A", 4000, 0))
     world.hold("p2", "n1", ("0", "GPU-B", K80, 100))
     world.hold("other", "n1", ("0", "GPU-A", 500, 0), namespace="others")
     path = quota_path("gpus")
-    world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"cards": 0}))
+    world.api.write_object(
+        QUOTAS, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"cards": 0})
+    )
     world.run(3)
     status = world.status(path)
     assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all cards: 1/0 whole cards"
@@ -144,22 +148,22 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
 
 def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
     path = quota_path("gpus")
-    world.api.put(CLASSES, class_object("k80"))
-    world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(2)
     (valid,) = (condition for condition in world.status(path)["conditions"] if condition["type"] == "Valid")
     assert valid["status"] == "False"
     assert "spec.hard[0].class: there is no ResourceClass k90" in valid["message"]
     assert "k80" in valid["message"]
     assert world.status(path)["summary"] == "k90: no such class", "not as if something were limited"
-    world.api.put(CLASSES, class_object("k90"))
+    world.api.write_object(CLASSES, class_object("k90"))
     world.run(2)
     assert conditions(world.status(path))["Valid"] == "True"
     assert world.status(path)["summary"] == "k90: 0/1 shares"
-    world.api.put(CLASSES, class_object("k90", selector={}))
+    world.api.write_object(CLASSES, class_object("k90", selector={}))
     world.run(2)
     assert world.status(path)["summary"] == "k90: unreadable class"
-    world.api.put(QUOTAS, quota_object("gpus", {"shares": -1}) | {"status": world.status(path)})
+    world.api.write_object(QUOTAS, quota_object("gpus", {"shares": -1}) | {"status": world.status(path)})
     world.run(2)
     status = world.status(path)
     assert conditions(status) == {"Valid": "False", "Exceeded": "Unknown"}
@@ -168,8 +172,8 @@ def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
 
 
 def test_a_quota_is_told_once_that_its_class_is_gone(world):
-    world.api.put(CLASSES, class_object("k90"))
-    quota = world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.write_object(CLASSES, class_object("k90"))
+    quota = world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(5)
     assert world.without_class == []
     for times in (1, 2):
@@ -182,13 +186,13 @@ def test_a_quota_is_told_once_that_its_class_is_gone(world):
         assert (name, uid) == ("gpus", quota["metadata"]["uid"])
         assert "there is no ResourceClass k90" in text
         world.without_class.clear()
-        world.api.put(CLASSES, class_object("k90"))
+        world.api.write_object(CLASSES, class_object("k90"))
         world.run(5)
 
 
 def test_a_quota_is_told_nothing_before_its_status_says_it():
     world = World(Fault(refused=True))
-    world.api.put(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
+    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k90", "shares": 1}))
     world.run(0.25)
     assert (len(world.api.requests), world.without_class) == (1, [])
     world.run(30)
@@ -197,7 +201,7 @@ def test_a_quota_is_told_nothing_before_its_status_says_it():
 
 def test_a_class_that_cards_are_in_by_their_model_limits_without_an_object(world):
     path = quota_path("gpus")
-    world.api.put(QUOTAS, quota_object("gpus", {"class": "nvidia.tesla.k80", "shares": 1}))
+    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "nvidia.tesla.k80", "shares": 1}))
     world.run(2)
     assert world.status(path)["summary"] == "nvidia.tesla.k80: no such class"
     world.node("n1", card("GPU-A", classes=("nvidia.tesla.k80",)))
@@ -210,7 +214,7 @@ def test_a_class_that_cards_are_in_by_their_model_limits_without_an_object(world
 def test_a_condition_keeps_its_time_until_its_status_changes(world):
     path = quota_path("gpus")
     world.node("n1", card("GPU-A"))
-    world.api.put(QUOTAS, quota_object("gpus", {"shares": 1}))
+    world.api.write_object(QUOTAS, quota_object("gpus", {"shares": 1}))
 
     def since():
         world.run(3)
@@ -247,10 +251,10 @@ def unfit(document, schema, path=""):
 def test_every_status_is_as_the_crds_have_it(world):
     world.node("n1", card("GPU-A"), card("GPU-B", 1))
     world.hold("p", "n1", ("0", "GPU-A", K80, 100))
-    world.api.put(CLASSES, class_object("k80"))
-    world.api.put(CLASSES, class_object("odd", selector={"x" * 2000: 1}))
-    world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
-    world.api.put(QUOTAS, quota_object("odd", {}))
+    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, class_object("odd", selector={"x" * 2000: 1}))
+    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
+    world.api.write_object(QUOTAS, quota_object("odd", {}))
     world.run(5)
     crds = Path(__file__).parents[3] / "helm" / "cardwise" / "files" / "crds"
     for collection in (CARDS, CLASSES, QUOTAS):
@@ -278,8 +282,8 @@ def test_who_does_not_lead_writes_nothing_and_knows_all_when_it_does(world):
 
 def test_what_is_as_it_ought_to_be_is_not_written(world):
     world.node("n1", card("GPU-A"))
-    world.api.put(CLASSES, class_object("k80"))
-    world.api.put(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 1}))
+    world.api.write_object(CLASSES, class_object("k80"))
+    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 1}))
     world.run(5)
     before = len(world.api.requests)
     world.run(200)
@@ -346,13 +350,13 @@ def test_where_pods_come_and_go_all_the_time_no_status_stays_behind(world):
 
 def test_somebodys_edit_is_repaired(world):
     world.node("n1", card("GPU-A"))
-    world.api.put(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, class_object("k80"))
     world.run(5)
     stored = world.api.get(class_path("k80"))
     good = stored["status"]
-    world.api.put(CLASSES, stored | {"status": good | {"cards": 7, "problem": "lies"}})
+    world.api.write_object(CLASSES, stored | {"status": good | {"cards": 7, "problem": "lies"}})
     stored = world.api.get(er_path("GPU-A"))
-    world.api.put(CARDS, stored | {"status": stored["status"] | {"freeMiB": 1, "classes": ["z"]}})
+    world.api.write_object(CARDS, stored | {"status": stored["status"] | {"freeMiB": 1, "classes": ["z"]}})
     world.run(3)
     assert world.status(class_path("k80")) == good
     assert world.status(er_path("GPU-A")) == stored["status"]
@@ -411,9 +415,9 @@ def test_a_node_whose_cards_take_long_to_write_delays_no_others(world):
     world.run(10)
     for i in range(20):
         world.node(f"n{i}", card(f"GPU-n{i}"))
-    world.api.put(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, class_object("k80"))
     for i in range(20):
-        world.api.put(QUOTAS, quota_object(f"q{i}", {"memoryMiB": 1000}, namespace=f"team{i}"))
+        world.api.write_object(QUOTAS, quota_object(f"q{i}", {"memoryMiB": 1000}, namespace=f"team{i}"))
 
     def written():
         cards = all("freeMiB" in world.status(er_path(f"GPU-n{i}")) for i in range(20))
@@ -459,7 +463,7 @@ def test_an_object_that_goes_while_it_is_written_is_forgotten(world):
 def test_no_class_is_told_half_counted(world):
     for i in range(1500):
         world.node(f"n{i}", card(f"GPU-{i}"))
-    world.api.put(CLASSES, class_object("k80"))
+    world.api.write_object(CLASSES, class_object("k80"))
     world.run(3)
     (write,) = world.api.sent(path=class_path("k80") + "*")
     assert write.body["status"]["cards"] == 1500
@@ -483,7 +487,7 @@ def test_objects_that_change_while_they_are_looked_at_do_no_harm(world):
             i += 1
             uuid = f"GPU-{i % 50}"
             if i % 3:
-                world.api.put(CARDS, er_object(uuid, f"n{i % 7}"))
+                world.api.write_object(CARDS, er_object(uuid, f"n{i % 7}"))
             else:
                 world.api.remove(er_path(uuid))
             world.api.show()

@@ -81,7 +81,7 @@ class Story:
     def _resource(self, index, node, there):
         uuid = f"GPU-{node}-{index}"
         if there:
-            self.world.api.put(CARDS, er_object(uuid, node, index=index))
+            self.world.api.write_object(CARDS, er_object(uuid, node, index=index))
         else:
             self.world.api.remove(er_path(uuid))
 
@@ -97,7 +97,7 @@ class Story:
 
     def _class(self, name, there):
         if there:
-            self.world.api.put(CLASSES, class_object(name))
+            self.world.api.write_object(CLASSES, class_object(name))
         else:
             self.world.api.remove(class_path(name))
 
@@ -107,14 +107,16 @@ class Story:
             self.world.api.remove(path)
             return
         status = (self.world.api.get(path) or {}).get("status", {})
-        self.world.api.put(QUOTAS, quota_object("gpus", *HARD[index], namespace=namespace) | {"status": status})
+        self.world.api.write_object(
+            QUOTAS, quota_object("gpus", *HARD[index], namespace=namespace) | {"status": status}
+        )
 
     def _scribble(self, index):
         objects = self.world.all()
         if objects:
             manifest = objects[index % len(objects)]
             lies = {"freeMiB": 7, "allocated": {"shares": 3}, "cards": 99, "summary": "lies", "problem": "lies"}
-            self.world.api.put(KINDS[manifest["kind"]], manifest | {"status": lies})
+            self.world.api.write_object(KINDS[manifest["kind"]], manifest | {"status": lies})
 
     def _fault(self, fault):
         self.faults.append(self.world.api.fault(fault))

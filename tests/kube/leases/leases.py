@@ -41,7 +41,7 @@ class World:
 
     def put_lease(self, spec: object, **metadata: object) -> None:
         """The Lease says this now, whatever it said before."""
-        self.api.put(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"} | metadata, "spec": spec})
+        self.api.write_object(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"} | metadata, "spec": spec})
 
     def remove(self) -> None:
         self.api.remove(PATH)
@@ -80,7 +80,7 @@ class World:
         return self.api.fault(Fault(refused=True), times=math.inf)
 
     def after_requests(self, hook: Callable[[], object]) -> Rule:
-        return self.api.after(lambda _: hook(), times=math.inf)
+        return self.api.after_request(lambda _: hook(), times=math.inf)
 
     # What the electors have done.
 

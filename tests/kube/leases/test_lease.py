@@ -61,7 +61,7 @@ def test_the_wait_counts_from_after_the_news_came(world: World):
         world.now += 5
         a.step()
 
-    world.api.before(lambda _: held_up())
+    world.api.before_request(lambda _: held_up())
     b.step()
     came = world.now
     while not b.leader:

@@ -20,7 +20,7 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
             seen.append((a.leader, a.remaining()))
         raise TimeoutError("timed out")
 
-    world.api.before(lambda _: hangs())
+    world.api.before_request(lambda _: hangs())
     world.now += 1
     a.step()
     assert seen[0][0]
@@ -139,7 +139,7 @@ def test_the_thread_survives_what_is_no_answer_at_all(world: World):
         for error in failures:
             raise error
 
-    world.api.before(lambda _: fails(), times=3)
+    world.api.before_request(lambda _: fails(), times=3)
     a = world.elector("a", on_change=lambda leads: changed.set())
     a.start()
     try:

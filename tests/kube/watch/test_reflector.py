@@ -55,7 +55,7 @@ def project(raw: bytes) -> tuple[str, int] | None:
 
 
 def put_pod(api: ApiServer, name: str, *, uid: str = "", **spec: object) -> None:
-    api.put(PODS, {"metadata": {"name": name, "uid": uid or f"uid-{name}"}, "spec": spec})
+    api.write_object(PODS, {"metadata": {"name": name, "uid": uid or f"uid-{name}"}, "spec": spec})
 
 
 def remove(api: ApiServer, name: str) -> None:
@@ -300,7 +300,7 @@ def test_bookmarks_keep_the_version_fresh_and_the_reflector_not_stale(api: ApiSe
     put_pod(api, "a", size=1)
     reflector, _ = following()
     assert reflector.staleness_seconds() == 0
-    last = api.put(paths.nodes(), {"metadata": {"name": "n"}})
+    last = api.write_object(paths.nodes(), {"metadata": {"name": "n"}})
     clock.advance(59)
     assert (reflector.events, reflector.staleness_seconds()) == (0, 59)
     clock.step()
@@ -467,7 +467,7 @@ def test_the_first_reflector_that_reaches_the_api_server_again_ends_the_pauses_o
         clock.until_waiting(2)
         assert all(reflector.errors for reflector in reflectors)
         api.down = False
-        api.put(paths.nodes(), {"metadata": {"name": "n"}})
+        api.write_object(paths.nodes(), {"metadata": {"name": "n"}})
         clock.step_until(lambda: slow.store.get("n"), threads=2)
         assert clock.now() <= 1010
         assert all(reflector.disconnected_seconds() == 0 for reflector in reflectors)

@@ -70,7 +70,9 @@ def test_a_pod_that_calls_itself_the_mirror_of_another_hides_nothing_of_it(node,
     node.bind("greedy", 0, 1000)
     node.use(0, 9000, "greedy")
     metadata = {"name": "later", "uid": "uid-later", "annotations": {names.MIRROR: "uid-greedy"}}
-    node.api.put("/api/v1/pods", {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}})
+    node.api.write_object(
+        "/api/v1/pods", {"metadata": metadata, "spec": {"nodeName": NODE}, "status": {"phase": "Running"}}
+    )
     node.start(audit=SETTINGS)
     run_audits(node, 3)
     assert node.events.summaries() == [("greedy", "MemoryOverrun", "Warning")]
@@ -211,7 +213,7 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, r
         "spec": {"selector": {"matchLabels": {"app": "greedy"}}},
         "status": {"disruptionsAllowed": 0},
     }
-    node.api.put(BUDGETS, budget)
+    node.api.write_object(BUDGETS, budget)
     node.use(0, 9000, "greedy")
     node.start(audit=replace(SETTINGS, evict_after=300.0))
     run_audits(node, 30)
@@ -219,7 +221,7 @@ def test_on_request_a_pod_that_goes_on_is_evicted_when_its_budget_allows(node, r
     run_audits(node, 2)
     assert evicted(node) == ["greedy", "greedy"], "it is tried again"
     assert not node.events.with_reason("AuditEvicted")
-    node.api.put(BUDGETS, budget | {"status": {"disruptionsAllowed": 1}})
+    node.api.write_object(BUDGETS, budget | {"status": {"disruptionsAllowed": 1}})
     run_audits(node)
     assert node.api.get(paths.pods("default", "greedy"))["metadata"]["deletionTimestamp"]
     assert node.api.sent("create", "*/eviction")[-1].body["deleteOptions"] == {"preconditions": {"uid": "uid-greedy"}}

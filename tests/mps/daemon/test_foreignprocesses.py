@@ -73,7 +73,7 @@ def test_its_pod_is_told_and_goes_by_the_audits_rules(ready):
     ready.use(0, 300, "thief")
     ready.until(lambda: ready.status().state is MpsState.DOWN)
     evicted = []
-    ready.api.after(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
+    ready.api.after_request(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
     for _ in range(3):
         ready.pass_time(10.0)
         ready.manager._audit.audit_once()
@@ -131,7 +131,7 @@ def test_nobody_ends_a_former_client_that_may_be_on_its_way_out(ready):
     ready.add_client(0, "neighbour")
     ready.pass_time(30.0)
     evicted = []
-    ready.api.after(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
+    ready.api.after_request(lambda call: evicted.append(call.path), "create", "*/eviction", times=9)
     ready.touch_double_file("server-starting")
     began = ready.clock.now()
     die(ready)

@@ -32,7 +32,7 @@ class World:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
         for kind, manifest in configurations.items():
-            self.api.put(PATHS[kind](), manifest)
+            self.api.write_object(PATHS[kind](), manifest)
         client = self.api.client(clock=self.clock)
         self.bundle = CaBundle(client, [path("cardwise") for path in PATHS.values()], clock=self.clock)
         self.bundle.set_bundle(PEM)
@@ -74,7 +74,9 @@ def test_every_webhook_gets_the_bundle_and_a_second_round_writes_nothing():
 def test_change_between_read_and_write_is_not_lost():
     world = both()
     new = {"name": "new", "clientConfig": {}}
-    world.api.after(lambda get: world.api.edit(get.path, webhooks=[new, *world.api.get(get.path)["webhooks"]]), "get")
+    world.api.after_request(
+        lambda get: world.api.edit(get.path, webhooks=[new, *world.api.get(get.path)["webhooks"]]), "get"
+    )
     assert world.bundle.ensure()
     assert len(world.objects[0]["webhooks"]) == 2
     assert world.bundles() == {BASE64}
@@ -83,7 +85,9 @@ def test_change_between_read_and_write_is_not_lost():
 def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
     assert not World(mutating=configuration(None)).bundle.ensure()
     world = both()
-    world.api.after(lambda get: world.api.put(PATHS["mutating"](), world.api.get(get.path)), "get", times=math.inf)
+    world.api.after_request(
+        lambda get: world.api.write_object(PATHS["mutating"](), world.api.get(get.path)), "get", times=math.inf
+    )
     with pytest.raises(errors.Invalid):
         world.bundle.ensure()
 
@@ -140,7 +144,7 @@ def test_it_is_asserted_at_once_when_a_configuration_comes_late_or_loses_it():
     world.bundle.start()
     world.clock.until_waiting(3)  # a watch of each, and the interval
     assert not world.bundle.asserted.is_set()
-    world.api.put(PATHS["validating"](), configuration(None))
+    world.api.write_object(PATHS["validating"](), configuration(None))
     world.clock.until_waiting(3)
     assert world.bundle.asserted.is_set()
     assert world.bundles() == {BASE64}

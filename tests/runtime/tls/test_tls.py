@@ -28,7 +28,7 @@ def test_replicas_that_start_at_once_agree(tmp_path, existing):
     before = api.revision
     # Every replica has read before the first one writes; who writes over an old one reads once more.
     everybody = threading.Barrier(2)
-    api.after(lambda _: everybody.wait(60), "get", times=6 if existing else 4)
+    api.after_request(lambda _: everybody.wait(60), "get", times=6 if existing else 4)
     rotators = [Rotator(store, HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
     with ThreadPoolExecutor() as pool:
         first, second = pool.map(Rotator.ensure, rotators, timeout=60)

@@ -27,7 +27,7 @@ def new(api: ApiServer, clock: FakeClock) -> FreshList:
 def test_any_number_of_names_costs_one_list_a_second(api: ApiServer, clock: FakeClock, new: FreshList) -> None:
     assert [podgroup for i in range(5000) if (podgroup := new.get(f"none.{i}"))] == []
     assert [request.verb for request in api.sent()] == ["list"]
-    api.put(paths.resourceclasses(), resource_class("late"))
+    api.write_object(paths.resourceclasses(), resource_class("late"))
     clock.advance(0.9)
     assert new.get("late") is None
     clock.advance(0.2)
@@ -83,8 +83,8 @@ def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(
     api: ApiServer, gang_numbers: GangNumbers
 ) -> None:
     for pod in (member("a", "3"), member("b", "4"), member("c", "5", namespace="team"), member("d", "6", labels={})):
-        api.put(paths.pods(), pod)
-    api.put(paths.pods(), member("0", "7") | {"status": {"phase": "Failed"}})
+        api.write_object(paths.pods(), pod)
+    api.write_object(paths.pods(), member("0", "7") | {"status": {"phase": "Failed"}})
     assert gang_numbers.conflicting_member("default", "slurp", 3) == ("b", 4)
     assert len(api.sent()) == 1
 
@@ -103,14 +103,14 @@ def test_a_member_that_says_another_number_is_found_among_those_of_the_gang(
 )
 def test_nobody_says_another_number(api: ApiServer, gang_numbers: GangNumbers, pods: list[dict[str, Any]]) -> None:
     for pod in pods:
-        api.put(paths.pods(), pod)
+        api.write_object(paths.pods(), pod)
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None
 
 
 def test_an_api_server_that_does_not_tell_of_members_holds_nobody_up(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
-    api.put(paths.pods(), member("a", "4"))
+    api.write_object(paths.pods(), member("a", "4"))
     api.fault(Fault(seconds=60))
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None
     assert clock.now() == 1001
@@ -119,27 +119,27 @@ def test_an_api_server_that_does_not_tell_of_members_holds_nobody_up(
 def test_a_gang_of_hundreds_is_looked_up_once_in_a_while(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
-    api.put(paths.pods(), member("a", "3"))
+    api.write_object(paths.pods(), member("a", "3"))
     assert [gang_numbers.conflicting_member("default", "slurp", 3) for _ in range(100)] == [None] * 100
     assert len(api.sent()) == 1
     assert gang_numbers.conflicting_member("default", "slurp", 4) == ("a", 3), "another number is always compared"
     assert gang_numbers.conflicting_member("team", "slurp", 3) is None
     assert len(api.sent()) == 3
     clock.advance(11)
-    api.put(paths.pods(), member("a", "5"))
+    api.write_object(paths.pods(), member("a", "5"))
     assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 5)
 
 
 def test_the_first_of_a_gang_says_nothing_of_those_that_follow(api: ApiServer, gang_numbers: GangNumbers) -> None:
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None
-    api.put(paths.pods(), member("a", "4"))
+    api.write_object(paths.pods(), member("a", "4"))
     assert gang_numbers.conflicting_member("default", "slurp", 3) == ("a", 4)
 
 
 def test_gangs_cost_ten_look_ups_a_second_in_a_namespace_and_fifty_in_all(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
-    api.put(paths.pods(), member("a", "4"))
+    api.write_object(paths.pods(), member("a", "4"))
     for i in range(100):
         gang_numbers.conflicting_member("greedy", f"none-{i}", 3)
     assert len(api.sent()) == 10
@@ -167,7 +167,7 @@ def test_a_burst_where_one_second_ends_and_the_next_begins_has_no_look_ups_of_bo
 def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers
 ) -> None:
-    api.put(paths.pods(), member("a", "4"))
+    api.write_object(paths.pods(), member("a", "4"))
     api.fault(Fault(seconds=60))
     for i in range(5):
         assert gang_numbers.conflicting_member("slow", f"slurp-{i}", 3) is None
@@ -182,7 +182,7 @@ def test_a_namespace_whose_pods_take_too_long_to_list_stops_no_other(
 def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers, fault: Fault
 ) -> None:
-    api.put(paths.pods(), member("a", "4"))
+    api.write_object(paths.pods(), member("a", "4"))
     api.fault(fault)
     for i in range(100):
         assert gang_numbers.conflicting_member("default", f"slurp-{i}", 3) is None
@@ -196,7 +196,7 @@ def test_after_a_failure_of_the_api_server_no_gang_is_looked_up_for_five_seconds
 def test_what_fails_for_one_gang_is_not_repeated_for_five_seconds_and_stops_no_other(
     api: ApiServer, clock: FakeClock, gang_numbers: GangNumbers, status: int
 ) -> None:
-    api.put(paths.pods(), member("a", "4"))
+    api.write_object(paths.pods(), member("a", "4"))
     api.fault(Fault(status=status))
     for number in range(1, 20):
         assert gang_numbers.conflicting_member("team", "slurp", number) is None
@@ -238,9 +238,9 @@ def test_gangs_leave_half_of_the_threads_to_other_reviews(
 def test_members_that_are_too_large_to_be_read_are_not_compared(api: ApiServer, gang_numbers: GangNumbers) -> None:
     """The API server's cache counts no members, so a tenant's fat pods come all at once."""
     for i in range(30):
-        api.put(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
+        api.write_object(paths.pods(), member(f"p{i}", "4") | {"spec": {"containers": [{"args": ["x" * 400_000]}]}})
     assert gang_numbers.conflicting_member("default", "slurp", 3) is None
-    api.put(paths.pods(), member("a", "4", namespace="team"))
+    api.write_object(paths.pods(), member("a", "4", namespace="team"))
     assert gang_numbers.conflicting_member("team", "slurp", 3) == ("a", 4), "and stop no other's"
 
 

@@ -53,7 +53,7 @@ class World:
 
     def put_objects(self, collection: str, *objects: Json) -> None:
         for manifest in objects:
-            self.api.put(collection, manifest)
+            self.api.write_object(collection, manifest)
 
     def follows(self) -> None:
         """The watches have told of everything."""
@@ -225,7 +225,7 @@ def test_which_daemons_the_mps_managers_have_is_told_by_the_cards(world):
 
 
 def test_a_caller_that_may_be_a_stranger_has_a_bound_of_bindings_that_others_do_not_feel(world):
-    world.api.put(paths.pods(), {"metadata": {"name": "p"}, "spec": {"containers": []}})
+    world.api.write_object(paths.pods(), {"metadata": {"name": "p"}, "spec": {"containers": []}})
 
     def pods_shown_to(caller: str, times: int) -> int:
         return sum(world.view.pod("default", "p", caller) is not None for _ in range(times))
