@@ -49,10 +49,10 @@ def rejected_names(path: str, source: str, words: dict[str, list[str]], allowed:
 
 
 def former_names(path: str, text: str, former: list[str]) -> Iterator[Rejected]:
-    """The names in a text that were given up, as whole words."""
+    """The names in a text that were given up, as whole words, also where a regular expression escapes their dots."""
     pattern = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, former))})(?![\w-])")
     for number, line in enumerate(text.splitlines(), 1):
-        for match in pattern.finditer(line):
+        for match in pattern.finditer(line.replace("\\", "")):
             yield Rejected(path, number, "former name", match[0])
 
 
@@ -86,9 +86,8 @@ def main() -> int:
     for path in tracked.stdout.split():
         if path.endswith("_pb2.py") or not (_ROOT / path).exists():
             continue
-        if options.paths:
-            if not any(_is_below(path, folder.rstrip("/")) for folder in options.paths):
-                continue
+        if options.paths and not any(_is_below(path, folder.rstrip("/")) for folder in options.paths):
+            continue
         allowed = {name for folder, names in config["allowed"].items() if _is_below(path, folder) for name in names}
         rejected += rejected_names(path, (_ROOT / path).read_text(), config, allowed)
     if options.count:

@@ -49,9 +49,9 @@ def test_each_folder_of_the_lists_exists() -> None:
 
 
 def test_a_name_that_was_given_up_is_found_as_a_whole_word_in_any_text() -> None:
-    text = "args: [--old-name=30]\n--old-name-limit my--old-name\n`FORMER` FORMERLY\n"
-    former = [(name.line, name.name) for name in former_names("a.yaml", text, ["--old-name", "FORMER"])]
-    assert former == [(1, "--old-name"), (3, "FORMER")]
+    text = "args: [--old-name=30]\n--old-name-limit my--old-name\n`FORMER` FORMERLY\na\\.dev/\n"
+    former = [(name.line, name.name) for name in former_names("a.yaml", text, ["--old-name", "FORMER", "a.dev/"])]
+    assert former == [(1, "--old-name"), (3, "FORMER"), (4, "a.dev/")]
 
 
 def test_no_new_name_is_among_those_that_were_given_up() -> None:
