@@ -53,8 +53,11 @@ def card_argument(function: _F) -> _F:
 
 
 def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bool = False) -> bool:
-    """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`."""
-    if card.spec.unschedulable and not reason:
+    """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`.
+
+    A defrag's cordon is replaced in any case: it ends with the defrag, or with the next one.
+    """
+    if card.spec.unschedulable and not reason and not is_of_defrag(card):
         return False
     write(client, card, new(client, reason), dry_run=dry_run)
     return True

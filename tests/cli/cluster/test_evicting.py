@@ -330,6 +330,27 @@ def test_without_a_plan_the_cards_of_a_killed_defrag_are_given_back_too(monkeypa
     assert (shown.exit_code, api.evicted, api.closed()) == (1, [], [])
 
 
+@pytest.mark.parametrize("words", [("cordon", "n1/1"), ("drain", "n1/1", "--force", "--timeout", "5s")])
+def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the_persons(monkeypatch, words):
+    api = left_by_a_killed_one("gpu-n1-1")
+    shown = worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
+    assert "card 1 of node n1 (GPU-n1-1) cordoned\n" in shown.output
+    cordon = api.card("gpu-n1-1")["spec"]["cordon"]
+    assert (cordon["reason"], cordon["at"]) == ("", api.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert "by another defrag" not in shown.stderr
+    assert (api.closed(), api.card("gpu-n1-1")["spec"]["cordon"]) == (["gpu-n1-1"], cordon)
+
+
+@pytest.mark.parametrize("words", [("cordon", "n1/0"), ("drain", "n1/0", "--force", "--timeout", "5s")])
+def test_a_card_that_a_person_cordons_while_defrag_moves_its_pods_stays_cordoned(monkeypatch, words):
+    api = Cordoned()
+    monkeypatch.setattr(MoveRun, "move_pod", lambda *_: worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW)))
+    run(monkeypatch, api, "--free-cards", "1", "--evict")
+    assert api.card("gpu-n1-0")["spec"]["cordon"]["reason"] == ""
+    assert api.closed() == ["gpu-n1-0"]
+
+
 def test_a_dry_run_says_whose_cards_it_counts_as_free_and_changes_nothing(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-0")
     shown = run(monkeypatch, api, "--free-cards", "1")
