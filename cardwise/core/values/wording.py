@@ -15,6 +15,14 @@ _MOST_QUOTED: Final = 80  # characters of a value
 _MOST_NAME: Final = 317  # characters of a name: 253 of a domain, a slash, and 63
 # Names, keys, users, images, taints: without a space no sentence can be written.
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:=@+-]*")
+# Without ink, though `str.isprintable` may say otherwise: the property Default_Ignorable_Code_Point, and blank letters,
+# patterns and notes. As many as fill a row of the terminal would put what follows on a row of its own.
+_INKLESS: Final = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u2800\u3164"
+    "\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U00013441\U00013442\U00016fe4\U0001bca0-\U0001bca3\U0001d159"
+    "\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
+)
+_REPEATED_SPACE: Final = re.compile("(?<= ) ")
 
 
 def count(number: int, noun: str) -> str:
@@ -23,15 +31,15 @@ def count(number: int, noun: str) -> str:
 
 
 def quoted(content: object, limit: int = _MOST_QUOTED) -> str:
-    """A value from outside as a sentence quotes it: text in quotes, without control characters, on one line.
+    """A value from outside as a sentence quotes it: text in quotes, on one line, each character and space visible.
 
     Of one that is longer than `limit` characters the beginning, the end and the length.
     """
     text = content if isinstance(content, str) else repr(content)
     if len(text) <= limit:
-        return repr(content)
+        return _escape_blanks(repr(content))
     shown = text[: limit // 2] + "..." + text[-limit // 4 :]
-    shown = repr(shown) if isinstance(content, str) else message(shown)
+    shown = _escape_blanks(repr(shown)) if isinstance(content, str) else message(shown)
     return f"{shown} ({len(text)} characters)"
 
 
@@ -53,15 +61,19 @@ def message(text: str, limit: int = MOST_BYTES) -> str:
 def line(text: str, limit: int = MOST_BYTES) -> str:
     """As `message`, with the spaces that put words into columns."""
     text = cut(text, limit)
-    if text.isprintable():
+    if text.isprintable() and not _INKLESS.search(text):
         return text
-    return cut("".join(map(_printable, text)), limit)
+    return cut("".join(map(_visible, text)), limit)
 
 
-def _printable(character: str) -> str:
-    if character.isprintable():
+def _visible(character: str) -> str:
+    if character.isprintable() and not _INKLESS.match(character):
         return character
-    return " " if character.isspace() else repr(character)[1:-1]
+    return " " if character.isspace() else character.encode("unicode_escape").decode()
+
+
+def _escape_blanks(text: str) -> str:
+    return _REPEATED_SPACE.sub(r"\\x20", _INKLESS.sub(lambda match: _visible(match[0]), text))
 
 
 def cut(text: str, limit: int = MOST_BYTES) -> str:

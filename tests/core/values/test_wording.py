@@ -1,5 +1,11 @@
 """What is told of texts from outside is short, on one line, and begins and ends as they do."""
 
+import re
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +32,7 @@ def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: 
 
 @given(st.text(max_size=1100))
 def test_of_a_short_text_nothing_is_left_out(text: str) -> None:
-    if len(text.encode(errors="replace")) <= wording.MOST_BYTES and text.isprintable():
+    if len(text.encode(errors="replace")) <= wording.MOST_BYTES and text.isprintable() and INVISIBLE.isdisjoint(text):
         assert wording.message(text) == text
 
 
@@ -36,6 +42,66 @@ def test_a_quotation_is_short_and_says_how_long_the_text_is(text: str) -> None:
     assert quotation.isprintable()
     assert len(quotation) <= 1000  # of characters that need ten to be shown
     assert quotation == repr(text) if len(text) <= 80 else f"({len(text)} characters)" in quotation
+
+
+# The property Default_Ignorable_Code_Point, of DerivedCoreProperties.txt.
+DEFAULT_IGNORABLE = (
+    "00AD 034F 061C 115F-1160 17B4-17B5 180B-180F 200B-200F 202A-202E 2060-206F 3164 FE00-FE0F FEFF FFA0 FFF0-FFF8 "
+    "1BCA0-1BCA3 1D173-1D17A E0000-E0FFF"
+)
+BLANK_NAME = re.compile(r"(BLANK|(?<!GAP )(?<!LINE )FILLER|NULL NOTEHEAD)$")  # fillers of gaps and lines are drawn
+
+
+def _find_invisible_characters() -> Iterator[str]:
+    """All characters that a terminal shows as nothing or as a blank, but the space itself."""
+    for part in DEFAULT_IGNORABLE.split():
+        first, _, last = part.partition("-")
+        yield from map(chr, range(int(first, 16), int(last or first, 16) + 1))
+    for character in map(chr, range(sys.maxunicode + 1)):
+        category = unicodedata.category(character)
+        is_blank = category[0] == "Z" or category in ("Cc", "Cf", "Cs") or BLANK_NAME.search(_name(character))
+        if is_blank and character != " ":
+            yield character
+
+
+def _name(character: str) -> str:
+    return unicodedata.name(character, "")
+
+
+INVISIBLE = set(_find_invisible_characters())
+
+
+@pytest.mark.parametrize(
+    "show",
+    [
+        partial(wording.message, limit=1 << 20),
+        partial(wording.line, limit=1 << 20),
+        partial(wording.quoted, limit=1 << 20),
+        lambda text: wording.quoted([text], 1 << 20),
+        lambda text: "".join(wording.quote_unless_name(f"a{character}") for character in text),
+    ],
+    ids=["message", "line", "quoted", "a quoted list", "a name"],
+)
+def test_no_invisible_character_stays(show: Callable[[str], str]) -> None:
+    assert set("\u2800\u3164\uffa0\u115f\u1160\u034f\ufe0f\U000e0041\U000e0100\u3000\u2028\x85\x1b") <= INVISIBLE
+    stays = INVISIBLE.intersection(show("a".join(sorted(INVISIBLE))))
+    assert len(stays) == 0
+
+
+@pytest.mark.parametrize("blank", [" ", "\t", "\n", "\xa0", "\u3000", " \u2800", "\u2800 ", "\u3164", "\u2003 "])
+@pytest.mark.parametrize("show", [wording.message, wording.quoted, wording.quote_unless_name])
+def test_a_run_of_blanks_makes_no_gap(show: Callable[[str], str], blank: str) -> None:
+    shown = show(f"begin.{blank * 20}end")
+    assert "  " not in shown
+    assert max(map(len, re.findall(r"[^!-~]+", shown)), default=0) <= 1
+
+
+@pytest.mark.parametrize(
+    "text", ["naïve café", "日本語のテキスト", "한국어 텍스트", "हिन्दी", "عربي", "⠓⠑⠇⠇⠕", "e\u0301"]
+)
+def test_texts_of_any_script_stay(text: str) -> None:
+    assert wording.message(text) == text
+    assert wording.quoted(text) == repr(text)
 
 
 @pytest.mark.parametrize(
