@@ -25,7 +25,8 @@ _T = TypeVar("_T")
 _OwnerT = TypeVar("_OwnerT", bound=Hashable)
 
 _LEAST = 0.02  # seconds that a write counts for at least: many short writes take an owner's time as well
-_MANY = 1000  # owners of which is remembered what they have used
+_MANY = 1000  # owners from which on those that have used no more than the owner served now are forgotten
+_REMEMBERED = 5_000  # owners of which `RecentUse` keeps what they have used; twice as many take 3 MB an address
 _HALF_LIFE = 30.0  # seconds after which time that was used counts half
 _MOST_HALVINGS = 64  # after which use is measured from a new start, far from the largest number
 
@@ -93,8 +94,8 @@ class FairQueueing:
 
 
 class RecentUse(Generic[_OwnerT]):
-    """How much time each owner has used lately, for queues with a limit. Of `_MANY` owners and more, those that have
-    used least count as new.
+    """How much time each owner has used lately, for queues with a limit. If there are more than
+    `_REMEMBERED`, those that have used least count as new.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -105,9 +106,9 @@ class RecentUse(Generic[_OwnerT]):
     def add(self, owner: _OwnerT, seconds: float) -> None:
         """The owner has used so many seconds."""
         halvings = (self._clock.now() - self._start) / _HALF_LIFE
-        if halvings > _MOST_HALVINGS or len(self._used) > 2 * _MANY:
+        if halvings > _MOST_HALVINGS or len(self._used) > 2 * _REMEMBERED:
             self._start = self._clock.now()
-            largest = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_MANY]
+            largest = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_REMEMBERED]
             decayed = {name: self._used[name] * 0.5**halvings for name in largest}
             self._used = {name: used for name, used in decayed.items() if used > 0}
             halvings = 0.0

@@ -113,7 +113,15 @@ def test_what_was_used_long_ago_is_forgotten():
 
 def test_of_many_owners_those_that_have_used_least_count_as_new():
     use = RecentUse[str](FakeClock())
-    for number in range(2002):
+    for number in range(10_002):
         use.add(f"o{number}", 1.0 + number)
-    assert use.larger("new", places(o0=1, o1500=1)) == ["o1500"]
-    assert len(use._used) <= 2001
+    assert use.larger("new", places(o0=1, o5500=1)) == ["o5500"]
+    assert len(use._used) <= 10_001
+
+
+def test_of_five_thousand_owners_none_counts_as_new():
+    use = RecentUse[str](FakeClock())
+    owners = [f"o{number}" for number in range(5000)]
+    for owner in owners * 3:
+        use.add(owner, 0.008)
+    assert len(use.larger("new", dict.fromkeys(owners, range(1)))) == 5000
