@@ -341,7 +341,7 @@ class Manager:
         """Detach due clients. Returns the seconds until the next call."""
         due, later = self._terminations.due(
             self.pods.all(),
-            api_time=self._client.server_time(),
+            api_time=self._client.last_server_time(),
             node_time=self._clock.wall(),
             monotonic=self._clock.now(),
         )

@@ -166,13 +166,17 @@ class KubeClient:
         return _parse_date(response.headers.get("Date"))
 
     def server_time(self) -> datetime:
-        """The API server's time by its last answer, to the second; this machine's where it has not told.
+        """The API server's time by its last answer, to the second; this machine's if that had no date.
 
         For comparisons with times that the API server wrote. Costs no request.
         """
+        return self.last_server_time() or self._clock.wall()
+
+    def last_server_time(self) -> datetime | None:
+        """`server_time`, but None if the API server's last answer had no date."""
         date, at = self._last_date
         server = _parse_date(date)
-        return self._clock.wall() if server is None else server + timedelta(seconds=self._clock.now() - at)
+        return None if server is None else server + timedelta(seconds=self._clock.now() - at)
 
     def create(
         self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0

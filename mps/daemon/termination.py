@@ -29,18 +29,19 @@ class Terminations:
         return list(self._vanished.values())
 
     def due(
-        self, pods: Sequence[PodView], *, api_time: datetime, node_time: datetime, monotonic: float
+        self, pods: Sequence[PodView], *, api_time: datetime | None, node_time: datetime, monotonic: float
     ) -> tuple[list[PodView], float | None]:
         """The pods whose clients are to be detached now, and the seconds until the next one is due (None: unknown).
 
-        api_time: the API server's time, which wrote the deletions.
+        api_time: the API server's time, which wrote the deletions; None: unknown.
         node_time: the node's time, by which the kubelet started the pods.
         monotonic: seconds of a clock that only moves forward.
         """
         living = [pod for pod in pods if pod.assignment.containers and not pod.finished]
         now, later = self._force_deleted(pods, living), []
-        by_deletion = self._by_deletion(pods, living, api_time.timestamp(), monotonic)
-        for pod, remaining in (*by_deletion, *self._by_deadline(living, node_time.timestamp())):
+        wall = node_time.timestamp()
+        by_deletion = self._by_deletion(pods, living, api_time and api_time.timestamp(), wall, monotonic)
+        for pod, remaining in (*by_deletion, *self._by_deadline(living, wall)):
             if remaining <= 0:
                 now.append(pod)
             else:
@@ -52,13 +53,15 @@ class Terminations:
         self._vanished.pop(uid, None)
 
     def _by_deletion(
-        self, pods: Sequence[PodView], living: Sequence[PodView], api_time: float, monotonic: float
+        self, pods: Sequence[PodView], living: Sequence[PodView], api_time: float | None, wall: float, monotonic: float
     ) -> Iterator[tuple[PodView, float]]:
         """Terminating pods, and the seconds until their clients are to be detached.
 
-        The kubelet counts the grace period from when it sees the deletion, whatever the clocks say. So do we for a pod
-        that we have seen before its deletion. A deletion that is first seen with its pod may be old: then the
-        API server's time tells what is left. A pod with a short grace period gets half of it.
+        The kubelet counts the grace period from when it sees the deletion. We may see it later, by another watch, so
+        the grace period ends when the deletion says, by the API server's clock: the node's clock may be wrong. It never
+        ends later than counted from when we first saw the deletion. If the API server's time is unknown, only that
+        counts for a pod that we saw before its deletion, and the node's clock for the others. A pod with a short grace
+        period gets half of it.
         """
         deleted: dict[str, tuple[float, float]] = {}
         for pod in living:
@@ -66,7 +69,11 @@ class Terminations:
                 continue
             ends_at, until = self._deleted.get(pod.uid, (None, math.inf))
             if ends_at != pod.ends_at:  # deleted, or deleted again with a shorter grace period
-                remaining = pod.grace if pod.uid in self._known else min(pod.grace, pod.ends_at - api_time)
+                remaining = pod.grace
+                if api_time is not None:
+                    remaining = min(remaining, pod.ends_at - api_time)
+                elif pod.uid not in self._known:
+                    remaining = min(remaining, pod.ends_at - wall)
                 until = min(until, monotonic + remaining)
             deleted[pod.uid] = pod.ends_at, until
             yield pod, until - monotonic - min(self.seconds_before, pod.grace / 2)

@@ -98,6 +98,7 @@ def test_the_api_servers_time_is_that_of_its_last_answer_and_the_seconds_since(
     """Failures and watches tell it too. A clock that is set meanwhile changes nothing."""
     api.answers["/x"] = Answer(200, b"{}", {"Date": "Fri, 01 Mar 2024 10:00:00 GMT"})
     assert client.server_time() == clock.wall(), "no answer has told it"
+    assert client.last_server_time() is None
     client.get("/x")
     clock.advance(90)
     clock.set_wall(datetime(2030, 1, 1, tzinfo=UTC))

@@ -24,13 +24,19 @@ def ending(ends: float, grace: float) -> PodView:
     return pod(ends_at=ends, grace=grace)
 
 
-def step(terminations: Terminations, pods: list[PodView], api: float, mono: float, node: float | None = None):
-    """`node`: by the node's clock, if that differs from the API server's."""
-    api_time, node_time = (datetime.fromtimestamp(seconds, UTC) for seconds in (api, api if node is None else node))
-    return terminations.due(pods, api_time=api_time, node_time=node_time, monotonic=mono)
+def step(terminations: Terminations, pods: list[PodView], api: float | None, mono: float, node: float | None = None):
+    """`node`: by the node's clock, if that differs from the API server's. `api` None: the API server's is unknown."""
+    seconds = api if node is None else node
+    assert seconds is not None
+    return terminations.due(
+        pods,
+        api_time=None if api is None else datetime.fromtimestamp(api, UTC),
+        node_time=datetime.fromtimestamp(seconds, UTC),
+        monotonic=mono,
+    )
 
 
-def due(terminations: Terminations, due_pod: PodView, api: float, mono: float, node: float | None = None):
+def due(terminations: Terminations, due_pod: PodView, api: float | None, mono: float, node: float | None = None):
     now, later = step(terminations, [due_pod], api, mono, node)
     return bool(now), later
 
@@ -48,18 +54,29 @@ def test_clients_have_their_grace_but_for_the_last_seconds(terminations):
 
 
 @pytest.mark.parametrize("node_ahead", [-3600.0, 0.0, 27.0, 3600.0])
-@pytest.mark.parametrize("api_ahead", [-3600.0, 0.0, 27.0, 3600.0])
-def test_a_pod_that_was_seen_before_its_deletion_has_its_grace_whatever_the_clocks_say(
-    terminations, node_ahead, api_ahead
+@pytest.mark.parametrize("api", [1000.0, 970.0, None], ids=["API server", "another API server, 30 s behind", "unknown"])
+def test_a_pod_that_was_seen_before_its_deletion_has_its_grace_whatever_the_nodes_clock_says(
+    terminations, node_ahead, api
 ):
-    """As the kubelet counts: another API server may have written the deletion, and its clock may differ too."""
-    due(terminations, pod(), 1000.0 + api_ahead, 5.0, 1000.0 + node_ahead)
-    detached = []
-    for second in range(29):
-        api, node = 1000.0 + second + api_ahead, 1000.0 + second + node_ahead
-        if due(terminations, ending(1030.0, 30.0), api, 5.0 + second, node)[0]:
-            detached.append(second)
+    def times(second: float) -> tuple[float | None, float, float]:
+        return None if api is None else api + second, 5.0 + second, 1000.0 + second + node_ahead
+
+    due(terminations, pod(), *times(-1.0))
+    detached = [second for second in range(29) if due(terminations, ending(1030.0, 30.0), *times(second))[0]]
     assert detached == [27, 28]
+
+
+@pytest.mark.parametrize("node_ahead", [-3600.0, 0.0, 27.0, 3600.0])
+@pytest.mark.parametrize("late", [0, 4, 10, 20, 27, 60])
+def test_a_deletion_that_was_seen_late_is_over_when_the_kubelet_ends_the_pod(terminations, late, node_ahead):
+    """The watch was interrupted, and the kubelet's was not."""
+    due(terminations, pod(), 999.0, 4.0, 999.0 + node_ahead)
+    detached = next(
+        second
+        for second in range(late, 200)
+        if due(terminations, ending(1030.0, 30.0), 1000.0 + second, 5.0 + second, 1000.0 + second + node_ahead)[0]
+    )
+    assert detached == max(27, late)
 
 
 @pytest.mark.parametrize("node_ahead", [-3600.0, 0.0, 27.0, 3600.0])
@@ -69,6 +86,10 @@ def test_a_deletion_that_was_there_at_the_start_has_what_is_left_of_it_by_the_ap
     assert due(terminations, ending(1030.0, 30.0), 1020.0, 5.0, 1020.0 + node_ahead) == (False, 7.0)
     assert due(terminations, ending(1030.0, 30.0), 1000.0, 11.9, 1000.0 + node_ahead)[0] is False, "it is set back"
     assert due(terminations, ending(1030.0, 30.0), 1000.0, 12.0, 1000.0 + node_ahead)[0] is True
+
+
+def test_without_the_api_servers_time_a_deletion_that_was_there_at_the_start_is_compared_with_the_nodes(terminations):
+    assert due(terminations, ending(1030.0, 30.0), None, 5.0, 1020.0) == (False, 7.0)
 
 
 def test_a_clock_of_the_api_server_that_goes_back_makes_no_grace_longer(terminations):
