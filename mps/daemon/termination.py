@@ -92,6 +92,7 @@ class Terminations:
         A static pod does not end with its mirror pod. A pod that ended normally has no clients to detach.
         """
         known = {pod.uid for pod in pods}
-        self._vanished |= {uid: pod for uid, pod in self._last_living.items() if uid not in known}
+        vanished = self._vanished | self._last_living
+        self._vanished = {uid: pod for uid, pod in vanished.items() if uid not in known}  # one may be bound here again
         self._last_living = {pod.uid: pod for pod in living if pod.cgroup_uid == pod.uid}
         return list(self._vanished.values())

@@ -145,6 +145,16 @@ def test_a_pod_that_vanishes_is_due_at_once_until_it_has_no_clients(terminations
     assert terminations.force_deleted == []
 
 
+def test_a_pod_that_vanished_and_is_bound_here_again_is_not_due(terminations):
+    """A restored etcd shows it without a node for a while."""
+    again = pod("again")
+    step(terminations, [again], 1000.0, 0.0)
+    assert step(terminations, [], 1001.0, 1.0) == ([again], None)
+    assert step(terminations, [again], 1002.0, 2.0) == ([], None)
+    assert terminations.force_deleted == []
+    assert step(terminations, [], 1003.0, 3.0) == ([again], None), "it vanished once more"
+
+
 def test_who_had_finished_and_a_mirror_that_goes_leave_nobody_to_detach(terminations):
     finished = [pod("done", finished=True), pod("mirror", cgroup_uid="static"), pod_without_share("free")]
     step(terminations, finished, 0.0, 0.0)
