@@ -10,6 +10,7 @@ Two ways in: `client()` is a real KubeClient on a transport without sockets and 
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from email.utils import format_datetime
 from fnmatch import fnmatchcase
 from typing import Any
@@ -113,6 +114,7 @@ class Rule:
 class ApiServer:
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self.clock = clock
+        self.behind = timedelta(0)  # its time of day, behind that of the clock
         self.requests: list[Request] = []
         self.missing: set[str] = set()  # collections whose kind is not installed
         self.admission: list[Callable[[Request], object]] = []  # asked of all that is carried out; raise Refused
@@ -290,7 +292,7 @@ class ApiServer:
             raise TimeoutError("timed out")
         if fault.lost:
             raise ConnectionResetError("connection reset by peer")
-        answer.headers.setdefault("Date", format_datetime(self.clock.wall(), usegmt=True))
+        answer.headers.setdefault("Date", format_datetime(self.clock.wall() - self.behind, usegmt=True))
         return answer
 
     def _answer(self, request: Request, fault: Fault) -> Answer:
