@@ -219,12 +219,13 @@ class Reservations:
         return row.holding
 
     def unknown_holding(self, report: Report) -> Holding | None:
-        """What a node's report adds to its cards: nothing if the pod is known to be, or to have been, on the node; and
-        nothing of cards that the pod holds under another name of the node.
+        """What a node's report adds to its cards: nothing of cards that the pod is known to hold, there or under
+        another name of the node. Other cards of the node are those of a former binding, whose containers still run
+        (etcd was restored from a backup).
         """
         known = self.holding(report.uid)
-        if known is not None and known.node == report.node:
-            return None
+        if known is not None and known.node == report.node and known.assignment.legacy:
+            return None  # its cards have no UUIDs
         reported = self._reports.reported_holding(*report)
         if reported is None:
             return None
@@ -268,8 +269,9 @@ class Reservations:
             row = self._rows.get(uid)
             if row is None or row.holding is None:
                 strays += len(nodes)
-            elif nodes.keys() != {row.node}:
-                strays += sum(self.unknown_holding(Report(uid, node)) is not None for node in nodes)
+            else:
+                keys = (unknown_holder_key(Report(uid, node)) for node in nodes)
+                strays += sum(self._capacity.ledger.holding(key) is not None for key in keys)
         counts[REPORTED] += strays
         return counts
 

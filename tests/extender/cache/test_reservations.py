@@ -11,7 +11,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Ledger
 from extender.cache import reservations
 from extender.cache.capacity import Capacity
-from extender.cache.inventory import Inventory
+from extender.cache.inventory import REPORTED, Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import (
     PLANS,
@@ -28,6 +28,7 @@ from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.podref import PodRef
 from tests.build import pod
 from tests.extender.worlds import (
+    P100,
     as_card,
     as_pod,
     asking,
@@ -361,6 +362,28 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
     assert free(world) == [whole[0] - 10, *whole[1:]], "its containers still run there"
     world.set_card(*as_card(resource(0)))
     assert free(world) == whole
+
+
+@pytest.mark.parametrize("known", ["planned", "bound", "deleted"])
+def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_the_node_reports_it(clock, known):
+    world = with_cards(state(clock), n1=2)
+    world.set_pod(as_pod(bound("p", 10000, 0)))
+    world.set_pod(as_pod(asking("p", gpu_mem=10000)))
+    world.set_card(*as_card(resource(0, held=[held("uid-p", 10000)])))
+    clock.advance(75.1)
+    world.tick()
+    world.on_lookup("uid-p", bound=False, exists=True)
+    assert free(world) == [P100 - 10000, P100]
+    if known == "planned":
+        begin(world, "p", 10000)
+    else:
+        world.set_pod(as_pod(bound("p", 10000, 1)))
+    if known == "deleted":
+        world.remove_pod(as_pod(bound("p", 10000, 1)))
+    assert free(world) == [P100 - 10000, P100 - 10000]
+    assert world.marks()[REPORTED] == (2 if known == "deleted" else 1)
+    world.set_card(*as_card(resource(0)))
+    assert free(world) == ([P100, P100] if known == "deleted" else [P100, P100 - 10000])
 
 
 # Time.
