@@ -9,6 +9,10 @@ another pod could take what its second container, or its first after a restart, 
 
 Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. When the first one starts, the card counts
 12288 MiB for A, so pod B with 8192 MiB is refused even before A's second container starts.
+
+After a restore of etcd, pod A can be bound here again under its UID, with other cards. The cards that its containers
+were started with count until these have ended. So a grant with other cards is added only after the former grants were
+dropped, and where the grants of a pod differ, the cards of each count.
 """
 
 import contextlib
@@ -16,7 +20,8 @@ import os
 import re
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +133,53 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         """Whether the grant is of the share agent, which has no share itself and receives those of its pod."""
         return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
 
+    def amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
+        """What the pod holds, in ascending order; `by_container`: with the container keys."""
+        card_keys = self.pod_keys if by_container else ()
+        device_keys = self.pod_device_keys if by_container else ()
+        cards = zip(self.pod_shares, chain(card_keys, repeat("")), strict=False)
+        devices = zip(self.pod_devices, chain(device_keys, repeat("")), strict=False)
+        return (
+            tuple(sorted((share.uuid, share.mem, share.core, key) for share, key in cards)),
+            tuple(sorted((device.uuid, key) for device, key in devices)),
+        )
+
+    def is_of_same_binding(self, other: "Grant") -> bool:
+        """Whether the pod was bound with the same cards and devices for both grants."""
+        by_container = bool(self.pod_keys) == bool(other.pod_keys)  # a grant of an older version has none
+        return self.amounts(by_container=by_container) == other.amounts(by_container=by_container)
+
+    def uuids(self) -> set[str]:
+        """The UUIDs of the pod's cards and devices."""
+        return {share.uuid for share in self.pod_shares} | {device.uuid for device in self.pod_devices}
+
+    def on_cards(self, uuids: Collection[str]) -> "Grant":
+        """The grant with these of the pod's cards and devices only."""
+        cards = list(zip(self.pod_shares, chain(self.pod_keys, repeat("")), strict=False))
+        devices = list(zip(self.pod_devices, self.pod_device_keys, strict=True))
+        return msgspec.structs.replace(
+            self,
+            pod_shares=tuple(share for share, _ in cards if share.uuid in uuids),
+            pod_keys=tuple(key for share, key in cards if share.uuid in uuids),
+            pod_devices=tuple(device for device, _ in devices if device.uuid in uuids),
+            pod_device_keys=tuple(key for device, key in devices if device.uuid in uuids),
+        )
+
+    def with_cards_of(self, assignment: Assignment) -> "Grant":
+        """The grant, with the cards and devices of the assignment that it does not have."""
+        rest = assignment.without_cards(self.uuids())
+        if rest is None:
+            return self
+        other = Grant.for_pod(self.pod_uid, self.namespace, self.name, self.container, rest)
+        keys = self.pod_keys or ("",) * len(self.pod_shares)
+        return msgspec.structs.replace(
+            self,
+            pod_shares=self.pod_shares + other.pod_shares,
+            pod_keys=keys + other.pod_keys,
+            pod_devices=self.pod_devices + other.pod_devices,
+            pod_device_keys=self.pod_device_keys + other.pod_device_keys,
+        )
+
     def assignment(self) -> Assignment:
         """The assignment of the whole pod, cards only; empty in a grant of an older version."""
         containers: dict[str, tuple[CardShare, ...]] = {}
@@ -136,14 +188,15 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return Assignment(containers)
 
 
-def by_pod(grants: Iterable[Grant]) -> dict[str, Grant]:
-    """The latest grant of each pod, by UID: its `pod_shares` and `pod_devices` are what the pod holds. Pure."""
-    latest: dict[str, Grant] = {}
-    for grant in grants:
-        other = latest.get(grant.pod_uid)
-        if other is None or other.granted_ns <= grant.granted_ns:
-            latest[grant.pod_uid] = grant
-    return latest
+def latest_by_binding(grants: Iterable[Grant]) -> list[Grant]:
+    """The latest grant of each pod: its `pod_shares` and `pod_devices` are what the pod holds. Pure.
+
+    Where the grants of a pod differ, since it was bound here again with other cards, it holds the cards of each.
+    """
+    latest: dict[tuple[str, tuple[object, ...]], Grant] = {}
+    for grant in sorted(grants, key=lambda grant: grant.granted_ns):
+        latest[grant.pod_uid, grant.amounts()] = grant
+    return list(latest.values())
 
 
 def _pods(grants: Iterable[Grant]) -> str:
@@ -179,7 +232,22 @@ class DeviceTaken(Struct, frozen=True):
         return f"device {self.uuid} is still held by {_pods(self.holders)}"
 
 
-GrantConflict = CardFull | DeviceTaken
+class FormerBinding(Struct, frozen=True):
+    """Containers of the pod may still use the cards of its former binding."""
+
+    holders: tuple[Grant, ...]
+
+    def __str__(self) -> str:
+        cards = ", ".join(sorted({uuid for grant in self.holders for uuid in grant.uuids()}))
+        containers = ", ".join(sorted({grant.container for grant in self.holders}))
+        return (
+            f"pod {self.holders[0].pod} was bound to this node again with other cards, and its containers of the "
+            f"former binding ({containers}) may still use {cards}; this container starts when they have ended, or "
+            "delete the pod, so that it is placed again"
+        )
+
+
+GrantConflict = CardFull | DeviceTaken | FormerBinding
 
 
 class AddedGrant(Struct, frozen=True):
@@ -227,7 +295,7 @@ class GrantStore:
         return max(grants, key=lambda grant: grant.granted_ns, default=None)
 
     def add(self, grant: Grant, totals: Mapping[str, int]) -> AddedGrant | GrantConflict:
-        """Add the grant unless a card is full or a device taken.
+        """Add the grant unless a card is full, a device taken, or the pod has grants with other cards.
 
         totals: the MiB of this node's cards, by UUID.
 
@@ -235,7 +303,9 @@ class GrantStore:
         next try and `drop` find it.
         """
         return self._add(
-            grant, lambda: self._card_conflict(grant, totals) or self._device_conflict(grant), self._latest_ns
+            grant,
+            lambda: self._former_binding(grant) or self._card_conflict(grant, totals) or self._device_conflict(grant),
+            self._latest_ns,
         )
 
     def adopt(self, grant: Grant) -> None:
@@ -324,18 +394,26 @@ class GrantStore:
     def held_mib(self) -> dict[str, int]:
         """The granted MiB by UUID; 0 for devices other than GPUs."""
         sums: dict[str, int] = defaultdict(int)
-        for grant in by_pod(self.all()).values():
+        for grant in latest_by_binding(self.all()):
             for share in grant.pod_shares:
                 sums[share.uuid] += share.mem
             for device in grant.pod_devices:
                 sums[device.uuid] += 0
         return dict(sums)
 
+    def _former_binding(self, new_grant: Grant) -> FormerBinding | None:
+        holders = [
+            grant
+            for (uid, _), grant in self._grants.items()
+            if uid == new_grant.pod_uid and not grant.is_of_same_binding(new_grant)
+        ]
+        return FormerBinding(tuple(holders)) if holders else None
+
     def _card_conflict(self, new_grant: Grant, totals: Mapping[str, int]) -> CardFull | None:
         mem: dict[str, int] = defaultdict(int)
         core: dict[str, int] = defaultdict(int)
         indices: dict[str, int] = {}
-        pods = by_pod(self._grants.values())
+        held_grants = latest_by_binding(self._grants.values())
         for share in new_grant.pod_shares:
             mem[share.uuid] += share.mem
             core[share.uuid] += share.core
@@ -343,8 +421,8 @@ class GrantStore:
         for uuid, requested in mem.items():
             others = [
                 (grant, share)
-                for uid, grant in pods.items()
-                if uid != new_grant.pod_uid
+                for grant in held_grants
+                if grant.pod_uid != new_grant.pod_uid
                 for share in grant.pod_shares
                 if share.uuid == uuid
             ]
@@ -358,7 +436,7 @@ class GrantStore:
         return None
 
     def _device_conflict(self, new_grant: Grant) -> DeviceTaken | None:
-        others = [grant for uid, grant in by_pod(self._grants.values()).items() if uid != new_grant.pod_uid]
+        others = [grant for grant in latest_by_binding(self._grants.values()) if grant.pod_uid != new_grant.pod_uid]
         for device in new_grant.pod_devices:
             holders = [grant for grant in others if any(theirs.uuid == device.uuid for theirs in grant.pod_devices)]
             if holders:

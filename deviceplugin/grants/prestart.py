@@ -33,6 +33,7 @@ from deviceplugin.grants.access import NO_CDI, NO_CDI_NO_MPS, Access, Delivery
 from deviceplugin.grants.cdi import NoDevice
 from deviceplugin.grants.grants import (
     AddedGrant,
+    FormerBinding,
     Grant,
     GrantConflict,
     GrantedDevice,
@@ -177,6 +178,8 @@ class PreStart:
     """Handles PreStartContainer.
 
     release: releases the grants of those of these pods that have ended.
+    release_former: releases all grants of a pod, whose next container is about to start, if none of its containers
+        runs.
     has_adopted: whether each running container has a grant.
     adopt: adds the missing grants of running containers; returns why it has not, "" if `has_adopted`. Waits for an
         attempt of another thread for the given seconds at most.
@@ -195,6 +198,7 @@ class PreStart:
         health: Callable[[list[GpuCard], list[OtherDevice]], Mapping[str, Health]],
         mps_wait: MpsWait,
         release: Callable[[set[str]], object],
+        release_former: Callable[[str], object],
         has_adopted: Callable[[], bool],
         adopt: Callable[[float], str],
         on_granted: Callable[[NodePod], None],
@@ -210,6 +214,7 @@ class PreStart:
         self._health = health
         self._mps = mps_wait
         self._release = release
+        self._release_former = release_former
         self._has_adopted = has_adopted
         self._adopt = adopt
         self._on_granted = on_granted
@@ -290,15 +295,20 @@ class PreStart:
         """The grant to add, and its pod, None if it is only known from the disk."""
         previous = self._grants.get(uid, container.container)
         try:
-            pod = self._pods.get_pod(container.namespace, container.pod, uid)
+            if self._grants.grants_of_pod(uid):  # the watch may not show yet that it was bound here again
+                pod = self._pods.fetch_pod(container.namespace, container.pod, uid)
+            else:
+                pod = self._pods.get_pod(container.namespace, container.pod, uid)
         except errors.KubeError as error:
             # A restart of a container needs no API server: it gets the grant that it was started with.
-            if previous is None or (previous.namespace, previous.name) != (container.namespace, container.pod):
+            if previous is not None and (previous.namespace, previous.name) == (container.namespace, container.pod):
+                return msgspec.structs.replace(previous, slots=tuple(slots)), None
+            pod = self._pods.known(uid)
+            if pod is None:
                 raise StartRefused(
                     f"the assignment of pod {container.namespace}/{container.pod} is not known here and the API server "
                     f"does not answer: {error}"
                 ) from error
-            return msgspec.structs.replace(previous, slots=tuple(slots)), None
         if pod is None or (pod.namespace, pod.name) != (container.namespace, container.pod):
             if self._pods.is_static(uid):
                 raise StartRefused(
@@ -322,9 +332,10 @@ class PreStart:
     def _check_adopted(self, grant: Grant, deadline: float) -> None:
         """Raises StartRefused where a running container may have no grant yet, so that its card would count as free.
 
-        A pod that has a grant takes nothing more: its containers restart also while the API server is away.
+        A pod that has a grant takes nothing more: its containers restart also while the API server is away. Unless it
+        was bound here again with other cards.
         """
-        if self._has_adopted() or self._grants.grants_of_pod(grant.pod_uid):
+        if self._has_adopted() or any(map(grant.is_of_same_binding, self._grants.grants_of_pod(grant.pod_uid))):
             return
         problem = "other containers wait for it already"
         seconds = deadline - self._clock.now()
@@ -370,7 +381,10 @@ class PreStart:
         latest: the time after which the runtime is not asked again.
         """
         while True:
-            self._release({holder.pod_uid for holder in conflict.holders})  # takes seconds if the runtime is slow
+            if isinstance(conflict, FormerBinding):
+                self._release_former(grant.pod_uid)
+            else:
+                self._release({holder.pod_uid for holder in conflict.holders})  # takes seconds if the runtime is slow
             outcome = self._try_add(grant, totals, is_active)
             if isinstance(outcome, AddedGrant) or self._clock.now() >= latest:
                 return outcome

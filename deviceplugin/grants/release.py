@@ -10,6 +10,11 @@ Both conditions are needed. The API server alone forgets a force-deleted pod whi
 the runtime alone cannot tell a container between two restarts from one that has ended for good. Together they always
 suffice, also for a pod whose containers never started. Shares of a terminating pod, whose object is gone but whose
 containers run, are published as `held`.
+
+A pod that is bound here again with other cards has two bindings on this node: its grants are of the former one until
+its containers of that binding have ended. Until then the cards that its assignment does not name any more are published
+as `held`. Its grants are dropped once the runtime has neither a sandbox nor a container of it, or when its next
+container starts and the runtime has none that runs.
 """
 
 import threading
@@ -20,12 +25,13 @@ from itertools import chain, repeat
 import msgspec
 import structlog
 
+from cardwise.core.api import assignment as codec
 from cardwise.kube import errors
 from cardwise.kube.wire import HeldShare
 from deviceplugin.grants.access import Delivery
-from deviceplugin.grants.grants import Grant, GrantStore, by_pod
+from deviceplugin.grants.grants import Grant, GrantStore, latest_by_binding
 from deviceplugin.sources.containers import Containers, RuntimeUnavailable
-from deviceplugin.sources.pods import Pods
+from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
 
@@ -36,14 +42,24 @@ def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
     Not summed by pod: quotas and cards count containers, and two halves are not a whole card.
     """
     held: dict[str, list[HeldShare]] = defaultdict(list)
-    for uid, pod in sorted(by_pod(grants).items()):
-        holder = HeldShare(pod_uid=uid, namespace=pod.namespace, name=pod.name)
+    for pod in sorted(latest_by_binding(grants), key=lambda grant: grant.pod_uid):
+        holder = HeldShare(pod_uid=pod.pod_uid, namespace=pod.namespace, name=pod.name)
         for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
             amounts = {"memory_mib": share.mem, "core_percent": share.core, "whole": share.whole}
             held[share.uuid].append(msgspec.structs.replace(holder, container=key, **amounts))
         for device, key in zip(pod.pod_devices, pod.pod_device_keys, strict=True):
             held[device.uuid].append(msgspec.structs.replace(holder, container=key, whole=True))
     return dict(held)
+
+
+def former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
+    """The UUIDs in these grants of the pod that its assignment does not name: of a former binding. Pure."""
+    try:
+        assignment = codec.decode(pod.annotations)
+    except codec.InvalidAssignment:
+        return set()
+    present = set() if assignment is None else assignment.uuids()
+    return {uuid for grant in grants for uuid in grant.uuids()} - present
 
 
 class Releaser:
@@ -73,7 +89,8 @@ class Releaser:
         self._runtime_problem = ""
 
     def held_shares(self) -> Mapping[str, list[HeldShare]] | None:
-        """The shares, by UUID, of pods whose end the API server reports and that have live containers.
+        """The shares, by UUID, of pods whose end the API server reports and that have live containers; and those of
+        former bindings of pods that are bound here.
 
         None until both have answered for all pods.
         """
@@ -95,10 +112,11 @@ class Releaser:
         ended = {uid for uid, has_ended in ended_by_uid.items() if has_ended}
         self._forget_ends(uid for uid, has_ended in ended_by_uid.items() if has_ended is False)
         all_answered = None not in ended_by_uid.values()
-        if not ended:
+        bound_again = {uid for uid, has_ended in ended_by_uid.items() if has_ended is False and self._former_cards(uid)}
+        if not ended and not bound_again:
             return all_answered
         try:
-            alive = self._containers.live_containers(ended)
+            alive = self._containers.live_containers(ended | bound_again)
         except RuntimeUnavailable as error:
             if not self._runtime_problem:
                 _log.error(
@@ -118,7 +136,26 @@ class Releaser:
                 all_answered = False
             else:
                 self._forget_ends((uid,))
+        for uid in bound_again - alive.keys():
+            is_bound_again = self._read_former_binding(uid)
+            if is_bound_again:
+                self._drop_grants(uid, epoch)
+            elif is_bound_again is None:
+                all_answered = False
         return all_answered
+
+    def free_former_binding(self, uid: str) -> None:
+        """Release all grants of a pod if none of its containers runs. For a start of its next container: while it
+        starts, the pod has a sandbox, and no other container of it is about to start.
+        """
+        epoch = self._grants.epoch()
+        try:
+            alive = self._containers.live_containers({uid})
+        except RuntimeUnavailable as error:
+            _log.warning("failed to check for containers of a former binding", uid=uid, error=str(error))
+            return
+        if not any(alive.get(uid, ())):
+            self._drop_grants(uid, epoch)
 
     def sweep(self, *, complete: bool = True) -> None:
         """One pass over all grants, and over the CDI specs. `complete`: each running container has a grant."""
@@ -153,14 +190,37 @@ class Releaser:
         if not grants:
             return False
         try:
-            pod = self._pods.fetch_pod(grants[0].namespace, grants[0].name, uid)
-        except errors.KubeError as error:
-            _log.warning("failed to check whether a pod is gone", pod=grants[0].pod, uid=uid, error=str(error))
+            pod = self._fetch_pod(grants[0])
+        except errors.KubeError:
             return None
         return pod is None or pod.finished or not self._pods.is_bound_here(pod)
 
+    def _read_former_binding(self, uid: str) -> bool | None:
+        """Whether the pod is bound here with other cards than those of its grants, by a consistent read as in
+        `_read_end`: it may have got a grant that the reflector's state does not explain yet.
+        """
+        grants = self._grants.grants_of_pod(uid)
+        if not grants:
+            return False
+        try:
+            pod = self._fetch_pod(grants[0])
+        except errors.KubeError:
+            return None
+        return pod is not None and bool(former_cards(pod, grants))
+
+    def _fetch_pod(self, grant: Grant) -> NodePod | None:
+        try:
+            return self._pods.fetch_pod(grant.namespace, grant.name, grant.pod_uid)
+        except errors.KubeError as error:
+            _log.warning("failed to check whether a pod is gone", pod=grant.pod, uid=grant.pod_uid, error=str(error))
+            raise
+
+    def _former_cards(self, uid: str) -> set[str]:
+        pod = self._pods.known(uid)
+        return set() if pod is None or pod.finished else former_cards(pod, self._grants.grants_of_pod(uid))
+
     def _forget_ends(self, uids: Iterable[str]) -> None:
-        """These pods are bound here (again): they have not ended, and are not published as held."""
+        """These pods are bound here (again): they have not ended, and their present cards are not published as held."""
         with self._lock:
             for uid in uids:
                 self._ended_rounds.pop(uid, None)
@@ -196,7 +256,11 @@ class Releaser:
             if self._held is None and not complete:
                 return
             ended = {uid for uid, rounds in self._ended_rounds.items() if rounds >= 2}
-        held = held_shares(grant for grant in self._grants.all() if grant.pod_uid in ended)
+        grants = self._grants.all()
+        former = {uid: self._former_cards(uid) for uid in {grant.pod_uid for grant in grants} - ended}
+        held = held_shares(
+            grant if grant.pod_uid in ended else grant.on_cards(former[grant.pod_uid]) for grant in grants
+        )
         with self._lock:
             changed = held != self._held
             self._held = held

@@ -12,7 +12,7 @@ from cardwise.core.api import assignment
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
-from deviceplugin.grants.grants import Grant, by_pod
+from deviceplugin.grants.grants import Grant, latest_by_binding
 from deviceplugin.sources.pods import NodePod
 
 
@@ -42,28 +42,30 @@ class CardLevel:
 def levels(
     cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
 ) -> list[CardLevel]:
-    """The load of these cards. A pod that has ended counts while it has a grant: until its containers are gone."""
+    """The load of these cards. A pod that has ended counts while it has a grant: until its containers are gone. So do
+    the cards of a former binding of a pod that is bound here again.
+    """
     cards = list(cards)
     uuid_of = {card.index: card.uuid for card in cards}
     used: Counter[str] = Counter()
     granted: Counter[str] = Counter()
     shares: Counter[str] = Counter()
     core: Counter[str] = Counter()
-    holders = by_pod(grants)
-    living_uids: set[str] = set()
+    uuids_of_living: dict[str, set[str]] = {}
     for pod in pods:
         if pod.finished:
             continue
-        living_uids.add(pod.uid)
+        uuids = uuids_of_living.setdefault(pod.uid, set())
         for share in _assigned_shares(pod):
             uuid = share.uuid_by(uuid_of)
+            uuids.add(uuid)
             used[uuid] += share.mem
             shares[uuid] += 1
             core[uuid] += share.core
-    for uid, grant in holders.items():
+    for grant in latest_by_binding(grants):
         for share in grant.pod_shares:
             granted[share.uuid] += share.mem
-            if uid not in living_uids:
+            if share.uuid not in uuids_of_living.get(grant.pod_uid, ()):
                 used[share.uuid] += share.mem
                 shares[share.uuid] += 1
                 core[share.uuid] += share.core

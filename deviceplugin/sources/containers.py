@@ -39,12 +39,13 @@ class RuntimeFacts:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A pod sandbox, with the annotations that the pod had when it started."""
+    """A pod sandbox, with the annotations that the pod had when it started. `ready`: its containers may run."""
 
     pod_uid: str
     namespace: str
     name: str
     annotations: Mapping[str, str]
+    ready: bool
 
 
 class Containers:
@@ -81,7 +82,13 @@ class Containers:
         """The sandboxes of all pods, also of pods that are gone from the API server. Raises RuntimeUnavailable."""
         sandboxes = self._call("ListPodSandbox", wire.ListPodSandboxRequest()).items
         return [
-            Sandbox(sandbox.metadata.uid, sandbox.metadata.namespace, sandbox.metadata.name, dict(sandbox.annotations))
+            Sandbox(
+                sandbox.metadata.uid,
+                sandbox.metadata.namespace,
+                sandbox.metadata.name,
+                dict(sandbox.annotations),
+                sandbox.state == wire.SANDBOX_READY,
+            )
             for sandbox in sandboxes
         ]
 

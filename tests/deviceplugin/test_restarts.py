@@ -12,6 +12,7 @@ import pytest
 
 from cardwise.core.api import names
 from deviceplugin import __main__ as command
+from deviceplugin.api import cri_v1_pb2 as cri
 from deviceplugin.grants.access import Access
 from deviceplugin.publish import metrics
 from deviceplugin.sources.containers import RuntimeUnavailable
@@ -104,6 +105,65 @@ def test_a_container_that_cannot_be_adopted_holds_up_no_other(rig, damage):
     assert {grant.name for grant in rig.agent.grants.all()} == {"good", "new"}
     assert metrics.UNKNOWN_HOLDERS._value.get() == 1
     assert rig.problems() == []
+
+
+def test_a_container_whose_pod_was_bound_here_again_with_another_card_is_adopted_with_both(rig):
+    """Its sandbox shows the card that it was started with, unless it was restarted since the pod was bound again."""
+    pod = rig.bind("a", [(0, P100)])
+    slot = rig.run(pod)
+    rig.bind_again(pod, [(1, P100)])
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    rig.start()
+    for index in (0, 1):
+        message = refused(lambda index=index: rig.run(rig.bind(f"b{index}", [(index, P100)])))
+        assert "are still held by default/a" in message
+    assert [share["name"] for share in rig.status(0)["held"]] == ["a"]
+    rig.runtime.running.clear()
+    rig.kubelet.pre_start(slot)
+    assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["former sandbox first", "former sandbox last"])
+def test_a_former_sandbox_hides_no_card_of_the_present_one(rig, monkeypatch, order):
+    former = rig.bind("a", [(0, P100)])
+    pod = rig.bind_again(former, [(1, P100)])
+    rig.run(pod)
+    rig.force_delete(pod)
+    rig.kubelet.forget(pod["metadata"]["uid"])
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    list_sandboxes = rig.runtime.ListPodSandbox
+
+    def list_both(request, context):
+        (present,) = list_sandboxes(request, context).items
+        ended = copy.deepcopy(present)
+        ended.id, ended.state = "former", cri.SANDBOX_NOTREADY
+        ended.annotations.update(former["metadata"]["annotations"])
+        return cri.ListPodSandboxResponse(items=[ended, present][::order])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.runtime, "ListPodSandbox", list_both)
+        rig.start()
+    assert [share.index for grant in rig.agent.grants.all() for share in grant.pod_shares] == [1]
+    assert "are still held by default/a" in refusal(lambda: rig.run(rig.bind("b", [(1, P100)])))[1]
+
+
+def test_a_pod_that_is_bound_here_again_starts_with_another_card_only_after_adoption(rig, monkeypatch):
+    """A pod with a grant starts without, since it takes no other card; this one does."""
+    moved, running = rig.bind("moved", [(0, P100)]), rig.bind("running", [(1, P100)])
+    slot = rig.run(moved)
+    rig.run(running)
+    rig.stop()
+    shutil.rmtree(rig.folder / "state" / "grants" / running["metadata"]["uid"])
+    rig.runtime.kill(moved["metadata"]["uid"])
+    rig.force_delete(running)
+    rig.bind_again(moved, [(1, P100)])
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(rig, "settle", lambda: None)
+        rig.start()
+    rig.see()
+    assert "are still held by default/running" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
 
 
 def test_a_pod_whose_name_no_object_can_have_is_freed_and_holds_up_no_report(rig):

@@ -25,10 +25,10 @@ def test_two_containers_of_a_force_deleted_pod_hold_a_share_each(rig):
     assert [(share["container"], share["memoryMiB"]) for share in held] == [("0", P100 // 2), ("1", P100 // 2)]
 
 
-def test_a_pod_holds_what_its_latest_grant_says_whichever_is_named_first():
+def test_a_pod_whose_grants_differ_holds_the_cards_of_each():
     early = grant("u1", CardShare(0, "GPU-0", 100, 0, P100), granted_ns=1)
     late = grant("u1", CardShare(1, "GPU-1", 100, 0, P100), container="side", granted_ns=2)
-    assert list(held_shares([late, early])) == list(held_shares([early, late])) == ["GPU-1"]
+    assert held_shares([late, early]).keys() == held_shares([early, late]).keys() == {"GPU-0", "GPU-1"}
 
 
 def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
@@ -139,6 +139,95 @@ def test_a_pod_that_is_bound_here_again_keeps_its_new_grant_while_the_watch_lags
     rig.settle()
     assert rig.held_on_disk(0) == P100
     assert rig.status(0)["held"] == [], "its pod counts, and no report"
+
+
+HALF = P100 // 2
+
+
+def slot_of(rig, container: str) -> str:
+    return next(slot for slot, holders in rig.kubelet.holders.items() if holders[0][3] == container)
+
+
+@pytest.mark.parametrize("seen", ["waits again", "bound again"])
+def test_a_pod_that_is_bound_here_again_with_another_card_holds_its_former_card_while_a_container_runs(
+    rig, restored, seen
+):
+    """The kubelet has not seen the restore, so it ends nothing and restarts what exits."""
+    pod = rig.bind("a", [(0, HALF)], containers=("main", "side"))
+    rig.run(pod)
+    rig.run(pod, "side")
+    if seen == "waits again":
+        restored(pod)
+        rig.settle()
+    rig.bind_again(pod, [(1, HALF)])
+    rig.settle()
+    rig.runtime.running[pod["metadata"]["uid"]].remove("side")
+    _, problem = refusal(lambda: rig.kubelet.pre_start(slot_of(rig, "side")))
+    assert "default/a was bound to this node again with other cards" in problem
+    assert f"(main, side) may still use {card_uuid(0)}; this container starts when they have ended" in problem
+    rig.settle()
+    assert [share["container"] for share in rig.status(0)["held"]] == ["0", "1"]
+    assert rig.status(1)["held"] == []
+    second = rig.bind("second", [(0, P100)])
+    assert "are still held by default/a" in refusal(lambda: rig.run(second))[1]
+    rig.runtime.running[pod["metadata"]["uid"]].remove("main")
+    rig.kubelet.pre_start(slot_of(rig, "side"))
+    assert rig.edits(slot_of(rig, "side"))["deviceNodes"][0]["path"] == "/dev/nvidia1"
+    rig.settle()
+    assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, 2 * HALF)
+    assert rig.status(0)["held"] == []
+    rig.run(rig.bind("third", [(0, P100)]))
+
+
+def test_a_pod_that_is_bound_here_again_with_another_card_is_held_until_its_former_containers_end(rig, restored):
+    """The kubelet has seen the restore: the former containers have their grace period. It may never start the pod."""
+    pod = rig.bind("a", [(0, P100)])
+    rig.run(pod)
+    restored(pod)
+    rig.settle()
+    before = len(told_of(rig, 0))
+    rig.bind_again(pod, [(1, P100)])
+    for _ in range(5):
+        rig.pass_second()
+    assert [share["name"] for share in rig.status(0)["held"]] == ["a"]
+    assert [] not in told_of(rig, 0)[before:], "it was held all the while"
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.settle()
+    assert rig.status(0)["held"] == []
+    assert not rig.agent.grants.all()
+    rig.run(rig.bind("second", [(0, P100)]))
+
+
+def test_a_pod_that_is_bound_here_again_with_another_card_gets_that_card_while_the_watch_lags(rig):
+    pod = rig.bind("a", [(0, P100)])
+    slot = rig.run(pod)
+    rig.runtime.kill(pod["metadata"]["uid"])
+    again = rig.bind_again(pod, [(1, P100)])  # the watch does not show it yet
+    rig.kubelet.pre_start(slot)
+    for _ in range(3):
+        rig.agent._release.run_once()
+    assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
+    assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
+    rig.runtime.run(again, "main")
+    rig.settle()
+    assert (rig.held_on_disk(1), rig.status(0)["held"], rig.status(1)["held"]) == (P100, [], [])
+
+
+def test_a_former_binding_is_not_released_while_the_runtime_or_the_api_server_does_not_answer(rig):
+    pod = rig.bind("a", [(0, P100)])
+    slot = rig.run(pod)
+    rig.bind_again(pod, [(1, P100)])
+    rig.settle()
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.runtime.silent = True
+    assert "with other cards" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+    rig.runtime.silent = False
+    rig.api.down = True
+    rig.kubelet.pre_start(slot)
+    assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia0", "a restart gets what it was started with"
+    for _ in range(3):
+        rig.agent._release.run_once()
+    assert rig.held_on_disk(0) == P100
 
 
 @pytest.mark.parametrize("alive", ["container", "sandbox"])

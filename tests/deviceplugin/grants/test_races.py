@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cardwise.core.api.assignment import CardShare
+from cardwise.core.api import assignment as codec
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
 from deviceplugin.grants import cdi
@@ -36,6 +37,9 @@ TOTALS = dict.fromkeys(CARDS, TOTAL)
 
 def grant(uid: str, slot: str, card: int) -> Grant:
     return records.grant(uid, CardShare(card, f"GPU-{card}", 100, 0, TOTAL), slots=(slot,))
+
+
+LIVING = records.pod_view(annotations=codec.encode(Assignment({"0": grant("u1", "s001", 0).shares}), assume_time_ns=1))
 
 
 class Node:
@@ -146,9 +150,9 @@ def test_a_spec_whose_grant_is_dropped_before_it_is_written_is_removed_by_the_ne
     assert isinstance(node.grants.add(ending, TOTALS), AddedGrant)
     node.grants.drop("ending", node.grants.epoch())
     node.delivery.deliver(ending, HERE)
-    node.prestart(grant("other", "s002", 1))
+    node.prestart(grant("other", "s002", 0))
     releaser = Releaser(
-        pods=SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False)),
+        pods=SimpleNamespace(known=lambda uid: LIVING),
         containers=SimpleNamespace(),
         grants=node.grants,
         delivery=node.delivery,
@@ -185,7 +189,7 @@ def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it
     node, container_name, held_names
 ):
     node.prestart(grant("u1", "s001", 0))
-    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, fetch_pod=lambda *_: None)
+    pods = SimpleNamespace(known=lambda uid: LIVING, synced=True, fetch_pod=lambda *_: None)
     containers = SimpleNamespace(live_containers=lambda uids: {uid: {container_name} for uid in uids})
     releaser = Releaser(
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
@@ -223,7 +227,7 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
 
 def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node):
     node.prestart(grant("u1", "s001", 0))
-    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=False), synced=True, fetch_pod=lambda *_: None)
+    pods = SimpleNamespace(known=lambda uid: LIVING, synced=True, fetch_pod=lambda *_: None)
     calls, seen = [], []
     releaser = Releaser(
         pods=pods,

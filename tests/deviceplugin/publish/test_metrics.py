@@ -40,6 +40,12 @@ def test_a_pod_that_ended_counts_until_its_grant_goes():
     assert card_levels([ended], [])[0].used == 0
 
 
+def test_the_card_of_a_former_binding_counts_until_its_grant_goes():
+    first, second = card_levels([parse_pod("a", 1000, 1)], [grant("a", 1000, 0)])
+    assert (first.used, first.granted, first.shares) == (1000, 1000, 1)
+    assert (second.used, second.granted, second.shares) == (1000, 0, 1)
+
+
 def test_sick_cards_and_unreadable_pods():
     broken = records.pod_view(uid="x", annotations={"cardwise.dev/assignment": "{"})
     first, second = card_levels([broken], [], {CARDS[1].uuid: Health(healthy=False, reason="Xid 79")})
