@@ -1,5 +1,6 @@
 """Builders with defaults for the objects that tests talk about."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from cardwise.core.api import names
@@ -133,3 +134,9 @@ def gpu_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "te
 
 def held_share(uid: str, mem: int) -> dict[str, Any]:
     return {"podUID": uid, "namespace": "default", "name": uid, "memoryMiB": mem, "corePercent": 0}
+
+
+def build_released_lease(moment: datetime) -> dict[str, Any]:
+    """The spec of a Lease that its holder released at that moment."""
+    stamp = f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
+    return {"holderIdentity": "", "leaseDurationSeconds": 1, "acquireTime": stamp, "renewTime": stamp}

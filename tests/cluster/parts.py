@@ -20,6 +20,7 @@ import yaml
 from cardwise.core.api import names, schedulerconfig
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
+from tests.build import build_released_lease
 from tests.cluster import binaries, devices, mps, pki, ports, versions
 from tests.cluster.applying import apply
 from tests.cluster.node import Node
@@ -83,8 +84,8 @@ class Parts:
         """RBAC, webhook configurations and policies, and a kubeconfig per part. `sets`: values beside the defaults."""
         _create(client, paths.namespaces(), {"metadata": {"name": names.NAMESPACE}})
         apply(client, rendered(self.url("webhook"), *sets), names.NAMESPACE)
-        # Given back by nobody: who takes a Lease that did not exist waits for its whole duration.
-        lease = {"metadata": {"name": names.LEASE}, "spec": {"holderIdentity": ""}}
+        # As if it had just been released: the first holder of a Lease that did not exist waits for its whole duration.
+        lease = {"metadata": {"name": names.LEASE}, "spec": build_released_lease(client.server_time())}
         _create(client, paths.leases(names.NAMESPACE), lease)
         for account in SERVICE_ACCOUNTS:
             self._write_kubeconfig(client, account)

@@ -18,6 +18,7 @@ from extender.leadership.leadership import LeaseLeadership
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 from extender.records.wire import BindArgs
+from tests.build import build_released_lease
 from tests.extender.worlds import as_pod, as_quota, asking, comes, make_state, with_cards
 from tests.fakes.apiobjects import Refused
 from tests.fakes.apiserver import ApiServer, Request
@@ -32,9 +33,8 @@ class Cluster(ApiServer):
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
-        self.write_object(
-            paths.leases(), {"metadata": {"name": "l", "namespace": "ns"}, "spec": {"holderIdentity": ""}}
-        )
+        released = build_released_lease(clock.wall())
+        self.write_object(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"}, "spec": released})
         self.behind = False  # the policy: it knows of no term that began
         self.admission.append(self._terms)
         self._fresh = self.follow(paths.pods())
@@ -88,7 +88,7 @@ class Extender:
         self, api: Cluster, name: str, clock: FakeClock, *, cards: dict[str, int], quota: dict | None = None
     ) -> None:
         self.api, self.name, self.clock = api, name, clock
-        self.client = api.client(user_agent=name)
+        self.client = api.client(user_agent=name, clock=clock)
         self.cut = False
         api.before_request(self._reach, times=math.inf)
         self._fresh = api.follow(paths.pods())

@@ -28,7 +28,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http import httpcalls
 from extender.process import Extender, ExtenderSettings
-from tests.build import asking, gpu_quota, held_share, resource, resource_class
+from tests.build import asking, build_released_lease, gpu_quota, held_share, resource, resource_class
 from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.turnclock import Program, TurnClock
@@ -181,8 +181,8 @@ class World:
         return ""
 
     def _begin(self) -> None:
-        lease = {"metadata": {"name": "extender", "namespace": "cardwise-system"}, "spec": {"holderIdentity": ""}}
-        self.api.write_object(paths.leases(), lease)
+        metadata = {"name": "extender", "namespace": "cardwise-system"}
+        self.api.write_object(paths.leases(), {"metadata": metadata, "spec": build_released_lease(self.clock.wall())})
         for name in self.machines:
             self._put_node(name)
             self._put_cards(name)
@@ -476,7 +476,7 @@ class World:
     def _start(self, extender: int) -> None:
         program = Program(f"extender-{extender}")
         with self.clock.running_as(program):
-            client = self.api.client(user_agent=program.name)
+            client = self.api.client(user_agent=program.name, clock=self.clock)
             whole = self.build(client, self.clock, replace(SETTINGS, **self.settings))
             self.processes[extender] = Process(program, whole, whole.app(CollectorRegistry()))
             whole.start()

@@ -13,6 +13,10 @@ Theory of operation: why two processes never hold the Lease at once, whatever is
 - A write replaces exactly the version that was read (the API server compares resourceVersion).
 - The process that creates the Lease waits for a whole duration first: the Lease may have been deleted under a holder
   that has not noticed.
+- A released Lease is taken at once only if the release is the last event: a restored backup brings back a release of
+  an earlier holder while another one leads. The release names its time, and is taken for the last event only if it is
+  younger than a duration by the API server's clock, and later than every version that this process has seen. Any other
+  Lease without a holder is waited for, as if it had one.
 - A lost response is recognized later by the exact times that were written, never by the identity: an earlier process
   of that identity may still run.
 
@@ -34,6 +38,7 @@ CallKind = Literal["get", "create", "update", "release"]
 
 MAX_DURATION = 60.0  # seconds; a correct holder's Lease is no longer
 _MAX_TRANSITIONS = 2**31 - 1  # the API's limit
+_RELEASED_SECONDS = 1  # the duration in a released Lease, as client-go writes it; no correct holder's is as short
 _REMEMBERED = 16  # writes without an answer; one more than these is only found again by waiting
 
 
@@ -48,6 +53,7 @@ class LeaseRecord:
     renewed: str
     transitions: int
     uid: str
+    released: bool  # by a holder, not only without one
     settled: bool  # released by a holder that had settled all
 
 
@@ -74,12 +80,18 @@ class LeasePeriod:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A version of the Lease. `since` is when it was first seen; `mine` whether this very process wrote it."""
+    """A version of the Lease.
+
+    - since: when it was first seen.
+    - mine: whether this very process wrote it.
+    - free: whether it is the release by the last holder.
+    """
 
     lease: dict[str, Any]
     record: LeaseRecord
     since: float
     mine: bool
+    free: bool = False
 
 
 class Election:
@@ -90,8 +102,8 @@ class Election:
 
     - tenure: grows whenever another process may have had the Lease. Two equal numbers: none has, whatever the Lease
       says. What it says may repeat: a backup that is restored, or an edit, brings back an earlier `leaseTransitions`.
-    - heir: the holder before released the Lease and had settled all (`release_call`), and this process took it from
-    there.
+    - is_successor: the last holder released the Lease and had settled all (`release_call`), and this process took it
+      from there.
     """
 
     def __init__(
@@ -114,6 +126,7 @@ class Election:
         self._valid = duration - margin
         self._renew_every = renew_every
         self._seen: _Seen | None = None
+        self._latest = ("", 0, "")  # the UID of the Lease, and the highest count and renewTime that were seen of it
         self._absent = False
         self._reread = False
         self._renew_at = -math.inf
@@ -134,7 +147,7 @@ class Election:
         return "" if self._seen is None else f"{self._seen.record.uid}/{self._seen.record.transitions}"
 
     def call(self, now: float, wall: datetime) -> LeaseCall:
-        """What to send now. `wall` is only written for people to read."""
+        """What to send now. `wall`: the API server's time; it is written."""
         if self._absent:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._metadata}
             # Not remembered: a Lease that we created unknowingly must be waited for as anybody's.
@@ -149,6 +162,7 @@ class Election:
     def release_call(self, now: float, wall: datetime, *, settled: bool = False) -> LeaseCall | None:
         """What to send to give the Lease back; None when that is done, or when it is not ours to give.
 
+        `wall`: the API server's time; a successor compares it with the time of its own answer.
         `settled`: it says that nothing that was done in its name is under way; only the very next holder goes by that.
         """
         seen = self._seen
@@ -161,7 +175,7 @@ class Election:
         # As client-go leaves it: held by nobody, for a second.
         spec = {
             "holderIdentity": "",
-            "leaseDurationSeconds": 1,
+            "leaseDurationSeconds": _RELEASED_SECONDS,
             "acquireTime": stamp,
             "renewTime": stamp,
             "leaseTransitions": seen.record.transitions,
@@ -173,8 +187,11 @@ class Election:
             metadata = {**metadata, "annotations": {**annotations, names.FENCED: f"{seen.record.uid}/{stamp}"}}
         return LeaseCall("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
 
-    def on_answer(self, call: LeaseCall, lease: dict[str, Any], now: float) -> None:
-        """The API server said yes, with this Lease. Raises `Unreachable` when that is none."""
+    def on_answer(self, call: LeaseCall, lease: dict[str, Any], now: float, wall: datetime) -> None:
+        """The API server said yes, with this Lease. Raises `Unreachable` when that is none.
+
+        `wall`: the API server's time, by this answer.
+        """
         record = read(lease)
         if not record.version:
             raise errors.Unreachable(f"the answer is no Lease: {wording.quoted(lease)}")
@@ -187,7 +204,8 @@ class Election:
                 self.tenure += 1
                 self.is_successor = False
             elif not before.mine:
-                self.is_successor = before.record.settled
+                self.is_successor = before.free and before.record.settled
+            self._remember_version(record)
             self._seen = _Seen(lease, record, now, mine=True)
             self._renew_at = call.sent + self._renew_every
             self.period = self._claimed(call, now)
@@ -202,7 +220,9 @@ class Election:
             self.is_successor = False
             # What was sent names an earlier version: it has been replaced, or it fails.
             self._unanswered.clear()
-        self._seen = _Seen(lease, record, now, mine)
+        free = self._is_last_release(record, wall)
+        self._remember_version(record)
+        self._seen = _Seen(lease, record, now, mine, free)
 
     def on_failure(self, call: LeaseCall, error: errors.KubeError) -> None:
         """The API server said no, or nothing: then the call may have been carried out, or will be. The claim stays."""
@@ -232,7 +252,29 @@ class Election:
         return self.period.until - now if now < self.period.until else math.inf
 
     def _may_take(self, seen: _Seen, now: float) -> bool:
-        return seen.mine or seen.record.holder == "" or now >= self._expires(seen)
+        return seen.mine or seen.free or now >= self._expires(seen)
+
+    def _is_last_release(self, record: LeaseRecord, wall: datetime) -> bool:
+        """Whether the last holder released the Lease with this version, so nobody can have taken it since.
+
+        A version that was put back has an earlier time. When in doubt no: that costs a wait and a fence, no more.
+        """
+        uid, transitions, renewed = self._latest
+        if not record.released or (
+            uid == record.uid and (record.transitions < transitions or record.renewed <= renewed)
+        ):
+            return False
+        try:
+            age = (wall - datetime.fromisoformat(record.renewed)).total_seconds()
+        except (ValueError, TypeError):  # not a time, or without a zone
+            return False
+        return abs(age) < self._duration
+
+    def _remember_version(self, record: LeaseRecord) -> None:
+        uid, transitions, renewed = self._latest
+        if uid != record.uid:  # another object, whose count and times begin anew
+            transitions, renewed = 0, ""
+        self._latest = record.uid, max(transitions, record.transitions), max(renewed, record.renewed)
 
     def _expires(self, seen: _Seen) -> float:
         # Another process may run with another duration, and anybody may have written any.
@@ -267,16 +309,19 @@ def read(lease: dict[str, Any]) -> LeaseRecord:
     """Any answer at all. `version` is "" when it is no object of the API."""
     metadata, spec = _as_dict(lease.get("metadata")), _as_dict(lease.get("spec"))
     holder, uid, renewed = spec.get("holderIdentity"), _as_text(metadata.get("uid")), _as_text(spec.get("renewTime"))
+    seconds = _as_count(spec.get("leaseDurationSeconds"))
+    released = holder == "" and seconds == _RELEASED_SECONDS
     settled = _as_dict(metadata.get("annotations")).get(names.FENCED)
     return LeaseRecord(
         version=_as_text(metadata.get("resourceVersion")),
         holder=holder if isinstance(holder, str) else None,
-        seconds=float(_as_count(spec.get("leaseDurationSeconds"))),
+        seconds=float(seconds),
         acquired=_as_text(spec.get("acquireTime")),
         renewed=renewed,
         transitions=_as_count(spec.get("leaseTransitions")),
         uid=uid,
-        settled=holder == "" and settled == f"{uid}/{renewed}",
+        released=released,
+        settled=released and settled == f"{uid}/{renewed}",
     )
 
 

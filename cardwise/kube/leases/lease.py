@@ -136,7 +136,7 @@ class LeaderElector:
             self._last_error = "unable"
             self._announce()
             return min(self._backoff.next(), self._election.seconds_to_change(self._clock.now()) + 0.001)
-        call = self._election.call(self._clock.now(), self._clock.wall())
+        call = self._election.call(self._clock.now(), self._client.server_time())
         error = self._exchange(call, self._timeout)
         now = self._clock.now()
         if error is None:
@@ -154,7 +154,7 @@ class LeaderElector:
     def release(self) -> None:
         """Gives the Lease back if it is ours."""
         for _ in range(_FAREWELL_CALLS):
-            call = self._election.release_call(self._clock.now(), self._clock.wall(), settled=self._settled())
+            call = self._election.release_call(self._clock.now(), self._client.server_time(), settled=self._settled())
             if call is None:
                 return
             error = self._exchange(call, _FAREWELL_SECONDS)
@@ -177,7 +177,8 @@ class LeaderElector:
 
     def _exchange(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
         try:
-            self._election.on_answer(call, self._send(call, timeout), self._clock.now())
+            lease = self._send(call, timeout)
+            self._election.on_answer(call, lease, self._clock.now(), self._client.server_time())
         except errors.KubeError as error:
             self._election.on_failure(call, error)
             return error

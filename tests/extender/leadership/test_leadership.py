@@ -755,6 +755,31 @@ def test_what_one_says_when_it_ends_is_good_for_the_next_alone(two):
     assert len(two.api.sent("patch")) == 1
 
 
+@pytest.mark.parametrize("has_seen_leader", [False, True])
+def test_a_settled_release_that_a_backup_brings_back_says_nothing(two, has_seen_leader):
+    """Another has led since, and a Binding of its term is under way."""
+    gives_back(two.a)
+    backup = two.api.get(LEASE)
+    assert backup["metadata"]["annotations"][names.FENCED]
+    takes(two.b)
+    for name in ("mine", "other"):
+        two.api.create_pod(name, P100)
+    two.takes_over(Extender(two.api, "d", two.clock, cards={"n1": 1}))
+    late = binding_of(two.api, "mine")
+    c = Extender(two.api, "c", two.clock, cards={"n1": 1})
+    if has_seen_leader:
+        c.look()
+    two.api.edit(LEASE, spec=backup["spec"], metadata={"annotations": backup["metadata"]["annotations"]})
+    for _ in range(3):
+        c.look()
+    assert c.leadership.epoch() is None
+    two.takes_over(c)
+    assert c.bind("other", "n1") == "bound"
+    with pytest.raises(errors.Conflict):
+        two.api.client().create(paths.pods("default", "mine", "binding"), late)
+    assert two.api.over_full(P100) == []
+
+
 def test_one_whose_term_never_began_says_nothing_of_those_before(two):
     two.api.create_pod("p", 100)
     two.b.reads = lambda: False

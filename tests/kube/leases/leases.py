@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from cardwise.kube import paths
 from cardwise.kube.leases.election import LeaseCall
 from cardwise.kube.leases.lease import LeaderElector
+from tests.build import build_released_lease
 from tests.fakes.apiserver import ApiServer, Fault, Rule
 from tests.fakes.clock import FakeClock
 
@@ -47,7 +48,7 @@ class World:
         self.api.remove(PATH)
 
     def released(self) -> None:
-        self.put_lease({"holderIdentity": "", "leaseDurationSeconds": 1, "leaseTransitions": 4}, labels={"kept": "yes"})
+        self.put_lease(build_released_lease(self.clock.wall()) | {"leaseTransitions": 4}, labels={"kept": "yes"})
 
     def carry_out(self, call: LeaseCall) -> dict:
         if call.kind == "get":

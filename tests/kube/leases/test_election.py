@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cardwise.kube import errors
 from cardwise.kube.leases.election import Election, LeaseCall
+from tests.build import build_released_lease
 from tests.examples import examples
 from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World
 
@@ -22,7 +23,7 @@ class Process:
     name: str
     rate: float
     offset: float
-    wall: datetime
+    ahead: timedelta
     election: Election
     call: LeaseCall | None = None
     answers: list[dict | errors.KubeError] = field(default_factory=list)
@@ -53,6 +54,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.time = 0.0
         self.leases = World()
         self.started = 0
+        self.releases: list[tuple[float, dict]] = []  # and when each was carried out
         self.on_the_way: list[tuple[Process, LeaseCall]] = []
         starts = (("p0", 0.951), ("p1", 1.049), ("p2", 1.0), ("p0", 1.049))
         self.processes = [self.launch(name, rate) for name, rate in starts]
@@ -60,24 +62,29 @@ class ElectionMachine(RuleBasedStateMachine):
     @initialize(released=st.booleans())
     def begins(self, released: bool) -> None:
         if released:
-            self.leases.put_lease({"holderIdentity": ""})
+            self.leases.put_lease(build_released_lease(self.wall))
+
+    @property
+    def wall(self) -> datetime:
+        """The API server's time, as a process knows it."""
+        return NOON + timedelta(seconds=math.floor(self.time))
 
     def launch(self, name: str, rate: float) -> Process:
         self.started += 1
-        # Walls of whole seconds that stand still, apart by what no two processes would share.
-        wall = NOON + timedelta(hours=7 * self.started % 5, microseconds=1000 * self.started)
+        # What no two processes would share.
+        ahead = timedelta(microseconds=1000 * self.started)
         election = Election("ns", "l", name, duration=DURATION, margin=MARGIN, renew_every=EVERY)
-        return Process(name, rate, 37.0 * self.started, wall, election)
+        return Process(name, rate, 37.0 * self.started, ahead, election)
 
     def send(self, process: Process) -> None:
         now = process.local(self.time)
         if process.stopping:
-            process.call = process.election.release_call(now, process.wall)
+            process.call = process.election.release_call(now, self.wall + process.ahead)
             if process.call is None:
                 self.replace(process, process.rate)
                 return
         else:
-            process.call = process.election.call(now, process.wall)
+            process.call = process.election.call(now, self.wall + process.ahead)
         process.answers.clear()
         self.on_the_way.append((process, process.call))
 
@@ -87,6 +94,8 @@ class ElectionMachine(RuleBasedStateMachine):
     def arrive(self, process: Process, call: LeaseCall) -> None:
         try:
             answer: dict | errors.KubeError = self.leases.carry_out(call)
+            if call.kind == "release":
+                self.releases.append((self.time, answer["spec"]))
         except errors.KubeError as error:
             answer = error
         if process.call is call:
@@ -95,7 +104,7 @@ class ElectionMachine(RuleBasedStateMachine):
     def hear(self, process: Process, answer: dict | errors.KubeError) -> None:
         call, process.call = process.call, None
         if isinstance(answer, dict):
-            process.election.on_answer(call, answer, process.local(self.time))
+            process.election.on_answer(call, answer, process.local(self.time), self.wall)
         else:
             process.election.on_failure(call, answer)
 
@@ -190,6 +199,18 @@ class ElectionMachine(RuleBasedStateMachine):
         if self.leases.lease is not None:
             self.leases.put_lease(spec)
 
+    @precondition(lambda self: self.leases.lease is not None)
+    @rule(data=st.data(), count=st.integers(0, 9))
+    def a_backup_of_a_released_version_is_put_back(self, data: st.DataObject, count: int) -> None:
+        old = [spec for moment, spec in self.releases if self.time - moment > DURATION]
+        if old:
+            self.leases.put_lease(data.draw(st.sampled_from(old)) | {"leaseTransitions": count})
+
+    @precondition(lambda self: self.leases.lease is not None)
+    @rule()
+    def somebody_empties_the_holder(self) -> None:
+        self.leases.put_lease(self.leases.spec | {"holderIdentity": ""})
+
     @invariant()
     def no_two_hold(self) -> None:
         # What each believes now already says until when: no two may overlap, now or later.
@@ -237,12 +258,12 @@ TestElection.settings = settings(max_examples=examples(25, soak=3000), stateful_
 
 def test_the_example_of_the_docstring():
     leases = World()
-    leases.put_lease({"holderIdentity": ""})
+    leases.put_lease(build_released_lease(NOON))
     a, b = (Election("ns", "l", name, duration=5.0, margin=0.5, renew_every=1.0) for name in ("a", "b"))
 
     def send(election: Election, now: float) -> str:
         call = election.call(now, NOON)
-        election.on_answer(call, leases.carry_out(call), now)
+        election.on_answer(call, leases.carry_out(call), now, NOON)
         return call.kind
 
     assert [send(a, 9.9), send(a, 10.0)] == ["get", "update"]

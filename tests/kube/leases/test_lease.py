@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from cardwise.kube.leases.election import Election
-from cardwise.kube.leases.lease import identity
+from cardwise.kube.leases.lease import LeaderElector, identity
+from tests.fakes.clock import FakeClock
 from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World, leading
 
 
@@ -198,7 +199,7 @@ def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(wo
 
     def exchange(election: Election, wall: datetime) -> None:
         call = election.call(world.now, wall)
-        election.on_answer(call, world.carry_out(call), world.now)
+        election.on_answer(call, world.carry_out(call), world.now, world.clock.wall())
 
     exchange(a, times[0])
     for wall in times:
@@ -208,6 +209,64 @@ def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(wo
         assert a.period.is_valid(world.now)
         assert not b.period.is_valid(world.now)
     assert world.spec["holderIdentity"] == "a"
+
+
+@pytest.mark.parametrize("seen", ["", "released", "led"])
+def test_a_release_that_is_put_back_is_waited_for(world: World, seen: str):
+    """By a candidate that has just started, has seen the release itself, or has seen a later holder."""
+    first = leading(world)
+    b = world.elector("b")
+    if seen == "released":
+        b.step()
+    first.release()
+    backup = world.lease
+    if seen == "released":
+        b.step()
+    a = leading(world, "c")
+    world.run(a, seconds=2 if seen == "led" else DURATION)
+    if seen == "led":
+        b.step()
+    world.put(spec=backup["spec"], annotations=backup["metadata"].get("annotations", {}))
+    put_back = world.now
+    while not b.leader:
+        world.now += 0.25
+        b.step()
+        assert not (a.leader and b.leader)
+    assert world.now - put_back >= DURATION
+    assert not b.is_successor
+
+
+def test_a_lease_whose_holder_somebody_removed_is_waited_for(world: World):
+    a, b = leading(world), world.elector("b")
+    b.step()
+    world.put(world.spec | {"holderIdentity": ""})
+    while not b.leader:
+        world.now += 0.25
+        b.step()
+        assert not (a.leader and b.leader)
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_a_release_is_judged_by_the_clock_of_the_api_server(world: World, days: int):
+    """A machine's own clock may be wrong by a day, and the Lease changes hands without a pause all the same."""
+    wrong = FakeClock(wall=world.clock.wall() + timedelta(days=days))
+    electors = [LeaderElector(world.api.client(clock=wrong), "ns", "l", name, clock=wrong) for name in "ab"]
+    for elector in electors * 2:
+        elector.step()
+    a, b = electors
+    assert a.leader
+    a.release()
+    b.step()
+    b.step()
+    assert b.leader
+
+
+def test_a_release_with_a_time_that_cannot_be_read_is_waited_for(world: World):
+    for stamp in (None, "yesterday", "2026-01-01T00:00:00"):
+        world.put({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": stamp})
+        a = world.elector("a")
+        world.run(a, seconds=DURATION - 0.25)
+        assert not a.leader
 
 
 def test_settings_that_cannot_work_are_refused(world: World):
