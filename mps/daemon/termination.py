@@ -40,7 +40,8 @@ class Terminations:
         living = [pod for pod in pods if pod.assignment.containers and not pod.finished]
         now, later = self._force_deleted(pods, living), []
         wall = node_time.timestamp()
-        by_deletion = self._by_deletion(pods, living, api_time and api_time.timestamp(), wall, monotonic)
+        api_seconds = None if api_time is None else api_time.timestamp()
+        by_deletion = self._by_deletion(pods, living, api_seconds, wall, monotonic)
         for pod, remaining in (*by_deletion, *self._by_deadline(living, wall)):
             if remaining <= 0:
                 now.append(pod)

@@ -215,9 +215,9 @@ class Rig:
     def bind_again(self, pod: dict, shares: Sequence[tuple[int, int]]) -> dict:
         """Bind the pod to this node again under its UID: etcd was restored from a backup that has it waiting."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        again = self.bind(f"{name}-template", shares, containers=[each["name"] for each in pod["spec"]["containers"]])
+        again = self.bind(f"{name}-template", shares, containers=[entry["name"] for entry in pod["spec"]["containers"]])
         self.force_delete(again)
-        return self.api.put(PODS, again | {"metadata": again["metadata"] | {"name": name, "uid": uid}})
+        return self.api.write_object(PODS, again | {"metadata": again["metadata"] | {"name": name, "uid": uid}})
 
     def run(self, pod: dict, container: str = "main", slot: str | None = None) -> str:
         """All that the kubelet does to start a container. Raises grpc.RpcError."""

@@ -114,7 +114,7 @@ class Rule:
 class ApiServer:
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self.clock = clock
-        self.behind = timedelta(0)  # its time of day, behind that of the clock
+        self.time_behind = timedelta(0)  # its time of day, behind that of the clock
         self.requests: list[Request] = []
         self.missing: set[str] = set()  # collections whose kind is not installed
         self.admission: list[Callable[[Request], object]] = []  # asked of all that is carried out; raise Refused
@@ -292,7 +292,7 @@ class ApiServer:
             raise TimeoutError("timed out")
         if fault.lost:
             raise ConnectionResetError("connection reset by peer")
-        answer.headers.setdefault("Date", format_datetime(self.clock.wall() - self.behind, usegmt=True))
+        answer.headers.setdefault("Date", format_datetime(self.clock.wall() - self.time_behind, usegmt=True))
         return answer
 
     def _answer(self, request: Request, fault: Fault) -> Answer:

@@ -366,10 +366,10 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
 
 @pytest.mark.parametrize("known", ["planned", "bound", "deleted"])
 def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_the_node_reports_it(clock, known):
-    world = with_cards(state(clock), n1=2)
+    world = with_cards(make_state(clock), n1=2)
     world.set_pod(as_pod(bound("p", 10000, 0)))
     world.set_pod(as_pod(asking("p", gpu_mem=10000)))
-    world.set_card(*as_card(resource(0, held=[held("uid-p", 10000)])))
+    world.set_card(*as_card(resource(0, held=[held_share("uid-p", 10000)])))
     clock.advance(75.1)
     world.tick()
     world.on_lookup("uid-p", bound=False, exists=True)

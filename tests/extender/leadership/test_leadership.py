@@ -768,10 +768,10 @@ def test_a_settled_release_that_a_backup_brings_back_says_nothing(two, has_seen_
     late = binding_of(two.api, "mine")
     c = Extender(two.api, "c", two.clock, cards={"n1": 1})
     if has_seen_leader:
-        c.look()
+        c.exchange_lease()
     two.api.edit(LEASE, spec=backup["spec"], metadata={"annotations": backup["metadata"]["annotations"]})
     for _ in range(3):
-        c.look()
+        c.exchange_lease()
     assert c.leadership.epoch() is None
     two.takes_over(c)
     assert c.bind("other", "n1") == "bound"

@@ -226,7 +226,7 @@ def test_a_release_that_is_put_back_is_waited_for(world: World, seen: str):
     world.run(a, seconds=2 if seen == "led" else DURATION)
     if seen == "led":
         b.step()
-    world.put(spec=backup["spec"], annotations=backup["metadata"].get("annotations", {}))
+    world.put_lease(spec=backup["spec"], annotations=backup["metadata"].get("annotations", {}))
     put_back = world.now
     while not b.leader:
         world.now += 0.25
@@ -239,7 +239,7 @@ def test_a_release_that_is_put_back_is_waited_for(world: World, seen: str):
 def test_a_lease_whose_holder_somebody_removed_is_waited_for(world: World):
     a, b = leading(world), world.elector("b")
     b.step()
-    world.put(world.spec | {"holderIdentity": ""})
+    world.put_lease(world.spec | {"holderIdentity": ""})
     while not b.leader:
         world.now += 0.25
         b.step()
@@ -263,7 +263,7 @@ def test_a_release_is_judged_by_the_clock_of_the_api_server(world: World, days: 
 
 def test_a_release_with_a_time_that_cannot_be_read_is_waited_for(world: World):
     for stamp in (None, "yesterday", "2026-01-01T00:00:00"):
-        world.put({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": stamp})
+        world.put_lease({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": stamp})
         a = world.elector("a")
         world.run(a, seconds=DURATION - 0.25)
         assert not a.leader

@@ -45,7 +45,7 @@ def test_a_pod_on_a_node_whose_clock_is_wrong_has_its_grace(node, ahead, restart
     now = node.clock.wall()
     node.delete("ending")
     node.clock.set_wall(now + timedelta(seconds=ahead))
-    node.api.behind = timedelta(seconds=ahead)
+    node.api.time_behind = timedelta(seconds=ahead)
     if restarted:
         node.pass_time(10.0)
         node.crash()
