@@ -152,7 +152,8 @@ class Releaser:
         try:
             alive = self._containers.live_containers({uid})
         except RuntimeUnavailable as error:
-            _log.warning("failed to check for containers of a former binding", uid=uid, error=str(error))
+            pod_name = next((grant.pod for grant in self._grants.grants_of_pod(uid)), "")
+            _log.warning("failed to check for containers of a former binding", pod=pod_name, uid=uid, error=str(error))
             return
         if not any(alive.get(uid, ())):
             self._drop_grants(uid, epoch)
