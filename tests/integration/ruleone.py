@@ -71,12 +71,14 @@ class RuleOne(Follower):
         super().__init__(cluster, paths.pods())
         self.held: dict[str, dict[tuple[str, str], int]] = {}  # MiB by pod and card
         self.totals: dict[tuple[str, str], int] = {}
+        self.names: dict[str, str] = {}  # by UID
         self._over: set[str] = set()
 
     def on_event(self, kind: str, manifest: Json) -> None:
         """The pod is so now."""
         uid, node = manifest["metadata"]["uid"], manifest["spec"].get("nodeName")
         self.held.pop(uid, None)
+        self.names[uid] = manifest["metadata"]["name"]
         over = kind == "DELETED" or manifest["status"].get("phase") in FINISHED
         if over:
             self._over.add(uid)
@@ -95,6 +97,7 @@ class RuleOne(Follower):
         for card in held:
             total = sum(shares.get(card, 0) for shares in self.held.values())
             if total > self.totals[card]:
+                holders = {self.names[other]: shares[card] for other, shares in self.held.items() if card in shares}
                 self.violations.append(
-                    f"{total} of {self.totals[card]} MiB on {card} with {manifest['metadata']['name']}"
+                    f"{total} of {self.totals[card]} MiB on {card} with {manifest['metadata']['name']}: {holders}"
                 )

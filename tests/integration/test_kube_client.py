@@ -140,6 +140,7 @@ def test_silent_api_server_is_noticed(plane, client: KubeClient, namespace: str)
     reflector.start()
     try:
         assert reflector.synced.wait(PATIENCE)
+        eventually(lambda: reflector.disconnected_seconds() == 0)  # it is infinite until the first watch is open
         process = plane.process("kube-apiserver")
         process.pause()
         try:
