@@ -224,13 +224,18 @@ class Binder:
             except _EpochOver as error:
                 raise BindFailed("standby", _STANDBY, unsure=unsure) from error
             except errors.Conflict as error:
-                if self._read_pod(binding, deadline, unsure=unsure) is _ReadOutcome.OURS:
+                pod_read = self._read_pod(binding, deadline, unsure=unsure)
+                if pod_read is _ReadOutcome.OURS:
                     return
+                # The pod has changed or is bound, perhaps by us: a proxy may have sent the same request twice.
+                unsure |= pod_read is _ReadOutcome.UNKNOWN
                 trouble = str(error)
                 if binding.version != version and not reposted:
                     reposted = True  # somebody has changed the pod since it was read, and that is all
                     continue
             except errors.TooManyRequests as error:
+                # The API server has not carried it out, but a proxy may have sent it twice: this is the second answer.
+                unsure = True
                 trouble, wait = str(error), error.retry_after
             except (errors.ServerError, errors.Unreachable) as error:
                 # It may have been carried out, now or later; posting the same again does no harm.

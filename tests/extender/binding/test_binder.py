@@ -177,7 +177,25 @@ def test_nothing_is_posted_after_the_deadline():
     world.fails("api")
     assert [at - began < 10.0 for at, _ in world.posts] == [True] * len(world.posts)
     assert 2 <= len(world.posts) <= 4
-    assert free(world.state) == [P100, P100]  # 429 was never carried out
+    assert free(world.state) == [P100 - 8138, P100]
+
+
+def carries_out(world: World) -> None:
+    """The next Binding is carried out, and then answered by its fault: a proxy has sent it twice."""
+    world.api.before_request(
+        lambda _: world.api.write_object(paths.pods(), bound("p", 8138, 0, node="n1", uid="uid-p")), "create", times=1
+    )
+
+
+@pytest.mark.parametrize("fault", [Fault(status=429, retry_after=60), Fault(status=409), Fault(status=500)], ids=str)
+def test_no_answer_of_a_proxy_frees_cards_of_a_binding_that_may_have_landed(fault):
+    world = World(*[fault] * 99, pod=asking("p", gpu_mem=8138), seconds=4.0)
+    world.shown()
+    carries_out(world)
+    world.api.fault(Fault(status=503), "get", times=math.inf)  # what the pod is now cannot be read
+    world.fails("api")
+    assert mark(world.state, "uid-p") == "unsure"
+    assert free(world.state) == [P100 - 8138, P100]
 
 
 def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_knows():
