@@ -1,18 +1,18 @@
 """Hands the ExtendedResources that a watch shows to a handler, limited by node.
 
-A report of a card costs work for each share in it that is new, under the lock that scheduling needs. A node that was
-taken over can write hundreds of new shares many times a second. Without a limit the watch falls behind, and the
-extender hears of the cards of all nodes late.
+A report of a card costs work for each share in it that is new, under the lock that scheduling needs. A node that an
+attacker controls can write hundreds of new shares many times a second. Without a limit the watch falls behind, and the
+extender receives the reports of all nodes late.
 
-Theory of operation. Each node has credit for `_BURST` shares, and gets `_SHARES_PER_SECOND` back. While it has credit,
-its changes are handed over at once, in the reflector's thread. Else the newest object of each card waits, and
-`hand_over_waiting`, called several times a second, hands over one card of each node in turns as credit comes back. So
-a node that writes 20 reports of 512 new shares a second (each costs 1,024: the former ones go) has four of them handed
-over at once, and then one in five seconds. Other nodes notice nothing. An honest node never waits: it has no more than
-some hundred shares, and few of them change in a second.
+Theory of operation. Each node has credit for `_BURST` shares, and regains `_SHARES_PER_SECOND`. While it has credit,
+its changes are handed over at once, in the reflector's thread. Without credit the newest object of each card waits, and
+`hand_over_waiting`, called several times a second, hands over one card of each node in turn as the node regains credit.
+At most one object waits for each card. A cordon does not wait: people write it, and a node cannot repeat it. Other
+changes of such a node may be late, which affects only its own cards, so scheduling goes on.
 
-What waits is never more than one object for each card. A cordon does not wait: people write it, and a node cannot
-repeat it. That other news of such a node are late harms only its own cards, so scheduling goes on.
+Example: a node that writes 20 reports of 512 new shares a second (each costs 1,025: 1, and 1 for each share that is new
+or gone) has 4 of them handed over at once, and then one in 5 seconds. The reports of other nodes are not delayed. A
+node without a fault never waits: it has no more than some hundred shares, and few of them change in a second.
 """
 
 import threading

@@ -4,8 +4,8 @@ Theory of operation. Start-time fair queueing (Goyal, Vin and Cheng, 1996). Each
 an address) has a virtual time: the seconds that its writes have taken. The owner with the least virtual time is served
 next. An owner that was idle starts at the virtual time of the owner that was served last, without credit.
 
-Example: writes of A take 2 s each, those of B 0.02 s. A is served once, then B a hundred times, then A again: each gets
-half of the time.
+Example: writes of A take 2 s each, those of B 0.02 s. A is served once, then B 100 times, then A again: each gets half
+of the time.
 
 Where only so many may wait, `RecentUse` says which owner loses a place to a newcomer: the owner with the most places,
 and of owners with equally many the owner that has used most time lately. Example: 250 owners have one place each, and

@@ -1,12 +1,13 @@
 """The gang reservation: cards that are reserved for one gang that has waited long, from pods that come after it.
 
 Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon
-as it is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `CardSearch` looks for the cards
-that would do, first those on which the least is in use. The gang would take a part of each, and this part is
-*reserved*: to later pods it is as if the gang held it already. For example, two members of 30 GiB each wait for two
-cards of 64 GiB that are in use with 50 and 60 GiB. On each 30 GiB are reserved: no later pod gets anything there. When
-a pod of 40 GiB on the first card ends, 54 GiB are free: 30 for the gang, and 24 for whoever comes. As soon as both
-members fit, the gang is planned and the reservation ends.
+as it is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `CardSearch` chooses cards for its
+members, first those on which the least is in use. The members would take a part of each of these cards, and this part
+is *reserved*: to pods that come after the gang it counts as in use.
+
+Example: two members of 40 GiB each wait for two cards of 64 GiB that are in use with 50 and 60 GiB. On each 40 GiB are
+reserved: no later pod gets anything there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for the
+gang, and 14 for other pods. As soon as both members fit, the gang is planned and the reservation ends.
 
 What is reserved:
 

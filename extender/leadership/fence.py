@@ -1,9 +1,17 @@
-"""Fencing: changes a pod, so that no Binding that was posted for it before can land any more.
+"""Fencing: changes a pending pod, so that no Binding that was posted for it before can bind it any more.
 
-Each Binding carries the resourceVersion of its pod, which the API server compares in the transaction that binds it
-(design 0011). So after one write to a waiting pod, no Binding that was posted before can ever land, however long it was
-delayed on the way. This is done at the beginning of a term, for every waiting pod, and before cards are given up whose
-Binding got no answer.
+Theory of operation. A leader checks its Lease before each Binding, but no check tells when the request is carried out:
+a paused process, network or API server may delay it until another extender leads. So each Binding names the
+resourceVersion of its pod, and the API server compares it in the transaction that binds the pod. After one write to the
+pod, all Bindings that were posted before name an old version and are refused, however late they are carried out
+(docs/design/0011-fencing.md). The write is an annotation with the leader epoch and the time. A new leader fences the
+pending pods before it reserves its first card, and a leader fences a pod before it releases a reservation whose Binding
+got no answer. If the response shows that the pod is bound, its share counts.
+
+Example: leader A reads pod P at version 101 and posts a Binding with version 101, which a paused API server does not
+read. B becomes leader and fences P: version 102, without a node. Now B can bind another pod to the card. When the API
+server continues, it refuses A's Binding with 409, since P is not at version 101. Had A's Binding come first, P would be
+at version 102 with a node, and B's fence would have found it bound.
 """
 
 from collections import Counter

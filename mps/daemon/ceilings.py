@@ -1,8 +1,9 @@
 """The memory limits (ceilings) that a daemon sets for its clients on each card: desired, set, and read back.
 
-Theory of operation. The ceiling of a card is the largest share on it, since a container's own limit can only be lower.
-MPS confirms no setting, loses all at a restart, and keeps each twice: in the daemon for its next server, and in each
-server for its next clients. So both are set and read back, and the lower of the two counts as `confirmed`.
+Theory of operation. The ceiling of a card is the largest share on it (at least 512 MiB, and in whole GiB from 1 GiB
+on), since a container's own limit can only be lower. MPS confirms no setting, loses all at a restart, and keeps each
+twice: in the daemon for its next server, and in each server for its next clients. So both are set and read back, and
+the lower of the two counts as `confirmed`.
 
 Example: the shares on a card are 4096 and 8192 MiB, so the ceiling is 8192 MiB. A share of 12288 MiB is added: the
 daemon takes 12288, a running server refuses. `confirmed` stays 8192 MiB, the new container waits, and the next pass

@@ -7,6 +7,7 @@ from extender.records.objects import ShareRecord
 from tests.build import P100, resource
 from tests.extender.worlds import as_card
 from tests.fakes.clock import FakeClock
+from tests.theory import theory_of
 
 
 class Recorder:
@@ -86,6 +87,26 @@ def test_a_node_that_floods_has_few_reports_handed_over_and_others_all(world):
     for generation in range(5):
         key = world.put_card(0, "honest", 50, generation)
         assert world.heard.cards[key] is world.known[key], "at once"
+
+
+def test_the_example_of_the_docstring(world):
+    theory, reports, shares = theory_of("extender.cardreports"), 20, 512
+    assert f"a node that writes {reports} reports of {shares} new shares a second" in theory
+    for index in range(8):
+        world.put_card(index, "evil", shares)
+    world.pass_time(60)
+
+    before = len(world.heard.calls)
+    former, *_ = (card for card in world.heard.cards.values() if card.node == "evil")
+    renewed = former._replace(reported_shares=tuple(ShareRecord(f"n{i}", "x", "y", 1, 0) for i in range(shares)))
+    cost = world.reports._cost(former, renewed)
+    assert f"each costs {cost:,}: 1, and 1 for each share that is new or gone" in theory
+    for generation in range(1, reports + 1):
+        world.put_card(generation % 8, "evil", shares, generation)
+    assert f"has {len(world.heard.calls) - before} of them handed over at once" in theory
+    before = len(world.heard.calls)
+    flood(world, 50, first=reports + 1)
+    assert f"and then one in {50 / (len(world.heard.calls) - before):.0f} seconds" in theory
 
 
 def test_the_newest_of_each_card_is_handed_over_in_the_end(world):

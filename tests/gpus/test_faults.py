@@ -9,6 +9,7 @@ from cardwise.gpus import faults, xids
 from cardwise.gpus.faults import Faults, ResetIndicators
 from cardwise.gpus.xids import XidEffect
 from tests.fakes.clock import FakeClock
+from tests.theory import theory_of
 
 AT_THE_FAULT = ResetIndicators(
     driver_load="boot/1", recovery_action=0, pending_repairs=0, uncorrected_errors=2, energy_mj=600_000
@@ -85,6 +86,24 @@ def test_a_fault_that_needs_a_reset_does_not_pass(cards):
         "(nvidia-smi --gpu-reset) or its node rebooted"
     )
     assert cards.probe_after(problem="it does not answer either") == reason
+
+
+def test_the_example_of_the_docstring(cards):
+    theory, xid, millijoules, errors = theory_of("cardwise.gpus.faults"), 48, 600_000, 2
+    assert f"Xid {xid} at {millijoules:,} mJ with {errors} uncorrected ECC errors" in theory
+    at_the_fault = ResetIndicators(driver_load="boot/1", uncorrected_errors=errors, energy_mj=millijoules)
+    cards.indicators = at_the_fault
+    cards.faults.record_needs_reset("GPU-0", xid, at_the_fault)
+    assert f"A later probe reads {millijoules + 500:,} mJ and {errors} errors: not reset" in theory
+    assert cards.probe_after(energy_mj=millijoules + 500)
+    assert f"The next one reads {3} mJ and {0} errors: reset, and the fault ends" in theory
+    assert cards.probe_after(energy_mj=3, uncorrected_errors=0) == ""
+    uncounted = ResetIndicators(driver_load="boot/1")
+    cards.indicators = uncounted
+    cards.faults.record_needs_reset("GPU-0", xid, uncounted)
+    assert cards.probe_after()
+    assert "waits for a reboot, which changes `driver_load`" in theory
+    assert cards.probe_after(driver_load="later/1") == ""
 
 
 RESETS = {

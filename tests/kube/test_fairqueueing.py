@@ -4,6 +4,7 @@ import pytest
 
 from cardwise.kube.fairqueueing import FairQueueing, RecentUse, round_robin
 from tests.fakes.clock import FakeClock
+from tests.theory import theory_of
 
 COSTS = {"fat": 2.0, "quick": 0.02, "medium": 0.5}
 
@@ -64,14 +65,28 @@ def test_owners_in_turn():
 
 
 def test_the_example_of_the_docstring():
-    queue, seconds, order = FairQueueing(), {"a": 2.0, "b": 0.02}, list[str]()
+    theory, queue, seconds = theory_of("cardwise.kube.fairqueueing"), FairQueueing(), {"A": 2.0, "B": 0.02}
+    assert f"writes of A take {seconds['A']:g} s each, those of B {seconds['B']:g} s" in theory
     for owner in seconds:
         queue.enqueue(owner)
-    for _ in range(102):
+    order = list[str]()
+    while order.count("A") < 2:
         order.append(queue.next())
         queue.enqueue(order[-1])
         queue.charge_write(order[-1], seconds[order[-1]])
-    assert order == ["a", *["b"] * 100, "a"]
+    assert f"A is served once, then B {order.count('B')} times, then A again: each gets half of the time" in theory
+    assert order == ["A", *["B"] * 100, "A"]
+
+
+def test_the_example_of_lost_places():
+    theory, use, owners = theory_of("cardwise.kube.fairqueueing"), RecentUse[str](FakeClock()), 250
+    assert f"{owners} owners have one place each" in theory
+    names = [f"owner {number}" for number in range(owners)]
+    for name in names * 2:  # each was served, and came again
+        use.add(name, 0.02)
+    use.add("newcomer", 0.02)
+    assert "An owner that comes now and then has used less than they have, so one of them loses its place" in theory
+    assert set(use.larger("newcomer", dict.fromkeys(names, range(1)))) == set(names)
 
 
 def places(**counts: int) -> dict[str, range]:

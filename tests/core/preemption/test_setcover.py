@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cardwise.core.preemption import setcover
 from cardwise.core.preemption.setcover import MOST, CoverEffort, Victim
 from tests.examples import examples
+from tests.theory import theory_of
 
 DIMENSIONS, BUDGETS = ("mem", "cpu", "pods"), ("a", "b", "c")
 
@@ -83,14 +84,20 @@ def test_nothing_that_does_not_cost_less_than_was_said(of, short, budget, pods, 
 
 
 def test_the_example_of_the_docstring():
-    pods = [Victim(f"{gib} GiB", {"mem": gib}, (f"budget-{gib}",)) for gib in (8, 6, 5, 3)]
+    theory, short, sizes = theory_of("cardwise.core.preemption.setcover"), 10, (8, 6, 5, 3)
+    pods = [Victim(str(gib), {"mem": gib}, (f"budget-{gib}",)) for gib in sizes]
 
-    def cheapest(**allowed: int) -> tuple[int, set[str]]:
-        budgets = {f"budget-{gib}": 1 for gib in (8, 6, 5, 3)} | {f"budget-{key[1:]}": n for key, n in allowed.items()}
-        cover = setcover.cover(pods, {"mem": 10}, budgets, CoverEffort())
+    def cheapest(*protected: int) -> tuple[int, str]:
+        """The cost and the pods of the cheapest set, if the budgets of these pods allow no eviction."""
+        budgets = {f"budget-{gib}": int(gib not in protected) for gib in sizes}
+        cover = setcover.cover(pods, {"mem": short}, budgets, CoverEffort())
         assert cover is not None
-        return cover.cost, {pod.name for pod in cover.victims}
+        return cover.cost, ", ".join(pod.name for pod in cover.victims)
 
-    assert cheapest() == (2, {"8 GiB", "3 GiB"})
-    assert cheapest(_8=0) == (2, {"6 GiB", "5 GiB"})
-    assert cheapest(_8=0, _6=0) == (MOST + 2, {"8 GiB", "3 GiB"})
+    (cost, chosen), (cost_without_8, without_8), (cost_beyond, beyond) = cheapest(), cheapest(8), cheapest(8, 6)
+    assert f"a card is {short} GiB short, and its pods hold 8, 6, 5 and 3 GiB" in theory
+    assert f"that adds the missing {short - sizes[0]} GiB: {{{chosen}}} at a cost of {cost}." in theory
+    assert f"the 8 GiB pod allows no eviction, the result is {{{without_8}}} at the same cost" in theory
+    assert cost_without_8 == cost
+    assert f"none of the 6 GiB pod either, no set stays within the budgets (5 + 3 are {5 + 3} GiB)" in theory
+    assert f"{{{beyond}}} exceeds them by one eviction, and costs `MOST` + {cost_beyond - MOST}." in theory

@@ -7,11 +7,13 @@ from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
+from deviceplugin.grants.grants import AddedGrant, CardFull, Grant, GrantStore
 from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, identify
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 from deviceplugin.sources.pods import parse_pod
 from tests import build
 from tests.deviceplugin.records import grant, pod_view
+from tests.theory import theory_of
 
 A, B = PodResourcesContainer("default", "a", "main"), PodResourcesContainer("default", "b", "main")
 UA, UB = CheckpointContainer("uid-a", "main"), CheckpointContainer("uid-b", "main")
@@ -98,3 +100,30 @@ def test_a_card_smaller_than_its_shares_is_refused():
     check_cards(two[:1], here)
     with pytest.raises(StartRefused, match="has 1000 MiB, not the 1001 MiB"):
         check_cards(two, here)
+
+
+def test_the_example_of_the_docstring(tmp_path):
+    theory, total, of_a, of_b = theory_of("deviceplugin.grants.grants"), build.P100, (4096, 8192), 8192
+    assert f"pod A has containers with {of_a[0]} and {of_a[1]} MiB on a card of {total} MiB" in theory
+
+    def start(pod: str, container: int, *sizes: int) -> AddedGrant | CardFull:
+        """Add the grant of one container of a pod whose containers have shares of these sizes."""
+        shares = [(CardShare(0, "GPU-0", size, 0, total),) for size in sizes]
+        assignment = codec.Assignment({str(key): share for key, share in enumerate(shares)})
+        return store.add(Grant.for_pod(f"uid-{pod}", "default", pod, f"c{container}", assignment), {"GPU-0": total})
+
+    store = GrantStore(tmp_path / "grants")
+    start("a", 0, *of_a)
+    assert f"When the first one starts, the card counts {store.held_mib()['GPU-0']} MiB for A" in theory
+    assert f"so pod B with {of_b} MiB is refused even before A's second container starts" in theory
+    assert isinstance(start("b", 0, of_b), CardFull)
+    assert isinstance(start("b", 0, total - sum(of_a)), AddedGrant)
+    assert isinstance(start("a", 1, *of_a), AddedGrant)
+
+    # After a restore of etcd.
+    again = Grant.for_pod("uid-a", "default", "a", "c0", codec.Assignment({"0": build.shares(100, 1)}))
+    totals = {"GPU-0": total, "GPU-n1-1": total}
+    assert "a grant with other cards is added only after the former grants were dropped" in theory
+    assert not isinstance(store.add(again, totals), AddedGrant)
+    store.drop("uid-a", store.epoch())
+    assert isinstance(store.add(again, totals), AddedGrant)

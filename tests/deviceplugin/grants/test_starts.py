@@ -11,6 +11,7 @@ from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from deviceplugin.grants import prestart
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, card_uuid, refusal, refused
+from tests.theory import theory_of
 
 
 def test_a_container_gets_the_card_of_its_annotations(rig):
@@ -162,6 +163,25 @@ def test_a_card_that_others_hold_is_refused_by_name(rig):
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert "10000 of 16276 MiB are still held by default/first" in message
     assert rig.held_on_disk(0) == 10000
+
+
+def test_the_example_of_the_docstring(rig):
+    theory, held, requested = theory_of("deviceplugin.grants.prestart"), (8138, 4096), 4096
+    assert f"a card of {P100} MiB has grants of {held[0]} and {held[1]} MiB" in theory
+    pods = [rig.bind(name, [(0, size)]) for name, size in zip(("first", "second"), held, strict=True)]
+    for pod in pods:
+        rig.run(pod)
+    on_card = rig.held_on_disk(0)
+    assert f"A container with {requested} MiB is refused: {on_card} + {requested} exceed {P100}" in theory
+    third = rig.bind("third", [(0, requested)])
+    started = rig.clock.now()
+    message = refusal(lambda: rig.run(third))[1]
+    assert f"{on_card} of {P100} MiB are still held by default/first" in message
+    assert f"waiting up to {rig.clock.now() - started:.0f} s for shares of pods that have just ended" in theory
+    assert f"if the pod with {held[1]} MiB has ended, its grant is dropped and the container starts" in theory
+    rig.end(pods[1])
+    rig.run(third)
+    assert [grant.name for grant in rig.agent.grants.all()] == ["first", "third"]
 
 
 def test_a_pod_is_refused_whole_not_at_its_second_container(rig):

@@ -7,6 +7,7 @@ from extender.gangs import cardsearch
 from extender.records.pod import Pod
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, as_quota, resource
+from tests.theory import theory_of
 
 RESERVED = Refusal.GANG_RESERVED.text
 WAITS = Refusal.GANG_WAITS.text
@@ -283,6 +284,38 @@ def test_what_a_card_has_beside_the_gangs_part_is_for_others_once_pods_there_hav
     world.settle()
     world.delete("x1", "x2", "x3")
     assert world.schedule("z") == "", "a quarter is left beside the gang's half"
+
+
+def test_the_example_of_the_docstring():
+    theory, gib = theory_of("extender.gangs.reservation"), 1024
+    card, member_size, ends, stays, other = 64, 40, 40, 10, 60
+    world = World({"n1": NodeSpec(2, mem=card * gib)})
+    for name, size in (("ends", ends), ("stays", stays), ("other", other)):
+        world.create(single(name, gpu_mem=size * gib))
+        assert world.schedule(name) == ""
+    world.settle()
+    assert f"two members of {member_size} GiB each wait for two cards of {card} GiB that are in use with" in theory
+    assert f"in use with {ends + stays} and {other} GiB" in theory
+    waiting_long(world, *(member(f"g{i}", "g", 2, created=1, gpu_mem=member_size * gib) for i in range(2)))
+    assert f"On each {member_size} GiB are reserved: no later pod gets anything there" in theory
+    world.create(single("least", created=90, gpu_mem=1))
+    assert world.schedule("least") == RESERVED
+
+    world.delete("ends")
+    free = card - stays
+    rest = free - member_size
+    assert f"When a pod of {ends} GiB on the first card ends, {free} GiB are free: {member_size} for the gang" in theory
+    assert f"and {rest} for other pods" in theory
+    world.create(*(single(f"takes-{mib}", created=91, gpu_mem=mib) for mib in (rest * gib + 1, rest * gib)))
+    assert world.schedule(f"takes-{rest * gib + 1}") == RESERVED
+    assert world.schedule(f"takes-{rest * gib}") == ""
+    world.settle()
+
+    assert "As soon as both members fit, the gang is planned and the reservation ends" in theory
+    world.delete("other")
+    world.run(3)
+    assert {"g0", "g1"} <= set(world.bound())
+    assert world.schedule("least") == ""
 
 
 def test_whole_cards_and_percent_of_sms_are_reserved_too():

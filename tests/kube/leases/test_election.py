@@ -14,6 +14,7 @@ from cardwise.kube.leases.election import Election, LeaseCall
 from tests.build import build_released_lease
 from tests.examples import examples
 from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World
+from tests.theory import theory_of
 
 
 @dataclass(eq=False)
@@ -257,9 +258,11 @@ TestElection.settings = settings(max_examples=examples(25, soak=3000), stateful_
 
 
 def test_the_example_of_the_docstring():
+    theory, duration, margin = theory_of("cardwise.kube.leases.election"), 5.0, 0.5
+    assert f"with a duration of {duration:g} s and a margin of {margin:g} s" in theory
     leases = World()
     leases.put_lease(build_released_lease(NOON))
-    a, b = (Election("ns", "l", name, duration=5.0, margin=0.5, renew_every=1.0) for name in ("a", "b"))
+    a, b = (Election("ns", "l", name, duration=duration, margin=margin, renew_every=1.0) for name in ("a", "b"))
 
     def send(election: Election, now: float) -> str:
         call = election.call(now, NOON)
@@ -267,7 +270,10 @@ def test_the_example_of_the_docstring():
         return call.kind
 
     assert [send(a, 9.9), send(a, 10.0)] == ["get", "update"]
-    assert a.period.until == 14.5
+    assert "A sends a renewal at 10.0 s and stops" in theory
+    ends = a.period.until
+    assert f"it holds the Lease until {ends} s" in theory
+    assert "B reads the renewal at 10.2 s" in theory
     assert send(b, 10.2) == "get"
-    assert send(b, 15.1) == "get"
-    assert send(b, 15.2) == "update"
+    acquired_at = next(tenth / 10 for tenth in range(103, 200) if send(b, tenth / 10) == "update")
+    assert f"takes the Lease at {acquired_at} s at the earliest: {acquired_at - ends:.1f} s later" in theory

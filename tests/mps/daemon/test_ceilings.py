@@ -1,10 +1,68 @@
 """The settings that a manager keeps in its daemons, first of all the ceiling of a client's memory."""
 
+from pathlib import Path
+
 from cardwise.core.api import mps
+from cardwise.core.api.mps import Scope
 from cardwise.core.values.quantity import MiB
-from cardwise.gpus.protocol import ComputeMode
+from cardwise.gpus.protocol import ComputeMode, GpuCard
+from mps.daemon.ceilings import Ceilings
+from mps.daemon.units import DaemonUnit
+from mps.host.control import CommandRefused, Control
 from tests.mps.double import daemon as double
 from tests.mps.worlds import P100, uuid_of
+from tests.theory import theory_of
+
+
+class OneServer:
+    """The front end of a daemon with one card and one server, which keeps its limit while `refuses`."""
+
+    def __init__(self) -> None:
+        self.default = self.limit = "512M"
+        self.refuses = False
+
+    def send(self, command: str, timeout: float) -> str:
+        del timeout
+        match command.split():
+            case ["get_server_list"]:
+                return "77"
+            case ["get_default_device_pinned_mem_limit", _]:
+                return self.default
+            case ["get_device_pinned_mem_limit", "77", _]:
+                return self.limit
+            case ["set_default_device_pinned_mem_limit", _, limit]:
+                self.default = limit
+            case ["set_device_pinned_mem_limit", "77", _, limit]:
+                if self.refuses:
+                    raise CommandRefused("Failed to set the limit")
+                self.limit = limit
+        return ""
+
+
+def test_the_example_of_the_docstring():
+    theory, front = theory_of("mps.daemon.ceilings"), OneServer()
+    card = GpuCard(index=0, uuid=uuid_of(0), model="m", memory=MiB(4 * P100), devices=())
+    unit = DaemonUnit(name=card.uuid, home=Path("/unused"), scope=Scope.CARD, cards=(card,))
+    ceilings = Ceilings(unit, Control(front, timeout=1.0))
+    shares, added = (MiB(4096), MiB(8192)), MiB(12288)
+
+    ceilings.desired = {card.uuid: mps.ceiling(shares)}
+    ceilings.apply()
+    confirmed = ceilings.confirmed[card.uuid]
+    assert f"the shares on a card are {shares[0]} and {shares[1]} MiB, so the ceiling is {confirmed} MiB" in theory
+    ceilings.desired = {card.uuid: mps.ceiling([*shares, added])}
+    front.refuses = True
+    ceilings.apply()
+    assert f"A share of {added} MiB is added: the daemon takes {added}, a running server refuses" in theory
+    assert front.default == f"{added}M"
+    assert f"`confirmed` stays {ceilings.confirmed[card.uuid]} MiB" in theory
+    assert ceilings.is_outdated
+    front.refuses = False
+    ceilings.apply()
+    assert ceilings.confirmed == {card.uuid: added}, "the next pass tries again"
+    for sizes, expected in (([], 512), ([100], 512), ([513], 513), ([8138], 8192)):
+        assert mps.ceiling([MiB(mib) for mib in sizes]) == expected
+    assert "(at least 512 MiB, and in whole GiB from 1 GiB on)" in theory
 
 
 def test_the_ceiling_follows_the_largest_share_before_a_container_can_start(pair):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cardwise.core.api.mps import MpsState
 from mps.daemon import machine
 from mps.daemon.machine import OK, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
+from tests.theory import theory_of
 
 PACE = DaemonPace()
 GOOD = [Act.SWEEP, Act.SPAWN, Act.CONTACT, Act.CONFIGURE, Act.WARM]
@@ -35,6 +36,36 @@ def ready() -> Machine:
     assert done == GOOD
     assert subject.phase is DaemonPhase.READY
     return subject
+
+
+def test_the_example_of_the_docstring():
+    theory, silent = theory_of("mps.daemon.machine"), ActResult(Outcome.SILENT, "no answer")
+    timed_out = 10.0
+    suspect = machine.transition(ready(), silent, timed_out, PACE)
+    text = f"a ready daemon times out at {timed_out:g} s and is {suspect.phase.name}, so the state is"
+    assert f"{text} {machine.state_of(suspect).value}." in theory
+    killed = suspect.due + PACE.answer
+    assert f"It times out again at {killed:g} s and is killed" in theory
+    subject = machine.transition(suspect, silent, killed, PACE)
+    assert machine.plan(subject, killed) is Act.KILL
+
+    delays = []
+    for _ in range(8):
+        failed = machine.transition(subject, OK, 20.0, PACE)
+        assert failed.phase is DaemonPhase.DOWN
+        delays.append(failed.due - 20.0)
+        subject = machine.transition(machine.transition(failed, OK, failed.due, PACE), OK, failed.due, PACE)
+        subject = machine.transition(machine.transition(subject, silent, 20.0, PACE), silent, subject.until, PACE)
+    first, second, longest = delays[0], delays[1], delays[-1]
+    assert (
+        f"Its first failure delays the next start by {first:g} s, the second by {second:g} s, up to {longest:g} s"
+        in theory
+    )
+    assert max(delays) == longest
+    stable = machine.transition(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable, PACE)
+    before = machine.transition(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable - 0.1, PACE)
+    assert f"After {PACE.stable:g} s of READY the failures are forgotten" in theory
+    assert (before.failures, stable.failures) == (3, 0)
 
 
 def test_nothing_is_ready_before_its_settings_and_its_server_are():

@@ -1,8 +1,13 @@
-"""Vacancy: what nodes are worth because their pods will end, so that several cards will be empty there at once.
+"""Expected capacity: the value of nodes on which several cards will be empty at once when their pods end.
 
-A request for several whole cards needs them empty at the same time on one node. If pods come and go, that is rare,
-unless the emptiest nodes are left alone until they are empty. So such a request also counts on a node that cannot take
-it yet: by the chance that the shares in its way end before new ones come. The fewer such shares, the more it counts.
+Theory of operation. A request for several whole cards needs them empty at the same time on one node. If pods come and
+go, that is rare, unless no pod is placed on the emptiest nodes until they are empty. So such a request also counts on a
+node that cannot take it yet: by the chance that the shares in its way end before new ones come, 0.6 for each share. The
+shares in its way are those on the cards with the fewest shares.
+
+Example: a request for 4 cards has a weight of 1. It counts 30 on an empty node of 4 cards, 18 on a node with one share,
+and 6.48 on a node with three. A pod on the first of these two nodes costs 18 - 10.8 = 7.2, one on the second 6.48 -
+3.888 = 2.592: the pod goes to the second, and the first may become empty.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,16 @@
 """FGD: the node and card where the expected fragmentation grows least (Weng et al., USENIX ATC 2023).
 
-For a request that cannot run on a node, all free cards of the node are fragments; if it can run there, those cards are
-that are too small for it. Expected means: the mean over the workload's requests, including those without cards (for
-them all free cards are fragments); the node's memory does not matter. As in the authors' scheduler, the score is a
-whole number from 0 to 100. So nodes that differ by less than some 40/1000 of a card are equal, and the first is taken.
+Theory of operation. To a request that cannot run on a node, all free memory of the node's cards is a fragment. If it
+can run there, only the free memory of cards that are too small for it is. The node's expected fragmentation is the mean
+over the workload's requests, weighted by their frequency. (To requests without cards all free memory is a fragment; the
+node's memory does not matter.) A pod gets the card where the expected fragmentation grows least. As in the authors'
+scheduler, the score is a whole number from 0 to 100, 50 where it does not change. So nodes that differ by less than
+some 40 thousandths of a card are equal, and the first is taken.
+
+Example: whole cards and halves are equally frequent, and a node has cards with 1000 and 300 free of 1000 MiB. Only the
+300 MiB are a fragment, to both requests. A share of 300 MiB on the first card leaves 700 and 300 MiB. No whole card is
+free then, so the fragments are 1000 MiB to the one request and 300 MiB to the other, 650 MiB in the mean: 350 MiB more,
+which scores 41. On the second card it leaves no fragment: 300 MiB less, which scores 57.
 """
 
 from collections.abc import Sequence

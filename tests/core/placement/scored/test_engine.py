@@ -1,5 +1,6 @@
 """The engine and its scored policies: known answers, and what a pod gets."""
 
+import numpy as np
 import pytest
 
 from cardwise.core.api.cards import Card
@@ -14,6 +15,7 @@ from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
 from tests.core.placement.scored.scoredworlds import CARD, Loads, knows, load, share, whole, world
+from tests.theory import theory_of
 
 
 def cards_of(placed):
@@ -63,14 +65,30 @@ def test_requests_beyond_the_most_frequent_95_percent_do_not_count():
 
 
 def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
-    policy = fragmentation((WHOLE, 1), (HALF, 1))
-    of = lines(n=[1000, 300])
-    shape = Shape(Ask(1, 300, 0, "", 0, 0))
-    tally = policy.node_features(of)
-    known = Known(tally, policy.node_values(tally, of.cpu, of.memory))
-    scored = policy.scores(of, known, shape, fit(of, shape).usable)
-    # Card 1: 300 fragments go, so sigmoid(0.3) = 0.574. Card 0: they become 650, so sigmoid(-0.35) = 0.413.
-    assert (scored.points[0], scored.card[0]) == (57, 1)
+    """The example of its docstring."""
+    theory, policy = theory_of("cardwise.core.placement.scored.fgd"), fragmentation((WHOLE, 1), (HALF, 1))
+    before, after_first, after_second = lines(n=[1000, 300]), lines(n=[700, 300]), lines(n=[1000, 0])
+    assert f"a node has cards with {1000} and {300} free of {CARD} MiB" in theory
+    assert f"Only the {fragments(policy, before):g} MiB are a fragment, to both requests" in theory
+    share_of_300 = Shape(Ask(1, 300, 0, "", 0, 0))
+    assert "A share of 300 MiB on the first card leaves 700 and 300 MiB." in theory
+    to_whole, to_half = (fragments(fragmentation((ask, 1)), after_first) for ask in (WHOLE, HALF))
+    assert f"the fragments are {to_whole:g} MiB to the one request and {to_half:g} MiB to the other" in theory
+    mean = fragments(policy, after_first)
+    less = fragments(policy, before) - fragments(policy, after_second)
+    assert less == fragments(policy, before), "no fragment is left"
+
+    features = policy.node_features(before)
+    known = Known(features, policy.node_values(features, before.cpu, before.memory))
+    usable = fit(before, share_of_300).usable
+    first_only = usable & np.array([[True, False]])
+    best, first = (policy.scores(before, known, share_of_300, cards) for cards in (usable, first_only))
+    growth = (
+        f"{mean:g} MiB in the mean: {mean - fragments(policy, before):g} MiB more, which scores {first.points[0]:g}"
+    )
+    assert growth in theory
+    assert f"On the second card it leaves no fragment: {less:g} MiB less, which scores {best.points[0]:g}." in theory
+    assert (first.card[0], best.card[0]) == (0, 1)
 
 
 def test_fgd_counts_free_cards_in_cards_whatever_their_size():

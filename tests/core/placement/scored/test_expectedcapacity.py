@@ -13,6 +13,7 @@ from cardwise.core.placement.scored.nodetable import NEVER
 from cardwise.core.placement.scored.shapes import Ask, Shape
 from cardwise.core.placement.scored.workload import learn
 from cardwise.core.values.quantity import MiB
+from tests.theory import theory_of
 
 LOAD = Load(0, 0, 1)
 
@@ -84,6 +85,22 @@ def test_the_fewer_shares_are_in_the_way_the_more_a_node_is_worth():
     assert two / single == pytest.approx(single / empty)
     assert expected_capacity(of, [0, NEVER, NEVER]) == 0
     assert expected_capacity(of, [0]) == 0
+
+
+def test_the_example_of_the_docstring():
+    theory, cards, of = theory_of("cardwise.core.placement.scored.expectedcapacity"), 4, vacancy((4, 0, None, 1.0))
+    assert f"a request for {cards} cards has a weight of 1" in theory
+
+    def node_value(shares: int) -> float:
+        return expected_capacity(of, [1] * shares + [0] * (cards - shares))
+
+    empty, one_share, two, three, four = map(node_value, range(5))
+    assert f"It counts {empty:g} on an empty node of {cards} cards, {one_share:g} on a node with one share" in theory
+    assert f", and {three:g} on a node with three" in theory
+    assert f"the shares in its way end before new ones come, {one_share / empty:g} for each share" in theory
+    first, second = one_share - two, three - four
+    assert f"costs {one_share:g} - {two:g} = {first:g}, one on the second {three:g} - {four:g} = {second:g}" in theory
+    assert first > second, "so the pod goes to the second node"
 
 
 def test_only_requests_for_several_whole_cards_wait_for_nodes_to_be_empty():

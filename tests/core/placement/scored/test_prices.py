@@ -1,9 +1,14 @@
 """Prices of the rest of a card: known answers of cutting stock."""
 
+from collections.abc import Mapping
+from fractions import Fraction
+
 import numpy as np
 import pytest
 
 from cardwise.core.placement.scored.prices import PARTS, remainder_prices
+from tests.core.placement.scored.scoredworlds import load, share, world
+from tests.theory import theory_of
 
 
 def test_a_rest_that_no_share_fits_into_is_worth_nothing():
@@ -41,13 +46,36 @@ def test_without_shares_only_a_whole_card_is_worth_something():
     assert prices[PARTS] == 1.0
 
 
+def prices_of(frequencies: Mapping[int, float], *remainders: int) -> list[Fraction]:
+    """The prices of these remainders as fractions of a card."""
+    prices = remainder_prices(frequencies)
+    return [Fraction(prices[remainder]).limit_denominator(1000) for remainder in remainders]
+
+
 def test_the_example_of_the_docstring():
-    halves_and_thirds = remainder_prices({500: 1.0, 300: 1.0})
-    assert [halves_and_thirds[rest] for rest in (500, 300, 400, 299)] == pytest.approx([1 / 2, 1 / 3, 1 / 3, 0.0])
-    assert remainder_prices({700: 1.0, 300: 1.0})[300] == pytest.approx(0.0)
+    theory = theory_of("cardwise.core.placement.scored.prices")
+    large, small, of_400, of_299 = prices_of({500: 1.0, 300: 1.0}, 500, 300, 400, 299)
+    assert "shares of 500 and of 300 thousandths of a card are equally frequent" in theory
+    assert f"The prices are {large} and {small} of a card" in theory
+    assert (
+        f"A rest of 400 is worth {of_400}, because it takes one small share; a rest of 299 is worth nothing" in theory
+    )
+    assert of_299 == 0
+    assert "With shares of 700 and 300 the small one is worth nothing at all" in theory
+    assert prices_of({700: 1.0, 300: 1.0}, 300) == [0]
 
 
 def test_the_example_of_the_policy():
-    prices = remainder_prices({500: 1.0, 300: 1.0})
-    assert [prices[rest] for rest in (600, 500, 300, 200)] == pytest.approx([2 / 3, 1 / 2, 1 / 3, 0.0])
-    assert prices[600] - prices[300] < prices[500] - prices[200]
+    theory = theory_of("cardwise.core.placement.scored.pricing")
+    of_600, of_500, of_300, of_200 = prices_of({500: 1.0, 300: 1.0}, 600, 500, 300, 200)
+    assert "shares of 500 and 300 thousandths of a card are equally frequent" in theory
+    worth = f"a rest of 600 is worth {of_600}, one of 500 is worth {of_500}, one of 300 is worth {of_300}"
+    assert f"{worth}, and one of 200 nothing" in theory
+    assert of_200 == 0
+    first = f"{of_600} - {of_300} = {of_600 - of_300} on a card with 600 free"
+    second = f"{of_500} - {of_200} = {of_500 - of_200} on a card with 500 free"
+    assert f"A share of 300 costs {first}, and {second}" in theory
+    _, _, engine = world(seen=[(share(500), load()), (share(300), load())], first=[600], second=[500])
+    assert "`priced` takes the first card, and `binpack` the second" in theory
+    assert engine.place(share(300), load(), "priced").node == "first"
+    assert engine.place(share(300), load(), "binpack").node == "second"
