@@ -42,6 +42,7 @@ class Changes:
         self.plain: list[str] = []
         self.refused: list[str] = []  # why a pod without a GPU request was
         self._space = space
+        self._seed = seed
         self._random = random.Random(seed)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -81,7 +82,7 @@ class Changes:
                 self._space.cluster.api.delete(paths.pods(self._space.name, self._random.choice(pods)), options)
 
     def _plain(self) -> None:
-        name = f"plain-{len(self.plain)}"
+        name = f"plain-{self._seed}-{len(self.plain)}"
         try:
             self._space.create(workload(name, spec={"restartPolicy": "Never"}, command="exit 0"))
         except errors.KubeError as error:
