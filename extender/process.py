@@ -195,7 +195,7 @@ class Extender:
     def app(self, registry: CollectorRegistry) -> WsgiApp:
         """The WSGI application; its metrics go to `registry`."""
         levels = Levels(
-            marks=self._state.marks,
+            reservations=self._state.reservation_counts,
             gangs=self._state.gangs.phases,
             waiting=self._state.waiting,
             disagreements=self._statuses.check.counts,

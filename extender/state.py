@@ -328,14 +328,14 @@ class State:
             row = self._reservations.get(uid)
             if row is not None and row.node != node:
                 row = None
-            unsure = row is not None and row.phase is Phase.UNCONFIRMED and row.epoch == epoch
+            unconfirmed = row is not None and row.phase is Phase.UNCONFIRMED and row.epoch == epoch
             decided = self._reservations.known_binding(uid)
-            if decided is not None and not unsure:
+            if decided is not None and not unconfirmed:
                 return decided
             if not self.gangs.may_bind(uid, node):
                 return Refusal.GANG_BACKS_OFF
             chosen: Assignment | Refusal | None = None
-            if row is not None and unsure:
+            if row is not None and unconfirmed:
                 chosen = row.assignment  # it may be written already, so it must be these cards
             elif request is not None and not self._cache.loads.offers_shares(node):
                 chosen = Refusal.NO_SLOTS  # the slots went after filter; the kubelet would fail the pod for good
@@ -351,10 +351,10 @@ class State:
             if isinstance(chosen, Refusal):
                 return chosen
             env_access = chosen is not None and self._inventory.has_env_access(node, chosen)
-            return Assumed(assignment=chosen, unsure=unsure, env_access=env_access)
+            return Assumed(assignment=chosen, unconfirmed=unconfirmed, env_access=env_access)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
-        """How the posting ended: ASSUMED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one."""
+        """How the posting ended: ACCEPTED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one."""
         with self._lock:
             self._reservations.confirm(uid, phase)
             if phase is None:
@@ -463,10 +463,10 @@ class State:
                 if self._ledger.node(direct_bind[1]) is not None
             ]
 
-    def marks(self) -> dict[str, int]:
-        """Holdings by mark, for metrics."""
+    def reservation_counts(self) -> dict[str, int]:
+        """The shares in the ledger by the phase of their reservation, for metrics."""
         with self._lock:
-            return self._reservations.marks()
+            return self._reservations.reservation_counts()
 
     def waiting(self) -> dict[str, int]:
         """Refused pods by the most frequent reason among the nodes, for metrics."""

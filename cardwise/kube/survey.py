@@ -19,7 +19,7 @@ from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import REPORTED, Holding, Ledger
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
@@ -405,7 +405,7 @@ def _add_held(survey: Survey) -> None:
         sure = key in known and there is None
         name = uid if sure else f"{node}/{uid}"
         survey.ledger.set_holding(
-            Holding(name, held.namespace, held.name, node, assigned, "held", UNKNOWN, charged=sure)
+            Holding(name, held.namespace, held.name, node, assigned, REPORTED, UNKNOWN, charged=sure)
         )
 
 

@@ -100,7 +100,7 @@ class Levels(Collector):
     40,000 lines.
     """
 
-    marks: Callable[[], Mapping[str, int]]
+    reservations: Callable[[], Mapping[str, int]]
     gangs: Callable[[], Mapping[str, int]]
     waiting: Callable[[], Mapping[str, int]]
     disagreements: Callable[[], Mapping[str, int]]
@@ -109,7 +109,12 @@ class Levels(Collector):
     leads: Callable[[], bool]
 
     def collect(self) -> Iterator[Metric]:
-        yield _gauge("cardwise_extender_holdings", "Shares in the ledger by why they count.", "mark", self.marks())
+        yield _gauge(
+            "cardwise_extender_reservations",
+            "Shares that count in the ledger, by the phase of their reservation.",
+            "phase",
+            self.reservations(),
+        )
         # A standby sees which members are bound, and not how far the leader has come with the others.
         gangs = self.gangs() if self.leads() else dict.fromkeys(self.gangs(), 0)
         yield _gauge("cardwise_extender_gangs", "Gangs by phase, as the leader has them.", "phase", gangs)

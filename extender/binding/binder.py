@@ -46,10 +46,10 @@ _STANDBY = "this extender does not hold the lease any more; another one answers"
 class BindFailed(Exception):
     """The pod is not bound by this call. The text goes to kube-scheduler, which puts it into the pod's events."""
 
-    def __init__(self, outcome: str, text: str, *, unsure: bool = False) -> None:
+    def __init__(self, outcome: str, text: str, *, unconfirmed: bool = False) -> None:
         super().__init__(text)
         self.outcome = outcome
-        self.unsure = unsure
+        self.unconfirmed = unconfirmed
 
 
 class _EpochOver(Exception):
@@ -175,10 +175,10 @@ class Binder:
             raise BindFailed("refused", assumed.text)
         phase: Phase | None = Phase.UNCONFIRMED  # what holds if anything unforeseen is raised
         try:
-            self._post(self._binding(args, assumed, version, epoch), deadline, epoch, unsure=assumed.unsure)
+            self._post(self._binding(args, assumed, version, epoch), deadline, epoch, unconfirmed=assumed.unconfirmed)
             phase = Phase.ACCEPTED
         except BindFailed as failed:
-            phase = Phase.UNCONFIRMED if failed.unsure else None
+            phase = Phase.UNCONFIRMED if failed.unconfirmed else None
             raise
         finally:
             self._state.confirm(args.pod_uid, phase)
@@ -208,10 +208,10 @@ class Binder:
             annotations[names.LEADER_EPOCH] = fencing_token
         return _Binding(args, chosen, version, annotations)
 
-    def _post(self, binding: _Binding, deadline: float, epoch: int, *, unsure: bool) -> None:
+    def _post(self, binding: _Binding, deadline: float, epoch: int, *, unconfirmed: bool) -> None:
         """Posts until the pod is bound or surely is not, or until the deadline or the term is over. Raises Failed.
 
-        `unsure`: an earlier call has posted the same and got no answer; only a look at the pod can settle that.
+        `unconfirmed`: an earlier call has posted the same and got no answer; only a look at the pod can settle that.
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff, reposted = Backoff(initial=0.05, cap=2.0), False
@@ -222,39 +222,41 @@ class Binder:
                 if not self._post_once(path, binding.body(), deadline, epoch):
                     break
             except _EpochOver as error:
-                raise BindFailed("standby", _STANDBY, unsure=unsure) from error
+                raise BindFailed("standby", _STANDBY, unconfirmed=unconfirmed) from error
             except errors.Conflict as error:
-                pod_read = self._read_pod(binding, deadline, unsure=unsure)
+                pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
                 if pod_read is _ReadOutcome.OURS:
                     return
                 # The pod has changed or is bound, perhaps by us: a proxy may have sent the same request twice.
-                unsure |= pod_read is _ReadOutcome.UNKNOWN
+                unconfirmed |= pod_read is _ReadOutcome.UNKNOWN
                 trouble = str(error)
                 if binding.version != version and not reposted:
                     reposted = True  # somebody has changed the pod since it was read, and that is all
                     continue
             except errors.TooManyRequests as error:
                 # The API server has not carried it out, but a proxy may have sent it twice: this is the second answer.
-                unsure = True
+                unconfirmed = True
                 trouble, wait = str(error), error.retry_after
             except (errors.ServerError, errors.Unreachable) as error:
                 # It may have been carried out, now or later; posting the same again does no harm.
-                unsure = True
+                unconfirmed = True
                 trouble = str(error)
-                if self._read_pod(binding, deadline, unsure=True) is _ReadOutcome.OURS:
+                if self._read_pod(binding, deadline, unconfirmed=True) is _ReadOutcome.OURS:
                     return
             except errors.NotFound as error:
                 # If an earlier try was carried out and its answer lost, the pod may have run before it was deleted.
-                raise BindFailed("gone", "the pod does not exist any more", unsure=unsure) from error
+                raise BindFailed("gone", "the pod does not exist any more", unconfirmed=unconfirmed) from error
             except errors.KubeError as error:
-                raise BindFailed("api", f"the API server refused the binding: {error}", unsure=unsure) from error
+                raise BindFailed(
+                    "api", f"the API server refused the binding: {error}", unconfirmed=unconfirmed
+                ) from error
             else:
                 return
             pause = backoff.next(wait)
             if self._clock.now() + pause >= deadline:
                 break
             self._clock.sleep(pause)
-        raise BindFailed("api", f"not bound in time: {trouble}", unsure=unsure)
+        raise BindFailed("api", f"not bound in time: {trouble}", unconfirmed=unconfirmed)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, epoch: int) -> bool:
         """False when the deadline came before its turn. Raises _EpochOver when the term is over."""
@@ -282,17 +284,17 @@ class Binder:
                 self._post_slot.notify()
         return True
 
-    def _read_pod(self, binding: _Binding, deadline: float, *, unsure: bool) -> _ReadOutcome:
+    def _read_pod(self, binding: _Binding, deadline: float, *, unconfirmed: bool) -> _ReadOutcome:
         """Reads the pod; the next try binds the version that was read. Raises Failed where it cannot be bound by us.
 
-        `unsure`: the pod may have run before it was deleted.
+        `unconfirmed`: the pod may have run before it was deleted.
         """
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
         try:
             manifest = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
         except errors.NotFound as error:
-            raise BindFailed("gone", "the pod does not exist any more", unsure=unsure) from error
+            raise BindFailed("gone", "the pod does not exist any more", unconfirmed=unconfirmed) from error
         except errors.KubeError as error:
             full_name = f"{args.pod_namespace}/{args.pod_name}"
             _log.info(
@@ -301,7 +303,7 @@ class Binder:
             return _ReadOutcome.UNKNOWN
         pod = Pod(manifest)
         if pod.uid != args.pod_uid:
-            raise BindFailed("gone", "the pod was deleted, and another one has its name", unsure=unsure)
+            raise BindFailed("gone", "the pod was deleted, and another one has its name", unconfirmed=unconfirmed)
         if not pod.node and pod.terminating:
             # The API server binds no such pod any more: what was posted without an answer will never land.
             raise BindFailed("gone", "the pod is being deleted")

@@ -13,7 +13,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import Placed
 
-PLANNED: Final = "plan"  # mark of what is reserved for a pod that kube-scheduler may have nominated there
+RESERVED: Final = "reserved"  # mark of what is reserved for a pod that kube-scheduler may have nominated there
 
 
 class Capacity:
@@ -41,7 +41,7 @@ class Capacity:
         if before is not None and (current is None or not current.counts_like(before)):
             # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
             # the planner of gangs has to know what it offers now.
-            free = self.mark_freed if before.mark == PLANNED else self.mark_capacity_freed
+            free = self.mark_freed if before.mark == RESERVED else self.mark_capacity_freed
             free(before.node, seen=seen)
             for node in self.ledger.nodes_of(before) - {before.node}:
                 free(node, seen=seen)  # the pod's card is on another node than the pod

@@ -6,7 +6,7 @@ locks.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
@@ -14,7 +14,7 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mpsprofile import UNKNOWN
 from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.ledger import REPORTED, Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube.survey import MOST_CARDS
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
@@ -22,7 +22,6 @@ from extender.records.objects import CardRecord, ShareRecord
 
 # The most that is believed of one node: far above what nodes have, so that a hostile node cannot stop the extender.
 MOST_REPORTED = 4096  # shares, of all its cards
-REPORTED: Final = "held"  # the mark of what the node reports of a pod that is gone
 
 
 class Report(NamedTuple):

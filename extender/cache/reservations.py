@@ -45,9 +45,9 @@ from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import Holding
-from extender.cache.capacity import PLANNED, Capacity
-from extender.cache.inventory import REPORTED, Inventory, Report
+from cardwise.core.placement.ledger import REPORTED, Holding
+from extender.cache.capacity import RESERVED, Capacity
+from extender.cache.inventory import Inventory, Report
 from extender.cache.nominations import Nominations
 from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod
@@ -90,17 +90,17 @@ TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     Phase.ORPHANED: frozenset({*PLANS, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
 }
 
-# What a phase is called in metrics and in `inspect`; these names are from the first release ("ghost": TERMINATING).
+# What a phase is called in metrics and in `cardwise inspect`.
 MARKS: Final[Mapping[Phase, str]] = {
-    Phase.NOMINATED: PLANNED,
-    Phase.RESERVED: PLANNED,
-    Phase.WAITING: "gang",
+    Phase.NOMINATED: RESERVED,
+    Phase.RESERVED: RESERVED,
+    Phase.WAITING: "waiting",
     Phase.BINDING: "binding",
-    Phase.UNCONFIRMED: "unsure",
+    Phase.UNCONFIRMED: "unconfirmed",
     Phase.ACCEPTED: "bound",
     Phase.BOUND: "",
-    Phase.TERMINATING: "ghost",
-    Phase.ORPHANED: "ghost",
+    Phase.TERMINATING: "terminating",
+    Phase.ORPHANED: "terminating",
 }
 
 
@@ -139,12 +139,14 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What to post. `unsure`: an earlier call may have posted it already, and its Binding may still land. `env_access`:
-    the node gives cards by environment only, without CDI.
+    """What to post.
+
+    `unconfirmed`: an earlier call may have posted it already, and its Binding may still land.
+    `env_access`: the node gives cards by environment only, without CDI.
     """
 
     assignment: Assignment | None
-    unsure: bool
+    unconfirmed: bool
     env_access: bool = False
 
 
@@ -254,8 +256,8 @@ class Reservations:
         """The pods of which a Binding of ours may be under way."""
         return {*self._by_phase[Phase.BINDING], *self._by_phase[Phase.UNCONFIRMED]}
 
-    def marks(self) -> dict[str, int]:
-        """The shares in the ledger by their marks, those of bound pods by the mark of ASSUMED."""
+    def reservation_counts(self) -> dict[str, int]:
+        """The shares in the ledger by their marks, those of bound pods by the mark of ACCEPTED."""
         counts = Counter(
             {MARKS[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0, REPORTED: 0}
         )
@@ -319,8 +321,8 @@ class Reservations:
             self._drop(row)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
-        """How the posting ended: ASSUMED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one. After
-        None a pod in the plan of its gang is WAITING again.
+        """How the posting ended: ACCEPTED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one.
+        After None a pod in the plan of its gang is WAITING again.
         """
         row = self._rows.get(uid)
         if row is None or row.phase is not Phase.BINDING:

@@ -14,10 +14,9 @@ from typing import Any, NamedTuple
 
 from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Charge, Entry
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import REPORTED, Holding, Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
-from extender.cache.inventory import REPORTED
 from extender.cache.reservations import MARKS, Phase
 from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, ShareRecord
 

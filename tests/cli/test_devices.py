@@ -99,7 +99,7 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
     assert (
         "DEVICE     KIND  MODEL   CLASSES    HELD-BY\n"
         "rdma-n1-0  rdma  MT4119  rdma       team-a/both\n"
-        "rdma-n1-1  rdma  MT4119  fast,rdma  team-b/gone (held)\n"
+        "rdma-n1-1  rdma  MT4119  fast,rdma  team-b/gone (reported)\n"
     ) in of_n1
     assert "both      team-a     0                100\n" in of_n1
     assert "gone" not in of_n1.partition("DEVICE ")[0], "it has no card"
@@ -134,7 +134,7 @@ def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():
     assert "asks for 2 devices of class rdma (container main).\n" in text
     assert "Of class rdma: 4 devices on n1 (2), n2 (1), n3 (1), 1 of them unhealthy; free: n3 (1).\n" in text
     assert "  n1: Insufficient free devices of the requested class\n" in text
-    assert "    rdma: 2 asked, 0 of 2 devices free, 2 short, held by team-a/both, team-b/gone (held)\n" in text
+    assert "    rdma: 2 asked, 0 of 2 devices free, 2 short, held by team-a/both, team-b/gone (reported)\n" in text
     assert (
         "  n3: The node does not have the requested devices\n    rdma: 2 asked, 1 of 1 device free, 1 short\n" in text
     )

@@ -110,7 +110,7 @@ def test_a_deleted_pod_whose_containers_have_ended_is_free_at_once(world):
 def test_a_vanished_pod_without_proof_counts_for_the_grace_time(world, clock, last):
     world.set_pod(as_pod(last))
     world.remove_pod(as_pod(last))
-    assert mark(world, "uid-a") == "ghost"
+    assert mark(world, "uid-a") == "terminating"
     assert free(world) == [P100, P100 - 4069]
     clock.advance(19)
     world.tick()
@@ -127,7 +127,7 @@ def test_a_ghost_that_its_node_reports_counts_until_the_node_lets_go(world, cloc
     world.set_card(*as_card(resource(1, held=[held_share("uid-a", 4069)])))
     clock.advance(1000)
     world.tick()
-    assert mark(world, "uid-a") == "held"
+    assert mark(world, "uid-a") == "reported"
     assert free(world) == [P100, P100 - 4069]
     world.set_card(*as_card(resource(1)))
     assert free(world) == [P100, P100]
@@ -144,7 +144,7 @@ def test_a_ghost_is_free_before_its_time_when_the_node_lets_go(world):
 
 def test_after_a_restart_what_nodes_report_counts(world):
     world.set_card(*as_card(resource(1, held=[held_share("unknown", 4069)])))
-    assert mark(world, "n1/unknown") == "held"
+    assert mark(world, "n1/unknown") == "reported"
     assert free(world) == [P100, P100 - 4069]
     world.remove_card(as_card(resource(1))[0])
     assert mark(world, "n1/unknown") is None
@@ -351,14 +351,14 @@ def test_a_pod_deleted_while_its_bind_was_posted_counts_as_a_ghost(world):
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
     assert free(world) == [P100 - 8138, P100]
     world.confirm("uid-p", Phase.ACCEPTED)
-    assert mark(world, "uid-p") == "ghost"
+    assert mark(world, "uid-p") == "terminating"
 
 
 def test_a_pod_that_vanished_before_its_bind_was_seen_counts_as_a_ghost(world):
     begin(world)
     world.confirm("uid-p", Phase.ACCEPTED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
-    assert mark(world, "uid-p") == "ghost"
+    assert mark(world, "uid-p") == "terminating"
 
 
 def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world):
@@ -371,7 +371,7 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
 
 
 @pytest.mark.parametrize(
-    ("bound_", "exists", "then"), [(True, True, "unsure"), (False, True, None), (False, False, "ghost")]
+    ("bound_", "exists", "then"), [(True, True, "unconfirmed"), (False, True, None), (False, False, "terminating")]
 )
 def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists, then):
     begin(world)
@@ -444,7 +444,7 @@ def test_a_deletion_that_the_scheduler_sees_wakes_only_who_asked_just_before(wor
 def test_a_late_proof_that_the_containers_have_ended_ends_the_ghost(world):
     world.set_pod(as_pod(bound("a", P100, 0)))
     world.set_pod(as_pod(bound("a", P100, 0, phase="Failed", containers=RUNNING)))
-    assert mark(world, "uid-a") == "ghost"
+    assert mark(world, "uid-a") == "terminating"
     world.set_pod(as_pod(bound("a", P100, 0, phase="Failed", containers=ENDED)))
     assert free(world) == [P100, P100]
 
@@ -454,10 +454,10 @@ def test_a_pod_that_may_have_run_keeps_its_share_when_an_old_filter_or_bind_call
     begin(world)
     world.confirm("uid-p", Phase.UNCONFIRMED)
     world.remove_pod(as_pod(asking("p", gpu_mem=8138)))
-    assert mark(world, "uid-p") == "ghost"
+    assert mark(world, "uid-p") == "terminating"
     assert isinstance(plan(world, nodes=["n2"]), KnownBinding)
     assert isinstance(begin(world), KnownBinding)
-    assert mark(world, "uid-p") == "ghost"
+    assert mark(world, "uid-p") == "terminating"
     assert free(world) == [P100 - 8138, P100]
 
 

@@ -198,7 +198,7 @@ def test_an_unsure_bind_keeps_its_card_whatever_became_of_class_and_quota(world)
     world.confirm("uid-a", Phase.UNCONFIRMED)
     world.remove_class("k80")
     world.set_quota(*as_quota({"shares": 0}))
-    assert begin(world, "a", 8138, resource_class="k80") == Assumed(assignment=first.assignment, unsure=True)
+    assert begin(world, "a", 8138, resource_class="k80") == Assumed(assignment=first.assignment, unconfirmed=True)
 
 
 @pytest.mark.parametrize(
@@ -293,7 +293,8 @@ def test_all_quotas_of_a_namespace_apply(world):
             id="held",
         ),
         pytest.param(
-            lambda w: (w.set_pod(as_pod(bound("a", 8138, 0))), w.remove_pod(as_pod(bound("a", 8138, 0)))), id="ghost"
+            lambda w: (w.set_pod(as_pod(bound("a", 8138, 0))), w.remove_pod(as_pod(bound("a", 8138, 0)))),
+            id="terminating",
         ),
     ],
 )
@@ -378,7 +379,7 @@ def test_plans_end_with_the_term_and_what_was_posted_stays(world):
     begin(world, "c", 200, node="n2", term=1)
     world.confirm("uid-c", Phase.UNCONFIRMED)
     world.forget_plans()
-    assert [mark(world, f"uid-{name}") for name in "abc"] == [None, "binding", "unsure"]
+    assert [mark(world, f"uid-{name}") for name in "abc"] == [None, "binding", "unconfirmed"]
 
 
 def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_settled(world, clock):
@@ -388,7 +389,7 @@ def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_se
     clock.advance(76)
     (holding,) = world.tick()
     world.on_lookup(holding.uid, bound=False, exists=True)
-    assert begin(world, "a", 8138, term=2) == Assumed(assignment=chosen, unsure=False)
+    assert begin(world, "a", 8138, term=2) == Assumed(assignment=chosen, unconfirmed=False)
 
 
 def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):

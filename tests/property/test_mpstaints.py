@@ -8,7 +8,7 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import IMAGE, MIXED, UNKNOWN, CardMps
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import REPORTED, Holding, Ledger
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
@@ -116,7 +116,7 @@ def follow(ledger, step, uids, policy):
     elif kind == "forget":
         before = ledger.holding(f"u{given_}")
         if before is not None:  # only its node still tells of it
-            ledger.set_holding(Holding(before.uid, "", "", before.node, before.assignment, "held", UNKNOWN))
+            ledger.set_holding(Holding(before.uid, "", "", before.node, before.assignment, REPORTED, UNKNOWN))
     else:
         (container,) = given_.containers
         open_ = {

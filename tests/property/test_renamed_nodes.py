@@ -210,7 +210,7 @@ class RenamedNodes(RuleBasedStateMachine):
     def marks_count_what_is_held(self):
         with self.state.view() as ledger:
             held = sum(1 for holding in ledger.holdings())
-        assert sum(self.state.marks().values()) == held
+        assert sum(self.state.reservation_counts().values()) == held
 
 
 TestRenamedNodes = RenamedNodes.TestCase

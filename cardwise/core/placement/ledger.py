@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from typing import Final
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment, CardShare
@@ -32,6 +33,8 @@ from cardwise.core.placement.memoryindex import MemoryIndex
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
+REPORTED: Final = "reported"  # the mark of what a node reports of a pod that is gone
+
 Undo = Callable[[], None]
 # What cards were that the node has no more, by node and `card_of`.
 FormerKinds = Mapping[tuple[str, str | int], CardKind]
@@ -39,7 +42,7 @@ FormerKinds = Mapping[tuple[str, str | int], CardKind]
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds. `mark`: why it counts, if there is no bound pod (a plan, a pod that is gone). `mps_client`:
+    """What one pod holds. `mark`: why it counts, if there is no bound pod (reserved, or its pod is gone). `mps_client`:
     how the pod uses MPS. `charged`: quotas count it.
     """
 

@@ -65,7 +65,7 @@ def test_what_a_vanished_pod_still_holds_is_counted_and_marked():
     api.change("extendedresources", "gpu-n1-0", status={"held": [held], "terminating": [held]})
     text = table(api, "team-a", wide=True)
     assert "1/2     3000/-" in text
-    assert "gone (held)" in text
+    assert "gone (reported)" in text
 
 
 def test_what_only_a_node_says_of_a_pod_is_in_no_quota():

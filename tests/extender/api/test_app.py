@@ -194,7 +194,7 @@ def test_a_leader_that_still_catches_up_keeps_the_connection():
 def test_who_leads_is_a_metric(leads):
     registry = CollectorRegistry()
     nothing = {
-        "marks": dict,
+        "reservations": dict,
         "gangs": dict,
         "waiting": dict,
         "disagreements": dict,

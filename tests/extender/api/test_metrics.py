@@ -40,7 +40,7 @@ class Serving:
         )
         self.client = create_app(parts).test_client()
         levels = Levels(
-            marks=self.state.marks,
+            reservations=self.state.reservation_counts,
             gangs=self.state.gangs.phases,
             waiting=self.state.waiting,
             disagreements=dict,

@@ -201,7 +201,7 @@ def test_no_answer_of_a_proxy_frees_cards_of_a_binding_that_may_have_landed(faul
 def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_knows():
     world = World(*[Fault(refused=True)] * 99, seconds=5.0)
     world.fails("api")
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"
     world.clock.advance(76)
     looks_up(world)
     assert free(world.state) == [P100, P100]
@@ -215,7 +215,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
     reads.remaining = 0
     world.clock.advance(76)
     looks_up(world)
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"
     assert world.bind() == "bound"
 
 
@@ -269,12 +269,12 @@ def test_a_later_call_that_surely_did_not_bind_says_nothing_of_an_earlier_one_th
     world.fault(second, times=99)
     with pytest.raises(BindFailed):
         world.bind()
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"
     assert free(world.state) == [0, P100]
 
 
 def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
-    """It read that nothing was unsure yet, before the other one ended."""
+    """It read that nothing was unconfirmed yet, before the other one ended."""
     world = World(Fault(status=403), seconds=4.0)
 
     def other(_: Request) -> None:
@@ -284,7 +284,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
 
     world.api.before_request(other, "get")
     world.fails("api")
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"
 
 
 def test_a_look_that_finds_the_pod_gone_after_an_unheard_post_proves_nothing():
@@ -292,7 +292,7 @@ def test_a_look_that_finds_the_pod_gone_after_an_unheard_post_proves_nothing():
     world.shown()
     world.api.before_request(lambda _: world.api.remove(POD), "get")
     world.fails("gone")
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"
 
 
 @pytest.mark.parametrize("fault", [Fault(), UNHEARD], ids=["refused", "unheard"])
@@ -343,7 +343,7 @@ def test_one_that_cannot_be_changed_keeps_no_other_share():
     for _ in range(3):
         looks_up(world)
         world.clock.advance(0.1)
-    assert [mark(world.state, f"uid-{name}") for name in ("first", "second")] == ["unsure", None]
+    assert [mark(world.state, f"uid-{name}") for name in ("first", "second")] == ["unconfirmed", None]
     tried = len(world.api.sent("patch", "*/first/status"))
     for _ in range(600):
         looks_up(world)
@@ -368,7 +368,7 @@ def test_what_cannot_be_made_void_is_kept(status):
     world = unheard_for_long()
     refused = world.api.fault(Fault(status=status), "patch", times=math.inf)
     looks_up(world)
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"
     refused.end()
     world.clock.advance(76)
     looks_up(world)
@@ -416,7 +416,7 @@ def test_what_landed_at_the_last_moment_is_not_given_up():
     (late, *_) = world.api.sent("create", f"{POD}/binding")
     world.api.before_request(lambda _: world.api.client().create(f"{POD}/binding", late.body), "patch")
     looks_up(world)
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"
 
 
 def test_a_pod_that_was_changed_since_it_was_read_is_bound_as_it_is_now_at_once():
@@ -453,4 +453,4 @@ def test_a_look_from_before_a_newer_bind_settles_nothing():
     world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
     world.state.confirm("uid-p", Phase.UNCONFIRMED)
     world.state.on_lookup("uid-p", bound=False, exists=True)
-    assert mark(world.state, "uid-p") == "unsure"
+    assert mark(world.state, "uid-p") == "unconfirmed"

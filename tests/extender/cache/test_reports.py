@@ -97,7 +97,7 @@ def test_another_nodes_silence_ends_no_share(world, clock):
     assert free(world, "n2") == [P100]
     clock.advance(1000)
     world.tick()
-    assert mark(world, "uid-a") == "held"
+    assert mark(world, "uid-a") == "reported"
     says(world, "n1", index=1)
     assert mark(world, "uid-a") is None
 
@@ -105,7 +105,7 @@ def test_another_nodes_silence_ends_no_share(world, clock):
 def test_the_silence_of_a_node_that_was_never_asked_ends_no_ghost(world):
     says(world, "n2", held_share("uid-a", 4069))
     says(world, "n2")
-    assert mark(world, "uid-a") == "ghost"
+    assert mark(world, "uid-a") == "terminating"
 
 
 def test_a_node_that_was_away_for_longer_is_believed_about_its_own_pods(world, clock):
@@ -115,7 +115,7 @@ def test_a_node_that_was_away_for_longer_is_believed_about_its_own_pods(world, c
     says(world, "n2", held_share("uid-a", 4069))
     assert used(world) == 0
     says(world, "n1", held_share("uid-a", 1), index=1)
-    assert (mark(world, "uid-a"), used(world)) == ("held", 4069)
+    assert (mark(world, "uid-a"), used(world)) == ("reported", 4069)
     clock.advance(1000)
     world.tick()
     assert used(world) == 4069
@@ -138,11 +138,11 @@ def test_what_vanished_is_noted_for_the_next_extender(world, clock):
     again = with_cards(make_state(clock), n2=1)
     again.set_node("n1")
     again.set_card(*as_card(resource(1, terminating=terminating_shares(world))))
-    assert (mark(again, "uid-a"), used(again)) == ("ghost", 4069), "its node has the grace time to report it"
+    assert (mark(again, "uid-a"), used(again)) == ("terminating", 4069), "its node has the grace time to report it"
     again.set_card(*as_card(resource(1, held=[share], terminating=terminating_shares(world))))
     clock.advance(1000)
     again.tick()
-    assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == ("held", 4069, [share])
+    assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == ("reported", 4069, [share])
     again.set_card(*as_card(resource(1, terminating=terminating_shares(world))))
     assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == (None, 0, [])
 
@@ -268,7 +268,7 @@ def test_a_card_that_moves_does_not_prove_that_containers_have_ended(world, cloc
     name, card = as_card(resource(1))
     says(world, "n1", held_share("uid-a", 4069), index=1)
     world.set_card(name, card._replace(node="n2"))
-    assert mark(world, "uid-a") == "ghost"
+    assert mark(world, "uid-a") == "terminating"
     assert sorted(free(world, "n2")) == [P100 - 4069, P100], "and it counts where the card is now"
     clock.advance(21)
     world.tick()
@@ -335,12 +335,12 @@ def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, mon
         world.remove_pod(as_pod(bound(name, 10, 0)))
         clock.advance(21)
         world.tick()
-    assert (mark(world, "uid-a"), used(world)) == ("held", 4069)
+    assert (mark(world, "uid-a"), used(world)) == ("reported", 4069)
     says(world, "n1", held_share("uid-a", 4069) | {"container": "0"}, index=1)
-    assert (mark(world, "uid-a"), used(world)) == ("held", 4069), "its quota has it still"
+    assert (mark(world, "uid-a"), used(world)) == ("reported", 4069), "its quota has it still"
     assert free(world) == [P100, P100 - 4069], "it is counted once"
     says(world, "n1", held_share("uid-b", 10), held_share("uid-d", 10), index=0)
-    assert (mark(world, "uid-b"), mark(world, "uid-d")) == (None, "held"), "the oldest that is silent was"
+    assert (mark(world, "uid-b"), mark(world, "uid-d")) == (None, "reported"), "the oldest that is silent was"
     says(world, "n1", index=1)
     assert (mark(world, "uid-a"), used(world)) == (None, 10)
 

@@ -8,10 +8,10 @@ import pytest
 from cardwise.core.api import names, request
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import Ledger
+from cardwise.core.placement.ledger import REPORTED, Ledger
 from extender.cache import reservations
 from extender.cache.capacity import Capacity
-from extender.cache.inventory import REPORTED, Inventory
+from extender.cache.inventory import Inventory
 from extender.cache.nodeload import NodeLoads
 from extender.cache.reservations import (
     PLANS,
@@ -247,7 +247,7 @@ def begin_plain(world, name="m"):
 def test_a_pod_without_cards_is_no_share_in_the_metrics(table):
     begun(table, None)
     assert table.pending_bindings() == {POD.uid}
-    assert set(table.marks().values()) == {0}
+    assert set(table.reservation_counts().values()) == {0}
 
 
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED, None])
@@ -381,7 +381,7 @@ def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_
     if known == "deleted":
         world.remove_pod(as_pod(bound("p", 10000, 1)))
     assert free(world) == [P100 - 10000, P100 - 10000]
-    assert world.marks()[REPORTED] == (2 if known == "deleted" else 1)
+    assert world.reservation_counts()[REPORTED] == (2 if known == "deleted" else 1)
     world.set_card(*as_card(resource(0)))
     assert free(world) == ([P100, P100] if known == "deleted" else [P100, P100 - 10000])
 
@@ -428,10 +428,10 @@ def test_what_no_event_has_confirmed_is_looked_up_and_after_each_failure_later(t
 
 def test_each_share_is_counted_once_in_the_metrics(clock):
     world = with_cards(make_state(clock), n1=1)
-    for name in ("lapsed", "ghost", "still"):
+    for name in ("orphaned", "terminating", "still"):
         world.set_pod(as_pod(bound(name, 10, 0)))
         world.remove_pod(as_pod(bound(name, 10, 0)))
-        if name == "lapsed":
+        if name == "orphaned":
             clock.advance(21)
             world.tick()
     world.set_pod(as_pod(bound("a", 10, 0)))
@@ -443,5 +443,6 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
     reported = ("uid-a", "uid-still", "one", "two")
     world.set_card(*as_card(resource(0, held=[held_share(uid, 10) for uid in reported])))
     with world.view() as ledger:
-        marks = Counter(holding.mark or "bound" for holding in ledger.holdings())
-    assert world.marks() == marks == {"bound": 2, "plan": 1, "binding": 1, "unsure": 1, "ghost": 1, "held": 3}
+        counts = Counter(holding.mark or "bound" for holding in ledger.holdings())
+    assert world.reservation_counts() == counts
+    assert counts == {"bound": 2, "reserved": 1, "binding": 1, "unconfirmed": 1, "terminating": 1, "reported": 3}

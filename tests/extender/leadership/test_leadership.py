@@ -447,7 +447,7 @@ def test_who_takes_its_own_lease_again_changes_only_what_it_has_not_heard_of(two
     sends_in_vain(two.a, "q")
     loses_and_takes_again(two, two.a)
     assert changed(two) == ["q"]
-    assert mark(two.a.state, "uid-q") == "unsure", "what is void is given up by who looks it up"
+    assert mark(two.a.state, "uid-q") == "unconfirmed", "what is void is given up by who looks it up"
 
 
 def test_who_takes_its_own_lease_again_after_another_had_it_changes_all(two):
@@ -560,7 +560,7 @@ def test_what_it_has_not_heard_of_it_gives_up_once_another_leads(two):
     two.takes_over(two.b)
     two.clock.advance(80.0)
     two.a.look_up()
-    assert mark(two.a.state, "uid-mine") == "unsure", "it does not know yet that another has led"
+    assert mark(two.a.state, "uid-mine") == "unconfirmed", "it does not know yet that another has led"
     for _ in range(2):
         two.a.exchange_lease()
     two.a.look_up()
@@ -807,7 +807,7 @@ def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):
 def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
     two.api.create_pod("p", P100)
     two.a.filter("p", "n1")
-    assert mark(two.a.state, "uid-p") == "plan"
+    assert mark(two.a.state, "uid-p") == "reserved"
     two.a.cut = True
     two.clock.advance(14)
     two.a.exchange_lease()

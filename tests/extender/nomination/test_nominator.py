@@ -231,7 +231,7 @@ def test_the_scheduler_comes_to_the_node_alone_and_binds():
     world.create("p", HALF)
     node = world.nominate_all()["p"]
     assert world.filter("p", node) == [node]
-    assert mark(world.state, "uid-p") == "plan"
+    assert mark(world.state, "uid-p") == "reserved"
     assert isinstance(begin(world.state, "p", HALF, node=node), Assumed)
     world.show_pod(bound("p", HALF, 0, node=node))
     assert world.outcomes == [NominationOutcome.HIT]
@@ -376,7 +376,7 @@ def test_who_fits_nowhere_takes_nothing_from_anybody():
     assert world.nominate_all() == {"held": "n1"}
     world.create("asker", P100 + 1, priority=9)
     assert world.filter("asker", "n1") == []
-    assert mark(world.state, "uid-held") == "plan"
+    assert mark(world.state, "uid-held") == "reserved"
 
 
 def test_a_quota_gives_way_too():
