@@ -240,7 +240,7 @@ class Manager:
                         continue
                     remaining.add(owner.pod.uid)
                     with contextlib.suppress(CommandRefused):  # it has just ended, or is detached again in a second
-                        daemon.detach(client, "pod")
+                        daemon.detach(client, "terminating")
                         detached[owner.pod.uid] += 1
             except ControlError as error:
                 remaining |= pod_uids

@@ -13,7 +13,7 @@ FAULTS = Counter("cardwise_mps_server_faults", "Faults that a client has caused 
 LOST = Counter("cardwise_mps_settings_lost", "Times that a daemon's settings were changed or lost", ["card"])
 CLIENTS = Gauge("cardwise_mps_clients", "Processes that compute through the card's server", ["card"])
 CEILING = Gauge("cardwise_mps_ceiling_bytes", "Memory limit of one client on the card", ["card"])
-DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were detached from their server", ["card", "why"])
+DETACHED = Counter("cardwise_mps_clients_detached", "Clients that were detached from their server", ["card", "reason"])
 PROBE = Histogram(
     "cardwise_mps_probe_seconds",
     "Time of a probe by outcome",

@@ -248,7 +248,7 @@ def _bind(parts: Parts, environ: Environ) -> str:
     """The error for the scheduler, or ""."""
     unable = _unavailable_reason(parts, environ)
     if unable:
-        parts.metrics.count_bind("early")
+        parts.metrics.count_bind("not_ready")
         return unable
     outcome, text = "failed", _FAILED
     try:

@@ -42,7 +42,7 @@ class Metrics:
         )
         self._permits = Histogram(
             "cardwise_extender_gang_permit_seconds",
-            "Time that cards were held for a gang until all its pods could be bound, or until the hold ended.",
+            "Time that cards were reserved for a gang until all its pods could be bound, or until they were released.",
             ["outcome"],
             buckets=_BUCKETS,
             registry=registry,
@@ -56,7 +56,7 @@ class Metrics:
         self._binds = Counter("cardwise_extender_binds_total", "Bind calls by outcome.", ["outcome"], registry=registry)
         self._nominations = Counter(
             "cardwise_extender_nominations_total",
-            "Pods that were decided about before kube-scheduler came to them, by what became of that.",
+            "Pods that were nominated ahead, by the result.",
             ["outcome"],
             registry=registry,
         )
@@ -76,7 +76,7 @@ class Metrics:
         self._refusals.labels(reason).inc()
 
     def observe_permit(self, outcome: str, seconds: float) -> None:
-        """A hold of a gang is over: "bound" or "ended"."""
+        """A gang's permit is over: "bound" or "released"."""
         self._permits.labels(outcome).observe(seconds)
 
     def observe_gang_wait(self, created: str) -> None:

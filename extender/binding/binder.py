@@ -144,17 +144,17 @@ class Binder:
             return
         if not may_wait and self._state.gangs.must_wait(args.pod_uid):
             raise BindFailed(
-                "gang", "members of gangs wait in bind, so they must be bound by the port of --bind-port-bind"
+                "gang_not_bound", "members of gangs wait in bind, so they must be bound by the port of --bind-port-bind"
             )
         permit = self._state.gangs.request_permit(args.pod_uid, args.node)
         if isinstance(permit, str):
-            raise BindFailed("gang", permit)
+            raise BindFailed("gang_not_bound", permit)
         if permit is not None:
             self._permits.wait(
                 permit, args.pod_name, connection, arrived + self._seconds * _PERMIT_SHARE - self._clock.now()
             )
             if not permit.allowed:
-                raise BindFailed("gang", f"the gang {permit.key} was not bound: {permit.reason}")
+                raise BindFailed("gang_not_bound", f"the gang {permit.key} was not bound: {permit.reason}")
 
     def _bind(self, args: BindArgs, deadline: float, epoch: int) -> str:
         decided = self._state.known_binding(args.pod_uid)
@@ -167,7 +167,7 @@ class Binder:
         policy = (request.policy if request is not None else None) or self._policy
         # A member of a gang may have waited for minutes since the call came.
         if outdated := self._outdated():
-            raise BindFailed("early", f"not ready: {outdated[0]}")
+            raise BindFailed("not_ready", f"not ready: {outdated[0]}")
         assumed = self._state.assume(pod, request, args.node, policy, epoch=epoch)
         if isinstance(assumed, KnownBinding):
             return _check_decided(assumed, args)
@@ -189,11 +189,11 @@ class Binder:
         try:
             pod = Pod(self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS))
         except errors.NotFound as error:
-            raise BindFailed("gone", "the pod does not exist any more") from error
+            raise BindFailed("deleted", "the pod does not exist any more") from error
         except errors.KubeError as error:
-            raise BindFailed("api", f"cannot read the pod: {error}") from error
+            raise BindFailed("api_error", f"cannot read the pod: {error}") from error
         if pod.uid != args.pod_uid:
-            raise BindFailed("gone", "the pod was deleted, and another one has its name")
+            raise BindFailed("deleted", "the pod was deleted, and another one has its name")
         try:
             return pod.request, pod.version
         except InvalidRequest as error:
@@ -245,10 +245,10 @@ class Binder:
                     return
             except errors.NotFound as error:
                 # If an earlier try was carried out and its answer lost, the pod may have run before it was deleted.
-                raise BindFailed("gone", "the pod does not exist any more", unconfirmed=unconfirmed) from error
+                raise BindFailed("deleted", "the pod does not exist any more", unconfirmed=unconfirmed) from error
             except errors.KubeError as error:
                 raise BindFailed(
-                    "api", f"the API server refused the binding: {error}", unconfirmed=unconfirmed
+                    "api_error", f"the API server refused the binding: {error}", unconfirmed=unconfirmed
                 ) from error
             else:
                 return
@@ -256,7 +256,7 @@ class Binder:
             if self._clock.now() + pause >= deadline:
                 break
             self._clock.sleep(pause)
-        raise BindFailed("api", f"not bound in time: {trouble}", unconfirmed=unconfirmed)
+        raise BindFailed("api_error", f"not bound in time: {trouble}", unconfirmed=unconfirmed)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, epoch: int) -> bool:
         """False when the deadline came before its turn. Raises _EpochOver when the term is over."""
@@ -294,7 +294,7 @@ class Binder:
         try:
             manifest = self._client.get(path, timeout=max(0.5, min(_READ_SECONDS, deadline - self._clock.now())))
         except errors.NotFound as error:
-            raise BindFailed("gone", "the pod does not exist any more", unconfirmed=unconfirmed) from error
+            raise BindFailed("deleted", "the pod does not exist any more", unconfirmed=unconfirmed) from error
         except errors.KubeError as error:
             full_name = f"{args.pod_namespace}/{args.pod_name}"
             _log.info(
@@ -303,16 +303,16 @@ class Binder:
             return _ReadOutcome.UNKNOWN
         pod = Pod(manifest)
         if pod.uid != args.pod_uid:
-            raise BindFailed("gone", "the pod was deleted, and another one has its name", unconfirmed=unconfirmed)
+            raise BindFailed("deleted", "the pod was deleted, and another one has its name", unconfirmed=unconfirmed)
         if not pod.node and pod.terminating:
             # The API server binds no such pod any more: what was posted without an answer will never land.
-            raise BindFailed("gone", "the pod is being deleted")
+            raise BindFailed("deleted", "the pod is being deleted")
         if not pod.node:
             binding.version = pod.version
             return _ReadOutcome.UNBOUND
         if pod.node == args.node and _read_assignment(pod) == binding.assignment:
             return _ReadOutcome.OURS
-        raise BindFailed("taken", f"the pod was bound to node {pod.node} by somebody else")
+        raise BindFailed("conflict", f"the pod was bound to node {pod.node} by somebody else")
 
 
 def confirm_bindings(
@@ -351,10 +351,10 @@ def confirm_bindings(
 
 def _check_decided(decided: KnownBinding, args: BindArgs) -> str:
     if decided.phase not in _DONE:
-        raise BindFailed("busy", "another bind of this pod is under way")
+        raise BindFailed("in_progress", "another bind of this pod is under way")
     if decided.node != args.node:
-        raise BindFailed("taken", f"the pod is bound to node {decided.node} already")
-    return "repeated"
+        raise BindFailed("conflict", f"the pod is bound to node {decided.node} already")
+    return "already_bound"
 
 
 def _read_assignment(pod: Pod) -> Assignment | None:

@@ -34,7 +34,7 @@ _RECOVER_SECONDS: Final = 3.0  # of planning before a term begins; gangs that ar
 class Gangs:
     """Methods may be called from any thread; for those that say so the caller holds the lock.
 
-    `observe` and `queued` are callbacks for metrics. `observe`: a hold is over, "bound" or "ended", after so many
+    `observe` and `queued` are callbacks for metrics. `observe`: a permit is over, "bound" or "released", after so many
     seconds. `queued`: a gang begins to be bound, whose oldest member was created then.
     """
 
@@ -560,7 +560,7 @@ class Gangs:
         permit = self._permits.pop(gang.key, None)
         if permit is not None:
             permit.decide(allowed=False, reason=reason)
-            self.observe("ended", self._clock.now() - permit.since)
+            self.observe("released", self._clock.now() - permit.since)
 
     def _on_group_changed(self, key: str) -> None:
         """A PodGroup of the gang has changed."""

@@ -57,9 +57,9 @@ class NominationMode(StrEnum):
 class NominationOutcome(StrEnum):
     """What became of a pod that was decided about ahead."""
 
-    HIT = "met"  # kube-scheduler asked for that node alone
-    MISS = "elsewhere"  # it asked for other nodes, too
-    LATE = "late"  # the pod had changed, or was gone, before the node was written into its status
+    HIT = "hit"  # kube-scheduler asked for that node alone
+    MISS = "miss"  # it asked for other nodes, too
+    STALE = "stale"  # the pod had changed, or was gone, before the node was written into its status
     OVERTAKEN = "overtaken"  # a pod that comes before it needed what it held
     EXPIRED = "expired"  # kube-scheduler did not ask in time
 
@@ -270,7 +270,7 @@ class Nominator:
     def on_write_failed(self, uid: str) -> None:
         """The node could not be written into the pod's status."""
         with self._lock:
-            self._release([uid], NominationOutcome.LATE)
+            self._release([uid], NominationOutcome.STALE)
 
     # Everything below is what they are made of.
 

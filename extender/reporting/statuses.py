@@ -51,7 +51,7 @@ class Disagreement(StrEnum):
 
     STATUS = "status"  # its ExtendedResource says other MiB allocated than the ledger has held there
     TOTAL = "total"  # the running total, by which placement decides, is not the sum of what is held
-    OVERCOMMITTED = "overfull"  # more is held than the card has
+    OVERCOMMITTED = "overcommitted"  # more is held than the card has
     MISSING = "missing"  # something is held on a card that its node does not have
 
 

@@ -143,7 +143,7 @@ class Daemon:
         """Detach a client from its server, after which it may be killed. Raises ControlError."""
         self._control.terminate(client)
         metrics.DETACHED.labels(self.unit.name, reason).inc()
-        _log.info("detached a client", card=self.unit.name, pid=client.pid, server=client.server, why=reason)
+        _log.info("detached a client", card=self.unit.name, pid=client.pid, server=client.server, reason=reason)
 
     def start(self) -> None:
         self.take_over()
@@ -368,7 +368,7 @@ class Daemon:
         self._foreign.set_clients(client.pid for client in clients)
         for client in clients:
             with contextlib.suppress(CommandRefused):
-                self.detach(client, "drain")
+                self.detach(client, "draining")
         return OK if not clients else ActResult(Outcome.BUSY, self._machine.reason)
 
     def _quit(self) -> ActResult:

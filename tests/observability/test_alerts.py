@@ -12,6 +12,8 @@ FILES = ROOT / "helm" / "cardwise" / "files"
 RUNBOOKS = ROOT / "docs" / "runbooks.md"
 _METRIC = re.compile(r"\bcardwise_[a-z0-9_]+")
 _SERIES = re.compile(r"_(?:bucket|count|sum)$")
+_SELECTOR = re.compile(r"(cardwise_[a-z0-9_]+)\{([^}]*)\}")
+_MATCHER = re.compile(r"(\w+)=~?\"([^\"$]+)\"")
 
 
 def rules() -> dict[str, dict[str, Any]]:
@@ -85,3 +87,18 @@ def test_every_metric_is_on_the_dashboard() -> None:
         for name in _METRIC.findall(target)
     }
     assert known().keys() - shown - {"cardwise_workload_learned"} == set()
+
+
+def test_label_values_in_queries_are_documented_ones() -> None:
+    """A value that no part writes matches nothing: the alert would never fire."""
+    documented_labels = {name: row.labels for rows in documented().values() for name, row in rows.items()}
+    checked = 0
+    for expression in [*(rule["expr"] for rule in rules().values()), *targets()]:
+        for series, matchers in _SELECTOR.findall(expression):
+            labels = documented_labels[_SERIES.sub("", series)]
+            for label, content in _MATCHER.findall(matchers):
+                documented_values = re.search(rf"`{label}`: ([^;]*)", labels)
+                if documented_values is not None:
+                    assert set(content.split("|")) <= set(documented_values[1].split(", ")), (series, label)
+                    checked += 1
+    assert checked > 5, "the queries were not read"

@@ -78,7 +78,7 @@ _DROPPED = prometheus_client.Counter(
     "Connections that the server has closed or refused because their clients were too slow or too many.",
     ["reason"],
 )
-for _reason in ("handshake", "reading", "writing", "crowded", "source", "memory"):
+for _reason in ("handshake", "reading", "writing", "overload", "source", "memory"):
     _DROPPED.labels(_reason)  # there from the start: else the first of a kind would be no increase
 
 
@@ -459,7 +459,7 @@ class HttpServer:
         return any(self._give_up_last_of(client, flow) for flow in client.used.by_size(client.flows))
 
     def _give_up_last_of(self, client: _Client, flow: Flow) -> bool:
-        return any(self._shed(connection, "crowded") for connection in reversed(client.flows[flow]))
+        return any(self._shed(connection, "overload") for connection in reversed(client.flows[flow]))
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
         connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
@@ -674,7 +674,7 @@ class HttpServer:
         largest = max(len(client.phases[phase]) for client in self._clients.values())
         for connection in self._queues[phase, False]:
             if connection.client is not None and len(connection.client.phases[phase]) == largest:
-                self._drop(connection, "crowded")
+                self._drop(connection, "overload")
                 return
 
     def _measure(self, connection: _Connection) -> None:

@@ -77,7 +77,7 @@ class World:
 def test_by_an_outdated_picture_nothing_is_bound():
     world = World()
     world.outdated.append("the watch of nodes is interrupted")
-    assert "the watch of nodes is interrupted" in world.fails("early")
+    assert "the watch of nodes is interrupted" in world.fails("not_ready")
     assert world.posts == []
     world.outdated.clear()
     assert world.bind() == "bound"
@@ -124,14 +124,14 @@ def test_bind_reads_the_pod_only_when_no_filter_call_has_shown_it():
 def test_bind_twice_is_bound_once():
     world = World()
     world.bind()
-    assert world.bind() == "repeated"
+    assert world.bind() == "already_bound"
     assert len(world.posts) == 1
 
 
 def test_bind_of_a_pod_that_the_watch_shows_bound_elsewhere_is_refused():
     world = World()
     world.state.set_pod(as_pod(bound("p", 8138, 0, node="n2", uid="uid-p")))
-    assert "n2" in world.fails("taken")
+    assert "n2" in world.fails("conflict")
     assert world.posts == []
 
 
@@ -166,7 +166,7 @@ def test_passing_trouble_is_tried_again_with_the_same_words(fault):
 @pytest.mark.parametrize("status", [410, 403, 422, 400])
 def test_a_refusal_frees_the_cards_at_once(status):
     world = World(Fault(status=status))
-    assert "refused the binding" in world.fails("api")
+    assert "refused the binding" in world.fails("api_error")
     assert free(world.state) == [P100, P100]
     assert len(world.posts) == 1
 
@@ -174,7 +174,7 @@ def test_a_refusal_frees_the_cards_at_once(status):
 def test_nothing_is_posted_after_the_deadline():
     world = World(*[Fault(status=429, retry_after=3)] * 9, seconds=10.0)
     began = world.clock.now()
-    world.fails("api")
+    world.fails("api_error")
     assert [at - began < 10.0 for at, _ in world.posts] == [True] * len(world.posts)
     assert 2 <= len(world.posts) <= 4
     assert free(world.state) == [P100 - 8138, P100]
@@ -193,14 +193,14 @@ def test_no_answer_of_a_proxy_frees_cards_of_a_binding_that_may_have_landed(faul
     world.shown()
     carries_out(world)
     world.api.fault(Fault(status=503), "get", times=math.inf)  # what the pod is now cannot be read
-    world.fails("api")
-    assert mark(world.state, "uid-p") == "unsure"
+    world.fails("api_error")
+    assert mark(world.state, "uid-p") == "unconfirmed"
     assert free(world.state) == [P100 - 8138, P100]
 
 
 def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_knows():
     world = World(*[Fault(refused=True)] * 99, seconds=5.0)
-    world.fails("api")
+    world.fails("api_error")
     assert mark(world.state, "uid-p") == "unconfirmed"
     world.clock.advance(76)
     looks_up(world)
@@ -211,7 +211,7 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
     world = World(Fault(lost=True), seconds=5.0)
     world.shown()
     reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
-    world.fails("api")
+    world.fails("api_error")
     reads.remaining = 0
     world.clock.advance(76)
     looks_up(world)
@@ -222,18 +222,18 @@ def test_an_unsure_bind_that_did_land_is_found_by_a_later_look_and_by_a_later_bi
 def test_a_pod_that_is_gone_or_another_one_frees_the_cards():
     world = World()
     world.api.before_request(lambda _: world.api.remove(POD), "create")
-    world.fails("gone")
+    world.fails("deleted")
     assert free(world.state) == [P100, P100]
     world = World(pod=asking("p", uid="another", gpu_mem=8138))
     world.shown()
-    world.fails("gone")
+    world.fails("deleted")
     assert free(world.state) == [P100, P100]
 
 
 def test_a_pod_bound_by_somebody_else_is_an_error_and_frees_our_cards():
     world = World(pod=bound("p", 8138, 1, node="n1", uid="uid-p"))
     world.shown()
-    assert "somebody else" in world.fails("taken")
+    assert "somebody else" in world.fails("conflict")
     assert free(world.state) == [P100, P100]
 
 
@@ -283,7 +283,7 @@ def test_a_call_that_began_while_an_unheard_one_was_posting_holds_on_too():
         world.state.confirm("uid-p", Phase.UNCONFIRMED)
 
     world.api.before_request(other, "get")
-    world.fails("api")
+    world.fails("api_error")
     assert mark(world.state, "uid-p") == "unconfirmed"
 
 
@@ -291,7 +291,7 @@ def test_a_look_that_finds_the_pod_gone_after_an_unheard_post_proves_nothing():
     world = World(UNHEARD)
     world.shown()
     world.api.before_request(lambda _: world.api.remove(POD), "get")
-    world.fails("gone")
+    world.fails("deleted")
     assert mark(world.state, "uid-p") == "unconfirmed"
 
 
@@ -301,7 +301,7 @@ def test_an_unbound_pod_that_is_being_deleted_can_never_be_bound_and_is_given_up
     pod["metadata"]["deletionTimestamp"] = "2026-11-21T10:00:00Z"
     world = World(fault, pod=pod)
     world.shown()
-    world.fails("gone")
+    world.fails("deleted")
     assert len(world.posts) == 1
     assert free(world.state) == [P100, P100]
 
@@ -310,7 +310,7 @@ def test_the_deadline_counts_from_the_arrival_of_the_call_not_from_when_a_thread
     world = World(seconds=4.0)
     with pytest.raises(BindFailed) as failed:
         world.binder.bind(ARGS, arrived=world.clock.now() - 4.1)
-    assert failed.value.outcome == "api"
+    assert failed.value.outcome == "api_error"
     assert world.posts == []
     assert free(world.state) == [P100, P100]
 
@@ -356,7 +356,7 @@ def unheard_for_long():
     world = World(UNHEARD, seconds=5.0)
     world.shown()
     reads = world.api.fault(Fault(refused=True), "get", times=math.inf)
-    world.fails("api")
+    world.fails("api_error")
     reads.end()
     world.clock.advance(76)
     return world
@@ -437,7 +437,7 @@ def test_a_pod_that_changes_all_the_time_is_not_posted_without_a_pause():
         lambda _: world.api.edit(POD, metadata={"labels": {"at": str(len(world.posts))}}),
         "create", f"{POD}/binding", times=math.inf,
     )  # fmt: skip
-    world.fails("api")
+    world.fails("api_error")
     assert len(world.posts) < 20
     assert free(world.state) == [P100, P100]
 

@@ -109,7 +109,7 @@ def test_a_pod_that_has_changed_holds_nothing(writing, gone):
         writing.changes()
     writing.writer.write(nominee)
     assert free(writing.world.state) == [P100]
-    assert writing.world.outcomes == [NominationOutcome.LATE]
+    assert writing.world.outcomes == [NominationOutcome.STALE]
     writing.create("q")
     writing.round(writes=1)
 

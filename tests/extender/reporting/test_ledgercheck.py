@@ -84,7 +84,7 @@ def test_what_is_held_on_a_card_that_the_node_does_not_have(world):
 def test_a_card_that_shrank_under_its_pods(world):
     unseen(world)
     world.state.ledger.set_cards("n1", [card("GPU-A", mem=4000)])
-    assert world.counts_after(PATIENCE + 40) == {"overfull": 1}
+    assert world.counts_after(PATIENCE + 40) == {"overcommitted": 1}
 
 
 def test_a_running_total_that_lost_count(world):
@@ -97,7 +97,7 @@ def test_a_running_total_that_lost_count(world):
 def test_the_same_card_may_disagree_in_several_ways_and_goes_with_its_node(world):
     world.report_memory(1)
     world.state.ledger.set_cards("n1", [card("GPU-A", mem=4000)])
-    assert world.counts_after(PATIENCE + 40) == {"status": 1, "overfull": 1}
+    assert world.counts_after(PATIENCE + 40) == {"status": 1, "overcommitted": 1}
     world.api.remove(er_path("GPU-A"))
     world.state.ledger.release("a")
     world.state.ledger.set_cards("n1", [])
