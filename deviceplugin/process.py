@@ -176,7 +176,7 @@ class NodeAgent:
             self.levels,
         )
         for problem in self.grants.unreadable:
-            self._events.record(ObjectRef.node(self._settings.node), "GrantUnreadable", problem, "Warning")
+            self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")
         for problem in self._selected_gpus.problems() if self._selected_gpus else ():
             # Only reported: the card may be off the bus for a moment, and nodes of several kinds share one setting.
             _log.error("--cards does not match the cards of this node", problem=problem)

@@ -187,7 +187,7 @@ class Fence:
         _log.warning("failed to change a pending pod", pod=pod.pod, uid=pod.uid, error=str(error))
         if self._events is not None:
             text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
-            self._events.record(pod.about, "CannotBeFenced", text, "Warning")
+            self._events.record(pod.about, "FencingFailed", text, "Warning")
 
     def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> PodState:
         """What became of the pod, by a consistent read; changes nothing."""

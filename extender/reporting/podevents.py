@@ -70,7 +70,7 @@ class PodEvents:
     def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
         """The status of the quota says now that one of its classes does not exist. Returns at once."""
         about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
-        self._events.record(about, statuses.NO_SUCH_CLASS, text, "Warning")
+        self._events.record(about, statuses.CLASS_NOT_FOUND, text, "Warning")
 
 
 def _quota_message(full: FullEntry) -> str:

@@ -25,7 +25,7 @@ NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, 
 _MOST_CLASSES = 1024  # of a card, as the schema says
 _DELETED_POD_MARKS = (MARKS[Phase.TERMINATING], REPORTED)  # the marks of what pods hold whose object is gone
 _LONGEST_SUMMARY = 32_768  # characters, as the schema says
-NO_SUCH_CLASS = "NoSuchClass"  # the reason of a condition, and of the event
+CLASS_NOT_FOUND = "ResourceClassNotFound"  # the reason of a condition, and of the event
 
 _FEW = 10  # classes named to help a person
 
@@ -268,10 +268,10 @@ def _above(entry: Entry, used: Charge) -> list[str]:
 
 def missing_class(wanted: Json, current: Json) -> str:
     """What the wanted status of a quota says of a missing class, if the found status does not say it yet."""
-    if _valid_reason(current) == NO_SUCH_CLASS:
+    if _valid_reason(current) == CLASS_NOT_FOUND:
         return ""
     return next(
-        (condition["message"] for condition in wanted["conditions"] if condition["reason"] == NO_SUCH_CLASS), ""
+        (condition["message"] for condition in wanted["conditions"] if condition["reason"] == CLASS_NOT_FOUND), ""
     )
 
 
@@ -325,7 +325,7 @@ def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automa
             known = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
             text = f"{field_name}: there is no ResourceClass {name}, so the entry limits nothing until there is one"
             text = f"{text}; write one that there is: {known}" if known else text
-            return _condition("Valid", "False", NO_SUCH_CLASS, text, seen.generation)
+            return _condition("Valid", "False", CLASS_NOT_FOUND, text, seen.generation)
         if classes[name].problem:
             text = f"{field_name}: ResourceClass {name} selects no card, as it cannot be read: {classes[name].problem}"
             return _condition("Valid", "False", "UnreadableClass", text, seen.generation)

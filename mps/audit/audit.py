@@ -223,18 +223,18 @@ def message(finding: Violation, pod: PodView | None, names: Sequence[str]) -> st
     match finding.reason:
         case Reason.MEMORY_OVERRUN:
             return f"{holder} uses {finding.used} MiB of {card} and has a share of {finding.granted} MiB: {processes}"
-        case Reason.WRONG_CARD:
+        case Reason.WRONG_GPU:
             own_cards = (
                 ", ".join(sorted({share.uuid or str(share.index) for share in pod.assignment.shares()})) if pod else ""
             )
             return f"{holder} uses {finding.used} MiB of {card} without a share of it (it has {own_cards}): {processes}"
-        case Reason.PAST_MPS:
+        case Reason.MPS_BYPASSED:
             return (
                 f"{holder} uses {card} without MPS, whose server cannot start meanwhile; end it if it was a client "
                 "of a server that ended, else remove CUDA_MPS_PIPE_DIRECTORY from the program's environment, or create "
                 f'the pod with cardwise.dev/mps: "off": {processes}'
             )
-        case Reason.CARD_WITHOUT_GRANT:
+        case Reason.GPU_WITHOUT_GRANT:
             return f"{holder} uses {finding.used} MiB of {card} and has no share of any card: {processes}"
         case Reason.UNKNOWN_PROCESS:
             owner = f"of pod {finding.pod}, which does not exist any more," if finding.pod else "of no pod"

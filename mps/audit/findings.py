@@ -18,14 +18,14 @@ class Reason(StrEnum):
     """The kind of a violation; also the reason of the Kubernetes event."""
 
     MEMORY_OVERRUN = "MemoryOverrun"
-    WRONG_CARD = "WrongCard"  # the pod has shares, but none of this card
-    PAST_MPS = "PastMps"  # it has a share, and uses the closed card without MPS while no server runs
-    CARD_WITHOUT_GRANT = "CardWithoutGrant"  # the pod, or the container, has no share at all
+    WRONG_GPU = "WrongGPU"  # the pod has shares, but none of this card
+    MPS_BYPASSED = "MPSBypassed"  # it has a share, and uses the closed card without MPS while no server runs
+    GPU_WITHOUT_GRANT = "GPUWithoutGrant"  # the pod, or the container, has no share at all
     UNKNOWN_PROCESS = "UnknownProcess"  # of no pod, or of a pod that is gone
 
 
 # Violations of pods that hold a share; only these are evicted.
-EVICTABLE = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_CARD, Reason.PAST_MPS})
+EVICTABLE = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_GPU, Reason.MPS_BYPASSED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +96,10 @@ def _pod_violations(uses: Sequence[ProcessUse], pod: PodGrant, tolerance: MiB) -
     """The violations of one pod on one card: by container if the processes' containers are known, else all in one."""
     card = uses[0].card
     if not pod.shares:
-        return [_violation(Reason.CARD_WITHOUT_GRANT, uses)]
+        return [_violation(Reason.GPU_WITHOUT_GRANT, uses)]
     if any(use.container not in pod.keys for use in uses):
         shares = [mem for (_, card_uuid), mem in pod.shares.items() if card_uuid == card]
-        return _check_use(uses, "", shares, tolerance) if shares else [_violation(Reason.WRONG_CARD, uses)]
+        return _check_use(uses, "", shares, tolerance) if shares else [_violation(Reason.WRONG_GPU, uses)]
     by_key: dict[str, list[ProcessUse]] = {}
     for use in uses:
         by_key.setdefault(pod.keys[use.container], []).append(use)
@@ -109,13 +109,13 @@ def _pod_violations(uses: Sequence[ProcessUse], pod: PodGrant, tolerance: MiB) -
             violations += _check_use(key_uses, key, [pod.shares[key, card]], tolerance)
         else:
             elsewhere = any(holder == key for holder, _ in pod.shares)
-            violations.append(_violation(Reason.WRONG_CARD if elsewhere else Reason.CARD_WITHOUT_GRANT, key_uses, key))
+            violations.append(_violation(Reason.WRONG_GPU if elsewhere else Reason.GPU_WITHOUT_GRANT, key_uses, key))
     return violations
 
 
 def _check_use(uses: Sequence[ProcessUse], key: str, shares: Sequence[MiB], tolerance: MiB) -> list[Violation]:
     if bypasses_mps := [use for use in uses if use.bypasses_mps]:
-        return [_violation(Reason.PAST_MPS, bypasses_mps, key)]
+        return [_violation(Reason.MPS_BYPASSED, bypasses_mps, key)]
     granted = MiB(sum(shares))
     finding = _violation(Reason.MEMORY_OVERRUN, uses, key, granted)
     return [finding] if finding.used > granted + tolerance * len(uses) else []

@@ -71,7 +71,7 @@ def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(pr
         else:
             assert finding is not None
             elsewhere = any(holder == key for holder, _ in grants[use.pod].shares)
-            assert finding.reason is (Reason.WRONG_CARD if elsewhere else Reason.CARD_WITHOUT_GRANT)
+            assert finding.reason is (Reason.WRONG_GPU if elsewhere else Reason.GPU_WITHOUT_GRANT)
 
 
 @given(uses, pods(), st.randoms())
@@ -109,7 +109,7 @@ def test_it_speaks_after_so_many_looks_in_a_row_and_then_now_and_again(overruns,
 
 @given(st.integers(0, 3))
 def test_a_card_that_was_not_seen_stands_as_it_did(before):
-    finding = Violation(reason=Reason.WRONG_CARD, card="GPU-0", pids=(7,), pod="a")
+    finding = Violation(reason=Reason.WRONG_GPU, card="GPU-0", pids=(7,), pod="a")
     standing: dict = {}
     for at in range(before):
         standing = findings.update_standing(standing, [finding], float(at))

@@ -121,4 +121,4 @@ def test_a_quota_whose_class_is_gone_is_told(world):
     world.pod_events.quota_without_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
     (event,) = world.events.all
     about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")
-    assert event == (about, "NoSuchClass", "there is none", "Warning")
+    assert event == (about, "ResourceClassNotFound", "there is none", "Warning")

@@ -287,7 +287,7 @@ def test_who_uses_more_than_his_share_or_another_card_is_told_so_at_his_pod(worl
     try:
         card, other = world.uuids
         overrun = f"MemoryOverrun: container main uses 5000 MiB of card {card} and has a share of 1000 MiB"
-        wrong = f"WrongCard: container main uses 70 MiB of card {other} without a share of it (it has {card})"
+        wrong = f"WrongGPU: container main uses 70 MiB of card {other} without a share of it (it has {card})"
         for message in (overrun, wrong):
             world.wait(lambda message=message: message in world.space.reasons("greedy"), message)
         world.use(0, {greedy: 5000, modest: 6000})

@@ -156,7 +156,7 @@ def test_a_pod_on_a_card_that_it_was_not_given(pair, run_audits):
     pair.use(1, 100, "lost")
     pair.start(audit=SETTINGS)
     run_audits(pair, 3)
-    (text,) = pair.events.messages("WrongCard")
+    (text,) = pair.events.messages("WrongGPU")
     assert f"uses 100 MiB of card {uuid_of(1)} without a share of it (it has {uuid_of(0)})" in text
 
 
@@ -166,7 +166,7 @@ def test_a_pod_without_any_share(node, run_audits):
     node.use(0, 100, "thief")
     node.start(audit=replace(SETTINGS, evict_after=0.0))
     run_audits(node, 3)
-    (text,) = node.events.messages("CardWithoutGrant")
+    (text,) = node.events.messages("GPUWithoutGrant")
     assert "the pod uses 100 MiB of card" in text
     assert "and has no share of any card" in text
     assert not evicted(node), "it is not ours to end"

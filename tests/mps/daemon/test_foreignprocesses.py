@@ -77,7 +77,7 @@ def test_its_pod_is_told_and_goes_by_the_audits_rules(ready):
     for _ in range(3):
         ready.pass_time(10.0)
         ready.manager._audit.audit_once()
-    ((about, _, text, _),) = ready.events.with_reason("PastMps")
+    ((about, _, text, _),) = ready.events.with_reason("MPSBypassed")
     assert about == ObjectRef.pod("default", "thief", "uid-thief")
     assert text.startswith(f"container main uses card {uuid_of(0)} without MPS")
     assert not evicted
@@ -139,14 +139,14 @@ def test_nobody_ends_a_former_client_that_may_be_on_its_way_out(ready):
     while ready.clock.now() < began + FORMER_CLIENT_SECONDS - 60.0:
         ready.pass_time(10.0)
         ready.manager._audit.audit_once()
-    assert not ready.events.with_reason("PastMps")
+    assert not ready.events.with_reason("MPSBypassed")
     # But who was a client once may be past MPS now: it has an end.
     ready.until(lambda: "bypasses MPS" in ready.status().reason)
     assert not evicted
     while ready.clock.now() < began + FORMER_CLIENT_SECONDS + AUDIT.evict_after + 120.0:
         ready.pass_time(10.0)
         ready.manager._audit.audit_once()
-    assert len(ready.events.with_reason("PastMps")) == 1
+    assert len(ready.events.with_reason("MPSBypassed")) == 1
     assert evicted == ["/api/v1/namespaces/default/pods/neighbour/eviction"]
 
 
