@@ -110,7 +110,7 @@ class NodeAgent:
             containers=containers,
             grants=self.grants,
             delivery=self._delivery,
-            on_change=self._on_held_shares_changed,
+            on_change=self._on_reported_shares_changed,
         )
         mps_wait = MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock, mps_clock)
         self._inventory = NodePublisher(
@@ -121,7 +121,7 @@ class NodeAgent:
             pods=self.pods,
             access=lambda: self._access,
             health=self._health,
-            held=self._releaser.held_shares,
+            reported=self._releaser.reported_shares,
             granted=self.grants.held_mib,
             cordons=Cordons(settings.state_dir / "cordons.json"),
             events=events,
@@ -171,7 +171,7 @@ class NodeAgent:
         """Connect the metrics, and report problems of the state on disk and of --cards."""
         metrics.observe(
             lambda: len(self.grants.all()),
-            lambda: sum(map(len, (self._releaser.held_shares() or {}).values())),
+            lambda: sum(map(len, (self._releaser.reported_shares() or {}).values())),
             len(self.grants.unreadable),
             self.levels,
         )
@@ -265,7 +265,7 @@ class NodeAgent:
         self._release.wake()
         self._inventory.reconcile_now()
 
-    def _on_held_shares_changed(self) -> None:
+    def _on_reported_shares_changed(self) -> None:
         self._inventory.reconcile_now()
 
     def _create_server(self, socket: Path) -> PluginServer | None:

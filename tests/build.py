@@ -98,7 +98,7 @@ def resource(
     mem: int = P100,
     model: str = "P100",
     health: str = "Healthy",
-    held: list[dict] | None = None,
+    reported: list[dict] | None = None,
     terminating: list[dict] | None = None,
     labels: dict[str, str] | None = None,
     cordoned: bool = False,
@@ -114,7 +114,7 @@ def resource(
             "name": names.extended_resource_name(uuid), "labels": {names.NODE_LABEL: node} | (labels or {})
         },
         "spec": spec,
-        "status": {"health": health, "held": held or [], "terminating": terminating},
+        "status": {"health": health, "reported": reported or [], "terminating": terminating},
     }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def gpu_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "te
     return {"metadata": {"namespace": namespace, "name": name, "resourceVersion": "1"}, "spec": {"hard": list(hard)}}
 
 
-def held_share(uid: str, mem: int) -> dict[str, Any]:
+def reported_share(uid: str, mem: int) -> dict[str, Any]:
     return {"podUID": uid, "namespace": "default", "name": uid, "memoryMiB": mem, "corePercent": 0}
 
 

@@ -30,7 +30,7 @@ from cardwise.kube.client import KubeClient
 _T = TypeVar("_T")
 
 MOST_CARDS = 256  # cards and devices of one node that count: a hostile node may invent more
-MOST_HELD = 512  # shares that a node is believed about one card: far above what pods fit on a node
+MOST_REPORTED_PER_CARD = 512  # shares that a node is believed about one card: far above what pods fit on a node
 _UID = re.compile(names.POD_UID)
 _NO_CLASSES: frozenset[str] = frozenset()  # one for tens of thousands of cards: Python makes a new one each time
 _NO_LIMITS = CardLimits()
@@ -197,7 +197,7 @@ def take_survey(
         pods = _allowed_pods(client, own)
     for pod in pods:
         _add_pod(survey, pod)
-    _add_held(survey)
+    _add_reported(survey)
     if survey.partial or beyond:
         _add_others(survey, resources)
     return survey
@@ -300,7 +300,7 @@ def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = N
     )
 
 
-def is_whole(held: wire.HeldShare, mem: int) -> bool:
+def is_whole(held: wire.ContainerShare, mem: int) -> bool:
     """Whether what is held of a card of `mem` MiB was asked for as a whole card; as it looks where nobody says."""
     return held.whole or (not held.container and held.core_percent >= FULL_CORE and held.memory_mib >= mem)
 
@@ -310,10 +310,10 @@ def is_uid(uid: str) -> bool:
     return _UID.fullmatch(uid) is not None
 
 
-def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.HeldShare]:
+def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.ContainerShare]:
     """What the node says is held of its card, as far as the card goes; see `extender/cache/reservations.py`."""
     remaining = resource.spec.memory_mib
-    for held in (resource.status.held or ())[:MOST_HELD]:
+    for held in (resource.status.reported or ())[:MOST_REPORTED_PER_CARD]:
         if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE and is_uid(held.pod_uid):
             mem = min(held.memory_mib, remaining)
             remaining -= mem
@@ -369,14 +369,14 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
         survey.waiting.append((meta.namespace, meta.name, pod_request))
 
 
-def _add_held(survey: Survey) -> None:
+def _add_reported(survey: Survey) -> None:
     """What nodes say is held of pods whose object is gone: one holding per pod and node, over all that reports it.
 
     Quotas count those that the extender has seen vanish there, as for the extender itself.
     """
     shares: dict[tuple[str, str], list[assignment.CardShare]] = {}
     devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
-    pods: dict[tuple[str, str], wire.HeldShare] = {}
+    pods: dict[tuple[str, str], wire.ContainerShare] = {}
     known: set[tuple[str, str]] = set()
     for resource in survey.resources:
         spec = resource.spec
@@ -388,15 +388,15 @@ def _add_held(survey: Survey) -> None:
                 # By which of its classes it was asked for, nobody tells and nothing depends on.
                 devices.setdefault(key, []).append(assignment.DeviceShare("", spec.uuid))
             else:
-                shares.setdefault(key, []).append(_held_share(held, spec))
+                shares.setdefault(key, []).append(_reported_share(held, spec))
     for key, held in pods.items():
         uid, node = key
         there = survey.ledger.holding(uid)
         if there is not None and there.node == node:
             continue
         reported = assignment.Assignment(
-            {"held": tuple(shares[key])} if key in shares else {},
-            {"held": tuple(devices[key])} if key in devices else {},
+            {"reported": tuple(shares[key])} if key in shares else {},
+            {"reported": tuple(devices[key])} if key in devices else {},
         )
         # A pod of the node's former name holds its cards already.
         assigned = reported.without_cards(there.assignment.uuids()) if there is not None else reported
@@ -447,7 +447,7 @@ def _remaining_shares(
     return {"pod": (first, *[further] * (shares - 1))} if shares else {}
 
 
-def _held_share(held: wire.HeldShare, spec: wire.ExtendedResourceSpec) -> assignment.CardShare:
+def _reported_share(held: wire.ContainerShare, spec: wire.ExtendedResourceSpec) -> assignment.CardShare:
     return assignment.CardShare(
         spec.index,
         spec.uuid,

@@ -254,7 +254,7 @@ class OwnedMeta(ObjectMeta, frozen=True):
     owner_references: list[OwnerReference] = []
 
 
-class HeldShare(Struct, rename="camel"):
+class ContainerShare(Struct, rename="camel"):
     """What a container holds on a card, of a pod whose object is gone and whose containers are not; or the device that
     it holds, without memory then.
 
@@ -295,15 +295,15 @@ class MpsStatus(Struct, rename="camel"):
 
 class ExtendedResourceStatus(Struct, rename="camel"):
     """`health` is Healthy or Unhealthy, "" before the first report; `card_access` is cdi or env. `mps`: None where the
-    node has no MPS manager. `held` is the node's word on pods whose object is gone, `terminating` the extender's.
+    node has no MPS manager. `reported` is the node's word on pods whose object is gone, `terminating` the extender's.
     """
 
     health: str = ""
     reason: str = ""
     card_access: str = ""
     mps: MpsStatus | None = None
-    held: list[HeldShare] | None = None
-    terminating: list[HeldShare] | None = None
+    reported: list[ContainerShare] | None = None
+    terminating: list[ContainerShare] | None = None
 
 
 class ExtendedResource(Struct):

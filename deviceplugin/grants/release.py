@@ -9,11 +9,11 @@ began is not dropped (`GrantStore.drop`).
 Both conditions are needed. The API server alone forgets a force-deleted pod while its containers still use the card;
 the runtime alone cannot tell a container between two restarts from one that has ended for good. Together they always
 suffice, also for a pod whose containers never started. Shares of a terminating pod, whose object is gone but whose
-containers run, are published as `held`.
+containers run, are published as `reported`.
 
 A pod that is bound here again with other cards has two bindings on this node: its grants are of the former one until
 its containers of that binding have ended. Until then the cards that its assignment does not name any more are published
-as `held`. Its grants are dropped once the runtime has neither a sandbox nor a container of it, or when its next
+as `reported`. Its grants are dropped once the runtime has neither a sandbox nor a container of it, or when its next
 container starts and the runtime has none that runs.
 """
 
@@ -27,7 +27,7 @@ import structlog
 
 from cardwise.core.api import assignment as codec
 from cardwise.kube import errors
-from cardwise.kube.wire import HeldShare
+from cardwise.kube.wire import ContainerShare
 from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import Grant, GrantStore, latest_by_binding
 from deviceplugin.sources.containers import Containers, RuntimeUnavailable
@@ -36,20 +36,20 @@ from deviceplugin.sources.pods import NodePod, Pods
 _log = structlog.get_logger(__name__)
 
 
-def held_shares(grants: Iterable[Grant]) -> dict[str, list[HeldShare]]:
+def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
     """The shares of these grants, by UUID of card or device; one entry for each container. Pure.
 
     Not summed by pod: quotas and cards count containers, and two halves are not a whole card.
     """
-    held: dict[str, list[HeldShare]] = defaultdict(list)
+    reported: dict[str, list[ContainerShare]] = defaultdict(list)
     for pod in sorted(latest_by_binding(grants), key=lambda grant: grant.pod_uid):
-        holder = HeldShare(pod_uid=pod.pod_uid, namespace=pod.namespace, name=pod.name)
+        holder = ContainerShare(pod_uid=pod.pod_uid, namespace=pod.namespace, name=pod.name)
         for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
             amounts = {"memory_mib": share.mem, "core_percent": share.core, "whole": share.whole}
-            held[share.uuid].append(msgspec.structs.replace(holder, container=key, **amounts))
+            reported[share.uuid].append(msgspec.structs.replace(holder, container=key, **amounts))
         for device, key in zip(pod.pod_devices, pod.pod_device_keys, strict=True):
-            held[device.uuid].append(msgspec.structs.replace(holder, container=key, whole=True))
-    return dict(held)
+            reported[device.uuid].append(msgspec.structs.replace(holder, container=key, whole=True))
+    return dict(reported)
 
 
 def former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
@@ -65,7 +65,7 @@ def former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
 class Releaser:
     """Releases grants: `sweep` is called in a loop, `free` also when a start needs space.
 
-    on_change: called when the held shares have changed.
+    on_change: called when the reported shares have changed.
     """
 
     def __init__(
@@ -83,19 +83,19 @@ class Releaser:
         self._delivery = delivery
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._held: dict[str, list[HeldShare]] | None = None
+        self._reported: dict[str, list[ContainerShare]] | None = None
         # Also written by the threads of PreStart.
         self._ended_rounds: dict[str, int] = {}  # pod UID -> passes in which it had ended and had live containers
         self._runtime_problem = ""
 
-    def held_shares(self) -> Mapping[str, list[HeldShare]] | None:
+    def reported_shares(self) -> Mapping[str, list[ContainerShare]] | None:
         """The shares, by UUID, of pods whose end the API server reports and that have live containers; and those of
         former bindings of pods that are bound here.
 
         None until both have answered for all pods.
         """
         with self._lock:
-            return None if self._held is None else dict(self._held)
+            return None if self._reported is None else dict(self._reported)
 
     @property
     def problem(self) -> str:
@@ -165,7 +165,7 @@ class Releaser:
         granted = {grant.pod_uid for grant in self._grants.all()}
         with self._lock:
             self._ended_rounds = {uid: rounds for uid, rounds in self._ended_rounds.items() if uid in granted}
-        self._publish_held_shares(complete=whole and complete)
+        self._publish_reported_shares(complete=whole and complete)
         self._delivery.remove_unused_specs(self._grants)
 
     def _ended_by_api(self, uid: str, *, remembered: bool) -> bool | None:
@@ -221,7 +221,7 @@ class Releaser:
         return set() if pod is None or pod.finished else former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _forget_ends(self, uids: Iterable[str]) -> None:
-        """These pods are bound here (again): they have not ended, and their present cards are not published as held."""
+        """Treat these pods as not ended: they are bound here (again), so their present cards are not reported."""
         with self._lock:
             for uid in uids:
                 self._ended_rounds.pop(uid, None)
@@ -231,7 +231,7 @@ class Releaser:
         # the second pass. In the first pass after the start it is published at once.
         with self._lock:
             rounds = self._ended_rounds.get(uid, 0) + 1
-            if (any(alive) or self._held is None) and rounds < 2:
+            if (any(alive) or self._reported is None) and rounds < 2:
                 rounds = 2
             self._ended_rounds[uid] = rounds
         if rounds == 2:
@@ -252,18 +252,18 @@ class Releaser:
                 self._ended_rounds.pop(uid, None)
             _log.info("freed", pod=pod_name, uid=uid, containers=[grant.container for grant in dropped])
 
-    def _publish_held_shares(self, *, complete: bool) -> None:
+    def _publish_reported_shares(self, *, complete: bool) -> None:
         with self._lock:
-            if self._held is None and not complete:
+            if self._reported is None and not complete:
                 return
             ended = {uid for uid, rounds in self._ended_rounds.items() if rounds >= 2}
         grants = self._grants.all()
         former = {uid: self._former_cards(uid) for uid in {grant.pod_uid for grant in grants} - ended}
-        held = held_shares(
+        reported = reported_shares(
             grant if grant.pod_uid in ended else grant.on_cards(former[grant.pod_uid]) for grant in grants
         )
         with self._lock:
-            changed = held != self._held
-            self._held = held
+            changed = reported != self._reported
+            self._reported = reported
         if changed:
             self._on_change()

@@ -15,7 +15,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
-from cardwise.kube.wire import ExtendedResource, HeldShare, OwnerReference
+from cardwise.kube.wire import ContainerShare, ExtendedResource, OwnerReference
 from deviceplugin.sources.pods import NodePod
 
 CAPACITIES = (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, names.WHOLE_GPU, names.PLACE_MARKER)
@@ -166,13 +166,13 @@ def is_owned(resource: ExtendedResource, node: str, node_uid: str) -> bool:
     return owner in resource.metadata.owner_references
 
 
-def status(health: Health, access: str, held: Sequence[HeldShare]) -> Json:
+def status(health: Health, access: str, reported: Sequence[ContainerShare]) -> Json:
     """The status fields of an ExtendedResource that the device plugin owns. Other components own the rest."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
         "reason": wording.message(health.reason),
         "cardAccess": access,
-        "held": [share.to_json() for share in held],
+        "reported": [share.to_json() for share in reported],
     }
 
 
@@ -180,11 +180,11 @@ def statuses(
     healths: Mapping[str, Health],
     gone: Iterable[ExtendedResource],
     access: str,
-    held_shares: Callable[[str], Sequence[HeldShare] | None],
+    reported_shares: Callable[[str], Sequence[ContainerShare] | None],
 ) -> dict[str, Json]:
     """The statuses of cards and devices, by UUID: the present ones in `healths`, and the `gone` ones that are kept.
 
-    Those whose held shares are unknown are left out.
+    Those whose reported shares are unknown are left out.
     """
     healths_and_gone = {
         **healths,
@@ -193,14 +193,18 @@ def statuses(
             for resource in gone
         },
     }
-    shares = {uuid: held_shares(uuid) for uuid in healths_and_gone}
-    return {uuid: status(healths_and_gone[uuid], access, held) for uuid, held in shares.items() if held is not None}
+    shares = {uuid: reported_shares(uuid) for uuid in healths_and_gone}
+    return {
+        uuid: status(healths_and_gone[uuid], access, reported)
+        for uuid, reported in shares.items()
+        if reported is not None
+    }
 
 
 def status_of(resource: ExtendedResource) -> Json:
     """The observed status in the form of `status`, so without the extender's fields."""
     seen = resource.status
-    return status(Health(seen.health == "Healthy", seen.reason), seen.card_access, seen.held or ())
+    return status(Health(seen.health == "Healthy", seen.reason), seen.card_access, seen.reported or ())
 
 
 def spec_of(resource: ExtendedResource) -> Json:

@@ -24,7 +24,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
-from cardwise.kube.wire import ExtendedResource, HeldShare
+from cardwise.kube.wire import ContainerShare, ExtendedResource
 from cardwise.runtime.loops import Loop
 from deviceplugin.grants.access import Access
 from deviceplugin.publish import cards as objects
@@ -61,7 +61,7 @@ class NodePublisher:
     """One thread that writes, and two that watch the cards and the other devices.
 
     access: how containers get cards, None until it is known.
-    held: the shares of terminating pods, by UUID.
+    reported: the shares of terminating pods, by UUID.
     granted: MiB of granted shares, by UUID.
     split: as for OwnNode.
     mps: corrects the MPS status of cards without a manager.
@@ -78,7 +78,7 @@ class NodePublisher:
         pods: Pods,
         access: Callable[[], Access | None],
         health: Callable[[list[GpuCard], list[OtherDevice]], Mapping[str, Health]],
-        held: Callable[[], Mapping[str, list[HeldShare]] | None],
+        reported: Callable[[], Mapping[str, list[ContainerShare]] | None],
         granted: Callable[[], Mapping[str, int]],
         cordons: Cordons,
         events: EventRecorder,
@@ -94,7 +94,7 @@ class NodePublisher:
         self._pods = pods
         self._access = access
         self._health = health
-        self._held = held
+        self._reported = reported
         self._granted = granted
         self._cordons = cordons
         self._mps = mps
@@ -180,24 +180,26 @@ class NodePublisher:
         if access is not None:
             health = self._health(cards, devices)
             is_done &= self._update_resources(
-                specs, objects.statuses(health, kept, str(access), self._held_shares_of())
+                specs, objects.statuses(health, kept, str(access), self._reported_shares_of())
             )
         for resource in unused:
             self._delete_resource(resource)
         self._activate_if_due()
-        if is_done and access is not None and self._held() is not None:
+        if is_done and access is not None and self._reported() is not None:
             self._published.set()
         self.node.update_accelerator_label(objects.accelerator(cards))  # last, because nothing of ours depends on it
 
-    def _held_shares_of(self) -> Callable[[str], Sequence[HeldShare] | None]:
-        """A function that returns the held shares of a card or device, None if they are unknown.
+    def _reported_shares_of(self) -> Callable[[str], Sequence[ContainerShare] | None]:
+        """A function that returns the reported shares of a card or device, None if they are unknown.
 
         Until this process knows them, those of the published status count, which an earlier process has written.
         """
-        held = self._held()
-        if held is not None:
-            return lambda uuid: held.get(uuid, ())
-        return {resource.spec.uuid: resource.status.held for resource in self._resources.store.snapshot().values()}.get
+        reported = self._reported()
+        if reported is not None:
+            return lambda uuid: reported.get(uuid, ())
+        return {
+            resource.spec.uuid: resource.status.reported for resource in self._resources.store.snapshot().values()
+        }.get
 
     def _missing_resources(self, present: set[str]) -> tuple[list[ExtendedResource], list[ExtendedResource]]:
         """The published cards and devices that are missing on this machine: those still in use, and the rest."""
@@ -251,7 +253,7 @@ class NodePublisher:
         for uuid, status in statuses.items():
             is_done &= self._update_status(names.extended_resource_name(uuid), known, status)
         # Changes that kube-scheduler cannot see, and that can make a parked pod fit.
-        states = {uuid: (status["health"], status["held"]) for uuid, status in statuses.items()}
+        states = {uuid: (status["health"], status["reported"]) for uuid, status in statuses.items()}
         if states != self._last_states:
             if self._last_states is not None:
                 self._activate_at = self._clock.now() + _ACTIVATE_DELAY
@@ -339,7 +341,7 @@ class NodePublisher:
                     "the API server refused a status; is the CRD that of this release?", resource=name, error=str(error)
                 )
                 return False
-            facts = {"health": status["health"], "reason": status["reason"], "held": len(status["held"])}
+            facts = {"health": status["health"], "reason": status["reason"], "reported": len(status["reported"])}
             _log.info("wrote the status of an ExtendedResource", resource=name, **facts)
         return False
 

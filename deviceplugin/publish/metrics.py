@@ -23,7 +23,7 @@ FAILURES = Counter(
     "cardwise_thread_failures", "Unexpected errors in a thread, which continued; see the log", ["thread"]
 )
 GRANTS = Gauge("cardwise_grants", "Containers on this node that hold a share")
-HELD = Gauge("cardwise_terminating_shares", "Shares of terminating pods")
+TERMINATING_SHARES = Gauge("cardwise_terminating_shares", "Shares of terminating pods")
 UNKNOWN_HOLDERS = Gauge(
     "cardwise_unknown_holders", "Pods that ran at the start and may hold a share that no readable assignment names"
 )
@@ -76,10 +76,13 @@ REGISTRY.register(CARDS)
 
 
 def observe(
-    grants: Callable[[], int], held_shares: Callable[[], int], unreadable: int, cards: Callable[[], Iterable[CardLevel]]
+    grants: Callable[[], int],
+    reported_shares: Callable[[], int],
+    unreadable: int,
+    cards: Callable[[], Iterable[CardLevel]],
 ) -> None:
     """Connect the gauges to the functions that are called at each scrape."""
     GRANTS.set_function(grants)
-    HELD.set_function(held_shares)
+    TERMINATING_SHARES.set_function(reported_shares)
     UNREADABLE.set(unreadable)
     CARDS.read_levels = cards

@@ -23,8 +23,8 @@ from cardwise.kube import survey, wire
 from extender.records import shared
 
 _PASSED_OVER = (
-    f"status.held has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
-    f"{survey.MOST_HELD} entries"
+    f"status.reported has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
+    f"{survey.MOST_REPORTED_PER_CARD} entries"
 )
 _ENV_ACCESS = "env"  # in status.cardAccess
 
@@ -43,7 +43,7 @@ class ShareRecord(NamedTuple):
     def to_json(self) -> Json:
         """As JSON of the status."""
         pod = self.uid, self.namespace, self.name
-        return wire.HeldShare(*pod, self.mem, self.core, self.container, self.whole).to_json()
+        return wire.ContainerShare(*pod, self.mem, self.core, self.container, self.whole).to_json()
 
 
 class CardStatus(NamedTuple):
@@ -149,7 +149,7 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
         reported,
         _labels(read),
         _card_status(status, spec),
-        "" if complete and len(reported) == len(status.held or ()) else _PASSED_OVER,
+        "" if complete and len(reported) == len(status.reported or ()) else _PASSED_OVER,
         status.card_access == _ENV_ACCESS,
     )
 
@@ -195,7 +195,7 @@ def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
     )
 
 
-def _share_records(shares: Iterable[wire.HeldShare], spec: wire.ExtendedResourceSpec) -> tuple[ShareRecord, ...]:
+def _share_records(shares: Iterable[wire.ContainerShare], spec: wire.ExtendedResourceSpec) -> tuple[ShareRecord, ...]:
     return tuple(
         ShareRecord(
             share.pod_uid,
@@ -215,14 +215,14 @@ def _drop_malformed_shares(raw: bytes) -> bytes:
     """The ExtendedResource without malformed shares. The schema forbids them; one such share must not hide a card."""
     manifest = _decode_object(wire.trim(raw))
     status = manifest.get("status") or {}
-    for key in ("held", "terminating"):
+    for key in ("reported", "terminating"):
         status[key] = [entry for entry in status.get(key) or () if _is_share(entry)]
     return msgspec.json.encode(manifest)
 
 
 def _is_share(entry: object) -> bool:
     try:
-        msgspec.convert(entry, wire.HeldShare)
+        msgspec.convert(entry, wire.ContainerShare)
     except msgspec.ValidationError:
         return False
     return True

@@ -97,7 +97,7 @@ def device(node: str, index: int, kind: str = "rdma", **fields: Any) -> Json:
     """A device that is no GPU."""
     uuid = f"{kind}-{node}-{index}"
     metadata = {"name": uuid, "labels": {names.NODE_LABEL: node} | fields.pop("labels", {})}
-    status = {"health": fields.pop("health", "Healthy"), "held": fields.pop("held", [])}
+    status = {"health": fields.pop("health", "Healthy"), "reported": fields.pop("reported", [])}
     spec = {"node": node, "index": index, "uuid": uuid, "kind": kind, "model": "MT4119"}
     return {"metadata": metadata, "spec": spec | fields, "status": status}
 
@@ -200,7 +200,7 @@ def lists_with_devices(**objects_by_kind: list[Json]) -> Cluster:
     api.add(
         "extendedresources",
         device("n1", 0),
-        device("n1", 1, labels={"speed": "fast"}, held=held),
+        device("n1", 1, labels={"speed": "fast"}, reported=held),
         device("n2", 0, health="Unhealthy"),
         device("n3", 0),
     )

@@ -326,7 +326,7 @@ def health(rig: Rig) -> list[str | None]:
 def told_of(rig, index: int) -> list[list[str]]:
     """The names of the pods that hold the card, by each status of it that was ever written."""
     path = f"{RESOURCES}/{card_uuid(index).lower()}/status"
-    return [[held["name"] for held in limit.body["status"]["held"]] for limit in rig.api.sent("patch", path)]
+    return [[held["name"] for held in limit.body["status"]["reported"]] for limit in rig.api.sent("patch", path)]
 
 
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:

@@ -118,7 +118,7 @@ def test_a_container_whose_pod_was_bound_here_again_with_another_card_is_adopted
     for index in (0, 1):
         message = refused(lambda index=index: rig.run(rig.bind(f"b{index}", [(index, P100)])))
         assert "are still held by default/a" in message
-    assert [share["name"] for share in rig.status(0)["held"]] == ["a"]
+    assert [share["name"] for share in rig.status(0)["reported"]] == ["a"]
     rig.runtime.running.clear()
     rig.kubelet.pre_start(slot)
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
@@ -176,7 +176,7 @@ def test_a_pod_whose_name_no_object_can_have_is_freed_and_holds_up_no_report(rig
     odd["metadata"] |= {"uid": "odd", "namespace": "no/name", "annotations": pod["metadata"]["annotations"]}
     rig.runtime.run(odd, "main")
     rig.start()
-    assert sorted(held["podUID"] for held in rig.status(0)["held"]) == sorted([pod["metadata"]["uid"], "odd"])
+    assert sorted(held["podUID"] for held in rig.status(0)["reported"]) == sorted([pod["metadata"]["uid"], "odd"])
     rig.runtime.kill("odd")
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.settle()
@@ -322,11 +322,11 @@ def test_what_an_ended_pod_still_holds_is_found_again_when_the_state_was_lost(ri
     before = len(told_of(rig, 1))
     rig.start()
     assert all(held == ["a"] for held in told_of(rig, 1)[before:]), "nor is it ever told that the card is free"
-    assert [(held["name"], held["memoryMiB"]) for held in rig.status(1)["held"]] == [("a", P100)]
+    assert [(held["name"], held["memoryMiB"]) for held in rig.status(1)["reported"]] == [("a", P100)]
     assert "still held by default/a" in refusal(lambda: rig.run(rig.bind("b", [(1, 1)])))[1]
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.settle()
-    assert rig.status(1)["held"] == []
+    assert rig.status(1)["reported"] == []
     rig.run(rig.bind("c", [(1, P100)]))
 
 

@@ -32,9 +32,9 @@ def test_each_change_is_told_and_nobody_has_to_ask(rig):
     assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia0"
     rig.until(lambda: rig.api.get(f"{PODS_HERE}/a")["metadata"]["annotations"][names.ASSIGNED] == "true")
     rig.force_delete(pod)
-    rig.until(lambda: [held["name"] for held in rig.status(0)["held"]] == ["a"])
+    rig.until(lambda: [held["name"] for held in rig.status(0)["reported"]] == ["a"])
     rig.runtime.kill(pod["metadata"]["uid"])
-    rig.until(lambda: rig.status(0)["held"] == [])
+    rig.until(lambda: rig.status(0)["reported"] == [])
     assert rig.agent.grants.all() == []
     assert rig.spec(slot) is None
 
@@ -98,6 +98,6 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
     for pod in running:
         rig.end(pod)
     rig.until(lambda: not rig.agent.grants.all())
-    rig.until(lambda: [rig.status(index)["held"] for index in (0, 1)] == [[], []])
+    rig.until(lambda: [rig.status(index)["reported"] for index in (0, 1)] == [[], []])
     assert not list((rig.folder / "state" / "grants").iterdir())
     assert [rig.card(index)["spec"]["uuid"] for index in (0, 1)] == [card_uuid(0), card_uuid(1)]

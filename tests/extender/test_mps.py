@@ -14,7 +14,7 @@ from extender.records.podref import PodRef
 from extender.state import State
 from tests.extender.gangworlds import member
 from tests.extender.nominationworlds import World as Ahead
-from tests.extender.worlds import as_card, as_pod, asking, bound, held_share, make_state, resource
+from tests.extender.worlds import as_card, as_pod, asking, bound, make_state, reported_share, resource
 from tests.fakes.clock import FakeClock
 
 ROOMY = 4000  # MiB, of which every card has some
@@ -34,7 +34,7 @@ def report_mps(world: State, *indices: int, node: str = "n1", reports: list | No
     """The node's manager says this of the cards; of MPS nothing where there is nothing to say."""
     world.set_node(node)
     for index in indices:
-        card = resource(index, node=node, held=reports)
+        card = resource(index, node=node, reported=reports)
         if mps:
             mps_status = {
                 "mode": "card",
@@ -164,7 +164,7 @@ def test_a_restart_knows_from_the_pods_who_is_with_mps_and_as_whom(clock):
 
 
 def test_after_a_restart_nobody_joins_what_only_the_node_still_tells_of(world):
-    report_mps(world, 0, reports=[held_share("uid-gone", 1000)], state="Ready")
+    report_mps(world, 0, reports=[reported_share("uid-gone", 1000)], state="Ready")
     for mode in ("off", "preferred"):
         assert place(world, "a", mode) is Refusal.MPS_MIXED
     report_mps(world, 0, state="Ready")

@@ -29,12 +29,12 @@ RDMA = as_class(resource_class("rdma", kind="rdma"))
 SHARE = container(gpu_mem=8138)
 
 
-def device(index, *, node="n1", kind="rdma", health="Healthy", held=(), **properties):
+def device(index, *, node="n1", kind="rdma", health="Healthy", reported=(), **properties):
     """The ExtendedResource of a device."""
     uuid = f"{kind}-{node}-{index}"
     spec = {"node": node, "kind": kind, "index": index, "uuid": uuid, "model": "MT4119", "properties": properties}
     manifest = {"metadata": {"name": uuid, "labels": {names.NODE_LABEL: node}}, "spec": spec}
-    return as_card(manifest | {"status": {"health": health, "held": list(held)}})
+    return as_card(manifest | {"status": {"health": health, "reported": list(reported)}})
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_device_is_free_when_its_containers_have_ended_and_not_when_deletion_s
 
 def test_a_device_that_its_node_still_reports_as_held_is_not_given_away(world, clock):
     held = {"podUID": "uid-old", "namespace": "default", "name": "old", "memoryMiB": 0, "corePercent": 0}
-    world.set_card(*device(0, held=[held]))
+    world.set_card(*device(0, reported=[held]))
     assert held_devices(plan(world, "a", wanting(rdma=1))) == ["rdma-n1-1"]
     assert isinstance(plan(world, "b", wanting(rdma=1)), Unplaceable)
     world.set_card(*device(0))

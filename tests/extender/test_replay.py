@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extender.state import State
 from tests.examples import examples
-from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, held_share, make_state, resource
+from tests.extender.worlds import ENDED, P100, RUNNING, as_card, as_pod, bound, make_state, reported_share, resource
 from tests.fakes.clock import FakeClock
 
 NODES = ["n1", "n2"]
@@ -84,8 +84,8 @@ class Truth:
         self.events["cards"].append(lambda to: to.set_card(name, record))
 
     def _card(self, node: str, index: int, health: str) -> None:
-        before = self.cards.get((node, index), {}).get("status", {}).get("held", [])
-        self._put_card(node, index, resource(index, node=node, health=health, held=before))
+        before = self.cards.get((node, index), {}).get("status", {}).get("reported", [])
+        self._put_card(node, index, resource(index, node=node, health=health, reported=before))
 
     def _report(self, node: str, index: int, name: str) -> None:
         """The node reports what it holds: of a pod that was bound there."""
@@ -93,7 +93,9 @@ class Truth:
             record = as_pod(self.pods[name])
             share = record.assignment.shares()[0]
             if record.node == node and share.index == index:
-                self._put_card(node, index, resource(index, node=node, held=[held_share(record.uid, share.mem)]))
+                self._put_card(
+                    node, index, resource(index, node=node, reported=[reported_share(record.uid, share.mem)])
+                )
 
     def _unreport(self, node: str, index: int) -> None:
         if (node, index) in self.cards:

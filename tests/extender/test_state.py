@@ -25,10 +25,10 @@ from tests.extender.worlds import (
     asking,
     bound,
     free,
-    held_share,
     make_state,
     mark,
     refuse,
+    reported_share,
     resource,
     with_cards,
 )
@@ -124,7 +124,7 @@ def test_a_ghost_that_its_node_reports_counts_until_the_node_lets_go(world, cloc
     last = as_pod(bound("a", 4069, 1))
     world.set_pod(last)
     world.remove_pod(last)
-    world.set_card(*as_card(resource(1, held=[held_share("uid-a", 4069)])))
+    world.set_card(*as_card(resource(1, reported=[reported_share("uid-a", 4069)])))
     clock.advance(1000)
     world.tick()
     assert mark(world, "uid-a") == "reported"
@@ -136,14 +136,14 @@ def test_a_ghost_that_its_node_reports_counts_until_the_node_lets_go(world, cloc
 def test_a_ghost_is_free_before_its_time_when_the_node_lets_go(world):
     last = as_pod(bound("a", 4069, 1))
     world.set_pod(last)
-    world.set_card(*as_card(resource(1, held=[held_share("uid-a", 4069)])))
+    world.set_card(*as_card(resource(1, reported=[reported_share("uid-a", 4069)])))
     world.remove_pod(last)
     world.set_card(*as_card(resource(1)))
     assert free(world) == [P100, P100]
 
 
 def test_after_a_restart_what_nodes_report_counts(world):
-    world.set_card(*as_card(resource(1, held=[held_share("unknown", 4069)])))
+    world.set_card(*as_card(resource(1, reported=[reported_share("unknown", 4069)])))
     assert mark(world, "n1/unknown") == "reported"
     assert free(world) == [P100, P100 - 4069]
     world.remove_card(as_card(resource(1))[0])
@@ -155,9 +155,11 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
     world = with_cards(make_state(clock))
     world.set_node("n1")
     world.set_quota(*as_quota({"shares": 3}))
-    reported = [held_share("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
-    world.set_card(*as_card(resource(0, held=reported, terminating=reported)))
-    world.set_card(*as_card(resource(1, held=[held_share("other", 100)], terminating=[held_share("other", 100)])))
+    reported = [reported_share("gone", P100 // 2) | {"corePercent": 50, "container": key} for key in ("0", "1")]
+    world.set_card(*as_card(resource(0, reported=reported, terminating=reported)))
+    world.set_card(
+        *as_card(resource(1, reported=[reported_share("other", 100)], terminating=[reported_share("other", 100)]))
+    )
     clock.advance(1000)
     world.tick()
     with world.view() as ledger:
@@ -179,14 +181,14 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
 def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(clock, fields, cards):
     world = with_cards(make_state(clock))
     world.set_node("n1")
-    reported = [held_share("gone", P100) | {"corePercent": 100} | fields]
-    world.set_card(*as_card(resource(0, held=reported, terminating=reported)))
+    reported = [reported_share("gone", P100) | {"corePercent": 100} | fields]
+    world.set_card(*as_card(resource(0, reported=reported, terminating=reported)))
     with world.view() as ledger:
         assert ledger.used("default", quotas.Entry()).cards == cards
 
 
 def test_a_report_on_a_pod_that_exists_counts_once(world):
-    world.set_card(*as_card(resource(1, held=[held_share("uid-a", 4069)])))
+    world.set_card(*as_card(resource(1, reported=[reported_share("uid-a", 4069)])))
     world.set_pod(as_pod(bound("a", 4069, 1)))
     assert free(world) == [P100, P100 - 4069]
 

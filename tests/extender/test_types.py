@@ -27,10 +27,10 @@ from tests.extender.worlds import (
     bound,
     free,
     gpu_quota,
-    held_share,
     make_state,
     mark,
     plan,
+    reported_share,
     resource,
     resource_class,
     with_cards,
@@ -287,7 +287,11 @@ def test_all_quotas_of_a_namespace_apply(world):
             lambda w: (
                 w.remove_card(as_card(resource(0))[0]),
                 w.set_card(
-                    *as_card(resource(0, held=[held_share("uid-a", 8138)], terminating=[held_share("uid-a", 8138)]))
+                    *as_card(
+                        resource(
+                            0, reported=[reported_share("uid-a", 8138)], terminating=[reported_share("uid-a", 8138)]
+                        )
+                    )
                 ),
             ),
             id="held",

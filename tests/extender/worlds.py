@@ -15,7 +15,7 @@ from extender.cache.reservations import Assumed, KnownBinding, Timeouts
 from extender.records import objects, podinfo
 from extender.records.podref import PodRef
 from extender.state import State
-from tests.build import P100, asking, container, gpu_quota, held_share, resource, resource_class, shares
+from tests.build import P100, asking, container, gpu_quota, reported_share, resource, resource_class, shares
 from tests.fakes.clock import FakeClock
 
 WAITING, RUNNING, ENDED = "waiting", "running", "terminated"
@@ -146,4 +146,4 @@ def refuse(state: State, name: str = "w", node: str = "n1") -> None:
     assert isinstance(refused, Unplaceable)
 
 
-__all__ = ["P100", "container", "held_share", "resource_class"]
+__all__ = ["P100", "container", "reported_share", "resource_class"]

@@ -87,7 +87,7 @@ def test_what_reports_and_gangs_may_say_is_what_the_extender_takes(render: Rende
     # The device plugin and the extender each write a part of it: nothing of it may be compulsory.
     assert "required" not in status
     assert "required" not in status["properties"]["allocated"]
-    for list_field in ("held", "terminating"):
+    for list_field in ("reported", "terminating"):
         assert status["properties"][list_field]["items"]["properties"]["podUID"]["pattern"] == names.POD_UID
         # Several entries of one pod: a key that is not unique would be refused.
         assert status["properties"][list_field]["x-kubernetes-list-type"] == "atomic"

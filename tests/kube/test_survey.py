@@ -81,8 +81,8 @@ def test_devices_are_no_cards_but_held_and_classed_as_they_are():
 def test_a_pod_that_is_gone_holds_its_card_and_its_device_as_one():
     held = [{"podUID": "gone", "namespace": "a", "name": "gone", "memoryMiB": 64, "container": "0"}]
     on_card = card("n1", 0)
-    on_card["status"]["held"] = held
-    api = lists(extendedresources=[on_card, device("n1", 0, held=[held[0] | {"memoryMiB": 0}])], pods=[])
+    on_card["status"]["reported"] = held
+    api = lists(extendedresources=[on_card, device("n1", 0, reported=[held[0] | {"memoryMiB": 0}])], pods=[])
     (gone,) = survey.take_survey(api.kube).ledger.holdings()
     assert (gone.assignment.mem, [share.uuid for share in gone.assignment.device_shares()]) == (64, ["rdma-n1-0"])
 
@@ -93,7 +93,7 @@ def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
     before = survey.take_survey(lists().kube).ledger
     held = sum(before.node("n1").used[:1])
     assert held
-    moved["status"]["held"] = [
+    moved["status"]["reported"] = [
         {"podUID": holding.uid, "namespace": holding.namespace, "name": holding.name, "memoryMiB": 64, "container": "0"}
         for holding in before.holdings("n1")
         if moved["spec"]["uuid"] in holding.assignment.uuids()

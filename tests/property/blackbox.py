@@ -28,7 +28,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime.http import httpcalls
 from extender.process import Extender, ExtenderSettings
-from tests.build import asking, build_released_lease, gpu_quota, held_share, resource, resource_class
+from tests.build import asking, build_released_lease, gpu_quota, reported_share, resource, resource_class
 from tests.fakes.apiobjects import Refused, copied
 from tests.fakes.apiserver import ApiServer, Fault, Request
 from tests.fakes.turnclock import Program, TurnClock
@@ -446,7 +446,7 @@ class World:
     def _put_cards(self, node: str) -> None:
         for index, card in enumerate(self.machines[node].cards):
             shares = [
-                held_share(uid, share.mem) | {"corePercent": share.core, "whole": share.whole}
+                reported_share(uid, share.mem) | {"corePercent": share.core, "whole": share.whole}
                 for uid in self.ghosts
                 for node_name, binding in [self.running[uid]]
                 for share in binding.shares
@@ -454,7 +454,7 @@ class World:
             ]
             health = "Healthy" if card.healthy else "Unhealthy"
             report = resource(
-                index, node=node, mem=card.mem, model=card.model, health=health, held=shares, cordoned=card.cordoned
+                index, node=node, mem=card.mem, model=card.model, health=health, reported=shares, cordoned=card.cordoned
             )
             if card.mps:
                 report["status"]["mps"] = {"mode": "card", "state": card.mps, "multiUser": True, "maxClients": 48}

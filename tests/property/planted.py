@@ -232,7 +232,7 @@ FAULTS = {
     "what vanished pods hold is free at once": Fault(settings={"terminating_seconds": 0.0}),
     "a share is free when deletion begins": Fault(sees={paths.pods(): _ended_when_deleted}),
     "what nodes report of vanished pods is not counted": Fault(
-        sees={paths.extendedresources(): _with(status={"held": [], "terminating": []})}
+        sees={paths.extendedresources(): _with(status={"reported": [], "terminating": []})}
     ),
     "quotas are not known": Fault(sees={paths.gpuquotas(): _nothing}),
     "a quota is exceeded by one": Fault(sees={paths.gpuquotas(): _one_more}),

@@ -54,7 +54,7 @@ class RenamedNodes(RuleBasedStateMachine):
         self.state = make_state(self.clock)
         self.pods = {}  # by UID
         self.node_of_card = dict.fromkeys(CARDS, "")  # the node in each card's ExtendedResource; "": there is none
-        self.reports = {card: set() for card in CARDS}  # the UIDs in its status.held
+        self.reports = {card: set() for card in CARDS}  # the UIDs in its status.reported
         self.created_count = 0
 
     @initialize()
@@ -68,7 +68,7 @@ class RenamedNodes(RuleBasedStateMachine):
         self.node_of_card[card], self.reports[card] = node, set(reported)
         manifest = resource(CARDS.index(card), node=node, mem=SIZE)
         manifest["metadata"]["name"], manifest["spec"]["uuid"] = card.lower(), card
-        manifest["status"]["held"] = [
+        manifest["status"]["reported"] = [
             {"podUID": pod.uid, "namespace": pod.namespace, "name": pod.name, "memoryMiB": pod.share.mem}
             for pod in (self.pods[uid] for uid in sorted(reported))
         ]

@@ -111,7 +111,7 @@ class _Status(msgspec.Struct, gc=False):
     health: str = ""
     reason: str = ""
     mps: _Mps | None = None
-    held: list[wire.HeldShare] | None = None
+    reported: list[wire.ContainerShare] | None = None
     allocated: _Allocated = msgspec.field(default_factory=_Allocated)
 
 
@@ -158,7 +158,7 @@ def _card(read: _Resource) -> CardUsage:
     spec, status, allocated = read.spec, read.status, read.status.allocated
     ended = tuple([
         Holder(namespace=share.namespace, name=share.name, granted=share.memory_mib, ended=True)
-        for share in status.held or ()
+        for share in status.reported or ()
     ])  # fmt: skip
     return CardUsage(
         node=spec.node,

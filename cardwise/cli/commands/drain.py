@@ -219,7 +219,7 @@ class Drain:
             resource = self.client.get(paths.extendedresources(self.card.metadata.name))
         except errors.NotFound:
             return []
-        shares = msgspec.convert(resource, ExtendedResource).status.held or ()
+        shares = msgspec.convert(resource, ExtendedResource).status.reported or ()
         return sorted({f"{share.namespace}/{share.name}" for share in shares if share.pod_uid not in present})
 
     def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:

@@ -84,12 +84,12 @@ def test_a_pod_that_does_not_end_is_named():
 def test_containers_that_outlive_their_pod_are_waited_for():
     held = [{"podUID": "gone", "namespace": "team-b", "name": "gone", "memoryMiB": 5, "container": "0"}]
     smoking = card("n1", 0)
-    smoking["status"]["held"] = held
+    smoking["status"]["reported"] = held
     api = Cards([smoking], [])
     with pytest.raises(click.ClickException) as refused:
         work(api).run("")
     assert "team-b/gone (its containers still run)" in str(refused.value)
-    api.change("extendedresources", "gpu-n1-0", status={"held": []})
+    api.change("extendedresources", "gpu-n1-0", status={"reported": []})
     work(api).run("")
 
 

@@ -87,7 +87,7 @@ def api() -> Cluster:
     """n1 has a manager; n2's second card is cordoned, its third sick, and its fourth has not been told of."""
     held = [{"podUID": "x", "namespace": "team-b", "name": "gone", "memoryMiB": 500, "container": "0"}]
     ended = allocated(card("n1", 1), 500)
-    ended["status"]["held"] = held
+    ended["status"]["reported"] = held
     down = card("n2", 2, health="Unhealthy")
     down["status"] |= {"reason": "Xid 79", "mps": {"mode": "card", "state": "Down"}}
     cards = [

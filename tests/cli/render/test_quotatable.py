@@ -62,7 +62,7 @@ def test_wide_names_the_pods_of_each_entry_the_largest_first():
 def test_what_a_vanished_pod_still_holds_is_counted_and_marked():
     api = lists(pods=[])
     held = {"podUID": "u", "namespace": "team-a", "name": "gone", "memoryMiB": 3000}
-    api.change("extendedresources", "gpu-n1-0", status={"held": [held], "terminating": [held]})
+    api.change("extendedresources", "gpu-n1-0", status={"reported": [held], "terminating": [held]})
     text = table(api, "team-a", wide=True)
     assert "1/2     3000/-" in text
     assert "gone (reported)" in text
@@ -71,7 +71,7 @@ def test_what_a_vanished_pod_still_holds_is_counted_and_marked():
 def test_what_only_a_node_says_of_a_pod_is_in_no_quota():
     api = lists(pods=[])
     held = {"podUID": "u", "namespace": "team-a", "name": "gone", "memoryMiB": 3000}
-    api.change("extendedresources", "gpu-n1-0", status={"held": [held]})
+    api.change("extendedresources", "gpu-n1-0", status={"reported": [held]})
     text = table(api, "team-a", wide=True)
     assert "0/2     0/-" in text
     assert "gone" not in text

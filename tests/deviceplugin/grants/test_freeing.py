@@ -10,7 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants.access import Access
 from deviceplugin.grants.cdi import stale_specs
-from deviceplugin.grants.release import held_shares
+from deviceplugin.grants.release import reported_shares
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused, told_of
 from tests.deviceplugin.records import grant
 from tests.fakes.apiserver import Fault
@@ -21,14 +21,14 @@ def test_two_containers_of_a_force_deleted_pod_hold_a_share_each(rig):
     rig.run(pod)
     rig.force_delete(pod)
     rig.settle()
-    held = rig.status(0).get("held")
+    held = rig.status(0).get("reported")
     assert [(share["container"], share["memoryMiB"]) for share in held] == [("0", P100 // 2), ("1", P100 // 2)]
 
 
 def test_a_pod_whose_grants_differ_holds_the_cards_of_each():
     early = grant("u1", CardShare(0, "GPU-0", 100, 0, P100), granted_ns=1)
     late = grant("u1", CardShare(1, "GPU-1", 100, 0, P100), container="side", granted_ns=2)
-    assert held_shares([late, early]).keys() == held_shares([early, late]).keys() == {"GPU-0", "GPU-1"}
+    assert reported_shares([late, early]).keys() == reported_shares([early, late]).keys() == {"GPU-0", "GPU-1"}
 
 
 def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
@@ -37,7 +37,7 @@ def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
     rig.end(first)
     rig.run(rig.bind("second", [(0, P100)]))
     assert rig.held_on_disk(0) == P100
-    assert not any((share.body.get("status") or {}).get("held") for share in rig.api.sent("patch"))
+    assert not any((share.body.get("status") or {}).get("reported") for share in rig.api.sent("patch"))
     assert rig.env(slot)["ALIYUN_COM_GPU_MEM_IDX"] == "0", "the slot went to the second pod"
 
 
@@ -50,7 +50,7 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
     rig.run(first)
     rig.force_delete(first)
     rig.settle()
-    held = rig.status(0).get("held")
+    held = rig.status(0).get("reported")
     assert held == [
         {
             "podUID": first["metadata"]["uid"],
@@ -66,7 +66,7 @@ def test_a_force_deleted_pod_holds_its_card_until_its_containers_end(rig):
     before = changed_at(rig)
     rig.runtime.kill(first["metadata"]["uid"])
     rig.settle()
-    assert rig.status(0).get("held") == []
+    assert rig.status(0).get("reported") == []
     rig.kubelet.forget(first["metadata"]["uid"])
     rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
     rig.settle()
@@ -79,12 +79,12 @@ def test_a_pod_of_the_former_name_of_the_node_holds_its_card_until_its_container
     rig.run(first)
     rig.api.edit(f"{PODS_HERE}/first", spec={"nodeName": "former"})
     rig.settle()
-    assert [share["name"] for share in rig.status(0)["held"]] == ["first"]
+    assert [share["name"] for share in rig.status(0)["reported"]] == ["first"]
     second = rig.bind("second", [(0, P100)])
     assert "first" in refusal(lambda: rig.run(second))[1]
     rig.runtime.kill(first["metadata"]["uid"])
     rig.settle()
-    assert rig.status(0)["held"] == []
+    assert rig.status(0)["reported"] == []
     rig.kubelet.pre_start(next(iter(rig.kubelet.holders)))
     assert rig.held_on_disk(0) == P100
     assert rig.api.get(f"{PODS_HERE}/first"), "its object is still there"
@@ -109,13 +109,13 @@ def test_a_pod_that_waits_again_holds_its_card_until_its_containers_end(rig, res
     rig.run(first)
     restored(first)
     rig.settle()
-    assert [share["name"] for share in rig.status(0)["held"]] == ["first"]
+    assert [share["name"] for share in rig.status(0)["reported"]] == ["first"]
     second = rig.bind("second", [(0, P100)])
     assert "first" in refusal(lambda: rig.run(second))[1]
     rig.runtime.kill(first["metadata"]["uid"])
     rig.kubelet.pre_start(next(slot for slot, holders in rig.kubelet.holders.items() if holders[0][1] == "second"))
     rig.settle()
-    assert rig.status(0)["held"] == []
+    assert rig.status(0)["reported"] == []
     assert [grant.pod_uid for grant in rig.agent.grants.all()] == [second["metadata"]["uid"]]
 
 
@@ -129,7 +129,7 @@ def test_a_pod_that_is_bound_here_again_keeps_its_new_grant_while_the_watch_lags
     else:
         restored(pod)
     rig.settle()
-    assert [share["name"] for share in rig.status(0)["held"]] == ["a"]
+    assert [share["name"] for share in rig.status(0)["reported"]] == ["a"]
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.api.write_object(PODS, pod)  # bound here; the watch does not show it yet
     rig.kubelet.pre_start(slot)
@@ -138,7 +138,7 @@ def test_a_pod_that_is_bound_here_again_keeps_its_new_grant_while_the_watch_lags
     rig.runtime.run(pod, "main")
     rig.settle()
     assert rig.held_on_disk(0) == P100
-    assert rig.status(0)["held"] == [], "its pod counts, and no report"
+    assert rig.status(0)["reported"] == [], "its pod counts, and no report"
 
 
 HALF = P100 // 2
@@ -166,8 +166,8 @@ def test_a_pod_that_is_bound_here_again_with_another_card_holds_its_former_card_
     assert "default/a was bound to this node again with other cards" in problem
     assert f"(main, side) may still use {card_uuid(0)}; this container starts when they have ended" in problem
     rig.settle()
-    assert [share["container"] for share in rig.status(0)["held"]] == ["0", "1"]
-    assert rig.status(1)["held"] == []
+    assert [share["container"] for share in rig.status(0)["reported"]] == ["0", "1"]
+    assert rig.status(1)["reported"] == []
     second = rig.bind("second", [(0, P100)])
     assert "are still held by default/a" in refusal(lambda: rig.run(second))[1]
     rig.runtime.running[pod["metadata"]["uid"]].remove("main")
@@ -175,7 +175,7 @@ def test_a_pod_that_is_bound_here_again_with_another_card_holds_its_former_card_
     assert rig.edits(slot_of(rig, "side"))["deviceNodes"][0]["path"] == "/dev/nvidia1"
     rig.settle()
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, 2 * HALF)
-    assert rig.status(0)["held"] == []
+    assert rig.status(0)["reported"] == []
     rig.run(rig.bind("third", [(0, P100)]))
 
 
@@ -189,11 +189,11 @@ def test_a_pod_that_is_bound_here_again_with_another_card_is_held_until_its_form
     rig.bind_again(pod, [(1, P100)])
     for _ in range(5):
         rig.pass_second()
-    assert [share["name"] for share in rig.status(0)["held"]] == ["a"]
+    assert [share["name"] for share in rig.status(0)["reported"]] == ["a"]
     assert [] not in told_of(rig, 0)[before:], "it was held all the while"
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.settle()
-    assert rig.status(0)["held"] == []
+    assert rig.status(0)["reported"] == []
     assert not rig.agent.grants.all()
     rig.run(rig.bind("second", [(0, P100)]))
 
@@ -210,7 +210,7 @@ def test_a_pod_that_is_bound_here_again_with_another_card_gets_that_card_while_t
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
     rig.runtime.run(again, "main")
     rig.settle()
-    assert (rig.held_on_disk(1), rig.status(0)["held"], rig.status(1)["held"]) == (P100, [], [])
+    assert (rig.held_on_disk(1), rig.status(0)["reported"], rig.status(1)["reported"]) == (P100, [], [])
 
 
 def test_a_former_binding_is_not_released_while_the_runtime_or_the_api_server_does_not_answer(rig):
@@ -269,9 +269,9 @@ def test_what_is_held_stays_told_until_the_runtime_and_the_api_server_have_been_
     rig.runtime.kill(pod["metadata"]["uid"])
     for _ in range(3):
         rig.pass_second()
-        assert [held["name"] for held in rig.status(0)["held"]] == ["a"]
+        assert [held["name"] for held in rig.status(0)["reported"]] == ["a"]
     rig.settle()
-    assert rig.status(0)["held"] == []
+    assert rig.status(0)["reported"] == []
     assert rig.problems() == []
 
 
@@ -426,5 +426,5 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
     rig.settle()
     assert not rig.agent.grants.all()
     assert not list((rig.folder / "cdi").iterdir())
-    assert rig.status(0).get("held") == rig.status(1).get("held") == []
+    assert rig.status(0).get("reported") == rig.status(1).get("reported") == []
     assert not list((rig.folder / "state" / "grants").iterdir())

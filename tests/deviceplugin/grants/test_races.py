@@ -195,12 +195,12 @@ def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
     )
     releaser.sweep()
-    assert releaser.held_shares() == {}
+    assert releaser.reported_shares() == {}
     pods.known = lambda uid: None  # force-deleted
     seen = []
     for _ in held_names:
         releaser.sweep()
-        seen.append("GPU-0" in releaser.held_shares())
+        seen.append("GPU-0" in releaser.reported_shares())
     assert seen == held_names
 
 
@@ -219,10 +219,10 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
         on_change=lambda: None,
     )
     releaser.sweep()
-    assert (releaser.held_shares(), releaser.problem) == (None, "no answer")
+    assert (releaser.reported_shares(), releaser.problem) == (None, "no answer")
     containers.live_containers = lambda uids: {uid: {"main"} for uid in uids}
     releaser.sweep()
-    assert (list(releaser.held_shares()), releaser.problem) == (["GPU-0"], "")
+    assert (list(releaser.reported_shares()), releaser.problem) == (["GPU-0"], "")
 
 
 def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node):
@@ -234,7 +234,7 @@ def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node)
         containers=SimpleNamespace(live_containers=lambda uids: {uid: {"main"} for uid in uids}),
         grants=node.grants,
         delivery=node.delivery,
-        on_change=lambda: calls.append(list(releaser.held_shares())),
+        on_change=lambda: calls.append(list(releaser.reported_shares())),
     )
     for round_ in range(4):
         if round_ == 2:
@@ -266,7 +266,7 @@ def test_a_round_goes_on_while_a_start_frees(node):
     try:
         published = 0
         while published < 200 or not rounds:
-            releaser._publish_held_shares(complete=True)
+            releaser._publish_reported_shares(complete=True)
             published += 1
     finally:
         done.set()

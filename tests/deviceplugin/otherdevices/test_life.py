@@ -22,11 +22,11 @@ class TestLife:
         rig.force_delete(pod)
         rig.settle()
         holder = {"podUID": pod["metadata"]["uid"], "namespace": "default", "name": "a", "container": "0"}
-        assert machine.status(FIRST).get("held") == [holder | {"memoryMiB": 0, "corePercent": 0, "whole": True}]
-        assert rig.status(0).get("held") == [holder | {"memoryMiB": 100, "corePercent": 0}]
+        assert machine.status(FIRST).get("reported") == [holder | {"memoryMiB": 0, "corePercent": 0, "whole": True}]
+        assert rig.status(0).get("reported") == [holder | {"memoryMiB": 100, "corePercent": 0}]
         rig.runtime.kill(pod["metadata"]["uid"])
         rig.settle()
-        assert machine.status(FIRST).get("held") == []
+        assert machine.status(FIRST).get("reported") == []
 
     def test_it_is_sick_while_grants_cannot_be_written(self, machine, rig):
         (rig.folder / "state" / ".grants.probe").symlink_to("/dev/full")

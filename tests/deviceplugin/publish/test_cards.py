@@ -9,7 +9,7 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube.wire import ExtendedResource
-from deviceplugin.grants.release import held_shares
+from deviceplugin.grants.release import reported_shares
 from deviceplugin.publish import cards
 from deviceplugin.publish.node import WRITTEN_LABEL, label_change
 from deviceplugin.sources.pods import parse_pod
@@ -114,7 +114,7 @@ def test_held_shares_are_told_container_by_container():
     )
     of = {"pod_shares": pod, "pod_keys": ("0", "0", "1")}
     # The third container never was granted: its pod holds the share all the same.
-    held = held_shares([grant("u1", *pod[:2], **of), grant("u0", pod[2])])
+    held = reported_shares([grant("u1", *pod[:2], **of), grant("u0", pod[2])])
     status = {card: [(h.pod_uid, h.memory_mib, h.core_percent, h.container) for h in of] for card, of in held.items()}
     assert status == {
         "GPU-0": [("u0", 50, 5, ""), ("u1", 100, 10, "0"), ("u1", 50, 5, "1")],
@@ -124,7 +124,7 @@ def test_held_shares_are_told_container_by_container():
 
 def test_a_held_share_is_read_as_it_was_written():
     whole = CardShare(0, "GPU-0", 1000, 100, 1000, whole=True)
-    held = held_shares([grant("u1", whole, pod_keys=("init-0",)), grant("u2")])
+    held = reported_shares([grant("u1", whole, pod_keys=("init-0",)), grant("u2")])
     assert [container.whole for of_card in held.values() for container in of_card] == [True, False]
     for of_card in held.values():
         status = cards.status(Health(healthy=True), "cdi", of_card)

@@ -21,8 +21,8 @@ from tests.extender.worlds import (
     as_quota,
     asking,
     bound,
-    held_share,
     make_state,
+    reported_share,
     resource,
     resource_class,
     with_cards,
@@ -185,7 +185,7 @@ def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
 
 def test_inspect_is_gpushares_json():
     state = world(n1=[P100 - 1024, P100])
-    state.set_card(*as_card(resource(1, held=[held_share("vanished", 4069)])))
+    state.set_card(*as_card(resource(1, reported=[reported_share("vanished", 4069)])))
     state.plan(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
     assert verbs.inspect(state) == {
         "unit": "MiB",

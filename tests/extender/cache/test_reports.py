@@ -15,10 +15,10 @@ from tests.extender.worlds import (
     as_quota,
     bound,
     free,
-    held_share,
     make_state,
     mark,
     refuse,
+    reported_share,
     resource,
     with_cards,
 )
@@ -43,7 +43,7 @@ def world(clock):
 
 
 def says(world, node, *reports, index=0):
-    world.set_card(*as_card(resource(index, node=node, held=list(reports))))
+    world.set_card(*as_card(resource(index, node=node, reported=list(reports))))
 
 
 def used(world):
@@ -59,14 +59,14 @@ def terminating_shares(world, node="n1", index=1):
 
 
 def test_a_report_of_a_pod_that_nobody_knows_there_fills_no_quota(world):
-    says(world, "n2", held_share("stranger", 5000), held_share("uid-a", 100))
+    says(world, "n2", reported_share("stranger", 5000), reported_share("uid-a", 100))
     assert used(world) == 4069
     assert free(world, "n2") == [P100 - 5100], "it may be right about its own card"
 
 
 def test_a_report_of_a_pod_that_waits_fills_no_quota_and_bars_it_from_nothing(world):
     world.set_quota(*as_quota({"memoryMiB": 4069 + 1000}))
-    says(world, "n2", held_share("uid-b", 1000))
+    says(world, "n2", reported_share("uid-b", 1000))
     world.set_pod(as_pod(bound("b", 1000, 0)))
     assert used(world) == 5069
     assert free(world) == [P100 - 1000, P100 - 4069]
@@ -74,14 +74,14 @@ def test_a_report_of_a_pod_that_waits_fills_no_quota_and_bars_it_from_nothing(wo
 
 
 def test_no_report_is_above_the_size_of_the_card(world):
-    says(world, "n2", held_share("one", 10**12), held_share("two", 1))
+    says(world, "n2", reported_share("one", 10**12), reported_share("two", 1))
     assert free(world, "n2") == [0]
     with world.view() as ledger:
         assert ledger.violations() == []
 
 
 def test_another_nodes_report_keeps_no_share_alive(world, clock):
-    says(world, "n2", held_share("uid-a", 4069))
+    says(world, "n2", reported_share("uid-a", 4069))
     clock.advance(21)
     world.tick()
     assert mark(world, "uid-a") is None
@@ -90,8 +90,8 @@ def test_another_nodes_report_keeps_no_share_alive(world, clock):
 
 
 def test_another_nodes_silence_ends_no_share(world, clock):
-    says(world, "n1", held_share("uid-a", 4069), index=1)
-    says(world, "n2", held_share("uid-a", 4069))
+    says(world, "n1", reported_share("uid-a", 4069), index=1)
+    says(world, "n2", reported_share("uid-a", 4069))
     assert free(world, "n2") == [P100 - 4069]
     says(world, "n2")
     assert free(world, "n2") == [P100]
@@ -103,7 +103,7 @@ def test_another_nodes_silence_ends_no_share(world, clock):
 
 
 def test_the_silence_of_a_node_that_was_never_asked_ends_no_ghost(world):
-    says(world, "n2", held_share("uid-a", 4069))
+    says(world, "n2", reported_share("uid-a", 4069))
     says(world, "n2")
     assert mark(world, "uid-a") == "terminating"
 
@@ -112,34 +112,34 @@ def test_a_node_that_was_away_for_longer_is_believed_about_its_own_pods(world, c
     clock.advance(21)
     world.tick()
     assert used(world) == 0
-    says(world, "n2", held_share("uid-a", 4069))
+    says(world, "n2", reported_share("uid-a", 4069))
     assert used(world) == 0
-    says(world, "n1", held_share("uid-a", 1), index=1)
+    says(world, "n1", reported_share("uid-a", 1), index=1)
     assert (mark(world, "uid-a"), used(world)) == ("reported", 4069)
     clock.advance(1000)
     world.tick()
     assert used(world) == 4069
     says(world, "n1", index=1)
     assert (mark(world, "uid-a"), used(world)) == (None, 0)
-    says(world, "n1", held_share("uid-a", 4069), index=1)
+    says(world, "n1", reported_share("uid-a", 4069), index=1)
     assert used(world) == 0, "it has let go of it once"
 
 
 def test_a_card_that_goes_takes_what_only_its_node_says_with_it(world):
-    says(world, "n2", held_share("stranger", 5000))
+    says(world, "n2", reported_share("stranger", 5000))
     world.remove_card(as_card(resource(0, node="n2"))[0])
     says(world, "n2")
     assert free(world, "n2") == [P100]
 
 
 def test_what_vanished_is_noted_for_the_next_extender(world, clock):
-    share = held_share("uid-a", 4069) | {"name": "a", "container": "0"}
+    share = reported_share("uid-a", 4069) | {"name": "a", "container": "0"}
     assert terminating_shares(world) == [share]
     again = with_cards(make_state(clock), n2=1)
     again.set_node("n1")
     again.set_card(*as_card(resource(1, terminating=terminating_shares(world))))
     assert (mark(again, "uid-a"), used(again)) == ("terminating", 4069), "its node has the grace time to report it"
-    again.set_card(*as_card(resource(1, held=[share], terminating=terminating_shares(world))))
+    again.set_card(*as_card(resource(1, reported=[share], terminating=terminating_shares(world))))
     clock.advance(1000)
     again.tick()
     assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == ("reported", 4069, [share])
@@ -151,8 +151,8 @@ def test_of_several_cards_all_that_was_noted_counts(clock):
     state = make_state(clock)
     state.set_node("n1")
     for index in (0, 1):
-        share = held_share("gone", P100) | {"container": "0", "whole": True}
-        state.set_card(*as_card(resource(index, held=[share], terminating=[share])))
+        share = reported_share("gone", P100) | {"container": "0", "whole": True}
+        state.set_card(*as_card(resource(index, reported=[share], terminating=[share])))
     with state.view() as ledger:
         assert ledger.used("default", quotas.Entry()) == quotas.Charge(shares=2, memory=2 * P100, cards=2)
     assert free(state) == [0, 0]
@@ -161,7 +161,7 @@ def test_of_several_cards_all_that_was_noted_counts(clock):
 def test_a_note_says_nothing_of_a_pod_that_is_there(clock):
     state = make_state(clock)
     state.set_node("n1")
-    state.set_card(*as_card(resource(1, terminating=[held_share("uid-a", 4069)])))
+    state.set_card(*as_card(resource(1, terminating=[reported_share("uid-a", 4069)])))
     state.set_pod(as_pod(bound("a", 4069, 1)))
     assert (mark(state, "uid-a"), used(state)) == ("", 4069)
 
@@ -171,23 +171,29 @@ def test_nor_of_a_pod_that_was_seen_before_its_card(clock):
     state = make_state(clock)
     state.set_node("n1")
     state.set_pod(as_pod(bound("a", 4069, 1)))
-    state.set_card(*as_card(resource(1, terminating=[held_share("uid-a", 4069)])))
+    state.set_card(*as_card(resource(1, terminating=[reported_share("uid-a", 4069)])))
     clock.advance(1000)
     state.tick()
     assert (mark(state, "uid-a"), used(state), free(state)) == ("", 4069, [P100 - 4069])
 
 
 def test_what_only_its_node_says_is_not_noted(world):
-    says(world, "n2", held_share("stranger", 5000))
+    says(world, "n2", reported_share("stranger", 5000))
     assert terminating_shares(world, "n2", 0) == []
 
 
 def test_no_node_spells_what_another_one_holds(world):
-    says(world, "n2", held_share("stranger", 16000))
+    says(world, "n2", reported_share("stranger", 16000))
     before = free(world, "n2")
     name, card = as_card(
         resource(
-            1, held=[held_share("uid-a", 4069), held_share("n2/stranger", 0), held_share("", 1), held_share("a\n", 1)]
+            1,
+            reported=[
+                reported_share("uid-a", 4069),
+                reported_share("n2/stranger", 0),
+                reported_share("", 1),
+                reported_share("a\n", 1),
+            ],
         )
     )
     assert [share.uid for share in card.reported_shares] == ["uid-a"]
@@ -205,15 +211,15 @@ def test_no_node_spells_what_another_one_holds(world):
 
 @pytest.mark.parametrize("uid", ["6f1bd1f5-6f59-4cf8-b5d5-6a3ed8f0f2a4", STATIC])
 def test_the_uids_of_pods_are_believed(world, uid):
-    says(world, "n2", held_share(uid, 5000))
+    says(world, "n2", reported_share(uid, 5000))
     assert free(world, "n2") == [P100 - 5000]
-    assert as_card(resource(0, held=[held_share(uid, 5000)]))[1].problem == ""
+    assert as_card(resource(0, reported=[reported_share(uid, 5000)]))[1].problem == ""
 
 
 def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
-    odd = held_share("odd", 0) | {"memoryMiB": "a lot"}
+    odd = reported_share("odd", 0) | {"memoryMiB": "a lot"}
     name, card = as_card(
-        resource(0, node="n2", held=[odd, "odd", None, held_share("stranger", 5000)], terminating=[odd])
+        resource(0, node="n2", reported=[odd, "odd", None, reported_share("stranger", 5000)], terminating=[odd])
     )
     assert ([share.uid for share in card.reported_shares], card.status.terminating) == (["stranger"], ())
     assert card.problem
@@ -222,18 +228,18 @@ def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
 
 
 def test_of_one_card_so_many_entries_are_believed(world):
-    shares = [held_share(f"uid-{i}", 1) for i in range(survey.MOST_HELD + 1)]
+    shares = [reported_share(f"uid-{i}", 1) for i in range(survey.MOST_REPORTED_PER_CARD + 1)]
     says(world, "n2", *shares)
-    assert free(world, "n2") == [P100 - survey.MOST_HELD]
-    assert as_card(resource(0, held=shares))[1].problem
+    assert free(world, "n2") == [P100 - survey.MOST_REPORTED_PER_CARD]
+    assert as_card(resource(0, reported=shares))[1].problem
     says(world, "n2")
     assert free(world, "n2") == [P100]
 
 
 def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
     monkeypatch.setattr(inventory, "MOST_REPORTED", 3)
-    says(world, "n1", held_share("one", 1), held_share("two", 1), index=0)
-    name, card = as_card(resource(1, held=[held_share("three", 1), held_share("four", 1)]))
+    says(world, "n1", reported_share("one", 1), reported_share("two", 1), index=0)
+    name, card = as_card(resource(1, reported=[reported_share("three", 1), reported_share("four", 1)]))
     assert "3 shares" in world.set_card(name, card)
     assert free(world) == [P100 - 2, P100 - 4069 - 1]
     says(world, "n1", index=0)
@@ -245,7 +251,7 @@ def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
 
 def test_of_one_node_so_many_cards_are_believed(world, monkeypatch):
     monkeypatch.setattr(inventory, "MOST_CARDS", 2)
-    third = as_card(resource(2, held=[held_share("one", 1)]))
+    third = as_card(resource(2, reported=[reported_share("one", 1)]))
     assert "2 cards" in world.set_card(*third)
     assert len(free(world)) == 2
     world.remove_card(third[0])
@@ -255,7 +261,7 @@ def test_of_one_node_so_many_cards_are_believed(world, monkeypatch):
 
 
 def test_a_card_that_moves_takes_its_words_along(world):
-    name, card = as_card(resource(0, node="n2", held=[held_share("stranger", 5000)]))
+    name, card = as_card(resource(0, node="n2", reported=[reported_share("stranger", 5000)]))
     world.set_card(name, card)
     world.set_card(name, card._replace(node="n1"))
     assert free(world, "n2") == []
@@ -266,7 +272,7 @@ def test_a_card_that_moves_takes_its_words_along(world):
 def test_a_card_that_moves_does_not_prove_that_containers_have_ended(world, clock):
     """Its machine may have come back under another name, with the containers on it."""
     name, card = as_card(resource(1))
-    says(world, "n1", held_share("uid-a", 4069), index=1)
+    says(world, "n1", reported_share("uid-a", 4069), index=1)
     world.set_card(name, card._replace(node="n2"))
     assert mark(world, "uid-a") == "terminating"
     assert sorted(free(world, "n2")) == [P100 - 4069, P100], "and it counts where the card is now"
@@ -276,7 +282,7 @@ def test_a_card_that_moves_does_not_prove_that_containers_have_ended(world, cloc
 
 
 def test_what_a_node_reports_under_its_new_name_counts_once(world, clock):
-    name, card = as_card(resource(1, held=[held_share("uid-a", 4069)]))
+    name, card = as_card(resource(1, reported=[reported_share("uid-a", 4069)]))
     world.set_card(name, card._replace(node="n2"))
     assert sorted(free(world, "n2")) == [P100 - 4069, P100]
     clock.advance(21)
@@ -303,13 +309,13 @@ def work(monkeypatch):
 
 def test_a_report_costs_what_is_new_of_it(world, work):
     """Every status write of a node is a turn of the whole extender."""
-    shares = [held_share(f"uid-{i}", 1) for i in range(100)]
+    shares = [reported_share(f"uid-{i}", 1) for i in range(100)]
     says(world, "n2", *shares)
     assert len(work) <= 4 * len(shares), "each once"
     work.clear()
     says(world, "n2", *reversed(shares))
     assert work == [], "nothing is new"
-    says(world, "n2", *shares[:-1], held_share("uid-new", 1))
+    says(world, "n2", *shares[:-1], reported_share("uid-new", 1))
     assert len(work) <= 8
     assert free(world, "n2") == [P100 - 100]
 
@@ -317,11 +323,11 @@ def test_a_report_costs_what_is_new_of_it(world, work):
 def test_the_words_of_other_cards_cost_a_report_nothing(clock, monkeypatch):
     state = with_cards(make_state(clock), n1=20)
     for i in range(20):
-        says(state, "n1", *(held_share(f"uid-{i}-{j}", 1) for j in range(50)), index=i)
+        says(state, "n1", *(reported_share(f"uid-{i}-{j}", 1) for j in range(50)), index=i)
     looked = []
     share = inventory.CardShare
     monkeypatch.setattr(inventory, "CardShare", lambda *args: looked.append(args) or share(*args))
-    says(state, "n1", *(held_share(f"other-{j}", 1) for j in range(50)), index=0)
+    says(state, "n1", *(reported_share(f"other-{j}", 1) for j in range(50)), index=0)
     assert len(looked) == 50
 
 
@@ -329,17 +335,17 @@ def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, mon
     monkeypatch.setattr(reservations, "_MAX_ORPHANED", 2)
     clock.advance(21)
     world.tick()
-    says(world, "n1", held_share("uid-a", 4069), index=1)
+    says(world, "n1", reported_share("uid-a", 4069), index=1)
     for name in "bcd":
         world.set_pod(as_pod(bound(name, 10, 0)))
         world.remove_pod(as_pod(bound(name, 10, 0)))
         clock.advance(21)
         world.tick()
     assert (mark(world, "uid-a"), used(world)) == ("reported", 4069)
-    says(world, "n1", held_share("uid-a", 4069) | {"container": "0"}, index=1)
+    says(world, "n1", reported_share("uid-a", 4069) | {"container": "0"}, index=1)
     assert (mark(world, "uid-a"), used(world)) == ("reported", 4069), "its quota has it still"
     assert free(world) == [P100, P100 - 4069], "it is counted once"
-    says(world, "n1", held_share("uid-b", 10), held_share("uid-d", 10), index=0)
+    says(world, "n1", reported_share("uid-b", 10), reported_share("uid-d", 10), index=0)
     assert (mark(world, "uid-b"), mark(world, "uid-d")) == (None, "reported"), "the oldest that is silent was"
     says(world, "n1", index=1)
     assert (mark(world, "uid-a"), used(world)) == (None, 10)
@@ -355,7 +361,7 @@ def wakes(world, clock):
 def test_who_waits_is_woken_when_a_node_says_nothing_of_a_vanished_pod_any_more(world, clock, stranger):
     """kube-scheduler sees no cause of it."""
     uid = "stranger" if stranger else "uid-a"
-    says(world, "n1", held_share(uid, 4069), index=1)
+    says(world, "n1", reported_share(uid, 4069), index=1)
     refuse(world)
     wakes(world, clock)
     refuse(world)

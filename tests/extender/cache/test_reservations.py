@@ -35,9 +35,9 @@ from tests.extender.worlds import (
     begin,
     bound,
     free,
-    held_share,
     make_state,
     plan,
+    reported_share,
     resource,
     with_cards,
 )
@@ -355,7 +355,7 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
     world.set_pod(as_pod(asking("p", gpu_mem=10)))
     with world.view_loads() as (_, loads):
         assert len(loads._pods) == before
-    world.set_card(*as_card(resource(0, held=[held_share("uid-p", 10)])))
+    world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", 10)])))
     clock.advance(75.1)
     world.tick()
     world.on_lookup("uid-p", bound=False, exists=True)
@@ -369,7 +369,7 @@ def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_
     world = with_cards(make_state(clock), n1=2)
     world.set_pod(as_pod(bound("p", 10000, 0)))
     world.set_pod(as_pod(asking("p", gpu_mem=10000)))
-    world.set_card(*as_card(resource(0, held=[held_share("uid-p", 10000)])))
+    world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", 10000)])))
     clock.advance(75.1)
     world.tick()
     world.on_lookup("uid-p", bound=False, exists=True)
@@ -441,7 +441,7 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
         if heard is not None:
             world.confirm(f"uid-{name}", heard)
     reported = ("uid-a", "uid-still", "one", "two")
-    world.set_card(*as_card(resource(0, held=[held_share(uid, 10) for uid in reported])))
+    world.set_card(*as_card(resource(0, reported=[reported_share(uid, 10) for uid in reported])))
     with world.view() as ledger:
         counts = Counter(holding.mark or "bound" for holding in ledger.holdings())
     assert world.reservation_counts() == counts

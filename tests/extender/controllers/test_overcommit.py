@@ -8,7 +8,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.kube import paths
 from extender.controllers.overcommit import OvercommitController
-from tests.extender.worlds import P100, as_card, as_pod, asking, held_share, make_state, resource, with_cards
+from tests.extender.worlds import P100, as_card, as_pod, asking, make_state, reported_share, resource, with_cards
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
@@ -196,8 +196,8 @@ def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
 @pytest.mark.parametrize("address", [("", ""), ("default", "?limit=1"), ("default", "x/../../../../../version")])
 def test_what_a_node_says_of_others_is_no_address(world, address):
     world.add_pod("early", P100 // 2, at=1)
-    stray = held_share("b7", P100) | dict(zip(("namespace", "name"), address, strict=True))
-    world.state.set_card(*as_card(resource(0, node="n1", held=[stray])))
+    stray = reported_share("b7", P100) | dict(zip(("namespace", "name"), address, strict=True))
+    world.state.set_card(*as_card(resource(0, node="n1", reported=[stray])))
     world.step()
     assert [call.path for call in world.api.requests] == [f"{PODS}/early"]
 

@@ -294,7 +294,7 @@ def disagreements(space: Space) -> list[str]:
             findings.append(f"{card}: {used} of {total} MiB are held")
     for resource in space.cluster.api.get(paths.extendedresources())["items"]:
         status, card = resource["status"], (resource["spec"]["node"], resource["spec"]["index"])
-        if status.get("held") or status.get("health") != "Healthy":
+        if status.get("reported") or status.get("health") != "Healthy":
             findings.append(f"ExtendedResource of {card}: {status}")
     for node in NODES:
         findings += _kubelet_disagrees(space.cluster, node, [p for p in bound if p["spec"]["nodeName"] == node])
@@ -411,7 +411,7 @@ def test_a_container_that_outlives_its_pod_keeps_its_card(cluster, succession):
 
         def holders_of_card() -> list[str]:
             resources = cluster.api.get(paths.extendedresources())["items"]
-            return [f"{h['namespace']}/{h['name']}" for r in resources for h in r["status"].get("held", ())]
+            return [f"{h['namespace']}/{h['name']}" for r in resources for h in r["status"].get("reported", ())]
 
         cluster.wait(lambda: holders_of_card() == [f"{space.name}/first"], "the node reports the share as held")
         first = f"{space.name}/first"

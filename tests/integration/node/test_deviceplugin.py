@@ -475,7 +475,7 @@ def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand, lost):
     try:
         hand.wait(lambda: processes.stat(shim)[0] == "T", "the shim stands still")
         hand.delete(hangs, force=True)
-        hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("held", ())] == [uid], "reported as held")
+        hand.wait(lambda: [held["podUID"] for held in hand.status(0).get("reported", ())] == [uid], "reported as held")
         if lost:
             hand.cluster.process(PLUGIN).stop()
             shutil.rmtree(hand.state)
@@ -488,7 +488,7 @@ def test_a_hanging_container_of_a_force_deleted_pod_keeps_its_card(hand, lost):
         os.kill(shim, signal.SIGCONT)
     hand.wait(lambda: hand.starts(claimant), "the claimant starts")
     assert [grant["podUid"] for grant in hand.grants()] == [claimant]
-    hand.wait(lambda: hand.status(0).get("held") == [], "no longer held")
+    hand.wait(lambda: hand.status(0).get("reported") == [], "no longer held")
 
 
 def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods(hand):
@@ -517,7 +517,7 @@ def test_a_machine_that_comes_back_under_another_name_has_its_cards_for_new_pods
         assert "has 0" in hand.output_of(uid)
         assert hand.space.get("former")["status"]["phase"] == "Running"
         assert [grant["podUid"] for grant in hand.grants()] == [uid]
-        assert hand.status(0)["held"] == []
+        assert hand.status(0)["reported"] == []
     finally:
         hand.delete("former", "latter", force=True)
         plugin.stop()
@@ -542,7 +542,7 @@ def test_a_pod_that_waits_again_after_a_restore_of_etcd_frees_its_card(hand):
         latter = hand.pod("latter", 0, P100)
         hand.wait(lambda: hand.starts(latter), "another pod has the card")
         assert [grant["podUid"] for grant in hand.grants()] == [latter]
-        hand.wait(lambda: hand.status(0)["held"] == [], "nothing is reported of the former pod")
+        hand.wait(lambda: hand.status(0)["reported"] == [], "nothing is reported of the former pod")
         assert "nodeName" not in hand.space.get("former")["spec"]
     finally:
         scheduler.restart()

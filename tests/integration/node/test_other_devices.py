@@ -133,7 +133,7 @@ def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
     try:
         space.kubectl_json("delete", "pod", "old", "--force", "--grace-period=0")
         space.wait(
-            lambda: all(resource["status"].get("held") for resource in resources(space.cluster)),
+            lambda: all(resource["status"].get("reported") for resource in resources(space.cluster)),
             "both are told as held",
         )
         space.create(asking("new", {RDMA: 1}, command=IDLE))
@@ -141,7 +141,7 @@ def test_a_force_deleted_pod_holds_its_device_while_it_runs(space):
         kubelet.resume()
     space.running("new")
     space.wait(
-        lambda: not any(resource["status"].get("held") for resource in resources(space.cluster)), "nothing is held"
+        lambda: not any(resource["status"].get("reported") for resource in resources(space.cluster)), "nothing is held"
     )
 
 

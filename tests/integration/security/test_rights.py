@@ -324,7 +324,7 @@ def says(cluster: Cluster, node: str, card: Json, *held: Json) -> None:
     """By the token of the device plugin that runs on the node."""
     with acting(cluster, "deviceplugin", node) as client:
         path = paths.extendedresources(card["metadata"]["name"], "status")
-        client.patch(path, {"status": {"held": list(held)}})
+        client.patch(path, {"status": {"reported": list(held)}})
 
 
 def test_n02_n03_a_node_says_nothing_about_others(teams: Space) -> None:
@@ -471,7 +471,7 @@ def test_n07_a_card_is_not_larger_than_cards_need(accounts: Cluster) -> None:
                 api.patch(path, change)
         share = {"podUID": "x" * 36, "namespace": "x" * 63, "name": "x" * 253, "memoryMiB": 1}
         says(accounts, liar, there, *[share] * 512)  # as many as count
-        with pytest.raises(errors.KubeError, match=f"{message}.*status.held"):
+        with pytest.raises(errors.KubeError, match=f"{message}.*status.reported"):
             says(accounts, liar, there, *[share] * 1024)
         says(accounts, liar, there)
 

@@ -340,8 +340,8 @@ MAY: dict[str, Sequence[Write]] = {
         Write(
             "patch",
             "ExtendedResources/status of its node",
-            "`health`, `reason`, `cardAccess`, `held`, `mps`",
-            [patched(card_status, {"status": {"health": "Unhealthy", "reason": "x", "held": [], "mps": None}})],
+            "`health`, `reason`, `cardAccess`, `reported`, `mps`",
+            [patched(card_status, {"status": {"health": "Unhealthy", "reason": "x", "reported": [], "mps": None}})],
         ),
         EVENTS,
     ],
@@ -467,7 +467,7 @@ EXCESS: dict[str, Sequence[Excess]] = {
         Excess(
             "health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.health of extendedresources"
         ),
-        Excess("held", patched(card_status, {"status": {"held": []}}), "status.held"),
+        Excess("reported", patched(card_status, {"status": {"reported": []}}), "status.reported"),
         Excess("mps", patched(card_status, {"status": {"mps": {"mode": "card", "state": "Down"}}}), "status.mps"),
         Excess("a card", patched(card, {"spec": {"memoryMiB": 1}})),
         Excess(
@@ -583,7 +583,9 @@ EXCESS: dict[str, Sequence[Excess]] = {
             patched(card_status, {"status": {"health": "Unhealthy"}}),
             "may change only status.mps of its GPUs",
         ),
-        Excess("held", patched(card_status, {"status": {"held": []}}), "may change only status.mps of its GPUs"),
+        Excess(
+            "reported", patched(card_status, {"status": {"reported": []}}), "may change only status.mps of its GPUs"
+        ),
         Excess("allocated", patched(card_status, {"status": {"allocated": ALLOCATED}}), "status.allocated"),
         Excess(
             "a card elsewhere",
