@@ -43,7 +43,11 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     # By its value, as the API server's policy for the extender: of another it refuses each write.
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
     running = status.get("phase") == GangPhase.RUNNING
-    half = _time(status.get("since")) if status.get("phase") in (GangPhase.BINDING, GangPhase.ROLLING) else None
+    half = (
+        _time(status.get("lastTransitionTime"))
+        if status.get("phase") in (GangPhase.BINDING, GangPhase.PARTLY_BOUND)
+        else None
+    )
     minimum = _integer(spec, "minMember") or 0
     seconds = _integer(spec, "timeoutSeconds")
     group = Group(
@@ -76,7 +80,7 @@ def automatic_group(view: View) -> Json:
 def group_status(seen: GroupRecord, view: View | None, now: str) -> Json:
     """The status as JSON, without times of conditions. `view` is None where the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
-    since = seen.status.get("since") if seen.status.get("phase") == phase else None
+    changed = seen.status.get("lastTransitionTime") if seen.status.get("phase") == phase else None
     reason = wording.message(view.reason if view is not None else "there is no pod of it")
     document: Json = {
         "phase": str(phase),
@@ -84,9 +88,9 @@ def group_status(seen: GroupRecord, view: View | None, now: str) -> Json:
         "minMember": view.minimum if view is not None else seen.minimum,
         "members": view.there if view is not None else 0,
         "bound": view.bound if view is not None else 0,
-        "since": since or now,
+        "lastTransitionTime": changed or now,
         "waitingFor": list(view.waiting_for[:_NAMED]) if view is not None else [],
-        "held": [
+        "reserved": [
             {"node": node, "members": members, "cards": cards}
             for node, members, cards in (view.reserved if view is not None else ())
         ],

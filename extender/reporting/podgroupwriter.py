@@ -158,12 +158,12 @@ class PodGroupWriter:
             # A new leader finds gangs that have been running for long.
             done = before is None and view.phase is GangPhase.RUNNING and _running(seen)
             before = self._event_states[key] = _EventState(*event, now, done)
-        at_once = view.phase in (GangPhase.RUNNING, GangPhase.ROLLING)
+        at_once = view.phase in (GangPhase.RUNNING, GangPhase.PARTLY_BOUND)
         if before.done or (not at_once and now - before.at < _SETTLED):
             return
         self._event_states[key] = before._replace(done=True)
         kind: EventKind = (
-            "Normal" if view.phase in (GangPhase.HELD, GangPhase.BINDING, GangPhase.RUNNING) else "Warning"
+            "Normal" if view.phase in (GangPhase.RESERVED, GangPhase.BINDING, GangPhase.RUNNING) else "Warning"
         )
         if seen is not None:
             about = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, seen.uid)
@@ -186,14 +186,14 @@ def _event_text(view: View) -> tuple[str, str] | None:
             "GangWaiting",
             f"{name} waits to fit as a whole" + (f": {view.reason}" if view.reason else ""),
         )
-    if view.phase is GangPhase.HELD:
+    if view.phase is GangPhase.RESERVED:
         some = ", ".join(view.waiting_for[:3]) + (", ..." if len(view.waiting_for) > 3 else "")
-        return "GangHeld", f"{name} fits, waiting for {some} to be scheduled"
+        return "GangReserved", f"{name} fits, waiting for {some} to be scheduled"
     if view.phase is GangPhase.RUNNING:
         return "GangBound", f"{name} is bound: all {view.minimum} members that it needs have a node"
-    if view.phase is GangPhase.ROLLING:
+    if view.phase is GangPhase.PARTLY_BOUND:
         return (
-            "GangRolling",
+            "GangPartlyBound",
             f"{name} is bound in part, {view.bound} of {view.minimum} members; the rest follows",
         )
     return None

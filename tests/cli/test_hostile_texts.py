@@ -121,9 +121,9 @@ def cluster() -> Cluster:
         "status": {
             "phase": HOSTILE,
             "reason": HOSTILE,
-            "since": HOSTILE,
+            "lastTransitionTime": HOSTILE,
             "waitingFor": [HOSTILE, "a"],
-            "held": [{"node": HOSTILE, "members": 1, "cards": 1}],
+            "reserved": [{"node": HOSTILE, "members": 1, "cards": 1}],
         },
     }
     meta = {"namespace": "team-a"}
@@ -229,7 +229,7 @@ COMMANDS = {
     ],
     ("doctor", "--before-install", "--no-probe"): ["no unit, which counts for nothing", "  --wait\nhelm test cardwise"],
     ("gangs",): ["NAMESPACE"],
-    ("gangs", "-o", "wide"): ["HELD-ON"],
+    ("gangs", "-o", "wide"): ["RESERVED-ON"],
     ("quota",): ["NAMESPACE"],
     ("quota", "-o", "wide"): ["NAMESPACE"],
     ("nodes",): ["CLUSTER"],
@@ -237,7 +237,7 @@ COMMANDS = {
     ("nodes", "none"): ["nodes that have: n1"],
     ("top", "--once"): ["HOLDERS"],
     ("inspect",): ["Allocated/Total GPU Memory In Cluster:"],
-    ("inspect", "-d"): ["Held for gangs that are not bound yet:"],
+    ("inspect", "-d"): ["Reserved for gangs that are not bound yet:"],
     ("classes",): [K80_CLASS],
     ("classes", "-o", "wide"): [K80_CLASS],
     ("classes", "broken"): ["those there are"],

@@ -93,7 +93,7 @@ def test_what_reports_and_gangs_may_say_is_what_the_extender_takes(render: Rende
         assert status["properties"][list_field]["x-kubernetes-list-type"] == "atomic"
     group = schema(render, "podgroups")["properties"]
     assert group["spec"]["properties"]["minMember"]["maximum"] == gangs.MOST_MEMBERS
-    assert group["status"]["properties"]["held"]["maxItems"] == gangs.MOST_MEMBERS
+    assert group["status"]["properties"]["reserved"]["maxItems"] == gangs.MOST_MEMBERS
     assert group["status"]["properties"]["phase"]["enum"] == [str(phase) for phase in gangs.GangPhase]
 
 

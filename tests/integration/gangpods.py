@@ -60,10 +60,10 @@ def waits(space: Space, gang: str) -> None:
             space.refused(pod["metadata"]["name"])
     space.create_and_locate(workload("fits", gpu_mem=1))
     assert bound(space, f"{gang}-") == {}
-    assert groups(space)[gang]["phase"] in ("Waiting", "Held")
+    assert groups(space)[gang]["phase"] in ("Waiting", "Reserved")
     space.delete("fits")
     space.wait_for_deletion("fits")
-    space.wait(lambda: not groups(space)[gang]["held"], f"{gang} holds nothing")
+    space.wait(lambda: not groups(space)[gang]["reserved"], f"{gang} holds nothing")
 
 
 # What members of many gangs ask for, and how many cards that takes at most.
@@ -148,8 +148,10 @@ class Holds(Follower):
     def on_event(self, kind: str, manifest: Json) -> None:
         """The PodGroup is so now."""
         status = manifest.get("status") or {}
-        if kind != "DELETED" and status.get("held") and status["phase"] in ("Pending", "Waiting", "Running"):
-            self.violations.append(f"{manifest['metadata']['name']} is {status['phase']} and holds {status['held']}")
+        if kind != "DELETED" and status.get("reserved") and status["phase"] in ("Pending", "Waiting", "Running"):
+            self.violations.append(
+                f"{manifest['metadata']['name']} is {status['phase']} and holds {status['reserved']}"
+            )
 
 
 @contextmanager

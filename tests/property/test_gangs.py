@@ -36,7 +36,7 @@ def test_gangs_that_each_fit_alone_never_block_each_other(order, data, size):
         for gang in "abcd":
             names = [f"{gang}{i}" for i in range(3)]
             bound = [name for name in names if name in world.bound()]
-            assert len(bound) in (0, 3) or world.phase(gang) in ("Binding", "Rolling")
+            assert len(bound) in (0, 3) or world.phase(gang) in ("Binding", "PartlyBound")
             if len(bound) == 3:
                 done.add(gang)
                 world.delete(*names)

@@ -44,7 +44,7 @@ class GangView:
 
     @property
     def cards(self) -> int:
-        """Cards that are held for it."""
+        """Cards that are reserved for it."""
         return sum(reservation.cards for reservation in self.reserved)
 
     @property
@@ -109,10 +109,10 @@ def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
         waiting_for=tuple(status.get("waitingFor") or ()),
         reserved=tuple(
             NodeReservation(reservation["node"], reservation.get("members", 0), reservation.get("cards", 0))
-            for reservation in status.get("held") or ()
+            for reservation in status.get("reserved") or ()
         ),
         created=min(filter(None, created), default=""),
-        since=status.get("since") or "",
+        since=status.get("lastTransitionTime") or "",
     )
 
 

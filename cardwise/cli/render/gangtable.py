@@ -1,4 +1,4 @@
-"""The tables of `cardwise gangs`, and of what is held for gangs, which `inspect` shows."""
+"""The tables of `cardwise gangs`, and of what is reserved for gangs, which `inspect` shows."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -12,9 +12,9 @@ _FEW = 5  # pods that a cell names
 
 
 def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
-    """One row for each; wide, also the pods that it waits for and the nodes on which it holds cards."""
-    wide_heads = ["WAITING-FOR", "HELD-ON"] if wide else []
-    rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-HELD", "AGE", *wide_heads, "REASON"]]
+    """One row for each; wide, also the pods that it waits for and the nodes on which cards are reserved for it."""
+    wide_heads = ["WAITING-FOR", "RESERVED-ON"] if wide else []
+    rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-RESERVED", "AGE", *wide_heads, "REASON"]]
     for view in seen:
         counts = [f"{len(view.members)}/{view.minimum or '?'}", str(len(view.bound)), str(view.cards)]
         places = ",".join(f"{reservation.node}:{reservation.cards}" for reservation in view.reserved)
@@ -30,7 +30,7 @@ def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str
 
 
 def reservations_table(seen: Sequence[GangView], only: str | None) -> str:
-    """What is held for gangs, by node; "" where nothing is."""
+    """What is reserved for gangs, by node; "" where nothing is."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "CARDS"]]
     rows += [
         [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]
@@ -38,7 +38,7 @@ def reservations_table(seen: Sequence[GangView], only: str | None) -> str:
         for reservation in view.reserved
         if only in (None, reservation.node)
     ]
-    return f"\nHeld for gangs that are not bound yet:\n{tables.align_rows(rows)}" if len(rows) > 1 else ""
+    return f"\nReserved for gangs that are not bound yet:\n{tables.align_rows(rows)}" if len(rows) > 1 else ""
 
 
 def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
@@ -54,13 +54,13 @@ def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
                 "members": list(view.members),
                 "bound": list(view.bound),
                 "waitingFor": list(view.waiting_for),
-                "cardsHeld": view.cards,
-                "held": [
+                "cardsReserved": view.cards,
+                "reserved": [
                     {"node": reservation.node, "members": reservation.members, "cards": reservation.cards}
                     for reservation in view.reserved
                 ],
                 "created": view.created,
-                "since": view.since,
+                "lastTransitionTime": view.since,
             }
             for view in seen
         ]

@@ -143,10 +143,10 @@ class GangPhase(StrEnum):
 
     PENDING = "Pending"  # fewer members than the minimum
     WAITING = "Waiting"  # complete; does not fit now, or backs off
-    HELD = "Held"  # planned: cards are held
+    RESERVED = "Reserved"  # planned: cards are reserved
     BINDING = "Binding"  # each member of the plan has reached bind; from here the gang is not held back any more
     RUNNING = "Running"
-    ROLLING = "Rolling"  # bound in part: the leader died, or could not bind the rest
+    PARTLY_BOUND = "PartlyBound"  # bound in part: the leader died, or could not bind the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,8 @@ class Gang:
     """One group of pods of a namespace. Members of a plan are known by UID. A transition returns why it has ended the
     whole plan, or "".
 
-    Waiting: nothing is planned. Held: `plan` has all members that are missing to the minimum, and nothing is posted.
+    Waiting: nothing is planned.
+    Reserved: `plan` has all members that are missing to the minimum, and nothing is posted.
     `forward`: some members are bound or may be; the plan is for the rest, which is posted as it comes to bind.
     """
 
@@ -194,11 +195,11 @@ class Gang:
         if self.ran:
             return GangPhase.RUNNING
         if self.evicting or (self.forward and not self.committed):
-            return GangPhase.ROLLING
+            return GangPhase.PARTLY_BOUND
         if self.forward:
             return GangPhase.BINDING
         if self.plan:
-            return GangPhase.HELD
+            return GangPhase.RESERVED
         return GangPhase.WAITING if self.complete else GangPhase.PENDING
 
     def to_free(self) -> Sequence[Member]:

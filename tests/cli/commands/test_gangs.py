@@ -28,7 +28,9 @@ def member(gang: str, name: str, *, node: str = "", phase: str = "Pending", limi
 
 def group(name: str, phase: str = "", **status: Any) -> Json:
     metadata = {"namespace": "team-a", "name": name, "creationTimestamp": "2026-11-21T10:00:00Z"}
-    group_status = {"phase": phase, "minMember": 3, "since": "2026-11-21T11:58:00Z"} | status if phase else {}
+    group_status = (
+        {"phase": phase, "minMember": 3, "lastTransitionTime": "2026-11-21T11:58:00Z"} | status if phase else {}
+    )
     return {"metadata": metadata, "spec": {"minMember": 3}, "status": group_status}
 
 
@@ -38,8 +40,11 @@ def world(groups: list[Json], *pods: Json, **objects: list[Json]) -> Cluster:
     return api
 
 
-HELD = group(
-    "slurp", "Held", waitingFor=["slurp-2"], held=[{"node": "n1", "members": 2, "cards": 2}, {"node": "n2", "cards": 1}]
+RESERVED = group(
+    "slurp",
+    "Reserved",
+    waitingFor=["slurp-2"],
+    reserved=[{"node": "n1", "members": 2, "cards": 2}, {"node": "n2", "cards": 1}],
 )
 SLURP = [member("slurp", f"slurp-{i}") for i in range(3)]
 
@@ -50,10 +55,10 @@ def rows(api: Cluster, namespace: str = "", *, wide: bool = False) -> list[list[
 
 
 def test_a_gang_is_one_row_with_who_is_there_and_what_is_held():
-    head, row = rows(world([HELD], *SLURP))
-    assert head == ["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-HELD", "AGE", "REASON"]
-    assert row == ["team-a", "slurp", "Held", "3/3", "0", "3", "2h"]
-    assert rows(world([HELD], *SLURP), wide=True)[1][7:] == ["slurp-2", "n1:2,n2:1"]
+    head, row = rows(world([RESERVED], *SLURP))
+    assert head == ["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-RESERVED", "AGE", "REASON"]
+    assert row == ["team-a", "slurp", "Reserved", "3/3", "0", "3", "2h"]
+    assert rows(world([RESERVED], *SLURP), wide=True)[1][7:] == ["slurp-2", "n1:2,n2:1"]
 
 
 def test_who_counts_is_who_lives():
@@ -110,14 +115,14 @@ def test_ages_are_as_kubectl_writes_them(created, shown):
 def test_the_command_by_every_output_and_namespace(monkeypatch):
     elsewhere = member("b", "b-0")
     elsewhere["metadata"]["namespace"] = "team-b"
-    api = world([HELD], *SLURP, elsewhere)
+    api = world([RESERVED], *SLURP, elsewhere)
     assert "team-b" not in run(monkeypatch, api, "gangs", "-n", "team-a").output
     assert "team-b" in run(monkeypatch, api, "gangs", "-A").output
     assert "WAITING-FOR" in run(monkeypatch, api, "gangs", "-A", "-o", "wide").output
     as_json = json.loads(run(monkeypatch, api, "gangs", "-n", "team-a", "-o", "json").output)
     assert as_json == yaml.safe_load(run(monkeypatch, api, "gangs", "-n", "team-a", "-o", "yaml").output)
     (gang,) = as_json["gangs"]
-    assert (gang["phase"], gang["minMember"], gang["cardsHeld"]) == ("Held", 3, 3)
+    assert (gang["phase"], gang["minMember"], gang["cardsReserved"]) == ("Reserved", 3, 3)
     assert gang["members"] == ["slurp-0", "slurp-1", "slurp-2"]
     none = run(monkeypatch, api, "gangs")
     assert (none.exit_code, none.stdout) == (0, "")
@@ -125,7 +130,7 @@ def test_the_command_by_every_output_and_namespace(monkeypatch):
 
 
 def test_a_missing_right_is_told(monkeypatch):
-    api = world([HELD], *SLURP)
+    api = world([RESERVED], *SLURP)
     api.forbid("podgroups")
     assert run(monkeypatch, api, "gangs", "-A").exit_code == 1
 
@@ -153,7 +158,7 @@ def test_a_member_of_a_gang_of_which_nobody_says_how_many_hears_what_to_make(mon
 
 
 def test_a_member_hears_whom_the_gang_waits_for_and_what_is_held(monkeypatch):
-    text = explained(monkeypatch, world([HELD], *SLURP), "slurp-0")
+    text = explained(monkeypatch, world([RESERVED], *SLURP), "slurp-0")
     assert "It fits, and waits for slurp-2 to be scheduled.\n" in text
     assert "Cards held for it: 3, on n1 (2), n2 (1).\n" in text
     assert "must be created" not in text
@@ -163,24 +168,24 @@ def test_a_member_hears_whom_the_gang_waits_for_and_what_is_held(monkeypatch):
 
 def test_a_member_without_gpu_is_not_called_a_stranger(monkeypatch):
     server = member("slurp", "ps-0", limits={names.PLACE_MARKER: "1", names.BIND_MARKER: "1"})
-    text = explained(monkeypatch, world([HELD], *SLURP, server), "ps-0")
+    text = explained(monkeypatch, world([RESERVED], *SLURP, server), "ps-0")
     assert "asks for no GPU and no device of Cardwise, and is placed together with its gang.\n" in text
     assert "Its gang slurp needs 3 pods" in text
 
 
 def test_what_is_held_is_below_the_pods_of_the_nodes(monkeypatch):
-    api = world([HELD, group("done", "Running")], *SLURP)
+    api = world([RESERVED, group("done", "Running")], *SLURP)
     text = run(monkeypatch, api, "inspect", "-d").output
-    table = text.partition("Held for gangs that are not bound yet:\n")[2].splitlines()
+    table = text.partition("Reserved for gangs that are not bound yet:\n")[2].splitlines()
     assert [line.split() for line in table] == [
         ["GANG", "NAMESPACE", "NODE", "MEMBERS", "CARDS"],
         ["slurp", "team-a", "n1", "2", "2"],
         ["slurp", "team-a", "n2", "0", "1"],
     ]
-    assert "n2  " not in run(monkeypatch, api, "inspect", "-d", "n1").output.partition("Held for")[2]
-    assert "Held for" not in run(monkeypatch, api, "inspect").output
+    assert "n2  " not in run(monkeypatch, api, "inspect", "-d", "n1").output.partition("Reserved for")[2]
+    assert "Reserved for" not in run(monkeypatch, api, "inspect").output
     for quiet in (world([group("done", "Running")]), lists()):
-        assert "Held for" not in run(monkeypatch, quiet, "inspect", "-d").output
+        assert "Reserved for" not in run(monkeypatch, quiet, "inspect", "-d").output
     api.forbid("podgroups")
     allowed = run(monkeypatch, api, "inspect", "-d")
-    assert (allowed.exit_code, "Held for" in allowed.output) == (0, False)
+    assert (allowed.exit_code, "Reserved for" in allowed.output) == (0, False)

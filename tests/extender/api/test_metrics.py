@@ -77,14 +77,14 @@ def test_pods_wait_for_the_reason_that_filter_gave_last_until_they_are_placed():
 
 
 def test_gangs_are_the_leaders_to_count():
-    """A standby sees a member that is bound before the others, and must not call that Rolling (an alert)."""
+    """A standby sees a member that is bound before the others, and must not call that PartlyBound (an alert)."""
     serving = Serving()
     for i, node in enumerate(("", "n1")):
         pod = member(f"a{i}", "a", 2, gated=False, gpu_mem=100)
         serving.state.set_pod(as_pod(pod | {"spec": pod["spec"] | {"nodeName": node}}))
-    assert serving.value("cardwise_extender_gangs", phase="Rolling") == 1
+    assert serving.value("cardwise_extender_gangs", phase="PartlyBound") == 1
     serving.leads = False
-    assert serving.value("cardwise_extender_gangs", phase="Rolling") == 0
+    assert serving.value("cardwise_extender_gangs", phase="PartlyBound") == 0
 
 
 def test_the_reason_of_most_nodes_counts():

@@ -397,9 +397,9 @@ def test_the_status_says_how_far_the_gang_is_and_is_written_on_change_only(scene
     scene.world.schedule("g0")
     scene.write_statuses(1)
     status = scene.group()["status"]
-    assert status["phase"] == "Held"
+    assert status["phase"] == "Reserved"
     assert status["waitingFor"] == ["g1", "g2"]
-    assert status["held"] == [{"node": "n1", "members": 3, "cards": 3}]
+    assert status["reserved"] == [{"node": "n1", "members": 3, "cards": 3}]
     assert (status["members"], status["bound"], status["minMember"]) == (3, 0, 3)
     scene.show()
     before = len(scene.api.requests)
@@ -410,7 +410,7 @@ def test_the_status_says_how_far_the_gang_is_and_is_written_on_change_only(scene
     scene.world.settle()
     scene.write_statuses(1)
     status = scene.group()["status"]
-    assert (status["phase"], status["bound"], status["held"]) == ("Running", 3, [])
+    assert (status["phase"], status["bound"], status["reserved"]) == ("Running", 3, [])
     assert status["conditions"][0]["status"] == "True"
 
 
@@ -438,7 +438,7 @@ def test_pods_are_told_what_their_gang_waits_for(scene):
     scene.world.schedule("g0")
     scene.world.schedule("g1")
     scene.write_statuses()
-    assert ("g0", "gang g fits, waiting for g2 to be scheduled", "Normal") in events_with_reason(scene, "GangHeld")
+    assert ("g0", "gang g fits, waiting for g2 to be scheduled", "Normal") in events_with_reason(scene, "GangReserved")
     count = len(scene.events.all)
     scene.write_statuses()
     assert len(scene.events.all) == count, "once"

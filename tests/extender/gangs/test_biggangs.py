@@ -135,7 +135,7 @@ def test_a_plan_costs_the_same_among_many_nodes_that_have_no_room():
             world.create(*pods)
         for _ in range(6):
             world.filter("a0")
-        assert world.phase("a") == "Held", "by now all nodes were looked at"
+        assert world.phase("a") == "Reserved", "by now all nodes were looked at"
         offered = list(world.nodes)
         with work() as done:
             assert world.state.gangs.filter("uid-b0", offered) == "z"

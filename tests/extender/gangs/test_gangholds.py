@@ -25,7 +25,7 @@ def test_after_the_hold_of_a_gang_of_one_others_are_planned(sizes):
     world.create(member("a", "a", 1, **sizes))
     world.keep()
     assert world.filter("a")[0] == ["n1"]
-    assert world.phase("a") == "Held"
+    assert world.phase("a") == "Reserved"
     by_somebody_else(world, "a", "n1")
     assert world.phase("a") == "Running"
     assert world.unbound_shares() == 0
@@ -43,7 +43,7 @@ def test_the_card_that_was_held_for_the_member_is_free_and_the_others_follow():
     assert world.unbound_shares() == 3
     by_somebody_else(world, "a1", "n1")
     assert world.unbound_shares() == 0, "the hold of all is over"
-    assert world.phase("a") == "Rolling"
+    assert world.phase("a") == "PartlyBound"
     world.settle()
     assert "a1 was bound by somebody else" in str(world.errors)
     world.run(5)
@@ -93,7 +93,7 @@ def test_a_thread_that_was_let_go_for_a_former_hold_posts_nothing_of_the_next():
     world.binding.clear()
     world.state.forget_plans()
     assert world.filter("a0")[0] == ["n1"]
-    assert world.phase("a") == "Held"
+    assert world.phase("a") == "Reserved"
     assert [world.post(bind) for bind in slow] == [False, False]
     assert world.bound() == {}
 
@@ -138,7 +138,7 @@ def full():
 def test_a_gang_that_nobody_has_asked_for_comes_before_one_that_is_later_in_the_order(full):
     full.delete("s0", "s1")
     assert full.schedule("a0") != ""
-    assert full.phase("b") == "Held"
+    assert full.phase("b") == "Reserved"
     full.run(2)
     assert full.phase("b") == "Running"
     assert full.phase("a") == "Waiting"
@@ -150,7 +150,7 @@ def test_it_is_held_once_only_where_kube_scheduler_does_not_bring_its_pods(full)
         full.show_pod(full.pods[f"b{i}"])
     full.delete("s0", "s1")
     full.run(3)
-    assert full.phase("b") == "Held"
+    assert full.phase("b") == "Reserved"
     full.clock.advance(31)
     full.run(5)
     assert full.phase("b") == "Waiting"
@@ -227,7 +227,7 @@ def test_a_gang_nothing_of_which_landed_is_bound_as_a_whole_or_not_at_all(world_
     world_without_answers.keep()
     assert world_without_answers.schedule("a0") == ""
     world_without_answers.settle()
-    assert (world_without_answers.bound(), world_without_answers.phase("a")) == ({}, "Held")
+    assert (world_without_answers.bound(), world_without_answers.phase("a")) == ({}, "Reserved")
     assert world_without_answers.schedule("a1") == ""
     world_without_answers.settle()
     assert len(world_without_answers.bound()) == 2
@@ -235,7 +235,7 @@ def test_a_gang_nothing_of_which_landed_is_bound_as_a_whole_or_not_at_all(world_
 
 def test_what_lands_late_of_a_gang_that_was_given_up_is_followed_by_the_rest(world_without_answers):
     world_without_answers.land("a0")
-    assert world_without_answers.phase("a") == "Rolling"
+    assert world_without_answers.phase("a") == "PartlyBound"
     world_without_answers.look_up()
     world_without_answers.run(2)
     assert world_without_answers.phase("a") == "Running"

@@ -147,7 +147,7 @@ def test_cpu_of_members_is_held_as_their_cards_are():
     world.schedule("a0")
     world.keep()
     world.schedule("b0")
-    assert (world.phase("a"), world.phase("b")) == ("Held", "Waiting")
+    assert (world.phase("a"), world.phase("b")) == ("Reserved", "Waiting")
 
 
 def test_a_gang_is_not_planned_on_a_card_whose_mps_is_not_for_both():
@@ -187,7 +187,7 @@ def test_after_a_plan_that_failed_at_once_a_gang_is_planned_as_soon_as_there_is_
     assert world.schedule("a") != ""
     world.delete("x")
     world.keep()
-    assert world.phase("a") == "Held"
+    assert world.phase("a") == "Reserved"
 
 
 def test_what_a_gang_without_cards_has_held_is_planned_for_the_next():
@@ -199,7 +199,7 @@ def test_what_a_gang_without_cards_has_held_is_planned_for_the_next():
     assert world.filter("b")[0] == []
     world.delete("a")
     world.keep()
-    assert world.phase("b") == "Held"
+    assert world.phase("b") == "Reserved"
 
 
 def test_a_gang_that_did_not_fit_is_planned_again_when_it_needs_fewer_pods():

@@ -54,7 +54,7 @@ def test_a_member_waits_in_bind_until_all_have_come():
     world.settle()
     assert world.schedule("g1") == ""
     world.settle()
-    assert (world.bound(), world.phase(), world.unbound_shares()) == ({}, "Held", 3)
+    assert (world.bound(), world.phase(), world.unbound_shares()) == ({}, "Reserved", 3)
     assert world.schedule("g2") == ""
     assert world.phase() == "Binding"
     world.settle()
@@ -92,7 +92,7 @@ def test_a_hold_ends_when_a_member_does_not_come():
     world.schedule("g1")
     world.clock.advance(29)
     world.keep()
-    assert world.phase() == "Held"
+    assert world.phase() == "Reserved"
     world.clock.advance(2)
     world.keep()
     world.settle()
@@ -169,7 +169,7 @@ def test_what_takes_one_away_ends_the_whole_hold(change):
     assert not hold.allowed
     assert hold.reason
     assert world.unbound_shares() == 0
-    assert world.phase() != "Held"
+    assert world.phase() != "Reserved"
     world.settle()
     assert world.bound() == {}
 
@@ -213,7 +213,7 @@ def test_a_killed_leaders_half_is_finished_first():
         world.schedule(name)
     world.settle(only="g1")
     world.restart()
-    assert world.phase() == "Rolling"
+    assert world.phase() == "PartlyBound"
     assert world.unbound_shares() == 2, "before anybody asks"
     world.create(single("x", created=9, priority=9, gpu_mem=P100))
     assert world.schedule("x") == Refusal.NO_MEMORY.text
@@ -234,7 +234,7 @@ def test_a_half_that_cannot_be_finished_is_evicted_and_tried_whole():
     # Somebody else has taken the cards meanwhile.
     world.nodes["n1"].cards = 1
     world.restart()
-    assert world.phase() == "Rolling"
+    assert world.phase() == "PartlyBound"
     world.run(100)
     assert world.evicted == []
     assert world.unbound_shares() == 0
@@ -248,7 +248,7 @@ def test_a_half_that_cannot_be_finished_is_evicted_and_tried_whole():
     assert set(world.bound()) == {"g0", "g2", "g1-again"}
 
 
-@pytest.mark.parametrize("phase", ["Binding", "Rolling"])
+@pytest.mark.parametrize("phase", ["Binding", "PartlyBound"])
 def test_a_half_is_evicted_in_time_though_leaders_come_and_go(phase):
     world = World({"n1": 3}, rollback=120.0)
     trio(world)
@@ -260,9 +260,9 @@ def test_a_half_is_evicted_in_time_though_leaders_come_and_go(phase):
     world.put_group("g", minMember=3)
     (key,) = world.groups
     for seconds in (40, 40, 25):
-        world.groups[key]["status"] = {"phase": phase, "since": since}
+        world.groups[key]["status"] = {"phase": phase, "lastTransitionTime": since}
         world.restart()
-        assert world.phase() == "Rolling"
+        assert world.phase() == "PartlyBound"
         world.run(seconds)
     assert world.evicted == []
     world.run(20)
@@ -277,7 +277,7 @@ def test_who_comes_after_long_without_a_leader_tries_first():
     world.settle(only="g1")
     world.put_group("g", minMember=3)
     (key,) = world.groups
-    world.groups[key]["status"] = {"phase": "Rolling", "since": world.clock.wall().isoformat()}
+    world.groups[key]["status"] = {"phase": "PartlyBound", "lastTransitionTime": world.clock.wall().isoformat()}
     world.clock.advance(3600)
     world.restart()
     world.run(25)
@@ -299,7 +299,7 @@ def test_a_half_whose_eviction_a_budget_forbids_takes_what_comes_first(comes_fir
     world.nodes["n1"].cards = 1
     world.restart()
     world.run(200)
-    assert world.phase() == "Rolling"
+    assert world.phase() == "PartlyBound"
     assert set(world.bound()) == {"g1"}, "neither can it go, nor come to be whole"
     if comes_first == "cards":
         world.add_node("n2", NodeSpec(2))

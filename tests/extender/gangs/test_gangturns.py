@@ -62,7 +62,7 @@ def test_a_call_for_the_last_gang_plans_no_more_than_a_turn_has_time_for_and_the
     refusal = world.schedule(f"g{GANGS - 1}0")
     assert done == ["g0"]
     assert refusal is not None
-    assert world.phase("g0") == "Held"
+    assert world.phase("g0") == "Reserved"
 
 
 def test_a_round_of_the_controller_looks_at_all_of_them_a_turn_each(plans, monkeypatch):
@@ -113,7 +113,7 @@ def test_thousands_of_nodes_are_looked_at_some_in_a_turn(plans):
     world.keep()
     assert world.schedule("g00") is not None  # not all is known yet
     world.keep()
-    assert world.phase("g0") == "Held"
+    assert world.phase("g0") == "Reserved"
 
 
 @pytest.mark.parametrize(("costs", "shapes"), [(TURN, 1), (0, 4)])
@@ -134,7 +134,7 @@ def test_a_turn_looks_at_nodes_for_as_many_shapes_as_it_has_time_for(monkeypatch
     assert len(looks) == shapes
     for _ in range(4):
         world.keep()
-    assert world.phase("g0") == "Held"
+    assert world.phase("g0") == "Reserved"
 
 
 def test_nothing_is_planned_before_the_nodes_were_looked_at_for_all_sorts_of_members():
@@ -143,11 +143,11 @@ def test_nothing_is_planned_before_the_nodes_were_looked_at_for_all_sorts_of_mem
     world.keep()
     world.schedule("a")
     world.keep()
-    assert world.phase("a") == "Held", "for these it is known"
+    assert world.phase("a") == "Reserved", "for these it is known"
     world.create(*(member(f"g0{i}", "g0", 2, created=1 + i, gpu_mem=200 - 100 * i) for i in range(2)))
     world.state.gangs._plan_some = lambda: False  # the calls plan
     world.keep()
-    for phase in ("Waiting", "Waiting", "Held"):
+    for phase in ("Waiting", "Waiting", "Reserved"):
         world.schedule("g00")
         assert world.phase("g0") == phase
 
@@ -173,7 +173,7 @@ def test_a_plan_that_takes_several_turns_holds_nothing_before_and_is_right_in_th
     del world.state.gangs._plan_some
     world.clock.advance(1)
     world.keep()
-    assert world.phase("g0") == "Held"
+    assert world.phase("g0") == "Reserved"
     world.run(3)
     assert set(world.bound()) == {"g00", "g01", "g02", "s"}
     with world.state.view() as ledger:
@@ -211,7 +211,7 @@ def test_beside_many_nodes_with_kept_cards_a_plan_takes_several_turns_too(costly
         assert (world.phase("g0"), world.unbound_shares()) == ("Waiting", 0)
         world.clock.advance(0.5)  # until calls plan again
     assert world.schedule("g00") == ""
-    assert world.phase("g0") == "Held"
+    assert world.phase("g0") == "Reserved"
 
 
 def test_a_plan_of_several_turns_that_failed_by_what_happened_between_them_is_made_anew(costly_members):
@@ -238,7 +238,7 @@ def test_a_plan_of_several_turns_that_failed_by_what_happened_between_them_is_ma
     for _ in range(3):
         world.clock.advance(0.5)
         world.schedule("g00")
-    assert world.phase("g0") == "Held"
+    assert world.phase("g0") == "Reserved"
 
 
 def test_a_gang_for_which_a_plan_has_cost_much_is_left_alone_for_a_moment_whatever_becomes_free(plans, monkeypatch):

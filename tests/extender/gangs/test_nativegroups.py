@@ -122,7 +122,7 @@ def test_a_group_that_goes_while_it_waits_ends_its_plan_and_may_come_again(world
     world.create(native("a0"), native("a1"), native("a2"))
     world.keep()
     world.schedule("a0")
-    assert world.phase() == "Held"
+    assert world.phase() == "Reserved"
     world.state.gangs.set_foreign(NATIVE, "default/g", None)
     assert (world.phase(), world.unbound_shares()) == ("Pending", 0)
     world.settle()

@@ -142,7 +142,7 @@ def test_when_the_gang_for_which_nodes_are_kept_is_deleted_those_that_wait_for_t
     world.delete("a0", "a1")
     world.clock.advance(10)
     world.keep()
-    assert world.phase("b") == "Held"
+    assert world.phase("b") == "Reserved"
     assert world.state.next_requeue_node() == "n1"
 
 

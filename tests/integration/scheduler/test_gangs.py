@@ -187,13 +187,13 @@ def test_a_member_that_cannot_be_scheduled_lets_nothing_be_held_for_long(cluster
     space.create(member("g-0", "g", 3, gpu_mem=P100))
     space.create(member("g-1", "g", 3, gpu_mem=P100))
     space.create(member("g-2", "g", 3, gpu_mem=P100, node="nowhere"))
-    space.wait(lambda: phase(space, "g") == "Held", "it is held, since nobody knows where g-2 may go")
+    space.wait(lambda: phase(space, "g") == "Reserved", "it is held, since nobody knows where g-2 may go")
     space.wait(lambda: groups(space)["g"]["waitingFor"] == ["g-2"], "two wait in bind")
     space.wait(lambda: "gang g fits, waiting for g-2" in space.reasons("g-0"), "and are told")
     scheduler = cluster.process("kube-scheduler")
     scheduler.kill()
     try:
-        space.wait(lambda: phase(space, "g") == "Waiting" and not groups(space)["g"]["held"], "nothing is held")
+        space.wait(lambda: phase(space, "g") == "Waiting" and not groups(space)["g"]["reserved"], "nothing is held")
         assert bound(space) == {}
     finally:
         scheduler.restart()
@@ -294,7 +294,7 @@ def test_anti_affinity_may_be_what_is_short(space):
         return pod
 
     create_at_once(space, [apart(f"b-{i}", "b", NODES + 1) for i in range(NODES + 1)])
-    space.wait(lambda: phase(space, "b") in ("Held", "Waiting"), "b is tried")
+    space.wait(lambda: phase(space, "b") in ("Reserved", "Waiting"), "b is tried")
     for i in range(NODES + 1):
         space.refused(f"b-{i}")
     space.create_and_locate(workload("fits", gpu_mem=1000))

@@ -107,7 +107,7 @@ def test_one_member_that_fits_nowhere_leaves_all_without_a_node(space: Space) ->
     for i in range(3):
         space.create(member(f"m{i}", "g", **({"nodeSelector": {"zone": "none"}} if i == 2 else {})))
     space.wait(lambda: condition(space, "g") == "False", "kube-scheduler has tried them")
-    space.wait(lambda: phase(space, "g") == "Held", "it fits but for what kube-scheduler alone knows")
+    space.wait(lambda: phase(space, "g") == "Reserved", "it fits but for what kube-scheduler alone knows")
     space.create_and_locate(single("later", "low"))
     assert bound(space) == {"later"}
 
