@@ -61,7 +61,7 @@ def card_status(status: Status, uuid: str) -> dict[str, Any]:
     """The desired `status.mps` of a card. Pure."""
     patch = mps.wire(status, uuid)
     changed = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return patch | {"reason": wording.message(patch["reason"]), "lastChange": changed}
+    return patch | {"reason": wording.message(patch["reason"]), "lastTransitionTime": changed}
 
 
 class Publication:

@@ -215,11 +215,11 @@ class Namespace(Struct):
 
 
 class Cordon(Struct, frozen=True, omit_defaults=True):
-    """Says for people who has cordoned a card or device, when and why. `at` is RFC 3339."""
+    """Who cordoned a card or device, when and why, for people. `time` is RFC 3339."""
 
     reason: str = ""
-    by: str = ""
-    at: str = ""
+    user: str = ""
+    time: str = ""
 
 
 class ExtendedResourceSpec(Struct, rename="camel"):

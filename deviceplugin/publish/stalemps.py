@@ -65,4 +65,4 @@ class StaleMpsStatus:
 
     def _down(self, reason: str) -> Json:
         changed = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        return {"mps": {"state": str(MpsState.DOWN), "reason": reason, "lastChange": changed}}
+        return {"mps": {"state": str(MpsState.DOWN), "reason": reason, "lastTransitionTime": changed}}

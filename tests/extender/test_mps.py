@@ -44,7 +44,7 @@ def report_mps(world: State, *indices: int, node: str = "n1", reports: list | No
                 "ceilingMiB": 1,
                 "maxClients": 48,
             }
-            card["status"]["mps"] = mps_status | mps | {"lastChange": "2026-11-21T10:00:00Z"}
+            card["status"]["mps"] = mps_status | mps | {"lastTransitionTime": "2026-11-21T10:00:00Z"}
         world.set_card(*as_card(card))
 
 

@@ -16,14 +16,14 @@ def test_cards_come_up_ready_closed_and_told(pair):
     for index in (0, 1):
         pair.wait_ready(index)
         assert pair.mode(index) == "ExclusiveProcess"
-    assert pair.published_status(0) | {"lastChange": ""} == {
+    assert pair.published_status(0) | {"lastTransitionTime": ""} == {
         "mode": "card",
         "state": "Ready",
         "reason": "",
         "multiUser": False,
         "ceilingMiB": 512,
         "maxClients": 48,
-        "lastChange": "",
+        "lastTransitionTime": "",
     }
     assert pair.daemon(0) != pair.daemon(1), "one for each card"
     assert pair.send_command("get_default_active_thread_percentage") == "100.0"

@@ -14,7 +14,11 @@ from tests.mps.worlds import NODE, uuid_of
 
 RESOURCES = "/apis/cardwise.dev/v1alpha1/extendedresources"
 # As deviceplugin.publish.stalemps puts it there.
-GONE = {"state": "Down", "reason": "the node's MPS manager is gone or hangs", "lastChange": "2026-11-21T10:00:00Z"}
+GONE = {
+    "state": "Down",
+    "reason": "the node's MPS manager is gone or hangs",
+    "lastTransitionTime": "2026-11-21T10:00:00Z",
+}
 
 
 class Cluster:

@@ -80,7 +80,7 @@ def is_of_defrag(card: ExtendedResource) -> bool:
 
 def left_by_defrag(cards: Iterable[ExtendedResource], now: datetime) -> list[ExtendedResource]:
     """The cards that a defrag has cordoned so long ago that it was probably killed."""
-    return [card for card in cards if is_of_defrag(card) and _is_older(card.spec.cordon.at, now - _LEFT_AFTER)]
+    return [card for card in cards if is_of_defrag(card) and _is_older(card.spec.cordon.time, now - _LEFT_AFTER)]
 
 
 def _is_older(at: str, then: datetime) -> bool:
@@ -115,8 +115,8 @@ def uncordon_command(card: ExtendedResource) -> str:
 def author(card: ExtendedResource) -> str:
     """By whom and when the card was cordoned, as a part of a sentence with a space before it; "" where nobody tells."""
     cordon = card.spec.cordon
-    by = f" by {wording.quote_unless_name(cordon.by)}" if cordon.by else ""
-    return by + (f" at {wording.quote_unless_name(cordon.at)}" if cordon.at else "")
+    by = f" by {wording.quote_unless_name(cordon.user)}" if cordon.user else ""
+    return by + (f" at {wording.quote_unless_name(cordon.time)}" if cordon.time else "")
 
 
 def describe_card(card: ExtendedResource) -> str:

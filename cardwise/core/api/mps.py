@@ -296,7 +296,7 @@ def decode(text: str) -> Status:
 
 
 def wire(status: Status, uuid: str) -> dict[str, Any]:
-    """ExtendedResource.status.mps of a card, without `lastChange`."""
+    """ExtendedResource.status.mps of a card, without `lastTransitionTime`."""
     return {
         "mode": str(status.scope),
         "state": str(status.state),

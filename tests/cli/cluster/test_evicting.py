@@ -295,7 +295,7 @@ def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch)
     assert "give it back with: cardwise uncordon n1/0" in shown.stderr
 
 
-KILLED = {"reason": "cardwise defrag moves its pods", "by": "jane", "at": "2026-11-21T11:00:00Z"}
+KILLED = {"reason": "cardwise defrag moves its pods", "user": "jane", "time": "2026-11-21T11:00:00Z"}
 
 
 def left_by_a_killed_one(*names: str) -> Cordoned:
@@ -336,7 +336,7 @@ def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the
     shown = worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
     assert "card 1 of node n1 (GPU-n1-1) cordoned\n" in shown.output
     cordon = api.card("gpu-n1-1")["spec"]["cordon"]
-    assert (cordon["reason"], cordon["at"]) == ("", api.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
+    assert (cordon["reason"], cordon["time"]) == ("", api.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert "by another defrag" not in shown.stderr
     assert (api.closed(), api.card("gpu-n1-1")["spec"]["cordon"]) == (["gpu-n1-1"], cordon)
@@ -361,7 +361,7 @@ def test_a_dry_run_says_whose_cards_it_counts_as_free_and_changes_nothing(monkey
 
 def test_a_defrag_whose_card_another_has_taken_over_leaves_it_cordoned(monkeypatch):
     api = Cordoned()
-    other = KILLED | {"by": "joe"}
+    other = KILLED | {"user": "joe"}
     monkeypatch.setattr(
         MoveRun, "move_pod", lambda *_: api.change("extendedresources", "gpu-n1-0", spec={"cordon": other})
     )
@@ -386,6 +386,6 @@ def test_nodes_says_what_a_killed_defrag_has_left(monkeypatch):
     wrong = FakeClock(wall=NOW + timedelta(days=-1))
     note = "by a defrag; if none runs any more: cardwise uncordon n1/0\n"
     assert note in worlds.run(monkeypatch, api, "nodes", clock=wrong).stderr
-    begun = KILLED | {"at": "2026-11-21T11:50:00Z"}
+    begun = KILLED | {"time": "2026-11-21T11:50:00Z"}
     api.change("extendedresources", "gpu-n1-0", spec={"cordon": begun})
     assert note not in worlds.run(monkeypatch, api, "nodes", clock=wrong).stderr

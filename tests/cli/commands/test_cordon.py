@@ -26,8 +26,8 @@ def test_a_card_is_meant_by_its_place_or_its_uuid_or_the_beginning_of_that(monke
     assert (completed.exit_code, completed.output) == (0, "card 1 of node n1 (GPU-n1-1) cordoned\n")
     marked = spec(api, "gpu-n1-1")
     assert marked["unschedulable"] is True
-    assert (marked["cordon"]["reason"], marked["cordon"]["by"]) == ("it smokes", "jane")
-    assert marked["cordon"]["at"] == "2026-01-01T00:00:00Z"
+    assert (marked["cordon"]["reason"], marked["cordon"]["user"]) == ("it smokes", "jane")
+    assert marked["cordon"]["time"] == "2026-01-01T00:00:00Z"
     assert [card_name for card_name in ("gpu-n1-0", "gpu-n2-0") if "unschedulable" in spec(api, card_name)] == []
 
 
@@ -64,7 +64,7 @@ def test_a_second_time_says_who_was_first_and_a_new_reason_is_taken(monkeypatch,
     run(monkeypatch, api, "cordon", "n1/0", "--reason", "it smokes")
     first = spec(api, "gpu-n1-0")["cordon"]
     output = run(monkeypatch, api, "cordon", "n1/0").output
-    assert output == f"card 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['at']}: it smokes\n"
+    assert output == f"card 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['time']}: it smokes\n"
     assert spec(api, "gpu-n1-0")["cordon"] == first
     run(monkeypatch, api, "cordon", "n1/0", "--reason", "it burns")
     assert spec(api, "gpu-n1-0")["cordon"]["reason"] == "it burns"
@@ -81,7 +81,7 @@ def test_uncordon_leaves_nothing_behind_and_says_so_twice(monkeypatch, api):
 def test_an_api_server_that_does_not_say_who_we_are_is_no_obstacle(monkeypatch, api):
     del api.answers[paths.selfsubjectreviews()]
     assert run(monkeypatch, api, "cordon", "n1/0").exit_code == 0
-    assert spec(api, "gpu-n1-0")["cordon"]["by"] == ""
+    assert spec(api, "gpu-n1-0")["cordon"]["user"] == ""
 
 
 def test_a_kind_of_an_older_release_is_told_and_not_taken_for_cordoned(monkeypatch, api):

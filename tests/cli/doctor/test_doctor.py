@@ -1076,7 +1076,7 @@ def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):
 
 
 def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command(sound):
-    cordon = {"reason": "cardwise defrag moves its pods", "by": "jane", "at": "2026-11-21T11:00:00Z"}
+    cordon = {"reason": "cardwise defrag moves its pods", "user": "jane", "time": "2026-11-21T11:00:00Z"}
     sound.cards[0]["spec"] |= {"unschedulable": True, "cordon": cordon}
     (finding,) = troubles(sound)
     assert finding.text == (
@@ -1084,7 +1084,7 @@ def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command
         "back"
     )
     assert finding.remedy == "if none runs any more: cardwise uncordon n1/0"
-    cordon["at"] = "2026-11-21T11:45:00Z"
+    cordon["time"] = "2026-11-21T11:45:00Z"
     assert troubles(sound) == []
 
 

@@ -46,7 +46,7 @@ def test_a_manager_that_is_gone_for_long_is_told_and_a_restart_is_not(world):
     assert seen.patch_after(2) == "stays", "the time begins anew"
     mps_status = seen.patch_after(stalemps.GRACE_SECONDS)
     assert (mps_status["state"], mps_status["reason"]) == ("Down", "the node's MPS manager is gone or hangs")
-    assert set(mps_status) == {"state", "reason", "lastChange"}, "the rest stays as the manager has said it"
+    assert set(mps_status) == {"state", "reason", "lastTransitionTime"}, "the rest stays as the manager has said it"
     assert seen.patch_after(60, "Down") == "stays", "once"
 
 
@@ -137,10 +137,10 @@ def test_a_killed_managers_cards_take_no_pods_any_more(world):
     rig.clock.advance(stalemps.GRACE_SECONDS)
     rig.settle()
     mps_status = rig.status(1)["mps"]
-    assert mps_status | {"lastChange": ""} == stale_status | {
+    assert mps_status | {"lastTransitionTime": ""} == stale_status | {
         "state": "Down",
         "reason": "the node's MPS manager is gone or hangs",
-        "lastChange": "",
+        "lastTransitionTime": "",
     }
     parse_settings = mpsread.mps_of_card(
         wire.MpsStatus(mps_status["mode"], mps_status["state"], "", mps_status["multiUser"], mps_status["maxClients"])

@@ -299,7 +299,7 @@ def cordon(rig, index, **cordon):
 
 def test_a_cordoned_card_stays_cordoned_whatever_becomes_of_its_object(rig):
     """Also over a restart of the device plugin, which is when a node is made anew."""
-    cordon_fields = {"reason": "it smokes", "by": "jane", "at": "2026-11-21T10:00:00Z"}
+    cordon_fields = {"reason": "it smokes", "user": "jane", "time": "2026-11-21T10:00:00Z"}
     cordon(rig, 1, **cordon_fields)
     # A write of ours to its spec keeps it.
     rig.api.write_object(RESOURCES, rig.card(1) | {"metadata": rig.card(1)["metadata"] | {"ownerReferences": []}})

@@ -155,7 +155,7 @@ def test_a_gang_is_not_planned_on_a_card_whose_mps_is_not_for_both():
     world = World({"n1": 1})
     card = resource(0)
     card["status"]["mps"] = {"mode": "card", "state": "Ready", "multiUser": True, "ceilingMiB": 1, "maxClients": 48}
-    card["status"]["mps"] |= {"reason": "", "lastChange": "2026-11-21T10:00:00Z"}
+    card["status"]["mps"] |= {"reason": "", "lastTransitionTime": "2026-11-21T10:00:00Z"}
     world.state.set_card(*as_card(card))
     world.create(member("a", "a", 1, gpu_mem=100, annotations={names.MPS: "off"}))
     world.create(member("b", "b", 1, gpu_mem=100, annotations={names.MPS: "required"}))
