@@ -116,7 +116,7 @@ def measure_churn(
     plan = _plan_runs(workloads, policies, seeds)
 
     def print_run(run: Run, outcome: ChurnResult) -> None:
-        percents = f"{outcome.allocated:.2f} allocated, {outcome.lost:.2f} refused"
+        percents = f"{outcome.allocated:.2f} allocated, {outcome.refused_percent:.2f} refused"
         print(f"{trace} {run.policy} seed {run.seed}, churn: {percents}", file=sys.stderr, flush=True)
 
     job = partial(churn, lifetimes=lifetimes)
@@ -127,7 +127,7 @@ def measure_churn(
             {
                 "seeds": f"{churns.seeds}",
                 "allocated": _with_sd(churns.allocated),
-                "refused": _with_sd(churns.lost),
+                "refused": _with_sd(churns.refused_percent),
                 "fragmented": f"{churns.fragmented:.1f}",
             },
         )

@@ -204,7 +204,7 @@ def _simulate_churn(world: _World, settings: SimulationOptions) -> _Outcome:
     def plots(of: int) -> dict[str, bytes]:
         shown = [churn_summary for churn_summary in summaries if churn_summary.workload == of]
         curves = {
-            churn_summary.policy: [(m.time, m.allocated, m.fragmented) for m in churn_summary.moments]
+            churn_summary.policy: [(m.time, m.allocated, m.fragmented) for m in churn_summary.samples]
             for churn_summary in shown
         }
         return plotting.draw_plots(

@@ -39,12 +39,12 @@ class ChurnResult:
     """One run.
 
     allocated: percent of all cards, the mean over time.
-    lost: percent of the requested cards that were refused.
+    refused_percent: percent of the requested cards that were refused.
     """
 
     allocated: float
-    lost: float
-    moments: tuple[ChurnSample, ...]
+    refused_percent: float
+    samples: tuple[ChurnSample, ...]
     refused: tuple[RefusedPods, ...]
 
 
@@ -79,7 +79,7 @@ def churn(
     fragments = SimulatedFragments(workload, cluster)
     tally = RefusalTally()
     ends: list[tuple[float, int]] = []
-    moments: list[ChurnSample] = []
+    samples: list[ChurnSample] = []
     now, allocated_time, arrived = 0.0, 0.0, 0
     initial_pods = round(rate)
     end_time = WARMUP_LIFETIMES + lifetimes
@@ -98,8 +98,8 @@ def churn(
         now = arrival
         if now >= end_time:
             break
-        if now > len(moments) / _SAMPLES_PER_LIFETIME:
-            moments.append(ChurnSample(now, 100 * cluster.allocated / workload.capacity, fragments.percent()))
+        if now > len(samples) / _SAMPLES_PER_LIFETIME:
+            samples.append(ChurnSample(now, 100 * cluster.allocated / workload.capacity, fragments.percent()))
         # Lifetimes are drawn for refused pods too, so that every policy gets the same pods with the same lifetimes.
         pod, ends_at = random.choice(pods), now + random.expovariate(1.0)
         if learning:
@@ -115,8 +115,8 @@ def churn(
             on_progress(PROGRESS_STEP)
     return ChurnResult(
         allocated=100 * allocated_time / (lifetimes * workload.capacity) if workload.capacity else 0.0,
-        lost=tally.refused_percent(),
-        moments=tuple(moments),
+        refused_percent=tally.refused_percent(),
+        samples=tuple(samples),
         refused=tally.rows(),
     )
 

@@ -24,14 +24,14 @@ class RefusedPods:
 
     size: one of `SIZES`.
     arrived, refused: numbers of pods.
-    demand, lost: cards requested by the arrived pods, and by the refused ones.
+    demand, refused_demand: cards requested by the arrived pods, and by the refused ones.
     """
 
     size: str
     arrived: int
     refused: int
     demand: float
-    lost: float
+    refused_demand: float
 
     @property
     def percent(self) -> float:
@@ -57,9 +57,13 @@ class RefusalTally:
         """One row for each size of which pods arrived."""
         return tuple(
             RefusedPods(
-                size=size, arrived=int(arrived), refused=int(refused), demand=round(demand, 3), lost=round(lost, 3)
+                size=size,
+                arrived=int(arrived),
+                refused=int(refused),
+                demand=round(demand, 3),
+                refused_demand=round(refused_demand, 3),
             )
-            for (size, (arrived, demand)), (refused, lost) in zip(
+            for (size, (arrived, demand)), (refused, refused_demand) in zip(
                 self._arrived.items(), self._refused.values(), strict=True
             )
             if arrived
@@ -68,4 +72,4 @@ class RefusalTally:
     def refused_percent(self) -> float:
         """The share of the requested cards that was refused, in percent."""
         demand = sum(demand for _, demand in self._arrived.values())
-        return 100 * sum(lost for _, lost in self._refused.values()) / demand if demand else 0.0
+        return 100 * sum(cards for _, cards in self._refused.values()) / demand if demand else 0.0

@@ -55,16 +55,16 @@ class ChurnSummary:
     """The means of the `churn` runs of one workload and policy, with the percents of `ChurnResult`.
 
     workload: its index.
-    moments: the samples, averaged over runs at about the same times.
+    samples: the samples, averaged over runs at about the same times.
     """
 
     workload: int
     policy: str
     seeds: int
     allocated: Mean
-    lost: Mean
+    refused_percent: Mean
     fragmented: float
-    moments: tuple[ChurnSample, ...]
+    samples: tuple[ChurnSample, ...]
     refused: tuple[RefusedPods, ...]
 
 
@@ -106,9 +106,9 @@ def summarize_churns(runs: Sequence[Run], outcomes: Sequence[ChurnResult]) -> li
             policy=policy,
             seeds=len(group),
             allocated=mean(churn.allocated for churn in group),
-            lost=mean(churn.lost for churn in group),
-            fragmented=mean(m.fragmented for churn in group for m in churn.moments if m.time >= WARMUP_LIFETIMES).mean,
-            moments=_mean_samples(group),
+            refused_percent=mean(churn.refused_percent for churn in group),
+            fragmented=mean(m.fragmented for churn in group for m in churn.samples if m.time >= WARMUP_LIFETIMES).mean,
+            samples=_mean_samples(group),
             refused=_sum_refused([churn.refused for churn in group]),
         )
         for (workload, policy), group in _group(runs, outcomes).items()
@@ -149,7 +149,7 @@ def _mean_samples(churns: Sequence[ChurnResult]) -> tuple[ChurnSample, ...]:
         ChurnSample(
             fmean(s.time for s in samples), fmean(s.allocated for s in samples), fmean(s.fragmented for s in samples)
         )
-        for samples in zip(*(churn.moments for churn in churns), strict=False)
+        for samples in zip(*(churn.samples for churn in churns), strict=False)
     )
 
 
@@ -168,7 +168,7 @@ def _sum_refused(tables: Sequence[tuple[RefusedPods, ...]]) -> tuple[RefusedPods
             arrived=sum(row.arrived for row in rows if row.size == size),
             refused=sum(row.refused for row in rows if row.size == size),
             demand=sum(row.demand for row in rows if row.size == size),
-            lost=sum(row.lost for row in rows if row.size == size),
+            refused_demand=sum(row.refused_demand for row in rows if row.size == size),
         )
         for size in SIZES
         if any(row.size == size for row in rows)

@@ -97,7 +97,7 @@ def test_the_table_of_cards_has_no_devices_and_no_nodes_without_cards(monkeypatc
 def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
     of_n1 = run(monkeypatch, lists_with_devices(), "inspect", "-d", "n1").output
     assert (
-        "DEVICE     KIND  MODEL   CLASSES    HELD-BY\n"
+        "DEVICE     KIND  MODEL   CLASSES    USED-BY\n"
         "rdma-n1-0  rdma  MT4119  rdma       team-a/both\n"
         "rdma-n1-1  rdma  MT4119  fast,rdma  team-b/gone (reported)\n"
     ) in of_n1

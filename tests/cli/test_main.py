@@ -64,7 +64,7 @@ def test_nodes_that_take_no_new_pods_are_named_by_each_command_that_shows_nodes(
             command
         )
         states = {
-            node["name"]: node["closed"]
+            node["name"]: node["unschedulableReason"]
             for node in json.loads(run(monkeypatch, api, *command, "-o", "json").stdout)["nodes"]
         }
         assert states == {"n1": "NotReady (its kubelet does not report)", "n2": "cordoned"}, command

@@ -31,7 +31,7 @@ GONE = [
     P1, P2, tries("p1"), SOON, {"do": "runs", "choice": "p1"}, {"do": "lag", "collection": paths.extendedresources()},
     {"do": "deletes_by_force", "choice": "p1"}, SOON, *INSIST,
 ]  # fmt: skip
-SICK = [
+UNHEALTHY_CARD = [
     {"do": "card_changes", "node": "n1", "index": 0, "change": "healthy"},
     {"do": "passes", "seconds": 61.0, "stride": 5.0},
     P1,
@@ -46,7 +46,7 @@ QUOTA = [*TEAMS, tries("p1"), SOON, *INSIST]
     [
         ("a Binding whose answer was lost is forgotten", LOST, "over-full"),
         ("what vanished pods hold is free at once", GONE, "over-full"),
-        ("a sick card takes new pods", SICK, "takes nothing new"),
+        ("a sick card takes new pods", UNHEALTHY_CARD, "takes nothing new"),
         ("quotas are not known", QUOTA, "above the quota"),
     ],
 )

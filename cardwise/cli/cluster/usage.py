@@ -29,13 +29,17 @@ _BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A pod on a card, in MiB; `used` is None where nobody has measured it. `ended`: only its containers are left."""
+    """A pod on a card, in MiB.
+
+    used: None where it was not measured.
+    terminating: the pod object is gone, its containers may run.
+    """
 
     namespace: str
     name: str
     granted: int
     used: int | None = None
-    ended: bool = False
+    terminating: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +160,8 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
 
 def _card(read: _Resource) -> CardUsage:
     spec, status, allocated = read.spec, read.status, read.status.allocated
-    ended = tuple([
-        Holder(namespace=share.namespace, name=share.name, granted=share.memory_mib, ended=True)
+    terminating = tuple([
+        Holder(namespace=share.namespace, name=share.name, granted=share.memory_mib, terminating=True)
         for share in status.reported or ()
     ])  # fmt: skip
     return CardUsage(
@@ -174,7 +178,7 @@ def _card(read: _Resource) -> CardUsage:
         reason=status.reason,
         cordoned=spec.unschedulable,
         mps=status.mps.state if status.mps is not None else "",
-        holders=ended,
+        holders=terminating,
     )
 
 
@@ -197,12 +201,15 @@ class Details:
 
     def with_details(self, card: CardUsage) -> CardUsage:
         """The card with them."""
-        ended = card.holders or ()
+        terminating = card.holders or ()
         if self.holders is None:
             return replace(card, holders=None)
         living_holders = self.holders.get(card.uuid, []) + self.holders.get(_place(card.node, card.index), [])
         living = {(holder.namespace, holder.name) for holder in living_holders}
-        everyone = [*living_holders, *(holder for holder in ended if (holder.namespace, holder.name) not in living)]
+        everyone = [
+            *living_holders,
+            *(holder for holder in terminating if (holder.namespace, holder.name) not in living),
+        ]
         holders = [
             replace(holder, used=self.measured.get((holder.namespace, holder.name, card.uuid)))
             for holder in sorted(everyone, key=lambda holder: (-holder.granted, holder.namespace, holder.name))

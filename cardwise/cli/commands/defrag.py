@@ -410,15 +410,15 @@ def as_json(outcome: DefragOutcome) -> Json:
         for move, pod, owner, fits in outcome.steps()
     ]
     return {
-        "wanted": wanted.count,
-        "fitsNow": move_plan.fits[0],
-        "fitsThen": move_plan.fits[-1],
-        "reached": outcome.is_reached,
-        "fewestPossible": move_plan.exact if outcome.is_reached else None,
-        "everythingTried": move_plan.searched,
+        "requested": wanted.count,
+        "fitsBefore": move_plan.fits[0],
+        "fitsAfter": move_plan.fits[-1],
+        "goalReached": outcome.is_reached,
+        "minimal": move_plan.exact if outcome.is_reached else None,
+        "exhaustive": move_plan.searched,
         "cordons": move_plan.cordons,
         "moves": moves,
-        "kept": dict(sorted(outcome.movable.unmovable.items())),
+        "unmovable": dict(sorted(outcome.movable.unmovable.items())),
     }
 
 

@@ -220,7 +220,7 @@ def table(
     `columns`: of the terminal.
     """
     heads = ["NAME", "CARDS", "USED/TOTAL(MiB)", "FREE-CARDS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
-    rows = [[*heads, "SICK", "CORDONED", "MODELS"] if wide else heads]
+    rows = [[*heads, "UNHEALTHY", "CORDONED", "MODELS"] if wide else heads]
     for view in _shown(summary, only):
         memory = view.memory
         row = [view.name, f"{view.usable}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
@@ -241,7 +241,7 @@ def as_json(summary: ClusterSummary, only: Collection[str] = ()) -> Json:
     """All of it, for programs."""
     measured = bool(summary.typical)
     *node_objects, cluster = [_object(view, measured=measured) for view in _shown(summary, only)]
-    del cluster["name"], cluster["closed"]
+    del cluster["name"], cluster["unschedulableReason"]
     of_classes = [
         {"name": name, **_amounts(memory, measured=measured)} for name, memory in sorted(summary.classes.items())
     ]
@@ -267,12 +267,12 @@ def _object(view: NodeSummary, *, measured: bool) -> Json:
         "name": view.name,
         "models": list(view.models),
         "cards": view.cards,
-        "sickCards": list(view.unhealthy),
+        "unhealthyCards": list(view.unhealthy),
         "cordonedCards": list(view.cordoned),
         **_amounts(view.memory, measured=measured),
         "freeCards": view.empty,
         "largestFreeMiB": view.largest,
         "mps": list(view.mps),
         "pods": view.pods,
-        "closed": view.closed,
+        "unschedulableReason": view.closed,
     }

@@ -66,7 +66,7 @@ def _node(view: NodeView) -> Json:
         "reason": "" if view.refusal is None else view.refusal.text,
         "cards": [_card(card) for card in view.cards],
         "devices": [
-            {"class": device.resource_class, "asked": device.requested, "free": device.free, "total": device.total}
+            {"class": device.resource_class, "requested": device.requested, "free": device.free, "total": device.total}
             for device in view.devices
         ],
     }
@@ -80,7 +80,7 @@ def _card(card: CardView) -> Json:
         "freeMiB": card.free,
         "totalMiB": card.total,
         "shortMiB": card.short,
-        "closedBy": card.closed,
+        "unavailableReason": card.closed,
         "healthy": card.healthy,
         "cordoned": card.cordoned,
         "pods": [{"namespace": holding.namespace, "name": holding.name} for holding in card.holders],

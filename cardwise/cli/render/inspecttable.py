@@ -70,7 +70,7 @@ def _pods(ledger: Ledger, node: NodeState) -> str:
 def _devices(ledger: Ledger, node: NodeState) -> str:
     """The devices of the node and who holds each."""
     held = totals.device_holders(ledger, node)
-    rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "HELD-BY"]]
+    rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "USED-BY"]]
     for device in node.devices:
         by = ", ".join(f"{holding.namespace}/{holding.marked_name}" for holding in held.get(device.uuid, ()))
         reason = ", ".join(["unhealthy"] * (not device.healthy) + ["cordoned"] * device.cordoned)
@@ -143,7 +143,7 @@ def as_json(ledger: Ledger, addresses: Mapping[str, str], closed: Mapping[str, s
             {
                 "name": node.name,
                 "address": addresses.get(node.name, "unknown"),
-                "closed": closed.get(node.name, ""),
+                "unschedulableReason": closed.get(node.name, ""),
                 "cards": _card_objects(ledger, node),
                 "devices": _device_objects(ledger, node),
             }

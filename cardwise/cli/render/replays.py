@@ -50,7 +50,8 @@ def format_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Ch
     rows += [
         [
             workloads[churn.workload].name, churn.policy, f"{churn.seeds}", f"{churn.allocated.mean:.2f}",
-            f"{churn.allocated.sd:.2f}", f"{churn.lost.mean:.2f}", f"{churn.lost.sd:.2f}", f"{churn.fragmented:.1f}%",
+            f"{churn.allocated.sd:.2f}", f"{churn.refused_percent.mean:.2f}", f"{churn.refused_percent.sd:.2f}",
+            f"{churn.fragmented:.1f}%",
         ]
         for churn in summaries
     ]  # fmt: skip
@@ -100,7 +101,7 @@ def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], chur
         *(
             [*_run_cells(workloads, run), f"{m.time:.4f}", f"{m.allocated:.4f}", f"{m.fragmented:.4f}"]
             for run, churn in zip(runs, churns, strict=True)
-            for m in churn.moments
+            for m in churn.samples
         ),
     ]
 

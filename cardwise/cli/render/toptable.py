@@ -97,7 +97,10 @@ def _holders(card: CardUsage) -> str:
 
 def _holder(holder: Holder) -> str:
     over = "!" * (holder.used is not None and holder.used > holder.granted + mps.CONTEXT)
-    return f"{holder.namespace}/{holder.name} {_known(holder.used)}/{holder.granted}{over}" + " (ended)" * holder.ended
+    return (
+        f"{holder.namespace}/{holder.name} {_known(holder.used)}/{holder.granted}{over}"
+        + " (terminating)" * holder.terminating
+    )
 
 
 def _known(amount: int | None) -> str:
@@ -115,7 +118,7 @@ def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: 
         "cordonedCards": sum(card.cordoned for card in cards),
         "nodeCount": len(everything),
         "nodes": [
-            {"name": node.name, "closed": node.closed, "cards": [_object(card) for card in node.cards]}
+            {"name": node.name, "unschedulableReason": node.closed, "cards": [_object(card) for card in node.cards]}
             for node in shown
         ],
         "notes": list(notes),
@@ -129,7 +132,7 @@ def _object(card: CardUsage) -> dict[str, Any]:
             "name": holder.name,
             "grantedMiB": holder.granted,
             "usedMiB": holder.used,
-            "ended": holder.ended,
+            "terminating": holder.terminating,
         }
         for holder in card.holders
     ]  # fmt: skip

@@ -99,12 +99,17 @@ def test_for_programs(monkeypatch):
     assert document == yaml.safe_load(
         run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=11000", "-o", "yaml").stdout
     ) | {"moves": document["moves"]}
-    assert (document["wanted"], document["fitsNow"], document["fitsThen"], document["reached"]) == (1, 0, 1, True)
-    assert document["fewestPossible"] is True
+    assert (document["requested"], document["fitsBefore"], document["fitsAfter"], document["goalReached"]) == (
+        1,
+        0,
+        1,
+        True,
+    )
+    assert document["minimal"] is True
     (move,) = document["moves"]
     assert move["from"] == {"node": "n1", "cards": [{"index": 0, "uuid": "GPU-n1-0"}]}
     assert move["to"] == {"node": "n1", "cards": [{"index": 1, "uuid": "GPU-n1-1"}]}
-    assert document["kept"] == {"have no controller that would make them anew": 3}
+    assert document["unmovable"] == {"have no controller that would make them anew": 3}
 
 
 def test_what_the_extender_still_keeps_of_a_pod_that_vanished_is_no_room(monkeypatch):
@@ -288,7 +293,7 @@ def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
         "have to move. --no-cordon does without.\n"
     ) in shown.stdout
     document = json.loads(run(monkeypatch, spreading(*three()), "--free-cards", "1", "-o", "json").stdout)
-    assert (document["cordons"], document["everythingTried"]) == (True, True)
+    assert (document["cordons"], document["exhaustive"]) == (True, True)
     refused = run(monkeypatch, spreading(*three()), "--free-cards", "1", "--no-cordon")
     assert refused.exit_code == 1
     assert (

@@ -50,10 +50,11 @@ def test_wide_tells_which_cards_and_the_classes(monkeypatch):
     ready = {"mode": "card", "state": "Ready", "multiUser": True}
     api.change("extendedresources", "gpu-n2-1", status={"mps": ready})
     assert run(monkeypatch, api, "-o", "wide", "n2").stdout == (
-        "NAME     CARDS  USED/TOTAL(MiB)  FREE-CARDS  LARGEST  FRAGMENTED(MiB)  MPS    PODS  SICK  CORDONED  MODELS\n"
-        "n2       1/2    11441/22882      0           0        0 (0%)           Ready  1     0     -         "
+        "NAME     CARDS  USED/TOTAL(MiB)  FREE-CARDS  LARGEST  FRAGMENTED(MiB)  MPS    PODS  UNHEALTHY  CORDONED  "
+        "MODELS\n"
+        "n2       1/2    11441/22882      0           0        0 (0%)           Ready  1     0          -         "
         "Tesla K80\n"
-        "CLUSTER  2/4    18510/50599      0           8441     2110 (25%)       Ready  4     n2/0  n1/1      "
+        "CLUSTER  2/4    18510/50599      0           8441     2110 (25%)       Ready  4     n2/0       n1/1      "
         "Tesla K80, Tesla P100\n"
         "\n"
         "CLASS              USED/TOTAL(MiB)  FREE(MiB)  FRAGMENTED(MiB)\n"
@@ -78,7 +79,7 @@ def test_a_node_that_takes_no_pods_has_no_fragments_and_says_why(monkeypatch, st
     assert shown.stdout.splitlines()[1].split() == ["n1", "0/2", "0/27717", "0", "0", "0", "(0%)", "-", "0"]
     assert shown.stdout.splitlines()[3].split()[:2] == ["CLUSTER", "1/4"]
     document = json.loads(run(monkeypatch, api, "-o", "json").stdout)
-    assert [node["closed"] for node in document["nodes"]] == [reason, ""]
+    assert [node["unschedulableReason"] for node in document["nodes"]] == [reason, ""]
     assert document["nodes"][0]["cordonedCards"] == [], "the node is, and none of its cards"
 
 
@@ -91,7 +92,7 @@ def test_for_programs(monkeypatch):
             "name": "n2",
             "models": ["Tesla K80"],
             "cards": 2,
-            "sickCards": ["0"],
+            "unhealthyCards": ["0"],
             "cordonedCards": [],
             "memoryMiB": 2 * K80,
             "usedMiB": K80,
@@ -102,7 +103,7 @@ def test_for_programs(monkeypatch):
             "largestFreeMiB": 0,
             "mps": [],
             "pods": 1,
-            "closed": "",
+            "unschedulableReason": "",
         }
     ]
     assert (document["cluster"]["freeMiB"], document["cluster"]["fragmentedPercent"]) == (8441 + 12207, 25.0)

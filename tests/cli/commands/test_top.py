@@ -49,7 +49,7 @@ n2    1    Tesla K80  [..........]  0%    -         0            11441      0%  
 n2    2    Tesla K80  [..........]  0%    -         0            11441      0%    0     unhealthy,MPS-Down  -
 n2    3    Tesla K80  [#.........]  0%    -         100          11441      -     -     ok                  team-a/new -/100
 n1    0    Tesla K80  [##........]  21%   3201      2500         11441      30%   2     ok                  team-a/train 2701/1500!, team-b/serve 500/1000
-n1    1    Tesla K80  [#.........]  4%    -         500          11441      0%    1     ok                  team-b/gone -/500 (ended)
+n1    1    Tesla K80  [#.........]  4%    -         500          11441      0%    1     ok                  team-b/gone -/500 (terminating)
 """  # noqa: E501
 
 
@@ -131,7 +131,7 @@ def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api)
     n2, n1 = document["nodes"]
     assert (n2["name"], n1["name"]) == ("n2", "n1")
     assert n1["cards"][0]["holders"][0] == {
-        "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2701, "ended": False,
+        "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2701, "terminating": False,
     }  # fmt: skip
     assert (n2["cards"][0]["usedMiB"], n2["cards"][0]["holders"][0]["usedMiB"]) == (None, None)
     assert (n2["cards"][2]["healthy"], n2["cards"][2]["reason"], n2["cards"][2]["mps"]) == (False, "Xid 79", "Down")
@@ -387,7 +387,7 @@ n2    1    cordoned            0/11441        -
 n2    2    unhealthy,MPS-Down  0/11441        -
 n2    3    ok                  100/11441      team-a/new -/100
 n1    0    ok                  2500/11441     team-a/train 2701/1500!, team-b/s…
-n1    1    ok                  500/11441      team-b/gone -/500 (ended)
+n1    1    ok                  500/11441      team-b/gone -/500 (terminating)
 """
 
 

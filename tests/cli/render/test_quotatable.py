@@ -31,7 +31,7 @@ def test_both_layers_of_one_namespace():
     api = lists(resourcequotas=[NATIVE])
     api.add("gpuquotas", OTHERS)
     assert table(api, "team-a") == (
-        "NAMESPACE  GPUQUOTA  CARDS-OF          SHARES  MIB          WHOLE-CARDS  ON-EXCEED\n"
+        "NAMESPACE  GPUQUOTA  TYPE              SHARES  MIB          WHOLE-CARDS  ON-EXCEED\n"
         "team-a     team      nvidia.tesla.k80  2/2     13441/-      1/1          Wait\n"
         "team-a     team      all cards         2/-     13441/32768  1/-          Wait\n"
         "\n"
@@ -51,7 +51,7 @@ def test_all_namespaces_and_a_quota_by_model_that_refuses():
 
 def test_wide_names_the_pods_of_each_entry_the_largest_first():
     assert table(lists(), "team-a", wide=True).split("\n\n")[1] == (
-        "NAMESPACE  GPUQUOTA  CARDS-OF          POD       NODE  SHARES  MIB    WHOLE-CARDS\n"
+        "NAMESPACE  GPUQUOTA  TYPE              POD       NODE  SHARES  MIB    WHOLE-CARDS\n"
         "team-a     team      nvidia.tesla.k80  train     n2    1       11441  1\n"
         "team-a     team      nvidia.tesla.k80  notebook  n1    1       2000   0\n"
         "team-a     team      all cards         train     n2    1       11441  1\n"
