@@ -93,7 +93,7 @@ class WorkloadController:
         return True
 
     def _save_asks(self, asks: str) -> None:
-        if asks == self._saved or self._save({names.WORKLOAD_ASKS: asks}):
+        if asks == self._saved or self._save({names.WORKLOAD_REQUESTS: asks}):
             self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
     def _keep_published(self, *, leads: bool) -> None:
@@ -120,7 +120,7 @@ class WorkloadController:
         except errors.KubeError as error:
             _log.warning("failed to publish the settings; trying again", error=str(error))
             return False
-        self._saved = known.get(names.WORKLOAD_ASKS, "")  # so that a workload that somebody removed is saved again
+        self._saved = known.get(names.WORKLOAD_REQUESTS, "")  # so that a workload that somebody removed is saved again
         return self._settings.items() <= known.items() or self._save(self._settings)
 
     def _restore(self) -> bool:
@@ -129,7 +129,7 @@ class WorkloadController:
 
         try:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
-            text = (saved.get("data") or {}).get(names.WORKLOAD_ASKS)
+            text = (saved.get("data") or {}).get(names.WORKLOAD_REQUESTS)
             if text:
                 self._state.policies.load_workload(text)
         except errors.NotFound:

@@ -245,9 +245,9 @@ def quota_status(
     over = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in above if amounts]
     if over:
         text = f"{'; '.join(over)}; running pods keep what they hold, new ones wait"
-        exceeded = _condition("Exceeded", "True", "AboveHard", text, seen.generation)
+        exceeded = _condition("Exceeded", "True", "LimitExceeded", text, seen.generation)
     else:
-        exceeded = _condition("Exceeded", "False", "WithinHard", "no more is held than is allowed", seen.generation)
+        exceeded = _condition("Exceeded", "False", "WithinLimits", "no more is held than is allowed", seen.generation)
     return {
         "used": [_used(entry, charge) for entry, charge in charges],
         "summary": wording.message(

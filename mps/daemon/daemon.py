@@ -225,7 +225,7 @@ class Daemon:
         except NoDaemon as error:
             return ActResult(Outcome.FAILED if self._child.is_alive() else Outcome.DEAD, str(error))
         except DaemonTimeout as error:
-            return ActResult(Outcome.SILENT, str(error))
+            return ActResult(Outcome.TIMEOUT, str(error))
         except (ControlError, CardError, OSError) as error:
             return ActResult(Outcome.FAILED, str(error))
 
@@ -324,7 +324,7 @@ class Daemon:
             act_result = self._check_health()
             outcome = act_result.outcome
         except DaemonTimeout:
-            outcome = Outcome.SILENT
+            outcome = Outcome.TIMEOUT
             raise
         finally:
             metrics.PROBE.labels(outcome).observe(self._clock.now() - started)

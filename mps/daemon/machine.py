@@ -61,7 +61,7 @@ class Outcome(StrEnum):
     OK = "ok"
     BUSY = "busy"  # not finished yet
     FAILED = "failed"
-    SILENT = "silent"  # timed out
+    TIMEOUT = "timeout"
     DEAD = "dead"  # the daemon is gone
     FAULT = "fault"  # the server reports a fault
     FROZEN = "frozen"  # the server does not run, whatever the daemon reports
@@ -200,7 +200,7 @@ def transition(machine: Machine, act_result: ActResult, now: float, pace: Daemon
         case DaemonPhase.READY | DaemonPhase.SUSPECT | DaemonPhase.FAULT:
             return _after_probe(machine, act_result, now, pace)
         case DaemonPhase.DRAINING:
-            if outcome is Outcome.SILENT:
+            if outcome is Outcome.TIMEOUT:
                 return _start_kill(machine, now, reason)
             if outcome is Outcome.OK or now >= machine.until:
                 return replace(machine, phase=DaemonPhase.QUITTING, due=now, until=math.inf)

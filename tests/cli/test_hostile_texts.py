@@ -181,7 +181,7 @@ def cluster() -> Cluster:
         configmaps=[
             {
                 "metadata": own | {"name": names.WORKLOAD},
-                "data": {names.WORKLOAD_POLICY: HOSTILE, names.WORKLOAD_ASKS: HOSTILE},
+                "data": {names.WORKLOAD_POLICY: HOSTILE, names.WORKLOAD_REQUESTS: HOSTILE},
             }
         ],
         runtimeclasses=[{"metadata": {"name": "nvidia-x"}, "handler": HOSTILE}],

@@ -47,7 +47,7 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
     except errors.Forbidden as error:
         return Published(note=f"you may not read the {configmap} ({error.message})")
     data = saved.get("data") or {}
-    workload = data.get(names.WORKLOAD_ASKS, "")
+    workload = data.get(names.WORKLOAD_REQUESTS, "")
     policy = data.get(names.WORKLOAD_POLICY, "")
     note = ""
     if not policy:

@@ -140,7 +140,7 @@ FORMER_CONFIG: Final = "cardwise-former-config"  # annotation: scheduler.mode=ku
 PROBE_PRIORITY_CLASS: Final = "cardwise-probe"  # PriorityClass of pods that only try whether they get a card
 LEASE: Final = "cardwise-extender"  # in NAMESPACE: which extender binds
 WORKLOAD: Final = "cardwise-workload"  # a ConfigMap beside the Lease: what the placement policies have learned from
-WORKLOAD_ASKS: Final = "workload.json"  # its key for that
+WORKLOAD_REQUESTS: Final = "workload.json"  # its key for that
 WORKLOAD_POLICY: Final = "policy"  # its key for the extender's --policy; more of its settings: cardlimits.py
 
 # cluster-autoscaler's: "false" on a pod that it must not evict, "true" on one that it may though it would not.

@@ -21,7 +21,7 @@ def learned(*asks: tuple[Ask, float]) -> dict:
     seen = Workload()
     for ask, times in asks:
         seen.count_arrival(ask, times)
-    data = {names.WORKLOAD_ASKS: seen.dump(), names.WORKLOAD_POLICY: "fgd"}
+    data = {names.WORKLOAD_REQUESTS: seen.dump(), names.WORKLOAD_POLICY: "fgd"}
     return {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data}
 
 
@@ -161,8 +161,8 @@ def test_a_viewer_who_may_read_less_is_told_what_is_less_exact(monkeypatch):
 
 
 def test_a_spoilt_workload_and_an_unknown_node(monkeypatch):
-    for text in ("{}", '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}', "[" * 200_000):
-        spoilt = HALVES | {"data": {names.WORKLOAD_ASKS: text}}
+    for text in ("{}", '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}', "[" * 200_000):
+        spoilt = HALVES | {"data": {names.WORKLOAD_REQUESTS: text}}
         assert "what the extender has saved cannot be read" in run(monkeypatch, lists(configmaps=[spoilt])).stderr
     refused = run(monkeypatch, lists(), "n9")
     assert refused.exit_code == 1

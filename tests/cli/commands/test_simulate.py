@@ -219,10 +219,10 @@ def test_pods_that_wait_are_said_and_come_where_the_cluster_is_replayed(monkeypa
 def test_what_the_extender_has_learned_is_what_its_policies_know(monkeypatch):
     asks = [[1, 4000, 0, "", 0, 0, 90.0], [1, 8000, 0, "", 0, 0, 10.0]]
     metadata = {"namespace": "cardwise-system", "name": "cardwise-workload"}
-    saved = {"metadata": metadata, "data": {"workload.json": json.dumps({"version": 1, "asks": asks})}}
+    saved = {"metadata": metadata, "data": {"workload.json": json.dumps({"version": 1, "requests": asks})}}
     completed = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000")
     assert {row[2] for policy in POLICIES for row in cells(completed.output, policy)} == {"5"}
-    for spoilt in ("{}", '{"version":1,"asks":[[1,4000,0,"",0,0,NaN]]}', "[" * 200_000):
+    for spoilt in ("{}", '{"version":1,"requests":[[1,4000,0,"",0,0,NaN]]}', "[" * 200_000):
         saved["data"]["workload.json"] = spoilt
         without_learning = live(monkeypatch, lists(configmaps=[saved]), "--pod", "gpu-mem=4000", "--policy", "fgd")
         assert "note: the ConfigMap cardwise-workload is not used" in without_learning.stderr

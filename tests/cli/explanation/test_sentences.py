@@ -277,7 +277,7 @@ def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
 def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
     seen = Survey(ledger=ledger_with_free(n1=[8000], n2=[8500]))
     pod = waiting_for(500, **{names.POLICY: "fgd"})
-    spoilt = SurveyedEngine(seen.ledger, {}, '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}')
+    spoilt = SurveyedEngine(seen.ledger, {}, '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}')
     assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
     text = sentences.explain_pod(pod, seen, engine=spoilt)
     assert "free on n1, n2 (best first, fgd leaves it to binpack)" in text

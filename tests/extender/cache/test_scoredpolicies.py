@@ -21,18 +21,18 @@ from tests.fakes.clock import FakeClock
 
 FGD = Preferences(policy="fgd", one_best_node=True)
 PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
-SPOILT = '{"version":1,"asks":[[1,8000,0,"",0,0,NaN]]}'
+SPOILT = '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}'
 
 
 def api_with_workload(text):
     """An API server on which this workload was saved."""
     api = ApiServer(FakeClock())
     metadata = {"namespace": "cardwise-system", "name": names.WORKLOAD}
-    api.write_object(paths.configmaps(), {"metadata": metadata, "data": {names.WORKLOAD_ASKS: text}})
+    api.write_object(paths.configmaps(), {"metadata": metadata, "data": {names.WORKLOAD_REQUESTS: text}})
     return api
 
 
-def saved(api, key=names.WORKLOAD_ASKS):
+def saved(api, key=names.WORKLOAD_REQUESTS):
     return ((api.get(PATH) or {}).get("data") or {}).get(key)
 
 
@@ -175,17 +175,17 @@ def test_what_came_since_the_last_learning_outlives_the_process():
 
 
 def test_what_cannot_be_read_is_not_written_over():
-    api, state = api_with_workload('{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
+    api, state = api_with_workload('{"version":1,"requests":[[1,4000,0,"",0,0,500]]}'), world(n1=[HALF])
     api.fault(Fault(refused=True), "get", times=math.inf)
     taught(state, controller(state, api), HALF)
     assert arrivals(api) == 500
 
 
 def arrivals(api):
-    return sum(ask[-1] for ask in json.loads(saved(api))["asks"])
+    return sum(ask[-1] for ask in json.loads(saved(api))["requests"])
 
 
-@pytest.mark.parametrize("text", ["", "nonsense", '{"version":9,"asks":[]}', SPOILT, "[" * 200_000], ids=len)
+@pytest.mark.parametrize("text", ["", "nonsense", '{"version":9,"requests":[]}', SPOILT, "[" * 200_000], ids=len)
 def test_a_spoilt_configmap_is_as_none(text):
     api = api_with_workload(text)
     state = world(n1=[HALF], n2=[HALF + 4000])
@@ -239,11 +239,11 @@ def test_what_a_card_gives_at_most_is_told_beside_the_policy():
 
 
 def test_to_what_an_older_extender_has_written_the_limits_are_added():
-    text = '{"version":1,"asks":[[1,4000,0,"",0,0,500]]}'
+    text = '{"version":1,"requests":[[1,4000,0,"",0,0,500]]}'
     api = api_with_workload(text)
     api.edit(PATH, data={names.WORKLOAD_POLICY: policies.DEFAULT})
     publishing(api).step()
-    written = {names.WORKLOAD_ASKS: text, names.WORKLOAD_POLICY: policies.DEFAULT, **CardLimits().written()}
+    written = {names.WORKLOAD_REQUESTS: text, names.WORKLOAD_POLICY: policies.DEFAULT, **CardLimits().written()}
     assert api.get(PATH)["data"] == written
 
 

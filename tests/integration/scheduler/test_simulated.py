@@ -118,7 +118,7 @@ def _learned(space: Space) -> str:
     extender, output = cluster.process("extender"), "updated the workload model"
     extender.stop()
     before = cluster.log_tail("extender", _ALL).count(output)
-    saved = {"data": {names.WORKLOAD_ASKS: workload_seen.dump()}}
+    saved = {"data": {names.WORKLOAD_REQUESTS: workload_seen.dump()}}
     try:
         cluster.api.patch(at, saved)
     except errors.NotFound:
@@ -130,7 +130,7 @@ def _learned(space: Space) -> str:
     space.create_and_locate(workload("first", annotations={names.POLICY: "fgd"}, **KINDS[0][1]))
     space.wait(lambda: cluster.log_tail("extender", _ALL).count(output) > before, "the extender has learned")
     cleared(space)
-    return str(cluster.api.get(at)["data"][names.WORKLOAD_ASKS])
+    return str(cluster.api.get(at)["data"][names.WORKLOAD_REQUESTS])
 
 
 def test_scored_policies_place_pods_as_is_simulated(space: Space, learned: str):

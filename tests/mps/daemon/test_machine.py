@@ -39,7 +39,7 @@ def ready() -> Machine:
 
 
 def test_the_example_of_the_docstring():
-    theory, silent = theory_of("mps.daemon.machine"), ActResult(Outcome.SILENT, "no answer")
+    theory, silent = theory_of("mps.daemon.machine"), ActResult(Outcome.TIMEOUT, "no answer")
     timed_out = 10.0
     suspect = machine.transition(ready(), silent, timed_out, PACE)
     text = f"a ready daemon times out at {timed_out:g} s and is {suspect.phase.name}, so the state is"
@@ -93,7 +93,7 @@ def test_the_back_off_is_forgotten_after_a_stable_time():
     assert machine.transition(subject, ActResult(Outcome.DEAD), 100.0, PACE).due == 101.0
 
 
-@pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FAILED])
 def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
     subject = machine.transition(ready(), ActResult(outcome, "hm"), 2.0, PACE)
     assert machine.state_of(subject) is MpsState.DOWN
@@ -112,12 +112,12 @@ def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
     assert machine.plan(machine.transition(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
     subject, _ = drive(machine.take_over(0.0, PACE), {Act.WARM: frozen}, PACE.answer + 1.0)
     assert subject.reason == "not ready in time: server 7 is stopped", "also where a former manager left it so"
-    silent = machine.transition(ready(), ActResult(Outcome.SILENT), 2.0, PACE)
+    silent = machine.transition(ready(), ActResult(Outcome.TIMEOUT), 2.0, PACE)
     assert machine.plan(machine.transition(silent, frozen, 2.0, PACE), 2.0) is Act.KILL, "it had its time"
 
 
 def test_what_was_killed_or_frozen_is_back_within_thirty_seconds():
-    for wound, noticed in ((Outcome.DEAD, 0.0), (Outcome.SILENT, 2 * PACE.answer), (Outcome.FROZEN, PACE.answer)):
+    for wound, noticed in ((Outcome.DEAD, 0.0), (Outcome.TIMEOUT, 2 * PACE.answer), (Outcome.FROZEN, PACE.answer)):
         subject, now = machine.transition(ready(), ActResult(wound), 0.0, PACE), noticed
         if noticed:
             subject = machine.transition(subject, ActResult(wound), now, PACE)
@@ -136,7 +136,7 @@ def test_a_fault_waits_then_detaches_then_restarts():
     assert subject.phase is DaemonPhase.READY
 
 
-@pytest.mark.parametrize("outcome", [Outcome.SILENT, Outcome.FAILED])
+@pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FAILED])
 def test_one_silence_in_a_fault_ends_nothing_and_two_do(outcome):
     subject = machine.transition(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE)
     subject = machine.transition(subject, ActResult(outcome, "slow"), 4.0, PACE)
@@ -145,7 +145,7 @@ def test_one_silence_in_a_fault_ends_nothing_and_two_do(outcome):
     assert machine.plan(machine.transition(subject, ActResult(outcome), 4.0, PACE), 4.0) is Act.KILL
 
 
-@pytest.mark.parametrize("between", [Outcome.SILENT, Outcome.FROZEN, Outcome.LOST, Outcome.OK])
+@pytest.mark.parametrize("between", [Outcome.TIMEOUT, Outcome.FROZEN, Outcome.LOST, Outcome.OK])
 def test_whatever_comes_between_a_faults_grace_is_given_once(between):
     subject, now = machine.transition(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE), 2.0
     while now < 2.0 + PACE.fault_grace - 1.0:

@@ -84,7 +84,7 @@ class Workload:
     def dump(self) -> str:
         """The counts as text, to be saved."""
         asks = [[*ask, round(count, 3)] for ask, count in sorted(self.counts.items()) if count >= _LEAST]
-        return json.dumps({"version": _VERSION, "asks": asks}, separators=(",", ":"))
+        return json.dumps({"version": _VERSION, "requests": asks}, separators=(",", ":"))
 
     def load(self, text: str) -> None:
         """Goes on from what `dump` wrote. Raises InvalidWorkload, and then nothing has changed."""
@@ -92,12 +92,12 @@ class Workload:
             saved = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InvalidWorkload(f"is no workload: {quoted(error)}") from error
-        if not isinstance(saved, dict) or not isinstance(saved.get("asks"), list):
+        if not isinstance(saved, dict) or not isinstance(saved.get("requests"), list):
             raise InvalidWorkload(f"is no workload: {reprlib.repr(saved)}")
         version = saved.get("version")
         if type(version) is not int or version != _VERSION:
             raise InvalidWorkload(f"version {reprlib.repr(version)} is not known")
-        counts = dict(_counted(entry) for entry in saved["asks"])
+        counts = dict(_counted(entry) for entry in saved["requests"])
         if len(counts) > MOST_ASKS:
             counts = dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:MOST_ASKS])
         self.counts = counts

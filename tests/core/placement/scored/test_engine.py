@@ -186,9 +186,9 @@ def test_the_workload_survives_as_text():
         "",
         "{}",
         "[]",
-        '{"version":2,"asks":[]}',
-        '{"version":1,"asks":[[1,2]]}',
-        '{"version":1,"asks":[[-1,0,0,"",0,0,1]]}',
+        '{"version":2,"requests":[]}',
+        '{"version":1,"requests":[[1,2]]}',
+        '{"version":1,"requests":[[-1,0,0,"",0,0,1]]}',
     ],
 )
 def test_a_workload_that_is_none_is_refused_and_changes_nothing(text):

@@ -26,11 +26,11 @@ class Loads:
 
 
 def saved(*asks: object) -> str:
-    return json.dumps({"version": 1, "asks": asks})
+    return json.dumps({"version": 1, "requests": asks})
 
 
 def with_count(count: str) -> str:
-    return f'{{"version":1,"asks":[[1,500,0,"",0,0,{count}]]}}'
+    return f'{{"version":1,"requests":[[1,500,0,"",0,0,{count}]]}}'
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,10 @@ def with_count(count: str) -> str:
         "null",
         "1" * 5000,
         "[" * 200_000,
-        '{"version":1,"asks":' + "[" * 200_000,
-        '{"version":true,"asks":[]}',
+        '{"version":1,"requests":' + "[" * 200_000,
+        '{"version":true,"requests":[]}',
         '{"version":1}',
-        '{"version":1,"asks":{}}',
+        '{"version":1,"requests":{}}',
         saved(7),
         saved("abcdefg"),
         saved([]),
