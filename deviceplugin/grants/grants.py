@@ -133,6 +133,11 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         """Whether the grant is of the share agent, which has no share itself and receives those of its pod."""
         return self.container == shareagent.CONTAINER and not (self.shares or self.devices)
 
+    @property
+    def has_shares(self) -> bool:
+        """Whether it tells what the container gets: one by the pod's sandbox tells only what the pod holds."""
+        return bool(self.shares or self.devices) or self.is_agent
+
     def amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
         """What the pod holds, in ascending order; `by_container`: with the container keys."""
         card_keys = self.pod_keys if by_container else ()

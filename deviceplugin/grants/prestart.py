@@ -301,7 +301,8 @@ class PreStart:
                 pod = self._pods.get_pod(container.namespace, container.pod, uid)
         except errors.KubeError as error:
             # A restart of a container needs no API server: it gets the grant that it was started with.
-            if previous is not None and (previous.namespace, previous.name) == (container.namespace, container.pod):
+            same_pod = previous is not None and previous.pod == f"{container.namespace}/{container.pod}"
+            if previous is not None and same_pod and previous.has_shares:
                 return msgspec.structs.replace(previous, slots=tuple(slots)), None
             pod = self._pods.known(uid)
             if pod is None:

@@ -330,6 +330,19 @@ def test_what_an_ended_pod_still_holds_is_found_again_when_the_state_was_lost(ri
     rig.run(rig.bind("c", [(1, P100)]))
 
 
+def test_a_container_does_not_start_by_a_grant_that_its_sandbox_told(rig):
+    """That tells what the pod holds, not what the container gets: it started without a card."""
+    pod = rig.bind("a", [(1, P100)])
+    slot = rig.run(pod)
+    rig.force_delete(pod)
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    rig.start()
+    rig.api.down = True
+    assert "the API server does not answer" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+    assert (rig.spec(slot), rig.held_on_disk(1)) == (None, P100)
+
+
 def test_of_an_ended_pod_of_which_only_the_sandbox_is_left_nothing_is_held_when_the_state_was_lost(rig):
     pod = rig.bind("a", [(1, P100)])
     rig.run(pod)
