@@ -141,6 +141,7 @@ class NodeAgent:
             mps_wait=mps_wait,
             release=self._releaser.free,
             release_former=self._releaser.free_former_binding,
+            sandboxes=containers.sandboxes,
             has_adopted=lambda: self._adopted,
             adopt=self._adopt_running_containers,
             on_granted=self._marker.mark,

@@ -14,9 +14,10 @@ Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4
 container starts.
 """
 
+import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 import structlog
@@ -42,7 +43,7 @@ from deviceplugin.grants.grants import (
 )
 from deviceplugin.grants.hardware import Hardware
 from deviceplugin.grants.mpswait import MpsNotReady, MpsWait
-from deviceplugin.sources.containers import ADOPTION_SECONDS, LIVE_SECONDS
+from deviceplugin.sources.containers import ADOPTION_SECONDS, LIVE_SECONDS, RuntimeUnavailable, Sandbox
 from deviceplugin.sources.kubelet import (
     CheckpointContainer,
     Holders,
@@ -168,6 +169,28 @@ def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str
         seen.add(device.uuid)
 
 
+def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
+    """Raises StartRefused unless the pod's ready sandbox was made for the binding of the grant. Pure.
+
+    For nodes without CDI: there the kubelet tells the container its card, by the annotations of the pod that it knows.
+    After a restore of etcd that it has not seen these are of a former binding; those of the sandbox are not newer.
+    """
+    ready = [sandbox for sandbox in sandboxes if sandbox.pod_uid == grant.pod_uid and sandbox.ready]
+    if not ready:
+        raise StartRefused(f"pod {grant.pod}: the container runtime has no ready sandbox of it yet")
+    for sandbox in ready:
+        with contextlib.suppress(codec.InvalidAssignment):
+            assignment = codec.decode(sandbox.annotations)
+            if assignment is not None and grant.is_of_same_binding(
+                Grant.for_pod(grant.pod_uid, grant.namespace, grant.name, grant.container, assignment)
+            ):
+                continue
+        raise StartRefused(
+            f"pod {grant.pod} was bound to this node again with other cards, and the kubelet may give its containers "
+            "those of the former binding; delete the pod, so that it is placed again"
+        )
+
+
 def _has_no_visible_card(pod: NodePod, grant: Grant) -> bool:
     """Whether the container has a card, but its environment names none. Pure."""
     visible = pod.annotations.get(names.DEVICES_OF + pod.keys[grant.container])
@@ -180,6 +203,7 @@ class PreStart:
     release: releases the grants of those of these pods that have ended.
     release_former: releases all grants of a pod, whose next container is about to start, if none of its containers
         runs.
+    sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
     has_adopted: whether each running container has a grant.
     adopt: adds the missing grants of running containers; returns why it has not, "" if `has_adopted`. Waits for an
         attempt of another thread for the given seconds at most.
@@ -199,6 +223,7 @@ class PreStart:
         mps_wait: MpsWait,
         release: Callable[[set[str]], object],
         release_former: Callable[[str], object],
+        sandboxes: Callable[[str], Sequence[Sandbox]],
         has_adopted: Callable[[], bool],
         adopt: Callable[[float], str],
         on_granted: Callable[[NodePod], None],
@@ -215,6 +240,7 @@ class PreStart:
         self._mps = mps_wait
         self._release = release
         self._release_former = release_former
+        self._sandboxes = sandboxes
         self._has_adopted = has_adopted
         self._adopt = adopt
         self._on_granted = on_granted
@@ -245,6 +271,8 @@ class PreStart:
             raise StartRefused(
                 f"pod {grant.pod} was bound while this node had CDI, so its environment names no card; create it again"
             )
+        if access is Access.ENV:
+            self._check_sandboxes(grant)
         hardware = self._hardware()
         check_cards(grant.pod_shares, hardware.cards)
         check_devices(grant.pod_devices, hardware.devices)
@@ -318,6 +346,13 @@ class PreStart:
                 )
             raise StartRefused(f"pod {container.namespace}/{container.pod} (uid {uid}) does not exist any more")
         return grant_of(pod, container.container, slots), pod
+
+    def _check_sandboxes(self, grant: Grant) -> None:
+        try:
+            sandboxes = self._sandboxes(grant.pod_uid)
+        except RuntimeUnavailable as error:
+            raise StartRefused(f"pod {grant.pod}: {error}") from error
+        check_sandboxes(grant, sandboxes)
 
     def _check_health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> None:
         names_and_uuids = [] if self._start_on_sick_cards else [(f"card {card.index}", card.uuid) for card in cards]

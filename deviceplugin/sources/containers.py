@@ -78,9 +78,14 @@ class Containers:
                 names_by_pod.setdefault(uid, set()).add(container.labels.get(NAME_LABEL) or container.id)
         return names_by_pod
 
-    def sandboxes(self) -> list[Sandbox]:
-        """The sandboxes of all pods, also of pods that are gone from the API server. Raises RuntimeUnavailable."""
-        sandboxes = self._call("ListPodSandbox", wire.ListPodSandboxRequest()).items
+    def sandboxes(self, pod_uid: str = "") -> list[Sandbox]:
+        """The sandboxes of all pods, also of pods that are gone from the API server. Raises RuntimeUnavailable.
+
+        pod_uid: only those of this pod.
+        """
+        selector = {UID_LABEL: pod_uid} if pod_uid else {}
+        request = wire.ListPodSandboxRequest(filter=wire.PodSandboxFilter(label_selector=selector))
+        sandboxes = self._call("ListPodSandbox", request).items
         return [
             Sandbox(
                 sandbox.metadata.uid,

@@ -223,6 +223,7 @@ class Rig:
         """All that the kubelet does to start a container. Raises grpc.RpcError."""
         self.see()
         slot = self.kubelet.admit(pod, container, slot)
+        self.runtime.make_sandbox(pod)
         self.kubelet.pre_start(slot)
         self.runtime.run(pod, container)
         return slot

@@ -152,8 +152,12 @@ class FakeRuntime:
         self.sandboxes: dict[str, dict] = {}  # the pods that they were made for
         self.silent = False
 
+    def make_sandbox(self, pod: dict) -> None:
+        """Unless the pod has one."""
+        self.sandboxes.setdefault(pod["metadata"]["uid"], pod)
+
     def run(self, pod: dict, container: str) -> None:
-        self.sandboxes[pod["metadata"]["uid"]] = pod
+        self.make_sandbox(pod)
         self.running.setdefault(pod["metadata"]["uid"], set()).add(container)
 
     def kill(self, pod_uid: str) -> None:

@@ -1,7 +1,11 @@
 """How containers get at their cards: by CDI or by the environment, and what a card without a device node does."""
 
+import grpc
+import pytest
+
+from cardwise.core.api import names
 from deviceplugin.grants.access import Access
-from tests.deviceplugin.conftest import Rig, refusal
+from tests.deviceplugin.conftest import P100, Rig, refusal
 
 
 def is_open(rig: Rig) -> None:
@@ -36,6 +40,59 @@ def test_a_pod_that_was_bound_for_cdi_is_not_started_without_its_card(idle_rig):
     idle_rig.start()
     assert "was bound while this node had CDI" in refusal(lambda: idle_rig.run(pod))[1]
     assert idle_rig.held_on_disk(1) == 0
+
+
+@pytest.fixture
+def open_rig(idle_rig) -> Rig:
+    idle_rig.access = Access.ENV
+    return idle_rig.start()
+
+
+@pytest.mark.parametrize("started", [True, False], ids=["started before", "never started"])
+def test_a_kubelet_that_has_not_seen_a_restore_gives_no_container_its_former_card(open_rig, started):
+    """It told the container its former card, which another pod then got."""
+    rig = open_rig
+    pod = rig.bind("a", [(0, P100)])
+    slot = rig.kubelet.admit(pod, "main")
+    rig.runtime.make_sandbox(pod)  # the kubelet knows the pod so
+    if started:
+        rig.see()
+        rig.kubelet.pre_start(slot)
+    again = rig.bind_again(pod, [(1, P100)])
+    rig.settle()
+    code, message = refusal(lambda: rig.kubelet.pre_start(slot))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "pod default/a was bound to this node again with other cards" in message
+    assert "delete the pod, so that it is placed again" in message
+    assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (P100 * started, 0)
+    assert [share["name"] for share in rig.status(0)["held"]] == ["a"] * started
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.runtime.make_sandbox(again)  # the kubelet has seen it by now
+    rig.kubelet.pre_start(slot)
+    assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
+
+
+def test_a_container_starts_again_while_the_api_server_is_away(open_rig):
+    slot = open_rig.run(open_rig.bind("a", [(0, P100)]))
+    open_rig.api.down = True
+    open_rig.kubelet.pre_start(slot)
+    assert open_rig.held_on_disk(0) == P100
+
+
+def test_no_container_starts_whose_sandbox_is_unknown(open_rig):
+    slot = open_rig.run(open_rig.bind("a", [(0, P100)]))
+    open_rig.runtime.silent = True
+    assert "ListPodSandbox: silent" in refusal(lambda: open_rig.kubelet.pre_start(slot))[1]
+    open_rig.runtime.silent = False
+    open_rig.runtime.sandboxes.clear()
+    assert "has no ready sandbox of it yet" in refusal(lambda: open_rig.kubelet.pre_start(slot))[1]
+
+
+@pytest.mark.parametrize("annotations", [{}, {names.ASSIGNMENT: "{"}], ids=["none", "unreadable"])
+def test_no_container_starts_whose_sandbox_names_no_card(open_rig, annotations):
+    pod = open_rig.bind("a", [(0, P100)])
+    open_rig.runtime.make_sandbox(pod | {"metadata": pod["metadata"] | {"annotations": annotations}})
+    assert "may give its containers those of the former binding" in refusal(lambda: open_rig.run(pod))[1]
 
 
 def test_one_card_without_a_device_opens_nothing_and_recovers(idle_rig):

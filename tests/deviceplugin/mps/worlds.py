@@ -77,6 +77,7 @@ def start(rig, pod, container="c0"):
 def refusal_message(rig, pod, container="c0"):
     """The refusal; the slot stays with the container, as the kubelet keeps it."""
     slot = rig.kubelet.admit(pod, container)
+    rig.runtime.make_sandbox(pod)
     message = refused(lambda: rig.kubelet.pre_start(slot))
     assert message, "it was started"
     assert rig.spec(slot) is None, "nothing is delivered to who may not start"
