@@ -65,7 +65,7 @@ def test_a_kubelet_that_has_not_seen_a_restore_gives_no_container_its_former_car
     assert "pod default/a was bound to this node again with other cards" in message
     assert "delete the pod, so that it is placed again" in message
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (P100 * started, 0)
-    assert [share["name"] for share in rig.status(0)["held"]] == ["a"] * started
+    assert [share["name"] for share in rig.status(0)["reported"]] == ["a"] * started
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.runtime.make_sandbox(again)  # the kubelet has seen it by now
     rig.kubelet.pre_start(slot)

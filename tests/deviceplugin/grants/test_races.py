@@ -225,7 +225,7 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
     assert (list(releaser.reported_shares()), releaser.problem) == (["GPU-0"], "")
 
 
-def test_who_tells_of_held_shares_is_called_when_they_change_and_only_then(node):
+def test_who_tells_of_reported_shares_is_called_when_they_change_and_only_then(node):
     node.prestart(grant("u1", "s001", 0))
     pods = SimpleNamespace(known=lambda uid: LIVING, synced=True, fetch_pod=lambda *_: None)
     calls, seen = [], []
