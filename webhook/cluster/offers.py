@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Final
@@ -64,6 +64,16 @@ class Offers:
             return ()
         alone = [entry for entry in selector.items() if not any(_matches(labels, [entry]) for labels in nodes)]
         return tuple(f"{key}={text}" for key, text in (alone[:1] or selector.items()))
+
+    def label_values(self) -> Mapping[str, Collection[str]]:
+        """The labels of nodes with cards, each with its values; of a limited number of nodes."""
+        with self._lock:
+            nodes = list(islice(self._labels.values(), _MAX_NODES))
+        label_values: dict[str, set[str]] = {}
+        for labels in nodes:
+            for key, text in labels.items():
+                label_values.setdefault(key, set()).add(text)
+        return label_values
 
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
         """The nodes with cards that the pod's node selector and required node affinity leave, where these are few.

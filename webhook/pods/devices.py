@@ -44,7 +44,7 @@ def replaced(before: Json, after: Json) -> tuple[str, ...]:
     if written in (None, noted_now):
         return ()
     change = "removed" if noted_now is None else f"replaced by {noted_now}"
-    return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}, which only Cardwise writes",)
+    return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}; only Cardwise may write this",)
 
 
 def check_noted(pod: Json, lookup: Lookup) -> None:

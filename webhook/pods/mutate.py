@@ -146,14 +146,26 @@ def _annotations(before: Json, pod_request: PodRequest | None, policy: str, warn
     warnings += [
         f"metadata.annotations[{key}]: removed; did you mean {near}?" for key, near in sorted(suggestions.items())
     ]
-    if written := sorted(stripped - suggestions.keys()):
-        warnings.append(
-            f"metadata.annotations: removed {wording.enumerate_first(written, 3)}, which only Cardwise writes"
-        )
+    reasons: dict[str, list[str]] = {}
+    for key in sorted(stripped - suggestions.keys()):
+        reasons.setdefault(_reason_for_removal(key), []).append(key)
+    warnings += [
+        f"metadata.annotations: removed {wording.enumerate_first(keys, 3)}; {reason}"
+        for reason, keys in reasons.items()
+    ]
     after = {key: text for key, text in before.items() if key not in stripped} | split
     if pod_request is not None and pod_request.containers and policy:
         after.setdefault(names.POLICY, policy)
     return after
+
+
+def _reason_for_removal(key: str) -> str:
+    """Why a pod loses an annotation that its author wrote."""
+    if names.is_written_by_cardwise(key):
+        return "only Cardwise may write this"
+    if lookalikes.is_namespace_annotation(key):
+        return "Cardwise reads this on namespaces only"
+    return "Cardwise does not know this annotation"
 
 
 def _parts(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
@@ -180,7 +192,7 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
         warnings.append(f"{path}.resources.limits[{names.GPU_MEM}]: {rounding}")
     for kind, amounts in containers.amount_lists(resources):
         warnings += [
-            f"{path}.resources.{kind}[{name}]: removed, which only Cardwise writes"
+            f"{path}.resources.{kind}[{name}]: removed; only Cardwise may write this"
             for name in INTERNAL
             if name in amounts and not (name in wanted and str(amounts[name]) == str(wanted[name]))
         ]

@@ -120,7 +120,7 @@ def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, least: in
             continue
         fits = c.mem_per_card * _GIB <= inventory.cards(known).largest
         advice = f"did you mean {c.mem}Gi?" if fits else f"write at least {least * c.cards}Mi"
-        problem = f"{c.mem} is {c.mem} MiB, less than most programs need to start on a card ({least})"
+        problem = f"{c.mem} means {c.mem} MiB, less than most programs need to start on a GPU ({least} MiB)"
         warnings.append(f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {advice}")
     return tuple(warnings)
 

@@ -25,6 +25,7 @@ _MAX_WARNINGS: Final = 8  # names of resources that nobody offers
 _MAX_SHOWN_KEYS: Final = 4  # keys of a node selector in one warning
 _MOST_COMPARED: Final = 16  # keys of an object: each is compared with all that there are
 _RANGES: Final = ("max", "min", "default", "defaultRequest")  # of a LimitRange
+_UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that say how large a share is, or may be
 
 
 def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
@@ -70,11 +71,12 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
     annotations, labels = annotations_of(manifest), labels_of(manifest)
     warnings: list[str] = []
     for part, metadata in (("annotations", annotations), ("labels", labels)):
-        warnings += [
-            f"metadata.{part}[{key}]: Cardwise does not read it; did you mean {near}?"
-            for key in _keys_to_compare(metadata)
-            if (near := lookalikes.suggest_namespace_key(key, label=part == "labels"))
-        ]
+        for key in _keys_to_compare(metadata):
+            field = f"metadata.{part}[{key}]"
+            if near := lookalikes.suggest_namespace_key(key, label=part == "labels"):
+                warnings.append(f"{field}: Cardwise does not read it; did you mean {near}?")
+            elif lookalikes.is_unread_namespace_key(key, label=part == "labels"):
+                warnings.append(f"{field}: Cardwise does not read it on a namespace")
     opted_in = labels.get(names.DEFAULTS_LABEL)
     if opted_in not in (None, defaults.ENABLED, defaults.DISABLED):
         field = f"metadata.labels[{names.DEFAULTS_LABEL}]"
@@ -89,15 +91,24 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
 
 
 def warn_resource_quota(
-    manifest: Json, standings: Iterable[QuotaStanding], offers: Offers | None, known: Mapping[str, object]
+    manifest: Json,
+    standings: Iterable[QuotaStanding],
+    offers: Offers | None,
+    known: Mapping[str, object],
+    min_share: int = 0,
 ) -> tuple[str, ...]:
-    """What a ResourceQuota counts less of than it seems to. `standings` are the GPUQuotas of its namespace, `known` the
-    classes.
+    """Warnings about a ResourceQuota that counts less than it seems to, or allows less than one useful share.
+
+    standings: the GPUQuotas of its namespace.
+    known: the ResourceClasses.
+    min_share: MiB below which most programs do not start.
     """
     hard = (manifest.get("spec") or {}).get("hard") or {}
     rewritten = frozenset(records.read_record(manifest).get("hard", ()))  # of these the author has been told
     ours = {key: amount for key, amount in hard.items() if key not in rewritten}
     warnings = [f"spec.hard[{key}]: {reason}" for key, reason in _uncounted_keys(ours, offers, known)]
+    if shares := hard.get(quotas.SHARES):
+        warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
     missing = quotas.uncounted(hard)
     if missing == quotas.WHOLE_CARDS and not any(
         quotas.counts_instead(standing.quota, missing) for standing in standings
@@ -109,8 +120,14 @@ def warn_resource_quota(
     return tuple(warnings[:_MAX_WARNINGS])
 
 
-def warn_limit_range(manifest: Json, offers: Offers | None, known: Mapping[str, object]) -> tuple[str, ...]:
-    """Resources in a LimitRange that are those of no container. `known` are the classes."""
+def warn_limit_range(
+    manifest: Json, offers: Offers | None, known: Mapping[str, object], min_share: int = 0
+) -> tuple[str, ...]:
+    """Warnings about a LimitRange: resources that no container can have, and limits below any useful share.
+
+    known: the ResourceClasses.
+    min_share: MiB below which most programs do not start.
+    """
     entries = (manifest.get("spec") or {}).get("limits") or ()
     warnings = [
         f"spec.limits[{i}].{name}[{key}]: {reason}"
@@ -118,7 +135,23 @@ def warn_limit_range(manifest: Json, offers: Offers | None, known: Mapping[str, 
         for name in _RANGES
         for key, reason in _uncounted_keys(entry.get(name) or {}, offers, known, spell=lambda near: near)
     ]
+    for i, entry in enumerate(entries):
+        for name in _UPPER_RANGES:
+            if upper := (entry.get(name) or {}).get(names.GPU_MEM):
+                warnings += _warn_small_amount(f"spec.limits[{i}].{name}[{names.GPU_MEM}]", upper, min_share)
     return tuple(warnings[:_MAX_WARNINGS])
+
+
+def _warn_small_amount(field: str, amount: str | int, min_share: int) -> list[str]:
+    """The warning about a stored amount of gpu-mem that is no useful share: probably its unit is missing."""
+    try:
+        mib = quantity.memory(amount)
+    except quantity.InvalidQuantity:
+        return []  # zero allows no share on purpose
+    if mib >= min_share:
+        return []
+    problem = f"{mib} means {mib} MiB, less than most programs need to start on a GPU ({min_share} MiB)"
+    return [f"{field}: {problem}; did you mean {mib}Gi?"]
 
 
 def _keys_to_compare(metadata: Json) -> list[str]:
@@ -174,11 +207,27 @@ def warn_placement(
     ]
     if offers is not None and (unmatched := offers.unmatched_entries(spec.get("nodeSelector") or {})):
         shown = ", ".join(unmatched[:_MAX_SHOWN_KEYS])
-        warnings.append(f"spec.nodeSelector: no node with cards has {shown} now; the pod waits until one does")
+        warnings.append(
+            f"spec.nodeSelector: no node with GPUs has {shown} now; the pod waits until one does"
+            f"{_hint_node_label(spec['nodeSelector'], unmatched, offers)}"
+        )
     elif admitting is not None and not admitting:
         field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
         warnings.append(f"{field}: no node with cards meets it now; the pod waits until one does")
     return tuple(warnings)
+
+
+def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: Offers) -> str:
+    """What was probably meant by an entry of a node selector that no node with GPUs has; "" for no idea."""
+    label_values = offers.label_values()
+    for key, text in islice(selector.items(), _MAX_SHOWN_KEYS):
+        if f"{key}={text}" not in unmatched or text in label_values.get(key, ()):
+            continue
+        if near := lookalikes.suggest_node_label(key, text, label_values):
+            return f"; did you mean {near}?"
+        if key not in label_values and (label := lookalikes.suggest_card_label(key) or key) in lookalikes.CARD_LABELS:
+            return f"; nodes have no label {label}: to choose a GPU by its {label}, request a ResourceClass"
+    return ""
 
 
 def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:

@@ -184,9 +184,13 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
             return Decision(warnings=warnings + advice.warn_unread_keys(review.object, settings.gang_schedulers))
         case "resourcequotas":
             standings = view.quotas(review.namespace)
-            return Decision(warnings=advice.warn_resource_quota(review.object, standings, offers, view.classes()))
+            return Decision(
+                warnings=advice.warn_resource_quota(
+                    review.object, standings, offers, view.classes(), settings.min_share
+                )
+            )
         case "limitranges":
-            return Decision(warnings=advice.warn_limit_range(review.object, offers, view.classes()))
+            return Decision(warnings=advice.warn_limit_range(review.object, offers, view.classes(), settings.min_share))
     if templates.is_controlled(review.object):
         return Decision()  # whoever wrote its owner has been told
     unique_texts: dict[str, None] = {}

@@ -5,7 +5,7 @@ told: by a table for the names of other GPU sharers and gang schedulers, by edit
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from cardwise.core.api import names
@@ -155,6 +155,38 @@ def suggest_namespace_key(key: str, *, label: bool) -> str:
     if key in others:
         return f"the {'annotation' if label else 'label'} {key}"
     return ours if ours in known else _nearest(ours, known)
+
+
+def is_unread_namespace_key(key: str, *, label: bool) -> bool:
+    """Whether the annotation (or label) of a namespace is of Cardwise's domain and has no meaning there."""
+    return key.startswith(f"{names.GROUP}/") and key not in (_NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS)
+
+
+def is_namespace_annotation(key: str) -> bool:
+    """Whether Cardwise reads this annotation on namespaces."""
+    return key in _NAMESPACE_ANNOTATIONS
+
+
+def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collection[str]]) -> str:
+    """The entry of a node selector that was probably meant by `key=text`, as `key=value` or a key; "" for none.
+
+    label_values: the labels that nodes have, each with its values.
+    """
+    if key not in label_values:
+        return _nearest_label(key, label_values)
+    near = _nearest_label(text, label_values[key])
+    return f"{key}={near}" if near else ""
+
+
+def _nearest_label(text: str, known: Iterable[str]) -> str:
+    """The key or value of a label that is at most two edits away, a short one fewer, in any case; "" for none."""
+    limit = min(_LEAST, len(text) // _PART)
+    near = {
+        candidate: distance
+        for candidate in sorted(known)
+        if (distance := _edit_distance(text.lower(), candidate.lower(), limit)) <= limit
+    }
+    return min(near, key=lambda candidate: near[candidate], default="")
 
 
 def _of_our_domain(domain: str, name: str) -> str:

@@ -76,6 +76,10 @@ REWRITTEN: Final = "cardwise.dev/rewritten"
 # On ResourceQuotas and LimitRanges, written by the webhook where bare numbers count GiB: those of the object that count
 # MiB, by comma.
 WRITTEN_MIB: Final = "cardwise.dev/gpu-mem-mib"
+_WRITTEN_ANNOTATIONS: Final = frozenset({ASSIGNMENT, GPU_COUNTS, DEVICE_CLASSES, LEADER_EPOCH})
+_WRITTEN_PREFIXES: Final = (
+    GPUSHARE_PREFIX, GPUSHARE_ALLOCATION, DEVICES_OF, LIMIT_MIB_OF, FRACTION_OF, LIMIT_BYTES_OF,
+)  # fmt: skip
 # On an automatic ResourceClass or PodGroup: label, "true"; with another value it is a person's. On the class also an
 # annotation with the spec as it was written.
 AUTO_LABEL: Final = "cardwise.dev/auto"
@@ -153,10 +157,15 @@ FINISHED_PHASES: Final = ("Succeeded", "Failed")
 
 
 def is_placement_annotation(key: str) -> bool:
-    """Whether only Cardwise may write this pod annotation."""
+    """Whether only Cardwise may write this pod annotation. True for every unknown key of Cardwise's domain, too."""
     if key.startswith((GPUSHARE_PREFIX, GPUSHARE_ALLOCATION)):
         return True
     return key.startswith("cardwise.dev/") and key not in USER_ANNOTATIONS
+
+
+def is_written_by_cardwise(key: str) -> bool:
+    """Whether Cardwise itself writes this pod annotation."""
+    return key in _WRITTEN_ANNOTATIONS or key.startswith(_WRITTEN_PREFIXES)
 
 
 def class_of(resource: str) -> str:

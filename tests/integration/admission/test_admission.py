@@ -251,7 +251,7 @@ def test_annotations_of_ours_are_written_by_cardwise_but_for_those_of_users(api:
         names.GPUSHARE_ALLOCATION,
     )
     for key in ours:
-        assert f"metadata.annotations[{key}]: only Cardwise writes" in create({key: "x"}).stderr
+        assert f"metadata.annotations[{key}]: only Cardwise may write this annotation" in create({key: "x"}).stderr
 
 
 def annotated(annotations: dict[str, str]) -> dict[str, Any]:

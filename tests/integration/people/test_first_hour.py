@@ -72,7 +72,7 @@ def test_names_that_nobody_offers_are_told_with_what_was_meant(known: Space) -> 
 
 
 def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> None:
-    tells(known, mine(build.pod("p", gpu_mem=8)), "8 is 8 MiB")
+    tells(known, mine(build.pod("p", gpu_mem=8)), "8 means 8 MiB")
     ours = {"gpu_mem": 4000}
     assert warnings_of(known, mine(build.pod("p", **ours))) == ""
     hub = mine(build.pod("p", **ours), schedulerName="jupyterhub-user-scheduler")

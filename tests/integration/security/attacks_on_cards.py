@@ -359,7 +359,7 @@ ANOTHER_CARD = (
             patches(
                 "steady", {"metadata": {"annotations": {names.ASSIGNMENT: None}}}, By.ANNOTATIONS, names.ASSIGNMENT
             ),
-            patches("steady", {"metadata": {"annotations": None}}, By.ANNOTATIONS, "only Cardwise changes this"),
+            patches("steady", {"metadata": {"annotations": None}}, By.ANNOTATIONS, "only Cardwise may change this"),
             patches("steady", annotated(**{names.IDX: "1"}), By.RBAC, "pods/status", sub="status"),
             patches("steady", annotated(**{names.IDX: "1"}), By.ANNOTATIONS, names.IDX, sub="status", as_debugger=True),
         ],
@@ -397,7 +397,7 @@ ANOTHER_CARD = (
                     nodeName="n1",
                 ),
                 By.ANNOTATIONS,
-                "only Cardwise writes this annotation",
+                "only Cardwise may write this annotation",
             ),
             creates(
                 with_spec(ours(annotations={names.MIRROR: "x"}), nodeName="n1"),

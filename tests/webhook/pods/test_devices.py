@@ -144,7 +144,7 @@ def test_markers_of_users_go_but_ours_stays_without_a_word() -> None:
     assert limits(after_mutation(with_markers)) == [{RDMA_KEY: "1"} | SLOT | MARKER, {FPGA_KEY: "1"} | SLOT]
     text = "\n".join(warned(with_markers))
     for container, name in ((0, names.PLACE_MARKER), (1, names.PLACE_MARKER), (1, names.BIND_MARKER)):
-        assert f"spec.containers[{container}].resources.limits[{name}]: removed, which only Cardwise writes" in text
+        assert f"spec.containers[{container}].resources.limits[{name}]: removed; only Cardwise may write this" in text
     assert warned(after_mutation(with_markers)) == ()
     with_a_card = pod({names.GPU_MEM: "64", names.PLACE_MARKER: "1"})
     assert limits(after_mutation(with_a_card)) == [{names.GPU_MEM: "64"} | SLOT]
@@ -164,7 +164,7 @@ def test_the_annotation_of_a_user_says_nothing(limits: Json, own: str, is_now: s
     annotated = pod(limits, annotations={names.DEVICE_CLASSES: own})
     assert class_annotation(after_mutation(annotated)) == is_now
     messages = [text for text in warned(annotated) if names.DEVICE_CLASSES in text]
-    message = f"metadata.annotations[{names.DEVICE_CLASSES}]: {warning}, which only Cardwise writes"
+    message = f"metadata.annotations[{names.DEVICE_CLASSES}]: {warning}; only Cardwise may write this"
     assert messages == ([message] if warning else [])
 
 

@@ -78,8 +78,20 @@ def test_placement_annotations_are_stripped_and_user_ones_stay() -> None:
     pod = build.pod(gpu_mem=8138, annotations=ASSIGNED | {names.POLICY: "spread", "mine": "x"})
     mutation = mutate(pod)
     assert mutation.pod["metadata"]["annotations"] == {names.POLICY: "spread", "mine": "x"}
-    assert "only Cardwise writes" in mutation.warnings[0]
+    assert mutation.warnings[0].endswith("; only Cardwise may write this")
     assert all(len(text) < 256 for text in mutation.warnings)
+
+
+def test_the_warning_about_a_removed_annotation_is_true() -> None:
+    keys = {"cardwise.dev/foo": "x", names.DEFAULT_GPU_MEM: "2Gi", names.ASSIGNMENT: "x", "cardwise.dev/polcy": "x"}
+    mutation = mutate(build.pod(gpu_mem=8138, annotations=keys))
+    assert mutation.pod["metadata"].get("annotations", {}) == {}
+    assert set(mutation.warnings) == {
+        "metadata.annotations[cardwise.dev/polcy]: removed; did you mean cardwise.dev/policy?",
+        "metadata.annotations: removed cardwise.dev/foo; Cardwise does not know this annotation",
+        "metadata.annotations: removed cardwise.dev/default-gpu-mem; Cardwise reads this on namespaces only",
+        "metadata.annotations: removed cardwise.dev/assignment; only Cardwise may write this",
+    }
 
 
 def test_a_copy_of_a_placed_pod_loses_its_node() -> None:

@@ -130,6 +130,6 @@ def test_templates_are_warned_about_what_they_mean_in_their_namespace() -> None:
         return on_advise(manifest, "deployments", CARDS, settings).warnings
 
     assert advice_on("2", GIB) == ()
-    assert "2 is 2 MiB" in advice_on("2", WebhookSettings(min_share=256))[0]
+    assert "2 means 2 MiB" in advice_on("2", WebhookSettings(min_share=256))[0]
     assert "8138 counts GiB in this namespace" in advice_on("8138", GIB)[0]
     assert advice_on("8138", WebhookSettings()) == advice_on("8138Mi", GIB) == ()

@@ -197,8 +197,8 @@ def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
 
 
 def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
-    problem = "less than most programs need to start on a card (256)"
-    assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 is 8 MiB, {problem}; did you mean 8Gi?",)
+    problem = "less than most programs need to start on a GPU (256 MiB)"
+    assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 means 8 MiB, {problem}; did you mean 8Gi?",)
     assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 is 100 MiB, {problem}; write at least 256Mi",)
     assert small(mutated(gpu_mem=16, gpu_count=2)) == (f"{FIELD}: 16 is 16 MiB, {problem}; did you mean 16Gi?",)
     assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 is 300 MiB, {problem}; write at least 512Mi",)

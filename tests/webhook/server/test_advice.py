@@ -23,7 +23,7 @@ TOO_MUCH = (
     "20000 MiB is more than the largest card has (16276); ask for at most 16276Mi, or split it over cards with "
     "aliyun.com/gpu-count"
 )
-TOO_LITTLE = "8 is 8 MiB, less than most programs need to start on a card (256)"
+TOO_LITTLE = "8 means 8 MiB, less than most programs need to start on a GPU (256 MiB)"
 LIMITS = "spec.containers[0].resources.limits"
 
 
@@ -93,7 +93,7 @@ def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
         ),
         (
             {"nodeSelector": {"zone": "b"}},
-            "spec.nodeSelector: no node with cards has zone=b now; the pod waits until one does",
+            "spec.nodeSelector: no node with GPUs has zone=b now; the pod waits until one does",
         ),
         (
             required("b"),
@@ -314,6 +314,14 @@ def test_defaults_of_a_namespace_that_have_no_effect_are_told() -> None:
     assert warning.endswith(f"did you mean the annotation {names.DEFAULT_GPU_MEM}?")
 
 
+def test_a_key_of_our_domain_that_a_namespace_cannot_have_is_told() -> None:
+    unread = "Cardwise does not read it on a namespace"
+    assert namespaced(foo="x") == (f"metadata.annotations[cardwise.dev/foo]: {unread}",)
+    assert namespaced(**{"class": "nvidia.tesla.k80"}) == (f"metadata.annotations[cardwise.dev/class]: {unread}",)
+    assert namespaced({"cardwise.dev/team": "a"}) == (f"metadata.labels[cardwise.dev/team]: {unread}",)
+    assert namespaced({"example.com/team": "a", names.GPU_MEM_UNIT: "GiB"}) == ()
+
+
 def quota(*gpu_quotas: Json, **hard: str) -> tuple[str, ...]:
     view = known()
     view.standings = {"default": [gpuquotas.parse(manifest) for manifest in gpu_quotas]}
@@ -359,8 +367,53 @@ def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
     assert quota(gpu_quota(shares=9), **MEM) == (warning,)
 
 
+def test_a_quota_below_any_useful_share_asks_whether_gib_were_meant() -> None:
+    (warning,) = quota(**{"requests.aliyun.com__gpu_mem": "8"}, **WHOLE)
+    assert warning == (
+        "spec.hard[requests.aliyun.com/gpu-mem]: 8 means 8 MiB, less than most programs need to start on a GPU "
+        "(256 MiB); did you mean 8Gi?"
+    )
+    for amount in ("0", "256", "8k"):
+        assert quota(**{"requests.aliyun.com__gpu_mem": amount}, **WHOLE) == (), "none on purpose, or a useful share"
+
+
+def test_a_limit_range_below_any_useful_share_asks_whether_gib_were_meant() -> None:
+    def limited(**ranges: str) -> tuple[str, ...]:
+        entry = {"type": "Container"} | {name: {names.GPU_MEM: amount} for name, amount in ranges.items()}
+        return advised({"metadata": {}, "spec": {"limits": [entry]}}, "limitranges")
+
+    (warning,) = limited(max="8", min="1")
+    assert warning.startswith("spec.limits[0].max[aliyun.com/gpu-mem]: 8 means 8 MiB, ")
+    assert warning.endswith("did you mean 8Gi?")
+    assert limited(max="8192", min="1") == ()
+
+
+@pytest.mark.parametrize(
+    ("selector", "hint"),
+    [
+        ({"zonee": "a"}, "; did you mean zone?"),
+        ({"zone": "A"}, "; did you mean zone=a?"),
+        ({"nvidia.com/gpu.prodct": "Tesla-T4"}, "; did you mean nvidia.com/gpu.product?"),
+        ({"nvidia.com/gpu.product": "Tesla T4"}, "; did you mean nvidia.com/gpu.product=Tesla-T4?"),
+        ({"modle": "t4"}, "; nodes have no label model: to choose a GPU by its model, request a ResourceClass"),
+        ({"model": "t4"}, "; nodes have no label model: to choose a GPU by its model, request a ResourceClass"),
+        ({"rack": "12"}, ""),
+    ],
+)
+def test_a_node_selector_that_nearly_matches_says_what_was_meant(selector: dict[str, str], hint: str) -> None:
+    labels = {"zone": "a", "nvidia.com/gpu.product": "Tesla-T4"}
+    pod = build.pod(gpu_mem=8000)
+    pod["spec"]["nodeSelector"] = selector
+    (warning,) = validated(pod, view=known(offers(n1=with_cards(**labels))))
+    (entry,) = selector.items()
+    waits = f"no node with GPUs has {'='.join(entry)} now; the pod waits until one does"
+    assert warning == f"spec.nodeSelector: {waits}{hint}"
+
+
 def test_keys_of_a_limit_range_that_are_those_of_no_container_are_told() -> None:
-    limits = [{"type": "Container", "max": {"cpu": "1", "aliyun.com/gpumem": "8192"}, "default": {names.GPU_MEM: "1"}}]
+    limits = [
+        {"type": "Container", "max": {"cpu": "1", "aliyun.com/gpumem": "8192"}, "default": {names.GPU_MEM: "1024"}}
+    ]
     (warning,) = advised({"metadata": {}, "spec": {"limits": limits}}, "limitranges")
     hint = "did you mean aliyun.com/gpu-mem?"
     assert warning == f"spec.limits[0].max[aliyun.com/gpumem]: no node offers it, so it counts nothing; {hint}"
