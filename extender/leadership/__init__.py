@@ -1,8 +1,8 @@
-"""Leadership: which of several extenders answers, and that no Binding of a former leader lands any more.
+"""Leadership: which of several extenders serves calls, and that no Binding of a former leader binds a pod any more.
 
-Comes in: the Lease. Goes out: the term in whose name Bindings are posted.
+Comes in: the Lease. Goes out: the leader epoch, which each Binding carries.
 
-    leadership  when this extender answers, and how a term begins
-    fence       changes pods so that no older Binding lands (docs/design/0011-fencing.md)
+    leadership  when this extender serves calls, and how a leader epoch begins
+    fence       changes pods so that the API server refuses older Bindings (docs/design/0011-fencing.md)
     marking     the label on the leader's pod, by which the Service finds it
 """

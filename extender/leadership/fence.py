@@ -48,7 +48,7 @@ _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadReques
 
 
 class PodState(Enum):
-    """What became of a pod that was waiting."""
+    """The state of a pod that was pending when it was last seen, by a consistent read or the response to a write."""
 
     UNBOUND = "waits"  # it has no node; after `fence_pod` no earlier Binding can land any more
     UNFENCED = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still land
@@ -59,18 +59,25 @@ class PodState(Enum):
 
 
 class FenceSummary(NamedTuple):
-    """The result of `fence_pods`. `landed`: a Binding of ours had landed. `unfenced`: UIDs of pods without proof."""
+    """The result of `fence_pods`.
+
+    landed: one of our Bindings had bound one of the pods.
+    unfenced: the UIDs of pods that could not be changed, so that an earlier Binding may still bind them.
+    """
 
     landed: bool
     unfenced: frozenset[str]
 
 
 class _LeftOut(errors.Unreachable):
-    """It was not tried."""
+    """The pod was not tried: too many writes to pods of its namespace are slow."""
 
 
 class Fence:
-    """Thread-safe. `events`: for an event on each pod that cannot be changed."""
+    """Fences pods. Thread-safe.
+
+    events: records an event on each pod that cannot be changed.
+    """
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM, events: Recorder | None = None) -> None:
         self._client = client
@@ -78,11 +85,15 @@ class Fence:
         self._events = events
 
     def fence_pod(self, pod: PodRef, fencing_token: str, *, timeout: float = _TIMEOUT) -> PodState:
-        """Changes the pod, naming the term `fencing_token`. Raises KubeError where it is not known whether the pod
-        has changed.
+        """Fence one pod: write the leader epoch into an annotation. Returns the pod's state.
 
-        The write goes to the pod's status, since hardly any webhook or policy of others looks at that. It contains the
-        time, so that it always is a change: a write without a change would leave the version as it was.
+        fencing_token: names the leader epoch; "" without a Lease.
+        timeout: of each request, in seconds.
+
+        Raises KubeError if it is unknown whether the pod has changed.
+
+        The write goes to the pod's status, since hardly any webhook or policy of others covers it. It contains the
+        time, so it is always a change: a write without a change would not change the resourceVersion.
         """
         annotation = f"{fencing_token}/{self._clock.wall_ns()}" if fencing_token else str(self._clock.wall_ns())
         patch = {"metadata": {"uid": pod.uid, "annotations": {names.LEADER_EPOCH: annotation}}}
@@ -111,13 +122,14 @@ class Fence:
         at_once: int = AT_ONCE,
         fenced: set[str] | None = None,
     ) -> FenceSummary | None:
-        """Changes all these pods. None if `still_leads` said no before all were done. `fenced` gets the UIDs of those
-        that are.
+        """Fence all these pods. Returns None if `still_leads` returned False before all were tried.
 
-        Each pod is tried once; those that could not be changed are tried again (unless `retry` is false), for
-        `_TOTAL_SECONDS` seconds together: a tenant can make his pods so large that each write takes seconds, and must
-        not keep others waiting for longer. So namespaces take turns; after too many slow writes of one, its other
-        pods are left for the next time.
+        retry: whether pods that could not be changed are tried again, for `_TOTAL_SECONDS` from the start.
+        at_once: parallel writes.
+        fenced: if given, receives the UIDs of the fenced pods that are not bound.
+
+        A tenant can make pods so large that each write takes seconds. That must not delay the pods of other namespaces,
+        so the namespaces take turns, and after too many slow writes the other pods of a namespace are skipped.
         """
         backoff, until = (
             Backoff(initial=0.05, cap=1.0, longest_retry_after=LEADER_RETRY_AFTER),
@@ -157,7 +169,10 @@ class Fence:
     def _try(
         self, pod: PodRef, fencing_token: str, still_leads: Callable[[], bool], slow: Counter[str], until: float
     ) -> PodState | errors.KubeError | None:
-        """Changes one pod. `slow`: writes not answered in time, by namespace; after `until` one of them is too many."""
+        """Fence one pod. Returns the error instead of raising it, and None if this extender does not lead any more.
+
+        slow: writes that got no response in time, by namespace. After `until` one of them is too many.
+        """
         if not still_leads():
             return None
         late = self._clock.now() > until
@@ -190,7 +205,7 @@ class Fence:
             self._events.record(pod.about, "FencingFailed", text, "Warning")
 
     def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> PodState:
-        """What became of the pod, by a consistent read; changes nothing."""
+        """Read the pod's state from the API server, without changing it. Raises KubeError."""
         try:
             return _state_of(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)
         except errors.NotFound:
@@ -211,7 +226,10 @@ def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
 
 
 def in_parallel(do: Callable[[_T], _R], subjects: Sequence[_T], at_once: int) -> list[_R]:
-    """Runs `do` for each, several at once; the answers in the same order. A single one runs in the calling thread."""
+    """Call `do` for each subject, `at_once` of them in parallel. Returns the results in the order of the subjects.
+
+    A single subject is handled in the calling thread.
+    """
     if len(subjects) <= 1:
         return [do(subject) for subject in subjects]
     with ThreadPoolExecutor(min(at_once, len(subjects)), thread_name_prefix="fence") as pool:

@@ -1,11 +1,12 @@
-"""Leadership: of several extenders, the one answers that holds the Lease and knows what the others have bound.
+"""Leadership: of several extenders, only the one serves calls that holds the Lease and knows all that others have
+bound.
 
-A *term* is the time from getting the Lease to losing it. At its beginning pods and quotas are listed anew, because the
-watch may not show yet what another extender bound a moment ago. A call that began in one term posts nothing in another:
-the binder asks before every write. A Binding that was sent in time and arrives late (because the process, the network
-or an API server stood still) can only be refused by the API server. It does that by the version of the pod, which the
-Binding names and the beginning of a term changes (`fence`), and by the *word* of the term, a text that the policy
-`terms.cardwise.dev` compares with the Lease.
+A *leader epoch* is the time from acquiring the Lease to losing it. When it begins, pods and quotas are listed again,
+because the watch may not show yet what another extender bound a moment ago. A call that began in one epoch posts
+nothing in another: the binder checks the epoch before every write. A Binding that was sent in time may be carried out
+late (because the process, the network or an API server was paused). Only the API server can refuse it then, by two
+things that the Binding names: the pod's resourceVersion, which the new leader has changed (`fence`), and the *fencing
+token* of the epoch, which the policy `terms.cardwise.dev` compares with the Lease.
 """
 
 import math
@@ -39,7 +40,9 @@ CatchUp = Callable[[Callable[[], bool]], bool]
 
 
 class LeaseBlockers(Protocol):
-    """Why this process should leave the Lease to others, a line for each reason (`Informers.lease_blockers`)."""
+    """Returns why this process should leave the Lease to others, one line for each reason
+    (`Informers.lease_blockers`).
+    """
 
     def __call__(self, *, holds: bool, leads: bool) -> list[str]: ...
 
@@ -51,56 +54,60 @@ def _no_blockers(*, holds: bool, leads: bool) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why no call can be answered now. `elsewhere`: another extender may answer it."""
+    """Why no call can be served now. `elsewhere`: another extender may serve it."""
 
     text: str
     elsewhere: bool
 
 
 class Leadership:
-    """Whether this extender answers, and what it may post; thread-safe. This class is for a single extender, which
-    always answers (--no-lease); `LeaseLeadership` is for several.
+    """Whether this extender serves calls, and what it may post. Thread-safe.
+
+    This class is for a single extender, which always serves (--no-lease); `LeaseLeadership` is for several.
     """
 
     def start(self) -> None:
-        """In the process that serves."""
+        """Start in the process that serves, after the fork."""
 
     def stop(self) -> None:
-        """Stops posting, and gives the Lease back once the writes under way have ended."""
+        """Stop posting, and release the Lease once the writes in progress have ended."""
 
     def epoch(self) -> int | None:
-        """The present term; None: this extender answers no calls."""
+        """The current leader epoch; None if this extender serves no calls."""
         return 0
 
     def is_uninterrupted(self) -> bool:
-        """Whether no other extender has led since this one did: then it may go on with what it knows."""
+        """Whether no other extender has led since this one did: then what it knows is still complete."""
         return True
 
     def denial(self) -> Denial | None:
-        """Why calls are not answered; None: they are."""
+        """Why calls are not served; None if they are."""
         return None
 
     def fencing_token(self, epoch: int) -> str:
-        """The text that a Binding of this term carries; "" where no policy compares it."""
+        """The text that each Binding of this epoch carries; "" if no policy compares it."""
         del epoch
         return ""
 
     @contextmanager
     def posting(self, epoch: int) -> Iterator[float]:
-        """Context of one write: the seconds that it may take. 0: it must not be made."""
+        """Context of one write. Yields the seconds that the write may take; 0: it must not be made."""
         del epoch
         yield math.inf
 
     def summary(self) -> str:
-        """A line for people."""
+        """One line for people."""
         return "leader: there is no lease (--no-lease)"
 
 
 class LeaseLeadership(Leadership):
     """Leadership by a Lease.
 
-    `elect` makes the elector, which calls `on_change`, `can_lead` and `is_settled`. It is called after the fork, see
-    `lease.identity`.
+    name: "namespace/name" of the Lease.
+    elect: makes the elector, which calls `on_change`, `can_lead` and `is_settled`. It is called after the fork, see
+        `lease.identity`.
+    catch_up: see `CatchUp`.
+    blockers: see `LeaseBlockers`.
     """
 
     def __init__(
@@ -170,7 +177,7 @@ class LeaseLeadership(Leadership):
         return Denial(f"not the leader: {holder_text} holds the lease {self._name}", elsewhere=True)
 
     def lease_blockers(self) -> list[str]:
-        """Why this process neither takes nor renews the Lease, a line for each reason."""
+        """Why this process neither acquires nor renews the Lease, one line for each reason."""
         holds = self._elector is not None and self._elector.leader
         return self._blockers(holds=holds, leads=self.epoch() is not None)
 
@@ -197,7 +204,7 @@ class LeaseLeadership(Leadership):
         return f"{text}; it is left to others: {blockers[0]}" if blockers else text
 
     def step(self) -> None:
-        """Begins a term when the Lease is ours and all is known."""
+        """Begin a leader epoch if this process holds the Lease and knows all that others have bound."""
         elector = self._elector
         if elector is None or not elector.leader:
             return
@@ -226,8 +233,10 @@ class LeaseLeadership(Leadership):
             _log.info("became leader; serving scheduler calls", lease=self._name, term=epoch)
 
     def _fence_remaining(self, still_leads: Callable[[], bool]) -> None:
-        """Tries again to change the pods that could not be changed when the term began: an earlier Binding may land on
-        them. Pods that wait no more are bound or gone, and need no change.
+        """Try again to fence the pods that could not be changed when the epoch began: an earlier Binding may still bind
+        them.
+
+        Pods that are not pending any more need no fence.
         """
         if not self._unfenced or self._clock.now() < self._fence_retry_at:
             return
@@ -240,17 +249,18 @@ class LeaseLeadership(Leadership):
         self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
 
     def _waiting(self) -> list[PodRef]:
-        """The pods without a node that an extender may have been asked to bind."""
+        """The pending pods that an extender may have been asked to bind."""
         with self._state.queue() as queue:
             return queue.bindable()
 
     def _fence_former_epochs(self, tenure: int, fencing_token: str, still_leads: Callable[[], bool]) -> bool:
-        """Learns what was bound in former terms, and makes sure that none of their Bindings lands any more, except on
-        `_unfenced` pods. Returns whether that is done.
+        """Learn what was bound in former epochs, and fence the pending pods. Returns whether that is done.
 
-        A pod that is created or loses its gate after the first list was never shown to a former leader, which had lost
-        the Lease before: no Binding of it is under way. So one list before the sweep is enough, and one after it if a
-        Binding has landed meanwhile.
+        Afterwards no Binding of a former epoch binds a pod, except the `_unfenced` pods.
+
+        A pod that is created or loses its gate after the first list was never sent to a former leader, which had lost
+        the Lease before: it has no Binding on its way. So one list before the fences is enough, and one after them if a
+        Binding has bound a pod meanwhile.
         """
         if not self._catch_up(still_leads):
             return False
@@ -285,18 +295,18 @@ class LeaseLeadership(Leadership):
         return remaining if remaining > 0 and self._elector.holds(remaining, epoch=epoch) else 0.0
 
     def can_lead(self) -> bool:
-        """Whether this process can act, and sees what it acts on."""
+        """Whether this process can act, and sees the cluster that it acts on."""
         return self._state.lock_held_seconds() < statelock.YIELD_SECONDS and not self.lease_blockers()
 
     def is_settled(self) -> bool:
-        """Whether no Binding of this term, which is over, or of an earlier one can land any more."""
+        """Whether no Binding of this epoch, which is over, or of an earlier one can bind a pod any more."""
         elector = self._elector
         if elector is None or elector.epoch != self._epoch:
             return False
         return not (self._posts or self._unfenced or self._state.pending_bindings())
 
     def on_change(self, leading: bool) -> None:
-        """The Lease is ours from now on, or is ours no more."""
+        """The Lease was acquired or lost."""
         self._changed.set()
         if leading:
             return
@@ -333,7 +343,12 @@ def make_lease_leadership(
     clock: Clock = SYSTEM,
     lease_clock: Clock = BOOT,
 ) -> LeaseLeadership:
-    """The leadership of one of several processes that use the same Lease."""
+    """Make the leadership of one of several processes that use the same Lease.
+
+    namespace, name: of the Lease.
+    duration: seconds for which an acquired or renewed Lease is valid.
+    lease_clock: counts the time while the machine sleeps, too.
+    """
 
     def elect(leadership: LeaseLeadership) -> LeaderElector:
         return LeaderElector(

@@ -1,6 +1,6 @@
 """The label on the leader's pod, by which a Service finds it among the standbys.
 
-Only the Lease decides which extender binds: a label that comes late costs kube-scheduler one more try.
+Only the Lease decides which extender binds: a label that is late costs kube-scheduler one more attempt.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ _PAUSE_SECONDS = 2.0  # at most, after a write that failed
 
 @contextlib.contextmanager
 def _collecting(failures: list[errors.KubeError]) -> Iterator[None]:
-    """Context: a KubeError is appended to `failures`, and not raised."""
+    """Context: a KubeError is appended to `failures` and not raised."""
     try:
         yield
     except errors.KubeError as error:
@@ -34,23 +34,26 @@ def _collecting(failures: list[errors.KubeError]) -> Iterator[None]:
 
 
 class LeaderMark:
-    """Its thread sets the label when a term of this extender has begun, and removes it when the term is over.
+    """Sets the label when a leader epoch of this extender begins, and removes it when the epoch is over. It has a
+    thread.
 
-    A former leader that stands still (a frozen container or node) cannot remove its label, and the Service would send
-    it half of kube-scheduler's connections, each of which waits for its time-out. So the leader removes the label from
-    all other pods. The label of a process that was killed stays until its container is started again; until then the
-    pod is not ready.
+    A former leader that is paused (a frozen container or node) cannot remove its label, and the Service would send it
+    half of kube-scheduler's connections, each of which waits for its time-out. So the leader removes the label from all
+    other pods. The label of a process that was killed stays until its container is started again; until then the pod is
+    not ready.
 
-    A former leader that goes on after it stood still may write late. So the leader compares the labels with those that
-    the API server has, at the beginning of its term and every `_COMPARE_SECONDS`, and repairs them. It removes a label
-    only in the version of the pod that it has listed, and asks again whether it leads before each write. So it never
-    removes a label that a later leader wrote after that list.
+    A former leader that continues after a pause may write late. So the leader compares the labels with those of the API
+    server when its epoch begins and every `_COMPARE_SECONDS`, and repairs them. It removes a label only at the
+    resourceVersion that it has listed, and checks before each write that it still leads. So it never removes a label
+    that a later leader wrote after that list.
     """
 
     def __init__(
         self, client: KubeClient, namespace: str, pod: str, epoch: Callable[[], int | None], clock: Clock = SYSTEM
     ) -> None:
-        """`epoch`: the present term, None while another extender leads."""
+        """pod: the name of this process's own pod, in `namespace`.
+        epoch: returns the current leader epoch, None while this extender does not lead.
+        """
         self._client = client
         self._namespace = namespace
         self._pod = pod
@@ -72,7 +75,7 @@ class LeaderMark:
         self._loop.start()
 
     def stop(self) -> None:
-        """To be called once the Lease was given back."""
+        """Stop the thread and remove the label. Call it after the Lease was released."""
         self._loop.stop()
         try:
             self._write(None)
@@ -80,8 +83,10 @@ class LeaderMark:
             _log.warning(_FAILED, error=str(error))
 
     def step(self) -> None:
-        """Write the labels if they may be wrong. Raises the first KubeError, once all of them were tried: a label that
-        cannot be written, such as of a pod that a policy protects, does not keep the others wrong.
+        """Write the labels if they may be wrong.
+
+        Raises the first KubeError after all labels were tried: a label that cannot be written, such as on a pod that a
+        policy protects, does not keep the others wrong.
         """
         epoch = self._epoch()
         failures: list[errors.KubeError] = []
@@ -98,12 +103,12 @@ class LeaderMark:
             raise failures[0]
 
     def _write(self, epoch: int | None) -> None:
-        """Write the label of our own pod."""
+        """Set the label of our own pod, or remove it if `epoch` is None."""
         self._label(self._pod, None if epoch is None else "true")
         self._written = epoch
 
     def _repair(self, epoch: int, failures: list[errors.KubeError]) -> None:
-        """Label our own pod and no other, unless `epoch` is over. `failures`: gets those of single pods."""
+        """Label our own pod and no other, unless `epoch` is over. Errors of single pods are appended to `failures`."""
         leaders = self._client.objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
         versions = {pod["metadata"]["name"]: pod["metadata"]["resourceVersion"] for pod in leaders}
         if self._pod not in versions and self._written == epoch and self._epoch() == epoch:
@@ -115,7 +120,10 @@ class LeaderMark:
                     self._label(pod, None, version)
 
     def _label(self, pod: str, text: str | None, version: str | None = None) -> None:
-        """Set or remove the label. `version`: the pod's resourceVersion; a pod that has changed since is left alone."""
+        """Set the label, or remove it if `text` is None.
+
+        version: the pod's resourceVersion; a pod that has changed since is left alone. None: any version.
+        """
         metadata: Json = {"labels": {names.LEADER: text}}
         if version is not None:
             metadata["resourceVersion"] = version
