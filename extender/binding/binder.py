@@ -1,6 +1,6 @@
-"""bind: the one write of Cardwise's decision. Annotations and node name land in one Binding, or nothing does.
+"""bind: the one write of Cardwise's decision. Annotations and node name are written by one Binding, or neither is.
 
-It deals with a lost answer, a call that comes twice, and a pod that was deleted and made again under its name.
+It handles a lost response, a repeated call, and a pod that was deleted and created again under its name.
 """
 
 import threading
@@ -44,7 +44,11 @@ _STANDBY = "this extender does not hold the lease any more; another one answers"
 
 
 class BindFailed(Exception):
-    """The pod is not bound by this call. The text goes to kube-scheduler, which puts it into the pod's events."""
+    """The pod is not bound by this call. kube-scheduler writes the text into the pod's events.
+
+    outcome: for the metrics.
+    unsure: a Binding of this or an earlier call may still bind the pod.
+    """
 
     def __init__(self, outcome: str, text: str, *, unconfirmed: bool = False) -> None:
         super().__init__(text)
@@ -53,7 +57,7 @@ class BindFailed(Exception):
 
 
 class _EpochOver(Exception):
-    """The term in which the call began is over: another extender may be binding."""
+    """The leader epoch in which the call began is over: another extender may be binding."""
 
 
 class _ReadOutcome(Enum):
@@ -64,10 +68,12 @@ class _ReadOutcome(Enum):
 
 @dataclass(slots=True)
 class _Binding:
-    """What is posted. Each try posts the same node, cards and term, so it does not matter which of them lands.
+    """What is posted. Each attempt posts the same node, cards and epoch, so it does not matter which of them is carried
+    out.
 
-    `version`: resourceVersion of the pod, read before the term was last checked; a later try may have a newer one. The
-    API server binds no other version of the pod, so this Binding can land only until the pod changes (`fence`).
+    version: the pod's resourceVersion, read before the epoch was last checked; a later attempt may have a newer one.
+        The API server binds no other version of the pod, so this Binding can bind it only until the pod changes
+        (`fence`).
     """
 
     args: BindArgs
@@ -88,10 +94,11 @@ class _Binding:
 
 
 class Binder:
-    """Thread-safe.
+    """Binds pods. Thread-safe.
 
-    seconds: how long after its arrival a call may still post, if `leadership` allows it so long.
-    outdated: why nothing can be decided for the moment (`Informers.outdated`), a line for each reason.
+    policy: the placement policy of pods that name none.
+    seconds: how long after its arrival a call may post, if `leadership` allows it so long.
+    outdated: returns why nothing can be decided for the moment (`Informers.outdated`), one line for each reason.
     """
 
     def __init__(
@@ -125,9 +132,13 @@ class Binder:
         connection: Connection | None = None,
         may_wait: bool = True,
     ) -> str:
-        """Binds the pod, or finds it bound as we decided. Returns the outcome for metrics; raises Failed.
+        """Bind the pod, or find it bound as decided. Returns the outcome for metrics.
 
-        `arrived`: when the call came; it may have waited for a thread. None: now. `connection`: its connection.
+        arrived: when the call arrived, in seconds of the clock; it may have waited for a thread. None: now.
+        connection: of the call; its end cancels the wait for a gang.
+        may_wait: whether the call may wait for other members of a gang.
+
+        Raises BindFailed.
         """
         if arrived is None:
             arrived = self._clock.now()
@@ -139,7 +150,9 @@ class Binder:
             return self._bind(args, arrived + self._seconds, epoch)
 
     def _wait_on_permit(self, args: BindArgs, arrived: float, connection: Connection | None, *, may_wait: bool) -> None:
-        """Waits until all members of the pod's gang have reached bind, if it is in a gang that is not bound yet."""
+        """Wait until all members of the pod's gang have reached bind, if its gang is not bound yet. Raises
+        BindFailed.
+        """
         if self._state.known_binding(args.pod_uid) is not None:
             return
         if not may_wait and self._state.gangs.must_wait(args.pod_uid):
@@ -185,7 +198,9 @@ class Binder:
         return "bound"
 
     def _read_request(self, args: BindArgs) -> tuple[PodRequest | None, str]:
-        """What the pod asks, and its version, by a read: for a pod that no filter call of this process has shown."""
+        """Read the pod's request and resourceVersion: for a pod that no filter call of this process has shown. Raises
+        BindFailed.
+        """
         try:
             pod = Pod(self._client.get(paths.pods(args.pod_namespace, args.pod_name), timeout=_READ_SECONDS))
         except errors.NotFound as error:
@@ -209,9 +224,9 @@ class Binder:
         return _Binding(args, chosen, version, annotations)
 
     def _post(self, binding: _Binding, deadline: float, epoch: int, *, unconfirmed: bool) -> None:
-        """Posts until the pod is bound or surely is not, or until the deadline or the term is over. Raises Failed.
+        """Post until the pod is bound or surely is not, or until the deadline or the epoch is over. Raises BindFailed.
 
-        `unconfirmed`: an earlier call has posted the same and got no answer; only a look at the pod can settle that.
+        unsure: an earlier call has posted the same and got no response; only a read of the pod can settle that.
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff, reposted = Backoff(initial=0.05, cap=2.0), False
@@ -259,7 +274,9 @@ class Binder:
         raise BindFailed("api_error", f"not bound in time: {trouble}", unconfirmed=unconfirmed)
 
     def _post_once(self, path: str, body: dict[str, Any], deadline: float, epoch: int) -> bool:
-        """False when the deadline came before its turn. Raises _EpochOver when the term is over."""
+        """Post once. Returns False if the deadline passed first. Raises _EpochOver if the epoch is over, and
+        KubeError.
+        """
         with self._post_slot:
             if not self._clock.wait_for(
                 self._post_slot, lambda: self._posting < _POSTING, deadline - self._clock.now()
@@ -285,9 +302,10 @@ class Binder:
         return True
 
     def _read_pod(self, binding: _Binding, deadline: float, *, unconfirmed: bool) -> _ReadOutcome:
-        """Reads the pod; the next try binds the version that was read. Raises Failed where it cannot be bound by us.
+        """Read the pod. The next attempt binds the version that was read. Raises BindFailed if this call cannot bind
+        it.
 
-        `unconfirmed`: the pod may have run before it was deleted.
+        unsure: a Binding without a response may have bound the pod, so that it ran before it was deleted.
         """
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
@@ -318,13 +336,13 @@ class Binder:
 def confirm_bindings(
     due: Sequence[PodRef], fence: Fence, state: State, leadership: Leadership, *, clock: Clock = SYSTEM
 ) -> None:
-    """Settles Bindings that no watch event has confirmed in time, by one consistent read each; not all in one round.
+    """Settle Bindings that no watch event has confirmed in time, by one consistent read of each pod.
 
-    `due`: their pods, as `State.tick` names them.
+    due: the pods, from `State.tick`. Those that have no turn within `_LOOK_UP_SECONDS` come in a later call.
 
-    Before cards are given up, the Binding is made void (`fence`); if that fails, the cards are kept. An extender that
-    does not lead gives nothing up while it may lead again without another leader in between. Once another has led, the
-    next term looks at all pods anyway. A pod whose look-up fails is looked up again later, after the others.
+    A reservation is released only after its pod was fenced; if that fails, it stays. An extender that does not lead
+    releases none while it may lead again without another leader in between. Once another has led, the next epoch reads
+    all pods anyway. A pod whose look-up fails is looked up again later, after the others.
     """
     until, epoch = clock.now() + _LOOK_UP_SECONDS, leadership.epoch()
     if epoch is None and leadership.is_uninterrupted():

@@ -1,7 +1,7 @@
-"""Binds of gang members that wait for the other members: each in its thread; one more thread watches connections.
+"""Binds of gang members that wait for the other members, each in its thread; one more thread watches their connections.
 
-kube-scheduler limits a bind only by its time-out, and says only by closing the connection that it has given up. So the
-connections of all waiting binds are watched, and if one closes, the hold of its gang ends.
+kube-scheduler limits a bind by its time-out only, and shows that it has given up only by closing the connection. So the
+connections of all waiting binds are watched, and if one closes, the permit of its gang is cancelled.
 """
 
 import select
@@ -29,7 +29,10 @@ class Connection(Protocol):
 
 
 class WaitingBinds:
-    """Thread-safe. The watching thread runs while a bind waits. `cancel`: ends a hold that is not decided yet."""
+    """The binds that wait for a permit. Thread-safe. The watching thread runs while a bind waits.
+
+    cancel: cancels a permit that is not decided yet.
+    """
 
     def __init__(self, cancel: Cancel, clock: Clock = SYSTEM) -> None:
         self._cancel = cancel
@@ -39,7 +42,10 @@ class WaitingBinds:
         self._thread: threading.Thread | None = None
 
     def wait(self, permit: Permit, name: str, connection: Connection | None, seconds: float) -> None:
-        """Waits until the hold is decided. Ends the hold after `seconds`, or when the connection closes before."""
+        """Wait until the permit is decided. Cancels it after `seconds`, or when the connection closes before.
+
+        name: of the pod, for the reason.
+        """
         number = self._watch(permit, name, connection) if connection is not None else None
         try:
             if not self._clock.wait(permit.done, max(0.0, seconds)):
@@ -79,7 +85,7 @@ class WaitingBinds:
 
 
 def _closed(connections: dict[int, tuple[Connection, Permit, str]]) -> list[tuple[Connection, Permit, str]]:
-    """The connections that kube-scheduler has closed, or is closing."""
+    """The entries whose connections kube-scheduler has closed, or is closing."""
     poll = select.poll()
     for number, (connection, _, _) in connections.items():
         # TLS ends with a record of its own; a client that waits for an answer sends nothing else.

@@ -1,10 +1,10 @@
-"""Bind throttle: delays filter a little while many binds are under way.
+"""Bind throttle: delays filter a little while many binds are in progress.
 
-kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost): a third bind at the same time
-needs a new connection with a TLS handshake, which costs both sides more than the bind itself. So while some binds are
-under way, filter, which kube-scheduler calls for one pod after the other, answers a little later. How many binds that
-are depends on the API server: a slow one needs more of them at once for the same number a second. The quickest of its
-last answers tells whether it is slow, or only busy.
+kube-scheduler keeps two idle connections for each address (Go's MaxIdleConnsPerHost). A third bind at the same time
+needs a new connection with a TLS handshake, which costs both sides more than the bind itself. So while several binds
+are in progress, filter, which kube-scheduler calls for one pod after the other, responds a little later. How many binds
+are too many depends on the API server: a slow one needs more of them at once for the same number a second. The quickest
+of its latest responses tells a slow API server from a busy one.
 """
 
 import threading
@@ -20,7 +20,7 @@ _FORGET = 1.02  # the factor by which the quickest answer grows with each later 
 
 
 class BindThrottle:
-    """Thread-safe."""
+    """Counts the binds in progress and delays filter. Thread-safe."""
 
     def __init__(self, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -30,7 +30,7 @@ class BindThrottle:
 
     @contextmanager
     def bind(self) -> Iterator[None]:
-        """A bind is under way."""
+        """Context: a bind is in progress."""
         with self._binds_changed:
             self._under_way += 1
         try:
@@ -42,7 +42,7 @@ class BindThrottle:
 
     @contextmanager
     def post(self) -> Iterator[None]:
-        """Context of one post. Its time counts as an answer of the API server only if the post succeeds."""
+        """Context of one post. Its time counts as a response of the API server only if the post succeeds."""
         began = self._clock.now()
         yield
         took = self._clock.now() - began
@@ -50,11 +50,11 @@ class BindThrottle:
             self._quickest = min(took, self._quickest * _FORGET) if self._quickest else took
 
     def wait(self) -> None:
-        """Waits until few binds are under way, but not for long."""
+        """Wait until few binds are in progress, at most `_MAX_DELAY` seconds."""
         with self._binds_changed:
             self._clock.wait_for(self._binds_changed, lambda: not self.busy, _MAX_DELAY)
 
     @property
     def busy(self) -> bool:
-        """Whether so many binds are under way that filter waits."""
+        """Whether so many binds are in progress that filter waits."""
         return self._under_way >= max(_FREE_BINDS, round(self._quickest / _PACE))
