@@ -1,10 +1,11 @@
-"""The HTTP shell: gpushare's paths, one function a verb, no decisions.
+"""The HTTP paths of the extender, which are gpushare's: one function for each verb, without decisions.
 
-Whatever is wrong with a call, filter and bind answer 200 with `Error`: kube-scheduler hides the body of other answers
-from the user. The verb preempt has no field for an error: a call without an answer gets status 503, which leaves
-nominations as they are. Prioritize has none either, and kube-scheduler ignores its errors: a call that cannot be read
-gets status 400. The scheduler's four verbs are answered before Flask sees them: Flask took a third of the CPU of a bind
-and more of a filter (docs/design/0012-speed.md), and they need only the body of it.
+If filter or bind fail, the response has status 200 and the field `Error`: kube-scheduler hides the body of other
+responses from the user. The verb preempt has no field for an error: a call that cannot be served gets status 503, which
+leaves nominations as they are. Prioritize has none either, and kube-scheduler ignores its errors: a malformed call gets
+status 400, and otherwise the list of scores is empty. kube-scheduler's four verbs are handled before Flask: Flask took
+a third of the CPU of a bind and more of a filter (docs/design/0012-speed.md), and the verbs need the body of the call
+only.
 """
 
 import math
@@ -41,13 +42,15 @@ _FAILED = "the extender failed on this call; see its log"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What the shell calls.
+    """What the HTTP paths call.
 
-    missing: why no answer can be given yet, a line for each reason. That another extender leads is no such reason: a
-        standby is ready, so that a rolling update goes on.
-    outdated: why no pod can be placed for the moment, a line for each reason. This process is ready meanwhile: another
-        one would know no more.
-    disconnected: seconds for which changes may have been missed, by kind of object.
+    missing: returns why no call can be served yet, one line for each reason. That another extender leads is no such
+        reason: a standby is ready, so that a rolling update continues.
+    outdated: returns why no pod can be placed for the moment, one line for each reason. This process is ready
+        meanwhile: another one would know no more.
+    disconnected: returns the seconds for which changes may have been missed, by kind of object.
+    notice: see `verbs.filter_nodes`.
+    inspect_unit: the unit of memory in the responses of inspect.
     """
 
     state: State
@@ -63,7 +66,7 @@ class Parts:
 
 
 def create_app(parts: Parts) -> Flask:
-    """The WSGI application."""
+    """Make the WSGI application."""
     app = Flask("cardwise-extender", static_folder=None)
     prefix = names.EXTENDER_PREFIX
     app.wsgi_app = _PostHandler(  # type: ignore[method-assign]
@@ -108,7 +111,7 @@ def create_app(parts: Parts) -> Flask:
 
 
 def watch_lines(disconnected: Mapping[str, float]) -> list[str]:
-    """For people: how old what is known of each kind of object may be; `disconnected` in seconds."""
+    """Lines for people: for each kind of object, for how many seconds there has been no watch."""
 
     def age(seconds: float) -> str:
         if seconds == math.inf:
@@ -119,11 +122,11 @@ def watch_lines(disconnected: Mapping[str, float]) -> list[str]:
 
 
 class _Unanswered(Exception):
-    """The call has no answer, and the verb has no field for an error."""
+    """The call cannot be served, and the verb has no field for an error."""
 
 
 class _PostHandler:
-    """WSGI middleware: answers POSTs to the paths of `verbs` itself, as JSON; all else goes to the app."""
+    """WSGI middleware: serves POSTs to the paths of `verbs` itself, as JSON; passes all other calls to the app."""
 
     def __init__(self, app: WsgiApp, metrics: Metrics, verbs: Mapping[str, tuple[str, Verb]]) -> None:
         self._app = app
@@ -151,7 +154,7 @@ class _PostHandler:
 
 
 def _read_body(environ: Environ) -> bytes:
-    """The body of the call. Raises Malformed."""
+    """The body of the call. Raises Malformed if it is larger than `MOST_BYTES`."""
     length = int(environ.get("CONTENT_LENGTH") or "0")
     if length > MOST_BYTES:
         raise Malformed(f"the call is larger than {MOST_BYTES >> 20} MiB")
@@ -160,12 +163,12 @@ def _read_body(environ: Environ) -> bytes:
 
 
 def _is_busy(parts: Parts) -> bool:
-    """Whether somebody has had the state so long that a call should not wait for it."""
+    """Whether a thread has held the state's lock for so long that a call should not wait for it."""
     return parts.state.lock_held_seconds() > statelock.REFUSE_SECONDS
 
 
 def _unavailable_reason(parts: Parts, environ: Environ) -> str:
-    """Why the call cannot be answered here and now, or ""."""
+    """Why the call cannot be served here and now, or ""."""
     missing = parts.missing()
     if _is_busy(parts) and not environ.get(httpcalls.SLOW):
         return _BUSY
@@ -183,7 +186,7 @@ def _unavailable_reason(parts: Parts, environ: Environ) -> str:
 
 
 def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
-    """Puts the pod into all log lines of this call. Returns its UID."""
+    """Add the pod to all log lines of this call. Returns its UID."""
     ref = args.parsed.ref
     structlog.contextvars.bind_contextvars(pod=ref.pod, uid=ref.uid)
     return ref.uid
@@ -213,7 +216,7 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
 
 
 def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
-    """Raises Malformed."""
+    """The scores; none if the call cannot be served. Raises Malformed."""
     if _unavailable_reason(parts, environ):
         return []
     try:
@@ -229,7 +232,7 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
 
 
 def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
-    """Raises _Unanswered."""
+    """The victims by node. Raises _Unanswered."""
     unable = _unavailable_reason(parts, environ)
     if unable:
         raise _Unanswered(unable)
@@ -245,7 +248,7 @@ def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
 
 
 def _bind(parts: Parts, environ: Environ) -> str:
-    """The error for the scheduler, or ""."""
+    """The error for kube-scheduler, or ""."""
     unable = _unavailable_reason(parts, environ)
     if unable:
         parts.metrics.count_bind("not_ready")

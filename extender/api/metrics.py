@@ -1,4 +1,4 @@
-"""The extender's metrics, an object each; call sites pass values, never label names."""
+"""The extender's metrics. Callers pass values, never label names."""
 
 import collections
 import time
@@ -18,12 +18,15 @@ _QUEUE_BUCKETS = (1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 8
 
 
 def most_frequent(reasons: Mapping[str, str]) -> str:
-    """Of the reasons by node, as answered; there is at least one."""
+    """The most frequent of the reasons, which are by node; there is at least one."""
     return collections.Counter(reasons.values()).most_common(1)[0][0]
 
 
 class Metrics:
-    """`registry` is the process's own unless a test brings another."""
+    """The metrics that events of the process change.
+
+    registry: the process's own; tests bring another.
+    """
 
     def __init__(self, registry: CollectorRegistry, clock: Clock = SYSTEM) -> None:
         self._clock = clock
@@ -65,6 +68,7 @@ class Metrics:
 
     @contextmanager
     def timed(self, verb: str) -> Iterator[None]:
+        """Context: measure the seconds of a call of the verb."""
         began = time.perf_counter()
         try:
             yield
@@ -72,23 +76,24 @@ class Metrics:
             self._by_verb[verb].observe(time.perf_counter() - began)
 
     def count_refusal(self, reason: str) -> None:
-        """`reason`: as of `most_frequent`."""
+        """Count a pod for which filter found no node, by the reason from `most_frequent`."""
         self._refusals.labels(reason).inc()
 
     def observe_permit(self, outcome: str, seconds: float) -> None:
-        """A gang's permit is over: "bound" or "released"."""
+        """Record that a gang's permit is over: its outcome, "bound" or "ended", and its duration in seconds."""
         self._permits.labels(outcome).observe(seconds)
 
     def observe_gang_wait(self, created: str) -> None:
-        """A gang begins to be bound. `created`: when its oldest pod was, as the API server writes times."""
+        """Record that a gang begins to be bound. `created`: the creationTimestamp of its oldest pod."""
         if created:
             self._queues.observe(max(0.0, (self._clock.wall() - datetime.fromisoformat(created)).total_seconds()))
 
     def count_nomination(self, outcome: str) -> None:
-        """What became of a pod that was decided about ahead."""
+        """Count the outcome of a pod that was nominated ahead."""
         self._nominations.labels(outcome).inc()
 
     def count_bind(self, outcome: str) -> None:
+        """Count a bind call by its outcome."""
         self._binds.labels(outcome).inc()
 
 
@@ -96,8 +101,8 @@ class Metrics:
 class Levels(Collector):
     """Gauges that are read at each scrape: counts by label; `staleness` and `disconnected` in seconds.
 
-    Each label has a closed set of values. Cards and pods are in the metrics of the device plugins: here they would be
-    40,000 lines.
+    Each label has a closed set of values. The metrics of cards and pods are those of the device plugins: here they
+    would be 40,000 lines.
     """
 
     reservations: Callable[[], Mapping[str, int]]

@@ -1,4 +1,4 @@
-"""filter, prioritize, preempt and inspect: from a call to its answer, on a view of the state.
+"""filter, prioritize, preempt and inspect: from a call to its result, on a view of the state.
 
 There is no HTTP here, so tests call them without a server. Bind is in `binding.binder`.
 """
@@ -39,7 +39,11 @@ UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """Settings of the answers."""
+    """Settings of the results.
+
+    policy: the placement policy of pods that name none.
+    one_best_node: whether filter returns one node for pods without preferences and annotation.
+    """
 
     policy: str
     one_best_node: bool
@@ -53,7 +57,7 @@ def filter_nodes(
 ) -> FilterResult:
     """The nodes that can take the pod: the best one, or all that fit if kube-scheduler is to choose.
 
-    `notice` is called for a pod that a quota keeps waiting; it returns at once.
+    notice: called for a pod that only a quota keeps pending; it returns at once.
     """
     pod, offered = args.parsed, args.names() or []
     uid = pod.uid
@@ -100,7 +104,11 @@ def filter_nodes(
 
 
 def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
-    """Whole numbers up to TOP. Exactly one node has TOP: kube-scheduler breaks ties at random."""
+    """The scores of the nodes: whole numbers from 0 to TOP.
+
+    Exactly one node has TOP, since kube-scheduler breaks ties at random. All scores are 0 if the pod requests no GPU or
+    no node fits.
+    """
     pod, candidates = args.parsed, args.names() or []
     try:
         request = pod.request
@@ -126,7 +134,7 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
 
 
 def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> PreemptResult:
-    """The nodes where evictions make this pod fit on a card, with our victims in place of kube-scheduler's.
+    """The nodes where evictions make this pod fit on a GPU, with our victims in place of kube-scheduler's.
 
     Raises InvalidRequest.
     """
@@ -147,7 +155,11 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
 
 
 def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dict[str, Any]:
-    """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`)."""
+    """The cards as gpushare shows them: `/inspect` (gpushare-scheduler-extender `gpushare-inspect.go`).
+
+    node: only this node. None: all nodes.
+    unit: of the memory in the result.
+    """
     if node is not None:
         shown = _inspect_node(state, node, unit)
         if shown is None:
@@ -160,7 +172,7 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
 
 
 def _member(state: State, preferences: Preferences, args: FilterArgs, candidates: list[str]) -> FilterResult | None:
-    """The answer for a member of a gang; None where it is placed alone."""
+    """The result for a member of a gang; None if the pod is placed alone."""
     pod = args.parsed
     decided = state.known_binding(pod.uid)
     decision = decided.node if decided is not None else state.gangs.filter(pod.uid, candidates, pod.named)
@@ -178,7 +190,7 @@ def _member(state: State, preferences: Preferences, args: FilterArgs, candidates
 
 
 def _load(state: State, pod: Pod, policy: str) -> Load | None:
-    """The pod's cpu and memory, if a policy decides or learns by that."""
+    """The pod's cpu and memory, if a policy needs them to score or to learn; else None."""
     return pod.load if policy in policies.SCORED or state.policies.active else None
 
 
@@ -196,8 +208,9 @@ def _refusal_result(refusals: Mapping[str, Refusal]) -> FilterResult:
 
 
 def _undecided_result(candidates: list[str], *, grouped: bool) -> FilterResult:
-    """The answer while an earlier bind is not settled. For a member of a PodGroup of Kubernetes it is a refusal: an
-    error would end the try of all members.
+    """The result while an earlier bind is not settled.
+
+    For a member of a PodGroup of Kubernetes it is a refusal: an error would end the attempt of all members.
     """
     if grouped:
         return _refusal_result(dict.fromkeys(candidates, Refusal.UNSETTLED))
