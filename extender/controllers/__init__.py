@@ -1,9 +1,9 @@
 """Background work: what happens with time, and what is written or evicted without a call of kube-scheduler.
 
-Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and what `reporting` tells people.
+Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and what `reporting` shows to people.
 
-    loops               the threads; wakes pods by a touch of a node
-    gangcontroller      gangs: removes gates, ends holds, evicts a gang that is bound in part
+    loops               the threads; requeues pods by changing a node
+    gangcontroller      gangs: removes gates, plans waiting gangs, evicts a gang that is bound in part
     nominationwriter    writes nominated nodes into the statuses of pods
     workloadcontroller  lets the engine of the scored policies learn the workload
     evictions           evicts where only cards are short, for which kube-scheduler finds no victims

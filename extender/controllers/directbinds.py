@@ -1,10 +1,12 @@
-"""Deletes pods that ask for cards and were bound past the extender.
+"""Deletes pods that request GPUs and were bound without the extender.
 
-The webhook refuses such a Binding, but the API server does not wait long for it, so that other schedulers can go on. A
-pod that slipped through has no cards, and its containers never start. Still the kubelet and kube-scheduler count what
-it asks, outside of every quota, and refuse other pods. It is deleted and not evicted, since a disruption budget of its
-owner could keep it there. Not meant are pods that a gpushare scheduler has bound (they have gpushare's annotations, an
-assignment), pods that the webhook leaves alone (they have no slot), and static pods.
+The webhook refuses such a Binding, but the API server does not wait long for the webhook, so that other schedulers are
+not blocked. A pod that was bound nevertheless has no cards, and its containers never start. Still the kubelet and
+kube-scheduler count what it requests, outside of every quota, and refuse other pods. The pod is deleted and not
+evicted, since a PodDisruptionBudget of its owner could forbid the eviction.
+
+Excluded are pods that a gpushare scheduler has bound (they have gpushare's annotations, an assignment), pods that the
+webhook leaves alone (they have no slot), and static pods.
 """
 
 from collections.abc import Callable
@@ -33,7 +35,10 @@ _GRACE_SECONDS = 1  # seconds of grace: containers that do run must not keep the
 
 
 class DirectBindController:
-    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
+    """Deletes the pods of `State.direct_binds`. All methods belong to one thread.
+
+    active: returns whether this extender leads and all lists are complete.
+    """
 
     def __init__(
         self,
@@ -54,7 +59,7 @@ class DirectBindController:
         self._reported: set[str] = set()
 
     def step(self) -> None:
-        """One round."""
+        """Check the pods that are due, and delete those that were bound without the extender."""
         if not self._active():
             return  # the state keeps these pods until this extender leads
         now = self._clock.now()
@@ -110,7 +115,7 @@ class DirectBindController:
 
 
 def _is_bound_directly(pod: dict[str, Any], node: str) -> bool:
-    """Whether the pod is on the node without cards, and no container that asks for some has ever started."""
+    """Whether the pod is on the node without cards, and no container that requests a GPU or device has ever started."""
     status = pod.get("status") or {}
     if pod["spec"].get("nodeName") != node or status.get("phase") in names.FINISHED_PHASES:
         return False

@@ -1,7 +1,8 @@
-"""Evicts for pods where only cards are short, so that kube-scheduler finds no victims (`preemption.preemption`).
+"""Evicts victims for pods where only cards are short, so that kube-scheduler finds no victims
+(`preemption.preemption`).
 
-The Eviction API is used, so that disruption budgets hold: all victims are tried by a dry run first, and if one of them
-may not be evicted, none is. The leader does it, for one pod at a time and not too often.
+The Eviction API is used, so that PodDisruptionBudgets hold: a dry run tries all victims first, and if one of them may
+not be evicted, none is. Only the leader evicts, for one pod at a time and not too often.
 """
 
 from collections.abc import Callable
@@ -27,7 +28,10 @@ _REFUSED_SECONDS, _STUCK_SECONDS = 60.0, 600.0
 
 
 class Evictions:
-    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
+    """Evicts the victims of `Preemption.next_evictions`. All methods belong to one thread.
+
+    active: returns whether this extender leads and all lists are complete.
+    """
 
     def __init__(
         self,
@@ -47,7 +51,7 @@ class Evictions:
         self._deferred: list[tuple[Eviction, PodRef, float, int]] = []  # victims to try again: when, and how many times
 
     def step(self) -> None:
-        """One round."""
+        """Retry deferred victims, then evict the victims for the next pod that is due."""
         if not self._active():
             self._deferred.clear()  # the leader looks for itself
             return
@@ -68,7 +72,7 @@ class Evictions:
         self._retry_deferred(now)
 
     def _retry_deferred(self, now: float) -> None:
-        """Goes on with victims that could not be evicted yet: without them the others were evicted in vain."""
+        """Retry victims that could not be evicted yet: without them the other evictions were in vain."""
         deferred, self._deferred = self._deferred, []
         for eviction, victim, at, tries in deferred:
             if at > now:
@@ -104,7 +108,7 @@ class Evictions:
         return True
 
     def _evict(self, eviction: Eviction, victim: PodRef) -> bool:
-        """Evicts the victim. Returns False where it is to be tried again."""
+        """Evict the victim. Returns False if it is to be retried."""
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid)
         except (errors.NotFound, errors.Conflict):

@@ -1,7 +1,8 @@
-"""Metrics of the cards' memory, of the cluster and by class: all, used, free, and how much of that is fragmented.
+"""Metrics of the cards' memory in MiB, of the cluster and by class: all, used, free, and how much of that is
+fragmented.
 
-A thread counts them, and only while somebody scrapes; a scrape reads what was counted last. Never by node or by card,
-of which there may be 40,000: `cardwise nodes` shows these.
+A thread counts them, and only while a client scrapes; a scrape returns the latest counts. There are no metrics by node
+or card, of which there may be 40,000: `cardwise nodes` shows these.
 """
 
 from collections.abc import Iterator
@@ -25,7 +26,7 @@ _SLICE: Final = 32  # nodes read while the state is locked: below 1 ms
 
 
 class FragMetrics(Collector):
-    """`step` belongs to one thread, `collect` may be called from any."""
+    """The collector of these metrics. `step` belongs to one thread, any thread may call `collect`."""
 
     def __init__(self, state: State, clock: Clock = SYSTEM) -> None:
         self._state = state
@@ -41,7 +42,7 @@ class FragMetrics(Collector):
         self._metrics: tuple[Metric, ...] = ()
 
     def describe(self) -> Iterator[Metric]:
-        """Nothing. Without this method the registry would scrape to find out."""
+        """Describe no metrics. Without this method the registry would call `collect` to find out."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
@@ -49,7 +50,7 @@ class FragMetrics(Collector):
         yield from self._metrics
 
     def step(self) -> None:
-        """One round."""
+        """Count again, every `_EVERY` seconds, unless the last scrape is `_SCRAPED` seconds ago."""
         now = self._clock.now()
         if now >= self._scraped + _SCRAPED or now < self._counted + _EVERY:
             return
@@ -65,7 +66,7 @@ class FragMetrics(Collector):
         self._counted = self._clock.now()
 
     def _update_changed(self, fragments: "Fragments") -> None:
-        """Takes over the nodes that have changed."""
+        """Update the nodes that have changed."""
         with self._state.view():
             names = sorted(set().union(*self._changed))
             for changed in self._changed:
@@ -76,7 +77,9 @@ class FragMetrics(Collector):
                     fragments.set_node(name, ledger.node(name), loads.free_load(name))
 
     def _learn(self, fragments: "Fragments", now: float) -> None:
-        """Learns what arriving pods ask for; where no policy counts that, what the present pods ask for."""
+        """Learn the requests of arriving pods; if no policy counts these, the requests of the pods that hold
+        cards now.
+        """
         from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
         with self._state.view() as ledger:

@@ -1,7 +1,7 @@
-"""Does the timed work of gangs: removes gates, ends holds, plans waiting gangs, evicts gangs that are bound in part.
+"""The timed work of gangs: removes gates, cancels permits, plans waiting gangs, evicts gangs that are bound in part.
 
-The state says what is due; the leader writes it here, several writes at a time. It has a thread of its own, since the
-look-ups of `loops` are slow.
+The state decides what is due; the leader writes it here, several writes at a time. It has a thread of its own, since
+the look-ups of `loops` are slow.
 """
 
 import threading
@@ -42,7 +42,10 @@ _FOREIGN: Final[Mapping[Foreign, str]] = {
 
 
 class GangController:
-    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
+    """Carries out what `Gangs.step` returns. All methods belong to one thread.
+
+    active: returns whether this extender leads and all lists are complete.
+    """
 
     def __init__(
         self,
@@ -68,7 +71,7 @@ class GangController:
         self._stopping = False
 
     def step(self) -> None:
-        """One round."""
+        """Read foreign PodGroups, then let the gangs advance and begin the writes that are due."""
         if not self._active():
             return
         self._look_at_foreign()
@@ -77,15 +80,18 @@ class GangController:
         self._write("free", [(pod, partial(self._remove_gate, pod)) for pod in work.ungate], _SHOWN_SECONDS)
 
     def stop(self) -> None:
-        """Drops the writes that have not begun."""
+        """Drop the writes that have not begun."""
         self._stopping = True
 
     def _write(self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], retry_seconds: float) -> None:
-        """Begins the writes that are due, of each namespace the oldest members first.
+        """Begin the writes that are due, in each namespace those of the oldest members first.
 
-        No pod is written again within `retry_seconds` seconds. A tenant can have gangs of thousands of pods, and can
-        make each write to its pods take seconds (`metadata.managedFields`). So namespaces get the same time of the
-        threads, and within a namespace each kind of write; and a step, which plans gangs as well, waits for no write.
+        kind: "evict" or "free".
+        retry_seconds: no pod is written again within this time.
+
+        A tenant can have gangs of thousands of pods, and can make each write to these pods take seconds
+        (`metadata.managedFields`). So each namespace gets the same time of the threads, and within a namespace each
+        kind of write. A step, which also plans gangs, waits for no write.
         """
         now = self._clock.now()
         if len(self._not_before) > _REMEMBERED:
@@ -116,8 +122,9 @@ class GangController:
                 del self._writing[pod.uid]
 
     def _remove_gate(self, pod: PodRef) -> None:
-        """Removes the gate. Idempotent. A pod that was made again under this name is left alone: a patch that would
-        change its UID is Invalid.
+        """Remove the pod's gate. Idempotent.
+
+        A pod that was created again under this name is left alone: a patch that would change its UID is Invalid.
         """
         if not self._state.gangs.is_to_ungate(pod.uid):
             return  # the writes before it took a while, and its gang may have lost a member by now
@@ -144,8 +151,10 @@ class GangController:
         self._events.record(about, reason, text, "Warning")
 
     def _look_at_foreign(self) -> None:
-        """Reads PodGroups of others. There is no watch, since their kinds may not be served. Namespaces take turns,
-        each with the PodGroup that was not read for longest.
+        """Read the PodGroups of other API groups that gangs name. There is no watch, since their kinds may not be
+        served.
+
+        Namespaces take turns, each with the PodGroup that was read longest ago.
         """
         began = self._clock.now()
         wanted = set(self._state.gangs.foreign())
@@ -188,7 +197,7 @@ def _kubernetes_group(spec: Mapping[str, Any]) -> Group:
 
 
 def _coscheduling_group(spec: Mapping[str, Any]) -> Group:
-    """A PodGroup of coscheduling."""
+    """The gang settings of a PodGroup of coscheduling. The minimum is a number of pods, the hold is in seconds."""
     minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
     return Group(
         minimum=minimum if type(minimum) is int else None,

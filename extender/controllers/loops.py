@@ -1,8 +1,8 @@
-"""The background threads of the extender: they end holds, look up Bindings without an answer, wake waiting pods, write
-statuses.
+"""The background threads of the extender: they expire reservations, look up Bindings without a response, requeue pods
+and write statuses.
 
-What is due is decided in the state and in the controllers. Writes to objects of others have threads of their own, so
-that a slow one does not keep a plan from ending.
+The state and the controllers decide what is due. Writes to objects of other owners have threads of their own, so that a
+slow one does not delay the end of a plan.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,9 +45,12 @@ FAILURES = Counter(
 
 
 class Loops:
-    """Start it in the process that serves. One thread for each argument, named after it, which runs the steps again and
-    again. PodGroups have one of their own, since a tenant can make these slow to write; so has preemption, since the
-    victims of a big gang are hundreds of calls, and pods that have no card or another's are not to wait for them.
+    """The threads. Start them in the process that serves.
+
+    There is one thread for each argument, and one each for `step` and `requeue_pods`; a thread runs its steps again and
+    again. PodGroups have a thread of their own, since a tenant can make them slow to write. So has preemption: the
+    victims of a big gang are hundreds of calls, and pods on overcommitted cards or without a card must not wait for
+    them.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Loops:
             self._nominating.stop()
 
     def step(self) -> None:
-        """One round."""
+        """Expire what is over by time, and look up Bindings without a response."""
         if self._idle_since is not None and self._clock.now() - self._idle_since > _STALLED_SECONDS:
             # kube-scheduler tries a pod again whose filter timed out, but not one whose preempt did.
             _log.warning("this process was paused; requeueing pending pods")
@@ -123,10 +126,11 @@ class Loops:
         self._idle_since = self._clock.now()
 
     def requeue_pods(self) -> None:
-        """Touches the node that is due, or others if that fails.
+        """Annotate the node that is due, or other nodes if that fails, so that kube-scheduler tries the pending pods
+        again.
 
-        Several nodes are tried in a row: the annotations of one may be at the API's limit, and the object of another so
-        large that the write takes long. After an error of the API server's own, the next is tried a moment later.
+        Several nodes are tried in a row: the annotations of one may be at the API's limit, and another may be so large
+        that the write takes long. After an error of the API server itself, the next is tried a moment later.
         """
         began = self._clock.now()
         if began < self._requeue_not_before:
@@ -152,7 +156,10 @@ class Loops:
 
 
 def requeue_by_node(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | None:
-    """Changes an annotation of the node, so that kube-scheduler tries the waiting pods again. Returns why it failed."""
+    """Change an annotation of the node, so that kube-scheduler tries the pending pods again.
+
+    Returns why it failed, None if it did not.
+    """
     patch = {"metadata": {"annotations": {names.REQUEUE: str(clock.wall_ns())}}}
     try:
         client.patch(paths.nodes(node), patch, "merge", timeout=_REQUEUE_TIMEOUT)

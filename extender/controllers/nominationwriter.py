@@ -1,7 +1,7 @@
-"""Writes the nodes that `ahead.ahead` has decided into the statuses of pods, and takes them back.
+"""Writes the nodes that `nomination.nominator` has chosen into the statuses of pods, and removes them again.
 
-One thread decides, several write. A write that comes too late does no harm: it names the version of its pod, so it
-never replaces a node that kube-scheduler has named meanwhile.
+One thread decides, several write. A late write does no harm: it names the pod's resourceVersion, so it never replaces a
+node that kube-scheduler has nominated meanwhile.
 """
 
 import threading
@@ -32,7 +32,10 @@ _MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: tells node
 
 
 class NominationWriter:
-    """`active`: whether this extender leads and all lists are complete. `step` belongs to one thread."""
+    """Writes and removes nominated nodes. `step` belongs to one thread.
+
+    active: returns whether this extender leads and all lists are complete.
+    """
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class NominationWriter:
         self._pool: ThreadPoolExecutor | None = None
 
     def step(self) -> None:
-        """One round: decides about the next pods, writes their nodes, and takes back nodes where nothing is held."""
+        """Nominate the next pods, write their nodes, and remove nominated nodes where nothing is reserved."""
         if self._clock.now() < self._not_before or not self._active():
             return
         now = self._clock.now()
@@ -76,13 +79,13 @@ class NominationWriter:
                 return
 
     def stop(self) -> None:
-        """Writes that have not begun are dropped."""
+        """Drop the writes that have not begun."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
     def write(self, nominee: Nominee) -> None:
-        """Writes the node into the pod's status, unless the pod has changed."""
+        """Write the node into the pod's status, unless the pod has changed."""
         if not self._nominator.is_awaited(nominee.pod.uid):
             return  # kube-scheduler was faster; the next pods are still in time
         if self._is_slow(nominee.pod.namespace):
@@ -97,10 +100,10 @@ class NominationWriter:
             self._pause_namespace("cannot nominate a node ahead", nominee.pod, error)
 
     def take_back(self, stale: Nominee) -> None:
-        """Removes the node from the pod's status, if we wrote it and the pod is not bound.
+        """Remove the node from the pod's status, if we wrote it and the pod is not bound.
 
         kube-scheduler counts a nominated pod as if it were on the node, and keeps the nomination of a pod that may not
-        preempt: such a pod would keep others away for as long as it waits.
+        preempt: such a pod would block others for as long as it is pending.
         """
         if self._is_slow(stale.pod.namespace):
             self._nominator.restore_stale(stale)
@@ -121,7 +124,9 @@ class NominationWriter:
             self._pause_namespace("cannot take a nominated node back", stale.pod, error)
 
     def _write_node(self, pod: PodRef, version: str, node: str | None) -> None:
-        """Writes the node into the pod's status (None: removes it) if the pod is of this version. Raises KubeError."""
+        """Write the node into the pod's status (None: remove it) if the pod has this resourceVersion. Raises
+        KubeError.
+        """
         change = {
             "metadata": {"uid": pod.uid, "resourceVersion": version},
             "status": {"nominatedNodeName": node},
@@ -148,7 +153,7 @@ class NominationWriter:
         _log.warning(message, pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _is_slow(self, namespace: str) -> bool:
-        """Whether writes to pods of the namespace have taken long a moment ago, and would keep threads from others."""
+        """Whether a recent write to a pod of the namespace was slow, so that further ones would occupy the threads."""
         with self._lock:
             return self._slow.get(namespace, float("-inf")) > self._clock.now()
 
@@ -160,7 +165,7 @@ class NominationWriter:
 
 
 def _log_errors(do: Callable[[Nominee], None], nominee: Nominee) -> None:
-    """Nobody reads what a thread raises."""
+    """Call `do`, and log what it raises."""
     try:
         do(nominee)
     except Exception:  # noqa: BLE001 - the outermost frame of a thread's work

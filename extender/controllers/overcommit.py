@@ -1,11 +1,12 @@
-"""Evicts the later of two pods that were given the same room, if it has not started yet.
+"""Evicts the later of two pods that were given the same memory of a card, if it has not started yet.
 
-Two Bindings of ours never do that (design 0011); a Binding of somebody else may, or one that a wrong clock or a person
-let through. Pods that were bound to its node under another name hold a card, too. They are not
-evicted, so that a node which was taken over cannot get the pods of another node evicted by what it reports. The node
-starts nothing beyond what the card has, so the later pod would wait there for ever. The state
-suspects a node as soon as the watch shows both pods. Some seconds later the pods are read anew, since it takes a moment
-until a started pod is marked as started; the eviction names the version of the pod.
+Two Bindings of ours never do that (docs/design/0011-fencing.md); a Binding by another program may, or one that a wrong
+clock or a person made possible. The node starts nothing beyond what the card has, so the later pod would wait there for
+ever. Pods that were bound to the node under its former name count, too. They are not evicted, so that an attacker who
+controls a node cannot have the pods of another node evicted by false reports.
+
+The state suspects a node as soon as the watch shows both pods. `_SETTLE_SECONDS` later the pods are read again, since a
+started pod is marked as started a moment after its start. The eviction names the pod's resourceVersion.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ _SETTLE_SECONDS = 3.0  # seconds from a suspicion to a look
 
 
 class _Holder(NamedTuple):
-    """A bound pod as it is now. `since`: when it was bound."""
+    """A bound pod as read from the API server. `since`: when it was bound."""
 
     pod: PodRef
     version: str
@@ -44,7 +45,10 @@ class _Holder(NamedTuple):
 
 
 class OvercommitController:
-    """`active`: whether this extender leads and all lists are complete. All methods belong to one thread."""
+    """Resolves the nodes of `State.take_overcommitted`. All methods belong to one thread.
+
+    active: returns whether this extender leads and all lists are complete.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,7 @@ class OvercommitController:
         self._backoffs: dict[str, Backoff] = {}
 
     def step(self) -> None:
-        """One round."""
+        """Check the nodes that are due, and evict pods from overcommitted cards."""
         if not self._active():
             return  # the state keeps the suspicion until this extender leads
         now = self._clock.now()
@@ -136,7 +140,7 @@ class OvercommitController:
         )
 
     def _evict(self, victim: _Holder, node: str, uuid: str) -> None:
-        """Raises KubeError, Conflict where the pod has changed: it may have started."""
+        """Evict the pod. Raises KubeError; Conflict if the pod has changed: it may have started."""
         pod = victim.pod
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid, version=victim.version)
@@ -161,7 +165,7 @@ def _parse_nanoseconds(text: str | None) -> int:
 
 
 def _bound_at(pod: Json) -> str:
-    """When the pod was bound, to the second, as the API server says."""
+    """When the pod was bound, to the second, by the API server's clock; "" if unknown."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     times = (condition.get("lastTransitionTime") for condition in conditions if condition["type"] == "PodScheduled")
     return str(next(times, None) or "")

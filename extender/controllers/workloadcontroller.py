@@ -1,7 +1,8 @@
-"""Keeps the engine of the scored policies ready: makes it, lets it learn the workload, computes scores beforehand, and
-saves the workload in a ConfigMap, so that it outlives this process (docs/design/0008-policies.md).
+"""Keeps the engine of the scored policies ready.
 
-It has a thread of its own: learning takes a tenth of a second, and nothing waits for it.
+It makes the engine, lets it learn the workload, computes scores beforehand, and saves the workload in a ConfigMap, so
+that it outlives this process (docs/design/0008-policies.md). It has a thread of its own: learning takes a tenth of a
+second, and no other work waits for it.
 """
 
 from collections.abc import Callable
@@ -27,8 +28,11 @@ _NO_LIMITS = CardLimits()
 
 
 class WorkloadController:
-    """`leads`: whether this extender leads; only the leader writes. `policy` and `limits`: those of the settings,
-    written into the ConfigMap for people and the command line. All methods belong to one thread.
+    """Keeps the engine of `State.policies`. All methods belong to one thread.
+
+    namespace: of the ConfigMap.
+    leads: returns whether this extender leads; only the leader writes.
+    policy, limits: settings that are written into the ConfigMap, for people and the command line.
     """
 
     def __init__(
@@ -58,7 +62,9 @@ class WorkloadController:
         self._save_at = float("-inf")  # not before
 
     def step(self) -> None:
-        """One round."""
+        """Publish the settings, and if a scored policy is requested: restore, learn and save the workload, and compute
+        scores.
+        """
         leads = self._leads()
         self._keep_published(leads=leads)
         scored = self._state.policies
@@ -82,7 +88,7 @@ class WorkloadController:
             self._save_asks(scored.dump_workload())
 
     def _learn(self) -> bool:
-        """Learns the workload. Returns whether there was something to learn."""
+        """Learn the workload. Returns whether there was anything to learn from."""
         from cardwise.core.placement.scored.workload import learn  # noqa: PLC0415 - see above
 
         sample = self._state.policies.learning_input()
@@ -97,8 +103,9 @@ class WorkloadController:
             self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
     def _keep_published(self, *, leads: bool) -> None:
-        """Publish the settings at the beginning of a term, and again if somebody has removed or changed them since.
-        After a failure it is tried again in the 2nd, 4th, 8th round and so on.
+        """Publish the settings when this extender begins to lead, and again if they were removed or changed since.
+
+        After a failure it is tried again in the 2nd, 4th, 8th call and so on.
         """
         if self._clock.now() >= self._compare_at:
             self._published = False
@@ -111,7 +118,7 @@ class WorkloadController:
             self._compare_at = self._clock.now() + _COMPARE_SECONDS if self._published else float("inf")
 
     def _publish(self) -> bool:
-        """Writes the settings. Returns whether they are there now."""
+        """Write the settings. Returns whether the ConfigMap has them now."""
         try:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
             known = saved.get("data") or {}
@@ -124,7 +131,7 @@ class WorkloadController:
         return self._settings.items() <= known.items() or self._save(self._settings)
 
     def _restore(self) -> bool:
-        """Reads the saved workload. Returns whether it was read, or there is none."""
+        """Read the saved workload. Returns False if it could not be read, so that it must be tried again."""
         from cardwise.core.placement.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
 
         try:
