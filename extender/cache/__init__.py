@@ -1,21 +1,23 @@
 """The cache: what nodes report, what pods hold or may come to hold, and the ledger of cards that follows.
 
-Comes in: records, and what filter and bind decide. Goes out: where a pod fits, what is free, and what is kept for whom.
+Comes in: records, and what filter and bind decide. Goes out: where a pod fits, what is free, and what is reserved for
+which pod.
 
-`extender.state` holds the one lock. Only `longsearch` and `scoredpolicies` take it by themselves.
+`extender.state` holds the one lock. Only `longsearch` and `scoredpolicies` take it themselves.
 
-    reservations    who has room on which cards: one row for each pod, with the life of a row. Read this first
-    nominations     which cards are kept for which pod after a preemption
+    reservations    which pod has which cards: one row for each pod, and the life of a row. Read this first
+    nominations     which cards are reserved for which pod after a preemption
     nominated       those cards as holdings, for a placement that must not use them; the search for victims
     gangcards       the cards of the gang reservation as holdings, for a placement that must not use them
     capacity        applies each change of a row to the ledger and the nodes' totals, and requeues pods when capacity
                     is freed
     cache           makes these; checks a plan again at bind
-    placing         asks the placement engine for one pod; `longsearch`: the same for pods of several claims, in turns
+    placing         asks the placement engine for one pod; `longsearch`: the same for pods with several card requests,
+                    in turns
     scoredpolicies  the engine of the scored policies, made when it is first needed
     inventory       what nodes report of cards and devices
     membership      which ResourceClasses each card is in
     nodeload        cpu, memory and number of pods of each node
     quotas          GPUQuotas by namespace, and what they leave
-    statelock       the lock, which tells how long it has been held; `yielding`: long work under it in short slices
+    statelock       the lock, which measures how long it is held; `yielding`: long work under it in short slices
 """

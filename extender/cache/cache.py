@@ -1,6 +1,6 @@
-"""The books that filter and bind decide by, made and brought up to date together, and the questions about several.
+"""Makes the parts of the cache, and answers what needs several of them.
 
-A share is held while its pod exists and is not finished, then while its node reports it or until a grace time is over
+A share is held while its pod exists and is not finished, then while its node reports it or until a grace period is over
 (docs/design/0001-contracts.md). Not thread-safe: the state locks.
 """
 
@@ -24,7 +24,10 @@ from extender.queue.schedulingqueue import SchedulingQueue
 
 
 class Cache:
-    """`capacity` follows each change of `reservations`, which knows what nodes report from `inventory`."""
+    """The parts of the cache.
+
+    `capacity` follows each change of `reservations`, which reads what nodes report from `inventory`.
+    """
 
     def __init__(self, ledger: Ledger, patience: Timeouts, clock: Clock) -> None:
         self.ledger = ledger
@@ -41,15 +44,18 @@ class Cache:
         return self.limits.headroom(self.ledger, namespace)
 
     def headroom_without(self, namespace: str, uid: str) -> list[Headroom]:
-        """As `headroom`, without what this pod holds."""
+        """What quotas leave to the namespace if this pod's own holding does not count."""
         if not self.limits.has_quota(namespace):
             return []
         with self.excluding(uid):
             return self.headroom(namespace)
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
-        """No card has enough room for this pod: it waits for room that kube-scheduler may not see. `since`: the value
-        of `room.freed` when the search began; if room has come since then, the pod is tried again.
+        """Record that no card has enough capacity for this pod, so that it waits for capacity that kube-scheduler may
+        not see.
+
+        since: the value of `Capacity.freed_count` when the search began; if capacity was freed since, the pod is
+            requeued.
         """
         self.queue.mark_refused(uid)
         if uid and since is not None and since != self.capacity.freed_count:
@@ -60,8 +66,10 @@ class Cache:
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
-        """Whether a plan is still good. Its cards are there, take shares, have the room, are of the requested class,
-        and their MPS admits the pod; its devices are there and free; and no quota forbids it.
+        """Whether a plan still holds.
+
+        Its cards must be there, take shares, have the capacity and the requested class, and their MPS must admit the
+        pod; its devices must be there and free; and no quota may forbid it.
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
@@ -87,7 +95,9 @@ class Cache:
             return not placement.exceeded(self.ledger, planned, headroom)
 
     def count_cards(self) -> None:
-        """Tells the ledger of changed cards. Late, because at the start cards come one by one, by thousands."""
+        """Update the ledger with the changed cards. This is done late, because at the start cards come one by one, by
+        thousands.
+        """
         for node, cards, devices in self.inventory.changes():
             others = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
             self.capacity.mark_cards_changed(node, others)

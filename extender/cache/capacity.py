@@ -1,8 +1,9 @@
-"""What nodes have room for: the ledger of cards and the sums of cpu and memory, and who is woken when room comes.
+"""The capacity of nodes: the ledger of cards, the totals of cpu and memory, and which pods are requeued when it is
+freed.
 
-What pods hold or are to hold comes from the table of reservations and from what nodes report (`reservations`); pods
-that run and the nodes themselves are counted as `State` hears of them, cards by `Cache.count_cards`. A what-if changes
-ledger and sums for a moment and takes that back. Not thread-safe: the state locks.
+What pods hold or will hold comes from the table of reservations and from the reports of nodes (`reservations`); `State`
+adds running pods and nodes, and `Cache.count_cards` cards. A what-if changes ledger and totals for a moment and reverts
+that. Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection
@@ -17,7 +18,7 @@ RESERVED: Final = "reserved"  # mark of what is reserved for a pod that kube-sch
 
 
 class Capacity:
-    """`freed_count` counts how often room may have come."""
+    """The capacity of all nodes. `freed_count` counts how often capacity may have been freed."""
 
     def __init__(self, ledger: Ledger, loads: NodeLoads, queue: SchedulingQueue) -> None:
         self.ledger = ledger
@@ -28,7 +29,10 @@ class Capacity:
         self._moved: set[str] = set()
 
     def set_holding(self, uid: str, current: Holding | None, *, seen: bool) -> None:
-        """The pod holds this now. `seen`: kube-scheduler sees the cause itself."""
+        """Set what the pod holds now.
+
+        seen: kube-scheduler sees the cause itself, and requeues pods without us.
+        """
         before = self.ledger.holding(uid)
         if current is None:
             self.ledger.release(uid)
@@ -47,26 +51,32 @@ class Capacity:
                 free(node, seen=seen)  # the pod's card is on another node than the pod
 
     def set_planned(self, uid: str, planned: Placed | None) -> None:
-        """What the pod will take of cpu and memory counts there; None: no more, where it was planned."""
+        """Count the cpu and memory that the pod will take on a node. None: stop counting a plan."""
         if planned is not None:
             self.loads.plan(uid, planned)
         else:
             self.loads.unplan([uid])
 
     def mark_freed(self, node: str = "", *, seen: bool = False) -> None:
-        """There may be room on this node; "": on any node. `seen`: kube-scheduler sees the cause itself."""
+        """Requeue pods: capacity may have been freed on this node, "" for any node.
+
+        seen: kube-scheduler sees the cause itself, and requeues pods without us.
+        """
         self.queue.requeue_all(node, seen=seen)
         self.freed_count += 1
 
     def mark_capacity_freed(self, node: str = "", *, seen: bool = False) -> None:
-        """As `mark_freed`, where the planner of gangs needs no new offers of kube-scheduler: a pod has given back
-        what it had, or the gang reservation has.
+        """As `mark_freed`, if the planner of gangs needs no new offers of kube-scheduler: a pod or the gang reservation
+        has given back what it had.
         """
         self.queue.on_capacity_freed(node, seen=seen, can_preempt=self.loads.has_victims)
         self.freed_count += 1
 
     def mark_cards_changed(self, node: str, others: Collection[str] = ()) -> None:
-        """The node's cards have changed. `others`: nodes on which pods count otherwise by that: a card has moved."""
+        """Record that the node's cards have changed.
+
+        others: nodes whose pods count differently now, because a card has moved.
+        """
         self._changed.add(node)
         if others:
             self._changed.update(others)

@@ -1,8 +1,8 @@
 """The cards of the gang reservation, as holdings. The ledger has them only while a later pod is placed.
 
-`gangs.reservation` chooses the gang and the cards. A card may still be in use: then the holding and what others hold
-there sum to more than the card, so nothing of what they free goes to a later pod until the gang could have its part.
-Not thread-safe: the state locks.
+`gangs.reservation` chooses the gang and the cards. A card may still be in use: then the reservation and the other
+holdings exceed the card, so nothing that pods free there goes to a later pod until the gang could have its part. Not
+thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -17,9 +17,9 @@ _NOTHING: Mapping[str, list[Holding]] = {}
 
 
 def comes_after(rank: Rank, namespace: str, gang: Gang) -> bool:
-    """Whether a pod or gang of this rank and namespace has to leave the gang its reservation.
+    """Whether the gang's reservation counts against a pod or gang of this rank and namespace.
 
-    `cardwise.dev/queue-priority`, which every user may set, orders the pods of one namespace only; between namespaces
+    Every user may set `cardwise.dev/queue-priority`, so it orders the pods of one namespace only; between namespaces
     the pods' priority and age decide.
     """
     first = gang.rank()
@@ -38,8 +38,8 @@ class GangCards:
         self._by_node: Mapping[str, list[Holding]] = _NOTHING
 
     def reserve(self, gang: Gang | None, holdings: Iterable[Holding] = ()) -> bool:
-        """Reserves this for the gang, in place of what was reserved before. Returns whether something of that is not
-        reserved any more.
+        """Replace the reservation by these holdings for the gang. Returns whether some of the former holdings are
+        released.
         """
         before, by_node = self._by_node, dict[str, list[Holding]]()
         for holding in holdings if gang is not None else ():
@@ -49,18 +49,18 @@ class GangCards:
         return any(holding not in by_node.get(node, ()) for node, some in before.items() for holding in some)
 
     def nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
-        """The nodes where something is reserved that a pod or gang of this rank and namespace must leave."""
+        """The nodes with reserved cards that a pod or gang of this rank and namespace must not use."""
         gang = self._gang
         if gang is None or uid in gang.members or gang.plan or gang.ran or not comes_after(rank, namespace, gang):
             return ()
         return self._by_node.keys()
 
     def holdings_on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:
-        """What is reserved on the node that the pod must leave."""
+        """The reserved holdings on the node that the pod must not use."""
         return self._by_node[node] if node in self.nodes(rank, namespace, uid) else []
 
     def node_with(self, name: str) -> NodeState | None:
-        """The node with what is reserved there: a copy."""
+        """A copy of the node with the reserved holdings; None if there is no such node."""
         state = self._ledger.node(name)
         if state is None:
             return None

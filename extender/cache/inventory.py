@@ -1,7 +1,6 @@
 """What nodes report: their cards and devices, what vanished pods still hold on them, and the classes that they are in.
 
-It only remembers, and knows nothing of live pods; `reservations` decides what counts. Not thread-safe: the state
-locks.
+It only records, and knows nothing of live pods; `reservations` decides what counts. Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,8 +31,12 @@ class Report(NamedTuple):
 
 
 class CardUpdate(NamedTuple):
-    """What has changed in a card's report: shares to look at again, because they are new or different, or because the
-    card has left the node that had reported them; shares that its node reports no more; and what in it is not believed.
+    """What has changed in a card's report.
+
+    reported: shares to count again, because they are new or different, or because the card has left the node that had
+        reported them.
+    withdrawn: shares that the node reports no more.
+    problem: what in the report is ignored and why, or "".
     """
 
     reported: Collection[Report]
@@ -42,7 +45,7 @@ class CardUpdate(NamedTuple):
 
 
 class Inventory:
-    """By the names of the ExtendedResources. Cards and devices count while their node exists."""
+    """Cards, devices and classes, by the names of their objects. Cards and devices count while their node exists."""
 
     def __init__(self) -> None:
         self.nodes: set[str] = set()
@@ -64,7 +67,7 @@ class Inventory:
         self._changed.add(name)
 
     def set_card(self, name: str, card: CardRecord) -> CardUpdate:
-        """The card is so now."""
+        """Update the card from its record. Returns what has changed."""
         before = self._cards.get(name)
         former: Collection[Report] = ()
         if before is not None and before.node != card.node:
@@ -98,7 +101,7 @@ class Inventory:
         return CardUpdate({*former, *updated}, gone, problem)
 
     def remove_card(self, name: str) -> Collection[Report]:
-        """The card is no more. Returns what it had reported."""
+        """Remove the card. Returns what it had reported."""
         card = self._cards.get(name)
         if card is None:
             return ()
@@ -111,12 +114,12 @@ class Inventory:
         return name in self._cards
 
     def has_env_access(self, node: str, assignment: Assignment) -> bool:
-        """Whether the node gives these cards by environment only, without CDI."""
+        """Whether the node gives these cards by environment variables only, without CDI."""
         records = (self._cards.get(extended_resource_name(share.uuid)) for share in assignment.shares())
         return any(record is not None and record.node == node and record.env_access for record in records)
 
     def set_class(self, resource_class: ResourceClass) -> bool:
-        """The class is so now. Returns whether cards may be in other classes now; `changes` says which."""
+        """Update the class. Returns whether cards may be in other classes now; `changes` returns which."""
         before = self._classes.get(resource_class.name)
         self._classes[resource_class.name] = resource_class
         if _selection_key(before) == _selection_key(resource_class):
@@ -125,7 +128,7 @@ class Inventory:
         return True
 
     def remove_class(self, name: str) -> bool:
-        """The class is no more. Returns whether cards may be in other classes now."""
+        """Remove the class. Returns whether cards may be in other classes now."""
         if _selection_key(self._classes.pop(name, None)) is None:
             return False
         self._reclassify = True
@@ -134,7 +137,7 @@ class Inventory:
     def changes(self) -> Iterator[tuple[str, list[Card], list[Device]]]:
         """The nodes whose cards or devices have changed since the last call, each with all its cards and devices.
 
-        Classes come by the hundred at the start: which cards they select is found out here, once for all of them.
+        At the start classes come by the hundred: which cards they select is computed here, once for all of them.
         """
         if self._reclassify:
             self._reclassify = False
@@ -165,15 +168,17 @@ class Inventory:
         return bool(self._node_reports.entries_of(uid, node))
 
     def reported_holding(self, uid: str, node: str) -> Holding | None:
-        """What the node's cards report of a pod."""
+        """What the node's cards report of a pod, as one holding; None for nothing."""
         return self._summed(uid, node, self._node_reports)
 
     def recorded_holding(self, uid: str, node: str) -> Holding | None:
-        """What a former leader has noted in the status of the node's cards for a pod whose object is gone."""
+        """What a former leader recorded, in the status of the node's cards, for a pod whose object is gone; None for
+        nothing.
+        """
         return self._summed(uid, node, self._recorded)
 
     def _summed(self, uid: str, node: str, reports: "_ShareReports") -> Holding | None:
-        """What all cards of the node say of the pod, as one holding."""
+        """What all cards of the node report of the pod, as one holding."""
         shares: dict[str, list[CardShare]] = {}
         devices: dict[str, list[DeviceShare]] = {}
         namespace = name = ""
@@ -225,19 +230,19 @@ class Inventory:
 
 
 class _ShareReports:
-    """What cards say of pods, by pod: a new report costs its own length, however long the other reports are."""
+    """The reported shares, by pod: replacing a report costs its own length, however long the other reports are."""
 
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, dict[str, Sequence[ShareRecord]]]] = {}  # and by node and name of the card
 
     def entries_of(self, uid: str, node: str) -> Mapping[str, Sequence[ShareRecord]]:
-        """By the names of cards."""
+        """The reported shares of a pod on a node, by the names of the cards."""
         return self.by_uid.get(uid, {}).get(node, {})
 
     def replace(
         self, name: str, node: str, before: Iterable[ShareRecord], now: Iterable[ShareRecord]
     ) -> tuple[Collection[Report], Collection[Report]]:
-        """The card says this, in place of what it said before. Returns what is new or different, and what is gone."""
+        """Replace the shares that the card reports. Returns what is new or different, and what is gone."""
         last, current = _grouped(before), _grouped(now)
         changed = {uid: entries for uid, entries in current.items() if last.get(uid) != entries}
         for uid, entries in changed.items():
@@ -261,8 +266,10 @@ def _grouped(shares: Iterable[ShareRecord]) -> dict[str, list[ShareRecord]]:
 
 
 def _selection_key(resource_class: ResourceClass | None) -> object:
-    """The parts of a class that say which cards are in it, and how they rank. None where its object says nothing: there
-    is no object, or Cardwise wrote it, and then the cards of its model are in it anyway.
+    """The parts of a class that decide which cards are in it, and how they rank.
+
+    None if its object does not matter: there is none, or Cardwise wrote it, and then the cards of its model are in it
+    anyway.
     """
     return (
         None

@@ -1,8 +1,8 @@
-"""The search for a place for pods of several claims, in many turns at the state.
+"""The search for a place for pods with several card requests, in many turns at the state's lock.
 
-For such pods each node is searched by itself, which for thousands of nodes takes longer than others may wait for the
-state. At the last turn a result of an earlier turn may be outdated. So the last turn takes the first of the best nodes
-that still takes the pod (`Placing`), and the decision is right when it is reserved.
+For such pods each node is searched by itself, which for thousands of nodes takes longer than other callers may wait for
+the lock. A result of an earlier turn may be outdated in the last turn. So the last turn takes the first of the best
+nodes that still takes the pod (`Placing`), and the decision is right when the cards are reserved.
 """
 
 from typing import Final
@@ -22,7 +22,7 @@ FEW: Final = 16  # nodes that are searched in one turn; and the best ones that t
 
 
 class LongSearch:
-    """May be called from any thread, without the lock."""
+    """Searches in turns. Any thread may call it, without the lock."""
 
     def __init__(self, lock: StateLock, cache: Cache, placing: Placing, clock: Clock) -> None:
         self._lock = lock
@@ -31,7 +31,9 @@ class LongSearch:
         self._clock = clock
 
     def search(self, wanted: PlacementRequest) -> PlacementRequest:
-        """The same with the results of all nodes, if the search takes more than one turn."""
+        """Search all nodes for the pod, if that takes more than one turn. Returns the request with the results, else as
+        it was.
+        """
         if len(wanted.nodes) <= FEW or not fitting.has_several_claims(wanted.request):
             return wanted
         nodes, effort = list(dict.fromkeys(wanted.nodes)), SearchEffort()

@@ -1,8 +1,8 @@
 """Which ResourceClasses each card and device is in, for all of a cluster at once.
 
-The core's classifier answers for one card; this module makes it cheap for 40,000. Selectors that ask about the same
-labels are one group, and a group is asked once for all cards that are equal in those labels. So a class that names
-nodes does not make each card a case of its own for the classes that name models.
+The core's classifier answers for one card; this module makes it cheap for 40,000. Selectors that read the same labels
+form a group, and a group is computed once for all cards with equal values of those labels. So a class that names nodes
+does not make each card a case of its own for the classes that name models.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -46,9 +46,9 @@ NO_CLASSES = CardClasses(frozenset(), 0)
 
 
 class ClassMembership:
-    """Answers which of the classes `classes_of` a card is in, and remembers the answers.
+    """Computes the classes of a card, and remembers the results.
 
-    Equal answers are one object, that of `known` if it is there: so 40,000 of them are compared by their addresses.
+    Equal results are one object, taken from `known` if it is there: so 40,000 of them are compared by their addresses.
     """
 
     def __init__(self, resource_classes: Iterable[ResourceClass], known: Iterable[CardClasses] = ()) -> None:
@@ -79,7 +79,7 @@ class ClassMembership:
         return member
 
     def _shared(self, member: CardClasses) -> CardClasses:
-        """The one object for all that are equal."""
+        """The one object that stands for all equal ones."""
         if len(self._same) >= _REMEMBERED:
             self._members.clear()
             self._same = {NO_CLASSES: NO_CLASSES}
@@ -87,7 +87,7 @@ class ClassMembership:
 
 
 class _Group:
-    """Classes whose selectors ask about the same labels."""
+    """Classes whose selectors read the same labels."""
 
     def __init__(self, keys: frozenset[str], together: list[ResourceClass]) -> None:
         self._reads = [_BUILT_IN.get(key) or _read_label(key) for key in sorted(keys)]

@@ -1,7 +1,8 @@
-"""CPU, memory and pod counts of all nodes: what they have, and what the pods on them ask (`cardwise.kube.pods.loads`).
+"""CPU, memory and pod counts of all nodes: what they have, and what the pods on them request
+(`cardwise.kube.pods.loads`).
 
 Counted by requests, as kube-scheduler does. Gangs need it, since a gang is planned before kube-scheduler has seen all
-of its members; preemption needs it to know who is on a node. Not thread-safe: the state locks.
+of its members; preemption needs it for the pods of a node. Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -38,13 +39,15 @@ class NodeLoads:
         self._watched: list[set[str]] = []  # see `watch`
 
     def watch(self) -> set[str]:
-        """The nodes for which `free_load` has changed, at first all. The caller empties the set when it has read it."""
+        """A set that receives the nodes for which `free_load` changes, at first all. The caller empties it
+        after reading.
+        """
         watched = set(self._nodes)
         self._watched.append(watched)
         return watched
 
     def set_node(self, name: str, record: NodeRecord, now: float) -> None:
-        """The node is so now."""
+        """Update the node."""
         before = self._nodes.get(name)
         if before != record:
             if not record.offers_shares:
@@ -56,7 +59,7 @@ class NodeLoads:
             self._mark_changed(name)
 
     def reopen_steady(self, now: float) -> bool:
-        """Nodes whose slots have stayed for long enough get pods again. Returns whether there are some."""
+        """Open nodes whose slots have been back for `STEADY_SECONDS`. Returns whether there are any."""
         steady = [name for name, since in self._slots_since.items() if now - since >= STEADY_SECONDS]
         for name in steady:
             del self._slots_since[name]
@@ -70,12 +73,12 @@ class NodeLoads:
         self._mark_changed(name)
 
     def set_pod(self, key: str, placed: Placed) -> None:
-        """The pod is on its node."""
+        """Count the pod on its node."""
         self._planned.discard(key)
         self._set_pod(key, placed)
 
     def remove_pod(self, key: str) -> None:
-        """The pod takes nothing any more."""
+        """Stop counting the pod."""
         self._planned.discard(key)
         before = self._pods.pop(key, None)
         if before is not None:
@@ -85,18 +88,20 @@ class NodeLoads:
             self.freed_count += 1
 
     def mark_unbound(self, key: str) -> None:
-        """The API server shows the pod without a node. What is planned for it stays counted."""
+        """Stop counting the pod where it was bound: the API server shows it without a node. What is planned for it
+        still counts.
+        """
         if key in self._pods and key not in self._planned:
             self.remove_pod(key)
 
     def plan(self, key: str, placed: Placed) -> None:
-        """The pod will be on this node, unless it is on one already."""
+        """Count the pod on the node of its plan, unless it is on a node already."""
         if key not in self._pods or key in self._planned:
             self._planned.add(key)
             self._set_pod(key, placed)
 
     def unplan(self, keys: Iterable[str]) -> None:
-        """These pods are planned no more; those that are on their nodes stay counted."""
+        """Stop counting these pods where they are planned; those that are on their nodes still count."""
         for key in keys:
             if key in self._planned:
                 self.remove_pod(key)
@@ -105,9 +110,13 @@ class NodeLoads:
     def what_if(
         self, *, unplanned: Iterable[str] = (), gone: Iterable[str] = (), there: Iterable[Placed] = ()
     ) -> Iterator[None]:
-        """Context: these pods take nothing, `unplanned` where they are planned and `gone` wherever they are; the pods
-        of `there` are there too. Afterwards all is as before, also after an exception. Nothing else may happen to these
-        pods inside.
+        """Context: some pods do not count, others do. Afterwards, also after an exception, all is as before.
+
+        unplanned: pods that do not count where they are planned.
+        gone: pods that do not count at all.
+        there: pods that count in addition.
+
+        These pods must not change inside the context.
         """
         changes = [(self._pods[key], -1) for key in unplanned if key in self._planned]
         changes += [(self._pods[key], -1) for key in gone]
@@ -121,7 +130,7 @@ class NodeLoads:
                 self._count(placed, -sign)
 
     def free_load(self, node: str) -> Load | None:
-        """What the node has for further pods; None where there is no such node."""
+        """The cpu, memory and pods that the node has left; None if there is no such node."""
         record = self._nodes.get(node)
         if record is None:
             return None
@@ -131,35 +140,35 @@ class NodeLoads:
         return allocatable.add(used, -1)
 
     def load_of(self, key: str) -> Load:
-        """What the pod takes."""
+        """What the pod takes of its node."""
         placed = self._pods.get(key)
         return placed.load if placed is not None else Load(0, 0, 0)
 
     def names(self) -> Collection[str]:
-        """The nodes that pods may be put on."""
+        """The nodes that take pods now."""
         return [name for name, record in self._nodes.items() if record.open and self.offers_shares(name)]
 
     def is_open(self, node: str) -> bool:
-        """Whether pods may be put on it."""
+        """Whether the node takes pods now."""
         record = self._nodes.get(node)
         return record is not None and record.open and self.offers_shares(node)
 
     def is_unavailable(self, node: str) -> bool:
-        """Whether pods cannot be put on it before somebody mends it: it is gone, closed, or its kubelet is away."""
+        """Whether the node takes no pods until it is repaired: it is gone, closed, or its kubelet is unreachable."""
         record = self._nodes.get(node)
         return (
             record is None or not record.open or any(taint.key in _UNREACHABLE_TAINTS for taint in record.ground.taints)
         )
 
     def offers_shares(self, node: str) -> bool:
-        """Whether the node has slots for shares, as far as is known, and for `STEADY_SECONDS` seconds if it had none
-        before.
+        """Whether the node has slots for shares. True if unknown; False until slots that were missing are back for
+        `STEADY_SECONDS`.
         """
         record = self._nodes.get(node)
         return record is None or (record.offers_shares and node not in self._slots_since)
 
     def pods_on(self, node: str) -> Iterator[tuple[str, Placed]]:
-        """Keys and pods of a node, those that are planned there included."""
+        """Keys and pods of a node, including those that are planned there."""
         return ((key, self._pods[key]) for key in sorted(self._on.get(node, ())))
 
     def has_victims(self, priority: int) -> bool:
@@ -177,7 +186,7 @@ class NodeLoads:
         return nodes & self._terminating.keys()
 
     def get(self, key: str) -> Placed | None:
-        """Where the pod is, or is planned."""
+        """The pod with its node, or with the node of its plan."""
         return self._pods.get(key)
 
     def _set_pod(self, key: str, placed: Placed) -> None:

@@ -1,4 +1,4 @@
-"""Cards that are kept for nominated pods, as holdings. The ledger has them only while a later pod is placed.
+"""Cards that are reserved for nominated pods, as holdings. The ledger has them only while a later pod is placed.
 
 If this extender has answered the preemption, it knows the cards. If another extender has, only the node is known, from
 the pod's status: then the cards are those that the pod would get once the terminating pods are gone. Not thread-safe:
@@ -30,7 +30,9 @@ _NO_BUDGETS: Final = Budgets()
 
 
 class Nominated(NamedTuple):
-    """What is kept for a nominated pod on a node: cards, cpu and memory, and the victims that are evicted for it."""
+    """What is reserved for a nominated pod on a node: cards, cpu and memory, and the victims that are evicted
+    for it.
+    """
 
     holding: Holding
     load: Load
@@ -38,7 +40,10 @@ class Nominated(NamedTuple):
 
 
 class NominatedPods:
-    """`policy`: of placement, for pods that name none."""
+    """The holdings of nominated pods, and the search for victims.
+
+    policy: the placement policy of pods that name none.
+    """
 
     def __init__(self, cache: Cache, policy: str = policies.DEFAULT) -> None:
         self.budgets = Budgets()
@@ -47,19 +52,22 @@ class NominatedPods:
         self._nominations = cache.reservations.nominations
 
     def nodes(self, own: Collection[str], priority: int) -> set[str]:
-        """The nodes where something is kept from pods of this priority, except for `own`."""
+        """The nodes where cards are reserved from pods of this priority, except for `own`."""
         return {node for _, node, _ in self._nominations.reserved_from(own, priority)}
 
     def unknown(self) -> list[str]:
-        """The nodes where it is not known yet which cards are kept: another extender has answered the preemption."""
+        """The nodes where the reserved cards are not known yet, because another extender has answered the
+        preemption.
+        """
         every = self._nominations.reserved_from((), LOWEST)
         return list(dict.fromkeys(node for _, node, place in every if place.assignment is None))
 
     @contextmanager
     def reserving(self, own: Collection[str], priority: int, on: Collection[str] | None = None) -> Iterator[None]:
-        """Context: the ledger also holds the cards that are kept from pods of this priority, except those for `own`.
+        """Context: the ledger also holds the cards that are reserved from pods of this priority, except those for
+        `own`.
 
-        `on`: only those on these nodes. It costs 0.05 ms for each nominated pod.
+        on: only the cards of these nodes; None: of all nodes. It costs 0.05 ms for each nominated pod.
         """
         if not len(self._nominations):
             yield
@@ -68,7 +76,10 @@ class NominatedPods:
             yield
 
     def reserved_on(self, on: Collection[str] | None, own: Collection[str], priority: int) -> list[Nominated]:
-        """What is kept on these nodes from pods of this priority, except for `own`. None: on all nodes."""
+        """What is reserved on these nodes from pods of this priority, except for `own`.
+
+        on: the nodes; None: all nodes.
+        """
         reserved = []
         for claimant, node, place in list(self._nominations.reserved_from(own, priority)):
             if (on is not None and node not in on) or self._cache.ledger.holding(claimant.uid) is not None:
@@ -87,9 +98,9 @@ class NominatedPods:
         return reserved
 
     def once_gone(self, claimant: WaitingPod, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
-        """What the pod gets on the node once its terminating pods and `gone` are gone; None where it does not fit.
+        """What the pod gets on the node once its terminating pods and `gone` are gone; None if it does not fit.
 
-        What is kept there for other nominated pods does not count: to find that out, this method is used.
+        What is reserved there for other nominated pods does not count: this method finds out what that is.
         """
         there = self._full(claimant, node, gone=gone)
         if there is None:
@@ -107,9 +118,12 @@ class NominatedPods:
         gone: Collection[str] = (),
         refused: Collection[str] | None = None,
     ) -> Victims | None:
-        """The victims on the node for the pod; None where no eviction helps. `chosen`: kube-scheduler's own victims;
-        `own`: pods whose kept cards this pod may use; `gone`: pods that go anyway. `refused`: pods that the Eviction
-        API has refused; None where it is not used.
+        """The victims on the node for the pod; None if no eviction helps.
+
+        chosen: kube-scheduler's own victims.
+        own: pods whose reserved cards this pod may use.
+        gone: pods that go anyway.
+        refused: pods that the Eviction API has refused. None: the Eviction API is not used.
         """
         priority = claimant.request.priority
         kept = self.reserved_on((node,), {claimant.uid, *own}, priority)
@@ -121,7 +135,9 @@ class NominatedPods:
         return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
 
     def exceeded_budgets(self, nodes: Iterable[str], uids: Collection[str]) -> int:
-        """How many evictions exceed disruption budgets if all these pods are evicted, which are on these nodes."""
+        """By how many evictions PodDisruptionBudgets are exceeded if all these pods, which are on these nodes, are
+        evicted.
+        """
         pods = [pod for node in nodes for _, pod in self._cache.loads.pods_on(node) if pod.uid in uids]
         counts = Counter(key for pod in pods for key in self.budgets.matching(pod.namespace, pod.labels))
         allowed = self.budgets.allowed(counts)
@@ -164,8 +180,12 @@ class NominatedPods:
         budgets: Budgets = _NO_BUDGETS,
         refused: Collection[str] | None = None,
     ) -> FullNode | None:
-        """The node as the search for victims takes it: its pods, and what is kept there. `gone`: pods that go in any
-        case. None where there is no such node.
+        """The node as the search for victims takes it: its pods, and what is reserved there. None if there is no such
+        node.
+
+        gone: pods that go in any case.
+        kept: what is reserved for other pods.
+        refused: see `who_goes`.
         """
         free = self._cache.loads.free_load(node)
         if free is None:
@@ -192,7 +212,7 @@ class NominatedPods:
         )
 
     def _as_it_would_be(self, node: str, uid: str, kept: Iterable[Nominated]) -> NodeState | None:
-        """The node with what is kept there, and without what the pod holds itself: a copy."""
+        """A copy of the node with what is reserved there, and without what the pod itself holds."""
         known = self._cache.ledger.node(node)
         if known is None:
             return None
@@ -206,7 +226,7 @@ class NominatedPods:
     def _residents(
         self, node: str, but: str, gone: Collection[str], budgets: Budgets, refused: Collection[str] | None
     ) -> list[Resident]:
-        """All pods on the node, except this one."""
+        """All pods on the node, except the pod `but`."""
         ledger, loads = self._cache.ledger, self._cache.loads
         residents, seen = [], {but}
         for key, placed in loads.pods_on(node):
@@ -232,6 +252,6 @@ class NominatedPods:
 
 
 def _resident(holding: Holding, gone: Collection[str]) -> Resident:
-    """A holding without a pod that could be evicted: a plan, or the share of a vanished pod."""
+    """A holding that cannot be evicted: a plan, or the share of a vanished pod."""
     going = holding.mark == MARKS[Phase.TERMINATING] or holding.uid in gone
     return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)

@@ -1,22 +1,22 @@
-"""Nominations: which cards are kept for which pod after a preemption, so that no later pod takes them.
+"""Nominations: which cards are reserved for which pod after a preemption, so that no later pod takes them.
 
 They are the second part of the table of reservations, which ends them with their pods (`reservations`). A pod can have
 a nomination and a reservation, since plans come and go while its victims terminate::
 
               preempt is answered              the pod's status names one of them
-    (none) ──────────────────────► several nodes ──────────────────────► one node ──► (none): bound, gone, kept for
-       │                                │                                 ▲   │       its time, nobody could be evicted
-       │                                ▼                                 │   └─► the Lease is lost: which cards is
-       │                   (none): not named in time, the Lease is lost   │       found out anew
+    (none) ──────────────────────► several nodes ──────────────────────► one node ──► (none): bound, gone, its time
+       │                                │                                 ▲   │       is over, the eviction failed
+       │                                ▼                                 │   └─► the Lease is lost: the cards are
+       │                   (none): not named in time, the Lease is lost   │       searched again
        └──────────────────────────────────────────────────────────────────┘
           the extender evicts, or a status names a node that another extender has answered
 
-What is kept is not in the ledger: it counts only against pods that come after the nominated one. kube-scheduler has its
-nominator beside its cache for the same reason.
+These cards are not in the ledger: they count only against pods that come after the nominated one. kube-scheduler has
+its nominator beside its cache for the same reason.
 
-kube-scheduler writes the node into the pod's status and counts the pod there in its own sums. Only the extender knows
-which card becomes free: it remembers its answer, and learns the node from the watch of pods, or from kube-scheduler's
-next call where the watch is behind. If another extender has answered the preemption, the cards are found anew. Not
+kube-scheduler writes the node into the pod's status and counts the pod there in its own totals. Only the extender knows
+which card becomes free: it remembers its answer, and reads the node from the watch of pods, or from kube-scheduler's
+next call if the watch is late. If another extender has answered the preemption, the cards are searched again. Not
 thread-safe: the state locks.
 """
 
@@ -39,7 +39,7 @@ KEPT = "nominated"  # the mark of what is kept
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Cards that are kept on a node for another member of the nominated pod's gang."""
+    """Cards that are reserved on a node for another member of the nominated pod's gang."""
 
     claimant: WaitingPod
     node: str
@@ -48,8 +48,11 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class NominatedPlace:
-    """The cards that a nominated pod gets on a node once `victims` are gone. `assignment`: None while they are not
-    known. `rest`: what is kept as long for other members of its gang, so that no victim is evicted in vain.
+    """The cards that a nominated pod gets on a node once `victims` are gone.
+
+    assignment: None while the cards are not known.
+    victims: the UIDs of the pods that are evicted for it.
+    rest: what is reserved as long for other members of its gang, so that no victim is evicted in vain.
     """
 
     assignment: Assignment | None = None
@@ -59,11 +62,16 @@ class NominatedPlace:
 
 @dataclass(slots=True, eq=False)
 class Nomination:
-    """`claimant`: the pod, as kube-scheduler sent it. `since`: when it was answered, or its node heard. `places`: by
-    node; several until it is known which of them kube-scheduler has taken. `named_node`: the node in the pod's status.
+    """The nodes where pods are evicted for a pod.
 
-    `ours`: the extender itself evicts, and kube-scheduler knows nothing of it. `read`: only the pod's status says it.
-    `unoffered`: since when kube-scheduler has offered the node no more.
+    claimant: the pod, as kube-scheduler sent it.
+    since: when preempt was answered, or the watch showed the node.
+    until: when the nomination ends.
+    places: by node; several until it is known which of them kube-scheduler has chosen.
+    named_node: the node in the pod's status.
+    ours: the extender itself evicts, and kube-scheduler does not know of it.
+    read: only the pod's status names the node: another extender has answered the preemption.
+    unoffered: since when kube-scheduler has not offered the node.
     """
 
     claimant: WaitingPod
@@ -77,7 +85,7 @@ class Nomination:
 
 
 class Nominations:
-    """All nominations, by pod. `loads`: which pods are still on a node."""
+    """All nominations, by pod. `loads`: which pods are on a node."""
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
@@ -92,16 +100,18 @@ class Nominations:
         return self._of.get(uid)
 
     def node(self, uid: str) -> str:
-        """The node where victims are evicted for the pod; "" where it is not certain which node that is."""
+        """The node where victims are evicted for the pod; "" while it is not certain which node that is."""
         nomination = self._of.get(uid)
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
 
     def places(self) -> dict[str, Mapping[str, NominatedPlace]]:
-        """All that is kept, by pod and node."""
+        """All that is reserved, by pod and node."""
         return {uid: nomination.places for uid, nomination in self._of.items()}
 
     def is_node_unknown(self, now: float) -> bool:
-        """Whether a pod was answered several nodes a moment ago, and it is not known which kube-scheduler has taken."""
+        """Whether a recent preempt call was answered with several nodes, and it is unknown which kube-scheduler has
+        chosen.
+        """
         return any(
             not nomination.named_node
             and len(nomination.places) > 1
@@ -110,11 +120,13 @@ class Nominations:
         )
 
     def asks_again(self, claimant: WaitingPod, now: float) -> bool:
-        """kube-scheduler asks about the pod again. Returns whether it may have taken a node of the last answer, and it
-        is not known which: then no pod may be evicted on other nodes.
+        """Record that kube-scheduler calls preempt for the pod again.
 
-        kube-scheduler writes what became of an answer into the pod before it asks again. But its own watch may be
-        behind, too: then the pod still has the version of the last answer, or victims are terminating already.
+        Returns whether it may have chosen a node of the last answer, and it is unknown which: then no pod may be
+        evicted on other nodes.
+
+        kube-scheduler writes its choice into the pod before it calls again. But its own watch may be late, too: then
+        the pod still has the version of the last answer, or victims are terminating already.
         """
         nomination = self._of.get(claimant.uid)
         if nomination is None or nomination.named_node:
@@ -127,7 +139,9 @@ class Nominations:
         return any(not self._stay(node, place.victims) for node, place in nomination.places.items())
 
     def answered(self, claimant: WaitingPod, places: Mapping[str, NominatedPlace], now: float) -> None:
-        """The answer for the pod offered these nodes; kube-scheduler takes one of them. Replaces what was before."""
+        """Record the nodes that preempt returned for the pod; kube-scheduler chooses one of them. Replaces an earlier
+        nomination.
+        """
         if not places:
             self._of.pop(claimant.uid, None)
             return
@@ -138,14 +152,14 @@ class Nominations:
         self._of[claimant.uid] = Nomination(claimant, now, until, dict(places), named_node)
 
     def add_own(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
-        """The extender itself has chosen the node."""
+        """Record the node that the extender itself has chosen."""
         self._of[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node, ours=True)
 
     def heard(self, claimant: WaitingPod, now: float) -> None:
-        """The pod waits, and its status names the node where it is nominated, or none.
+        """Record the node that the status of the pending pod names, if it names one.
 
-        Where it names none any more, kube-scheduler has found nothing to preempt: the victims may be gone and their
-        cards not free yet. So what is kept stays kept for its time.
+        If the status names no node any more, kube-scheduler has found no pod to preempt: the victims may be gone, and
+        their cards not free yet. So the cards stay reserved until the nomination's time is over.
         """
         nomination, node = self._of.get(claimant.uid), claimant.nominated
         if not node or self._over.get(claimant.uid) == node:
@@ -159,12 +173,12 @@ class Nominations:
             nomination.since, nomination.until, nomination.unoffered = now, now + _KEEP_SECONDS, math.inf
 
     def drop(self, uid: str) -> Nomination | None:
-        """The pod is bound or gone, or what is kept for it is given up. Returns what there was."""
+        """Remove the nomination: the pod is bound or gone, or its cards are released. Returns what was removed."""
         self._over.pop(uid, None)
         return self._of.pop(uid, None)
 
     def forget(self) -> None:
-        """Another extender decides from now on, or has decided until now: only what statuses of pods say counts."""
+        """Keep only what statuses of pods say: another extender decides from now on, or has decided until now."""
         for uid, nomination in list(self._of.items()):
             if nomination.named_node:
                 place = nomination.places.get(nomination.named_node, NominatedPlace())
@@ -175,7 +189,9 @@ class Nominations:
                 del self._of[uid]
 
     def step(self, now: float) -> bool:
-        """Ends nominations whose time is over; it begins when the last victim is gone. Returns whether any ended."""
+        """End nominations whose time is over; the time begins when the last victim is gone. Returns whether
+        any ended.
+        """
         ended = False
         for uid, nomination in list(self._of.items()):
             if nomination.named_node:
@@ -190,11 +206,14 @@ class Nominations:
         return ended
 
     def waits(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
-        """The victims on the node for which it is enough that the pod waits, and when that is to be asked again. None:
-        the node is lost for the pod. `offered`: whether kube-scheduler has offered the node in this call.
+        """The victims on the node for which the pod only has to wait, and when to check again; None if the pod cannot
+        use the node.
 
-        kube-scheduler deletes the victims right after the answer. Those that are not being deleted after a while stay.
-        One call may leave the node out for many reasons; if calls do so for long, the pod may not use it any more.
+        offered: whether kube-scheduler has offered the node in this call.
+
+        kube-scheduler deletes the victims right after the answer. Those that are not being deleted `_GOING_SECONDS`
+        later will stay. One call may leave the node out for many reasons; if calls do so for long, the pod may not use
+        it any more.
         """
         nomination = self._of[uid]
         # It offers nodes where the sums lack room, and the extender itself evicts where they do not.
@@ -206,7 +225,7 @@ class Nominations:
         return (victims, min(going, lost)) if now < going else (victims - self._staying(node), lost)
 
     def reserved_from(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """What is kept from pods of this priority: for nominated pods of this or a higher priority, except `own`.
+        """What is reserved from pods of this priority: for nominated pods of this or a higher priority, except `own`.
 
         kube-scheduler counts nominated pods of equal priority, too.
         """
@@ -240,7 +259,7 @@ class Nominations:
         }
 
     def settle(self, uid: str, node: str, assignment: Assignment) -> None:
-        """The cards of a place are known now."""
+        """Set the cards of a place, which were unknown."""
         nomination = self._of.get(uid)
         if nomination is not None and node in nomination.places:
             place = replace(nomination.places[node], assignment=assignment)
@@ -258,8 +277,10 @@ class Nominations:
             self._of, self._over = before, over
 
     def _learn(self, nomination: Nomination, now: float) -> None:
-        """What follows from the node in the pod's status. If another extender has answered, the victims are not known:
-        they are among those that were being deleted then.
+        """Update the nomination by the node in the pod's status.
+
+        If another extender has answered the preemption, the victims are not known: they are among the pods that were
+        being deleted then.
         """
         node, early = nomination.named_node, now < nomination.since + _NAMING_SECONDS
         place = nomination.places.get(node, NominatedPlace())
@@ -282,7 +303,7 @@ class Nominations:
         return {placed.uid for _, placed in self._loads.pods_on(node) if not placed.terminating}
 
     def _awaited(self, nomination: Nomination, node: str, now: float) -> bool:
-        """Whether victims are still on the node, and go."""
+        """Whether victims are still on the node, and are or will soon be terminating."""
         victims, soon = nomination.places[node].victims, now < nomination.since + _GOING_SECONDS
         return bool(victims) and any(
             placed.uid in victims and (soon or placed.terminating) for _, placed in self._loads.pods_on(node)

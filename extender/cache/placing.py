@@ -1,6 +1,7 @@
-"""Asks the placement engine where a pod fits, with what quotas leave, and without what is kept for other pods.
+"""Asks the placement engine where a pod fits, within the quotas, and without the cards that are reserved for other
+pods.
 
-Runs under the state's lock; the state decides what follows from the answer.
+Runs under the state's lock; the state acts on the result.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -24,9 +25,12 @@ _STEPS: Final = 512  # the effort of the decision after a search in turns, see `
 
 
 class Looked(NamedTuple):
-    """The result of a search in turns, see `longsearch`. `best`: some nodes that took the pod, the best first; then
-    some where other pods hold something ahead, which they may lose. `scores` and `refusals` are of all nodes. `freed`:
-    that of the cache when the search began.
+    """The result of a search in turns, see `longsearch`.
+
+    best: some nodes that took the pod, the best first; then some where cards are reserved ahead for later pods, which
+        may lose them.
+    scores, refusals: of all nodes.
+    freed: `Capacity.freed_count` when the search began.
     """
 
     best: Sequence[str]
@@ -38,9 +42,9 @@ class Looked(NamedTuple):
 class PlacementRequest(NamedTuple):
     """A pod's request and the nodes to choose from.
 
-    `load`: its cpu and memory; None if no policy needs that. `rank`: its place in the order, by which it leaves a gang
-    what is reserved; None: nothing is reserved from it. `looked`: the result of a search in turns; None if none was
-    needed.
+    load: the pod's cpu and memory; None if no policy needs them.
+    rank: its place in the order, which decides whether it must leave a gang its reservation. None: it need not.
+    looked: the result of a search in turns; None if none was needed.
     """
 
     pod: PodRef
@@ -53,12 +57,12 @@ class PlacementRequest(NamedTuple):
 
     @property
     def since(self) -> int | None:
-        """The value of the cache's `freed` when the search began; None: it begins now."""
+        """`Capacity.freed_count` when the search began; None: it begins now."""
         return self.looked.freed if self.looked is not None else None
 
 
 class Placing:
-    """Only `reserve` and `reserve_nominated` reserve something."""
+    """Chooses nodes and cards for single pods. Only `reserve` and `reserve_nominated` reserve something."""
 
     def __init__(self, cache: Cache, scored: ScoredPolicies, nominated: NominatedPods) -> None:
         self._ledger = cache.ledger
@@ -67,7 +71,7 @@ class Placing:
         self._nominated = nominated
 
     def place(self, wanted: PlacementRequest) -> Placement | Unplaceable:
-        """The best node; nothing is held yet."""
+        """The best node; nothing is reserved yet."""
         if wanted.looked is not None:
             return self._first(wanted, wanted.looked)
         reserved = self.reserved_from(wanted)
@@ -90,8 +94,10 @@ class Placing:
     def _score_beside_reserved(
         self, wanted: PlacementRequest, reserved: Collection[str]
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of those of these nodes that take the pod beside what is reserved, and why the others do not. It
-        costs 0.02 ms for each node.
+        """The scores of the nodes in `reserved` that take the pod beside the gang reservation, and why the others do
+        not.
+
+        It costs 0.02 ms for each node.
         """
         scorer = self._scorer(wanted)
         roomy, refusals = scorer.score_all(self._ledger, reserved)
@@ -128,19 +134,19 @@ class Placing:
         return placement.place(self._ledger, nodes, wanted.request, wanted.policy, headroom)
 
     def _kept_from(self, wanted: PlacementRequest) -> set[str]:
-        """Those of the nodes where something is kept from the pod."""
+        """Those of the nodes where cards are reserved for nominated pods, which this pod must not use."""
         kept = self._nominated.nodes((wanted.pod.uid,), wanted.request.priority)
         return kept.intersection(wanted.nodes) if kept else kept
 
     def reserved_from(self, wanted: PlacementRequest) -> set[str]:
-        """Those of the nodes where cards are reserved for a gang, which the pod must leave."""
+        """Those of the nodes where cards are reserved for a gang, which this pod must not use."""
         if wanted.rank is None:
             return set()
         reserved = self._cache.gang_cards.nodes(wanted.rank, wanted.pod.namespace, wanted.pod.uid)
         return set(reserved).intersection(wanted.nodes) if reserved else set()
 
     def reserved_refusals(self, wanted: PlacementRequest, refused: Mapping[str, Refusal]) -> dict[str, Refusal]:
-        """The refusals of those nodes that would take the pod, if nothing were reserved for a gang there."""
+        """The refusals of those nodes that would take the pod if nothing were reserved for a gang there."""
         reserved = sorted(self.reserved_from(wanted).intersection(refused))[:MANY]
         if not reserved:
             return {}
@@ -152,7 +158,10 @@ class Placing:
 
     @contextmanager
     def asking(self, wanted: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
-        """Context: a scorer for single nodes, with the effort left. What the pod holds itself does not count."""
+        """Context: a scorer for single nodes. What the pod itself holds does not count.
+
+        effort: limits the searches of the scorer together.
+        """
         self._cache.count_cards()
         own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
         with (
@@ -163,12 +172,12 @@ class Placing:
             yield self._scorer(wanted, effort)
 
     def place_on(self, wanted: PlacementRequest, node: str) -> Placement | Refusal:
-        """The cards of one node. What the pod holds itself does not count."""
+        """The cards of one node. What the pod itself holds does not count."""
         with self.asking(wanted, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
     def score(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """The scores of the nodes that fit, and why the others do not. What the pod holds itself does not count."""
+        """The scores of the nodes that fit, and why the others do not. What the pod itself holds does not count."""
         if wanted.looked is not None and wanted.looked.scores:
             return wanted.looked.scores, wanted.looked.refusals
         if wanted.looked is not None:
@@ -201,13 +210,13 @@ class Placing:
         return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank))
 
     def reserve(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
-        """Holds this for the pod."""
+        """Reserve the placement for the pod."""
         self._cache.reservations.plan(
             wanted.pod, placed.node, placed.assignment, phase, mps_client=wanted.request.mps_client
         )
 
     def reserve_nominated(self, pod: WaitingPod, placed: Placement) -> None:
-        """Holds this for the pod ahead, before kube-scheduler asks for it."""
+        """Reserve the placement for the pod ahead, before kube-scheduler asks for the pod."""
         self._cache.reservations.plan(
             pod.ref,
             placed.node,

@@ -1,6 +1,6 @@
 """The GPUQuotas by namespace, and what they leave.
 
-What pods hold is counted in the ledger. Not thread-safe: the state locks.
+The ledger counts what pods hold. Not thread-safe: the state locks.
 """
 
 from typing import NamedTuple
@@ -13,7 +13,9 @@ from cardwise.core.placement.ledger import Ledger
 
 
 class FullEntry(NamedTuple):
-    """An entry of a quota that has no room for a pod: its quota's key, what is held of it, and what the pod asks."""
+    """A quota entry without capacity for a pod: the quota's key, what is held of the entry, and what the pod
+    requests.
+    """
 
     quota: str
     entry: Entry
@@ -22,13 +24,13 @@ class FullEntry(NamedTuple):
 
 
 class Quotas:
-    """By "namespace/name". All quotas of a namespace apply, whatever they are called."""
+    """The quotas by "namespace/name". All quotas of a namespace apply, whatever their names are."""
 
     def __init__(self) -> None:
         self._of: dict[str, dict[str, GPUQuota]] = {}  # by namespace and key
 
     def set(self, key: str, quota: GPUQuota) -> bool:
-        """Sets the quota. Returns whether it differs from before."""
+        """Set the quota. Returns whether it differs from before."""
         of_namespace = self._of.setdefault(quota.namespace, {})
         if of_namespace.get(key) == quota:
             return False
@@ -36,7 +38,7 @@ class Quotas:
         return True
 
     def remove(self, key: str) -> bool:
-        """Removes the quota. Returns whether it was there."""
+        """Remove the quota. Returns whether it was there."""
         namespace, _, _ = key.partition("/")
         of_namespace = self._of.get(namespace, {})
         if of_namespace.pop(key, None) is None:
@@ -61,8 +63,9 @@ class Quotas:
         ]
 
     def is_over(self, ledger: Ledger, namespace: str, request: PodRequest) -> bool:
-        """Whether an entry has no room for the request, whichever cards it gets. A request may also have none where
-        this is False: by which cards are there, or by several entries together.
+        """Whether an entry has no capacity for the request, whichever cards it gets.
+
+        If this is False the request may still be refused: by which cards are there, or by several entries together.
         """
         return any(
             not headroom.takes(fitting.least_charge(request, ledger.kinds, headroom.entry))
@@ -70,8 +73,10 @@ class Quotas:
         )
 
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
-        """The full entry to name in an event for a pod that waits: rather one that surely keeps it waiting than one
-        that it could go past, and rather one of what the pod asks than of all cards.
+        """The entry to name in an event for a pod that waits for its quota; None if no entry is full.
+
+        Preferred are an entry that surely keeps the pod pending to one that other cards could avoid, and an entry for
+        what the pod requests to one for all cards.
 
         The MiB of a whole card are not known before the card is chosen: at least those of the smallest card. A pod that
         waits because only bigger cards are free gets no event.
@@ -89,7 +94,7 @@ class Quotas:
 
 
 def _requested_charge(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
-    """What those containers ask for that may get a card that the entry counts."""
+    """The request of those containers that may get a card that the entry counts."""
     kinds = ledger.kinds
     charges = []
     for container in request.containers:

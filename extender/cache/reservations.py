@@ -60,7 +60,7 @@ _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one p
 
 
 class Phase(StrEnum):
-    """The phase of a reservation; the picture above shows what follows what."""
+    """The phase of a reservation; the diagram above shows the transitions."""
 
     NOMINATED = "nominated"  # the pod's status will name the node; kube-scheduler has not asked yet
     RESERVED = "reserved"  # filter has answered the node
@@ -105,18 +105,22 @@ MARKS: Final[Mapping[Phase, str]] = {
 
 
 class IllegalTransition(AssertionError):
-    """A reservation cannot go this way: a fault of the extender's."""
+    """A reservation cannot make this transition: a bug in the extender."""
 
 
 @dataclass(slots=True, eq=False)
 class Reservation:
-    """`holding`: cards and devices, None for a pod that asks for none. `load`: the pod's cpu and memory, where this row
-    has to count them until the watch shows the pod bound.
+    """A row of the table: the cards of one pod.
 
-    `since`: when it came to its phase. `epoch`: the term of leadership in which it was
-    first posted. `gang`: "namespace/name" of the gang in whose plan it is, before and after it is posted, "" for none.
-    `deleted`: the pod vanished while a thread was posting. `next_lookup`: the earliest time of the next look-up;
-    `failed_lookups`: failed look-ups so far. `nominee`: the pod, where this was decided ahead.
+    since: when it entered its phase.
+    holding: cards and devices, None for a pod that requests none.
+    load: the pod's cpu and memory, if this row has to count them until the watch shows the pod bound.
+    epoch: the leader epoch in which it was first posted.
+    gang: "namespace/name" of the gang in whose plan it is, before and after it is posted; "" for none.
+    deleted: the pod vanished while a thread was posting.
+    failed_lookups: failed look-ups so far.
+    next_lookup: the earliest time of the next look-up.
+    nominee: the pod, if it was nominated ahead.
     """
 
     pod: PodRef
@@ -134,6 +138,7 @@ class Reservation:
 
     @property
     def assignment(self) -> Assignment | None:
+        """The cards and devices by container; None for a pod that requests none."""
         return self.holding.assignment if self.holding is not None else None
 
 
@@ -141,8 +146,8 @@ class Reservation:
 class Assumed:
     """What to post.
 
-    `unconfirmed`: an earlier call may have posted it already, and its Binding may still land.
-    `env_access`: the node gives cards by environment only, without CDI.
+    unsure: an earlier call may have posted it already, and its Binding may still bind the pod.
+    env_access: the node gives cards by environment variables only, without CDI.
     """
 
     assignment: Assignment | None
@@ -152,7 +157,7 @@ class Assumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownBinding:
-    """The pod has a node already, or may have: no other node is right."""
+    """The pod is bound, or may be bound: no other node and no other cards may be chosen."""
 
     node: str
     assignment: Assignment | None
@@ -161,11 +166,12 @@ class KnownBinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds. `reservation`: how long a plan waits for its bind. `terminating`: how long the share of a vanished pod
-    counts without a report of its node.
+    """Timeouts in seconds.
 
-    `confirmation`: a posted Binding that no event has confirmed for so long is looked up. Longer than the API server
-    may work on one request.
+    reservation: how long a plan waits for its bind.
+    terminating: how long the share of a vanished pod counts without a report of its node.
+    confirmation: a posted Binding that no event has confirmed for so long is looked up. Longer than the API server may
+        work on one request.
     """
 
     reservation: float = 30.0
@@ -174,14 +180,18 @@ class Timeouts:
 
 
 class Expired(NamedTuple):
-    """What `expire` has ended: the rows, as they were, and whether a nomination ended too."""
+    """The rows that `expire` has ended, as they were, and whether a nomination ended too."""
 
     rows: list[Reservation]
     nomination_ended: bool
 
 
 class Reservations:
-    """The table, by pod UID. `reports`: what nodes report; `room`: what follows from the table."""
+    """The table, by pod UID.
+
+    reports: what nodes report.
+    capacity: follows each change of the table.
+    """
 
     def __init__(self, reports: Inventory, capacity: Capacity, timeouts: Timeouts, clock: Clock) -> None:
         self.nominations = Nominations(capacity.loads)
@@ -203,6 +213,7 @@ class Reservations:
         return (row for phase in phases for row in self._by_phase[phase].values())
 
     def count(self, phase: Phase) -> int:
+        """The number of rows in the phase."""
         return len(self._by_phase[phase])
 
     def gang_plan(self, gang: str) -> Mapping[str, Reservation]:
@@ -210,7 +221,7 @@ class Reservations:
         return self._by_gang.get(gang, {})
 
     def holding(self, uid: str) -> Holding | None:
-        """The cards and devices that count for the pod; of a pod that is gone, as long as they count."""
+        """The cards and devices that count for the pod; for a pod that is gone, as long as they count."""
         row = self._rows.get(uid)
         if row is None or row.holding is None:
             return None
@@ -221,9 +232,10 @@ class Reservations:
         return row.holding
 
     def unknown_holding(self, report: Report) -> Holding | None:
-        """What a node's report adds to its cards: nothing of cards that the pod is known to hold, there or under
-        another name of the node. Other cards of the node are those of a former binding, whose containers still run
-        (etcd was restored from a backup).
+        """What a node's report adds to its cards; None for nothing.
+
+        Cards that the pod is known to hold, there or under another name of the node, are not added. Other cards of the
+        node are those of a former binding, whose containers still run (etcd was restored from a backup).
         """
         known = self.holding(report.uid)
         if known is not None and known.node == report.node and known.assignment.legacy:
@@ -246,14 +258,14 @@ class Reservations:
         return row is not None and row.phase is Phase.BOUND and row.node == node
 
     def known_binding(self, uid: str) -> KnownBinding | None:
-        """Where the pod is or may be bound already."""
+        """The node and cards to which the pod is or may be bound already; None if there is no such Binding."""
         row = self._rows.get(uid)
         if row is None or row.phase in PLANS or row.phase is Phase.ORPHANED:
             return None
         return KnownBinding(node=row.node, assignment=row.assignment, phase=row.phase)
 
     def pending_bindings(self) -> set[str]:
-        """The pods of which a Binding of ours may be under way."""
+        """The UIDs of pods that one of our Bindings may still bind."""
         return {*self._by_phase[Phase.BINDING], *self._by_phase[Phase.UNCONFIRMED]}
 
     def reservation_counts(self) -> dict[str, int]:
@@ -291,7 +303,7 @@ class Reservations:
         nominee: WaitingPod | None = None,
         gang: str = "",
     ) -> None:
-        """Plans this for the pod, in place of an earlier plan. On the same node the earlier `load` goes on counting."""
+        """Set the pod's plan, in place of an earlier one. On the same node the earlier `load` continues to count."""
         before = self._rows.get(pod.uid)
         if load is None and before is not None and before.node == node:
             load = before.load
@@ -299,20 +311,22 @@ class Reservations:
         self._set_row(Reservation(pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang))
 
     def promote_nomination(self, uid: str) -> None:
-        """kube-scheduler has come to a pod that was decided about ahead: what it holds is a plan of filter's now."""
+        """Make the reservation of a pod that was nominated ahead a plan of filter: kube-scheduler asks for
+        the pod now.
+        """
         self._move(self._rows[uid], Phase.RESERVED)
 
     def assume(
         self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient, epoch: int
     ) -> None:
-        """A thread posts this from now on, in the term."""
+        """Reserve this for a thread that posts it now, in this leader epoch."""
         before = self._rows.get(pod.uid)
         load, gang = (before.load, before.gang) if before is not None and before.node == node else (None, "")
         holding = _holding(pod, node, assignment, mps_client)
         self._set_row(Reservation(pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang))
 
     def release_plan(self, uid: str) -> None:
-        """Ends the plan of the pod. A row that is posted stays, and is no longer part of its gang's plan."""
+        """End the plan of the pod. A row that is posted stays, and is no longer part of its gang's plan."""
         row = self._rows.get(uid)
         if row is None:
             return
@@ -321,7 +335,9 @@ class Reservations:
             self._drop(row)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
-        """How the posting ended: ACCEPTED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one.
+        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if the pod is surely not bound by this or an
+        earlier call.
+
         After None a pod in the plan of its gang is WAITING again.
         """
         row = self._rows.get(uid)
@@ -339,10 +355,10 @@ class Reservations:
     # What is heard.
 
     def mark_bound(self, pod: PodRecord) -> None:
-        """The watch shows the pod on its node. No further Binding of ours can land.
+        """Record that the watch shows the pod on its node. No further Binding of ours can bind it.
 
-        A pod without an assignment asks for no card, or somebody else has bound it. If it is on the node that we had
-        chosen, it may be our Binding with annotations that cannot be read: then what we know of it goes on counting.
+        A pod without an assignment requests no card, or another program has bound it. If it is on the node that we had
+        chosen, it may be our Binding with annotations that cannot be read: then the known cards continue to count.
         """
         self._drop_nomination(pod.uid, pod.node, pod.assignment)
         before = self._rows.get(pod.uid)
@@ -356,10 +372,11 @@ class Reservations:
             self._set_row(Reservation(pod.ref, pod.node, Phase.BOUND, self._clock.now(), holding))
 
     def mark_unbound(self, uid: str) -> None:
-        """The watch shows the pod without a node. If it was bound or gone before, etcd was restored from a backup.
+        """Record that the watch shows the pod without a node. If it was bound or gone before, etcd was restored from a
+        backup.
 
-        Its row ends by a look-up, after `Patience.confirm`: by then no Binding is under way, and the node has reported
-        what its containers still use. No term posts it meanwhile.
+        Its row ends by a look-up, after `Timeouts.confirmation`: by then no Binding is in progress, and the node has
+        reported what the pod's containers still use. Until then no leader epoch posts it.
         """
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.BOUND, Phase.TERMINATING):
@@ -367,7 +384,10 @@ class Reservations:
             self._move(row, Phase.UNCONFIRMED)
 
     def mark_deleted(self, uid: str, *, ended: bool) -> None:
-        """The pod object is gone. What it held ends with its containers, not with the object; `ended`: they have."""
+        """Record that the pod object is gone. What the pod held ends with its containers, not with the object.
+
+        ended: the containers have ended.
+        """
         self._drop_nomination(uid)
         row = self._rows.get(uid)
         if row is None:
@@ -380,7 +400,9 @@ class Reservations:
             self._terminate(row)
 
     def mark_unreported(self, report: Report) -> None:
-        """A card does not report the pod any more. If no card of the node does, the pod's containers are gone."""
+        """Record that a card does not report the pod any more. If no card of the node does, the pod's
+        containers are gone.
+        """
         row = self._rows.get(report.uid)
         if row is None or row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
             return
@@ -388,7 +410,9 @@ class Reservations:
             self._drop(row)
 
     def restore_terminating(self, report: Report) -> None:
-        """A former leader has seen the pod vanish from the node; this extender has never seen it."""
+        """Restore what a former leader has recorded: the pod vanished from the node. This extender has never
+        seen the pod.
+        """
         row = self._rows.get(report.uid)
         last = self._reports.recorded_holding(*report)
         if last is not None and (row is None or row.phase in (Phase.TERMINATING, Phase.ORPHANED)):
@@ -396,7 +420,9 @@ class Reservations:
             self._terminate(Reservation(ref, last.node, Phase.TERMINATING, self._clock.now(), last))
 
     def sync_reports(self, reports: Collection[Report]) -> None:
-        """What nodes report of these pods has changed. A UID that only a node names is never taken for a pod's."""
+        """Update what counts for these pods after nodes have reported. A UID that only a node names is never taken for
+        a pod's.
+        """
         for report in reports:
             known = report.uid in self._rows
             if known:
@@ -417,7 +443,7 @@ class Reservations:
         return [row.pod for row in sorted(due, key=lambda row: row.next_lookup)]
 
     def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> bool:
-        """A consistent read of a pod from `overdue_pods` says so. Returns whether its row ends."""
+        """Record the result of a consistent read of a pod from `overdue_pods`. Returns whether its row ends."""
         row = self._rows.get(uid)
         if row is None or not self._overdue(row):
             return False  # settled, or posted once more since
@@ -431,7 +457,9 @@ class Reservations:
         return True
 
     def on_lookup_failed(self, uid: str) -> None:
-        """The look-up of a pod from `overdue_pods` failed: it is looked up again later, after the others."""
+        """Record that the look-up of a pod from `overdue_pods` failed: it is looked up again later, after the
+        others.
+        """
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED):
             row.next_lookup = self._clock.now() + 2.0 ** min(row.failed_lookups, _MOST_BACK_OFF)
@@ -440,14 +468,15 @@ class Reservations:
     # What time and leaders do.
 
     def drop_plans(self) -> None:
-        """Ends all plans, and all nominations that do not follow from the status of a pod."""
+        """End all plans, and all nominations that do not follow from the status of a pod."""
         self.nominations.forget()
         for row in list(self.in_phases(*PLANS)):
             self._drop(row)
 
     def expire(self) -> Expired:
-        """Ends what is over by time: plans of single pods, unreported shares of vanished pods, and nominations. Plans
-        of gangs end with their gangs.
+        """End what is over by time: plans of single pods, unreported shares of vanished pods, and nominations.
+
+        Plans of gangs end with their gangs.
         """
         now = self._clock.now()
         plans = [
@@ -485,18 +514,18 @@ class Reservations:
         return posted and self._clock.now() - row.since > self._timeouts.confirmation
 
     def _is_reported(self, last: Holding) -> bool:
-        """By the node where the pod was."""
+        """Whether the node where the pod was reports it."""
         return self._reports.is_reported(last.uid, last.node)
 
     def _terminate(self, row: Reservation) -> None:
-        """Frees no card: what the pod held goes on counting."""
+        """Set the row to TERMINATING, which frees no card: what the pod held continues to count."""
         if row.holding is None:
             self._drop(row)  # it held nothing that its containers could go on using
         else:
             self._set_row(Reservation(row.pod, row.node, Phase.TERMINATING, self._clock.now(), row.holding))
 
     def _set_row(self, row: Reservation) -> None:
-        """In place of the pod's earlier reservation."""
+        """Set the row in place of the pod's earlier one."""
         before = self._rows.get(row.pod.uid)
         _check_transition(row.pod, before.phase if before is not None else None, row.phase)
         if before is not None:
@@ -526,7 +555,7 @@ class Reservations:
             self._sync_capacity(row.pod.uid, seen=seen)
 
     def _sync_capacity(self, uid: str, *, seen: bool = False) -> None:
-        """Brings ledger and sums to what the pod holds now. `seen`: kube-scheduler sees the cause itself."""
+        """Update ledger and totals to what the pod holds now. `seen`: kube-scheduler sees the cause itself."""
         self._capacity.set_holding(uid, self.holding(uid), seen=seen)
         row = self._rows.get(uid)
         self._capacity.set_planned(
@@ -536,9 +565,12 @@ class Reservations:
             self._capacity.set_holding(unknown_holder_key(report), self.unknown_holding(report), seen=seen)
 
     def _drop_nomination(self, uid: str, node: str = "", assignment: Assignment | None = None) -> None:
-        """`node`, `assignment`: what the pod has got. If that is what was kept for it, nothing becomes free.
-        kube-scheduler sees why this ends, and may have tried pods again before us; but it knows neither cards nor
-        nominations of ours.
+        """End the pod's nomination.
+
+        node, assignment: what the pod was bound with. If that is what was reserved for it, no capacity is freed.
+
+        kube-scheduler sees why a nomination ends, and may have tried pods again before us; but it knows neither cards
+        nor our own nominations.
         """
         nomination = self.nominations.drop(uid)
         if nomination is None:
@@ -557,8 +589,9 @@ class Reservations:
 
 
 def unknown_holder_key(report: Report) -> str:
-    """The key in the ledger for a share that a node reports of an unknown pod. No pod has this UID, and no report can
-    name it: UIDs with a "/" are not read (`survey.is_uid`).
+    """The key in the ledger for a share that a node reports of an unknown pod.
+
+    No pod has this UID, and no report can name it: UIDs with a "/" are not read (`survey.is_uid`).
     """
     return f"{report.node}/{report.uid}"
 

@@ -1,6 +1,6 @@
 """The engine of the scored policies: made when the setting or the first pod asks for one, and kept up to date then.
 
-A module of its own, so that a cluster that only uses `binpack` never imports numpy.
+It is a module of its own, so that a cluster that only uses `binpack` never imports numpy.
 """
 
 from collections import OrderedDict
@@ -24,11 +24,11 @@ _KNOWN = 65_536  # pods, the last that came: one that is tried again has not com
 
 
 class ScoredPolicies:
-    """`place` and `scores` are for the state, under its lock; the other methods are for `WorkloadController`, and take
-    the lock.
+    """Chooses nodes and cards by a scored policy. `place` and `scores` are for the state, under its lock; the other
+    methods are for `WorkloadController`, and take the lock.
 
-    `binpack` decides until `WorkloadController` has made the engine (which loads numpy), and where the engine knows too
-    little of the nodes yet.
+    `binpack` decides until `WorkloadController` has made the engine (which loads numpy), and while the engine knows too
+    little of the nodes.
     """
 
     def __init__(self, lock: StateLock, cache: Cache) -> None:
@@ -49,7 +49,7 @@ class ScoredPolicies:
         *,
         headroom: Sequence[Headroom],
     ) -> Placement | None:
-        """A node and cards by a scored policy; None where `binpack` is to decide."""
+        """A node and cards by a scored policy; None if `binpack` has to decide."""
         engine = self._engine_for(uid, request, load, policy)
         return engine.place(request, load, policy, nodes, headroom) if engine is not None else None
 
@@ -73,49 +73,53 @@ class ScoredPolicies:
         return self._engine is not None
 
     def activate(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
-        """From now on scored policies decide. `make`: the engine's class. `policy`: the one that most pods use."""
+        """Make the engine: from now on scored policies decide.
+
+        make: the engine's class.
+        policy: the policy that most pods use.
+        """
         with self._lock:
             self._engine = make(self._cache.ledger, self._cache.loads, at_once=AT_ONCE)
             self._engine.prepare_policy(policy)
             self._watched = self._cache.loads.watch()
 
     def learning_input(self) -> "LearningInput | None":
-        """What the engine is to learn from now; None where there is nothing to learn."""
+        """What the engine should learn from now; None if there is nothing to learn."""
         with self._lock:
             self._cache.count_cards()
             engine = self._up_to_date()
             return engine.learning_input_if_due() if engine is not None else None
 
     def adopt(self, learned: "Learned") -> None:
-        """What was learned counts from now on."""
+        """Use what was learned from now on."""
         with self._lock:
             if self._engine is not None:
                 self._engine.adopt(learned)
 
     def warm(self, max_nodes: int) -> bool:
-        """Scores so many nodes beforehand. Returns whether more may be left."""
+        """Compute the scores of at most `max_nodes` nodes beforehand. Returns whether more may be left."""
         with self._lock:
             engine = self._up_to_date()
             return engine.warm(max_nodes) if engine is not None else False
 
     def request_rates(self) -> "dict[Ask, float]":
-        """What the pods that came have asked for, and how often; nothing where no engine counts that."""
+        """The requests of the pods that arrived, and how often each arrived; empty if no engine counts them."""
         with self._lock:
             return dict(self._engine.workload.counts) if self._engine is not None else {}
 
     def dump_workload(self) -> str:
-        """The workload, to be saved; "" where there is none."""
+        """The workload as text, to be saved; "" if there is none."""
         with self._lock:
             return self._engine.workload.dump() if self._engine is not None else ""
 
     def load_workload(self, text: str) -> None:
-        """Goes on from what was saved. Raises InvalidWorkload."""
+        """Continue from a saved workload. Raises InvalidWorkload."""
         with self._lock:
             if self._engine is not None:
                 self._engine.workload.load(text)
 
     def _engine_for(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
-        """The engine, where it decides by this policy. It counts the pod as part of the workload."""
+        """The engine if it decides by this policy, else None. Counts the pod as part of the workload."""
         self.is_requested = self.is_requested or policy in policies.SCORED
         engine = self._up_to_date()
         if engine is None:

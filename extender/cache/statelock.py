@@ -1,4 +1,4 @@
-"""The state's lock. It tells for how long it has been held, so that a turn that never ends is noticed.
+"""The state's lock. It measures how long it has been held, so that a turn that never ends is noticed.
 
 A thread that hangs while it has the lock stops all work of a process that otherwise looks alive: calls of
 kube-scheduler would wait a second each, and the Lease would be renewed for ever.
@@ -39,5 +39,5 @@ class StateLock:
         self._lock.release()
 
     def held_seconds(self) -> float:
-        """Seconds that the present turn has taken; 0 if nobody has the lock. Never waits."""
+        """For how many seconds a thread has held the lock; 0 while it is free. Never waits."""
         return max(0.0, self._clock.now() - self._since)

@@ -1,4 +1,4 @@
-"""Long work under the state's lock: in short slices, with other threads let in between them, and a pause afterwards."""
+"""Long work under the state's lock: in short slices, with pauses for other threads between them and afterwards."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final, TypeVar
@@ -15,7 +15,9 @@ _LONGEST_REST: Final = 0.5  # seconds
 
 
 def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence[_T]]:
-    """The items in slices of `size`, with a pause between them; the caller releases the lock before the next slice."""
+    """The elements in slices of `size`, with a pause between them; the caller releases the lock before the
+    next slice.
+    """
     for at in range(0, len(sequence), size):
         if at:
             give_way(clock)
@@ -23,10 +25,12 @@ def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence
 
 
 def pause_after(cost: float) -> float:
-    """Seconds to pause after work of this cost that found nothing, so that it takes at most a tenth of the time."""
+    """The seconds to pause after work that took `cost` seconds and found nothing, so that it takes at most a tenth of
+    the time.
+    """
     return min(_LONGEST_REST, REST * cost)
 
 
 def give_way(clock: Clock) -> None:
-    """Pauses, so that a call of kube-scheduler that waits for the state gets it."""
+    """Pause, so that a call of kube-scheduler that waits for the lock gets it."""
     clock.sleep(_PAUSE)
