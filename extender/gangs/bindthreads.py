@@ -2,7 +2,7 @@
 
 Each member of a gang, except the last, waits in a thread of the extender. One tenant could occupy all threads, with
 gangs whose last member never comes. So a namespace that got threads lately lets others go first, and while another
-namespace is short of threads, no hold lasts longer than the setting says.
+namespace is short of threads, no permit is waited for longer than the setting allows.
 """
 
 from typing import Final
@@ -14,7 +14,10 @@ _MOST_NAMESPACES: Final = 1000  # remembered
 
 
 class BindThreads:
-    """`most`: the number of threads. Not thread-safe: the state locks."""
+    """Admits gangs to bind threads. Not thread-safe: the state locks.
+
+    max_threads: the number of threads in which members may wait.
+    """
 
     def __init__(self, max_threads: int) -> None:
         self._max_threads = max_threads
@@ -22,7 +25,10 @@ class BindThreads:
         self._short: dict[str, tuple[str, float]] = {}  # by gang: namespace, and when it was refused threads
 
     def refusal(self, gang: Gang, occupied: int, now: float) -> str:
-        """Why the gang's members may not wait in bind now, or "". `occupied`: threads that present holds may occupy."""
+        """Why the gang's members may not wait in bind now, or "".
+
+        occupied: threads that other gangs occupy or may occupy.
+        """
         waiting = len(gang.members_to_plan()) - 1
         if waiting > self._max_threads:
             return f"{waiting} pods must wait in bind, and the extender has threads for {self._max_threads} of them"
@@ -35,7 +41,7 @@ class BindThreads:
         return ""
 
     def mark_admitted(self, gang: Gang, now: float) -> None:
-        """The members of the gang may wait from now on."""
+        """Record that the members of the gang may wait from now on."""
         self._admitted_at.pop(gang.namespace, None)
         self._admitted_at[gang.namespace] = now
         if len(self._admitted_at) > _MOST_NAMESPACES:

@@ -1,12 +1,13 @@
 """The search for the cards to reserve for a gang: those on which the least must end before all its members fit.
 
-It plans the gang on a copy of the cluster. The copy has only some cards, on which nobody but the gang holds anything,
-and nodes have the cpu and memory there that the pods on these cards would give back. Cards are added in order, those on
-which the least is in use first, until the gang fits. Then few cards of the copy are not needed. Cards that would never
-do are left out: too small, of another class, sick, cordoned, or on nodes that kube-scheduler does not offer.
+It plans the gang on a copy of the cluster. The copy has only some cards, on which only the gang holds anything, and
+nodes have the cpu and memory there that the pods on these cards would give back. Cards are added in order, those on
+which the least is in use first, until the gang fits. So the copy has few cards that the gang does not need. Cards that
+can never be used are left out: too small, of another class, unhealthy, cordoned, or on nodes that kube-scheduler does
+not offer.
 
-In a big cluster the search takes many turns, since filter waits for the state's lock. What it rests on may change
-meanwhile, so the result is only good enough to reserve by. Not thread-safe.
+In a big cluster the search takes many turns, since filter waits for the state's lock. The cluster may change between
+the turns, so the result is only good enough to reserve by. Not thread-safe.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -33,15 +34,15 @@ _Entry = tuple[int, int, str, tuple[int, ...]]
 
 
 def no_place(member: Member) -> str:
-    """The text that says for which member a plan failed."""
+    """The text that names the member for which a plan failed."""
     return f"there is no place for {member.name} beside the others"
 
 
 class CardSearch:
-    """For the members that are missing as the search begins.
+    """The search for one gang: for the members that are missing when it begins.
 
-    `offers`: by shape, the nodes that kube-scheduler has offered. `given_up`: by card, how often the gang has waited
-    for it in vain.
+    offers: the nodes that kube-scheduler has offered, by shape.
+    given_up: by card, how often the gang has waited for it in vain.
     """
 
     def __init__(
@@ -101,7 +102,9 @@ class CardSearch:
         return self._draft is not None
 
     def continue_search(self, policy: str) -> Planned | Unplanned | None:
-        """A turn. Returns the plan, or the member without a place on all cards together; None: another turn goes on."""
+        """One turn of the search. Returns the plan, or the member without a place on all cards together; None: call it
+        again.
+        """
         until = self._clock.cpu() + TURN
         if not self._read_some(until):
             return None
@@ -125,7 +128,7 @@ class CardSearch:
                 return None
 
     def _read_some(self, until: float) -> bool:
-        """Reads which cards there are. Returns whether all are read."""
+        """Read which cards there are. Returns whether all are read."""
         part: list[_Entry] = []
         while self._unread:
             state = self._ledger.node(self._unread.pop())
@@ -143,7 +146,7 @@ class CardSearch:
         return True
 
     def _is_offered(self, node: str) -> bool:
-        """Whether a member may be put there."""
+        """Whether kube-scheduler offers the node for a member, and the node takes pods."""
         if not any(node in self._offers.get(shape, (node,)) for shape in self._shapes):
             return False
         is_open = self._cache.loads.is_open(node)
@@ -162,7 +165,7 @@ class CardSearch:
         return self._given_up.get(state.cards[i].uuid, 0) if state.used[i] else 0
 
     def _is_useful(self, state: NodeState, i: int) -> bool:
-        """Whether a member could have the card, or a part of it, if nobody else had any."""
+        """Whether a member could have the card, or a part of it, if the card were empty."""
         card = state.cards[i]
         kind, size = state.kinds[i], card.mem - state.kept_back
         would_do = any(
@@ -173,7 +176,7 @@ class CardSearch:
         return would_do and card.takes
 
     def _add_due(self, until: float) -> bool:
-        """Adds the cards that are due to the copy. Returns whether all are added, or there are no more."""
+        """Add the cards that are due to the copy. Returns whether all are added, or there are no more."""
         while self._due and self._entries is not None:
             entry = next(self._entries, None)
             if entry is None:
@@ -208,7 +211,9 @@ class CardSearch:
                 self._free.give_back(name, holding.uid)
 
     def _lacks(self) -> tuple[Member | None, bool]:
-        """A member for whose shape the copy has too few cards; and whether all of the copy was looked at for that."""
+        """A member for whose shape the copy has too few cards, None if there is none; and whether all of the copy was
+        counted.
+        """
         for shape, members in shapes(self.wanted).items():
             capacity, known = self._capacities.count_pods(shape)
             if not known:
@@ -218,7 +223,7 @@ class CardSearch:
         return None, True
 
     def _plan(self, policy: str) -> Planned | Unplanned | None:
-        """A plan on the cards of the copy; None: the next turn goes on with it."""
+        """A plan on the cards of the copy; None: the next turn continues it."""
         draft, self._draft = self._draft or Draft(self._clock.cpu, TURN), None
         draft.begin()
         headroom = self._cache.headroom(self._gang.namespace)
@@ -242,7 +247,7 @@ class CardSearch:
 
 
 class _Freed:
-    """What nodes would have left of cpu and memory without some of their pods."""
+    """The cpu and memory that nodes would have left without some of their pods."""
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
@@ -250,7 +255,7 @@ class _Freed:
         self._returned: dict[str, Load] = {}
 
     def give_back(self, node: str, uid: str) -> None:
-        """The pod is gone from the node."""
+        """Count the pod as gone from the node."""
         if uid not in self._removed:
             self._removed.add(uid)
             self._returned[node] = self._returned.get(node, Load(0, 0, 0)).add(self._loads.load_of(uid))

@@ -1,7 +1,8 @@
-"""Places for members of gangs: what kube-scheduler has offered, what was tried in vain, and the plans that hold cards.
+"""Places for members of gangs: what kube-scheduler has offered, what was tried in vain, and the plans that reserve
+cards.
 
-`gangs` says what is planned when. A plan is one reservation in the phase WAITING for each member. Not thread-safe: the
-state locks.
+`gangs` decides what is planned when. A plan is one reservation in the phase WAITING for each member. Not thread-safe:
+the state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -34,7 +35,10 @@ CHEAP = 0.002  # seconds: a plan that fails faster than this may be tried again 
 
 
 class GangPlaces:
-    """`policy`: the placement policy of pods that name none."""
+    """The offers and plans of all gangs.
+
+    policy: the placement policy of pods that name none.
+    """
 
     def __init__(
         self,
@@ -60,7 +64,7 @@ class GangPlaces:
     # What is known of nodes.
 
     def add_offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
-        """kube-scheduler offers these nodes for a member of this shape."""
+        """Record that kube-scheduler offers these nodes for a member of this shape."""
         offer = self._share_offer(nodes)
         known = self._known.setdefault(gang.key, _Known())
         if known.offers.get(shape) != offer:
@@ -69,8 +73,10 @@ class GangPlaces:
         self._reservation.add_offer(gang.key, shape, offer)
 
     def _share_offer(self, nodes: Collection[str]) -> frozenset[str]:
-        """The offer, as one object for all that are equal: the planner looks at each once, and one of thousands of
-        nodes takes a MiB. Offers that differ have the names of nodes in common.
+        """The offer as one object for all equal ones.
+
+        The planner looks at each object once, and an offer of thousands of nodes takes a MiB. Offers that differ share
+        the names of nodes.
         """
         offer = frozenset(nodes)
         shared = self._recent_offers.pop(offer, None)
@@ -82,41 +88,46 @@ class GangPlaces:
         return shared
 
     def has_offers(self, gang: Gang) -> bool:
-        """Whether kube-scheduler has ever asked for a member."""
+        """Whether kube-scheduler has ever called filter for a member."""
         return bool(self._known_of(gang).offers)
 
     def remove_gang(self, key: str) -> None:
-        """The gang is gone, or runs."""
+        """Forget the gang: it is gone, or runs."""
         self._known.pop(key, None)
         self._reservation.remove_gang(key)
 
     def reset(self) -> None:
-        """Forgets what was heard and seen in an earlier term."""
+        """Forget what was recorded in an earlier leader epoch."""
         self._known.clear()
         self._reservation.reset()
 
     def reserve(self, due: Sequence[Gang], now: float) -> bool:
-        """These gangs have waited too long. Returns whether cards that were reserved are free for others now."""
+        """Choose the gang for which cards are reserved, among these gangs, which have waited too long.
+
+        Returns whether cards that were reserved are released.
+        """
         return self._reservation.update(due, self._policy, now)
 
     @property
     def half_reserved(self) -> bool:
-        """Whether the next call of `reserve` goes on with a plan."""
+        """Whether the next call of `reserve` continues a plan."""
         return self._reservation.is_half_planned
 
     # Plans.
 
     def plan_of(self, key: str) -> GangPlan:
-        """A view of the plan of the gang, "namespace/name", that follows the table from now on."""
+        """A live view of the plan of the gang, "namespace/name"."""
         return _Rows(self._reservations, key)
 
     def may_fit(self, gang: Gang, now: float) -> bool:
-        """Whether a plan is worth a try: not if it failed a moment ago and nothing has changed."""
+        """Whether to plan the gang: not if a plan failed a moment ago and nothing has changed."""
         known = self._known_of(gang)
         return now >= known.not_before and known.tried != self._state(gang, now)
 
     def attempt(self, gang: Gang, now: float) -> bool | None:
-        """Plans all missing members, if they may fit. Returns its success; None: the next call goes on."""
+        """Plan all missing members, if they may fit. Returns whether they have places; None: the next call continues
+        the plan.
+        """
         if not self.may_fit(gang, now):
             return False
         began, members = self._clock.cpu(), gang.missing_in_plan()
@@ -147,12 +158,16 @@ class GangPlaces:
         return False
 
     def move_members(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
-        """Gives these members of the plan other places, if that takes no longer than a turn. Returns its success."""
+        """Give these members of the plan other places, if that takes no longer than a turn. Returns whether
+        it succeeded.
+        """
         return bool(self.place(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN)))
 
     def place(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> bool | None:
-        """Places all of these members, in place of what they had in the gang's plan, and holds their cards. If one has
-        no place, nothing changes. Returns its success; None: the turn is over, the next call goes on with the draft.
+        """Place all of these members, in place of what they had in the gang's plan, and reserve their cards.
+
+        If one of them has no place, nothing changes. Returns whether all have places; None: the turn is over, and the
+        next call continues the draft.
         """
         uids = [member.uid for member in members]
         for member in members:
@@ -194,7 +209,7 @@ class GangPlaces:
         return True
 
     def _planned(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> Planned | Unplanned:
-        """A plan beside what is kept for nominated pods, and what is reserved for another gang."""
+        """A plan that leaves what is reserved for nominated pods and for another gang."""
         own, priority = gang.members, gang.priority
         kept, reserved = self._nominated.nodes(own, priority), self._reserved_from(gang)
         last = {*reserved, *(kept if len(kept) > MANY else ())}
@@ -209,19 +224,22 @@ class GangPlaces:
             return self._plan(members, self._terms(gang, now, draft, without=without))
 
     def _reserved_from(self, gang: Gang) -> set[str]:
-        """The nodes where cards are reserved for another gang, which this one must leave."""
+        """The nodes where cards are reserved for another gang, which this one must not use."""
         return set(self._cache.gang_cards.nodes(gang.rank(), gang.namespace))
 
     def _split_reserved(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
-        """Of nodes with a reservation: those of which the rest may be used, and those that are left alone, because to
-        count what is reserved on many takes longer than others may wait.
+        """Split nodes with a reservation: those whose other cards may be used, and those that are left out.
+
+        Nodes are left out if there are many: counting what is reserved on them takes longer than other callers may
+        wait.
         """
         reserved = self._taking(members, reserved) if reserved else reserved
         return (reserved, set()) if len(reserved) <= MANY else (set(), reserved)
 
     def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
-        """A plan, if possible one in which nominated members get the nodes that kube-scheduler has named for them: it
-        offers them no others, and offers these nodes to nobody else.
+        """A plan, if possible one in which nominated members get the nodes that kube-scheduler has nominated for them.
+
+        kube-scheduler offers these members no other nodes, and counts the members there for all other pods.
         """
         own, planned = dict[str, frozenset[str]](), list[Member]()
         for member in members:
@@ -240,7 +258,7 @@ class GangPlaces:
         return gangplan.plan(self._ledger, self._loads, members, terms)
 
     def _taking(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
-        """Those of the nodes that could take one of the members; all, where that is not known."""
+        """Those of the nodes that could take one of the members; all nodes if that is unknown."""
         vacant = [self._vacant(*shape) for shape in shapes(members)]
         if any(candidates is None for candidates in vacant):
             return nodes
@@ -249,8 +267,10 @@ class GangPlaces:
         }
 
     def count_capacities(self, members: Sequence[Member], until: float) -> bool:
-        """Looks at nodes until `until`, by the thread's CPU, so that a plan of these members has to ask few. Returns
-        whether all were known before.
+        """Count the capacity of nodes until `until` (CPU seconds of this thread), so that a plan of these members reads
+        few nodes.
+
+        Returns whether all were known before.
         """
         known = True
         while not all(self._capacities.count_pods(shape)[1] for shape in shapes(members)):
@@ -262,7 +282,9 @@ class GangPlaces:
     def would_place(
         self, gang: Gang, members: Sequence[Member], now: float, *, shape: str, also: Iterable[str]
     ) -> Planned | None:
-        """Places for these members if members of `shape` were also offered these nodes; nothing is held."""
+        """Places for these members if members of `shape` were offered the nodes `also`, too; reserves nothing. None:
+        there are none.
+        """
         if self._short(members)[0] is not None:
             return None
         counted, without = self._split_reserved(members, self._reserved_from(gang))
@@ -273,7 +295,7 @@ class GangPlaces:
         return outcome if isinstance(outcome, Planned) else None
 
     def broken_part(self, gang: Gang) -> str:
-        """The part of the plan that is not good any more, or ""."""
+        """The part of the plan that does not hold any more, or ""."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
             good = self._loads.free_load(node) is not None
@@ -287,7 +309,7 @@ class GangPlaces:
         return self._known.get(gang.key, _NOTHING)
 
     def _terms(self, gang: Gang, now: float, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
-        """`without`: nodes that no member with cards may have."""
+        """The terms of a plan. `without`: nodes that no member with cards may have."""
 
         def closed(member: Member, node: str) -> bool:
             return node in without and member.request is not None
@@ -307,7 +329,9 @@ class GangPlaces:
         return _State(freed, gang.changes, self._known_of(gang).changes, tuple(gang.avoided(now)))
 
     def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
-        """A member that has no place in any plan; and whether all nodes were looked at for that."""
+        """A member that has no place in any plan, None if there is none; and whether all nodes were counted
+        for that.
+        """
         known, until, alike = True, self._clock.cpu() + TURN, shapes(members)
         for shape, needed in demanding(alike).items():
             fitting_count, complete = self._capacities.count_pods(shape)
@@ -319,7 +343,7 @@ class GangPlaces:
         return None, known
 
     def _given_way(self, shape: MemberShape) -> int:
-        """How many more members would fit at most, if nothing were held ahead."""
+        """How many more members would fit at most, if nothing were reserved ahead."""
         least = min(
             (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),
             default=0,
@@ -347,8 +371,11 @@ class GangPlaces:
 
 
 class _State(NamedTuple):
-    """What a failed plan rested on: while it is equal, planning again fails again. How often something became free, how
-    often the gang's members and its offers have changed, and which shape avoids which node.
+    """What a failed plan depends on: while it is equal, planning again fails again.
+
+    freed: how often something became free.
+    members, offers: how often the gang's members and its offers have changed.
+    avoided: which shape avoids which node.
     """
 
     freed: int
@@ -359,9 +386,13 @@ class _State(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """What is known of one gang. `offers`: the nodes that kube-scheduler has offered, by shape; `changes`: how often
-    that has changed. `tried`: the state of the last plan that failed, after which there is a pause until `not_before`.
-    `draft`: a plan for `members` that takes several turns; `drafted`: the state when it was begun.
+    """What is known of one gang.
+
+    offers: the nodes that kube-scheduler has offered, by shape.
+    changes: how often the offers have changed.
+    tried: the state of the last plan that failed, after which there is a pause until `not_before`.
+    draft: a plan for `members` that takes several turns.
+    drafted: the state when the draft was begun.
     """
 
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
@@ -373,8 +404,9 @@ class _Known:
     drafted: _State | None = None
 
     def take_draft(self, members: Sequence[Member], state: _State, new: Draft) -> Draft:
-        """A turn begins: the draft for these members that an earlier turn has begun, or a new one. It is not kept here
-        meanwhile, so that an exception leaves none that is half changed.
+        """Begin a turn: take the draft for these members that an earlier turn has begun, or the new one.
+
+        It is not kept here meanwhile, so that an exception leaves no half-changed draft.
         """
         draft, self.draft = self.draft, None
         if draft is None or self.members != members:

@@ -1,8 +1,8 @@
 """The order in which waiting gangs are planned, kept up to date while they change.
 
 Gangs that are bound in part come first, then the smallest rank. But one tenant can have thousands of gangs, and others
-would wait until all of them are looked at: so after `AT_A_TIME` gangs of one namespace it is the next namespace's turn.
-Not thread-safe: the state locks.
+would wait until all of them are tried: so after `AT_A_TIME` gangs of one namespace it is the next namespace's turn. Not
+thread-safe: the state locks.
 """
 
 from bisect import bisect_left, insort
@@ -27,7 +27,7 @@ class GangQueue:
         self._places: dict[str, _Place] = {}  # by gang
 
     def update_gang(self, gang: Gang) -> None:
-        """The gang is so now."""
+        """Update the gang's place in the order. A gang that runs has none."""
         key, before = gang.key, self._places.get(gang.key)
         now = None if gang.ran else (not gang.forward, gang.rank(), gang)
         if now == before:
@@ -38,7 +38,7 @@ class GangQueue:
             insort(self._by_namespace.setdefault(gang.namespace, []), now)
 
     def drop(self, key: str) -> None:
-        """The gang is no more."""
+        """Remove the gang."""
         before = self._places.pop(key, None)
         if before is None:
             return
@@ -49,7 +49,7 @@ class GangQueue:
             del self._by_namespace[namespace]
 
     def in_order(self) -> "GangCursor":
-        """All gangs. Those that change meanwhile may be left out or come twice."""
+        """All gangs in order. Those that change meanwhile may be left out or come twice."""
         return GangCursor(self._round_robin())
 
     def gangs_before(self, gang: Gang) -> "GangCursor":
@@ -80,5 +80,5 @@ class GangCursor:
         self.gang = next(gangs, None)  # the next gang to look at; None at the end
 
     def advance(self) -> None:
-        """That gang is done: goes on to the next."""
+        """Go on to the next gang."""
         self.gang = next(self._remaining, None)

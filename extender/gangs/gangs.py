@@ -1,7 +1,7 @@
 """The gangs of the cluster: what filter and bind decide about members, and what happens to gangs with time.
 
 Part of the state, whose lock it shares; long work is done in short turns, and other threads get the lock in between.
-The phase of one gang is in `cardwise.core.gangs.gangstate`; plans are made in `gangplaces`. Nothing here waits: a bind
+`cardwise.core.gangs.gangstate` has the phase of one gang; `gangplaces` makes the plans. No code here waits: a bind
 waits on a `Permit`.
 """
 
@@ -32,10 +32,10 @@ _RECOVER_SECONDS: Final = 3.0  # of planning before a term begins; gangs that ar
 
 
 class Gangs:
-    """Methods may be called from any thread; for those that say so the caller holds the lock.
+    """All gangs. Any thread may call the methods, except under headings that say that the caller holds the lock.
 
-    `observe` and `queued` are callbacks for metrics. `observe`: a permit is over, "bound" or "released", after so many
-    seconds. `queued`: a gang begins to be bound, whose oldest member was created then.
+    observe: called for metrics when a permit is over, with "bound" or "ended" and the seconds that it took.
+    queued: called for metrics when a gang begins to be bound, with the creationTimestamp of its oldest member.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Gangs:
     # What the API server tells. For pods the caller holds the lock.
 
     def set_member(self, key: str, member: Member) -> None:
-        """The member of the gang, "namespace/name", is so now. To be called before its reservation is changed."""
+        """Update a member of the gang `key`, "namespace/name". Call it before the member's reservation is changed."""
         now = self._clock.now()
         before = self._gang_keys.get(member.uid)
         if before is not None and before != key:
@@ -94,7 +94,7 @@ class Gangs:
             self._queue.requeue_all()
 
     def remove_pod(self, uid: str) -> None:
-        """The pod is gone, or is in no gang any more. To be called before its reservation is changed."""
+        """Remove a member: the pod is gone, or is in no gang any more. Call it before its reservation is changed."""
         key = self._gang_keys.pop(uid, None)
         if key is None:
             return
@@ -107,7 +107,7 @@ class Gangs:
             self._places.remove_gang(key)
 
     def set_group(self, key: str, group: Group | None) -> None:
-        """Our PodGroup, "namespace/name", is so now; None: it is gone."""
+        """Update our PodGroup `key`, "namespace/name"; None: it is gone."""
         with self._lock:
             if group is None:
                 self._groups.pop(key, None)
@@ -125,7 +125,11 @@ class Gangs:
             self._on_group_changed(key)
 
     def set_cardless_member(self, pod: str, key: str) -> None:
-        """The pod, which is none of ours, is in the PodGroup of Kubernetes of that gang; "": in none, or gone."""
+        """Set the PodGroup of Kubernetes that a pod without a request for cards is in; "": none, or the pod is gone.
+
+        pod: a unique key.
+        key: "namespace/name" of the gang.
+        """
         before = self._cardless_gangs.pop(pod, "")
         if key:
             self._cardless_gangs[pod] = key
@@ -141,8 +145,9 @@ class Gangs:
     # What filter and bind ask.
 
     def filter(self, uid: str, nodes: Collection[str], named: str = "") -> str | Refusal | None:
-        """The planned node of a member, or why it has none; None: the pod is placed alone. `named`: the node that
-        the pod's status names.
+        """The planned node of a member, or why it has none; None if the pod is placed alone.
+
+        named: the node in the pod's status.
         """
         with self._lock:
             self._cache.count_cards()
@@ -162,7 +167,9 @@ class Gangs:
             return answer
 
     def request_permit(self, uid: str, node: str) -> Permit | str | None:
-        """A bind call for a member has come. Returns the hold to wait for, or the error; None: it goes on at once."""
+        """Handle a bind call for a member. Returns the permit to wait for, or an error; None: post the
+        Binding at once.
+        """
         with self._lock:
             self._cache.count_cards()
             now = self._clock.now()
@@ -191,7 +198,7 @@ class Gangs:
             return gang is not None and not gang.ran and not gang.forward and len(gang.plan) > 1
 
     def cancel_permit(self, permit: Permit, reason: str) -> None:
-        """Ends the hold: a bind that waits for it cannot go on."""
+        """Cancel the permit, unless it is decided: a bind that waits for it cannot continue."""
         with self._lock:
             if self._permits.get(permit.key) is permit:
                 self._end(self._gangs[permit.key], reason)
@@ -199,28 +206,30 @@ class Gangs:
     # What the state and preemption ask. The caller holds the lock.
 
     def gang_of(self, uid: str) -> Gang | None:
-        """The gang that the pod is in."""
+        """The gang that the pod is in; None if it is in none."""
         return self._gangs.get(self._gang_keys.get(uid, ""))
 
     def may_bind(self, uid: str, node: str) -> bool:
-        """Whether a bind of this pod may be posted now: it is in no gang, or its gang goes forward, or runs."""
+        """Whether a Binding of this pod may be posted now: it is in no gang, or its gang is being bound, or runs."""
         gang = self.gang_of(uid)
         return gang is None or gang.ran or (gang.forward and gang.plan.get(uid) == node)
 
     def mark_posted(self, uid: str) -> None:
-        """The Binding of a member has landed, or may have."""
+        """Record that the Binding of a member has bound it, or may have."""
         gang = self.gang_of(uid)
         if gang is not None:
             gang.mark_posted(uid, self._clock.now())
 
     def mark_unposted(self, uid: str) -> None:
-        """The Binding of a member has surely not landed; or the member has lost its place and must be planned again."""
+        """Record that the Binding of a member surely has not bound it, or that the member has lost its place
+        in the plan.
+        """
         gang = self.gang_of(uid)
         if gang is not None:
             self._reset_gang(gang, self._clock.now())
 
     def reset(self) -> None:
-        """Another extender decides from now on, or has decided until now: only what the API server shows is kept."""
+        """Keep only what the API server shows: another extender decides from now on, or has decided until now."""
         now = self._clock.now()
         for gang in list(self._gangs.values()):
             self._cancel_plan(gang, gang.forget(now))
@@ -229,7 +238,7 @@ class Gangs:
     # What time and leaders do.
 
     def recover(self) -> None:
-        """A term begins: gangs that are bound in part are planned before anything else is placed."""
+        """Begin a leader epoch: plan the gangs that are bound in part before anything else is placed."""
         with self._lock:
             now, wall = self._clock.now(), self._clock.wall().timestamp()
             for gang in self._gangs.values():
@@ -240,14 +249,14 @@ class Gangs:
             give_way(self._clock)
 
     def stop(self, reason: str) -> None:
-        """Ends all holds; from now on no bind may wait."""
+        """Cancel all permits; from now on no bind may wait."""
         with self._lock:
             self._stopped = reason
             for permit in list(self._permits.values()):
                 self._end(self._gangs[permit.key], reason)
 
     def step(self) -> Work:
-        """One round of what is due by time; only the leader calls it. Returns what is to be written."""
+        """Do what is due by time; only the leader calls it. Returns the writes that are due."""
         work, due = Work([], []), list[Gang]()
         for some in slices(self._keys(), _GANGS_AT_ONCE, self._clock):
             with self._lock:
@@ -261,13 +270,13 @@ class Gangs:
         return work
 
     def is_to_evict(self, uid: str) -> bool:
-        """Whether the member is still to be evicted."""
+        """Whether the member must still be evicted."""
         with self._lock:
             gang = self.gang_of(uid)
             return gang is not None and uid in gang.evicting
 
     def is_to_ungate(self, uid: str) -> bool:
-        """Whether the member's gate is still to be removed."""
+        """Whether the member's gate must still be removed."""
         with self._lock:
             gang = self.gang_of(uid)
             return gang is not None and gang.frees(uid)
@@ -284,7 +293,7 @@ class Gangs:
         return views
 
     def phases(self) -> dict[str, int]:
-        """How many gangs are in which phase."""
+        """The number of gangs by phase."""
         with self._lock:
             counts = dict.fromkeys(map(str, GangPhase), 0)
             for gang in self._gangs.values():
@@ -292,7 +301,7 @@ class Gangs:
             return counts
 
     def foreign(self) -> list[tuple[Foreign, str]]:
-        """The gangs whose minimum is in a PodGroup of another API group, and which group."""
+        """The gangs whose minimum is in a PodGroup of another API group, and which API group."""
         with self._lock:
             return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
 
@@ -315,7 +324,9 @@ class Gangs:
             return gang is not None
 
     def _reserve_some(self, due: Iterable[Gang]) -> bool:
-        """One turn of choosing the gang for which cards are reserved. Returns whether a plan for it is half made."""
+        """One turn of choosing the gang for which cards are reserved. Returns whether a plan for it needs
+        another turn.
+        """
         with self._lock:
             self._cache.count_cards()
             now = self._clock.now()
@@ -324,7 +335,7 @@ class Gangs:
             return self._places.half_reserved
 
     def _plan_some(self) -> bool:
-        """One turn of planning the gangs in line. Returns whether gangs are left in this round."""
+        """One turn of planning the gangs in the queue. Returns whether gangs are left in this pass."""
         with self._lock:
             self._cache.count_cards()
             began, now = self._clock.cpu(), self._clock.now()
@@ -341,8 +352,10 @@ class Gangs:
     # Everything below runs under the lock.
 
     def _advance_gangs(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
-        """Does what is due by time for these gangs. Adds to `work` what is to be written, and to `due` the gangs that
-        have waited too long.
+        """Do what is due by time for these gangs.
+
+        work: receives the writes that are due.
+        due: receives the gangs that have waited too long.
         """
         now = self._clock.now()
         for gang in [self._gangs[key] for key in keys if key in self._gangs]:
@@ -359,8 +372,10 @@ class Gangs:
                 due.append(gang)
 
     def _is_first_call(self, uid: str, nodes: Collection[str], named: str, now: float) -> bool:
-        """Whether kube-scheduler asks for the named node alone, as it does first in each try of a pod: that says
-        nothing of other nodes. If it then asks for all that it allows and these are the same, they are all.
+        """Whether kube-scheduler asks for the named node alone, as it does first in each attempt of a pod.
+
+        Such a call tells nothing about other nodes. If the next call of the attempt, which has all nodes that the pod
+        may use, names the same node alone, it is the only one.
         """
         before, self._first_call = self._first_call, ("", float("-inf"))
         if list(nodes) != [named] or (before[0] == uid and now - before[1] < _TRY_SECONDS):
@@ -393,15 +408,16 @@ class Gangs:
         return Refusal.GANG_WAITS if first else self._replan(gang, uid, node, now)
 
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
-        """Whether the planner moves this refused member once its gang fits, so that nothing else has to. It does not
-        where the member has a place in the plan, where kube-scheduler may have asked for a nominated node alone, and
-        where it has not asked for the gang.
+        """Whether the planner moves this refused member once its gang fits, so that no other event has to requeue it.
+
+        It does not if the member has a place in the plan, if kube-scheduler may have asked for a nominated node alone,
+        or if it has not asked for the gang.
         """
         nominated = self._reservations.nominations.node(uid)
         return uid not in gang.plan and not nominated and self._places.has_offers(gang)
 
     def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
-        """kube-scheduler does not offer the member's planned node: plans the member again."""
+        """Plan the member again: kube-scheduler does not offer its planned node. Returns its node, or the refusal."""
         if self._reservations.known_binding(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
         gang.avoid(uid, node, now)
@@ -419,11 +435,11 @@ class Gangs:
         return Refusal.GANG_WAITS
 
     def _plan_in_call(self, gang: Gang, now: float) -> bool:
-        """Plans the gang in a filter call, after the gangs that come before it. Returns its success.
+        """Plan the gang in a filter call, after the gangs that come before it. Returns whether it has a plan.
 
-        kube-scheduler is serial: pods that ask for no card wait for the call as well, and it calls for each member. So
-        a call plans only where that may help, and after one that has planned in vain the next ones plan nothing for ten
-        times as long: `_plan_some` goes on in the background, and wakes the members once there is a plan.
+        kube-scheduler is serial: pods that request no GPU wait for the call as well, and it calls for each member. So a
+        call plans only if that may help, and after a call that has planned in vain the next ones plan nothing for ten
+        times as long: `_plan_some` continues in the background, and requeues the members once there is a plan.
         """
         if not self._may_plan_in_call(gang, now):
             gang.reason = gang.reason or "gangs are being planned"
@@ -440,14 +456,17 @@ class Gangs:
         return now >= self._next_in_call and self._places.may_fit(gang, now)
 
     def _rest_in_calls(self, began: float, now: float, *, planned: bool | None) -> None:
-        """A call has planned since `began`, by the thread's CPU."""
+        """Pause planning in filter calls if this call has planned in vain. `began`: its start, in CPU seconds of the
+        thread.
+        """
         cost = self._clock.cpu() - began
         if not planned and cost > CHEAP:
             self._next_in_call = now + yielding.REST * cost
 
     def _plan_earlier(self, gang: Gang, now: float) -> bool:
-        """Plans the gangs that come before this one in line, as far as the turn's time allows. Returns whether all were
-        looked at; if not, `_plan_some` goes on with them, and then with this gang.
+        """Plan the gangs that come before this one in the queue, as far as the turn's time allows.
+
+        Returns whether all were tried; if not, `_plan_some` continues with them, and then with this gang.
         """
         unasked, until = list[Gang](), self._clock.cpu() + TURN
         if not self._plan_in_order(self._gang_queue.gangs_before(gang), unasked, now, until):
@@ -455,10 +474,14 @@ class Gangs:
         return not self._places.may_fit(gang, now) or self._try_all(unasked, now, until)
 
     def _plan_in_order(self, gangs: GangCursor, unasked: list[Gang], now: float, until: float) -> bool:
-        """Plans waiting gangs in order, until `until` (CPU time of this thread), if something has changed since they
-        did not fit. Returns whether it reached the end; if not, `gangs` and `unasked` have what is left.
+        """Plan waiting gangs in order, if something has changed since they did not fit.
 
-        If kube-scheduler has not asked for a gang, nobody knows yet which nodes it may use. So it is put into
+        gangs, unasked: afterwards, the gangs that are left.
+        until: the end of the turn, in CPU seconds of this thread.
+
+        Returns whether all gangs were tried.
+
+        If kube-scheduler has not asked for a gang, it is unknown which nodes the gang may use. So it is put into
         `unasked`, and is planned right before the next gang that is worth planning: it keeps its place in the order.
         """
         while gangs.gang is not None:
@@ -468,7 +491,7 @@ class Gangs:
         return True
 
     def _look_at(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
-        """Plans this gang if that may help. Returns whether this gang is done."""
+        """Plan this gang if that may help. Returns whether this gang is done."""
         if gang.forward:
             in_part = self._is_ready(gang, now) and gang.missing_in_plan()
             return not in_part or self._try(gang, now) is not None
@@ -482,15 +505,15 @@ class Gangs:
         return self._try_all(unasked, now, until) and self._try(gang, now) is not None
 
     def _is_ready(self, gang: Gang, now: float) -> bool:
-        """Whether the gang is there, and may be planned now."""
+        """Whether the gang exists, and may be planned now."""
         return self._gangs.get(gang.key) is gang and gang.refusal(now) is None
 
     def _wants_plan(self, gang: Gang, now: float) -> bool:
-        """The same, of a gang that has no plan and does not run."""
+        """Whether the gang may be planned now, has no plan and does not run."""
         return self._is_ready(gang, now) and not (gang.ran or gang.forward or gang.plan or gang.closed)
 
     def _try_all(self, unasked: list[Gang], now: float, until: float) -> bool:
-        """Plans the unasked gangs. Returns whether all of them are done."""
+        """Plan the unasked gangs. Returns whether all of them are done."""
         while unasked:
             # Between two turns it may have gone, lost a member, or got a plan.
             if self._wants_plan(unasked[0], now) and self._try(unasked[0], now) is None:
@@ -501,7 +524,7 @@ class Gangs:
         return True
 
     def _try(self, gang: Gang, now: float) -> bool | None:
-        """Plans the gang if that may help, and wakes members that were refused. Returns as `GangPlaces.attempt`."""
+        """Plan the gang if that may help, and requeue members that were refused. Returns as `GangPlaces.attempt`."""
         if not gang.forward and not self._queue.may_place(gang.priority):
             gang.reason = "pods of higher priority go first; the extender did not answer their last attempt"
             return False
@@ -520,16 +543,16 @@ class Gangs:
         return True
 
     def _activate(self, gang: Gang) -> None:
-        """Wakes members of the plan that were refused before there was a plan."""
+        """Requeue members of the plan that were refused before there was a plan."""
         if any(map(self._queue.is_unschedulable, gang.plan)):
             self._queue.requeue_all()
 
     def _occupied_threads(self) -> int:
-        """The number of threads that present holds occupy or may occupy."""
+        """The number of threads in which members of planned gangs wait or may wait."""
         return sum(len(self._gangs[key].plan) - 1 for key in self._permits)
 
     def _commit(self, gang: Gang, permit: Permit, now: float) -> None:
-        """The last member has come: the whole plan is checked once more; then all binds go on."""
+        """Allow the gang's permit if the whole plan still holds: the last member has reached bind."""
         broken = self._places.broken_part(gang)
         if broken:
             self._end(gang, broken)
@@ -551,7 +574,9 @@ class Gangs:
         self._cancel_plan(gang, gang.cancel_plan(reason, self._clock.now()))
 
     def _cancel_plan(self, gang: Gang, reason: str) -> None:
-        """To be called after each transition. `reason`: why it has ended the gang's plan; "": it has not."""
+        """Follow a transition of the gang; call it after each. `reason`: why the transition ended the plan; "": it did
+        not.
+        """
         self._gang_queue.update_gang(gang)
         if not reason:
             return
@@ -563,7 +588,7 @@ class Gangs:
             self.observe("released", self._clock.now() - permit.since)
 
     def _on_group_changed(self, key: str) -> None:
-        """A PodGroup of the gang has changed."""
+        """Update the gang from its PodGroups."""
         gang = self._gangs.get(key)
         if gang is not None:
             was_complete, was_running = gang.complete, gang.ran

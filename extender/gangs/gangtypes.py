@@ -1,6 +1,6 @@
-"""The types of the gangs' interface: settings, the holds that binds wait for, what is to be written.
+"""The types of the gangs' interface: settings, the permits that binds wait for, the writes that are due.
 
-What is decided is in `gangs`.
+`gangs` decides.
 """
 
 import threading
@@ -14,7 +14,11 @@ from extender.records.podref import PodRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangSettings:
-    """`max_waiting`: how many binds may wait at once. `policy`: the placement policy of pods that name none."""
+    """Settings of gangs.
+
+    policy: the placement policy of pods that name none.
+    max_waiting: how many binds may wait at once.
+    """
 
     patience: GangPatience = field(default_factory=GangPatience)
     policy: str = policies.DEFAULT
@@ -23,8 +27,12 @@ class GangSettings:
 
 @dataclass(slots=True, eq=False)
 class Permit:
-    """The outcome of a gang's plan, for which its bind threads wait. `done`: it is decided. `allowed`: the threads post
-    their Bindings; else they fail with `reason`.
+    """The outcome of a gang's plan, for which its bind threads wait.
+
+    key: "namespace/name" of the gang.
+    since: when the gang was planned, in seconds of the clock.
+    done: set once the outcome is decided.
+    allowed: the threads post their Bindings; else they fail with `reason`.
     """
 
     key: str
@@ -39,7 +47,7 @@ class Permit:
 
 
 class Work(NamedTuple):
-    """What is to be written now: gates to remove, and members to evict, each with the text of its event."""
+    """The writes that are due: gates to remove, and members to evict, each with the text of its event."""
 
     ungate: list[PodRef]
     evict: list[tuple[PodRef, str]]

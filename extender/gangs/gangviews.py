@@ -13,8 +13,13 @@ _MAX_NOTIFIED: Final = 20  # members that get events; for all members of a gang 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A gang as people see it. `there`: the number of members that count; `oldest`: those that get events.
-    `reserved`: the plan by node, with its members and cards.
+    """A gang as people see it.
+
+    minimum: members that must run together.
+    there: the number of members that count.
+    oldest: the members that get events.
+    bound: the number of members that have a node.
+    reserved: the plan by node, each with its numbers of members and cards.
     """
 
     namespace: str
@@ -32,7 +37,7 @@ class View:
 
 
 def make_view(gang: Gang, ledger: Ledger) -> View:
-    """The gang as it is now."""
+    """The view of the gang as it is now."""
     reserved: dict[str, tuple[int, int]] = {}
     for uid, node in gang.plan.items():
         holding = ledger.holding(uid)

@@ -1,7 +1,7 @@
 """PodGroups: what they say of their gangs, and what their statuses should say.
 
-A PodGroup is a wish and a record: its spec says what people want; its status says how far the gang has come, written by
-the extender and believed by the next leader.
+The spec of a PodGroup is what people request. Its status records how far the gang has come; the extender writes it, and
+the next leader relies on it.
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ class GroupRecord:
 
 
 def record(raw: bytes) -> tuple[str, GroupRecord] | None:
-    """Key, which is "namespace/name", and record."""
+    """Decode a PodGroup: its key "namespace/name" and its record."""
     manifest = _decode(wire.trim(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     # By its value, as the API server's policy for the extender: of another it refuses each write.
@@ -78,7 +78,7 @@ def automatic_group(view: View) -> Json:
 
 
 def group_status(seen: GroupRecord, view: View | None, now: str) -> Json:
-    """The status as JSON, without times of conditions. `view` is None where the gang has no pod."""
+    """The status as JSON, without times of conditions. `view`: None if the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
     changed = seen.status.get("lastTransitionTime") if seen.status.get("phase") == phase else None
     reason = wording.message(view.reason if view is not None else "there is no pod of it")

@@ -11,20 +11,20 @@ gang, and 14 for other pods. As soon as both members fit, the gang is planned an
 
 What is reserved:
 
-- The MiB, percent of SMs, clients, whole cards and devices that the gang asks for, on those cards. Not the rest of the
-  cards, not nodes, no cpu, no memory of nodes.
-- Nothing on nodes whose cards have what the gang would take there, and where it waits for cpu or memory only.
-- Nothing for a gang that would not fit if all pods on cards ended, and nothing beyond the quotas of its namespace as
-  they are used now.
+- The MiB, percent of SMs, clients, whole cards and devices that the gang requests, on those cards. Not the remainder of
+  these cards, and no cpu or memory of nodes.
+- Nothing on nodes whose cards have what the gang would take there, so that only cpu or memory is short.
+- Nothing for a gang that would not fit if all pods on cards ended, and nothing beyond what the quotas of its namespace
+  leave now.
 
-For whom and for how long: for one gang at a time. The higher priority comes first, then namespaces take turns, each
+For which gang and how long: for one gang at a time. The higher priority comes first, then namespaces take turns, each
 with its first gang, then with its second one; a namespace whose time is over comes after the others. The gangs of one
-namespace together have `GangPatience.keep` seconds, and then none for as long. So it does not help to delete a gang and
-make it again.
+namespace together have `GangPatience.keep` seconds, and then none for as long. So nothing is gained by deleting a gang
+and creating it again.
 
 The search is repeated every `_SEARCH_AGAIN` seconds, and the reservation moves to cards on which less is in use by
-then. A card on which nothing ends for `_STUCK_SECONDS` comes after all others; that time doubles with each such move,
-so that cards whose pods run for minutes get their time, too. Not thread-safe: the state locks.
+then. A card on which nothing ends for `_STUCK_SECONDS` comes after all others. That time doubles with each such move,
+so that the gang also waits long enough for cards whose pods run for minutes. Not thread-safe: the state locks.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ MARK: Final = "gang reservation"  # of the holdings
 
 
 class GangReservation:
-    """Cards are reserved for at most one gang: the first in order of those that have waited too long and could fit."""
+    """Reserves cards for at most one gang: the first in order of those that have waited too long and could fit."""
 
     def __init__(self, cache: Cache, clock: Clock) -> None:
         self._cache = cache
@@ -73,15 +73,16 @@ class GangReservation:
         self._search: CardSearch | None = None  # that the next update goes on with
 
     def add_offer(self, key: str, shape: str, nodes: frozenset[str]) -> None:
-        """kube-scheduler offers these nodes for members of the shape. Equal offers should be one object: they may be
-        thousands of nodes, and are kept for each shape.
+        """Record that kube-scheduler offers these nodes for members of the shape.
+
+        Equal offers should be one object: they may be thousands of nodes, and are kept for each shape.
         """
         offers = self._offers.setdefault(key, {})
         before = offers.get(shape, nodes)
         offers[shape] = before if before is nodes or nodes <= before else before | nodes
 
     def remove_gang(self, key: str) -> None:
-        """The gang is gone, or runs."""
+        """Forget the gang: it is gone, or runs."""
         self._offers.pop(key, None)
         self._selections.pop(key, None)
         self._stalls.pop(key, None)
@@ -89,7 +90,7 @@ class GangReservation:
             self._end()
 
     def reset(self) -> None:
-        """Forgets what was seen of the cluster: the Lease was lost, or has been got."""
+        """Forget what was seen of the cluster: the Lease was lost or acquired."""
         self._selections.clear()
         self._stalls.clear()
         self._search = None
@@ -97,8 +98,11 @@ class GangReservation:
         self._cards.reserve(None)
 
     def update(self, due: Sequence[Gang], policy: str, now: float) -> bool:
-        """Chooses the gang and its cards. `due`: the gangs that have waited too long. Returns whether something is not
-        reserved any more.
+        """Choose the gang and its cards. Returns whether something is not reserved any more.
+
+        due: the gangs that have waited too long.
+        policy: the placement policy of pods that name none.
+        now: seconds of the clock.
         """
         self._now = now
         self._paused_until = {namespace: until for namespace, until in self._paused_until.items() if until > now}
@@ -139,9 +143,11 @@ class GangReservation:
         self._gang = None
 
     def _first(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, Sequence[Holding]]:
-        """The first gang for which cards are to be reserved, and what of them. A call searches for one gang; the next
-        call goes on with the same. Until that search is done its former result counts, and gangs after it may be
-        chosen. A search that no call goes on with ends: the cluster changes.
+        """The first gang for which cards are to be reserved, and the holdings.
+
+        A call searches for one gang; the next call continues that search. Until the search is done its former result
+        counts, and gangs after it may be chosen. A search that the next call does not continue ends, since the cluster
+        changes.
         """
         searching, first, reserved = False, None, list[Holding]()
         for gang in self._in_order(due):
@@ -159,8 +165,9 @@ class GangReservation:
         return first, reserved
 
     def _in_order(self, due: Sequence[Gang]) -> Iterator[Gang]:
-        """The gangs, but for namespaces that rest: by priority, then in turns by namespace. Within a namespace in the
-        order of its gangs, between namespaces by when their time was over, then by age.
+        """The gangs in order, without namespaces that are paused: by priority, then namespaces in turns.
+
+        Within a namespace in the order of its gangs; between namespaces by when their time was over, then by age.
         """
         places: dict[tuple[int, str], int] = {}
         keys = []
@@ -173,8 +180,8 @@ class GangReservation:
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
     def _still_wanted(self, gang: Gang, holdings: Mapping[str, Holding]) -> list[Holding]:
-        """What of a result is worth to be reserved now: for members that still wait, and nothing if it is more than
-        quotas leave to the namespace by now.
+        """The holdings that are worth reserving now: for members that still wait, and none if they exceed what quotas
+        leave to the namespace by now.
         """
         reserved = [holdings[member.uid] for member in gang.members_to_plan() if member.uid in holdings]
         headroom = self._cache.headroom(gang.namespace) if reserved else []
@@ -193,7 +200,7 @@ class GangReservation:
         return reserved if fits else []
 
     def _search_for(self, gang: Gang, policy: str, now: float) -> "_Selection | None":
-        """The cards that would do if pods that hold cards ended; None: the next call goes on with the search."""
+        """The cards that would do if pods that hold cards ended; None: the next call continues the search."""
         if self._search is None or self._search.key != gang.key:
             waits = self._stalls.setdefault(gang.key, _Stalls())
             if self._gang is gang and gang.key in self._selections:
@@ -215,7 +222,7 @@ class GangReservation:
         return selection
 
     def _worth_reserving(self, members: Sequence[Member], planned: Planned) -> dict[str, Holding]:
-        """What the plan takes of cards, by member, without nodes where only cpu or memory is short."""
+        """The holdings of the plan, by member, without nodes where only cpu or memory is short."""
         on: dict[str, list[Member]] = {}
         for member in members:
             on.setdefault(planned.nodes[member.uid], []).append(member)
@@ -257,8 +264,9 @@ class GangReservation:
             )
 
     def _short(self, holdings: Iterable[Holding], *, counted: bool = False) -> dict[str, int]:
-        """By card, how much must end there before the holdings fit: MiB, clients and percent of SMs in one sum, which
-        becomes less with each end. `counted`: the ledger has the holdings already.
+        """By card, how much must end there before the holdings fit: the sum of MiB, clients and percent of SMs.
+
+        The sum decreases with each pod that ends. `counted`: the ledger has the holdings already.
         """
         short: dict[str, int] = {}
         for node, shares in _by_node(holdings).items():
@@ -296,8 +304,12 @@ class _Used(NamedTuple):
 
 
 class _Selection(NamedTuple):
-    """The result of a search for a gang: what is to be reserved, by member, or why it cannot run. `changes`: the gang's
-    count of its changes then.
+    """The result of a search for a gang.
+
+    at: when it was made.
+    changes: the gang's count of its changes then.
+    holdings: what is to be reserved, by member.
+    problem: why the gang cannot run, or "".
     """
 
     at: float
@@ -315,11 +327,14 @@ class _Stalls:
         self._times = 0  # that cards were given up
 
     def begin(self, now: float) -> None:
-        """The reservation begins, or begins again after others had theirs."""
+        """Begin to wait, or again after cards were reserved for other gangs."""
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
     def judge(self, short: Mapping[str, int], now: float) -> None:
-        """`short`: by reserved card, how much must end there before the gang has its part."""
+        """Count cards on which nothing has ended for long as given up.
+
+        short: by reserved card, how much must end there before the gang has its part.
+        """
         limit = _STUCK_SECONDS * 2**self._times
         seen: dict[str, tuple[int, float]] = {}
         stuck = False
