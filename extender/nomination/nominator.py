@@ -1,7 +1,7 @@
-"""Nominating ahead: gives waiting pods a node and cards before kube-scheduler asks for them. Part of the state.
+"""Nominating ahead: gives pending pods a node and cards before kube-scheduler asks for them. Part of the state.
 
 kube-scheduler tries the node in a pod's status first and alone, which in a big cluster is many times as fast as trying
-all nodes (docs/design/0010-nominating-ahead.md). A decision here is a reservation in the phase AHEAD, and ends like
+all nodes (docs/design/0010-nominating-ahead.md). A decision here is a reservation in the phase NOMINATED, and ends like
 one of filter. kube-scheduler's own filters, our filter and bind decide as always. Shares the state's lock.
 """
 
@@ -55,7 +55,7 @@ class NominationMode(StrEnum):
 
 
 class NominationOutcome(StrEnum):
-    """What became of a pod that was decided about ahead."""
+    """The outcome of nominating a pod ahead."""
 
     HIT = "hit"  # kube-scheduler asked for that node alone
     MISS = "miss"  # it asked for other nodes, too
@@ -66,8 +66,11 @@ class NominationOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NominationSettings:
-    """`above_nodes`: the number of nodes above which AUTO begins. `policy`, `one_best_node`: for pods that name
-    none.
+    """Settings of nominating ahead.
+
+    above_nodes: the number of nodes above which AUTO nominates.
+    policy: the placement policy of pods that name none.
+    one_best_node: whether filter returns one node for pods that do not say so.
     """
 
     mode: NominationMode = NominationMode.NEVER
@@ -77,7 +80,10 @@ class NominationSettings:
 
 
 class Nominee(NamedTuple):
-    """A pod and the node that its status is to name, if it is still of this version; or names already (version "")."""
+    """A pod and the node for its status.
+
+    version: the pod's resourceVersion, at which the node may be written; "" if the status names the node already.
+    """
 
     pod: PodRef
     version: str
@@ -85,7 +91,7 @@ class Nominee(NamedTuple):
 
 
 class Nominator:
-    """Methods may be called from any thread, but for those under headings that say so: there the caller holds the
+    """Nominates pods ahead. Any thread may call the methods, except under headings that say that the caller holds the
     lock.
     """
 
@@ -115,14 +121,14 @@ class Nominator:
     # What the API server tells. The caller holds the lock.
 
     def set_node(self, name: str, ground: NodeLabels | None) -> None:
-        """The node is so now; None: it is no more, or takes no pods."""
+        """Update the node; None: it is gone, or takes no pods."""
         if ground is None:
             self._feasible_nodes.remove(name)
         elif self._settings.mode is not NominationMode.NEVER:
             self._feasible_nodes.set_node(name, ground)
 
     def set_waiting(self, pod: WaitingRecord) -> None:
-        """The pod has no node."""
+        """Update a pod without a node."""
         if self._settings.mode is NominationMode.NEVER:
             return
         if pod.named:
@@ -133,21 +139,21 @@ class Nominator:
             self._release([pod.uid], NominationOutcome.MISS)
 
     def remove_pod(self, uid: str) -> None:
-        """The pod is bound or gone; or its status names no such node any more."""
+        """Forget the pod: it is bound or gone, or its status names no such node any more."""
         self._nominees.pop(uid, None)
         self._unreserved_since.pop(uid, None)
 
     # What filter asks and tells. But for `add_scheduler`, the caller holds the lock.
 
     def add_scheduler(self, scheduler: str) -> None:
-        """A kube-scheduler of this name calls this extender."""
+        """Record that a kube-scheduler of this name calls this extender."""
         if scheduler not in self._schedulers:
             with self._lock:
                 self._schedulers |= {scheduler}
                 self._queue.add_scheduler(scheduler)
 
     def on_filter(self, uid: str, nodes: Collection[str]) -> None:
-        """kube-scheduler asks for the pod and offers these nodes."""
+        """Record that kube-scheduler asks for the pod and offers these nodes."""
         if self._settings.mode is NominationMode.NEVER:
             return
         row = self._nomination_of(uid)
@@ -164,7 +170,10 @@ class Nominator:
             self._release([uid], NominationOutcome.MISS)
 
     def place(self, wanted: PlacementRequest, created: str) -> Placement | Unplaceable:
-        """The best node for a pod that was created then; if necessary, with cards that later pods hold ahead."""
+        """The best node for a pod; if necessary, with cards that are reserved ahead for later pods.
+
+        created: the pod's creationTimestamp.
+        """
         placement = self._placing.place(wanted)
         later = self.later_nominations(wanted.request.priority, created) if isinstance(placement, Unplaceable) else ()
         if later:
@@ -190,20 +199,23 @@ class Nominator:
     # What a pod that found no place asks, and a gang. The caller holds the lock.
 
     def later_nominations(self, priority: int, created: str) -> Sequence[Reservation]:
-        """What is held ahead for pods that come later in the queue than a pod of this priority and time of creation."""
+        """The reservations ahead of pods that come later in the queue than a pod of this priority and
+        creationTimestamp.
+        """
         nominated = self._reservations.in_phases(Phase.NOMINATED)
         return [row for row in nominated if row.nominee is not None and sort_key(row.nominee) > (-priority, created)]
 
     @contextmanager
     def releasing(self, later: Sequence[Reservation]) -> Iterator[None]:
-        """Context: these hold nothing."""
+        """Context: these reservations do not count."""
         uids = [row.pod.uid for row in later]
         with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
             yield
 
     def overtake(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
-        """A pod of this namespace comes before these on the nodes: they lose what they hold there; if the namespace has
-        quotas, its own lose all.
+        """Release these reservations on the nodes: a pod of this namespace comes before them.
+
+        If the namespace has quotas, its own reservations among them are released on all nodes.
         """
         limited = bool(self._cache.headroom(namespace))
         self._release(
@@ -214,15 +226,18 @@ class Nominator:
     # What time does. The caller holds the lock.
 
     def on_expired(self, uid: str) -> None:
-        """kube-scheduler did not ask for the pod in time; it holds nothing any more."""
+        """Record that the pod's reservation has expired: kube-scheduler did not ask for the pod in time."""
         self.observe(NominationOutcome.EXPIRED)
         self._queue.put_back(uid)
 
     # What the nominator asks, from its thread.
 
     def nominate_next(self, paused: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
-        """Decides about the next pod. Returns whether to go on at once, and the pod with its node, if any. `paused`:
-        namespaces that are left out for now.
+        """Nominate the next pod.
+
+        paused: namespaces that are left out for now.
+
+        Returns whether to go on at once, and the pod with its node, None if no node was chosen.
         """
         with self._lock:
             if not self._is_active() or self._reservations.count(Phase.NOMINATED) >= MAX_NOMINATED:
@@ -241,9 +256,9 @@ class Nominator:
             return True, nominee
 
     def take_stale(self) -> list[Nominee]:
-        """Pods whose statuses name a node where nothing is held for them; each is returned once.
+        """Pods whose statuses name a node where nothing is reserved for them; each is returned once.
 
-        Another extender of ours may have written the node, or somebody else; the record does not say.
+        Another extender of ours may have written the node, or another program; the record does not tell.
         """
         with self._lock:
             now = self._clock.now()
@@ -258,7 +273,7 @@ class Nominator:
             return stale
 
     def restore_stale(self, nominee: Nominee) -> None:
-        """The node of a pod from `take_stale` could not be removed from its status."""
+        """Record that the node of a pod from `take_stale` could not be removed from its status."""
         with self._lock:
             self._nominees.setdefault(nominee.pod.uid, nominee)
 
@@ -268,7 +283,7 @@ class Nominator:
             return self._nomination_of(uid) is not None
 
     def on_write_failed(self, uid: str) -> None:
-        """The node could not be written into the pod's status."""
+        """Record that the node could not be written into the pod's status."""
         with self._lock:
             self._release([uid], NominationOutcome.STALE)
 
@@ -295,7 +310,7 @@ class Nominator:
         return Nominee(pod.ref, pod.version, placed.node)
 
     def _place(self, pod: WaitingPod) -> Placement | None:
-        """The best node that also has the cpu and memory for the pod, and slots."""
+        """The best node that also has the cpu, memory and slots for the pod."""
         policy = pod.request.policy or self._settings.policy
         nodes = self._feasible_nodes.feasible(pod.constraints)
         full = set[str]()
@@ -322,7 +337,7 @@ class Nominator:
         self._misses[constraints] = times, until
 
     def _release(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
-        """Frees what these pods hold ahead, except where kube-scheduler has asked already."""
+        """Release what is reserved ahead for these pods, unless kube-scheduler has asked for them already."""
         for uid in uids:
             if self._nomination_of(uid) is not None:
                 self.observe(outcome)

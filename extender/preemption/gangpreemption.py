@@ -1,13 +1,13 @@
-"""Preemption for gangs: victims for a member are answered only if then all missing members of its gang have a place.
+"""Preemption for gangs: a member gets victims only if then all missing members of its gang have a place.
 
-kube-scheduler preempts for one pod after the other, and knows no gangs. So for each answer the whole gang is looked at:
-what is free or becomes free, for which members victims terminate already, and which pods would have to go for the other
-members. The answer has only the victims for the pod that was asked for. The places of the other members are kept until
+kube-scheduler preempts for one pod after the other, and knows no gangs. So each answer considers the whole gang: what
+is free or becomes free, for which members victims terminate already, and which pods would have to be evicted for the
+other members. The answer has only the victims for the requested pod. The places of the other members are reserved until
 kube-scheduler asks for them.
 
-The search may need several plans, and takes a turn at the state for each, and further turns to find the victims on
-many nodes. What one turn has found may not hold in the next. So each turn begins anew if anything has changed on which
-that rests, and the answer is right when it is kept.
+The search may need several plans, and takes a turn at the state's lock for each, and further turns to find the victims
+on many nodes. The result of one turn may not hold in the next. So each turn starts again if anything has changed that
+the result depends on, and the answer is right when its cards are reserved.
 """
 
 import heapq
@@ -38,7 +38,7 @@ _FEW: Final = 8  # members put where pods go; a plan with more has a turn of its
 
 @dataclass(slots=True)
 class _Put:
-    """A member that is put on a node where pods go for it."""
+    """A member that is put on a node where pods are evicted for it."""
 
     claimant: WaitingPod
     node: str
@@ -47,8 +47,10 @@ class _Put:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Places for all members that lack one. `puts`: those that pods go for, first of all the pod that was asked for.
-    `rest`: what is kept for the other members meanwhile, with or without victims.
+    """Places for all members that lack one.
+
+    puts: those for which pods are evicted, first of all that of the requested pod.
+    rest: what is reserved for the other members meanwhile, with or without victims.
     """
 
     puts: tuple[_Put, ...]
@@ -57,17 +59,15 @@ class Together:
 
 @dataclass(slots=True)
 class GangSearch:
-    """The search for one answer: what was asked, and what one turn passes on to the next.
+    """The search for one answer: its input, and what one turn passes on to the next.
 
-    `chosen`: kube-scheduler's own victims, by node. `victims_by_node`: the victims there for this pod alone, as seen
-    last.
-
-    `ours`: nodes where the extender itself evicts. There no disruption budget is exceeded, and the pods `refused` stay
-    (`NominatedPods.who_goes`). `for_scheduler`: kube-scheduler has asked for the pod, so it is to be put on none of
-    these.
-
-    `takes`: how many members are put where pods go before the gang is planned; 0: the next turn only asks whether
-    waiting is enough.
+    chosen: kube-scheduler's own victims, by node.
+    victims_by_node: the victims there for this pod alone, as found last.
+    ours: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods `refused` stay
+        (`NominatedPods.who_goes`).
+    for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `ours`.
+    takes: how many members are put where pods are evicted before the gang is planned; 0: the next turn only checks
+        whether waiting is enough.
     """
 
     claimant: WaitingPod
@@ -83,9 +83,14 @@ class GangSearch:
 
 @dataclass(slots=True)
 class _Tried:
-    """Which members were put where. `rests_on`: what the victims on every node depend on; `seen`: the nodes that
-    were looked at, as they were. `queue`: the nodes where more members may be put, the least harm first; `now`: the
-    victims there for one more, where that is known. `fellows`: the members of this shape without a place.
+    """Which members were put where.
+
+    rests_on: what the victims on every node depend on.
+    queue: the nodes where more members may be put, the least harm first.
+    fellows: the members of this shape without a place.
+    own: where the requested pod was put.
+    now: the victims for one more member, by node, as far as known.
+    seen: the nodes that were searched, as they were.
     """
 
     rests_on: object
@@ -98,7 +103,7 @@ class _Tried:
 
 
 class GangPreemption:
-    """Not thread-safe: the state locks."""
+    """The search for victims for a gang. Not thread-safe: the state locks."""
 
     def __init__(
         self, nominated: NominatedPods, gangs: Gangs, places: GangPlaces, *, cache: Cache, clock: Clock
@@ -118,7 +123,7 @@ class GangPreemption:
         return gang is None or not gang.ran
 
     def is_over_quota(self, uid: str) -> bool:
-        """Whether quotas leave the pod's gang less than its missing members request, whichever pods go."""
+        """Whether quotas leave the pod's gang less than its missing members request, whichever pods are evicted."""
         gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran:
             return False
@@ -126,12 +131,13 @@ class GangPreemption:
         return gangplan.beyond_quotas(self._ledger, gang.missing_in_plan(), headroom) is not None
 
     def unhelped(self, uid: str) -> list[str]:
-        """All members of the pod's gang that have no place yet, and for which no victims terminate."""
+        """The UIDs of all members of the pod's gang without a place and without terminating victims."""
         return [member.uid for member in self._lacking(uid)]
 
     def search_turn(self, search: GangSearch) -> tuple[Together | None, bool]:
-        """One turn of the search: the answer, or None if no pod is to go (the gang only has to wait, or would not be
-        complete); and whether another turn may find more.
+        """One turn of the search. Returns the answer, and whether another turn may find more.
+
+        The answer is None if no pod must be evicted: the gang only has to wait, or would not be complete.
         """
         uid = search.claimant.uid
         with self._nominations.tried():
@@ -154,8 +160,9 @@ class GangPreemption:
         return self._places(search, gang, lacking, _enough(search)) is not None
 
     def _plan_victims(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> tuple[Together | None, bool]:
-        """Plans the gang with the nodes of the least harmful victims, for the pod itself and for members of its shape;
-        for all other members there must be room. Also returns whether another turn may find more.
+        """Plan the gang with the nodes of the least harmful victims, for the pod itself and for members of its shape.
+
+        All other members need free capacity. Returns the places, and whether another turn may find more.
         """
         tried = self._tried(search, gang, lacking)
         with self._nominations.tried():
@@ -181,8 +188,9 @@ class GangPreemption:
         return Together(puts, (*others, *places)), False
 
     def _exceeds_quota(self, gang: Gang, puts: Iterable[_Put], places: Iterable[Kept]) -> bool:
-        """Whether the gang's namespace may not hold all of this together, and what is kept for other members. No quota
-        counts what is kept for pods (`NominatedPods.reserved_on`).
+        """Whether all of this, and what is reserved for other members, would exceed the quotas of the gang's namespace.
+
+        Quotas do not count what is reserved for nominated pods (`NominatedPods.reserved_on`).
         """
         headroom = self._cache.headroom(gang.namespace)
         if not headroom:
@@ -214,8 +222,9 @@ class GangPreemption:
         return tried
 
     def _put_more(self, search: GangSearch, tried: _Tried, lacking: Sequence[Member]) -> bool:
-        """Puts members where the least harmful victims are, until there are as many as the search is to try. Returns
-        False where the turn's time is over, so that the next turn goes on.
+        """Put members where the least harmful victims are, until as many are put as the search tries.
+
+        Returns False if the turn's time is over, so that the next turn continues.
         """
         until = self._clock.cpu() + TURN
         unhelped = dict.fromkeys(member.uid for member in lacking)
@@ -256,8 +265,10 @@ class GangPreemption:
     def _who_goes(
         self, search: GangSearch, taker: WaitingPod, node: str, own: Collection[str], *, first: bool
     ) -> Victims | None:
-        """The victims on the node as it is now. `own`: members for which no pods go. `first`: no member has been put
-        there yet.
+        """The victims on the node as it is now; None if no eviction helps.
+
+        own: members for which no pods are evicted.
+        first: no member has been put on the node yet.
         """
         victims_seen, refused = search.victims_by_node, search.refused if node in search.ours else None
         if first and taker is not search.claimant:
@@ -277,7 +288,7 @@ class GangPreemption:
         return victims
 
     def _lacking(self, uid: str) -> list[Member]:
-        """The members whose UIDs `unhelped` returns; none where nothing can be planned for the gang now."""
+        """The members whose UIDs `unhelped` returns; none if the gang cannot be planned now."""
         gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
             return []
@@ -290,7 +301,7 @@ class GangPreemption:
     def _places(
         self, search: GangSearch, gang: Gang, members: Sequence[Member], nodes: Collection[str]
     ) -> list[Kept] | None:
-        """Places for all of these members once all victims are gone, with the cards that they get."""
+        """Places for all of these members once all victims are gone, with their cards; None if there are none."""
         shape = gang.members[search.claimant.uid].shape
         with self._later({member.uid for member in members}, search.claimant.request.priority, nodes):
             planned = self._gang_places.would_place(gang, members, self._clock.now(), shape=shape, also=nodes)
@@ -304,7 +315,7 @@ class GangPreemption:
 
     @contextmanager
     def _later(self, own: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
-        """Context: all victims are gone, and the pods that they go for are there."""
+        """Context: all victims are gone, and the pods that they are evicted for are there."""
         going = self._nominations.all_victims()
         gone: list[str] = []
         for node in {*nodes, *going.values()}:
@@ -326,7 +337,7 @@ class GangPreemption:
 
 
 def _next(search: GangSearch, tried: _Tried) -> tuple[tuple[int, bool, int, int], str] | None:
-    """Takes the node out of the queue where the next member is put; None where no more are to be put."""
+    """Take the node for the next member out of the queue; None if no more members are to be put."""
     if tried.own is None and search.for_scheduler and search.ours:
         entry = min((queued for queued in tried.queue if queued[1] not in search.ours), default=None)
         if entry is not None:
@@ -339,7 +350,7 @@ def _next(search: GangSearch, tried: _Tried) -> tuple[tuple[int, bool, int, int]
 
 
 def _enough(search: GangSearch) -> set[str]:
-    """Nodes where it is enough to wait, for the pod alone."""
+    """The nodes where the pod alone only has to wait."""
     return {node for node, victims in search.victims_by_node.items() if not victims.uids}
 
 

@@ -1,12 +1,12 @@
-"""Preemption: which pods of a node must go for a pod, and the cards that are kept for it meanwhile.
+"""Preemption: which pods of a node must be evicted for a pod, and the cards that are reserved for it meanwhile.
 
 Part of the state, whose lock it shares; the search for victims is in `cardwise.core.preemption`.
 
-kube-scheduler asks only about nodes whose sums are short of something. Its dry run takes all pods of lower priority
+kube-scheduler asks only about nodes whose totals are short of something. Its dry run takes all pods of lower priority
 from the node and puts them back one by one while its own filters pass. For it whole cards and shares are different
-resources, and memory is one sum for all cards. Where only cards are short it therefore puts every pod back, has no
-victim, and never calls the verb preempt (`SelectVictimsOnNode`, `DryRunPreemption`). For those nodes the extender
-itself preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
+resources, and memory is one sum for all cards. If only cards are short it therefore puts every pod back, has no victim,
+and never calls the verb preempt (`SelectVictimsOnNode`, `DryRunPreemption`). For those nodes the extender itself
+preempts: filter records the pod in the scheduling queue, `next_evictions` finds the victims, and
 `controllers.evictions` evicts them.
 """
 
@@ -47,7 +47,7 @@ _ENOUGH: Final = 32  # nodes with victims to choose from, for a pod or for each 
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """The victims of the extender's own eviction, the pod that they go for, and what is kept for it."""
+    """The victims that the extender itself evicts, the pod that they are evicted for, and what is reserved for it."""
 
     claimant: WaitingPod
     node: str
@@ -56,7 +56,9 @@ class Eviction:
 
 
 class Preemption:
-    """Methods may be called from any thread; for those that say so the caller holds the lock."""
+    """Chooses victims. Any thread may call the methods, except under headings that say that the caller holds
+    the lock.
+    """
 
     def __init__(
         self,
@@ -81,7 +83,7 @@ class Preemption:
     # What the API server tells.
 
     def set_budget(self, key: str, budget: Budget) -> None:
-        """The PodDisruptionBudget, "namespace/name", is so now."""
+        """Update the PodDisruptionBudget `key`, "namespace/name"."""
         with self._lock:
             self._nominated.budgets.set_budget(key, budget)
 
@@ -94,8 +96,11 @@ class Preemption:
     def answer(
         self, claimant: WaitingPod, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
     ) -> dict[str, Victims]:
-        """The victims that make the pod fit, by node; nodes where no eviction helps are left out. What becomes free is
-        kept for the pod. `chosen`: kube-scheduler's own victims. `member`: the pod may be in a gang that does not run.
+        """The victims that make the pod fit, by node, without nodes where no eviction helps. Reserves the freed cards
+        for the pod.
+
+        chosen: kube-scheduler's own victims, by node.
+        member: the pod may be in a gang that does not run.
         """
         until = self._clock.now() + _SECONDS
         self._hear()
@@ -127,7 +132,7 @@ class Preemption:
         return self._for_gang(search, until)
 
     def are_on(self, node: str, uids: Collection[str]) -> bool:
-        """Whether all these pods are on the node: kube-scheduler takes no others in its answer."""
+        """Whether all these pods are on the node: kube-scheduler accepts no others in the answer."""
         with self._lock:
             there = {placed.uid for _, placed in self._loads.pods_on(node)}
         return there.issuperset(uids)
@@ -135,9 +140,12 @@ class Preemption:
     # Pods for which only the extender can preempt.
 
     def on_refused(self, pod: Pod, policy: str, nodes: Iterable[str]) -> None:
-        """Filter has refused the pod. On `nodes` its own sums are not short, and an eviction could help: there the
-        extender preempts. None of them: the pod waits for something else. A pod that waits for its quota preempts
-        nobody.
+        """Record that filter has refused the pod, so that the extender preempts for it if that may help.
+
+        nodes: where the node's own totals are not short, and an eviction could help. Empty: the pod waits for something
+            else.
+
+        A pod that waits for its quota preempts no pod.
         """
         if not pod.uid:
             return
@@ -158,9 +166,10 @@ class Preemption:
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
     def next_evictions(self) -> list[Eviction]:
-        """The evictions for the next pod for which there are victims; its cards are kept from now on. None where no pod
-        is due, or the search has taken `_SEARCHING` seconds. No victims are pods that a disruption budget protects,
-        that several cover, or that were refused lately.
+        """The evictions for the next pod for which there are victims; its cards are reserved from now on.
+
+        Empty if no pod is due, or the search has taken `_SEARCHING` seconds. A pod is no victim if a
+        PodDisruptionBudget protects it, if several cover it, or if its eviction was refused lately.
         """
         began = self._clock.cpu()
         while self._clock.cpu() - began < _SEARCHING:
@@ -180,7 +189,7 @@ class Preemption:
         return []
 
     def is_wanted(self, eviction: Eviction, victim: str) -> bool:
-        """Whether the victim is still to be evicted for the pod."""
+        """Whether the victim must still be evicted for the pod."""
         with self._lock:
             nomination = self._nominations.get(eviction.claimant.uid)
             place = nomination.places.get(eviction.node) if nomination is not None else None
@@ -189,8 +198,11 @@ class Preemption:
             return place is not None and victim in place.victims and not going
 
     def on_eviction_failed(self, eviction: Eviction, refused: Iterable[str], seconds: float) -> None:
-        """These victims, by UID, could not be evicted: nothing is kept for the pod any more, and they are not chosen
-        again for so long. Else the same would be tried again and again, and others would go in vain.
+        """Release what is reserved for the pod: these victims could not be evicted.
+
+        refused: UIDs of the victims.
+        seconds: for how long they are not chosen again. Otherwise the same would be tried again and again, and other
+            pods would be evicted in vain.
         """
         with self._lock:
             self._refused |= dict.fromkeys(refused, self._clock.now() + seconds)
@@ -242,8 +254,11 @@ class Preemption:
         return []
 
     def _victims_by_node(self, due: PendingPreemption, own: Collection[str] = ()) -> dict[str, Victims]:
-        """The victims on each node where an eviction helps, until there are enough to choose from; first on all nodes
-        where the pod may only have to wait. `own`: the members of the pod's gang without a place.
+        """The victims on each node where an eviction helps, until there are enough to choose from.
+
+        own: the members of the pod's gang without a place.
+
+        The nodes where the pod may only have to wait come first.
         """
         with self._lock:
             going = self._with_going(set(due.nodes))
@@ -263,7 +278,7 @@ class Preemption:
         return candidates
 
     def _for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
-        """A turn for each plan."""
+        """The victims for the pod's gang, with a turn for each plan. `until`: when the search ends."""
         has_more = True
         while has_more and self._clock.now() <= until:
             give_way(self._clock)
@@ -280,10 +295,11 @@ class Preemption:
         return {}
 
     def _hear(self) -> None:
-        """Waits until it is known which nodes kube-scheduler has taken of the last answers, but not for long.
+        """Wait until it is known which nodes kube-scheduler has chosen of the last answers, but not for long.
 
-        kube-scheduler writes that before it asks for another pod, but our watch may be behind. Until it is known, all
-        nodes of those answers are kept; these may be all nodes, and nothing would wake a pod that gets none.
+        kube-scheduler writes that before it asks for another pod, but our watch may be late. Until then the cards on
+        all nodes of those answers are reserved; these may be all nodes, and no event would requeue a pod that gets
+        none.
         """
         until = self._clock.now() + _HEARING
         while self._clock.now() < until:
@@ -300,8 +316,10 @@ class Preemption:
         return self._loads.with_terminating(nodes) | nodes.intersection(vanished)
 
     def _unprotected(self, claimant: WaitingPod, policy: str, node: str, own: Collection[str] = ()) -> Victims | None:
-        """The victims on the node. None if no eviction helps, if a budget forbids it, or if the node takes no pods any
-        more: kube-scheduler does not ask about such a node.
+        """The victims on the node; None if no eviction helps, if a budget forbids it, or if the node takes no pods any
+        more.
+
+        kube-scheduler does not ask about a node that takes no pods.
         """
         if not self._loads.is_open(node):
             return None
@@ -332,7 +350,7 @@ class Preemption:
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
 
     def _is_over_quota(self, pod: Pod) -> bool:
-        """Whether the quotas of the pod's namespace leave it no card, whichever pods go."""
+        """Whether the quotas of the pod's namespace leave it no card, whichever pods are evicted."""
         namespace, request = pod.ref.namespace, pod.request
         return request is not None and self._cache.limits.is_over(self._cache.ledger, namespace, request)
 
@@ -341,12 +359,13 @@ class Preemption:
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
     def _is_answered(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
-        """Whether pods go for it already, or may."""
+        """Whether pods are or may be evicted for this pod already."""
         return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy, offered)
 
     def _waits(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
-        """Whether victims terminate for the pod already, and that is enough. Then it is tried again when that may have
-        changed though none of them goes.
+        """Whether victims terminate for the pod already, and that is enough.
+
+        Then it is requeued when that may have changed although none of them has ended.
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
         for node in nomination.places if nomination is not None and nomination.named_node else ():
@@ -377,6 +396,6 @@ class Preemption:
 
 
 def _sample(nodes: Iterable[str], limit: int) -> list[str]:
-    """So many of the nodes at most, in any order."""
+    """At most `limit` of the nodes, in random order."""
     known = list(nodes)
     return random.sample(known, min(limit, len(known)))

@@ -1,25 +1,26 @@
-"""The scheduling queue: the pods without a node, one row for each: what it asks, why it waits, what would wake it.
+"""The scheduling queue: the pods without a node, one row for each: its request, why it is pending, what requeues it.
 
-The queue in which pods are tried is kube-scheduler's own. Here is what only the extender knows of it::
+The queue in which pods are tried is kube-scheduler's own. This one has only what the extender knows of it::
 
-    waits ──► is tried: filter is asked ──► a node is answered ──► (none): the pod is bound, or gone
+    pending ──► is tried: filter is called ──► filter returns a node ──► (none): the pod is bound, or gone
       ▲               │          ▲                  │ its bind is refused
       │               ▼ refused  └──────────────────┘
       └──────── unschedulable
        requeue_all
 
-kube-scheduler tries an unschedulable pod again when a node, a pod or the like changes. It does not see that a plan
-ended, a card healed, a node gave a share up, or a quota was raised. So the extender changes an annotation of a node (a
-*touch*, by `controllers.loops`). One node is enough, because kube-scheduler takes every change of a node as a reason.
-So a node that cannot be changed (its annotations may be at the API's limit) is replaced by another, and for minutes
-taken only if no other is there.
+kube-scheduler tries an unschedulable pod again when a node, a pod or another object changes. It does not see that a
+plan ended, a card recovered, a node released a share, or a quota was raised. So the extender changes an annotation of a
+node (`controllers.loops`). One node is enough, because for kube-scheduler every change of a node is a reason to try
+pods again. If a node cannot be changed (its annotations may be at the API's limit), another one is, and the failed one
+is avoided for `_AVOID_SECONDS`.
 
-Each touch makes kube-scheduler try all refused pods, which for a thousand takes it many seconds, and pods that request
-no GPU wait meanwhile. So capacity that pods give back causes a touch only if a refused pod does not *await a plan*.
-Members of a gang without a plan await one: the planner of gangs sees capacity by itself, and moves them once it has
-places for all. For example, two gangs of 500 wait and a pod of 1 MiB comes and goes each second: nothing is touched.
+Each such change makes kube-scheduler try all refused pods, which for a thousand pods takes it many seconds, and pods
+that request no GPU wait meanwhile. So capacity that pods give back requeues pods only if a refused pod does not *await
+a plan*. Members of a gang without a plan await one: the planner of gangs sees capacity by itself, and requeues them
+once it has places for all. For example, two gangs of 500 members are pending and a pod of 1 MiB comes and goes each
+second: no node is changed.
 
-A row is made by the watch or by filter, whichever knows the pod first. Not thread-safe: `State.queue` locks.
+The watch or filter makes a row, whichever sees the pod first. Not thread-safe: `State.queue` locks.
 """
 
 import math
@@ -53,11 +54,14 @@ _MAX_PREEMPTING: Final = 1000  # pods for which victims are searched: to find th
 
 @dataclass(slots=True, eq=False)
 class PendingPreemption:
-    """A pod for which only the extender can preempt: by the sums of these nodes nothing is short, so kube-scheduler
-    finds no victims, and yet no card has capacity.
+    """A pod for which only the extender can preempt.
 
-    `nodes`: sorted. `gang`: the name of the pod's gang, or "". `refused`: when it was last refused for this reason.
-    `not_before`: when victims are searched for.
+    By the totals of these nodes nothing is short, so kube-scheduler finds no victims, and yet no card has capacity.
+
+    nodes: sorted.
+    gang: the name of the pod's gang, or "".
+    refused: when the pod was last refused for this reason.
+    not_before: when victims are searched for.
     """
 
     claimant: WaitingPod
@@ -91,13 +95,17 @@ class PendingPreemption:
 
 @dataclass(slots=True, eq=False)
 class QueuedPod:
-    """`pod`: as the watch shows it, None until it does. `tried`: when filter was last called for it; `request`: what it
-    asked for then and the version of the object, kept until its bind; `rank`: its place in the order then. `refused`:
-    when filter last had no node for it; `reason`: what most nodes lacked then.
+    """A row of the queue. Times are seconds of the clock.
 
-    `considered`: filter was called for it, or it was decided about ahead once.
-
-    `backoff`: of a member of a PodGroup of Kubernetes, the seconds by which the last refused bind has delayed it.
+    pod: as the watch shows it, None until then.
+    considered: filter was called for it, or it was tried to be nominated ahead.
+    tried: when filter was last called for it.
+    request: what it requested then and its resourceVersion, kept until its bind.
+    rank: its place in the order then.
+    refused: when filter last had no node for it.
+    reason: what most nodes lacked then.
+    backoff: the seconds by which the last refused bind has delayed it; for members of a PodGroup of Kubernetes.
+    backoff_until: when that delay ends.
     """
 
     uid: str
@@ -113,7 +121,7 @@ class QueuedPod:
 
     @property
     def nominatable(self) -> WaitingPod | None:
-        """The pod, if it may be decided about before kube-scheduler asks for it."""
+        """The pod, if it may be nominated before kube-scheduler asks for it."""
         waiting_pod = self.pod.waiting_pod if self.pod is not None and not self.considered else None
         return waiting_pod if waiting_pod is not None and not waiting_pod.nominated else None
 
@@ -128,7 +136,7 @@ _Entry = tuple[tuple[int, str], int, str]  # of a heap: `sort_key`, the order of
 
 
 class SchedulingQueue:
-    """Not thread-safe: the state locks. A node of "" is any node."""
+    """The pending pods. Not thread-safe: the state locks. A node of "" is any node."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -164,7 +172,7 @@ class SchedulingQueue:
     # Who waits.
 
     def set_waiting(self, pod: WaitingRecord) -> None:
-        """The watch shows that the pod has no node."""
+        """Record that the watch shows the pod without a node."""
         row = self._row(pod.uid)
         row.considered |= pod.refused
         before, row.pod = row.nominatable, pod
@@ -177,7 +185,7 @@ class SchedulingQueue:
             self._turned_away.pop(pod.uid, None)
 
     def remove_pod(self, uid: str) -> None:
-        """The pod is bound, or is no more."""
+        """Remove the pod: it is bound or gone."""
         self._pods.pop(uid, None)
         self._unseen.pop(uid, None)
         self._take_unschedulable(uid)
@@ -185,7 +193,7 @@ class SchedulingQueue:
         self.await_no_preemption(uid)
 
     def asking_for(self, resource_class: str) -> Iterator[PodRef]:
-        """The pods that wait for this class."""
+        """The pending pods that request this class."""
         return (pod.ref for pod in self._watched_pods() if resource_class in pod.classes)
 
     def bindable(self) -> list[PodRef]:
@@ -195,8 +203,9 @@ class SchedulingQueue:
     # Who is next.
 
     def pop_nominatable(self, schedulers: Collection[str], paused: frozenset[str]) -> WaitingPod | None:
-        """The first pod of these schedulers that is to be decided about ahead; each pod comes once. `paused`:
-        namespaces whose pods are left out for now.
+        """The first pod of these schedulers to nominate ahead; each pod is returned once. None if there is none.
+
+        paused: namespaces whose pods are left out for now.
         """
         if paused != self._paused:
             for scheduler, entry in self._set_aside:
@@ -221,7 +230,7 @@ class SchedulingQueue:
         return pod
 
     def put_back(self, uid: str) -> None:
-        """The pod was decided about ahead, and kube-scheduler did not ask in time: it has another turn."""
+        """Let the pod be nominated ahead once more: kube-scheduler did not ask for it in time."""
         row = self._pods.get(uid)
         if row is not None:
             row.considered = False
@@ -232,7 +241,7 @@ class SchedulingQueue:
     def begin_attempt(
         self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
     ) -> bool:
-        """Filter is called for the pod. Returns whether the pod may be placed now.
+        """Record that filter is called for the pod. Returns whether the pod may be placed now.
 
         kube-scheduler tries a member of a PodGroup of Kubernetes again at once when its bind was refused. So the pod
         backs off here, each time twice as long.
@@ -248,14 +257,14 @@ class SchedulingQueue:
         return True
 
     def mark_placed(self, uid: str) -> None:
-        """Filter has answered a node, or several."""
+        """Record that filter has returned nodes for the pod."""
         row = self._take_unschedulable(uid)
         if row is not None:
             row.reason = ""
         self.await_no_preemption(uid)
 
     def mark_refused(self, uid: str, *, awaits_plan: int | None = None) -> None:
-        """Filter has no node for the pod. It waits for room that kube-scheduler may not see.
+        """Record that filter has no node for the pod. It waits for capacity that kube-scheduler may not see.
 
         awaits_plan: the priority of its gang, which the planner of gangs plans when there is capacity, and whose
             members it moves then; None: no planner moves the pod.
@@ -275,7 +284,7 @@ class SchedulingQueue:
             self._last_refusal = now
 
     def set_reason(self, uid: str, reason: str) -> None:
-        """Says what most nodes lacked for the pod when it was last refused."""
+        """Record what most nodes lacked for the pod when it was last refused."""
         row = self._unschedulable.get(uid)
         if row is not None:
             row.reason = reason
@@ -304,7 +313,9 @@ class SchedulingQueue:
         return row.rank if row is not None else None
 
     def take_request(self, uid: str) -> tuple[PodRequest, str] | None:
-        """What the pod asked for at filter, and its version. Only once: after a failed bind there is another filter."""
+        """What the pod requested at filter, and its resourceVersion. Only once: after a failed bind there is another
+        filter call.
+        """
         row = self._pods.get(uid)
         if row is None:
             return None
@@ -312,7 +323,7 @@ class SchedulingQueue:
         return request
 
     def bind_failed(self, uid: str) -> None:
-        """A bind of the pod was refused."""
+        """Record that a bind of the pod was refused."""
         row = self._pods.get(uid)
         if row is not None and row.backoff:
             row.backoff = min(2 * row.backoff, _LONGEST_BACKOFF)
@@ -321,28 +332,33 @@ class SchedulingQueue:
     # What wakes them.
 
     def requeue_all(self, node: str = "", *, seen: bool = False) -> None:
-        """There may be room on this node. `seen`: kube-scheduler sees the cause and tries pods again by itself."""
+        """Requeue the refused pods: capacity may have been freed on this node.
+
+        seen: kube-scheduler sees the cause and tries pods again by itself.
+        """
         now = self._clock.now()
         self._forget(now)
         if self._unschedulable and (not seen or now - self._last_refusal < _WATCH_LAG_SECONDS):
             self._requeue_node = node
 
     def on_capacity_freed(self, node: str = "", *, seen: bool = False, can_preempt: Callable[[int], bool]) -> None:
-        """Pods have given back capacity on this node. As `requeue_all`, unless all refused pods await a plan.
+        """As `requeue_all`, unless all refused pods await a plan: pods have given back capacity on this node.
 
-        `can_preempt`: whether pods below this priority could be evicted. A gang of this priority may need fewer victims
-        now, and kube-scheduler searches for them only when it tries a member.
+        can_preempt: returns whether pods below a priority could be evicted. A gang of that priority may need fewer
+            victims now, and kube-scheduler searches for victims only when it tries a member.
         """
         self._forget(self._clock.now())
         if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):
             self.requeue_all(node, seen=seen)
 
     def requeue_all_at(self, when: float) -> None:
-        """A pod was refused until then, and nothing else may wake it."""
+        """Requeue the refused pods at this time: a pod was refused until then, and nothing else may requeue it."""
         self._requeue_times.add(when)
 
     def requeue_all_refused_elsewhere(self) -> None:
-        """Wakes all pods: another process may have refused them, and what it would have woken them for is lost."""
+        """Requeue all pods: another process may have refused them, and has lost what it would have requeued
+        them for.
+        """
         self._refused_elsewhere = True
         if self._requeue_node is None:
             self._requeue_node = ""
@@ -368,12 +384,12 @@ class SchedulingQueue:
         return self._choose_requeue_node(node, nodes, now)
 
     def on_requeued(self, node: str) -> None:
-        """The node that was due has been touched."""
+        """Record that the node was annotated."""
         self._last_node = node
         self._avoided_nodes.pop(node, None)
 
     def on_requeue_failed(self, node: str) -> None:
-        """The node that was due could not be touched. Another one is due at once."""
+        """Record that the node could not be annotated. Another one is due at once."""
         self._refused_elsewhere = True
         if self._requeue_node is None:
             self._requeue_node = node
@@ -383,21 +399,21 @@ class SchedulingQueue:
     # Whose turn it is at the beginning of a term.
 
     def begin_retry_window(self) -> None:
-        """A term begins: pods that were turned away while no extender answered come first.
+        """Begin a leader epoch: pods that were turned away while no extender served calls come first.
 
-        If no extender answers for a pod, kube-scheduler takes its nomination away and lets it wait for up to ten
+        If no extender serves its call, a pod loses its nomination, and kube-scheduler lets it wait for up to ten
         seconds more than others. In that time pods of lower priority would take the cards that were just freed for it,
-        and it would preempt again. So pods of lower priority wait until it has been here once, but not for long.
+        and it would preempt again. So pods of lower priority wait until it was tried once, but not for long.
         """
         self._epoch_start = self._clock.now()
         self._retry_window_end = self._epoch_start + _RETRY_WINDOW_SECONDS
 
     def add_scheduler(self, scheduler: str) -> None:
-        """A kube-scheduler of this name calls this extender."""
+        """Record that a kube-scheduler of this name calls this extender."""
         self._schedulers.add(scheduler)
 
     def may_place(self, priority: int) -> bool:
-        """Whether a pod of this priority may be placed now. If not, `end_retry_window` requeues all waiting pods."""
+        """Whether a pod of this priority may be placed now. If not, `end_retry_window` requeues all pending pods."""
         if (
             self._clock.now() >= self._retry_window_end
             or max(self._expected_priorities(), default=priority) <= priority
@@ -407,7 +423,7 @@ class SchedulingQueue:
         return False
 
     def end_retry_window(self) -> bool:
-        """Whether delayed pods may come now: all pods that were turned away have come, or it took too long."""
+        """Whether delayed pods may come now: all pods that were turned away have come, or that took too long."""
         if not self._delayed or (
             self._clock.now() < self._retry_window_end and next(self._expected_priorities(), None) is not None
         ):
@@ -418,9 +434,11 @@ class SchedulingQueue:
     # Pods for which the extender preempts.
 
     def await_preemption(self, claimant: WaitingPod, policy: str, nodes: Iterable[str], *, gang: str) -> None:
-        """The pod may preempt, and only cards are short on these nodes. Of more than `_MAX_PREEMPTING` pods those of
-        the highest priority are recorded, and of one priority as many of each namespace, or those of the namespaces for
-        which least was searched lately; the others come again with their next refusal.
+        """Record that the pod may preempt, and that only cards are short on these nodes.
+
+        At most `_MAX_PREEMPTING` pods are recorded: those of the highest priority, and of one priority as many of each
+        namespace, or those of the namespaces with the least search time lately. The others come again with their next
+        refusal.
         """
         uid, now = claimant.uid, self._clock.now()
         before = self._preempting.get(uid)
@@ -434,7 +452,7 @@ class SchedulingQueue:
         self._shares.setdefault(share, {})[uid] = None
 
     def await_no_preemption(self, uid: str) -> None:
-        """The pod waits for something else now."""
+        """Record that the pod does not wait for a preemption now."""
         pending = self._preempting.pop(uid, None)
         if pending is not None:
             share = pending.priority, pending.namespace
@@ -448,18 +466,18 @@ class SchedulingQueue:
         return pending is not None and set(nodes) <= set(pending.nodes)
 
     def preemption_nodes(self, uid: str) -> tuple[str, ...]:
-        """The nodes of `await_preemption`; none where the pod does not await any."""
+        """The nodes of `await_preemption`; none if the pod does not await a preemption."""
         pending = self._preempting.get(uid)
         return pending.nodes if pending is not None else ()
 
     def next_preemption(self, is_helped: Callable[[str], bool]) -> PendingPreemption | None:
-        """The pod to search victims for now, which is then not due for a while. `is_helped`: whether a pod, by UID,
-        needs no victims any more.
+        """The pod to search victims for now, which is then not due for a while; None if none is due.
 
-        Namespaces take turns by the time that their searches take, so that none holds up the others: every other
-        search is for one of all namespaces, and those between are for one of the namespaces with pods of the highest
-        priority. Of a namespace the pod of the highest priority comes first, and of several the one that is due for
-        longest.
+        is_helped: returns whether a pod, by UID, needs no victims any more.
+
+        Namespaces take turns by the time that their searches take, so that none delays the others: every other search
+        is for one of all namespaces, and those between are for one of the namespaces with pods of the highest priority.
+        Within a namespace the pod of the highest priority comes first, and of several the pod that is due for longest.
         """
         now = self._clock.now()
         for uid in [uid for uid, candidate in self._preempting.items() if now - candidate.refused > _FORGET_SECONDS]:
@@ -490,8 +508,11 @@ class SchedulingQueue:
         return due[namespace]
 
     def on_searched(self, pending: PendingPreemption, seconds: float, *, in_vain: bool) -> None:
-        """A search for the pod has taken so many seconds of CPU. `in_vain`: no victims were found, so pods like it are
-        not due for a while either. Otherwise the equal pods of a Job would keep others from their turn.
+        """Charge a search for the pod to its namespace.
+
+        seconds: of CPU.
+        in_vain: no victims were found, so equal pods are not due for a while either. Otherwise the equal pods of a Job
+            would delay all others.
         """
         self._searches.charge_write(pending.namespace, seconds)
         self._searched.add(pending.namespace, seconds)
@@ -505,7 +526,7 @@ class SchedulingQueue:
                 equal.not_before = now + _SEARCH_SECONDS
 
     def forget_preemptions(self) -> None:
-        """Another extender decides from now on."""
+        """Forget all pods that wait for a preemption: another extender decides from now on."""
         self._preempting.clear()
         self._shares.clear()
         self._searches.clear()
@@ -513,9 +534,10 @@ class SchedulingQueue:
     # Everything below is what they are made of.
 
     def _displace_pending(self, share: _Share) -> bool:
-        """Removes a pod from the full table for one of this share: one of the lowest priority, and of this priority one
-        of the namespace that has most, and of namespaces with equally many the one whose searches have taken most time
-        lately. Returns False where the share has no right to more.
+        """Remove a pod from the full table for one of this share. Returns False if the share must not have more.
+
+        The removed pod has the lowest priority, and of this priority the namespace with most pods, and of several such
+        namespaces the one with the most search time lately.
         """
         (priority, namespace), lowest = share, min(priority for priority, _ in self._shares)
         places = {name: uids for (of, name), uids in self._shares.items() if of == lowest}
@@ -528,8 +550,8 @@ class SchedulingQueue:
         return bool(largest)
 
     def _choose_requeue_node(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
-        """`wanted` if it can be touched; else the node that was touched last; else one that has not failed, or failed
-        longest ago.
+        """The node to annotate: `wanted` if it did not fail lately; else the node that was annotated last; else a node
+        that has not failed, or failed longest ago.
         """
         self._avoided_nodes = {
             node: until for node, until in self._avoided_nodes.items() if until > now and node in nodes
@@ -572,8 +594,9 @@ class SchedulingQueue:
         return (row.pod for row in self._pods.values() if row.pod is not None)
 
     def _expected_priorities(self) -> Iterator[int]:
-        """The priorities of pods that were turned away and have not come in this term, and that will: their schedulers
-        call this extender. What a pod's status says may be forged by its owner.
+        """The priorities of pods that were turned away and have not come in this leader epoch, but will.
+
+        Only pods whose schedulers call this extender count, since owners of pods may forge statuses.
         """
         return (
             pod.priority
@@ -582,7 +605,7 @@ class SchedulingQueue:
         )
 
     def _forget(self, now: float) -> None:
-        """Drops rows that were refused long ago: of pods that vanished while filter worked on them."""
+        """Drop rows that were refused long ago: of pods that vanished during their filter calls."""
         while self._unschedulable:
             uid, row = next(iter(self._unschedulable.items()))
             if now - row.refused <= _FORGET_SECONDS:
@@ -591,7 +614,7 @@ class SchedulingQueue:
             row.reason = ""
 
     def _take_unschedulable(self, uid: str) -> QueuedPod | None:
-        """Takes the pod out of those that are refused; None where it is not one of them."""
+        """Remove the pod from those that are refused; None if it is not one of them."""
         priority = self._awaiting_plan.pop(uid, None)
         if priority is not None:
             self._gang_priorities[priority] -= 1
