@@ -1,15 +1,14 @@
 """Records of what is read: pods, nodes, our own objects and calls of kube-scheduler, each made of its JSON.
 
-Comes in: JSON of the API server and of kube-scheduler. Goes out: what decisions need of it. Nobody changes a record.
+Comes in: JSON of the API server and of kube-scheduler. Goes out: what decisions need of it. Records are never changed.
 
-    pod         a pod that is to be placed: what it asks, its gang, its priority
-    podinfo     pods of the watch, most of which have a node: less is kept of them
-    podref      namespace, name and UID of a pod
-    nodeinfo    what a node has for pods
+    pod            a pod that is to be placed: its request, its gang, its priority
+    podinfo        pods of the watch, most of which have a node: less is kept of them
+    podref         namespace, name and UID of a pod
+    nodeinfo       what a node has for pods
     feasiblenodes  for `nomination`: the nodes that kube-scheduler would not refuse for a pod by labels and taints. An
-    index
-                of records, which the state keeps up to date
-    objects     cards (ExtendedResource), ResourceClasses, GPUQuotas
-    shared      one object for all labels that are equal
-    wire        kube-scheduler's calls and answers (ExtenderArgs, ExtenderFilterResult and the others)
+                   index of records, which the state keeps up to date
+    objects        cards (ExtendedResource), ResourceClasses, GPUQuotas
+    shared         one object for all labels that are equal
+    wire           kube-scheduler's calls and the responses (ExtenderArgs, ExtenderFilterResult and the others)
 """

@@ -1,8 +1,8 @@
 """For nominating ahead: the nodes that kube-scheduler would not refuse for a pod (`nodeconstraints`), remembered.
 
-A nominated node must be one that the pod can have by the node's labels and taints, and by whether it is open. What
-nodes have left is not here: it changes with every pod. Only rules that kube-scheduler certainly applies are read; it
-applies the others itself. Pure; not thread-safe: the state locks.
+A nominated node must be one that the pod can have by the node's labels and taints, and it must be open. The capacity of
+nodes is not here: it changes with every pod. Only rules that kube-scheduler certainly applies are read; it applies the
+others itself. Pure; not thread-safe: the state locks.
 """
 
 from functools import lru_cache
@@ -23,18 +23,18 @@ _decode = msgspec.json.Decoder().decode
 
 
 def key_of(spec: Json) -> bytes:
-    """A key for a pod's constraints: equal for pods that ask the same of their node. `constraints` reads it."""
+    """A key for a pod's constraints: equal for pods with equal constraints on their node. `constraints` reads it."""
     return _encode(nodeconstraints.fields(spec))
 
 
 @lru_cache(maxsize=_MOST)
 def constraints(key: bytes) -> NodeConstraints:
-    """The constraints of the pod that `key_of` was given."""
+    """The constraints from a key of `key_of`."""
     return NodeConstraints.read(*_decode(key))
 
 
 class FeasibleNodes:
-    """All nodes. The nodes for a key are remembered, and kept up to date as nodes change."""
+    """All open nodes. The nodes for a key are remembered, and kept up to date as nodes change."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeLabels] = {}
@@ -44,7 +44,7 @@ class FeasibleNodes:
         return len(self._nodes)
 
     def set_node(self, name: str, ground: NodeLabels) -> None:
-        """The node is so now."""
+        """Update the node."""
         if self._nodes.get(name) == ground:
             return
         self._nodes[name] = ground
@@ -60,7 +60,7 @@ class FeasibleNodes:
             allowed.discard(name)
 
     def feasible(self, key: bytes) -> set[str]:
-        """The nodes that a pod with these constraints may be on; not to be changed."""
+        """The nodes that a pod with these constraints may be on; must not be changed."""
         nodes = self._allowed.pop(key, None)
         if nodes is None:
             read = constraints if len(key) <= _LONGEST else constraints.__wrapped__

@@ -15,11 +15,13 @@ from extender.records.podref import PodRef
 
 
 class Placed(Struct, frozen=True, gc=False):
-    """A pod on a node: the cpu and memory that it takes, and what preemption needs to know. Without a UID it is only
-    planned there.
+    """A pod on a node: the cpu and memory that it takes, and what preemption needs to know.
 
-    `terminating`: it is being deleted; `fixed`: nobody can evict it; `grouped`: it names a PodGroup of Kubernetes.
-    `group`: that PodGroup, "namespace/name", if the pod is in no gang of ours; such a pod may have no node yet.
+    uid: "" for a pod that is only planned there.
+    terminating: it is being deleted.
+    fixed: it cannot be evicted.
+    grouped: it names a PodGroup of Kubernetes.
+    group: that PodGroup, "namespace/name", if the pod is in no gang of ours; such a pod may have no node yet.
     """
 
     node: str = ""
@@ -45,8 +47,9 @@ class Placed(Struct, frozen=True, gc=False):
 
 
 class NodeRecord(NamedTuple):
-    """A Node: what it has for pods, whether further pods may be put on it, and its labels and taints.
-    `offers_shares`: False if it says that it has no slots for shares, as its device plugin does before it ends.
+    """A Node: what it has for pods, whether it takes further pods, and its labels and taints.
+
+    offers_shares: False if it reports that it has no slots for shares, as its device plugin does before it ends.
     """
 
     allocatable: Load | None = None
@@ -89,7 +92,7 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 
 
 def node(raw: bytes) -> tuple[str, NodeRecord] | None:
-    """Name and record."""
+    """Decode a Node: its name and its record."""
     read = _decode_node(raw)
     resources = read.status.allocatable
     labels = {intern(key): intern(text) for key, text in (read.metadata.labels or {}).items()}

@@ -30,7 +30,13 @@ _ENV_ACCESS = "env"  # in status.cardAccess
 
 
 class ShareRecord(NamedTuple):
-    """A container's share of one card or device, whose pod object is gone: as the node reports it, or as we gave it."""
+    """A share of a container whose pod object is gone: of one card or device, as the node reports it or as it was
+    given.
+
+    mem, core: MiB, and percent of the SMs.
+    whole: the share is the whole card.
+    container: the key of the container.
+    """
 
     uid: str
     namespace: str
@@ -41,7 +47,7 @@ class ShareRecord(NamedTuple):
     container: str = ""
 
     def to_json(self) -> Json:
-        """As JSON of the status."""
+        """The share as JSON of the status."""
         pod = self.uid, self.namespace, self.name
         return wire.ContainerShare(*pod, self.mem, self.core, self.container, self.whole).to_json()
 
@@ -49,7 +55,7 @@ class ShareRecord(NamedTuple):
 class CardStatus(NamedTuple):
     """The extender's part of an ExtendedResource's status; MiB and percent. -1: the status does not have it.
 
-    `terminating`: the shares of pods whose object is gone, for the next leader.
+    terminating: the shares of pods whose object is gone, for the next leader.
     """
 
     memory: int = -1
@@ -65,10 +71,10 @@ class CardStatus(NamedTuple):
 class CardRecord(NamedTuple):
     """An ExtendedResource: the card or device, its node, and what vanished pods still hold on it by the node's report.
 
-    `env_access`: the node gives cards by environment only, without CDI.
-    `labels`: those for selectors that do not follow from the other fields; the keys are in lower case. `status`: what
-    the extender has written; only its `terminating` is read for decisions, when the card is seen first. `problem`: what
-    of `reported_shares` is ignored, and why.
+    labels: those for selectors that do not follow from the other fields; the keys are in lower case.
+    status: what the extender has written; decisions use only its `terminating`, when the card is seen first.
+    problem: what in `reported_shares` is ignored, and why.
+    env_access: the node gives cards by environment variables only, without CDI.
     """
 
     node: str
@@ -82,10 +88,11 @@ class CardRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRecord:
-    """A ResourceClass; `resource_class` is None if it cannot be read, and `problem` says why.
+    """A ResourceClass.
 
-    `auto_models`: the models for which Cardwise wrote it; none if a person has made or edited it. `created`: when, in
-    UTC as the API server writes it, so that texts compare as times do.
+    resource_class: None if it cannot be read; then `problem` says why.
+    created: the creationTimestamp, in UTC, so that texts compare as times do.
+    auto_models: the models for which Cardwise wrote it; none if a person has made or edited it.
     """
 
     resource_class: ResourceClass | None = None
@@ -136,7 +143,7 @@ _decode_object = msgspec.json.Decoder(Json).decode
 
 
 def card(raw: bytes) -> tuple[str, CardRecord] | None:
-    """Key and record of an ExtendedResource."""
+    """Decode an ExtendedResource: its key and its record."""
     try:
         read, complete = _decode_card(raw), True
     except msgspec.ValidationError:
@@ -155,7 +162,7 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
 
 
 def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
-    """Name and record."""
+    """Decode a ResourceClass: its name and its record."""
     manifest = _decode_object(wire.trim(raw))
     metadata = manifest["metadata"]
     parsed, problem = None, ""
@@ -176,7 +183,7 @@ def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
 
 
 def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
-    """Key, which is "namespace/name", and record."""
+    """Decode a GPUQuota: its key "namespace/name" and its record."""
     manifest = _decode_object(wire.trim(raw))
     metadata = manifest["metadata"]
     parsed, problem = None, ""

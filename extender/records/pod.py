@@ -1,7 +1,7 @@
 """A pod that is to be placed, read from its JSON, for filter, preempt, bind, gangs, and nominating ahead.
 
-All who place it read it here, whether kube-scheduler sends it or the watch shows it. Each property is computed when it
-is first used. What the watch shows of all pods, `podinfo` reads faster, and keeps less of.
+All code that places a pod reads it here, whether kube-scheduler sends it or the watch shows it. Each property is
+computed when it is first used. `podinfo` reads all pods of the watch faster, and keeps less of them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -50,10 +50,13 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 
 @dataclass(frozen=True, slots=True)
 class WaitingPod:
-    """A pod that waits, and what it asks: cards, cpu and memory (`load`), and constraints on its node (a key).
+    """A pending pod and its request: cards, cpu and memory (`load`), and constraints on its node (a key).
 
-    `version`: of the object, as last seen. `nominated`: the node where kube-scheduler makes room for it, or "". `rank`:
-    as a gang of one. `insists`: its annotation says that the extender chooses the node.
+    version: the resourceVersion, as last seen.
+    nominated: the node where kube-scheduler preempts for it, or "".
+    created: the creationTimestamp.
+    rank: its place in the order, as a gang of one.
+    insists: its annotation says that the extender chooses the node.
     """
 
     ref: PodRef
@@ -93,12 +96,12 @@ class Pod:
 
     @property
     def version(self) -> str:
-        """Of the object."""
+        """The pod's resourceVersion."""
         return self._metadata.get("resourceVersion") or ""
 
     @property
     def created(self) -> str:
-        """When it was created, as the API server writes times; they sort as text."""
+        """The pod's creationTimestamp. These sort as text."""
         return self._metadata.get("creationTimestamp") or ""
 
     @property
@@ -111,31 +114,34 @@ class Pod:
 
     @property
     def node(self) -> str:
-        """The node that it is bound to, or ""."""
+        """The node that the pod is bound to, or ""."""
         return self._spec.get("nodeName") or ""
 
     @property
     def terminating(self) -> bool:
-        """Whether it is being deleted."""
+        """Whether the pod is being deleted."""
         return bool(self._metadata.get("deletionTimestamp"))
 
     @property
     def ended(self) -> bool:
-        """Whether its phase is final, and the kubelet says of no container that it runs. `podinfo` also knows a pod
-        that is being deleted, and whose containers have ended before its phase is final.
+        """Whether the pod's phase is final, and the kubelet reports no running container.
+
+        `podinfo` also detects a pod that is being deleted, and whose containers have ended before its phase is final.
         """
         running = any((status.get("state") or {}).get("running") is not None for status in statuses_of(self._manifest))
         return (self._manifest.get("status") or {}).get("phase") in names.FINISHED_PHASES and not running
 
     @property
     def gang(self) -> str:
-        """The name of its gang, or ""."""
+        """The name of the pod's gang, or ""."""
         return str(self._labels.get(names.GANG) or "")
 
     @property
     def grouped(self) -> bool:
-        """Whether it names a PodGroup of Kubernetes. kube-scheduler filters all members of a PodGroup before it binds
-        any, tells no extender when it gives up, and tries a member again at once when its bind was refused.
+        """Whether the pod names a PodGroup of Kubernetes.
+
+        kube-scheduler filters all members of a PodGroup before it binds any, tells no extender when it gives up, and
+        tries a member again at once when its bind was refused.
         """
         return bool(self._spec.get("schedulingGroup"))
 
@@ -143,30 +149,30 @@ class Pod:
 
     @cached_property
     def request(self) -> PodRequest | None:
-        """What it asks of cards and devices. Raises InvalidRequest."""
+        """The pod's request for cards and devices; None if it requests none. Raises InvalidRequest."""
         return request.parse_mutated(self._manifest)
 
     @cached_property
     def load(self) -> Load:
-        """The cpu, memory and pods that it takes of its node."""
+        """The cpu, memory and pods that the pod takes of its node."""
         return loads.load_of_pod(msgspec.convert(self._spec, loads.PodSpec))
 
     @cached_property
     def _requested_resources(self) -> frozenset[str]:
-        """The resources in its limits."""
+        """The resources in the limits of the pod's containers."""
         limits = ((container.get("resources") or {}).get("limits") or () for container in self._containers())
         return frozenset(name for amounts in limits for name in amounts)
 
     @property
     def classes(self) -> frozenset[str]:
-        """The classes that it asks for."""
+        """The classes that the pod requests."""
         return frozenset(
             resource_class for resource in self._requested_resources if (resource_class := names.class_of(resource))
         )
 
     @property
     def unscheduled(self) -> str:
-        """Why kube-scheduler has not placed it, as its condition says; "" if it was not tried yet."""
+        """Why kube-scheduler has not placed the pod, by its condition; "" if it was not tried yet."""
         conditions = (self._manifest.get("status") or {}).get("conditions") or ()
         return next(
             (condition.get("reason") or "" for condition in conditions if condition.get("type") == "PodScheduled"), ""
@@ -174,21 +180,21 @@ class Pod:
 
     @property
     def nominated(self) -> str:
-        """The node where kube-scheduler makes room for it, or "".
+        """The node where kube-scheduler preempts for the pod, or "".
 
-        A node that was named before kube-scheduler tried the pod is none where it makes room. Nor is the node of a pod
-        that may not preempt.
+        A node that was named before kube-scheduler tried the pod does not count, nor does the node of a pod that may
+        not preempt.
         """
         return self.named if self.unscheduled == REFUSED and self.may_preempt else ""
 
     @property
     def named(self) -> str:
-        """The node that its status names, for whatever reason: kube-scheduler tries it first; or ""."""
+        """The node that the pod's status names, for whatever reason, or "": kube-scheduler tries it first."""
         return str((self._manifest.get("status") or {}).get("nominatedNodeName") or "")
 
     @property
     def slots(self) -> frozenset[str]:
-        """The names of its containers with a slot: the webhook gives one to each that asks for cards or devices."""
+        """The names of the containers with a slot: the webhook gives one to each that requests cards or devices."""
         return frozenset(
             str(container.get("name"))
             for container in self._containers()
@@ -199,7 +205,7 @@ class Pod:
 
     @property
     def bindable(self) -> bool:
-        """Whether an extender may be called to bind it: it has no gate, and asks for a resource of ours or is in a
+        """Whether an extender may be called to bind the pod: it has no gate, and requests a resource of ours or is in a
         gang.
         """
         return not self._spec.get("schedulingGates") and (
@@ -208,15 +214,17 @@ class Pod:
 
     @property
     def may_preempt(self) -> bool:
-        """Whether its PriorityClass allows that other pods are evicted for it."""
+        """Whether the pod's PriorityClass allows that other pods are evicted for it."""
         return bool(self._spec.get("preemptionPolicy") != "Never")
 
     def one_best_node(self, *, default: bool) -> bool:
-        """Whether filter answers one node for it. Not if it has soft preferences, which only kube-scheduler can weigh;
-        the annotation decides in any case. `default`: for pods without preferences and annotation.
+        """Whether filter returns one node for the pod.
 
-        A member of a PodGroup of Kubernetes always gets one node: the next member is filtered before this one is bound,
-        and must not be offered the same room.
+        default: for pods without preferences and annotation.
+
+        It does not for a pod with soft preferences, which only kube-scheduler can weigh; the annotation decides in any
+        case. A member of a PodGroup of Kubernetes always gets one node: the next member is filtered before this one is
+        bound, and must not be offered the same capacity.
         """
         if self.grouped:
             return True
@@ -232,7 +240,7 @@ class Pod:
 
     @cached_property
     def rank(self) -> Rank:
-        """Its place in the order of gangs: a single pod is a gang of one."""
+        """The pod's place in the order of gangs: a single pod is a gang of one."""
         alone = Member(
             uid=self.uid,
             name=self.ref.name,
@@ -286,7 +294,7 @@ class Pod:
 
     @property
     def predictable(self) -> bool:
-        """Whether it may be decided about before kube-scheduler asks for it."""
+        """Whether the pod may be nominated before kube-scheduler asks for it."""
         return not (
             not self.version
             or self.terminating
@@ -311,14 +319,12 @@ class Pod:
         yield from self._spec.get("containers") or ()
 
     def _prefers(self) -> bool:
-        """Whether it has soft preferences for nodes or for other pods."""
+        """Whether the pod has soft preferences for nodes or for other pods."""
         affinity = self._spec.get("affinity") or {}
         return any((affinity.get(kind) or {}).get(_SOFT) for kind in ("nodeAffinity", "podAffinity", "podAntiAffinity"))
 
     def _queue_priority(self) -> int | None:
-        """The place in the order that a person gave by an annotation. It may change at any time; a text that cannot be
-        read is ignored.
-        """
+        """The place in the order from the pod's annotation. It may change at any time; a malformed one is ignored."""
         try:
             return gangs.queue_priority(self.annotations)
         except InvalidRequest:

@@ -1,7 +1,7 @@
 """Records of the pods that the watch shows: compact, made of their JSON with what the extender needs.
 
-These records decide what a watch event costs, and how much memory 60,000 pods take. So of pods that are none of ours
-nearly nothing is decoded.
+These records decide what a watch event costs, and how much memory 60,000 pods take. So of pods that request nothing of
+ours nearly nothing is decoded.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,12 +31,15 @@ _UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler coul
 
 
 class PodRecord(Placed, frozen=True, gc=False):
-    """A pod that asks for cards or has some, or is in a gang, and is bound or finished. A struct: made in a tenth of a
-    dataclass's time.
+    """A pod that requests or has cards, or is in a gang, and is bound or finished.
 
-    `finished`: its phase is final; then it takes nothing of its node. `ended`: the kubelet says that no container of it
-    runs or will run. `problem`: why its annotations could not be read. `mps_client`: how it uses MPS. `bound_directly`:
-    somebody else has bound it, so it has none of the cards or devices that it asks for.
+    finished: its phase is final; then it takes nothing of its node.
+    ended: the kubelet reports that no container of it runs or will run.
+    problem: why its annotations could not be read.
+    mps_client: how it uses MPS.
+    bound_directly: another program has bound it, so it has none of the cards or devices that it requests.
+
+    A struct is made in a tenth of a dataclass's time.
     """
 
     assignment: Assignment | None = None
@@ -54,19 +57,21 @@ class PodRecord(Placed, frozen=True, gc=False):
 
 
 class TurnedAway(NamedTuple):
-    """A pod for which no extender answered, and that kube-scheduler will bring again."""
+    """A pod for which no extender served a call, and that kube-scheduler will try again."""
 
     priority: int
     scheduler: str
 
 
 class WaitingRecord(PodRecord, frozen=True, gc=False):
-    """Such a pod that has no node yet.
+    """A pod as of `PodRecord` that has no node yet.
 
-    `classes`: what it asks for. `waiting_pod`: the pod, if kube-scheduler makes room for it, or if it may be nominated
-    ahead. `named`: a node in its status where nobody makes room, perhaps named by us. `turned_away`: it waits
-    because no extender answered for it. `refused`: kube-scheduler has tried it in vain. `bindable`: an
-    extender may have been called to bind it: it has no gate, and asks for a resource of ours or is in a gang.
+    classes: the classes that it requests.
+    waiting_pod: the pod, if kube-scheduler preempts for it, or if it may be nominated ahead.
+    named: a node in its status where no pods are preempted, perhaps named by us.
+    turned_away: set if it is pending because no extender served its call.
+    refused: kube-scheduler has tried it in vain.
+    bindable: see `Pod.bindable`.
     """
 
     classes: frozenset[str] = frozenset()
@@ -135,7 +140,7 @@ class _OtherMeta(Struct, rename="camel"):
 
 
 class _OtherPod(Struct):
-    """A pod that is none of ours: only the cpu and memory that it takes of its node count."""
+    """A pod that requests nothing of ours: only the cpu and memory that it takes of its node count."""
 
     metadata: _OtherMeta
     spec: _Grouped = msgspec.field(default_factory=_Grouped)
@@ -148,7 +153,9 @@ _decode_any = msgspec.json.Decoder().decode
 
 
 def pod(raw: bytes) -> tuple[str, Placed] | None:
-    """Key and record; of a pod that is none of ours only what it takes of its node."""
+    """Decode a pod: its key and its record, with less for a pod that requests nothing of ours. None: it does
+    not count.
+    """
     if not any(sign in raw for sign in _SIGNS):
         return _other(raw)
     read = _decode_pod(raw)
@@ -190,7 +197,7 @@ def _whole(raw: bytes) -> Pod:
 
 
 def named(key: str, known: Placed) -> str:
-    """The "namespace/name" of a pod that `pod` has read, by which the reflector knows it."""
+    """The "namespace/name" of a pod from `pod`, by which the reflector knows it."""
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
 
 
@@ -226,7 +233,9 @@ def _waiting_pod(pod: Pod) -> WaitingPod | None:
 
 
 def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
-    """Key and record of a pod that is none of ours. The key is "namespace/name", which the reflector keeps anyway."""
+    """Key and record of a pod that requests nothing of ours. The key is "namespace/name", which the reflector keeps
+    anyway.
+    """
     read = _decode_other(raw)
     meta, group = read.metadata, _group(read.metadata, read.spec)
     if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
@@ -246,7 +255,7 @@ def _group(meta: "_Meta | _OtherMeta", spec: _Grouped) -> str:
 def _place(
     raw: bytes, meta: "_Meta | _OtherMeta", spec: _Grouped, *, counts: bool = True
 ) -> tuple[str, Load, str, str, str, int, Mapping[str, str], bool]:
-    """The first fields of `Placed`. `counts`: it takes something of its node."""
+    """The first fields of `Placed`. `counts`: the pod takes something of its node."""
     return (
         intern(spec.node_name),
         resizes.load(raw, spec) if counts else _NO_LOAD,
@@ -260,7 +269,7 @@ def _place(
 
 
 def _ended(read: _Pod, *, finished: bool) -> bool:
-    """Whether its containers are gone for good, as the kubelet says.
+    """Whether the pod's containers are gone for good, by the kubelet's report.
 
     A terminated container is no proof: it may be restarted. Missing statuses are none either: the kubelet may be
     starting the first container just now.

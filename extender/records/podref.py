@@ -6,7 +6,7 @@ from cardwise.kube.events import ObjectRef
 
 
 class PodRef(NamedTuple):
-    """`uid` tells this pod from a later one with the same name."""
+    """Namespace, name and UID of a pod. `uid` tells this pod from a later one with the same name."""
 
     uid: str
     namespace: str
@@ -14,10 +14,10 @@ class PodRef(NamedTuple):
 
     @property
     def pod(self) -> str:
-        """As "namespace/name", for the log."""
+        """The pod as "namespace/name", for the log."""
         return f"{self.namespace}/{self.name}"
 
     @property
     def about(self) -> ObjectRef:
-        """What an event on the pod names."""
+        """The reference to the pod in an event."""
         return ObjectRef.pod(self.namespace, self.name, self.uid)

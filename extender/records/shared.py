@@ -1,7 +1,7 @@
-"""One object for all labels, and for all lists of names, that are equal: tens of thousands of records have the same.
+"""One object for all equal labels, and for all equal lists of names: tens of thousands of records have the same.
 
-Pods and nodes write these texts. So the tables are limited in bytes, not only in entries: what is long is not shared.
-A tenant whose pods each had 1 MiB of other labels filled the memory with labels of pods that were long deleted.
+Pods and nodes write these texts. So the tables are limited in bytes, not only in entries: long texts are not shared.
+Without that limit a tenant whose pods each had 1 MiB of other labels filled the memory with labels of deleted pods.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,14 +13,14 @@ _LONGEST = 2048  # characters of an entry; the tables take some 20 MiB at most
 
 
 def labels(original: Mapping[str, str]) -> Mapping[str, str]:
-    """These labels; not to be changed."""
+    """The labels as a shared object, which must not be changed."""
     if sum(map(len, original)) + sum(map(len, original.values())) > _LONGEST:
         return original
     return _labels(tuple(sorted(original.items())))
 
 
 def texts(originals: Iterable[str]) -> tuple[str, ...]:
-    """These texts."""
+    """The texts as a shared object."""
     together = tuple(originals)
     return _texts(together) if sum(map(len, together)) <= _LONGEST else together
 

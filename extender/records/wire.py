@@ -1,7 +1,7 @@
-"""kube-scheduler's calls and answers: its extender types, which have no JSON tags.
+"""kube-scheduler's calls and the responses: its extender types, which have no JSON tags.
 
 So the keys are the Go field names, and Go reads them in upper or lower case: gpushare's old schedulers sent `pod`,
-`nodenames`. The usual spelling takes a fast path; any other is read as Go would. Answers use the Go names exactly.
+`nodenames`. The usual spelling takes a fast path; any other is read as Go would. Responses use the Go names exactly.
 Source: k8s.io/kube-scheduler `extender/v1/types.go`.
 """
 
@@ -21,7 +21,7 @@ class Malformed(ValueError):
 
 
 class _PodArgs(Struct, rename="pascal", dict=True):
-    """A call about a pod that is to be placed. `dict=True` lets `parsed` be made once."""
+    """A call about a pod that is to be placed. `dict=True` lets `parsed` be computed once."""
 
     pod: dict[str, Any] | None = None
 
@@ -32,13 +32,15 @@ class _PodArgs(Struct, rename="pascal", dict=True):
 
 
 class FilterArgs(_PodArgs):
-    """The arguments of filter and prioritize. `nodes` is set if the stanza says nodeCacheCapable: false."""
+    """The arguments of filter and prioritize. `nodes` is set if kube-scheduler's configuration has nodeCacheCapable:
+    false.
+    """
 
     nodes: "NodeList | None" = None
     node_names: list[str] | None = None
 
     def names(self) -> list[str] | None:
-        """The names of the candidates, by either field."""
+        """The names of the candidate nodes, from either field."""
         if self.node_names is not None or self.nodes is None:
             return self.node_names
         return [node.metadata.name for node in self.nodes.decoded()]
@@ -120,7 +122,7 @@ class NodeHead(Struct):
 
 
 class NodeList(Struct):
-    """A v1 NodeList; the items are kept as bytes and go back as they came."""
+    """A v1 NodeList; the items are kept as bytes and are returned unchanged."""
 
     items: list[msgspec.Raw] | None = None
 
@@ -187,13 +189,16 @@ class MetaVictims(Struct, rename="pascal"):
 
 
 class PreemptArgs(_PodArgs):
-    """`node_name_to_victims` is set if the stanza says nodeCacheCapable: false, else the other field."""
+    """The arguments of preempt.
+
+    `node_name_to_victims` is set if kube-scheduler's configuration has nodeCacheCapable: false, else the other field.
+    """
 
     node_name_to_victims: dict[str, Victims | None] | None = None
     node_name_to_meta_victims: dict[str, MetaVictims | None] | None = None
 
     def victim_uids(self) -> dict[str, list[str]]:
-        """UIDs of kube-scheduler's victims by node, by either field."""
+        """The UIDs of kube-scheduler's victims by node, from either field."""
         victims_by_node = {
             node: [victim.metadata.uid for victim in (victims.pods if victims is not None else None) or ()]
             for node, victims in (self.node_name_to_victims or {}).items()
@@ -203,7 +208,7 @@ class PreemptArgs(_PodArgs):
         return victims_by_node
 
     def as_meta_victims(self) -> dict[str, MetaVictims]:
-        """kube-scheduler's own choice, as an answer."""
+        """kube-scheduler's own choice, as a response."""
         proposed = {**(self.node_name_to_victims or {}), **(self.node_name_to_meta_victims or {})}
         return {
             node: MetaVictims(
@@ -226,7 +231,7 @@ _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def filter_args(body: bytes) -> FilterArgs:
-    """The call of filter or prioritize. Raises Malformed."""
+    """Decode a call of filter or prioritize. Raises Malformed."""
     try:
         args = _decode_filter(body)
         if args.pod is None or args.names() is None:
@@ -242,7 +247,7 @@ def filter_args(body: bytes) -> FilterArgs:
 
 
 def preempt_args(body: bytes) -> PreemptArgs:
-    """Raises Malformed."""
+    """Decode a call of preempt. Raises Malformed."""
     try:
         args = _decode_preempt(body)
         if args.pod is None:
@@ -256,7 +261,7 @@ def preempt_args(body: bytes) -> PreemptArgs:
 
 
 def bind_args(body: bytes) -> BindArgs:
-    """Raises Malformed."""
+    """Decode a call of bind. Raises Malformed."""
     try:
         args = _decode_bind(body)
         if not (args.pod_name and args.node):
@@ -278,7 +283,7 @@ _FIELDS = {"PodName": "pod_name", "PodNamespace": "pod_namespace", "PodUID": "po
 
 
 def _check_pod(pod: dict[str, Any]) -> None:
-    """Raises Malformed, and msgspec.ValidationError."""
+    """Check the types of the pod's fields. Raises Malformed and msgspec.ValidationError."""
     metadata = msgspec.convert(pod, _PodShape).metadata or _PodMeta()
     _check_names(
         ("Pod.metadata.name", metadata.name, objectnames.is_subdomain),
@@ -287,7 +292,7 @@ def _check_pod(pod: dict[str, Any]) -> None:
 
 
 def _check_names(*fields: tuple[str, str | None, Callable[[str], bool]]) -> None:
-    """Fields, their texts, and what these must be. An empty text is none. Raises Malformed."""
+    """Check that these texts are names of their kind; an empty text is none. Raises Malformed."""
     for name, text, is_valid in fields:
         if text and not is_valid(text):
             raise Malformed(f"{name} is no Kubernetes name")

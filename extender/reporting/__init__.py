@@ -1,9 +1,9 @@
 """Reports to people: statuses of our objects, PodGroups, automatic classes, and events.
 
-Comes in: the state, and our objects as the watch shows them. Goes out: for each object what it should say, which is
-compared with what it says and written at a bounded rate. `controllers/loops` runs the writers.
+Comes in: the state, and our objects as the watch shows them. Goes out: for each object the wanted status, which is
+compared with the current one and written at a bounded rate. `controllers/loops` runs the writers.
 
-    statuses         what statuses of cards, classes and quotas should say, from the ledger
+    statuses         the wanted statuses of cards, classes and quotas, from the ledger
     statuswriter     writes those that differ, and tries again after an error
     ledgercheck      counts cards on which ledger and cluster disagree for long
     schedule         which object is written next, and how many writes a second

@@ -1,12 +1,12 @@
 """Keeps the automatic classes: one ResourceClass for each model of which there is or was a card (docs/design/0003).
 
-A class outlives its cards: a node group that is scaled to zero must be asked for by a pod that waits, else no
-autoscaler adds a node. An admin removes a class whose cards do not come back, by deleting it. Since nodes can invent
-models, only so many classes without a card are kept: those that are oldest, and those that pods use.
+A class outlives its cards: a pending pod must be able to request the cards of a node group that is scaled to zero, else
+no autoscaler adds a node. An admin removes a class whose cards do not come back, by deleting it. Since nodes can invent
+models, only so many classes without a card are kept: the oldest, and those that pods use.
 
 Drivers may spell one model in several ways (old ones leave out NVIDIA) that give one class name: the class selects all
-spellings. `plan_changes` (pure) decides from what the watch shows; the controller writes, and says once what it
-cannot do. A class that a person made or edited is never touched.
+spellings. `plan_changes` (pure) decides from what the watch shows; the controller writes, and logs once what it cannot
+do. A class that a person made or edited is never touched.
 """
 
 import json
@@ -42,7 +42,7 @@ Models = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """Classes to make and to change, each name with its models, and classes to delete."""
+    """Classes to create and to update, each name with its models, and classes to delete."""
 
     creates: Mapping[str, Models] = field(default_factory=dict)
     updates: Mapping[str, Models] = field(default_factory=dict)
@@ -52,8 +52,11 @@ class Changes:
 def plan_changes(
     models: Collection[str], existing: Mapping[str, ClassRecord], in_use: Callable[[str], bool]
 ) -> Changes:
-    """The changes that are needed. `models`: those of which there is a card; `in_use`: whether a pod holds a card of a
-    class or waits for one.
+    """The changes that are needed.
+
+    models: the models of which there is a card.
+    existing: the classes of the cluster, by name.
+    in_use: returns whether a pod holds a card of a class or waits for one.
     """
     alike: dict[str, list[str]] = {}  # models whose classes have one name
     for model in sorted(models):
@@ -100,9 +103,10 @@ def _patch(name: str, models: Models, seen: ClassRecord) -> Json:
 
 
 class ClassController:
-    """`active`: whether this extender writes: it leads, and knows all pods and cards.
+    """Creates, updates and deletes the automatic classes. All methods belong to one thread.
 
-    All methods belong to one thread.
+    active: returns whether this extender writes: it leads, and knows all pods and cards.
+    in_use: returns whether a pod holds a card of a class or waits for one.
     """
 
     def __init__(
@@ -128,7 +132,7 @@ class ClassController:
         self._logged: dict[str, str] = {}
 
     def step(self) -> None:
-        """One round, if it is time for one."""
+        """Compare and write the classes, at most every `_EVERY` seconds."""
         now = self._clock.now()
         if now - self._looked_at < _EVERY:
             return
@@ -156,21 +160,21 @@ class ClassController:
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
     def _due(self, names: Iterable[str], began: float) -> Iterator[str]:
-        """The first of these classes that were not written or tried a moment ago, while the look that began then has
-        time.
+        """The first of these classes that were not written or tried a moment ago, while `_STEP_LIMIT` seconds since
+        `began` last.
         """
         for name in list(islice((name for name in names if name not in self._not_before), _AT_ONCE)):
             if self._clock.now() - began <= _STEP_LIMIT:
                 yield name
 
     def _used(self, name: str) -> bool:
-        """As `in_use`, but not asked again soon after the answer was yes."""
+        """As `in_use`, but a positive result is remembered for `_USE_CHECK_SECONDS`."""
         if name not in self._used_until and self._in_use(name):
             self._used_until[name] = self._clock.now() + _USE_CHECK_SECONDS
         return name in self._used_until
 
     def _log_notices(self, models: Collection[str], existing: Mapping[str, ClassRecord]) -> None:
-        """Logs once what a person may wonder about."""
+        """Log once which models have no automatic class, and why."""
         notices: dict[str, str] = {}
         for model in sorted(models):
             name = classes.name_of_model(model)
@@ -212,7 +216,7 @@ class ClassController:
         )
 
     def _write(self, name: str, write: Callable[[], object], events: tuple[str, str], models: Models) -> None:
-        """`events`: what the log says of a failure, and of success."""
+        """Call `write`, and log the outcome. `events`: the log messages for a failure and for success."""
         failed, done = events
         try:
             write()

@@ -1,7 +1,7 @@
 """Counts the cards on which ledger and cluster disagree for long, and logs the first.
 
-`statuswriter` makes statuses follow the ledger, so it cannot tell when both are wrong. Nothing is corrected here: a
-difference that stays is a fault of ours or a change by hand, and a person has to look at it (docs/runbooks.md).
+`statuswriter` makes statuses follow the ledger, so it cannot detect when both are wrong. Nothing is corrected here: a
+difference that stays is a bug of ours or a change by hand, and a person has to look at it (docs/runbooks.md).
 """
 
 from collections.abc import Mapping
@@ -21,22 +21,24 @@ status says: if that changes from look to look, the status only lags behind. 0 f
 
 
 class LedgerCheck:
-    """`set_differences` and `update_counts` belong to one thread, `counts` to any."""
+    """The disagreements by node. `set_differences` and `update_counts` belong to one thread, any thread may
+    call `counts`.
+    """
 
     def __init__(self) -> None:
         self._since: dict[str, dict[tuple[str, Disagreement], tuple[float, int]]] = {}  # by node
         self._counts = dict.fromkeys(map(str, Disagreement), 0)
 
     def counts(self) -> dict[str, int]:
-        """Cards that have disagreed for longer than `PATIENCE`, by kind."""
+        """The number of cards that have disagreed for longer than `PATIENCE`, by kind."""
         return self._counts
 
     def nodes(self) -> set[str]:
-        """The nodes that had cards that disagree when they were last looked at."""
+        """The nodes that had disagreeing cards when they were last counted."""
         return set(self._since)
 
     def set_differences(self, node: str, differences: Differences, now: float) -> None:
-        """All differences of the node now."""
+        """Set all differences of the node."""
         before = self._since.pop(node, {})
         if differences:
             unchanged = {

@@ -1,7 +1,7 @@
 """Our own objects as the watch shows them, for the controllers that write them.
 
-Controllers look here, and not in the state, which is locked while pods are placed. What has changed since the last look
-is remembered, so that 40,000 cards are not compared each time.
+Controllers read here, and not in the state, which is locked while pods are placed. Changes since the last read are
+recorded, so that 40,000 cards are not compared each time.
 """
 
 import threading
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Lister(Generic[T]):
-    """The objects of one kind by key, and which have changed. One thread writes, one other thread reads."""
+    """The objects of one kind by key, and which have changed. One thread writes, another thread reads."""
 
     def __init__(self) -> None:
         self.objects: dict[str, T] = {}
@@ -26,38 +26,38 @@ class Lister(Generic[T]):
         self._lock = threading.Lock()
 
     def set_object(self, key: str, new: T) -> None:
-        """The object is so now."""
+        """Update the object."""
         with self._lock:
             before = self.objects.get(key)
             self.objects[key] = new
             self._mark(key, before, new)
 
     def remove(self, key: str) -> None:
-        """The object is no more."""
+        """Remove the object."""
         with self._lock:
             self._mark(key, self.objects.pop(key, None), None)
 
     def take_changed(self) -> set[str]:
-        """The keys of objects that have changed, come or gone since the last call."""
+        """The keys of objects that were changed, created or deleted since the last call."""
         with self._lock:
             changed, self._changed = self._changed, set()
             return changed
 
     def snapshot(self) -> dict[str, T]:
-        """A copy of all, taken in one step."""
+        """A copy of all objects, taken in one step."""
         with self._lock:
             return dict(self.objects)
 
     def _mark(self, key: str, before: T | None, new: T | None) -> None:
-        """Notes a change of the object; under the lock. None: it was, or is, not there."""
+        """Record a change of the object; under the lock. None: it did not exist, or does not any more."""
         del before, new
         self._changed.add(key)
 
 
 class CardLister(Lister[CardRecord]):
-    """As `Lister`, but changes are told by node. It also counts the models of cards, for automatic classes.
+    """As `Lister`, but changes are recorded by node. It also counts the models of cards, for automatic classes.
 
-    Of one node it keeps no more cards than the ledger does (`inventory`): nothing is written for cards that a hostile
+    It keeps no more cards of a node than the ledger does (`inventory`): nothing is written for cards that a hostile
     node invents.
     """
 
@@ -90,7 +90,7 @@ class CardLister(Lister[CardRecord]):
             return {model for model in self._models if model}
 
     def automatic_classes(self) -> set[str]:
-        """The names of the classes of these models. Cards are in these classes also where a class has no object."""
+        """The names of the classes of these models. Cards are in these classes even if a class has no object."""
         return {classes.name_of_model(model) for model in self.models()}
 
     def _mark(self, key: str, before: CardRecord | None, new: CardRecord | None) -> None:
@@ -115,7 +115,7 @@ def _model(record: CardRecord) -> str:
 
 
 class ClassLister(Lister[ClassRecord]):
-    """As `Lister`, and says which classes were deleted."""
+    """As `Lister`, and records which classes were deleted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class ClassLister(Lister[ClassRecord]):
 
 
 class Listers:
-    """All four kinds. Cards and classes are known by name, quotas and PodGroups by "namespace/name"."""
+    """All four kinds. The keys of cards and classes are their names, those of quotas and PodGroups "namespace/name"."""
 
     def __init__(self) -> None:
         self.cards = CardLister()

@@ -1,7 +1,7 @@
 """Events for pods that wait because their class was deleted or a quota is full; and for quotas whose class is missing.
 
-This module knows the texts, and which pod was told when. Its methods are called by filter and by the writer of
-statuses, so they return at once.
+This module has the texts, and remembers which pods got an event. Filter and the writer of statuses call its methods, so
+they return at once.
 """
 
 import threading
@@ -22,7 +22,11 @@ _REMEMBERED = 50_000  # pods
 
 
 class PodEvents:
-    """`active`: whether this extender leads; others write no events. Methods may be called from any thread."""
+    """Writes these events. Any thread may call the methods.
+
+    active: returns whether this extender leads; others write no events.
+    waiting_for: returns the pending pods that request a class.
+    """
 
     def __init__(
         self,
@@ -42,7 +46,7 @@ class PodEvents:
         self._lock = threading.Lock()
 
     def step(self) -> None:
-        """Tells the pods that wait for a class which has been deleted since the last round."""
+        """Record an event on the pods that wait for a class which was deleted since the last call."""
         for name in self._seen.classes.take_deleted():
             if not self._active() or name in self._seen.classes.objects:
                 continue  # the leader tells of it, or the class was made again
@@ -56,7 +60,7 @@ class PodEvents:
                 self._events.record(pod.about, "ResourceClassDeleted", text, "Warning")
 
     def waits_for_quota(self, pod: PodRef, full: FullEntry) -> None:
-        """Only this entry of a quota keeps the pod from being placed. Returns at once."""
+        """Record an event: only this entry of a quota keeps the pod from being placed. Returns at once."""
         now = self._clock.now()
         with self._lock:
             if now - self._notified.get(pod.uid, float("-inf")) < _QUIET:
@@ -68,7 +72,7 @@ class PodEvents:
         self._events.record(pod.about, "WaitingForQuota", _quota_message(full))
 
     def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
-        """The status of the quota says now that one of its classes does not exist. Returns at once."""
+        """Record an event: the quota's status says now that one of its classes does not exist. Returns at once."""
         about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
         self._events.record(about, statuses.CLASS_NOT_FOUND, text, "Warning")
 

@@ -1,7 +1,7 @@
-"""Writes what people see of gangs: PodGroups and their statuses, and events on pods that wait.
+"""Writes what people see of gangs: PodGroups and their statuses, and events on pending pods.
 
-It has a thread of its own, so that slow writes do not delay gates and holds. Level-triggered, as the status writer is:
-what the object should say is compared with what the watch shows.
+It has a thread of its own, so that slow writes do not delay gates and permits. Level-triggered, as the status writer
+is: the wanted object is compared with what the watch shows.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _SETTLED = 1.0  # seconds that a state lasts before pods get an event about it
 
 
 class _EventState(NamedTuple):
-    """What events of a gang should say, since when, and whether they were written."""
+    """The event that a gang should have, since when, and whether it was written."""
 
     reason: str
     text: str
@@ -47,7 +47,11 @@ class _EventState(NamedTuple):
 
 
 class PodGroupWriter:
-    """`gangs`: all gangs; `active`: whether this extender leads and writes. All methods belong to one thread."""
+    """Writes PodGroups and events. All methods belong to one thread.
+
+    gangs: returns all gangs.
+    active: returns whether this extender leads and writes.
+    """
 
     def __init__(
         self,
@@ -72,7 +76,7 @@ class PodGroupWriter:
         self._looked = float("-inf")
 
     def step(self) -> None:
-        """One round."""
+        """Compare all gangs with what was written, and write as much as the time allows."""
         if not self._active():
             return
         now = self._clock.now()
@@ -100,7 +104,7 @@ class PodGroupWriter:
     # PodGroups.
 
     def _write_if_changed(self, key: Key) -> None:
-        """Makes one PodGroup what it should be."""
+        """Create, update or delete one PodGroup, if it is not as it should be."""
         act = self._plan_write(key.key)
         if act is None:
             self._schedule.mark_settled(key)
@@ -173,7 +177,7 @@ class PodGroupWriter:
 
 
 def _event_text(view: View) -> tuple[str, str] | None:
-    """Reason and text of the event about the gang; None: no event. A gang whose pods are being deleted gets none."""
+    """Reason and text of the event about the gang; None for no event. A gang whose pods are being deleted gets none."""
     name, there = f"gang {view.name}", view.there
     if not there:
         return None

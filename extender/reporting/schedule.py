@@ -1,6 +1,6 @@
 """Decides which changed object is written next: at a bounded rate for each object, and for all together.
 
-Pure, with the time handed in; `statuswriter` and `podgroupwriter` have the threads.
+Pure, with the time as an argument; `statuswriter` and `podgroupwriter` have the threads.
 """
 
 import heapq
@@ -21,7 +21,7 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class _Written:
-    """What was last written to an object, when, and how many times the same."""
+    """The last write to an object: its content, its time, and how often the same was written before."""
 
     content: object
     at: float
@@ -29,10 +29,13 @@ class _Written:
 
 
 class Schedule:
-    """`gaps`: for each kind the least seconds between two writes to one object. Each kind gets the same time, and of a
-    kind each namespace (`FairQueueing`): what stands before a "/" in a key. Keys without one are of one namespace.
+    """The objects to write.
 
-    Each written object is looked at again: a write that had no effect is repeated, each time later.
+    gaps: for each kind the least seconds between two writes to one object.
+
+    Each kind gets the same time, and within a kind each namespace (`FairQueueing`): the part of a key before "/". Keys
+    without "/" form one namespace. Each written object is checked again: a write without effect is repeated, each time
+    later.
     """
 
     _LONGEST = 60.0  # seconds between two equal writes, if the watch never shows their effect
@@ -52,7 +55,7 @@ class Schedule:
         return sum(len(keys) for ready in self._ready.values() for keys in ready.values()) + len(self._put_off)
 
     def mark(self, key: Key, now: float) -> None:
-        """The object may differ from what it should be."""
+        """Record that the object may differ from what it should be."""
         last = self._written.get(key)
         if last is not None and now < last.at + self._gaps[key.kind]:
             self._later_at(key, last.at + self._gaps[key.kind])
@@ -65,7 +68,7 @@ class Schedule:
             self.mark(key, now)
 
     def next_key(self, now: float) -> Key | None:
-        """An object to look at now, or None. The caller then calls `mark_written`, `mark_failed` or `mark_settled`."""
+        """An object to check now, or None. The caller then calls `mark_written`, `mark_failed` or `mark_settled`."""
         while self._later and self._later[0][0] <= now:
             at, _, key = heapq.heappop(self._later)
             if self._put_off.get(key) == at:  # else it was marked for an earlier time
@@ -92,7 +95,7 @@ class Schedule:
         return key
 
     def mark_written(self, key: Key, content: object, now: float) -> None:
-        """The object was written; the watch will show whether that had effect."""
+        """Record that the object was written; the watch will show whether that had an effect."""
         self._charge_time(key, now)
         last = self._written.get(key)
         repeats = last.repeats + 1 if last is not None and last.content == content else 0
@@ -100,13 +103,13 @@ class Schedule:
         self._later_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._LONGEST))
 
     def mark_failed(self, key: Key, now: float, seconds: float) -> None:
-        """The write failed: it is tried again after so many seconds, or when the object is marked."""
+        """Record that the write failed: it is tried again after so many seconds, or when the object is marked."""
         self._charge_time(key, now)
         self._written[key] = _Written(None, now)
         self._later_at(key, now + seconds)
 
     def mark_settled(self, key: Key) -> None:
-        """The object is as it should be, or is gone."""
+        """Record that the object is as it should be, or is gone."""
         self._written.pop(key, None)
 
     def _make_ready(self, key: Key) -> None:

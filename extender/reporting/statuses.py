@@ -1,4 +1,4 @@
-"""Computes what the statuses of ExtendedResources, ResourceClasses and GPUQuotas should say, from the ledger.
+"""Computes the wanted statuses of ExtendedResources, ResourceClasses and GPUQuotas from the ledger.
 
 Pure. Counted node by node: the state is locked for a few nodes at a time, and after a bind only the pod's node is
 counted again. `statuswriter` writes what differs. The same count finds cards on which the ledger is wrong.
@@ -31,7 +31,7 @@ _FEW = 10  # classes named to help a person
 
 
 class CardSums(NamedTuple):
-    """The sums of some cards; memory in MiB."""
+    """The sums of some cards: numbers of cards, and memory in MiB."""
 
     cards: int = 0
     healthy: int = 0
@@ -57,8 +57,11 @@ class Disagreement(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class NodeCount:
-    """The cards and devices of one node: each by the name of its ExtendedResource, and sums by the set of classes that
-    they are in. `wrong`: the cards on which the ledger alone shows that something is wrong.
+    """The cards and devices of one node.
+
+    cards: by the name of the ExtendedResource.
+    sums: by the set of classes that the cards are in.
+    wrong: the cards on which the ledger alone shows that something is wrong.
     """
 
     cards: Mapping[str, CardStatus] = field(default_factory=dict)
@@ -67,7 +70,7 @@ class NodeCount:
 
 
 def count_node(ledger: Ledger, node: str) -> NodeCount:
-    """The node as the ledger has it. Cards that only holdings name are counted, too, without room and classes."""
+    """Count the node as the ledger has it. Cards that only holdings name count, too, without capacity and classes."""
     state = ledger.node(node)
     if state is None:
         return NodeCount()
@@ -100,7 +103,7 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
 
 @dataclass(slots=True)
 class _Allocation:
-    """What is held of one card or device, while it is added up."""
+    """What is held of one card or device, while it is summed up."""
 
     memory: int = 0
     core: int = 0
@@ -162,7 +165,7 @@ def _in_order(classes: frozenset[str]) -> tuple[str, ...]:
 
 
 class ClassSums:
-    """The sums of each class, from what was last counted on each node."""
+    """The sums of each class, by the last count of each node."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, Mapping[frozenset[str], CardSums]] = {}
@@ -170,7 +173,7 @@ class ClassSums:
         self._nodes: dict[str, int] = {}
 
     def set_node(self, node: str, sums: Mapping[frozenset[str], CardSums]) -> set[str]:
-        """The node is so now. Returns the classes whose numbers have changed."""
+        """Update the sums of the node. Returns the classes whose numbers have changed."""
         before = self._of_node.get(node, {})
         if sums == before:
             return set()
@@ -203,7 +206,7 @@ class ClassSums:
 
 
 def card_status(status: CardStatus) -> Json:
-    """The status as JSON."""
+    """The extender's part of an ExtendedResource's status as JSON."""
     return {
         "allocated": {
             "memoryMiB": status.memory,
@@ -219,7 +222,7 @@ def card_status(status: CardStatus) -> Json:
 
 
 def class_status(seen: ClassRecord, cards: CardSums, nodes: int) -> Json:
-    """The status as JSON, without times. Devices that are no GPUs have no memory to tell of."""
+    """The status of a ResourceClass as JSON, without times. Memory is left out for devices that are no GPUs."""
     status: Json = {
         "cards": cards.cards,
         "healthyCards": cards.healthy,
@@ -234,8 +237,11 @@ def class_status(seen: ClassRecord, cards: CardSums, nodes: int) -> Json:
 def quota_status(
     seen: QuotaRecord, used: Iterable[Charge], classes: Mapping[str, ClassRecord], automatic: Collection[str]
 ) -> Json:
-    """The status as JSON, without times. `used`: of each entry, in the order of spec.hard; `automatic`: the classes of
-    models, which cards are in even where such a class has no object, or none that can be read.
+    """The status of a GPUQuota as JSON, without times.
+
+    used: of each entry, in the order of spec.hard.
+    classes: all ResourceClasses, by name.
+    automatic: the classes of models, which cards are in even if such a class has no object, or none that can be read.
     """
     if seen.quota is None:
         unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", seen.generation)
@@ -267,7 +273,9 @@ def _above(entry: Entry, used: Charge) -> list[str]:
 
 
 def missing_class(wanted: Json, current: Json) -> str:
-    """What the wanted status of a quota says of a missing class, if the found status does not say it yet."""
+    """The text about a missing class that the wanted status of a quota has and the current one does not have;
+    "" for none.
+    """
     if _valid_reason(current) == CLASS_NOT_FOUND:
         return ""
     return next(
@@ -296,7 +304,7 @@ def is_same(wanted: Json, current: Json) -> bool:
 
 
 def make_patch(wanted: Json, current: Json, now: str) -> Json:
-    """The merge patch from the found status to the wanted one, with times. An unchanged condition keeps its time."""
+    """The merge patch from the current status to the wanted one, with times. An unchanged condition keeps its time."""
     since = {
         (condition.get("type"), condition.get("status")): condition.get("lastTransitionTime")
         for condition in current.get("conditions") or ()
@@ -315,7 +323,7 @@ def _valid(problem: str, generation: int) -> Json:
 
 
 def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
-    """The condition Valid: False where the class of an entry does not exist, or cannot be read."""
+    """The condition Valid: False if the class of an entry does not exist, or cannot be read."""
     entries = seen.quota.entries if seen.quota is not None else ()
     for i, entry in enumerate(entries):
         name, field_name = entry.resource_class, f"spec.hard[{i}].class"

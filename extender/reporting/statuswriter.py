@@ -1,12 +1,12 @@
-"""Writes the statuses of our objects where they differ from what the ledger says (`statuses`).
+"""Writes the statuses of our objects that differ from what the ledger says (`statuses`).
 
-Level-triggered: at each write the status is what it should be at that moment, compared with what the watch shows. So a
-lost write, an edit by somebody or a missed change is corrected; the newest state wins, and states in between are never
+Level-triggered: at each write the wanted status of that moment is compared with what the watch shows. So a lost write,
+an edit by another program or a missed change is corrected; the newest state wins, and states in between are never
 written. The state is locked for a few nodes or namespaces at a time.
 
-Cards get the same time by node, quotas by namespace: a node can make its cards so large that each write takes seconds.
-A write without an answer in time is no reason to let others wait, unless those of several nodes or namespaces in a row
-have none.
+Nodes get the same time for their cards, and namespaces for their quotas: a node can make its cards so large that each
+write takes seconds. A write without a response in time does not delay other objects, unless several nodes or namespaces
+in a row have none.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +58,7 @@ _COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
 
 
 class _Write(NamedTuple):
-    """A status to write: its path, a value to compare it with the last one, the patch, and what to do afterwards."""
+    """A status to write: its path, a value to compare it with the last one, the patch, and a call for afterwards."""
 
     path: str
     content: object
@@ -67,11 +67,12 @@ class _Write(NamedTuple):
 
 
 class StatusWriter:
-    """`active`: whether this extender writes: it leads, and knows all pods, nodes and cards.
+    """Writes statuses. All methods belong to one thread.
 
-    `no_class`: called with a quota and a text once the quota's status says that one of its classes does not exist.
-    `check`: the disagreements that are found while nodes are counted; a standby finds them too. All methods belong to
-    one thread.
+    active: returns whether this extender writes: it leads, and knows all pods, nodes and cards.
+    no_class: called with a quota and a text once the quota's status says that one of its classes does not exist.
+
+    `check` has the disagreements that are found while nodes are counted; a standby finds them too.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class StatusWriter:
         self._complained: dict[tuple[str, int], float] = {}
 
     def step(self) -> None:
-        """One round: counts what has changed, and writes as much as the time allows."""
+        """Count what has changed, and write as much as the time allows."""
         self._count_nodes()
         self._check_classes()
         self._check_quotas()
@@ -153,7 +154,7 @@ class StatusWriter:
         self.check.set_differences(node, wrong, now)
 
     def _to_audit(self, now: float) -> list[str]:
-        """A part of all nodes, so many that each comes once in `_AUDIT_SECONDS`."""
+        """A part of all nodes, so that each node comes once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
         every = self._seen.cards.nodes() | self._class_sums.nodes() | self.check.nodes()
@@ -211,14 +212,14 @@ class StatusWriter:
             now = self._clock.now()
 
     def _rate(self, now: float) -> float:
-        """Writes a second that are allowed now."""
+        """The writes a second that are allowed now."""
         if now < self._storm_until:
             lasts = now - self._storm_since >= _STORM_LASTS
             return min(_BUSY, max(_STORM, len(self._schedule) / _STORM_LASTS)) if lasts else _STORM
         return _CALM if now - self._changed_at > _CALM_AFTER else _BUSY
 
     def _write_if_changed(self, key: Key) -> None:
-        """Writes one status if it is not as it should be."""
+        """Write one status if it is not as it should be."""
         write = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
         if write is None:
             self._schedule.mark_settled(key)
@@ -243,7 +244,9 @@ class StatusWriter:
             write.written()
 
     def _pause(self, key: Key, error: errors.KubeError) -> float:
-        """The seconds until the object is tried again. All others wait as well if the API server is in trouble."""
+        """The seconds until the object is tried again. If the API server is in trouble, all other objects
+        wait as well.
+        """
         now = self._clock.now()
         if errors.is_of_server(error):
             pause = self._backoff.next(error.retry_after)
@@ -256,7 +259,7 @@ class StatusWriter:
         return _SLOW_SECONDS
 
     def _complain(self, key: Key, error: errors.KubeError) -> None:
-        """Logs why statuses of this kind cannot be written, not too often."""
+        """Log why statuses of this kind cannot be written, not too often."""
         about, now = (key.kind, error.status), self._clock.now()
         if now - self._complained.get(about, float("-inf")) >= _COMPLAIN_SECONDS:
             self._complained[about] = now
@@ -265,7 +268,7 @@ class StatusWriter:
     # What to write where; None where nothing is to be written.
 
     def _card(self, key: str) -> _Write | None:
-        """`key`: node and name of the card."""
+        """The write for a card, None for nothing. `key`: "node/name" of the card."""
         node, _, name = key.partition("/")
         seen = self._seen.cards.objects.get(name)
         if seen is None or seen.node != node:
