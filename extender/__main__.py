@@ -1,4 +1,4 @@
-"""cardwise-extender: its settings, and what must hold before it serves."""
+"""cardwise-extender: its settings, and the checks before it serves."""
 
 import ipaddress
 import socket
@@ -265,7 +265,11 @@ def main(
 
 
 def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
-    """Raises click.ClickException if there can never be a Lease; not if the API server is away now."""
+    """Check that the Lease can be created, by a dry run.
+
+    Raises click.ClickException if the namespace or the right is missing. An API server without a response is only
+    logged.
+    """
     metadata = {"namespace": namespace, "name": name}
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
     try:
@@ -283,7 +287,7 @@ def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
 def _check_addresses(
     addresses: list[HostPort], tls_dir: Path | None, tls_secret: ObjectName | None, *, plain_http: bool
 ) -> None:
-    """Raises click.UsageError with what to write instead."""
+    """Check that addresses, TLS and --plain-http go together. Raises click.UsageError with what to write instead."""
     if not plain_http:
         if tls_dir is None and tls_secret is None:
             raise click.UsageError(
@@ -311,7 +315,7 @@ def _is_loopback(host: str) -> bool:
 def _make_rotator(
     client: KubeClient, directory: Path, secret: ObjectName | None, hosts: tuple[str, ...], addresses: list[HostPort]
 ) -> tls.Rotator | None:
-    """Renews the certificates; None where somebody else has put them into the directory."""
+    """Make what renews the certificates; None if the directory has certificates that Cardwise did not issue."""
     own = directory / "authority"
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)

@@ -36,14 +36,17 @@ _SHARES_PER_SECOND: Final = 200.0
 
 @dataclass(slots=True)
 class _Credit:
-    """In shares, at a time; below 0 while a node pays for a report that cost more than it had."""
+    """The credit of a node, in shares, at a time. Below 0 while a node pays for a report that cost more than it had."""
 
     shares: float
     at: float
 
 
 class CardReports:
-    """Handler of the reflector of ExtendedResources."""
+    """Limits the reports of each node. It is the handler of the reflector of ExtendedResources.
+
+    handler: receives the reports.
+    """
 
     def __init__(self, handler: Handler[CardRecord], clock: Clock) -> None:
         self._handler = handler
@@ -74,7 +77,9 @@ class CardReports:
         self._handler.on_synced()
 
     def hand_over_waiting(self) -> None:
-        """Hand over what waits and has credit now, a card of each node in turn."""
+        """Hand over the waiting objects of nodes that have credit now, one card of each node in turn. Raises what the
+        handler raises.
+        """
         turns = True
         while turns:
             turns = False
@@ -88,7 +93,9 @@ class CardReports:
                 self._credit(node)  # forgets those that have all
 
     def _receive(self, key: str, node: str, new: CardRecord | None) -> None:
-        """`node`: of the newest object, or of the last one if the card was deleted."""
+        """Hand over the object, or let it wait. `node`: of the newest object, or of the last one if the card
+        was deleted.
+        """
         if key in self._node_of:
             if node == self._node_of[key]:
                 self._waiting[node][key] = new
@@ -104,7 +111,7 @@ class CardReports:
         self._cordon(key, new)
 
     def _cordon(self, key: str, newest: CardRecord | None) -> None:
-        """Hand over that the card is cordoned now, and nothing else of what waits."""
+        """Hand over that the card is cordoned now, and nothing else of the waiting object."""
         handed = self._handed.get(key)
         if handed is None or newest is None or handed.card.cordoned or not newest.card.cordoned:
             return
@@ -131,8 +138,9 @@ class CardReports:
             del self._waiting[node]
 
     def _hand_over(self, key: str, new: CardRecord | None) -> None:
-        """Hand over the object, None if the card was deleted. Raises what the handler raises; the handler counts as
-        having what it had before.
+        """Hand over the object, None if the card was deleted.
+
+        Raises what the handler raises. The handler then counts as having the object that it had before.
         """
         handed = self._handed.get(key)
         if handed is None and new is None:
@@ -158,7 +166,10 @@ class CardReports:
             self._count_shares(handed, -1)
 
     def _cost(self, before: CardRecord | None, new: CardRecord | None) -> float:
-        """In shares: those that are new or gone. If the card itself is another one, all of its node count anew."""
+        """The cost of a change, in shares: 1, and 1 for each share that is new or gone.
+
+        If the card itself has changed, all shares of its node count again.
+        """
         if before is None or new is None:
             return 1 + sum(len(record.reported_shares) for record in (before, new) if record is not None)
         cost = (

@@ -1,4 +1,4 @@
-"""The watches: seven reflectors that feed the state and the listers, and tell of what cannot be read.
+"""The watches: seven reflectors that feed the state and the listers, and report what cannot be read.
 
 One watch of a kind feeds both. A status that we have written comes back here: the lister keeps it, and the state does
 not change.
@@ -45,8 +45,11 @@ _LISTING_SECONDS = 120.0
 
 
 class Informers:
-    """Start it in the process that serves. It is ready when all seven lists are complete: before that, a quota might be
-    exceeded that is not known yet. `listed` is called after each list of all pods.
+    """The seven reflectors. Start them in the process that serves.
+
+    listed: called after each list of all pods.
+
+    No call is served until all seven lists are complete: before that, a quota might be exceeded that is not known yet.
     """
 
     def __init__(
@@ -104,14 +107,13 @@ class Informers:
             reflector.stop()
 
     def hand_over_waiting(self) -> None:
-        """Hand over reports of nodes that write too many, as far as each node's share of the time permits. To be called
-        several times a second.
-        """
+        """Hand over waiting reports of nodes that write too many (`CardReports`). Call it several times a second."""
         self._reports.hand_over_waiting()
 
     def catch_up(self, is_wanted: Callable[[], bool]) -> bool:
-        """Lists PodGroups, quotas and pods again, until `is_wanted` says no. Returns whether the state has all that was
-        written before the call. The pauses of the other watches end.
+        """List PodGroups, quotas and pods again, while `is_wanted` returns True. Ends the pauses of the other watches.
+
+        Returns whether the state has all that was written before the call.
         """
         for reflector in self._reflectors:
             reflector.retry()
@@ -122,7 +124,7 @@ class Informers:
         return True
 
     def missing(self) -> list[str]:
-        """The lists that are not complete yet, a line for each."""
+        """The lists that are not complete yet, one line for each."""
         return [
             f"the list of {reflector.name} is not complete yet"
             for reflector in self._reflectors
@@ -130,8 +132,9 @@ class Informers:
         ]
 
     def outdated(self) -> list[str]:
-        """The watches that have been interrupted for longer than `OUTDATED_SECONDS`, a line for each. No pod is placed
-        meanwhile: a card may be cordoned that was free when the watch was interrupted.
+        """The watches that have been interrupted for longer than `OUTDATED_SECONDS`, one line for each.
+
+        No pod is placed meanwhile: a card that was free when the watch was interrupted may be cordoned now.
         """
         return [
             _interrupted(reflector)
@@ -140,15 +143,16 @@ class Informers:
         ]
 
     def lease_blockers(self, *, holds: bool, leads: bool) -> list[str]:
-        """Why this process should leave the Lease to others, a line for each reason.
+        """Why this process should leave the Lease to others, one line for each reason.
 
-        Another extender may follow what this one cannot: the cause can be its node, its network or its rights. Who
-        cannot lead either does not take the Lease. So where all are blind nobody leads, which costs nothing (no pod is
-        placed by an outdated picture), and the Lease does not go to and fro.
+        holds: this process has the Lease now. It tolerates longer interruptions then, so that a short outage does not
+            end its epoch.
+        leads: its leader epoch has begun. An epoch cannot begin without PodGroups; after that, pods that are in no gang
+            are placed without them.
 
-        holds: this process has the Lease now. It gives up later than it takes it: that must not follow each outage.
-        leads: its term has begun. Without PodGroups a term cannot begin; after that, pods that are in no gang are
-            placed without them.
+        Another extender may see what this one cannot: the cause can be its node, its network or its rights. A process
+        that cannot lead either does not acquire the Lease. So if no process sees the cluster, none leads. That costs
+        nothing (no pod is placed by outdated data), and the Lease does not move to and fro.
         """
         if not holds:
             needed = dict.fromkeys((*self._restricting, *self._decisive), OUTDATED_SECONDS)
@@ -161,11 +165,11 @@ class Informers:
         ]
 
     def disconnected(self) -> dict[str, float]:
-        """Seconds for which changes may have been missed, by kind; 0 while its watch is open."""
+        """The seconds for which changes may have been missed, by kind of object; 0 while its watch is open."""
         return {reflector.name: reflector.disconnected_seconds() for reflector in self._reflectors}
 
     def staleness(self) -> dict[str, float]:
-        """Seconds since each reflector last heard from the API server."""
+        """The seconds since each reflector last heard from the API server, by kind of object."""
         return {reflector.name: reflector.staleness_seconds() for reflector in self._reflectors}
 
 
@@ -174,7 +178,7 @@ def _interrupted(reflector: Reflector[Any]) -> str:
 
 
 def _by_key(key: str, record: object) -> str:
-    """The name of an object that is kept by its name."""
+    """The key of an object that is kept by its name: the name."""
     del record
     return key
 
@@ -209,8 +213,11 @@ class _Pods:
 
 
 class _Feed(Generic[_T]):
-    """Hands each object of one kind to the state, and to its lister. `put` returns what of it does not count, "" or
-    None for nothing; that is logged as `unreadable` once, with what `about` says of the object.
+    """Passes each object of one kind to the state, and to its lister.
+
+    put: returns what in the object is ignored, "" or None for nothing.
+    unreadable: the log message for that, logged once.
+    about: the key and values of the object in that log line.
     """
 
     def __init__(

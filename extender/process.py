@@ -57,7 +57,9 @@ from extender.state import State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtenderSettings:
-    """All that the command line says, except how to serve."""
+    """The settings of the command line, except those of serving. Names that end in `_seconds`, `bind_deadline` and
+    `lease_duration` are seconds; `headroom` is MiB of each card; `core_overcommit` is percent.
+    """
 
     policy: str
     one_best_node: bool
@@ -84,10 +86,11 @@ class ExtenderSettings:
 
 
 class Extender:
-    """A whole extender: `app` answers kube-scheduler, and its threads run between `start` and `stop`.
+    """A whole extender: `app` serves kube-scheduler, and its threads run between `start` and `stop`.
 
-    `max_waiting`: how many members of gangs can wait in bind. `lease_clock`: the clock for the Lease. `listed` is
-    called after each list of all pods.
+    max_waiting: how many members of gangs can wait in bind.
+    lease_clock: the clock for the Lease.
+    listed: called after each list of all pods.
     """
 
     def __init__(
@@ -193,7 +196,7 @@ class Extender:
         self._clock = clock
 
     def app(self, registry: CollectorRegistry) -> WsgiApp:
-        """The WSGI application; its metrics go to `registry`."""
+        """Make the WSGI application; its metrics go to `registry`."""
         levels = Levels(
             reservations=self._state.reservation_counts,
             gangs=self._state.gangs.phases,
@@ -230,7 +233,7 @@ class Extender:
         self._loops.start()
 
     def stopping(self) -> None:
-        """Refuses the binds that wait, and gives the Lease back in another thread."""
+        """Refuse the binds that wait, and release the Lease in another thread."""
         self._state.gangs.stop("the extender stops")
         # Not only when the last connection is closed: that takes seconds, and the next leader can begin now.
         threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()
@@ -244,22 +247,22 @@ class Extender:
         self._events.stop()
 
     def missing(self) -> list[str]:
-        """The lists that are not complete yet, a line for each."""
+        """The lists that are not complete yet, one line for each."""
         return self._informers.missing()
 
     def watches(self) -> list[str]:
-        """For people: how old what is known may be, a line for each kind of object."""
+        """Lines for people: for each kind of object, for how many seconds there has been no watch."""
         return watch_lines(self._informers.disconnected())
 
     def lock_held_seconds(self) -> float:
-        """Seconds for which a thread has had the state; 0 when it is free."""
+        """For how many seconds a thread has held the state's lock; 0 while it is free."""
         return self._state.lock_held_seconds()
 
     def _leads(self) -> bool:
         return self._leadership.epoch() is not None
 
     def _once_synced(self, step: Step) -> Step:
-        """The step, which is not taken before all lists are complete: what it tells would be wrong."""
+        """A step that does nothing until all lists are complete: it would publish wrong data."""
 
         def taken() -> None:
             if self._is_synced():
@@ -275,8 +278,9 @@ class Extender:
 
 
 class Process:
-    """The serving process, a fork of the one that read the settings: an extender, its health port, its certificates,
-    and the settings of the Python interpreter.
+    """The serving process, a fork of the process that read the settings.
+
+    It has an extender, its health port, its certificates, and the settings of the Python interpreter.
     """
 
     def __init__(
@@ -322,7 +326,7 @@ class Process:
             self._rotator.start()
 
     def is_alive(self) -> bool:
-        """The thread that serves asks this often, so it never waits."""
+        """Whether the process works. The thread that serves calls this several times a second, so it never waits."""
         now = self._clock.now()
         if now - self._checked_at > statelock.PAUSED_SECONDS:
             self._resumed = now

@@ -1,9 +1,9 @@
 """The root of the parts that share the one lock: cache, queue, gangs and preemption. Start reading here.
 
-Nothing here does I/O, or waits for anything but the lock. A method is one turn at it, but some take several:
-`warm`, and for pods whose containers need different cards `plan`, `fitting` and `scores`. `gangs`, `preemption`,
-`nominator` and `policies` are entrances of their own, and take the lock by themselves. Which pod has room on which
-cards is in the table of `cache.reservations`.
+No code here does I/O or waits for anything but the lock. Most methods hold the lock once. Some take it several times,
+in short turns: `warm`, and for pods whose containers need different cards `plan`, `fitting` and `scores`. `gangs`,
+`preemption`, `nominator` and `policies` have methods of their own for callers, and take the lock themselves.
+`cache.reservations` has the table of which pod has which cards.
 """
 
 import math
@@ -55,7 +55,12 @@ _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 
 
 class State:
-    """All methods may be called from any thread."""
+    """The state of the extender. Any thread may call the methods.
+
+    headroom: MiB of each card that are not given to pods.
+    max_clients: of each card. None: no limit.
+    core: percent of the SMs that are given of each card.
+    """
 
     def __init__(
         self,
@@ -100,26 +105,28 @@ class State:
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
-        """The ledger as of now, locked: read it and let go."""
+        """Context: the ledger, locked. Read it and leave."""
         with self._lock:
             self._cache.count_cards()
             yield self._ledger
 
     @contextmanager
     def view_loads(self) -> Iterator[tuple[Ledger, NodeLoads]]:
-        """As `view`, with what nodes have left of cpu, memory and pods."""
+        """As `view`, with the cpu, memory and pods that nodes have left."""
         with self.view() as ledger:
             yield ledger, self._loads
 
     @contextmanager
     def queue(self) -> Iterator[SchedulingQueue]:
-        """The scheduling queue, locked."""
+        """Context: the scheduling queue, locked."""
         with self._lock:
             yield self._queue
 
     def warm(self) -> None:
-        """Prepares what the first filter call would wait for: in a big cluster the index of all cards takes 0.4 s, and
-        which cards are kept for 500 nominated pods as long.
+        """Prepare what the first filter call would wait for.
+
+        In a big cluster the index of all cards takes 0.4 s, and finding the cards reserved for 500 nominated pods takes
+        as long.
         """
         with self.view():
             unknown = self._nominated.unknown()
@@ -133,13 +140,13 @@ class State:
             give_way(self._clock)
 
     def lock_held_seconds(self) -> float:
-        """Seconds for which a thread has had the state, 0 when it is free; see `statelock`. Never waits."""
+        """For how many seconds a thread has held the lock, 0 while it is free; see `statelock`. Never waits."""
         return self._lock.held_seconds()
 
     # What the API server tells.
 
     def set_pod(self, pod: PodRecord) -> None:
-        """The pod is so now."""
+        """Update a pod that requests or holds cards, or is in a gang."""
         with self._lock:
             if pod.member is not None:
                 self.gangs.set_member(f"{pod.namespace}/{pod.gang}", pod.member)
@@ -158,7 +165,7 @@ class State:
                 self._stop_waiting(pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
-        """The pod is gone; it was last seen so."""
+        """Remove a pod that was deleted. `pod`: its last record."""
         with self._lock:
             self.gangs.remove_pod(pod.uid)
             self.gangs.set_cardless_member(pod.uid, "")
@@ -169,7 +176,9 @@ class State:
             self.nominator.remove_pod(pod.uid)
 
     def set_other(self, key: str, placed: Placed) -> None:
-        """A pod that is none of ours is on a node, or waits in a PodGroup. `key`: unique among all pods."""
+        """Update a pod that requests nothing of ours. It is on a node, or waits in a PodGroup. `key`: unique among all
+        pods.
+        """
         with self._lock:
             if placed.node:
                 self._loads.set_pod(key, placed)
@@ -178,12 +187,13 @@ class State:
             self.gangs.set_cardless_member(key, placed.group)
 
     def remove_other(self, key: str) -> None:
+        """Remove a pod of `set_other`."""
         with self._lock:
             self._loads.remove_pod(key)
             self.gangs.set_cardless_member(key, "")
 
     def set_card(self, name: str, card: CardRecord) -> str:
-        """The ExtendedResource is so now. Returns what of it is not believed, and why."""
+        """Update the card from its ExtendedResource. Returns what in the report is ignored and why, or ""."""
         with self._lock:
             first = not self._inventory.has_card(name)
             heard = self._inventory.set_card(name, card)
@@ -196,10 +206,12 @@ class State:
             return heard.problem
 
     def remove_card(self, name: str) -> None:
+        """Remove the card, whose ExtendedResource was deleted."""
         with self._lock:
             self._reservations.sync_reports(self._inventory.remove_card(name))
 
     def set_node(self, name: str, record: NodeRecord = NodeRecord()) -> None:
+        """Update a node."""
         with self._lock:
             if name not in self._inventory.nodes:
                 self._inventory.set_node(name)
@@ -207,29 +219,32 @@ class State:
             self.nominator.set_node(name, record.ground if record.open else None)
 
     def remove_node(self, name: str) -> None:
+        """Remove a node that was deleted."""
         with self._lock:
             self._inventory.remove_node(name)
             self._loads.remove_node(name)
             self.nominator.set_node(name, None)
 
     def set_class(self, resource_class: ResourceClass) -> None:
-        """The ResourceClass is so now."""
+        """Update a ResourceClass."""
         with self._lock:
             if self._inventory.set_class(resource_class):
                 self._cache.capacity.mark_freed()
 
     def remove_class(self, name: str) -> None:
+        """Remove a ResourceClass that was deleted."""
         with self._lock:
             if self._inventory.remove_class(name):
                 self._cache.capacity.mark_freed()
 
     def set_quota(self, key: str, quota: GPUQuota) -> None:
-        """The GPUQuota `key`, "namespace/name", is so now."""
+        """Update the GPUQuota `key`, "namespace/name"."""
         with self._lock:
             if self._limits.set(key, quota):
                 self._cache.capacity.mark_freed()
 
     def remove_quota(self, key: str) -> None:
+        """Remove the GPUQuota `key`, "namespace/name"."""
         with self._lock:
             if self._limits.remove(key):
                 self._cache.capacity.mark_freed()
@@ -237,16 +252,18 @@ class State:
     # What filter and bind decide.
 
     def known_binding(self, uid: str) -> KnownBinding | None:
-        """Where the pod is or may be bound already."""
+        """The node and cards to which the pod is bound, or may be bound already; None if there is no such Binding."""
         with self._lock:
             return self._reservations.known_binding(uid)
 
     def plan(
         self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> Placement | Unplaceable | KnownBinding:
-        """The best node, which is held for the pod until its bind comes. Replaces an earlier plan.
+        """Choose the best node, and reserve cards there for the pod until its bind. Replaces an earlier plan.
 
-        `created`: when the pod was created.
+        created: the pod's creationTimestamp.
+
+        Returns the KnownBinding instead if the pod is or may be bound already.
         """
         uid = wanted.pod.uid
         wanted = self._long.search(wanted)
@@ -269,12 +286,14 @@ class State:
     def begin_attempt(
         self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
     ) -> bool:
-        """Filter is called for the pod. Returns whether it may be placed; see `SchedulingQueue.begin_attempt`."""
+        """Record that filter is called for the pod. Returns whether it may be placed; see
+        `SchedulingQueue.begin_attempt`.
+        """
         with self._lock:
             return self._queue.begin_attempt(uid, request, grouped=grouped, rank=rank)
 
     def may_place(self, uid: str, priority: int) -> bool:
-        """Whether the pod may be placed now. If not, it is woken once the pods before it have come."""
+        """Whether the pod may be placed now. If not, it is requeued once the pods before it have come."""
         with self._lock:
             if self._queue.may_place(priority):
                 return True
@@ -284,7 +303,7 @@ class State:
     def fitting(
         self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> dict[str, int] | Unplaceable | KnownBinding:
-        """As `plan`, but returns all nodes that fit, with their scores, and holds nothing."""
+        """As `plan`, but returns all nodes that fit, with their scores, and reserves nothing."""
         uid = wanted.pod.uid
         wanted = self._long.search(wanted)
         with self._lock:
@@ -301,8 +320,9 @@ class State:
             return Unplaceable(refusals=refusals)
 
     def scores(self, wanted: PlacementRequest) -> dict[str, int]:
-        """The policy's score of each node that fits. Uses the result of `fitting` once, if it is less than a second
-        old: bind checks the cards again. What the pod holds itself does not count.
+        """The policy's score of each node that fits, without what the pod itself holds.
+
+        Uses the result of `fitting` once, if it is less than `_SCORED_SECONDS` old: bind checks the cards again.
         """
         with self._lock:
             uid, at, scores = self._scored
@@ -317,11 +337,14 @@ class State:
     def assume(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
     ) -> Assumed | KnownBinding | Refusal:
-        """The cards to write, held until `confirm`: those of the plan if it is still good, also by the namespace's
-        quotas (`Cache.is_plan_valid`), else other cards.
+        """The cards to bind the pod with, reserved until `confirm`.
 
-        `request`: None for a pod that asks for no card. `epoch`: the term in which this process may post. A Binding
-        that is unconfirmed since an earlier term is not posted again: another extender may have given the cards away.
+        request: None for a pod that requests no card.
+        epoch: the leader epoch in which this process may post.
+
+        The cards are those of the plan if it is still valid, also by the namespace's quotas (`Cache.is_plan_valid`),
+        else other cards. A Binding that is unconfirmed since an earlier epoch is not posted again: another extender may
+        have given the cards away.
         """
         uid = pod.uid
         with self._lock:
@@ -354,7 +377,9 @@ class State:
             return Assumed(assignment=chosen, unconfirmed=unconfirmed, env_access=env_access)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
-        """How the posting ended: ACCEPTED, UNCONFIRMED, or None: surely not bound, by this call or an earlier one."""
+        """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if the pod is surely not bound by this or an
+        earlier call.
+        """
         with self._lock:
             self._reservations.confirm(uid, phase)
             if phase is None:
@@ -363,12 +388,12 @@ class State:
                 self.gangs.mark_posted(uid)
 
     def pending_bindings(self) -> set[str]:
-        """The pods for which a Binding of this process may still land. Until that is settled, their cards count."""
+        """The UIDs of pods that a Binding of this process may still bind. Until that is settled, their cards count."""
         with self._lock:
             return self._reservations.pending_bindings()
 
     def forget_plans(self) -> None:
-        """Another extender decides from now on, or has decided until now: plans that are not posted end."""
+        """End the plans that are not posted, because another extender decides from now on, or has decided until now."""
         with self._lock:
             self.gangs.reset()
             self._queue.forget_preemptions()
@@ -377,7 +402,7 @@ class State:
     # What time does.
 
     def tick(self) -> list[PodRef]:
-        """Ends what is over by time. Returns the pods that should be bound by now and are to be looked up."""
+        """End what is over by time. Returns the pods that should be bound by now and must be looked up."""
         with self._lock:
             over = self._reservations.expire()
             for row in over.rows:
@@ -389,29 +414,32 @@ class State:
             return self._reservations.overdue_pods()
 
     def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> None:
-        """The result of a consistent read of a pod from `tick`."""
+        """Record the result of a consistent read of a pod from `tick`."""
         with self._lock:
             if self._reservations.on_lookup(uid, bound=bound, exists=exists):
                 self.gangs.mark_unposted(uid)
 
     def on_lookup_failed(self, uid: str) -> None:
-        """A pod from `tick` could not be looked up, or its Binding not be made void: it is tried again later."""
+        """Record that a pod from `tick` could not be read or fenced: it is looked up again later."""
         with self._lock:
             self._reservations.on_lookup_failed(uid)
 
     def next_requeue_node(self) -> str | None:
-        """A node to touch so that waiting pods are tried again, at most one a second; see `schedulingqueue`."""
+        """The node to annotate so that pending pods are tried again, at most one a second; see `schedulingqueue`."""
         with self._lock:
             self._cache.count_cards()
             return self._queue.next_requeue_node(self._inventory.nodes)
 
     def full_entry(self, namespace: str, request: PodRequest) -> FullEntry | None:
-        """The entry of a quota for which the pod waits."""
+        """The quota entry that keeps the pod pending, if there is one."""
         with self._lock:
             return self._limits.full_entry(self._ledger, namespace, request)
 
     def class_in_use(self, name: str) -> bool:
-        """Whether a pod waits for the class or holds a card of it; a card that is gone from its node may be of it."""
+        """Whether a pending pod requests the class or a pod holds a card of it.
+
+        A card that is gone from its node counts as one of the class.
+        """
         with self._lock:
             self._cache.count_cards()
             if next(self._queue.asking_for(name), None) is not None:
@@ -427,8 +455,8 @@ class State:
             return self._cache.capacity.take_changed()
 
     def take_overcommitted(self) -> set[str]:
-        """The nodes whose cards or devices are given out twice (`holders`), among those with new bound pods and those
-        between which cards have moved.
+        """The nodes with overcommitted cards or devices (`holders`), among those with newly bound pods and with cards
+        that moved.
         """
         with self._lock:
             self._cache.count_cards()
@@ -436,9 +464,11 @@ class State:
             return {node for node in nodes if self._overcommitted(node)}
 
     def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[tuple[PodRef, str]]]:
-        """The cards and devices of the node that are given out beyond what they have, with what they have (MiB, or 1);
-        the UUIDs of its cards by index; and the bound pods that hold something there, each with the node that it is
-        bound to: the node may have had another name then.
+        """The overcommitted cards and devices of the node, and the pods on the node's cards.
+
+        Returns the capacity of each overcommitted card (MiB) or device (1) by UUID; the UUIDs of the node's cards by
+        index; and the bound pods that hold something there, each with the node that it is bound to: the node may have
+        had another name then.
         """
         with self._lock:
             self._cache.count_cards()
@@ -454,7 +484,7 @@ class State:
             )
 
     def direct_binds(self) -> list[tuple[PodRef, str]]:
-        """The pods that ask for cards or devices and were bound past us, on nodes with cards of ours."""
+        """The pods that request cards or devices and were bound without the extender, on nodes with cards of ours."""
         with self._lock:
             self._cache.count_cards()
             return [
@@ -469,12 +499,14 @@ class State:
             return self._reservations.reservation_counts()
 
     def waiting(self) -> dict[str, int]:
-        """Refused pods by the most frequent reason among the nodes, for metrics."""
+        """The number of refused pods by the most frequent reason among the nodes, for metrics."""
         with self._lock:
             return self._queue.reasons()
 
     def waiting_for(self, resource_class: str) -> list[PodRef]:
-        """The pods that wait for this class, also those that kube-scheduler refused without a call to us."""
+        """The pending pods that request this class, including those that kube-scheduler refused without a call to the
+        extender.
+        """
         with self._lock:
             return list(self._queue.asking_for(resource_class))
 
@@ -485,14 +517,16 @@ class State:
         return state.overcommitted() if state is not None else {}
 
     def _is_on_its_way(self, pod: WaitingPod) -> bool:
-        """Whether the node in the status is the one that filter has answered: kube-scheduler writes that one itself
-        when a binding takes a while, and no victims are evicted for the pod there.
+        """Whether the node in the pod's status is the one that filter has returned.
+
+        kube-scheduler writes that node itself when a binding takes long, and then no victims are evicted for the pod
+        there.
         """
         row = self._reservations.get(pod.uid)
         return row is not None and row.node == pod.nominated
 
     def _stop_waiting(self, pod: PodRecord) -> None:
-        """The pod is bound, or finished; it may have finished without having been bound."""
+        """Update a pod that is bound or finished; it may have finished without having been bound."""
         self._queue.remove_pod(pod.uid)
         if pod.finished:
             self._loads.remove_pod(pod.uid)
@@ -512,7 +546,7 @@ class State:
         self.nominator.remove_pod(pod.uid)
 
     def _choose(self, wanted: PlacementRequest, node: str) -> Assignment | Refusal:
-        """The cards of the pod's plan for the node if it is still good, else other cards there."""
+        """The cards of the pod's plan for the node if it is still valid, else other cards there."""
         self._cache.count_cards()
         row = self._reservations.get(wanted.pod.uid)
         plan = row.holding if row is not None and row.phase in PLANS and row.node == node else None
