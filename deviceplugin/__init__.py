@@ -3,7 +3,12 @@
 Comes in: calls of the kubelet, the node's cards and devices, its pods. Goes out: CDI specs for containers, grants on
 the node's disk, and the node's capacities and ExtendedResources in the API server. Read first: `grants.prestart`.
 
-The packages, none of which imports from one above it: `process` (creates and connects the parts), `plugin` (the service
-that the kubelet calls), `publish` (writes to the API server), `grants` (which container has which card), `sources`
-(clients of kubelet, runtime and API server), `api` (generated gRPC).
+The packages and modules; none imports from one above it:
+
+    process  creates and connects the parts
+    plugin   the service that the kubelet calls
+    publish  writes to the API server
+    grants   which container has which card
+    sources  clients of kubelet, runtime and API server
+    api      generated gRPC
 """

@@ -66,7 +66,7 @@ def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> Car
 
 
 def _open_gpus(simulated: Path | None, cards: CardSelection | None, faults: Path) -> Gpus:
-    """Raises GpusUnavailable."""
+    """Open the cards of this node, simulated ones, or none. Raises GpusUnavailable."""
     if simulated is not None:
         return SimulatedGpus(simulated)
     if cards == CardSelection(()):
@@ -75,8 +75,10 @@ def _open_gpus(simulated: Path | None, cards: CardSelection | None, faults: Path
 
 
 def _is_removed(folder: Path) -> bool:
-    """Whether a mounted folder was removed on the node. Nothing can be created in it then, and this container does not
-    see the folder that replaces it: only a new container does.
+    """Whether a mounted folder was removed on the node.
+
+    Nothing can be created in it then, and this container does not see the folder that replaces it: only a new container
+    does.
     """
     try:
         return not folder.stat().st_nlink

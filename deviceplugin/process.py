@@ -238,8 +238,9 @@ class NodeAgent:
         return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
 
     def _health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
-        """The health of cards and devices, by UUID. They are also unhealthy if no container can get them, cards also if
-        another plugin serves them.
+        """The health of cards and devices, by UUID.
+
+        They also count as unhealthy if no container can get them, and cards also if another plugin serves them.
         """
         problems = {
             device.uuid: self._write_problem or card_access.device_problem(device, self._access) for device in devices
@@ -323,9 +324,9 @@ class NodeAgent:
         self._inventory.reconcile_now()
 
     def _adopt_running_containers(self, seconds: float | None = None) -> str:
-        """Once after the start: restore lost grants, and write marks that an earlier process did not write.
+        """Restore lost grants once after the start, and write marks that an earlier process did not write.
 
-        seconds: how long to wait for another thread's attempt, in which this call joins. An own attempt takes up to
+        seconds: how long to wait for another thread's attempt, which this call joins. An own attempt takes up to
             `ADOPTION_SECONDS` if the runtime is slow.
 
         Returns why running containers may have no grant yet, "" if each has one, except those whose assignment cannot

@@ -1,1 +1,1 @@
-"""Generated messages of gRPC; see README.md here. Comes in: bytes. Goes out: messages, and the other way round."""
+"""Generated messages of gRPC; see README.md here. Comes in: bytes. Goes out: messages, and the reverse."""

@@ -39,8 +39,10 @@ class Access(StrEnum):
 
 
 def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
-    """The access and its reason. Only the runtime decides: a card without device node is unhealthy, and never opens the
-    others.
+    """The access to cards on this node, and its reason.
+
+    Only the runtime decides: a card without a device node is unhealthy, and does not open the access to the other
+    cards.
     """
     runtime = f"{runtime_info.name} {runtime_info.version}"
     if not serves_cdi(runtime_info):
@@ -49,7 +51,7 @@ def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
 
 
 def probe(containers: Containers, cdi_dir: Path) -> Access | None:
-    """Choose the access by the runtime's settings; None if the runtime does not answer."""
+    """Choose the access by the runtime's settings; None if the runtime does not answer. Logs the reason."""
     try:
         runtime_info = containers.facts()
     except RuntimeUnavailable as error:
@@ -69,7 +71,11 @@ def probe(containers: Containers, cdi_dir: Path) -> Access | None:
 
 
 class Delivery:
-    """Writes the CDI specs of grants into `folder`. `nvidia` is None for simulated cards."""
+    """Writes the CDI specs of grants.
+
+    folder: the folder of the specs, which the runtime reads.
+    nvidia: the node's own specs of NVIDIA's cards; None for simulated cards.
+    """
 
     def __init__(self, folder: Path, nvidia: cdi.NvidiaSpecs | None) -> None:
         self._folder = folder
@@ -87,7 +93,7 @@ class Delivery:
         )
 
     def undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
-        """Why containers cannot get these cards at present, by UUID; cards without problem are left out."""
+        """Why containers cannot get these cards at present, by UUID; cards without a problem are left out."""
         reasons = {}
         for card in cards:
             try:
@@ -107,8 +113,10 @@ class Delivery:
                 self._write(slot, grant, hardware)
 
     def remove_unused_specs(self, grants: GrantStore) -> None:
-        """Remove the specs of slots that no grant has: of a pod that was freed, of a container that has started again
-        with another slot, and what an earlier call failed to remove.
+        """Remove the specs of slots that no grant has.
+
+        They are of a pod whose grants were released, or of a container that was started again with another slot, or an
+        earlier call failed to remove them.
         """
         with self._lock:
             self._remove_unused_specs(grants)

@@ -1,9 +1,9 @@
 """Creates grants for containers that run without one.
 
-This happens when the state folder was lost or a grant was unreadable. Without a grant, PreStart would take the card for
+This happens when the state folder was lost or a grant was unreadable. Without a grant, PreStart would count the card as
 free, and the container could not be restarted while the API server is away. For pods that have ended according to the
-API server, the runtime keeps the annotations as long as a container or sandbox of them runs. A container of which no
-grant can be made is logged and counted, and holds up no other container.
+API server, the runtime keeps the annotations as long as a container or sandbox of them runs. If no grant can be made
+for a container, that is logged and counted, and other containers are not delayed.
 
 A pod may have been bound here again with other cards than its sandbox was made for. Its containers may use either, so
 its grants have the cards of both until these containers end.
@@ -27,7 +27,9 @@ _log = structlog.get_logger(__name__)
 
 
 class Adoption(NamedTuple):
-    """The added grants, the UIDs of pods that may hold a card without one, and why a grant could not be written."""
+    """The result of `adopt`: added grants, the UIDs of pods that may hold a card without one, and why a grant could not
+    be written.
+    """
 
     grants: list[Grant]
     unknown_holders: set[str]
@@ -37,8 +39,8 @@ class Adoption(NamedTuple):
 def current_sandboxes(sandboxes: Iterable[Sandbox]) -> list[Sandbox]:
     """The sandboxes in which containers may run. Pure.
 
-    The kubelet ends all containers of a pod before it makes another sandbox for it, so one that is not ready counts
-    only if the pod has no ready one.
+    The kubelet ends all containers of a pod before it makes another sandbox for it, so a sandbox that is not ready
+    counts only if the pod has no ready one.
     """
     sandboxes = list(sandboxes)
     ready_uids = {sandbox.pod_uid for sandbox in sandboxes if sandbox.ready}

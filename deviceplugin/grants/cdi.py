@@ -68,8 +68,10 @@ def device_edits(device: OtherDevice) -> Edits:
 def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
     """The edits that mount the MPS daemon of the grant's cards; for the share agent, the folders with its state.
 
-    `cards` are those of the grant. A container sees only the daemon's socket. In an agent's folders the log is covered,
-    since it names other pods, and so are the files that the daemon locks and writes.
+    cards: those of the grant.
+
+    A container sees only the daemon's socket. In an agent's folders the log is covered, since it names other pods, and
+    so are the files that the daemon locks and writes.
     """
     if grant.is_agent:
         folders = [(folder, f"{shareagent.MPS_ROOT}/{Path(folder).name}") for folder in grant.mps]
@@ -100,7 +102,10 @@ def _cover(path: str) -> dict[str, Any]:
 
 
 def _limits_in_the_kernel(card: GpuCard) -> bool:
-    """Whether the driver can; NVIDIA's container toolkit (1.20.1 and later) then sets the variable's limit."""
+    """Whether the driver can limit the memory of processes in the kernel.
+
+    NVIDIA's container toolkit (1.20.1 and later) then sets the limit from the container's environment.
+    """
     major = card.properties.get("driver", "").partition(".")[0]
     return major.isdigit() and int(major) >= _KERNEL_LIMIT_SINCE
 
@@ -137,7 +142,7 @@ class _SpecDevice(Struct, rename="camel"):
 
 
 class _NvidiaSpec(Struct, rename="camel"):
-    """The shape of a spec, as much of it as is read."""
+    """The parts of a spec that are read."""
 
     kind: Literal["nvidia.com/gpu"]
     cdi_version: Any
@@ -146,7 +151,7 @@ class _NvidiaSpec(Struct, rename="camel"):
 
 
 def _is_usable(spec: object) -> bool:
-    """Whether it is a spec of NVIDIA's cards that can be read and written on."""
+    """Whether it is a spec of NVIDIA's cards that can be read, and written again as JSON."""
     try:
         msgspec.convert(spec, _NvidiaSpec)
         msgspec.json.encode(spec)
@@ -163,12 +168,12 @@ class NvidiaSpecs:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """`paths`: files, or folders whose *.json and *.yaml are read. As in CDI, later paths take precedence."""
+        """paths: files, or folders whose *.json and *.yaml are read. As in CDI, later paths take precedence."""
         self._paths = tuple(paths)
         self._cache: dict[Path, tuple[tuple[int, int], dict[str, Any] | None]] = {}
 
     def edits(self, card: GpuCard) -> tuple[Edits, str]:
-        """The card's edits with the spec's common ones, and the CDI version they need. Raises NoDevice."""
+        """The card's edits with the spec's common ones, and the CDI version that they need. Raises NoDevice."""
         file, spec, device = self._find_device(card)
         edits = merge([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
         given_nodes = {
@@ -252,7 +257,8 @@ def spec(
 ) -> dict[str, Any]:
     """The CDI spec of one slot. Variables that Cardwise owns replace those of `edits`.
 
-    `devices` are those of the grant, in its order.
+    version: the CDI version that the edits need.
+    devices: those of the grant, in its order.
     """
     own_env = environment.container_env(grant, devices)
     other_env = [entry for entry in edits.get("env") or () if entry.partition("=")[0] not in own_env]

@@ -19,7 +19,9 @@ _BYTES = 1024 * 1024
 
 
 def container_env(grant: Grant, devices: Sequence[OtherDevice] = ()) -> dict[str, str]:
-    """The variables that Cardwise owns in the container. `devices` are those of the grant, in its order.
+    """The variables that Cardwise owns in the container.
+
+    devices: those of the grant, in its order.
 
     XLA_*_MEM_FRACTION is not here: a pod may set it itself.
     """

@@ -64,7 +64,7 @@ class GrantedDevice(Struct, frozen=True, rename="camel"):
 
 
 class _Format(Struct):
-    """The field of a grant on disk that tells how to read the others."""
+    """The field of a grant on disk that determines how to read the others."""
 
     version: Any = _VERSION
 
@@ -139,7 +139,10 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return bool(self.shares or self.devices) or self.is_agent
 
     def amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
-        """What the pod holds, in ascending order; `by_container`: with the container keys."""
+        """What the pod holds, in ascending order.
+
+        by_container: with the container keys.
+        """
         card_keys = self.pod_keys if by_container else ()
         device_keys = self.pod_device_keys if by_container else ()
         cards = zip(self.pod_shares, chain(card_keys, repeat("")), strict=False)
@@ -209,7 +212,7 @@ def _pods(grants: Iterable[Grant]) -> str:
 
 
 class CardFull(Struct, frozen=True):
-    """The card has too little space for a grant. Amounts are MiB, or percent of cores if `cores`."""
+    """The card has too little space for a grant. Amounts are MiB, or percent of SMs if `cores`."""
 
     index: int
     uuid: str
@@ -266,7 +269,10 @@ class GrantStore:
     """All grants of this node. Thread-safe; the lock is held for the check and the change in memory, not for disk."""
 
     def __init__(self, folder: Path, core: int = FULL_CORE, clock: Clock = SYSTEM) -> None:
-        """Reads what is on disk; see `unreadable` for what could not be read. `core`: percent given of each card."""
+        """Read the grants on disk; `unreadable` has what could not be read. Raises OSError.
+
+        core: percent of each card's SMs that may be granted.
+        """
         self._folder = folder
         self._core = core
         self._clock = clock
@@ -321,8 +327,9 @@ class GrantStore:
         self._add(grant, lambda: None, lambda: 0)
 
     def restore_files(self) -> None:
-        """Write grants again whose files were removed. Afterwards `problem` is why no grant can be written, "" if one
-        can.
+        """Write grants again whose files were removed.
+
+        Afterwards `problem` is why no grant can be written, "" if one can.
         """
         probe = self._folder.with_name(f".{self._folder.name}.probe")
         failures: list[OSError] = []
@@ -346,7 +353,7 @@ class GrantStore:
             return self._epoch
 
     def drop(self, pod_uid: str, epoch: int) -> list[Grant]:
-        """Remove all grants of a pod, on disk first; none if one was added after `epoch`. Returns the removed grants.
+        """Remove all grants of a pod, on disk first. Returns the removed grants: none if one was added after `epoch`.
 
         The check that the pod's containers are gone must begin after `epoch` was read. Raises OSError.
         """
@@ -373,7 +380,7 @@ class GrantStore:
     def undo_add(self, added: AddedGrant) -> None:
         """Undo `add` for a grant that was not delivered, unless its container has a newer one. Raises OSError.
 
-        A container that restarts keeps its previous grant, with which it can start without the API server.
+        A container that is restarted keeps its previous grant, with which it can start without the API server.
         """
         grant, previous = added.grant, added.previous
         with self._disk_lock(grant.pod_uid):
@@ -519,8 +526,10 @@ class GrantStore:
                 folder.rmdir()
 
     def _move_aside(self, path: Path, reason: str) -> None:
-        """Move what is no readable grant out of the way. What cannot be moved stays: it must not keep the plugin from
-        starting, and the next grant of its container replaces it.
+        """Move a file or folder that is no readable grant into another folder.
+
+        If that fails it stays: it must not prevent the start of the plugin, and the next grant of its container
+        replaces it.
         """
         name = os.fsdecode(os.fsencode(f"{path.parent.name}.{path.name}")[:_MOST_NAME_BYTES])
         target = self._unreadable_folder / f"{name}.{self._clock.wall_ns()}.{len(self.unreadable)}"
@@ -557,7 +566,9 @@ def _is_folder(path: Path) -> bool:
 
 
 def _check_amounts(grant: Grant) -> None:
-    """Raises ValueError for a grant that this program has never written, since what reads it relies on these."""
+    """Check numbers and lengths, which other code relies on. Raises ValueError for a grant that this program has never
+    written.
+    """
     if len(grant.pod_device_keys) != len(grant.pod_devices):
         raise ValueError(f"podDeviceKeys has {len(grant.pod_device_keys)} keys for {len(grant.pod_devices)} podDevices")
     if len(grant.pod_keys) not in (0, len(grant.pod_shares)):

@@ -31,7 +31,11 @@ class MpsNotReady(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """`problem`: why not now, "" if it may start. `folders`: the folders of the daemons that it is given."""
+    """Whether a container may start with MPS.
+
+    problem: why it may not start now, "" if it may.
+    folders: the folders of the daemons that it gets.
+    """
 
     problem: str = ""
     folders: tuple[str, ...] = ()
@@ -43,7 +47,13 @@ class MpsWait:
     def __init__(
         self, setting: Mode, root: Path, state_dir: Path, clock: Clock = SYSTEM, mps_clock: Clock = BOOT
     ) -> None:
-        """`state_dir` must survive reboots. `mps_clock` is the clock of the manager. Raises OSError."""
+        """setting: the MPS mode of pods without the annotation.
+        root: the --root of the MPS manager.
+        state_dir: must survive reboots.
+        mps_clock: the clock of the manager.
+
+        Raises OSError.
+        """
         self._setting = setting
         self._root = root
         self._seen_file = state_dir / _SEEN
@@ -74,7 +84,7 @@ class MpsWait:
         return msgspec.structs.replace(grant, mps=readiness.folders)
 
     def confirm(self, grant: Grant) -> None:
-        """Check once more. Raises MpsNotReady."""
+        """Check again that MPS is ready, right before the grant is delivered. Raises MpsNotReady."""
         readiness = self._check(grant, self._required_state(grant))
         if readiness.problem or readiness.folders != grant.mps:
             raise MpsNotReady(readiness.problem or _CHANGED)
@@ -134,7 +144,7 @@ class MpsWait:
         return Readiness(self._problem(grant.shares, MpsState.READY), tuple(map(str, folders)))
 
     def _check_several_cards(self, grant: Grant) -> Readiness:
-        """A container with cards of several daemons: a process can use only one."""
+        """Check a container with cards of several daemons: a process can use only one daemon."""
         reason = (
             f"pod {grant.pod} has shares of several cards in one container, each with an MPS daemon of its own; a "
             "process can use one (cardwise-mps --scope=node has one for all)"
@@ -147,7 +157,7 @@ class MpsWait:
         )
 
     def _check_for_agent(self, grant: Grant, required_state: MpsState) -> Readiness:
-        """The share agent waits by itself; it only needs the daemons' folders."""
+        """Check the start of the share agent. It waits for MPS by itself, and only needs the daemons' folders."""
         if required_state is MpsState.OFF:
             return Readiness()
         by_container = grant.assignment().containers.values()

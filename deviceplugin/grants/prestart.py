@@ -107,7 +107,7 @@ def identify(
 
 
 def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
-    """The grant of a container by its pod's annotations. Pure. Raises StartRefused."""
+    """Make the grant of a container from its pod's annotations. Pure. Raises StartRefused."""
     pod_text = f"pod {pod.pod}"
     try:
         assignment = codec.decode(pod.annotations)
@@ -138,7 +138,7 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
 
 
 def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> None:
-    """Raises StartRefused for a card that is not here or is smaller than its shares. Pure."""
+    """Check that the cards are here and not smaller than their shares. Pure. Raises StartRefused."""
     requested: dict[str, int] = defaultdict(int)
     for share in shares:
         card = cards.get(share.uuid)
@@ -156,7 +156,7 @@ def check_cards(shares: Sequence[CardShare], cards: Mapping[str, GpuCard]) -> No
 
 
 def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str, OtherDevice]) -> None:
-    """Raises StartRefused for a device that is not here or was given twice. Pure."""
+    """Check that the devices are here, and each was given once. Pure. Raises StartRefused."""
     seen: set[str] = set()
     for device in granted_devices:
         if device.uuid not in devices:
@@ -200,14 +200,15 @@ def _has_no_visible_card(pod: NodePod, grant: Grant) -> bool:
 class PreStart:
     """Handles PreStartContainer.
 
+    health: returns the health of cards and devices, by UUID.
     release: releases the grants of those of these pods that have ended.
     release_former: releases all grants of a pod, whose next container is about to start, if none of its containers
         runs.
-    sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
-    has_adopted: whether each running container has a grant.
+    has_adopted: returns whether each running container has a grant.
     adopt: adds the missing grants of running containers; returns why it has not, "" if `has_adopted`. Waits for an
         attempt of another thread for the given seconds at most.
     on_granted: called with the pod of each grant.
+    start_on_sick_cards: whether containers start on unhealthy cards.
     """
 
     def __init__(
@@ -249,7 +250,7 @@ class PreStart:
         self._waiting = threading.BoundedSemaphore(_MAX_WAITING)
 
     def __call__(self, slots: Sequence[str], is_active: IsActive) -> Grant:
-        """Raises StartRefused.
+        """Add the grant of the container that has these slots, and write its CDI spec. Raises StartRefused.
 
         The kubelet abandons a call when the pod is deleted meanwhile (since 1.35): then nothing is granted, so that no
         pod whose containers never start takes the card.
@@ -320,7 +321,7 @@ class PreStart:
     def _desired_grant(
         self, container: PodResourcesContainer, uid: str, slots: Sequence[str]
     ) -> tuple[Grant, NodePod | None]:
-        """The grant to add, and its pod, None if it is only known from the disk."""
+        """The grant to add, and its pod, None if the grant is only known from the disk. Raises StartRefused."""
         previous = self._grants.get(uid, container.container)
         try:
             if self._grants.grants_of_pod(uid):  # the watch may not show yet that it was bound here again
@@ -366,10 +367,10 @@ class PreStart:
                 )
 
     def _check_adopted(self, grant: Grant, deadline: float) -> None:
-        """Raises StartRefused where a running container may have no grant yet, so that its card would count as free.
+        """Refuse the start while a running container may have no grant yet, so that its card would count as free.
 
-        A pod that has a grant takes nothing more: its containers restart also while the API server is away. Unless it
-        was bound here again with other cards.
+        A pod that has a grant takes nothing more: its containers restart also while the API server is away. This does
+        not hold if it was bound here again with other cards. Raises StartRefused.
         """
         if self._has_adopted() or any(map(grant.is_of_same_binding, self._grants.grants_of_pod(grant.pod_uid))):
             return
@@ -412,7 +413,7 @@ class PreStart:
     def _wait_until_free(
         self, conflict: GrantConflict, grant: Grant, totals: Mapping[str, int], latest: float, is_active: IsActive
     ) -> AddedGrant | GrantConflict:
-        """Wait until the card or device is free: mostly its holder has ended, and the runtime was not asked yet.
+        """Wait until the card or device is free: usually its holder has ended, and the runtime was not asked yet.
 
         latest: the time after which the runtime is not asked again.
         """

@@ -99,11 +99,13 @@ class Releaser:
 
     @property
     def problem(self) -> str:
-        """Why shares cannot be freed at present, "" if they can."""
+        """Why shares cannot be released at present, "" if they can."""
         return self._runtime_problem
 
     def free(self, pod_uids: set[str]) -> bool:
-        """Release the grants of these pods if they have ended. Returns whether API server and runtime answered."""
+        """Release the grants of these pods if they have ended. Returns whether API server and runtime answered for all
+        of them.
+        """
         # The epoch comes first: the answers do not cover grants that are added meanwhile.
         epoch = self._grants.epoch()
         with self._lock:
@@ -145,8 +147,10 @@ class Releaser:
         return all_answered
 
     def free_former_binding(self, uid: str) -> None:
-        """Release all grants of a pod if none of its containers runs. For a start of its next container: while it
-        starts, the pod has a sandbox, and no other container of it is about to start.
+        """Release all grants of a pod if none of its containers runs.
+
+        Call it for a start of its next container: while that starts, the pod has a sandbox, and no other container of
+        it is about to start.
         """
         epoch = self._grants.epoch()
         try:
@@ -171,8 +175,8 @@ class Releaser:
     def _ended_by_api(self, uid: str, *, remembered: bool) -> bool | None:
         """Whether the pod has certainly finished, is gone or is not bound here; None if the API server does not answer.
 
-        remembered: an earlier pass has seen its end. Then only a consistent read shows it bound here again: the watch
-            may show an older state.
+        remembered: an earlier pass has seen the pod's end. Then only a consistent read shows it bound here again: the
+            watch may show an older state.
         """
         known = self._pods.known(uid)
         if known is None and not self._pods.synced:
@@ -184,8 +188,9 @@ class Releaser:
         return self._read_end(uid)
 
     def _read_end(self, uid: str) -> bool | None:
-        """As `_ended_by_api`, by a consistent read: it has each Binding that the kubelet has acted on, while the
-        reflector may not have seen it yet.
+        """As `_ended_by_api`, by a consistent read.
+
+        It shows each Binding that the kubelet has acted on, while the reflector may not have seen it yet.
         """
         grants = self._grants.grants_of_pod(uid)
         if not grants:
@@ -197,8 +202,10 @@ class Releaser:
         return pod is None or pod.finished or not self._pods.is_bound_here(pod)
 
     def _read_former_binding(self, uid: str) -> bool | None:
-        """Whether the pod is bound here with other cards than those of its grants, by a consistent read as in
-        `_read_end`: it may have got a grant that the reflector's state does not explain yet.
+        """Whether the pod is bound here with other cards than those of its grants; None if the API server does not
+        answer.
+
+        By a consistent read as in `_read_end`: it may have got a grant that the reflector's state does not explain yet.
         """
         grants = self._grants.grants_of_pod(uid)
         if not grants:
@@ -221,7 +228,9 @@ class Releaser:
         return set() if pod is None or pod.finished else former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _forget_ends(self, uids: Iterable[str]) -> None:
-        """Treat these pods as not ended: they are bound here (again), so their present cards are not reported."""
+        """Forget the ends of these pods, which are bound here (again): their present cards are not published
+        as held.
+        """
         with self._lock:
             for uid in uids:
                 self._ended_rounds.pop(uid, None)

@@ -36,7 +36,7 @@ SocketIdentity = tuple[int, int, int]
 
 
 def socket_identity(socket: Path) -> SocketIdentity | None:
-    """Identifies a socket among successive ones at the same path; None if there is none. An inode alone may recur."""
+    """Identify a socket among successive ones at the same path; None if there is none. An inode alone may recur."""
     try:
         status = socket.stat()
     except OSError:
@@ -77,11 +77,16 @@ def reregister_reason(state: RegistrationState) -> str:
 
 
 class NotRegistered(Exception):
-    """The kubelet rejected the registration, or it is too early for one."""
+    """The kubelet rejected the registration, or it is too early to register."""
 
 
 class Registration:
-    """Keeps the plugin registered, in one thread. `serve` creates the server of a socket, None if it is too early."""
+    """Keeps the plugin registered, in one thread.
+
+    folder: the kubelet's folder of sockets.
+    serve: creates the server of a socket, None if it is too early.
+    share_allocatable: returns the node's allocatable slots as the kubelet reports them, "" if unknown.
+    """
 
     def __init__(
         self,

@@ -42,8 +42,10 @@ class CardLevel:
 def levels(
     cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
 ) -> list[CardLevel]:
-    """The load of these cards. A pod that has ended counts while it has a grant: until its containers are gone. So do
-    the cards of a former binding of a pod that is bound here again.
+    """The load of these cards.
+
+    A pod that has ended counts while it has a grant: until its containers are gone. So do the cards of a former binding
+    of a pod that is bound here again.
     """
     cards = list(cards)
     uuid_of = {card.index: card.uuid for card in cards}

@@ -94,8 +94,9 @@ def marker_capacity(specs: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) -> dict[str, str]:
-    """The labels that selectors match: those of a card's or device's `spec`, and those that people have set on its
-    ExtendedResource.
+    """The labels that selectors match.
+
+    They are those of a card's or device's `spec`, and those that people have set on its ExtendedResource.
     """
     return classes.labels(
         node=spec["node"],

@@ -54,7 +54,7 @@ class Cordons:
         return {} if cordon is None else {"unschedulable": True, "cordon": msgspec.to_builtins(cordon)}
 
     def _load(self, text: bytes) -> None:
-        """Raises OSError, msgspec.DecodeError."""
+        """Read the saved cordons. Raises OSError or msgspec.DecodeError."""
         try:
             entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, RecursionError):

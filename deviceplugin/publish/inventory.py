@@ -46,8 +46,9 @@ _decode_resource = msgspec.json.Decoder(ExtendedResource).decode
 
 
 def _project_own(node: str) -> Callable[[bytes], tuple[str, ExtendedResource] | None]:
-    """Keep the ExtendedResources of this node's cards and devices. The label that the watch selects by proves nothing:
-    an object of another node can carry it.
+    """Keep the ExtendedResources of this node's cards and devices.
+
+    The label that the watch selects by proves nothing: an object of another node can carry it.
     """
 
     def project(content: bytes) -> tuple[str, ExtendedResource] | None:
@@ -296,7 +297,7 @@ class NodePublisher:
         return False
 
     def _other_node(self, path: str) -> str:
-        """The other node that an ExtendedResource belongs to, "" if it is this node's or nobody's."""
+        """The other node that an ExtendedResource belongs to, "" if it is this node's or has no owner."""
         try:
             node = str(self._client.get(path).get("spec", {}).get("node") or "")
         except errors.NotFound:
@@ -311,8 +312,9 @@ class NodePublisher:
         return any((condition.get("type"), condition.get("status")) == ("Ready", "True") for condition in conditions)
 
     def _report_card_of_other_node(self, name: str, node: str) -> None:
-        """Report that another node owns the object of a card: one that reports the same UUID, or this machine under its
-        former name. This node may not write it then.
+        """Report that another node owns the object of a card, so that this node may not write it.
+
+        That node reports the same UUID, or it is this machine under its former name.
         """
         remedy = command("if the card is not there, kubectl delete extendedresource {name}", name=name)
         text = (

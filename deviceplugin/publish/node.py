@@ -79,8 +79,8 @@ def _without_suffix(amount: str) -> str:
 def label_change(desired: str, label: str | None, written_label: str | None) -> dict[str, Any]:
     """The metadata change that sets the label to `desired` ("": removes it), {} if none is due. Pure.
 
-    A label that differs from `written_label` was set by somebody else: it stays, and the annotation is removed, since
-    their next value may happen to be the one that we once wrote.
+    A label that differs from `written_label` was set by another program or a person: it stays, and the annotation is
+    removed, since their next value may happen to be the one that we once wrote.
     """
     is_foreign = label is not None and label != written_label
     new_label = label if is_foreign else desired or None
@@ -168,7 +168,7 @@ class OwnNode:
         return False
 
     def update_accelerator_label(self, desired: str) -> None:
-        """Set the label `accelerator` to `desired`, "" for none, unless somebody else has set it."""
+        """Set the label `accelerator` to `desired`, "" for none, unless another program or a person has set it."""
         facts = self.facts
         if (
             facts is None

@@ -56,7 +56,11 @@ class StaleMpsStatus:
         return self._down(MANAGER_GONE)
 
     def _correction_without_manager(self, mps_status: MpsStatus | None, uuid: str) -> Json:
-        """An earlier manager's status would keep pods off forever; but a card that it left closed cannot be used."""
+        """The patch for a card on a node without an MPS manager.
+
+        An earlier manager's status would keep pods off the card for ever; but a card that it left closed cannot be
+        used.
+        """
         if not mpsfiles.is_left_closed(self._root, uuid):
             return {} if mps_status is None else {"mps": None}
         if mps_status is not None and mps_status.reason == LEFT_CLOSED:

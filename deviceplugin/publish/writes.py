@@ -12,7 +12,10 @@ _MAX_REMEMBERED = 1000
 
 
 class WriteLimiter:
-    """Limits repeated writes. Not thread-safe. `retry_soon` is called when a write is held back."""
+    """Limits repeated writes. Not thread-safe.
+
+    retry_soon: called when a write is held back.
+    """
 
     def __init__(self, retry_soon: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._retry_soon = retry_soon

@@ -39,7 +39,7 @@ class Caller:
         self._channel: grpc.Channel | None = None
 
     def call(self, method: str, message: Any, timeout: float) -> Any:
-        """Raises CallFailed."""
+        """Call a unary method and return its response. `timeout` in seconds. Raises CallFailed."""
         with self._lock:
             if self._channel is None:
                 self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)

@@ -1,4 +1,4 @@
-"""The ResourceClasses of the cluster: tell which classes a card of this node is in.
+"""The ResourceClasses of the cluster, which determine the classes of this node's cards.
 
 The device plugin works without them: a cluster without this CRD has cards, and no classes.
 """
@@ -35,7 +35,10 @@ def _project(content: bytes) -> tuple[str, ClassOrProblem]:
 
 
 class Classes:
-    """The ResourceClasses, kept by a reflector. `on_change` is called from the reflector's thread on every change."""
+    """The ResourceClasses, kept by a reflector.
+
+    on_change: called from the reflector's thread on every change.
+    """
 
     def __init__(self, client: KubeClient, on_change: Callable[[], None], clock: Clock = SYSTEM) -> None:
         self._on_change = on_change

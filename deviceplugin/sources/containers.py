@@ -29,7 +29,9 @@ class RuntimeUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RuntimeFacts:
-    """Name, version and CDI settings of the runtime. `cdi` is None and `cdi_dirs` empty if it does not report them."""
+    """Name, version and CDI settings of the runtime. `cdi` is None and `cdi_dirs` is empty if the runtime does not
+    report them.
+    """
 
     name: str
     version: str

@@ -52,7 +52,7 @@ class CheckpointContainer:
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The containers that hold each slot, by source. More than one: the kubelet has allocated the slot twice."""
+    """The containers that hold each slot, by source. If a slot has several, the kubelet has allocated it twice."""
 
     pod_resources: dict[str, list[PodResourcesContainer]]
     checkpoint: dict[str, list[CheckpointContainer]]
@@ -71,7 +71,7 @@ class _Data(Struct, rename="pascal"):
 
 
 class Checkpoint(Struct, rename="pascal"):
-    """The kubelet's file of device allocations, as much of it as is read."""
+    """The parts of the kubelet's file of device allocations that are read."""
 
     data: _Data
 
@@ -121,7 +121,7 @@ class Kubelet:
         return self._shared_read.get()
 
     def checkpoint(self) -> dict[str, list[CheckpointContainer]]:
-        """Containers by slot. Raises KubeletUnavailable."""
+        """The containers by slot, from the device checkpoint. Raises KubeletUnavailable."""
         try:
             content = self._checkpoint.read_bytes()
         except OSError as error:
@@ -161,9 +161,10 @@ class SharedCall(Generic[T]):
         self._error: BaseException | None = None
 
     def get(self, seconds: float | None = None, *, joins: bool = False) -> T:
-        """The outcome of a run that began after this call; if it `joins`, of the run that is under way, if any.
+        """The outcome of a run that began after this call.
 
-        seconds: how long to wait for a run in another thread. Raises TimeoutError when it is over.
+        seconds: how long to wait for a run in another thread. Raises TimeoutError when that time is over.
+        joins: the run that is in progress, if any, is enough.
         """
         with self._changed:
             run = self._started_runs + (0 if joins and self._running else 1)

@@ -116,7 +116,10 @@ class _EndHandler:
 
 
 class Pods(NodePods[NodePod]):
-    """The pods bound to one node. `on_pod_ended` is called, from the reflector's thread, when one has ended."""
+    """The pods bound to one node.
+
+    on_pod_ended: called from the reflector's thread when a pod has ended.
+    """
 
     def __init__(self, client: KubeClient, node: str, on_pod_ended: Callable[[], None], clock: Clock = SYSTEM) -> None:
         super().__init__(client, node, _project, _EndHandler(on_pod_ended), clock)
@@ -124,9 +127,10 @@ class Pods(NodePods[NodePod]):
         self._node = node
 
     def is_bound_here(self, pod: NodePod) -> bool:
-        """Whether the pod is bound to this node. Otherwise no kubelet starts its containers here, but it may have run
-        here: a machine that was renamed has the containers of its former name, and after a restore of etcd a pod that
-        was bound may wait for a node again.
+        """Whether the pod is bound to this node.
+
+        If not, no kubelet starts its containers here, but it may have run here: a machine that was renamed has the
+        containers of its former name, and after a restore of etcd a pod that was bound may be pending again.
         """
         return pod.node == self._node
 
@@ -144,5 +148,5 @@ class Pods(NodePods[NodePod]):
         return pod if pod.uid == uid else None
 
     def is_static(self, uid: str) -> bool:
-        """Whether the kubelet has this UID from a manifest on the node: the API server knows its mirror pod only."""
+        """Whether the kubelet has this UID from a manifest on the node: the API server has its mirror pod only."""
         return any(pod.annotations.get(names.MIRROR) == uid for pod in self.all())
