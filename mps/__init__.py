@@ -3,7 +3,13 @@
 Comes in: the node's cards, processes and pods. Goes out: daemons with limits, state files for the device plugin, and
 the MPS statuses of cards, events and evictions in the API server. Read first: `manager`, then `daemon.machine`.
 
-The packages, none of which imports from one above it: `manager` (all daemons of the node), `daemon` (one daemon),
-`audit` (which processes use the cards), `publication` (writes MPS statuses), `host` (processes and pods of the
-machine); `options` and `metrics` of the manager. `agent` is a separate program: the sidecar in pods.
+The packages and modules; none imports from one above it:
+
+    manager      all daemons of the node
+    daemon       one daemon
+    audit        which processes use the cards
+    publication  writes MPS statuses
+    host         processes and pods of the machine
+
+`options` and `metrics` are those of the manager. `agent` is a separate program: the sidecar in pods.
 """

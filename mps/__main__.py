@@ -221,7 +221,9 @@ def main(
 
 
 def _acquire_lock(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
-    """Wait until a former manager has released the root, as in a rolling update. False if this process is stopped."""
+    """Wait until a former manager has released the root, as in a rolling update. Returns False if this
+    process is stopped.
+    """
     started = clock.now()
     has_warned = False
     while not stopped.is_set():

@@ -47,6 +47,7 @@ _STOP_SECONDS = 10.0
 class ManagerSettings:
     """Settings of the MPS manager.
 
+    exclusive: whether cards are closed (EXCLUSIVE_PROCESS) while MPS serves them.
     stop_daemons: idle, always or never; see docs/design/0005-mps.md.
     detach_before: seconds before the end of a pod's grace period at which its clients are detached.
     cgroup: the mounted cgroup root below which daemons run; None: in the manager's cgroup.
@@ -81,7 +82,7 @@ class Lock:
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
 
     def acquire(self) -> None:
-        """Raises RootTaken."""
+        """Acquire the lock without waiting. Raises RootLocked."""
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -46,8 +46,9 @@ _decode = msgspec.json.Decoder(_Resource).decode
 
 
 def _project_own(node: str) -> Callable[[bytes], tuple[str, dict[str, Any]] | None]:
-    """Keep the MPS statuses of this node's cards. The label that the watch selects by proves nothing: an object of
-    another node can carry it.
+    """Keep the MPS statuses of this node's cards.
+
+    The label that the watch selects by proves nothing: an object of another node can carry it.
     """
 
     def project(content: bytes) -> tuple[str, dict[str, Any]] | None:

@@ -1,7 +1,7 @@
 """A small HTTP server for several sockets in the caller's own thread: requests without a body, one per connection.
 
-Used because the standard library's server needs as much memory as the rest of the agent. Clients are untrusted: none
-can block the thread, send much, or hold more than a few connections.
+It is used because the standard library's server needs as much memory as the rest of the agent. Clients are untrusted:
+no client can block the thread, send much, or hold more than a few connections.
 """
 
 import selectors
@@ -39,7 +39,10 @@ class _Connection:
 
 
 class Endpoint:
-    """The server. `answer` is called with the listener's name and the path, and returns the response."""
+    """The server.
+
+    answer: called with the listener's name and the path; returns the response.
+    """
 
     def __init__(self, answer: Callable[[str, str], Reply], clock: Clock = SYSTEM) -> None:
         self._answer = answer
@@ -68,7 +71,7 @@ class Endpoint:
         return int(listener.getsockname()[1])
 
     def serve(self, seconds: float) -> None:
-        """Answer requests for so many seconds."""
+        """Serve requests for so many seconds."""
         end = self._clock.now() + seconds
         while (now := self._clock.now()) < end:
             self.serve_once(min([end, *(connection.deadline for connection in self._connections)]) - now)

@@ -86,7 +86,9 @@ def enforcement(shares: tuple[CardShare, ...], states: Mapping[str, MpsState], *
 
 
 def document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
-    """A container's share.json. Lists where it has several cards, as `python -m cardwise.share` reads them."""
+    """A container's share.json. If it has several cards, the values are lists, as `python -m cardwise.share`
+    reads them.
+    """
     limit, part = per_card_limit(shares)
     cards, uuids = [share.index for share in shares], [share.uuid for share in shares]
     several = len(shares) > 1
@@ -105,9 +107,13 @@ def document(shares: tuple[CardShare, ...], enforced_by: str) -> str:
 def metrics(
     settings: AgentSettings, enforced_by: Mapping[str, str], readiness: Mapping[str, CardReadiness], *, ready: bool
 ) -> str:
-    """The agent's metrics in Prometheus' text format. `enforced_by` by container key, `readiness` by card.
+    """The agent's metrics in Prometheus' text format.
 
-    What the pod uses is not among them: NVML tells that to privileged processes only, so the node manager exports it.
+    enforced_by: by container key.
+    readiness: by card.
+
+    They do not include what the pod uses: NVML reports that to privileged processes only, so the node manager exports
+    it.
     """
     shares = [(_labels(key, share), share) for key, shares in settings.shares.items() for share in shares]
     limits = ((labels, share.mem * _BYTES) for labels, share in shares)

@@ -18,8 +18,9 @@ _YES: Final = b"200"
 
 
 def wait_ready(environ: Mapping[str, str], tries: int = _TRIES, pause: float = _PAUSE) -> int:
-    """Wait until the pod's containers may start; returns the exit status. Writes why not to stderr, which
-    the kubelet puts into the pod's events.
+    """Wait until the pod's containers may start; returns the exit status.
+
+    If they may not, the reason is written to stderr, which the kubelet puts into the pod's events.
     """
     path = f"{environ.get(shareagent.FOLDER_ENV) or shareagent.FOLDER}/{shareagent.SOCKET}"
     reason = _unready_reason(path)
@@ -33,7 +34,7 @@ def wait_ready(environ: Mapping[str, str], tries: int = _TRIES, pause: float = _
 
 
 def _unready_reason(path: str) -> str | None:
-    """Request /readyz once: why the pod may not start, None if it may."""
+    """Request /readyz once. Returns why the pod may not start, None if it may."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
             client.settimeout(_SECONDS)

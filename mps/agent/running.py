@@ -29,7 +29,10 @@ _BAD_SETTING = 2
 
 
 class ShareAgent:
-    """The agent of one pod. `hook`: whether to install the frameworks' hook for the pod's containers."""
+    """The agent of one pod.
+
+    hook: whether to install the frameworks' hook for the pod's containers.
+    """
 
     def __init__(
         self, settings: AgentSettings, folder: Path, mps_root: Path, *, hook: bool = False, clock: Clock = BOOT

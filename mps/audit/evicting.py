@@ -33,7 +33,11 @@ class EvictionBudget:
         self._until = 0.0  # until when its end is awaited
 
     def withheld_reason(self, active_uids: Collection[str], now: float) -> str:
-        """Why no pod may be evicted now, "" if one may. `active_uids`: the node's pods that have not ended."""
+        """Why no pod may be evicted now, "" if one may.
+
+        active_uids: the node's pods that have not ended.
+        now: seconds of the caller's clock.
+        """
         while self._spent and now - self._spent[0] >= _HOUR:
             self._spent.popleft()
         if len(self._spent) >= self._per_hour:

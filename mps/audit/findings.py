@@ -30,10 +30,12 @@ EVICTABLE = frozenset({Reason.MEMORY_OVERRUN, Reason.WRONG_GPU, Reason.MPS_BYPAS
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessUse:
-    """A process on a card. `memory`: in MiB, None if the driver does not report it.
+    """A process on a card.
 
-    `pod` is the UID of its pod, "" for none; `container` the runtime's ID of its container, "" if unknown.
-    `bypasses_mps`: whether it is not a client of the MPS server that the card is closed for.
+    memory: in MiB, None if the driver does not report it.
+    pod: the UID of its pod, "" for none.
+    container: the runtime's ID of its container, "" if unknown.
+    bypasses_mps: whether it is not a client of the MPS server that the card is closed for.
     """
 
     card: str
@@ -46,7 +48,11 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class PodGrant:
-    """A pod's shares: MiB by container key and card. `keys`: container keys by the runtime's ID, as far as known."""
+    """A pod's shares.
+
+    shares: MiB by container key and card.
+    keys: container keys by the runtime's ID, as far as known.
+    """
 
     shares: Mapping[tuple[str, str], MiB] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +63,12 @@ ViolationKey = tuple[Reason, str, str, str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Violation:
-    """A violation. `container` is a container key, "" for the whole pod; `used` and `granted` are MiB."""
+    """A violation.
+
+    pod: the UID of the pod, "" for a process of no pod.
+    container: a container key, "" for the whole pod.
+    used, granted: MiB.
+    """
 
     reason: Reason
     card: str
@@ -142,7 +153,7 @@ class StandingViolation:
     since: float
 
     def is_report_due(self, looks: int, every: int) -> bool:
-        """Whether to report it at this audit: at the `looks`-th in a row, and then at every `every`-th.
+        """Whether to report it at this audit: at the `looks`-th audit in a row, and then at every `every`-th.
 
         A process of no pod is reported once.
         """
@@ -158,7 +169,10 @@ def update_standing(
     now: float,
     unseen: Collection[str] = (),
 ) -> dict[ViolationKey, StandingViolation]:
-    """The standing violations after one more audit. Those of cards that were `unseen` stay as they were."""
+    """The standing violations after one more audit. Those of cards that were `unseen` stay as they were.
+
+    now: seconds of the caller's clock.
+    """
     standing = {key: violation for key, violation in previous.items() if violation.finding.card in unseen}
     for finding in violations:
         last = previous.get(finding.key)

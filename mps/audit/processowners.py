@@ -1,7 +1,7 @@
 """Finds the pod of a process: by the UID in its cgroup, else by its container's ID.
 
-Not every node has cgroups for pods (`cgroupsPerQOS: false`): there the cgroup names only the container, and the
-API server tells its pod.
+Not every node has cgroups for pods (`cgroupsPerQOS: false`): there the cgroup names only the container, whose pod is
+known from the API server.
 """
 
 from collections.abc import Iterable, Sequence

@@ -15,7 +15,10 @@ Labels = tuple[str, str, str, str]
 
 
 def usage_by_container(uses: Iterable[ProcessUse], pods: Mapping[str, PodView]) -> dict[Labels, int]:
-    """Bytes by namespace, pod, container ("" where it is not known) and card. `pods` by UID. Pure."""
+    """Bytes by namespace, pod, container ("" if unknown) and card. Pure.
+
+    pods: by UID.
+    """
     usage: dict[Labels, int] = {}
     for use in uses:
         pod = pods.get(use.pod)
@@ -37,7 +40,7 @@ class Usage:
         self._published: set[Labels] = set()
 
     def publish(self, usage: Mapping[Labels, int]) -> None:
-        """Set the gauge; series of pods that use nothing any more are removed."""
+        """Set the gauge, and remove the series of pods that do not use a card any more."""
         for labels, amount in usage.items():
             metrics.USED.labels(*labels).set(amount)
         for labels in self._published - usage.keys():

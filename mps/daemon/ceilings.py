@@ -59,8 +59,9 @@ class Ceilings:
         )
 
     def apply(self) -> None:
-        """Set the ceilings for the next server, and for future clients of running servers. Raises ControlError if the
-        former fails.
+        """Set the ceilings for the next server, and for future clients of running servers.
+
+        Raises ControlError if the former fails. If a server refuses, `confirmed` keeps its old ceiling.
         """
         target = self._target()
         for ordinal, uuid in enumerate(self._unit.uuids):
@@ -80,7 +81,7 @@ class Ceilings:
             metrics.CEILING.labels(uuid).set(mib * _BYTES)
 
     def _target(self) -> dict[str, MiB]:
-        """As they should be: what is wanted, else those of the daemon, else the whole cards."""
+        """The ceilings to set: the desired ones; while these are unknown, the confirmed ones, else the whole cards."""
         desired, cards = self.desired, self._unit.cards
         if desired is None:
             return {card.uuid: self.confirmed.get(card.uuid) or mps.ceiling([card.memory]) for card in cards}

@@ -1,11 +1,12 @@
 """The compute mode of cards: EXCLUSIVE_PROCESS ("closed") while MPS serves them, then the former mode again.
 
-Survives crashes: the former mode is saved on disk before a card is closed. A card that stays closed by mistake serves
-no pod; one that is open by mistake lets a process without MPS exceed every limit. If the file cannot be read or has
-been deleted, a closed card counts as one that was DEFAULT before, the driver's own mode: MPS has closed it, and an
-admin who wants another mode sees in the log that it was lost. The state file beside it tells that the file should be
-there: it says `enforced` while the daemon's cards are closed, and the file has all of them then, also those that were
-closed before.
+The former mode is saved on disk before a card is closed, so it survives crashes. A card that stays closed by mistake
+serves no pod; one that is open by mistake lets a process without MPS exceed every limit.
+
+If the file cannot be read or has been deleted, a closed card counts as one that was DEFAULT before, the driver's own
+mode: MPS has closed it, and an admin who wants another mode sees in the log that it was lost. The state file beside it
+shows that the file should be there: it says `enforced` while the daemon's cards are closed, and then the file has all
+of them, also those that were closed before.
 
 A card that does not answer must not keep the other cards of its daemon from being served. So it is skipped, unless no
 card answers. The callers repeat the call, which closes or reopens it once it answers again.
@@ -54,9 +55,10 @@ def is_closed(use: CardUse, uuids: Iterable[str]) -> bool:
 def reopen(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     """Restore the former modes of cards. Returns why some could not be restored, one line each. Raises OSError.
 
-    `uuids`: the cards of the daemon, which are opened if their former modes cannot be read. A card that was closed
-    before MPS served it stays closed. One that does not answer keeps its saved mode for the next call, and one that has
-    left the machine until it comes back; that is no problem.
+    uuids: the cards of the daemon, which are opened if their former modes cannot be read.
+
+    A card that was closed before MPS served it stays closed. A card that does not answer keeps its saved mode for the
+    next call, and a card that has left the machine until it comes back; that is no problem.
     """
     saved = _saved_modes(home)
     try:
@@ -117,7 +119,7 @@ def _saved_modes(home: Path) -> dict[str, ComputeMode] | None:
 
 
 def _assumed_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, ComputeMode]:
-    """The former modes that are assumed of cards with these modes, if the saved ones cannot be read."""
+    """The former modes that cards with these modes are assumed to have had, if the saved ones cannot be read."""
     closed = {uuid: ComputeMode.DEFAULT for uuid, mode in modes.items() if mode is ComputeMode.EXCLUSIVE_PROCESS}
     if closed:
         _log.warning("assuming that closed cards were DEFAULT before", cards=sorted(closed), home=str(home))
@@ -125,7 +127,7 @@ def _assumed_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, Co
 
 
 def _save_modes(home: Path, modes: Mapping[str, ComputeMode]) -> None:
-    """Raises OSError."""
+    """Save the former modes atomically, or remove the file if there are none. Raises OSError."""
     if modes:
         replacing.replace(home / mps.MODES, json.dumps(dict(modes)).encode())
     else:

@@ -42,7 +42,10 @@ _VERIFY_EVERY = 5  # probes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonSettings:
-    """Settings of a daemon. `cgroup`: the mounted cgroup root below which it runs; None: in the manager's cgroup."""
+    """Settings of a daemon.
+
+    cgroup: the mounted cgroup root below which it runs; None: in the manager's cgroup.
+    """
 
     control: Path
     pace: DaemonPace
@@ -51,8 +54,9 @@ class DaemonSettings:
 
 
 class Daemon:
-    """One MPS daemon. `on_change` is called from its thread when its status has changed.
+    """One MPS daemon.
 
+    on_change: called from its thread when its status has changed.
     clock: a clock that other parts of the node read too: the state file has the time of the last check by it.
     describe_process: describes a process for people, by its PID.
     """
@@ -136,7 +140,7 @@ class Daemon:
         return self._foreign.processes
 
     def clients(self) -> list[Client]:
-        """Raises ControlError."""
+        """The clients of all its servers. Raises ControlError."""
         return [client for server in self._control.servers() for client in self._control.clients(server)]
 
     def detach(self, client: Client, reason: str) -> None:

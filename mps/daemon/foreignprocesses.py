@@ -6,8 +6,8 @@ before a server is started, and before the card counts as ready.
 
 Clients of a dead server may keep running for a while; their memory on the card was the server's. So they are not
 foreign to the next server. If that server does not get the card, the old clients may be the reason, and the card stays
-closed. For `FORMER_CLIENT_SECONDS` they are not reported (`processes`), since they may be about to end. Then they are,
-since a former client may bypass MPS by now.
+closed. They are not reported for `FORMER_CLIENT_SECONDS` (`processes`), since they may be about to end; after that they
+are, since a former client may bypass MPS by now.
 
 Example: a server with clients 41 and 42 dies at 100 s. At 105 s process 42 still is on the card: it is a former client,
 and a new server may start. At 710 s it is still there, and no server got the card: it is reported as foreign.

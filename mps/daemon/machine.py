@@ -70,7 +70,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ActResult:
-    """An outcome and its reason."""
+    """An outcome and its reason, "" for none."""
 
     outcome: Outcome
     reason: str = ""
@@ -290,7 +290,7 @@ def _start_kill(machine: Machine, now: float, reason: str) -> Machine:
 
 
 def _enter_down(machine: Machine, now: float) -> Machine:
-    """After an orderly end: no failure, no back-off."""
+    """The machine after an orderly end: no failure, no back-off."""
     return replace(machine, phase=DaemonPhase.DOWN, due=now, until=math.inf, fault_until=math.inf)
 
 

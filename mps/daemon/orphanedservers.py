@@ -1,7 +1,7 @@
-"""Ends the orphaned servers of a dead daemon: processes of its pipe folder that take no commands any more.
+"""Ends the orphaned servers of a dead daemon: processes of its pipe folder that accept no commands any more.
 
-The only place where processes are ended that are not our own. A server without a daemon still serves its clients, and
-keeps the card from the next server; so its clients get some time, and then it is ended.
+Only this module ends processes that the manager has not started. A server without a daemon still serves its clients,
+and keeps the card from the next server; so its clients get some time, and then it is ended.
 """
 
 import signal
@@ -20,7 +20,10 @@ _KILL_SECONDS = 3.0  # after which a server that has not ended is killed
 
 
 class OrphanedServerSweeper:
-    """Ends the orphaned servers of one unit. `grace`: seconds for the clients of a server without daemon."""
+    """Ends the orphaned servers of one unit.
+
+    grace: seconds for the clients of a server without a daemon.
+    """
 
     def __init__(self, unit: DaemonUnit, use: CardUse, grace: float, host: Host, clock: Clock) -> None:
         self._unit = unit

@@ -17,7 +17,10 @@ _MPS_PREFIX = "CUDA_MPS_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonUnit:
-    """The cards and folder of one daemon. `name`: the card's UUID, or "node", for people and metrics."""
+    """The cards and folder of one daemon.
+
+    name: the card's UUID, or "node", for people and metrics.
+    """
 
     name: str
     home: Path

@@ -32,9 +32,10 @@ class CgroupMembership:
 def parse(content: str) -> tuple[CgroupMembership, ...]:
     """Parse /proc/<pid>/cgroup; empty for a process of no container. Pure.
 
-    Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods: the first to name a container
-    counts, else the first to name a pod. The outermost pod comes first: a node may itself be a pod, and a pod may hold
-    groups that are named like another's. Of these the outermost that the cluster knows is the process's.
+    Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods: the first path that names a
+    container counts, else the first that names a pod. The outermost pod comes first: a node may itself be a pod, and a
+    pod may hold groups that are named like those of another pod. Of these the outermost that the cluster knows is the
+    process's.
     """
     memberships: tuple[CgroupMembership, ...] = ()
     for line in content.splitlines():
@@ -67,7 +68,7 @@ def read_memberships(pid: int) -> tuple[CgroupMembership, ...]:
 
 
 def is_tenant_process(pid: int) -> bool:
-    """Whether the process is in a pod or container that we are not in, so that its name cannot be trusted."""
+    """Whether the process is in a pod or container that this process is not in, so that its name cannot be trusted."""
     ours = {membership.pod_uid or membership.container for membership in read_memberships(os.getpid())}
     return any((membership.pod_uid or membership.container) not in ours for membership in read_memberships(pid))
 

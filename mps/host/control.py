@@ -67,7 +67,10 @@ class FrontEnd(Protocol):
 
 
 class ControlProgram:
-    """`FrontEnd` by the real program. `environment` is whole, with the daemon's pipe folder in it."""
+    """`FrontEnd` by the real program.
+
+    environment: the whole environment, with the daemon's pipe folder in it.
+    """
 
     def __init__(self, binary: Path, environment: Mapping[str, str]) -> None:
         self._binary = binary
@@ -103,7 +106,9 @@ class ControlProgram:
 
 
 def check(command: str, answer: str) -> None:
-    """Raises CommandRefused if the answer is an error."""
+    """Check an answer. Raises CommandRefused if it is an error, UnknownCommand if the daemon does not have
+    the command.
+    """
     if answer.startswith("Unknown command"):
         raise UnknownCommand(f"{quoted(command)}: {message(answer, _MAX_QUOTED)}")
     if answer.startswith(_ERRORS) or _NOT_FOUND.match(answer):
@@ -196,7 +201,7 @@ class Control:
 
 
 def parse_size(answer: str) -> MiB | None:
-    """Parse a limit as daemons print it (`3G`, `512M`); None for none."""
+    """Parse a limit as daemons print it (`3G`, `512M`); None for none. Raises CommandRefused."""
     if not answer:
         return None
     match = _SIZE.fullmatch(answer)

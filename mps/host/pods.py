@@ -27,7 +27,7 @@ _NO_ASSIGNMENT = Assignment({})
 
 @dataclass(frozen=True, slots=True)
 class ContainerView:
-    """A container. `runtime_id`: the runtime's present ID of it, "" until it has started."""
+    """A container. `runtime_id`: its present ID in the runtime, "" until it has started."""
 
     key: str
     name: str
@@ -129,7 +129,10 @@ def parse_pod(content: bytes) -> PodView:
 
 
 def _containers(pod: _Pod) -> Iterator[ContainerView]:
-    """With the keys of `core/api/request.py`; ordinary init containers too, which have no share but may open a card."""
+    """The containers with their keys of `core/api/request.py`.
+
+    Ordinary init containers are included, which have no share but may open a card.
+    """
     ids = {
         status.name: status.container_id.rpartition("/")[2]  # containerd://<id>
         for status in [*pod.status.init_container_statuses, *pod.status.container_statuses]
@@ -174,7 +177,10 @@ def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Dema
 
 
 def watch_pods(client: KubeClient, node: str, on_change: Callable[[], None], clock: Clock) -> NodePods[PodView]:
-    """Watch the pods bound to the node. `on_change` is called from the reflector's thread."""
+    """Watch the pods bound to the node.
+
+    on_change: called from the reflector's thread.
+    """
     return NodePods(client, node, _project, WakeHandler(on_change), clock)
 
 

@@ -94,7 +94,7 @@ class Host(Protocol):
 
 
 class LocalHost:
-    """`Host` of this machine, by /proc."""
+    """The `Host` that is this machine, by /proc."""
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], output: int) -> Child:
         popen = subprocess.Popen(
