@@ -39,7 +39,7 @@ from extender.process import ExtenderSettings, Process
 
 _log = structlog.get_logger(__name__)
 
-_FAST_THREADS = 4  # the scheduler asks one pod at a time; the rest is for inspect and for binds of a single stanza
+_FAST_THREADS = 4  # the scheduler calls for one pod at a time; the rest is for inspect and for binds of a single stanza
 # All members of the biggest gang can wait in bind; the other threads are for all other binds.
 _THREADS_FOR_OTHERS = 32
 _BIND_THREADS = gangs.MOST_MEMBERS + 3 * _THREADS_FOR_OTHERS

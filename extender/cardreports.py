@@ -54,11 +54,11 @@ class CardReports:
         # Held while the handler works: a card's objects are handed over in their order.
         self._lock = threading.Lock()
         self._synced = False
-        self._credits: dict[str, _Credit] = {}  # of the nodes that have less than all
+        self._credits: dict[str, _Credit] = {}  # of the nodes without full credit
         self._shares: Counter[str] = Counter()  # of all cards of a node, as handed over
-        # What the handler has, by card. It is not always what the reflector has handed over last: that may wait still.
+        # What the handler has, by card. The reflector's newest object may still wait.
         self._handed: dict[str, CardRecord] = {}
-        # Of cards that the handler does not have, objects that it failed on: it may have taken the half of one.
+        # For cards that the handler does not have: objects that it failed on, and of which it may have taken a part.
         self._half_taken: dict[str, CardRecord] = {}
         # By node and card, the newest object of cards that wait; None if the card was deleted.
         self._waiting: dict[str, dict[str, CardRecord | None]] = {}
@@ -90,7 +90,7 @@ class CardReports:
                         self._hand_over_next(node)
         with self._lock:
             for node in list(self._credits):
-                self._credit(node)  # forgets those that have all
+                self._credit(node)  # forgets nodes with full credit
 
     def _receive(self, key: str, node: str, new: CardRecord | None) -> None:
         """Hand over the object, or let it wait. `node`: of the newest object, or of the last one if the card
@@ -123,7 +123,7 @@ class CardReports:
         try:
             self._hand_over(key, newest)
         except Exception:
-            # As the reflector does with what a handler failed on: it is tried again, after the node's other cards.
+            # As the reflector does if a handler fails: the object is tried again, after the node's other cards.
             self._keep_waiting(node, key, newest)
             raise
 
@@ -148,7 +148,7 @@ class CardReports:
             if half_taken is not None:
                 self._handler.on_delete(key, half_taken)
                 del self._half_taken[key]
-            return  # else it came and went while it waited
+            return  # else it was created and deleted while it waited
         self._charge(
             new.node if new is not None else handed.node if handed is not None else "", self._cost(handed, new)
         )

@@ -31,16 +31,16 @@ _log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 
-_CHECK_SECONDS = 0.2  # between two looks at whether a list is still wanted
+_CHECK_SECONDS = 0.2  # seconds between two checks of whether a list is still wanted
 
 # Seconds without a watch after which nothing is decided: a cordon, a quota or a class may have changed meanwhile. A
 # watch that the API server ends is replaced much sooner.
 OUTDATED_SECONDS = 5.0
 
 # Seconds after which a leader without such a watch leaves the Lease to others. Its longest pause is 5 s (CENTRAL_PACE),
-# so three tries have failed while other calls went well: that is no API server that flaps or was started again.
+# so three attempts have failed while other calls succeeded: the API server does not flap, and was not restarted.
 _BLIND_SECONDS = 15.0
-# The same for kinds by which pods are placed while their list is under way: that of a large cluster takes a while.
+# The same for kinds that placing pods needs, while their list is in progress: that of a large cluster takes a while.
 _LISTING_SECONDS = 120.0
 
 

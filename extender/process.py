@@ -295,8 +295,8 @@ class Process:
     ) -> None:
         self._extender = Extender(client, settings, max_waiting=max_waiting, clock=clock, listed=_freeze)
         self._clock = clock
-        self._checked_at = clock.now()  # when `is_alive` was, last
-        self._resumed = float("-inf")  # when this process last had stood still as a whole
+        self._checked_at = clock.now()  # when `is_alive` was called last
+        self._resumed = float("-inf")  # when this process last resumed after a pause of the whole process
         self._shown = shown
         self._health: HealthServer | None = None
         self._rotator = rotator

@@ -76,7 +76,7 @@ class State:
         self.timeouts = timeouts or Timeouts()
         self._clock = clock
         self._lock = StateLock(clock)
-        self._scored = _NO_SCORES  # by `fitting`: whose, when, and what
+        self._scored = _NO_SCORES  # the result of `fitting`: pod, time and scores
         self._ledger = Ledger(kept_back=headroom, max_clients=max_clients, core=core)
         self._cache = cache = Cache(self._ledger, self.timeouts, clock)
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
@@ -101,7 +101,7 @@ class State:
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
         self._bound_on: set[str] = set()  # nodes on which pods were seen bound
-        self._direct_binds: dict[str, tuple[PodRef, str]] = {}  # by UID: bound past us, and where
+        self._direct_binds: dict[str, tuple[PodRef, str]] = {}  # by UID: pods bound without the extender, and where
 
     @contextmanager
     def view(self) -> Iterator[Ledger]:
@@ -143,7 +143,7 @@ class State:
         """For how many seconds a thread has held the lock, 0 while it is free; see `statelock`. Never waits."""
         return self._lock.held_seconds()
 
-    # What the API server tells.
+    # Objects of the API server.
 
     def set_pod(self, pod: PodRecord) -> None:
         """Update a pod that requests or holds cards, or is in a gang."""
@@ -249,7 +249,7 @@ class State:
             if self._limits.remove(key):
                 self._cache.capacity.mark_freed()
 
-    # What filter and bind decide.
+    # Decisions of filter and bind.
 
     def known_binding(self, uid: str) -> KnownBinding | None:
         """The node and cards to which the pod is bound, or may be bound already; None if there is no such Binding."""
@@ -361,7 +361,7 @@ class State:
             if row is not None and unconfirmed:
                 chosen = row.assignment  # it may be written already, so it must be these cards
             elif request is not None and not self._cache.loads.offers_shares(node):
-                chosen = Refusal.NO_SLOTS  # the slots went after filter; the kubelet would fail the pod for good
+                chosen = Refusal.NO_SLOTS  # withdrawn after filter; the kubelet would fail the pod for good
             elif request is not None:
                 rank = self._queue.rank(uid)
                 chosen = self._choose(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
@@ -399,7 +399,7 @@ class State:
             self._queue.forget_preemptions()
             self._reservations.drop_plans()
 
-    # What time does.
+    # Timeouts.
 
     def tick(self) -> list[PodRef]:
         """End what is over by time. Returns the pods that should be bound by now and must be looked up."""

@@ -25,7 +25,7 @@ from deviceplugin.publish.writes import WriteLimiter
 
 _log = structlog.get_logger(__name__)
 
-# Annotation: the value of the label `accelerator` that we wrote. If the label differs from it, somebody else has set
+# Annotation: the value of the label `accelerator` that we wrote. If the label differs from it, another program has set
 # the label, also before a restart of this process.
 WRITTEN_LABEL = f"{names.GROUP}/{names.ACCELERATOR}"
 

@@ -174,7 +174,7 @@ def _unavailable_reason(parts: Parts, environ: Environ) -> str:
         return _BUSY
     denial = parts.leadership.denial()
     if denial is not None and denial.elsewhere:
-        # A connection ends at one extender: only on a new one may the scheduler find the other.
+        # A connection ends at one extender: the scheduler may reach the other one only by a new connection.
         environ.get(httpcalls.CLOSE, bool)()
         return denial.text
     if missing:

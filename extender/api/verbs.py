@@ -77,7 +77,7 @@ def filter_nodes(
         if answer is not None:
             return answer
     if request is None:
-        return _fit_result(args, offered)  # it asks for no card or device; it came for its marker resource only
+        return _fit_result(args, offered)  # no GPU is requested; kube-scheduler called because of the marker resource
     if uid and not state.may_place(uid, request.priority):
         return _refusal_result(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
     created = pod.created or YOUNGEST
@@ -113,7 +113,7 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
     try:
         request = pod.request
     except InvalidRequest:
-        request = None  # filter has answered the error; kube-scheduler ignores errors here
+        request = None  # filter has returned the error; kube-scheduler ignores errors here
     if request is None:
         return [HostPriority(name, 0) for name in candidates]
     policy = request.policy or preferences.policy
@@ -141,7 +141,7 @@ def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> Preemp
     pod, chosen = args.parsed, args.victim_uids()
     request, waits = pod.request, bool(pod.gang)
     if request is None and not waits:
-        # It came for its marker resource only.
+        # kube-scheduler called because of the marker resource only.
         proposed = args.as_meta_victims().items()
         return PreemptResult({node: own for node, own in proposed if state.preemption.are_on(node, chosen[node])})
     policy = (request.policy if request is not None else None) or preferences.policy

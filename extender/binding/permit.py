@@ -17,7 +17,7 @@ from extender.gangs.gangtypes import Permit
 
 _log = structlog.get_logger(__name__)
 
-_POLL_SECONDS = 0.2  # between two looks at all connections
+_POLL_SECONDS = 0.2  # seconds between two checks of all connections
 
 Cancel = Callable[[Permit, str], None]
 
@@ -79,7 +79,7 @@ class WaitingBinds:
                 closed = _closed(connections)
                 for _, permit, name in closed:
                     self._cancel(permit, f"kube-scheduler gave up waiting for {name}")
-            except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would see connections close
+            except Exception:  # noqa: BLE001 - the outermost loop: without it closed connections would not be noticed
                 _log.exception("failed to check the connections of waiting bind calls")
             self._clock.sleep(_POLL_SECONDS)
 
@@ -88,6 +88,6 @@ def _closed(connections: dict[int, tuple[Connection, Permit, str]]) -> list[tupl
     """The entries whose connections kube-scheduler has closed, or is closing."""
     poll = select.poll()
     for number, (connection, _, _) in connections.items():
-        # TLS ends with a record of its own; a client that waits for an answer sends nothing else.
+        # TLS ends with a record of its own; a client that waits for a response sends nothing else.
         poll.register(number, select.POLLRDHUP | (select.POLLIN if isinstance(connection, ssl.SSLSocket) else 0))
     return [connections[number] for number, _ in poll.poll(0)]

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 
 from cardwise.clock import SYSTEM, Clock
 
-_FREE_BINDS = 3  # binds under way that never delay filter
+_FREE_BINDS = 3  # binds in progress that never delay filter
 _MAX_DELAY = 0.05  # seconds that filter waits
-_PACE = 0.004  # seconds between two binds of a scheduler that is not held up
+_PACE = 0.004  # seconds between two binds of a scheduler that is not delayed
 _FORGET = 1.02  # the factor by which the quickest answer grows with each later answer
 
 

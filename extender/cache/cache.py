@@ -73,7 +73,7 @@ class Cache:
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
-            return False  # not counted, so others may have got the room
+            return False  # not counted, so others may have got the capacity
         if not is_valid_grant(holding.assignment, state.devices, state.device_holds):
             return False
         requested_classes = {container.key: container.resource_class for container in request.containers}

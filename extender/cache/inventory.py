@@ -19,7 +19,7 @@ from cardwise.kube.survey import MOST_CARDS
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, ShareRecord
 
-# The most that is believed of one node: far above what nodes have, so that a hostile node cannot stop the extender.
+# The most that one node may report: far above what nodes have, so that a hostile node cannot stop the extender.
 MOST_REPORTED = 4096  # shares, of all its cards
 
 
@@ -55,7 +55,7 @@ class Inventory:
         self._changed: set[str] = set()  # nodes, since `changes`
         self._classes: dict[str, ResourceClass] = {}
         self._membership = ClassMembership(())
-        self._members: dict[str, CardClasses] = {}  # of the names in _cards, as last told
+        self._members: dict[str, CardClasses] = {}  # of the names in _cards, as last returned
         self._reclassify = False
 
     def set_node(self, name: str) -> None:
@@ -71,7 +71,7 @@ class Inventory:
         before = self._cards.get(name)
         former: Collection[Report] = ()
         if before is not None and before.node != card.node:
-            # The former node says nothing of this card any more. That does not prove that the containers are gone.
+            # The former node does not report this card any more. That does not prove that the containers are gone.
             former, before = self.remove_card(name), None
         names = self._cards_of.get(card.node, [])
         if before is None and len(names) >= MOST_CARDS:
@@ -96,7 +96,7 @@ class Inventory:
         )
         last = before.status.terminating if before is not None else ()
         self._recorded.replace(name, card.node, last, card.status.terminating)
-        # Of a card that is another one now, or has another size, all shares are looked at again.
+        # If the card is another one now, or has another size, all its shares count again.
         updated = reported if same else {Report(share.uid, card.node) for share in card.reported_shares}
         return CardUpdate({*former, *updated}, gone, problem)
 

@@ -17,7 +17,7 @@ from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN, give_way
 
-_MOST: Final = 256  # nodes of one turn: what is kept on them is counted at its begin
+_MOST: Final = 256  # nodes of one turn: what is reserved on them is counted when it begins
 FEW: Final = 16  # nodes that are searched in one turn; and the best ones that the last turn may choose from
 
 

@@ -15,8 +15,9 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.values.quantity import MiB
 from extender.records.objects import CardRecord
 
-# Nodes write labels and models, each time others if they like. So a table that has so many entries begins anew; that
-# costs a second look at each of its cards at most. A cluster has tens of models, and fewer combinations of classes.
+# Nodes write labels and models, and may change them at will. So a table with this many entries is emptied; that
+# costs at most a second computation for each of its cards. A cluster has tens of models, and fewer combinations of
+# classes.
 _REMEMBERED = 4096
 _REMEMBERED_LABELS = 16_384  # of a group; where selectors name each card, each is asked for once anyway
 _LONGEST = 512  # characters of the labels of a card that are remembered

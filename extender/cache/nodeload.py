@@ -12,7 +12,7 @@ from typing import Final
 from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord, Placed
 
-_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not say what it has
+_UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not report what it has
 # Seconds for which slots must have been back. A device plugin that is about to end withdraws them, the kubelet's next
 # report brings them back, and the plugin withdraws them again: a pod that is bound in between may find no plugin.
 STEADY_SECONDS: Final = 3.0
@@ -33,7 +33,8 @@ class NodeLoads:
         self._pods: dict[str, Placed] = {}
         self._planned: set[str] = set()
         self._on: dict[str, dict[str, None]] = {}  # keys of `_pods` by node; a dict takes two thirds of a set
-        # How many pods of a node hold cards: those that could be evicted, by priority, and those that go already.
+        # How many pods of a node hold cards: those that could be evicted, by priority, and those that terminate
+        # already.
         self._victims: dict[int, dict[str, int]] = {}
         self._terminating: dict[str, int] = {}
         self._watched: list[set[str]] = []  # see `watch`
@@ -198,7 +199,7 @@ class NodeLoads:
             self._count_victim(before, -1)
         self._count_victim(placed, 1)
         if before is not None and (before.node, before.load) == (placed.node, placed.load):
-            return  # only who it is has changed
+            return  # node and load have not changed
         if before is not None:
             self._count(before, -1)
             self._remove_from_node(key, before.node)

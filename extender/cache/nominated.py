@@ -23,7 +23,7 @@ from extender.cache.nominations import KEPT
 from extender.cache.reservations import MARKS, Phase
 from extender.records.pod import WaitingPod
 
-MANY: Final = 64  # nodes with something kept: to count all that takes longer than others may wait for the state
+MANY: Final = 64  # nodes with reserved cards: counting more takes longer than other callers may wait for the lock
 LOWEST: Final = -(1 << 40)  # below all priorities
 _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()
@@ -83,7 +83,7 @@ class NominatedPods:
         reserved = []
         for claimant, node, place in list(self._nominations.reserved_from(own, priority)):
             if (on is not None and node not in on) or self._cache.ledger.holding(claimant.uid) is not None:
-                continue  # what it was given counts by itself
+                continue  # its reservation counts by itself
             assignment = place.assignment
             if assignment is None:
                 victims = self.once_gone(claimant, claimant.request.policy or self._policy, node)
@@ -193,7 +193,7 @@ class NominatedPods:
         own = self._cache.loads.get(claimant.uid)
         if own is not None and own.node == node:
             free = free.add(own.load, 1)  # planned: it is not there yet
-        # Victims of nominated pods count as gone, and what is kept for these pods counts instead, also while
+        # Victims of nominated pods count as gone, and what is reserved for these pods counts instead, also while
         # kube-scheduler has not yet chosen this node.
         going = {
             *gone,

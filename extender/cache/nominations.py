@@ -29,12 +29,12 @@ from cardwise.core.api.assignment import Assignment
 from extender.cache.nodeload import NodeLoads
 from extender.records.pod import WaitingPod
 
-_NAMING_SECONDS = 5.0  # for kube-scheduler to say which node it has chosen
-_SHOWN_SECONDS = 1.0  # after which the watch has mostly shown it
+_NAMING_SECONDS = 5.0  # for kube-scheduler to write which node it has chosen
+_SHOWN_SECONDS = 1.0  # after which the watch has usually shown it
 _GOING_SECONDS = 5.0  # in which kube-scheduler has deleted the victims, and the watch has shown it
-_KEEP_SECONDS = 60.0  # for which cards are kept once the victims are gone
+_KEEP_SECONDS = 60.0  # for which cards are reserved once the victims are gone
 
-KEPT = "nominated"  # the mark of what is kept
+KEPT = "nominated"  # the mark of what is reserved
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Nominations:
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
         self._of: dict[str, Nomination] = {}
-        self._over: dict[str, str] = {}  # the node that was kept long enough, by pod
+        self._over: dict[str, str] = {}  # the node whose reservation has timed out, by pod
 
     def __len__(self) -> int:
         return len(self._of)
@@ -216,7 +216,7 @@ class Nominations:
         it any more.
         """
         nomination = self._of[uid]
-        # It offers nodes where the sums lack room, and the extender itself evicts where they do not.
+        # kube-scheduler offers nodes whose totals are short, and the extender itself evicts where they are not.
         nomination.unoffered = math.inf if offered or nomination.ours else min(nomination.unoffered, now)
         lost = nomination.unoffered + _KEEP_SECONDS
         if now >= lost or self._loads.is_unavailable(node):
@@ -265,7 +265,7 @@ class Nominations:
             place = replace(nomination.places[node], assignment=assignment)
             self._of[uid] = replace(nomination, places=nomination.places | {node: place})  # `tried` has the one before
 
-    # What is only tried.
+    # What-if.
 
     @contextmanager
     def tried(self) -> Iterator[None]:

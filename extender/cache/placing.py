@@ -77,7 +77,8 @@ class Placing:
         reserved = self.reserved_from(wanted)
         if not reserved:
             return self._place(wanted)
-        # Other nodes come first: what a gang leaves of its cards is used last, and needs to be counted only then.
+        # Other nodes come first: what a gang's reservation leaves of its cards is used last, and needs to be counted
+        # only then.
         chosen = self._place(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
         if isinstance(chosen, Placement):
             return chosen
@@ -114,8 +115,8 @@ class Placing:
         own, priority = (wanted.pod.uid,), wanted.request.priority
         kept = self._kept_from(wanted)
         if len(kept) > MANY:
-            # To count what is kept on so many nodes takes longer than others may wait. So other nodes come first; and
-            # where the pod would not fit anyway, nothing needs to be counted.
+            # Counting what is reserved on so many nodes takes longer than other callers may wait. So other nodes come
+            # first; and if the pod would not fit anyway, nothing needs to be counted.
             chosen = self._best(wanted, [node for node in wanted.nodes if node not in kept])
             if isinstance(chosen, Placement):
                 return chosen

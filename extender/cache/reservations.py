@@ -55,7 +55,7 @@ from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
 _MAX_ORPHANED: Final = 4096
-NO_EPOCH: Final = -1  # no term of leadership, in which nobody posts
+NO_EPOCH: Final = -1  # no leader epoch: such a row is never posted
 _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one pod
 
 
@@ -63,10 +63,10 @@ class Phase(StrEnum):
     """The phase of a reservation; the diagram above shows the transitions."""
 
     NOMINATED = "nominated"  # the pod's status will name the node; kube-scheduler has not asked yet
-    RESERVED = "reserved"  # filter has answered the node
+    RESERVED = "reserved"  # filter has returned the node
     WAITING = "waiting"  # planned with the others of its gang: it ends with the gang's plan, not by itself
     BINDING = "binding"  # a thread is posting it
-    UNCONFIRMED = "unconfirmed"  # posted, and the answer was lost
+    UNCONFIRMED = "unconfirmed"  # posted, and the response was lost
     ACCEPTED = "accepted"  # posted and accepted
     BOUND = "bound"  # the API server shows it
     TERMINATING = "terminating"  # the pod object is gone; its containers may still run
@@ -76,7 +76,7 @@ class Phase(StrEnum):
 PLANS: Final = frozenset({Phase.NOMINATED, Phase.RESERVED, Phase.WAITING})  # nothing is posted
 POSTED: Final = frozenset({Phase.BINDING, Phase.UNCONFIRMED, Phase.ACCEPTED})
 
-# What may follow what; None: no reservation. A pod may be seen bound, or be gone, at any time.
+# The phases that may follow each phase; None: no reservation. A pod may be seen bound, or be gone, at any time.
 TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     None: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, Phase.TERMINATING}),
     Phase.NOMINATED: frozenset({*PLANS, Phase.BINDING, Phase.BOUND, None}),
@@ -203,7 +203,7 @@ class Reservations:
         self._by_phase: dict[Phase, dict[str, Reservation]] = {phase: {} for phase in Phase}  # the same, by phase
         self._by_gang: dict[str, dict[str, Reservation]] = {}  # and by gang
 
-    # What is asked.
+    # Queries.
 
     def get(self, uid: str) -> Reservation | None:
         return self._rows.get(uid)
@@ -289,7 +289,7 @@ class Reservations:
         counts[REPORTED] += strays
         return counts
 
-    # What this extender decides.
+    # Decisions of this extender.
 
     def plan(
         self,
@@ -352,7 +352,7 @@ class Reservations:
         else:
             self._move(row, phase)
 
-    # What is heard.
+    # Events of watches.
 
     def mark_bound(self, pod: PodRecord) -> None:
         """Record that the watch shows the pod on its node. No further Binding of ours can bind it.
@@ -426,11 +426,11 @@ class Reservations:
         for report in reports:
             known = report.uid in self._rows
             if known:
-                self._sync_capacity(report.uid)  # with what nodes say of it
+                self._sync_capacity(report.uid)  # with the reports of nodes
             if not known or not self._reports.is_reported(*report):
                 self._capacity.set_holding(unknown_holder_key(report), self.unknown_holding(report), seen=False)
 
-    # What is looked up.
+    # Look-ups.
 
     def overdue_pods(self) -> list[PodRef]:
         """The pods whose Binding should have been confirmed by now, to be looked up; those tried last come last."""
@@ -448,12 +448,12 @@ class Reservations:
         if row is None or not self._overdue(row):
             return False  # settled, or posted once more since
         if bound:
-            row.since = self._clock.now()  # the watch is behind; ask again later
+            row.since = self._clock.now()  # the watch is late; look it up again later
             return False
         if exists:
             self._drop(row)
         else:
-            self._terminate(row)  # it may have been bound and deleted between two looks
+            self._terminate(row)  # it may have been bound and deleted between two reads
         return True
 
     def on_lookup_failed(self, uid: str) -> None:
@@ -465,7 +465,7 @@ class Reservations:
             row.next_lookup = self._clock.now() + 2.0 ** min(row.failed_lookups, _MOST_BACK_OFF)
             row.failed_lookups += 1
 
-    # What time and leaders do.
+    # Timeouts, and changes of the leader.
 
     def drop_plans(self) -> None:
         """End all plans, and all nominations that do not follow from the status of a pod."""
@@ -507,7 +507,7 @@ class Reservations:
                 self._drop(row)
         return Expired(expired, self.nominations.step(now))
 
-    # Everything below keeps the table.
+    # Everything below maintains the table.
 
     def _overdue(self, row: Reservation) -> bool:
         posted = row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED)
@@ -520,7 +520,7 @@ class Reservations:
     def _terminate(self, row: Reservation) -> None:
         """Set the row to TERMINATING, which frees no card: what the pod held continues to count."""
         if row.holding is None:
-            self._drop(row)  # it held nothing that its containers could go on using
+            self._drop(row)  # it held nothing that its containers could continue to use
         else:
             self._set_row(Reservation(row.pod, row.node, Phase.TERMINATING, self._clock.now(), row.holding))
 

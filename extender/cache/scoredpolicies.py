@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cardwise.core.placement.scored.workload import Learned, LearningInput
 
 AT_ONCE = 256  # nodes that a decision scores: below 1 ms
-_KNOWN = 65_536  # pods, the last that came: one that is tried again has not come again
+_KNOWN = 65_536  # the latest pods: a pod that is tried again is not counted again
 
 
 class ScoredPolicies:

@@ -17,8 +17,8 @@ REFUSE_SECONDS: Final = (
 YIELD_SECONDS: Final = 3.0  # the Lease is not renewed, so that another extender may take over
 STUCK_SECONDS: Final = 10.0  # the process counts as hung, and is replaced
 
-# The process is asked several times a second whether it lives. If it was not asked for so long, the whole process stood
-# still (SIGSTOP, a paused machine), and how long a turn took until then means nothing.
+# A liveness check comes several times a second. If none came for so long, the whole process was
+# paused (SIGSTOP, a paused machine), and how long a turn took until then means nothing.
 PAUSED_SECONDS: Final = 2.0
 
 

@@ -5,10 +5,10 @@ from typing import Final, TypeVar
 
 from cardwise.clock import Clock
 
-TURN: Final = 0.004  # seconds of CPU, after which a turn begins nothing more: no plan, no look at a node
+TURN: Final = 0.004  # seconds of CPU, after which a turn begins nothing more: no plan, and no search on a node
 
 _T = TypeVar("_T")
-# A thread that releases a lock and takes it again at once mostly gets it: a waiting thread takes 50 us to wake.
+# A thread that releases a lock and takes it again at once usually gets it: a waiting thread takes 50 us to wake.
 _PAUSE: Final = 0.002  # seconds
 REST: Final = 10  # times as long as the work took
 _LONGEST_REST: Final = 0.5  # seconds

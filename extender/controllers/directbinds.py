@@ -28,7 +28,7 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_SETTLE_SECONDS = 2.0  # seconds from a suspicion to a look
+_SETTLE_SECONDS = 2.0  # seconds from a suspicion to the check
 _ROUND_SECONDS = 2.0  # seconds of work in a round: other steps run in this thread too
 _TIMEOUT = 5.0
 _GRACE_SECONDS = 1  # seconds of grace: containers that do run must not keep the pod there for long
@@ -54,7 +54,7 @@ class DirectBindController:
         self._events = events
         self._active = active
         self._clock = clock
-        self._due: dict[str, float] = {}  # by UID, when a pod is looked at
+        self._due: dict[str, float] = {}  # by UID, when a pod is checked
         self._backoffs: dict[str, Backoff] = {}
         self._reported: set[str] = set()
 

@@ -23,7 +23,8 @@ _EVERY = 1.0  # seconds between two pods for which victims are evicted
 _SEARCH_PAUSE = 10.0  # times as long as the search for victims took: thousands of pods may wait, and never get a card
 _RETRY_SECONDS = 2.0  # seconds between two tries for the same victim
 _TRIES = 20
-# For which a victim is not chosen again, after a dry run, and after evictions that others may have gone for.
+# Seconds for which a victim is not chosen again: after a failed dry run; after failed evictions, when others may be
+# gone.
 _REFUSED_SECONDS, _STUCK_SECONDS = 60.0, 600.0
 
 
@@ -53,7 +54,7 @@ class Evictions:
     def step(self) -> None:
         """Retry deferred victims, then evict the victims for the next pod that is due."""
         if not self._active():
-            self._deferred.clear()  # the leader looks for itself
+            self._deferred.clear()  # the leader searches itself
             return
         now = self._clock.now()
         self._retry_deferred(now)
@@ -81,7 +82,7 @@ class Evictions:
             if not self._active() or not self._preemption.is_wanted(eviction, victim.uid):
                 continue
             if not tries:
-                # While its place is kept, no other victims are looked for. Others of it are as far.
+                # While its cards are reserved, no other victims are searched. Its other victims have failed as often.
                 refused = [pod.uid for pod in eviction.victims if self._preemption.is_wanted(eviction, pod.uid)]
                 _log.warning(
                     "failed to evict a pod; released the reservation of the pod that waits for it",
@@ -112,7 +113,7 @@ class Evictions:
         try:
             evict(self._client, victim.namespace, victim.name, victim.uid)
         except (errors.NotFound, errors.Conflict):
-            return True  # it is gone, and one of the same name is another
+            return True  # it is gone, and a pod of the same name is another pod
         except errors.KubeError as error:
             _log.warning("failed to evict a pod; trying again", pod=victim.pod, uid=victim.uid, error=str(error))
             return False

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SCRAPED: Final = 300.0  # seconds for which a scrape keeps the counting going
 _EVERY: Final = 5.0  # seconds between two counts
-_LEARN: Final = 60.0  # seconds between two looks at what the pods that come ask for
+_LEARN: Final = 60.0  # seconds between two readings of the requests of arriving pods
 _SLICE: Final = 32  # nodes read while the state is locked: below 1 ms
 
 
@@ -36,7 +36,7 @@ class FragMetrics(Collector):
         self._learned = float("-inf")
         self._kinds_at = -1
         self._asks: dict[Ask, float] = {}
-        self._known = False  # whether the workload is learned; else it is what the pods ask that hold cards
+        self._known = False  # whether the workload is learned; else it is that of the pods that hold cards
         self._fragments: Fragments | None = None
         self._changed: tuple[set[str], set[str]] = set(), set()
         self._metrics: tuple[Metric, ...] = ()
@@ -55,7 +55,7 @@ class FragMetrics(Collector):
         if now >= self._scraped + _SCRAPED or now < self._counted + _EVERY:
             return
         if self._fragments is None:
-            from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415 - loads numpy: only who scrapes pays
+            from cardwise.core.defrag.fragmentation import Fragments  # noqa: PLC0415 - loads numpy, only if a client scrapes
 
             self._fragments = Fragments()
             with self._state.view_loads() as (ledger, loads):

@@ -27,14 +27,14 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _AT_ONCE = 8  # writes
-_MOST_QUEUED = 64  # writes of a namespace and kind: what they rest on must not be much older than their turn
+_MOST_QUEUED = 64  # writes of a namespace and kind: the decision must not be much older than its write
 _REMEMBERED = 200  # pods, above which those are forgotten that may be written again
 _SHOWN_SECONDS = 3.0  # if the watch does not show by then that a gate is gone, it is removed again
 _EVICT_SECONDS = 5.0  # between two tries to evict a pod
 _TIMEOUT = 5.0
-_FOREIGN_SECONDS = 5.0  # between two looks at a PodGroup that is not ours
-_FOREIGN_MOST = 50  # such looks in one step
-_FOREIGN_STEP = 0.5  # seconds, after which a step takes no further look
+_FOREIGN_SECONDS = 5.0  # between two reads of a PodGroup that is not ours
+_FOREIGN_MOST = 50  # such reads in one step
+_FOREIGN_STEP = 0.5  # seconds, after which a step reads no further PodGroup
 _FOREIGN: Final[Mapping[Foreign, str]] = {
     Foreign.COSCHEDULING: f"/apis/{Foreign.COSCHEDULING}/v1alpha1",
     Foreign.KUBERNETES: f"/apis/{Foreign.KUBERNETES}/v1beta1",
@@ -65,8 +65,8 @@ class GangController:
         # Of pods that are written or queued for it, by UID: the namespace, and what is done.
         self._writing: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()  # of `_writing`
-        self._foreign: dict[tuple[Foreign, str], float] = {}  # when such a PodGroup is looked at again
-        self._looked_at: dict[str, float] = {}  # when one of the namespace was
+        self._foreign: dict[tuple[Foreign, str], float] = {}  # when such a PodGroup is read again
+        self._looked_at: dict[str, float] = {}  # when a PodGroup of the namespace was read last
         self._threads: Threads | None = None
         self._stopping = False
 
@@ -133,7 +133,7 @@ class GangController:
         try:
             self._client.patch(paths.pods(pod.namespace, pod.name), patch, "strategic", timeout=_TIMEOUT)
         except (errors.NotFound, errors.Conflict, errors.Invalid):
-            pass  # the watch will say what became of it
+            pass  # the watch will show the pod
         except errors.KubeError as error:
             _log.warning("failed to remove a scheduling gate; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
 

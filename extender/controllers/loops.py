@@ -29,10 +29,10 @@ _STEP_SECONDS = 0.5
 _REPORT_SECONDS = 0.25
 _GANG_SECONDS = 0.1
 _NOMINATE_SECONDS = 0.02
-_REQUEUE_TIMEOUT = 1.0  # seconds; then another node is touched
+_REQUEUE_TIMEOUT = 1.0  # seconds; then another node is tried
 _REQUEUE_TRIES = 8  # nodes that are tried in a row
 _REQUEUE_SECONDS = 3.0  # in which they are
-_STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have had no answer
+_STALLED_SECONDS = 1.0  # between two rounds: a call of kube-scheduler, which waits so long, may have timed out
 _STOP_SECONDS = 5.0
 
 Step = Callable[[], None]

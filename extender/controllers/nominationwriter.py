@@ -20,12 +20,12 @@ from extender.reporting.schedule import Pace
 
 _log = structlog.get_logger(__name__)
 
-_THREADS: Final = 16  # with fewer, an API server that takes its time would let kube-scheduler catch up
+_THREADS: Final = 16  # with fewer, kube-scheduler would catch up if the API server is slow
 _RATE: Final = 400.0  # pods a second, at most
 _AT_ONCE: Final = 64  # pods in one round, so that the loop can be stopped
 _TIMEOUT: Final = 5.0  # seconds for one write
 _PAUSE: Final = 5.0  # seconds in which nothing is written to a namespace after a write there failed
-_IN_A_ROW: Final = 8  # writes in a row that failed for the API server's sake: then nothing is written anywhere as long
+_IN_A_ROW: Final = 8  # failed writes in a row, by errors of the API server: then nothing is written anywhere as long
 _SLOW: Final = 2.0  # seconds that make a write slow
 _SLOW_PAUSE: Final = 10.0  # seconds in which nothing is written to a namespace after a slow write there
 _MANAGER: Final = "cardwise-extender"  # in `metadata.managedFields`: tells nodes that we named from those of others
@@ -51,7 +51,7 @@ class NominationWriter:
         self._clock = clock
         self._pace = Pace()
         self._not_before = float("-inf")
-        self._lock = threading.Lock()  # of what threads note of failed writes
+        self._lock = threading.Lock()  # of what threads record of failed writes
         self._paused_until: dict[str, float] = {}  # until when, by namespace
         self._slow: dict[str, float] = {}  # until when, by namespace: what was submitted before is not written either
         self._failed = 0  # writes, since the last that did not, while the API server is in trouble
@@ -145,7 +145,7 @@ class NominationWriter:
     def _pause_namespace(self, message: str, pod: PodRef, error: errors.KubeError) -> None:
         with self._lock:
             self._paused_until[pod.namespace] = self._clock.now() + _PAUSE
-            # A tenant can make his pods so large that no write to them has an answer in time.
+            # A tenant can make their pods so large that no write to them has a response in time.
             self._failed += errors.is_of_server(error)
             if self._failed >= _IN_A_ROW:
                 self._failed = 0

@@ -29,7 +29,7 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _DIGITS = 30
-_SETTLE_SECONDS = 3.0  # seconds from a suspicion to a look
+_SETTLE_SECONDS = 3.0  # seconds from a suspicion to the check
 
 
 class _Holder(NamedTuple):
@@ -64,7 +64,7 @@ class OvercommitController:
         self._events = events
         self._active = active
         self._clock = clock
-        self._due: dict[str, float] = {}  # nodes that are suspected, and when they are looked at
+        self._due: dict[str, float] = {}  # suspected nodes, and when they are checked
         self._backoffs: dict[str, Backoff] = {}
 
     def step(self) -> None:

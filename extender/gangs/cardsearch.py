@@ -83,8 +83,8 @@ class CardSearch:
         self._count = 0  # of what was added
         self._due = 1  # how much more is to be added before the gang is planned
         self._draft: Draft | None = None  # of a plan that takes several turns
-        self._closed = False  # cards or nodes that would do are cordoned or sick
-        self._by_quota = False  # the last plan may have failed by what quotas leave
+        self._closed = False  # usable cards or nodes are cordoned or unhealthy
+        self._by_quota = False  # quotas may have made the last plan fail
 
     def problem(self, planned: Unplanned) -> str:
         """Why the gang could not run though all pods that hold its cards ended."""
@@ -268,4 +268,4 @@ class _Freed:
         return self._loads.names()
 
     def watch(self) -> set[str]:
-        return set()  # a node changes only when the copy gets cards of it, and is looked at again for that
+        return set()  # a node changes only when the copy gets cards of it, and is counted again then

@@ -61,7 +61,7 @@ class GangPlaces:
         self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the last one at the end
         self._capacities = Capacities(self._ledger, self._loads)
 
-    # What is known of nodes.
+    # Offers of nodes.
 
     def add_offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
         """Record that kube-scheduler offers these nodes for a member of this shape."""
@@ -153,7 +153,7 @@ class GangPlaces:
         if cost > CHEAP:
             known.not_before = now + yielding.pause_after(cost)
         if seen is None or known.tried is None or known.tried._replace(members=seen.members) != seen:
-            gang.refused(now)  # what members do does not count: more of them would have cards reserved sooner
+            gang.refused(now)  # changes of members do not count: more members would have cards reserved sooner
         known.tried = seen
         return False
 
@@ -364,7 +364,7 @@ class GangPlaces:
         shape = MemberShape(request, load)
         if not self._capacities.count_pods(shape)[1]:
             return None
-        # Pods that hold cards ahead may lose them.
+        # Pods with reservations ahead may lose them.
         return self._capacities.nodes(shape).with_minimum(
             row.node for row in self._reservations.in_phases(Phase.NOMINATED)
         )

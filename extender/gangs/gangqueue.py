@@ -77,7 +77,7 @@ class GangCursor:
 
     def __init__(self, gangs: Iterator[Gang]) -> None:
         self._remaining = gangs
-        self.gang = next(gangs, None)  # the next gang to look at; None at the end
+        self.gang = next(gangs, None)  # the next gang; None at the end
 
     def advance(self) -> None:
         """Go on to the next gang."""

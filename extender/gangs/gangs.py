@@ -27,8 +27,8 @@ from extender.gangs.gangviews import View, make_view, pod_ref
 _VIEWS_AT_ONCE: Final = 50  # gangs
 _GANGS_AT_ONCE: Final = 200  # gangs
 _ROUND_SECONDS: Final = 1.0  # of planning in one step; the rest of the round is for the next step
-_TRY_SECONDS: Final = 1.0  # in which all calls of one try of a pod come; kube-scheduler's back-off is no shorter
-_RECOVER_SECONDS: Final = 3.0  # of planning before a term begins; gangs that are left are planned in the term
+_TRY_SECONDS: Final = 1.0  # in which all calls of one attempt of a pod come; kube-scheduler's back-off is no shorter
+_RECOVER_SECONDS: Final = 3.0  # of planning before a leader epoch begins; gangs that are left are planned in the epoch
 
 
 class Gangs:
@@ -53,22 +53,22 @@ class Gangs:
         self._gang_keys: dict[str, str] = {}  # gang by member
         self._groups: dict[str, Group] = {}
         self._foreign: dict[tuple[Foreign, str], Group] = {}
-        self._cardless: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that ask for no cards
+        self._cardless: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that request no cards
         self._cardless_gangs: dict[str, str] = {}  # gang by such a pod
         self._permits: dict[str, Permit] = {}
         self._gang_queue = GangQueue()
-        self._round = GangCursor(iter(()))  # gangs that `_plan_some` has still to look at
-        self._halves = GangCursor(iter(()))  # gangs that `_recover_some` has still to look at
-        self._unasked: list[Gang] = []  # gangs of this round for which kube-scheduler has not asked yet
+        self._round = GangCursor(iter(()))  # gangs that `_plan_some` has still to try
+        self._halves = GangCursor(iter(()))  # gangs that `_recover_some` has still to try
+        self._unasked: list[Gang] = []  # gangs of this pass for which kube-scheduler has not asked yet
         self._round_cost = 0.0
         self._next_round = float("-inf")
         self._next_in_call = float("-inf")  # before which no filter call plans
-        self._first_call = "", float("-inf")  # the last for a named node alone: of which pod, and when
+        self._first_call = "", float("-inf")  # the last call for a named node alone: its pod and time
         self._bind_threads = BindThreads(settings.max_waiting)
         self._places = places
         self._stopped = ""
 
-    # What the API server tells. For pods the caller holds the lock.
+    # Objects of the API server. For pods the caller holds the lock.
 
     def set_member(self, key: str, member: Member) -> None:
         """Update a member of the gang `key`, "namespace/name". Call it before the member's reservation is changed."""
@@ -142,7 +142,7 @@ class Gangs:
         if not self._cardless[before]:
             del self._cardless[before]
 
-    # What filter and bind ask.
+    # Calls of filter and bind.
 
     def filter(self, uid: str, nodes: Collection[str], named: str = "") -> str | Refusal | None:
         """The planned node of a member, or why it has none; None if the pod is placed alone.
@@ -203,7 +203,7 @@ class Gangs:
             if self._permits.get(permit.key) is permit:
                 self._end(self._gangs[permit.key], reason)
 
-    # What the state and preemption ask. The caller holds the lock.
+    # For the state and preemption. The caller holds the lock.
 
     def gang_of(self, uid: str) -> Gang | None:
         """The gang that the pod is in; None if it is in none."""
@@ -235,7 +235,7 @@ class Gangs:
             self._cancel_plan(gang, gang.forget(now))
         self._places.reset()
 
-    # What time and leaders do.
+    # Timeouts, and changes of the leader.
 
     def recover(self) -> None:
         """Begin a leader epoch: plan the gangs that are bound in part before anything else is placed."""
@@ -281,7 +281,7 @@ class Gangs:
             gang = self.gang_of(uid)
             return gang is not None and gang.frees(uid)
 
-    # What is shown of them.
+    # For people and metrics.
 
     def views(self) -> list[View]:
         """All gangs as people see them."""
@@ -341,7 +341,7 @@ class Gangs:
             began, now = self._clock.cpu(), self._clock.now()
             if self._round.gang is None:
                 if now < self._next_round:
-                    return False  # it did no work, so it does not begin the pause anew
+                    return False  # it did no work, so the pause does not start again
                 self._round, self._unasked, self._round_cost = self._gang_queue.in_order(), [], 0.0
             self._plan_in_order(self._round, self._unasked, now, began + TURN)
             self._round_cost += self._clock.cpu() - began
@@ -604,7 +604,7 @@ class Gangs:
             kinds.add(member.foreign)
         group = self._groups.get(gang.key, Group())
         if Foreign.KUBERNETES in kinds:
-            # Whatever ours says: kube-scheduler starts it with no fewer. It counts pods that ask for nothing as well.
+            # Whatever our PodGroup says: kube-scheduler starts no fewer pods. It also counts pods that request nothing.
             other = self._foreign.get((Foreign.KUBERNETES, gang.key), Group())
             least = None if other.minimum is None else max(1, other.minimum - self._cardless[gang.key])
             group = replace(group, minimum=least, basic=other.basic)

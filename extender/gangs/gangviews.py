@@ -32,7 +32,7 @@ class View:
     bound: int
     waiting_for: tuple[str, ...]
     reserved: tuple[tuple[str, int, int], ...]
-    numbered: bool  # its pods say the minimum themselves
+    numbered: bool  # its pods have the minimum themselves
     foreign: bool
 
 

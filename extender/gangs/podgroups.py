@@ -40,7 +40,7 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     """Decode a PodGroup: its key "namespace/name" and its record."""
     manifest = _decode(wire.trim(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
-    # By its value, as the API server's policy for the extender: of another it refuses each write.
+    # By the label's value, as in the policy for the extender, which refuses writes to all others.
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
     running = status.get("phase") == GangPhase.RUNNING
     half = (
@@ -60,7 +60,7 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     return f"{metadata['namespace']}/{metadata['name']}", GroupRecord(
         namespace=metadata["namespace"],
         name=metadata["name"],
-        # What an automatic PodGroup says was read from the pods, and these may say something else by now.
+        # The spec of an automatic PodGroup was read from the pods, which may have changed since.
         group=Group(running=running, half=half) if auto else group,
         minimum=minimum,
         auto=auto,

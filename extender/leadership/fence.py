@@ -42,18 +42,18 @@ _log = structlog.get_logger(__name__)
 _TIMEOUT = 2.0
 AT_ONCE = 16  # writes
 _TOTAL_SECONDS = 10.0  # seconds for all pods that the API server cannot write although it writes the Lease
-_SHORT_TIMEOUT = 0.25  # seconds for each pod whose first try comes after that time
-_OURS = {names.ASSIGNMENT, names.IDX}  # one of them is in each Binding that gives something away
+_SHORT_TIMEOUT = 0.25  # seconds for each pod whose first attempt comes after that time
+_OURS = {names.ASSIGNMENT, names.IDX}  # each Binding of a pod with cards has one of them
 _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadRequest)
 
 
 class PodState(Enum):
     """The state of a pod that was pending when it was last seen, by a consistent read or the response to a write."""
 
-    UNBOUND = "waits"  # it has no node; after `fence_pod` no earlier Binding can land any more
-    UNFENCED = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still land
+    UNBOUND = "waits"  # it has no node; after `fence_pod` no earlier Binding can bind it any more
+    UNFENCED = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still bind it
     BOUND = "bound"
-    BOUND_BY_OTHER = "taken"  # bound, and by none of our Bindings
+    BOUND_BY_OTHER = "taken"  # bound by another program
     FINISHED = "ended"  # bound, and it has finished: no container of it will use a card
     DELETED = "gone"
 
@@ -108,7 +108,7 @@ class Fence:
                 return state
             if isinstance(error, errors.Conflict):
                 raise
-            # A policy of somebody's, or a pod that is too large. It must not keep all other pods from being bound.
+            # A policy forbids it, or the pod is too large. That must not keep all other pods from being bound.
             self._report_failure(pod, error)
             return PodState.UNFENCED
 
@@ -219,7 +219,7 @@ def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
         return PodState.UNBOUND
     if Pod(manifest).ended:
         return PodState.FINISHED
-    # A member of a gang may ask for no card: its Binding has the term alone, which `fence_pod` writes as well.
+    # A member of a gang may request no card: its Binding has the leader epoch only, which `fence_pod` writes as well.
     member = bool(labels_of(manifest).get(names.GANG))
     is_ours = member or _OURS & annotations_of(manifest).keys()
     return PodState.BOUND if is_ours else PodState.BOUND_BY_OTHER

@@ -30,10 +30,10 @@ from extender.state import State
 _log = structlog.get_logger(__name__)
 
 _SAFETY_SECONDS = 1.0  # a write must end so long before the Lease does
-_CHECK_SECONDS = 0.5  # between two looks at the Lease; its own thread usually tells of a change at once
+_CHECK_SECONDS = 0.5  # between two checks of the Lease; its own thread usually reports a change at once
 _RENEWALS = 6  # of the Lease in one duration
-_FENCES_AT_ONCE = 2  # writes to unproven pods at a time, so that the Lease is still renewed in time
-_FENCE_RETRY_SECONDS = 20.0  # until pods that could not be changed when the term began are tried again
+_FENCES_AT_ONCE = 2  # parallel writes to unfenced pods, so that the Lease is still renewed in time
+_FENCE_RETRY_SECONDS = 20.0  # until pods that could not be changed when the epoch began are tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
 """Waits until the state knows all that was written before, or its argument says no. Returns whether it knows."""
@@ -129,12 +129,12 @@ class LeaseLeadership(Leadership):
         self._blockers = blockers
         self._clock = clock
         self._elector: LeaderElector | None = None
-        self._epoch = 0  # the present term: the elector's epoch, once all is known; 0: none
+        self._epoch = 0  # the current leader epoch: the elector's, once all is known; 0: none
         self._fenced_epoch = 0  # the epoch for which `_fence_former_epochs` is done, also if a later step has failed
-        self._fencing_token = (0, "")  # a term and its word
-        self._tenure = 0  # of the elector, when the last term began
-        self._fenced: tuple[int, set[str]] = (0, set())  # a tenure, and the pods made void in it so far
-        self._unfenced: frozenset[str] = frozenset()  # pods that could not be changed since the term began
+        self._fencing_token = (0, "")  # an epoch and its fencing token
+        self._tenure = 0  # of the elector, when the last epoch began
+        self._fenced: tuple[int, set[str]] = (0, set())  # a tenure, and the pods fenced in it so far
+        self._unfenced: frozenset[str] = frozenset()  # pods that could not be changed since the epoch began
         self._fence_retry_at = 0.0  # when they are tried again
         self._posts = 0
         self._posts_changed = threading.Condition()
@@ -265,7 +265,7 @@ class LeaseLeadership(Leadership):
         if not self._catch_up(still_leads):
             return False
         if self._elector is not None and self._elector.is_successor and not self._epoch:
-            # The former leader ended by itself, with an answer to all that it and those before it had sent. This one
+            # The former leader was shut down, after a response to all that it and those before it had sent. This one
             # has sent nothing yet.
             return True
         waiting, before = self._waiting(), frozenset[str]()
@@ -273,25 +273,25 @@ class LeaseLeadership(Leadership):
             self._fenced = tenure, set()
         fenced = self._fenced[1]
         if tenure == self._tenure:
-            # Nobody has had the Lease since our last term: only our own Bindings may be under way.
+            # No other process has had the Lease since our last epoch: only our own Bindings may be on their way.
             own, before = self._state.pending_bindings(), self._unfenced
             waiting = [pod for pod in waiting if pod.uid in own]
         else:
-            # With a slow API server the Lease may end before all pods are changed. If nobody has had it since, the next
-            # try goes on with the others.
+            # With a slow API server the Lease may end before all pods are changed. If no other process has had it
+            # since, the next attempt continues with the others.
             waiting = [pod for pod in waiting if pod.uid not in fenced]
         swept = self._fence.fence_pods(waiting, fencing_token, still_leads, fenced=fenced)
         if swept is None:
             return False
         self._unfenced = swept.unfenced | before
-        # The state does not have yet what landed after the list.
+        # The state does not have yet what was bound after the list.
         return not swept.landed or self._catch_up(still_leads)
 
     def _remaining(self, epoch: int) -> float:
         if self._elector is None:
             return 0.0
         remaining = self._elector.remaining() - _SAFETY_SECONDS
-        # One question for both: between two questions the term may have ended and another begun.
+        # One check for both: between two checks the epoch may have ended and another begun.
         return remaining if remaining > 0 and self._elector.holds(remaining, epoch=epoch) else 0.0
 
     def can_lead(self) -> bool:
@@ -312,7 +312,7 @@ class LeaseLeadership(Leadership):
             return
         self._state.forget_plans()
         if self._stopping.is_set():
-            # Only then may the Lease be given back. If it takes too long, the process ends, and the Lease expires.
+            # Only then may the Lease be released. If it takes too long, the process ends, and the Lease expires.
             with self._posts_changed:
                 self._clock.wait_for(self._posts_changed, lambda: not self._posts, None)
 
@@ -325,7 +325,7 @@ class LeaseLeadership(Leadership):
                 self.step()
                 backoff.reset()
                 pause = _CHECK_SECONDS
-            except Exception:  # noqa: BLE001 - the outermost loop: without it no term would ever begin again
+            except Exception:  # noqa: BLE001 - the outermost loop: without it no epoch would ever begin again
                 pause = backoff.next(_CHECK_SECONDS)
                 _log.exception("failed to start as leader; trying again", retry_in=round(pause, 1))
 

@@ -59,7 +59,7 @@ class LeaderMark:
         self._pod = pod
         self._epoch = epoch
         self._clock = clock
-        self._written: int | Literal["unknown"] | None = "unknown"  # the term for which the label was last written
+        self._written: int | Literal["unknown"] | None = "unknown"  # the epoch for which the label was last written
         self._compare_at = 0.0  # when the labels are compared next, while this extender leads
         self._loop = Loop(
             "marking",
@@ -90,7 +90,7 @@ class LeaderMark:
         """
         epoch = self._epoch()
         failures: list[errors.KubeError] = []
-        # At each term, also when no time without one was seen: another leader may have removed the label meanwhile.
+        # At each epoch, even if no pause between two was seen: another leader may have removed the label meanwhile.
         if epoch != self._written:
             with _collecting(failures):
                 self._write(epoch)

@@ -33,7 +33,7 @@ from extender.records.nodeinfo import Placed
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_FEW: Final = 8  # members put where pods go; a plan with more has a turn of its own
+_FEW: Final = 8  # members put where pods are evicted; a plan with more has a turn of its own
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class GangPreemption:
                 return None, not self._suffices(search, gang, lacking)
             together, has_more = self._plan_victims(search, gang, lacking)
             if together is not None and self._suffices(search, gang, lacking):
-                return None, False  # room has come since the first turn
+                return None, False  # capacity was freed since the first turn
             return together, has_more
 
     def _suffices(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
@@ -176,7 +176,7 @@ class GangPreemption:
             rest = [member for member in lacking if member.uid not in takers]
             nodes = {*_enough(search), *(placed.node for placed in tried.puts)}
             places = self._places(search, gang, rest, nodes) if rest else []
-        search.takes = 2 * search.takes + 1  # a plan costs more than a look
+        search.takes = 2 * search.takes + 1  # a plan costs more than a search on a node
         if places is None or self._exceeds_quota(gang, tried.puts, places):
             return None, bool(tried.queue and tried.fellows)
         others = [
@@ -272,7 +272,8 @@ class GangPreemption:
         """
         victims_seen, refused = search.victims_by_node, search.refused if node in search.ours else None
         if first and taker is not search.claimant:
-            # Victims for another member are decided when kube-scheduler brings it. That these suffice is cheap to see.
+            # Victims for another member are chosen when kube-scheduler tries it. Whether these suffice is cheap to find
+            # out.
             seen = victims_seen[node]
             rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids, refused=refused)
             if rest is not None and not rest.uids:

@@ -34,10 +34,10 @@ from extender.queue.schedulingqueue import PendingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
 
-_SECONDS: Final = 0.5  # of looking at nodes for one call; kube-scheduler waits 1 s
+_SECONDS: Final = 0.5  # of searching nodes for one call; kube-scheduler waits 1 s
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
-_HEARING: Final = 0.25  # of these, to wait until it is known what became of earlier answers
-_LOOK: Final = 0.005  # seconds between two looks for that
+_HEARING: Final = 0.25  # of these, to wait until the nodes that kube-scheduler chose of earlier answers are known
+_LOOK: Final = 0.005  # seconds between two checks of that
 _GANG_SECONDS: Final = 5.0  # of searching for a gang, where kube-scheduler does not wait for the answer
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _BEST: Final = 8  # nodes searched once more, before the extender evicts by itself
@@ -80,7 +80,7 @@ class Preemption:
         self._clock = clock
         self._refused: dict[str, float] = {}  # until when, by UID: pods that the Eviction API has refused
 
-    # What the API server tells.
+    # Objects of the API server.
 
     def set_budget(self, key: str, budget: Budget) -> None:
         """Update the PodDisruptionBudget `key`, "namespace/name"."""
@@ -91,7 +91,7 @@ class Preemption:
         with self._lock:
             self._nominated.budgets.remove_budget(key)
 
-    # What kube-scheduler asks.
+    # Calls of kube-scheduler.
 
     def answer(
         self, claimant: WaitingPod, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
@@ -152,7 +152,7 @@ class Preemption:
         with self._lock:
             # kube-scheduler preempts for a PodGroup of Kubernetes as a whole, and asks no extender about that.
             may = pod.may_preempt and not pod.grouped and not self._is_over_quota(pod)
-            # Mostly all pods have the same priority, and thousands of nodes are not to be looked at.
+            # Usually all pods have the same priority, and then thousands of nodes need not be searched.
             offered = set(nodes) if may and self._loads.has_victims(pod.priority) else set[str]()
             lower = self._loads.with_victims(offered, pod.priority)
             if not lower:
@@ -379,7 +379,8 @@ class Preemption:
 
     def _answered(self, claimant: WaitingPod, answers: dict[str, Victims]) -> dict[str, Victims]:
         if any(not victims.uids for victims in answers.values()):
-            # On some node it only has to wait for pods that terminate already, so no others go: these name the node.
+            # On some node it only has to wait for pods that terminate already, so no others are evicted: the answer has
+            # these.
             answers = {
                 node: Victims(uids=going, assignment=victims.assignment)
                 for node, victims in answers.items()

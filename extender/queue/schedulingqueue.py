@@ -39,12 +39,12 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import TurnedAway, WaitingRecord
 from extender.records.podref import PodRef
 
-_MAX_UNSEEN: Final = 20_000  # pods that filter has asked about and the watch does not show: gone meanwhile, mostly
-_SLACK: Final = 1024  # of what is in order, for pods that are not to be decided about any more
+_MAX_UNSEEN: Final = 20_000  # pods that filter was called for and the watch does not show: usually gone meanwhile
+_SLACK: Final = 1024  # entries of the heaps, for pods that are not to be nominated any more
 _FORGET_SECONDS: Final = 600.0  # kube-scheduler tries a waiting pod again after five minutes at the latest
-_WATCH_LAG_SECONDS: Final = 2.0  # between what happens and the watch event of it
-_REQUEUE_SECONDS: Final = 1.0  # between two touches: each makes the scheduler try all waiting pods
-_AVOID_SECONDS: Final = 300.0  # for which other nodes are touched instead of one that could not be
+_WATCH_LAG_SECONDS: Final = 2.0  # between a change and its watch event
+_REQUEUE_SECONDS: Final = 1.0  # between two requeues: each makes the scheduler try all pending pods
+_AVOID_SECONDS: Final = 300.0  # for which other nodes are annotated instead of one that could not be
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 1.0, 10.0  # seconds, as kube-scheduler's own
 _RETRY_WINDOW_SECONDS: Final = _LONGEST_BACKOFF + 2.0
 _SETTLED_SECONDS: Final = 3.0  # for which a pod waits before other pods are evicted for it
@@ -150,7 +150,7 @@ class SchedulingQueue:
         self._searches = FairQueueing()  # by namespace
         self._searched: RecentUse[str] = RecentUse(clock)  # seconds of searches, by namespace
         self._by_priority = False  # the last search was that of the highest priority
-        self._turned_away: dict[str, TurnedAway] = {}  # pods for which no extender answered
+        self._turned_away: dict[str, TurnedAway] = {}  # pods for which no extender served a call
         self._schedulers: set[str] = set()  # that call this extender
         self._order = count()
         self._in_order: dict[str, list[_Entry]] = {}  # by scheduler, heaps
@@ -158,18 +158,18 @@ class SchedulingQueue:
         self._set_aside: list[tuple[str, _Entry]] = []  # taken out of these heaps while their namespaces rest
         self._paused: frozenset[str] = frozenset()
         self._last_refusal = -math.inf
-        self._refused_elsewhere = False  # pods may wait that another process has refused
-        self._requeue_node: str | None = None  # the node to be touched
+        self._refused_elsewhere = False  # pods may be pending that another process has refused
+        self._requeue_node: str | None = None  # the node to be annotated
         self._requeue_times: set[float] = set()
         self._requeued_at = -math.inf
-        self._last_node = ""  # the node that was touched last
+        self._last_node = ""  # the node that was annotated last
         self._avoided_nodes: dict[
             str, float
-        ] = {}  # nodes that could not be touched, and until when others are preferred
+        ] = {}  # nodes that could not be annotated, and until when others are preferred
         self._epoch_start = self._retry_window_end = -math.inf
         self._delayed = False  # a pod was refused because others have their turn first
 
-    # Who waits.
+    # Pending pods.
 
     def set_waiting(self, pod: WaitingRecord) -> None:
         """Record that the watch shows the pod without a node."""
@@ -200,7 +200,7 @@ class SchedulingQueue:
         """The pods that an extender may have been asked to bind."""
         return [pod.ref for pod in self._watched_pods() if pod.bindable]
 
-    # Who is next.
+    # The next pod to nominate.
 
     def pop_nominatable(self, schedulers: Collection[str], paused: frozenset[str]) -> WaitingPod | None:
         """The first pod of these schedulers to nominate ahead; each pod is returned once. None if there is none.
@@ -236,7 +236,7 @@ class SchedulingQueue:
             row.considered = False
             self._put_in_order(row)
 
-    # One try, from filter to bind.
+    # One attempt, from filter to bind.
 
     def begin_attempt(
         self, uid: str, request: tuple[PodRequest, str] | None, *, grouped: bool, rank: Rank | None = None
@@ -329,7 +329,7 @@ class SchedulingQueue:
             row.backoff = min(2 * row.backoff, _LONGEST_BACKOFF)
             row.backoff_until = self._clock.now() + row.backoff
 
-    # What wakes them.
+    # Requeueing.
 
     def requeue_all(self, node: str = "", *, seen: bool = False) -> None:
         """Requeue the refused pods: capacity may have been freed on this node.
@@ -396,7 +396,7 @@ class SchedulingQueue:
         self._requeued_at = -math.inf
         self._avoided_nodes[node] = self._clock.now() + _AVOID_SECONDS
 
-    # Whose turn it is at the beginning of a term.
+    # The order of pods at the beginning of a leader epoch.
 
     def begin_retry_window(self) -> None:
         """Begin a leader epoch: pods that were turned away while no extender served calls come first.
@@ -484,7 +484,7 @@ class SchedulingQueue:
             self.await_no_preemption(uid)
         first: dict[str, PendingPreemption] = {}  # by namespace
         for uid, pending in self._preempting.items():
-            # One that the watch does not show may have been deleted.
+            # A pod that the watch does not show may have been deleted.
             if pending.not_before > now or uid not in self._unschedulable or self._pods[uid].pod is None:
                 continue
             before = first.get(pending.namespace)
@@ -531,7 +531,7 @@ class SchedulingQueue:
         self._shares.clear()
         self._searches.clear()
 
-    # Everything below is what they are made of.
+    # Private helpers.
 
     def _displace_pending(self, share: _Share) -> bool:
         """Remove a pod from the full table for one of this share. Returns False if the share must not have more.

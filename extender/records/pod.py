@@ -25,7 +25,7 @@ from extender.records.podref import PodRef
 DEFAULT_SCHEDULER: Final = "default-scheduler"
 # The reason of the condition PodScheduled when kube-scheduler has found no node; it does so before it nominates one.
 REFUSED: Final = "Unschedulable"
-# Bytes of a pod's constraints on its node (some thirty conditions) up to which it is decided about ahead. All nodes are
+# Bytes of a pod's constraints on its node (some thirty conditions) up to which it is nominated ahead. All nodes are
 # compared with them under the state's lock; the API server allows ten thousand.
 MOST_CONSTRAINTS: Final = 1024
 
@@ -88,7 +88,7 @@ class Pod:
             self._metadata.get("uid") or "", self._metadata.get("namespace") or "", self._metadata.get("name") or ""
         )
 
-    # What it is.
+    # The pod itself.
 
     @property
     def uid(self) -> str:
@@ -145,7 +145,7 @@ class Pod:
         """
         return bool(self._spec.get("schedulingGroup"))
 
-    # What it asks.
+    # Its requests.
 
     @cached_property
     def request(self) -> PodRequest | None:
@@ -201,7 +201,7 @@ class Pod:
             if names.SHARE in ((container.get("resources") or {}).get("limits") or ())
         )
 
-    # What kube-scheduler does with it.
+    # How kube-scheduler handles it.
 
     @property
     def bindable(self) -> bool:
@@ -236,7 +236,7 @@ class Pod:
         spreads = self._spec.get("topologySpreadConstraints") or ()
         return all(spread.get("whenUnsatisfiable") != "ScheduleAnyway" for spread in spreads)
 
-    # What it is among others.
+    # Its place among other pods.
 
     @cached_property
     def rank(self) -> Rank:
@@ -303,7 +303,7 @@ class Pod:
             or self.grouped
             or not self.one_best_node(default=True)
             # By volumes too: a claim may wait for its first consumer. Then kube-scheduler nominates the node itself
-            # while the volume is made, which may take longer than a decision ahead is held.
+            # while the volume is made, which may take longer than a reservation ahead lasts.
             or eligible.other_constraint(self._manifest)
             or len(self._constraints) > MOST_CONSTRAINTS
         )

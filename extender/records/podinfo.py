@@ -23,11 +23,11 @@ from extender.records import shared
 from extender.records.nodeinfo import Placed
 from extender.records.pod import REFUSED, Pod, WaitingPod
 
-# A pod that speaks of cards has one of these in its JSON; "/" is never escaped there.
+# The JSON of a pod that requests or has cards has one of these; "/" is never escaped there.
 _SIGNS = (b"cardwise.dev/", b"ALIYUN_COM_GPU_MEM_", b"gpushare.allocation", b"aliyun.com/gpu-mem")
 _SLOT = names.SHARE.encode()
 _NO_LOAD = Load(0, 0, 0)
-_UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler could not ask us
+_UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler's call to us failed
 
 
 class PodRecord(Placed, frozen=True, gc=False):

@@ -27,15 +27,15 @@ from extender.reporting.listers import Listers
 
 _log = structlog.get_logger(__name__)
 
-_EVERY = 1.0  # seconds between two looks
+_EVERY = 1.0  # seconds between two comparisons
 MOST_WITHOUT_CARDS = 64  # automatic classes; above what an autoscaler's node groups have of models
 _LINGER = 10.0  # seconds without cards before a class is deleted: a card that moves to another node comes again
-_USE_CHECK_SECONDS = 5.0  # seconds between two questions whether a class is in use: each looks at all that is held
+_USE_CHECK_SECONDS = 5.0  # seconds between two checks of whether a class is in use: each reads all holdings
 _SHOWN = 5.0  # seconds in which the watch shows what was written
 _RETRY = 30.0  # seconds after a refusal
 _TIMEOUT = 2.0
-_STEP_LIMIT = 1.0  # seconds of writing after which a look ends: the statuses of all are written by this thread
-_AT_ONCE = 8  # writes of a kind in one look: the thread writes statuses too, and a node can invent models
+_STEP_LIMIT = 1.0  # seconds of writing after which a step ends: this thread also writes all statuses
+_AT_ONCE = 8  # writes of a kind in one step: the thread also writes statuses, and a node can invent models
 
 Models = tuple[str, ...]
 
@@ -128,7 +128,7 @@ class ClassController:
         self._idle_since: dict[str, float] = {}  # classes without a card of their models, and since when
         self._used_until: dict[str, float] = {}
         self._not_before: dict[str, float] = {}  # classes that were just written or tried, and when they may be again
-        self._present: set[str] = set()  # classes of present models that existed at the last look
+        self._present: set[str] = set()  # classes of present models that existed in the last step
         self._logged: dict[str, str] = {}
 
     def step(self) -> None:
@@ -206,7 +206,7 @@ class ClassController:
         )
 
     def _delete(self, name: str, seen: ClassRecord) -> None:
-        # Not if somebody has edited it since, or made it again: then it is a class of theirs.
+        # Not if a person has edited or recreated it since: then the class is theirs.
         options = {"preconditions": {"uid": seen.uid, "resourceVersion": seen.version}}
         self._write(
             name,
@@ -221,9 +221,9 @@ class ClassController:
         try:
             write()
         except errors.AlreadyExists:
-            self._wait(name, _RETRY)  # somebody has made it; the watch will show it
+            self._wait(name, _RETRY)  # it was created meanwhile; the watch will show it
         except (errors.NotFound, errors.Conflict):
-            self._wait(name, 1.0)  # the watch is behind
+            self._wait(name, 1.0)  # the watch is late
         except errors.KubeError as error:
             _log.warning(failed, name=name, models=models, error=str(error))
             self._wait(name, _RETRY)

@@ -12,7 +12,7 @@ from extender.reporting.statuses import Disagreement
 
 _log = structlog.get_logger(__name__)
 
-PATIENCE = 60.0  # seconds that a card must disagree to count: writes and watches are on their way before
+PATIENCE = 60.0  # seconds that a card must disagree to count: until then writes and watch events may be on their way
 
 Differences = Mapping[tuple[str, Disagreement], int]
 """The ways in which cards of a node disagree, by the names of their ExtendedResources. The number is what a card's

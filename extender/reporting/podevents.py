@@ -42,16 +42,16 @@ class PodEvents:
         self._active = active
         self._waiting_for = waiting_for
         self._clock = clock
-        self._notified: OrderedDict[str, float] = OrderedDict()  # pods, the longest ago first
+        self._notified: OrderedDict[str, float] = OrderedDict()  # pods with an event, the oldest event first
         self._lock = threading.Lock()
 
     def step(self) -> None:
         """Record an event on the pods that wait for a class which was deleted since the last call."""
         for name in self._seen.classes.take_deleted():
             if not self._active() or name in self._seen.classes.objects:
-                continue  # the leader tells of it, or the class was made again
+                continue  # the leader writes the event, or the class was recreated
             if name in self._seen.cards.automatic_classes():
-                continue  # its cards are still in it, and its object is made again
+                continue  # its cards are still in it, and its object is recreated
             text = (
                 f"ResourceClass {name} was deleted while the pod waits for it; create the class again, or delete the "
                 "pod and ask for a class that there is (kubectl get resourceclasses)"

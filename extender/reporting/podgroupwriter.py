@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 GROUP = "podgroup"
 
-_LOOK_SECONDS = 0.5  # between two looks at all gangs
+_LOOK_SECONDS = 0.5  # seconds between two comparisons of all gangs
 _GAP = 0.5  # least seconds between two writes to one PodGroup
 _RATE = 50.0  # writes a second
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends

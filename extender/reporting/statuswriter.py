@@ -39,8 +39,8 @@ _BUSY, _CALM = 20.0, 100.0  # writes a second, while pods come and when they hav
 _CALM_AFTER = 1.0  # seconds without a change in the ledger
 # While many pods come, each status is outdated at once, and costs the API server more than the binding of a pod.
 _STORM = 4.0  # writes a second
-_STORM_NODES = 5  # changed nodes in one look (there are four looks a second): more than any rate keeps up with
-_STORM_SECONDS = 1.0  # a storm is over when no look has found so many for this long
+_STORM_NODES = 5  # changed nodes in one step (there are four steps a second): more than any rate keeps up with
+_STORM_SECONDS = 1.0  # a storm is over when no step has found so many for this long
 _STORM_LASTS = 30.0  # seconds; pods that come for longer come every day: what waits is written within as long
 _TOGETHER = 8  # nodes counted under one lock: half a millisecond
 _NAMESPACES_TOGETHER = 200
@@ -50,10 +50,10 @@ _USAGE_SECONDS = 1.0
 _WRITE_TIMEOUT = 2.0
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends, so that a slow API server does not delay a stop
 _REFUSED_SECONDS = 60.0  # until a status that the API server refused is tried again
-_SLOW_SECONDS = 30.0  # until one is tried again whose write had no answer in time
-_SLOW_OWNERS = 3  # nodes or namespaces whose writes have no answer, one after the other: the API server may be away
+_SLOW_SECONDS = 30.0  # until a status is tried again whose write had no response in time
+_SLOW_OWNERS = 3  # nodes or namespaces in a row whose writes have no response: the API server may be away
 _AWAY_SECONDS = 2.0  # in which nothing is written then; some of these may be hostile, so it is short
-_CONFLICT_SECONDS = 2.0  # until one is tried again whose object was gone, or has changed since it was read
+_CONFLICT_SECONDS = 2.0  # until a status is tried again whose object was gone, or has changed since it was read
 _COMPLAIN_SECONDS = 60.0  # between two lines in the log about the same
 
 
@@ -102,8 +102,8 @@ class StatusWriter:
         self._changed_at = float("-inf")
         self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespaces with a quota
         self._usage_at = float("-inf")
-        self._problems: dict[str, str] = {}  # of classes, as last looked at
-        self._automatic: set[str] = set()  # as last looked at
+        self._problems: dict[str, str] = {}  # of classes, as of the last step
+        self._automatic: set[str] = set()  # as of the last step
         self._backoff = Backoff(initial=0.5, cap=30.0)
         self._paused_until = float("-inf")
         self._slow: set[tuple[str, str]] = set()  # kinds and owners whose writes failed since the last that did not
@@ -265,7 +265,7 @@ class StatusWriter:
             self._complained[about] = now
             _log.warning("failed to write a status; trying again", kind=key.kind, name=key.key, error=str(error))
 
-    # What to write where; None where nothing is to be written.
+    # What to write where; None for nothing.
 
     def _card(self, key: str) -> _Write | None:
         """The write for a card, None for nothing. `key`: "node/name" of the card."""

@@ -36,7 +36,7 @@ def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
         _save_modes(home, saved)
     for uuid, mode in modes.items():
         if mode is ComputeMode.EXCLUSIVE_PROCESS:
-            if uuid not in saved:  # somebody else has closed it
+            if uuid not in saved:  # another program or a person has closed it
                 saved[uuid] = mode
                 _save_modes(home, saved)
             continue
