@@ -59,10 +59,12 @@ class Inventory:
         self._reclassify = False
 
     def set_node(self, name: str) -> None:
+        """Let the node's cards and devices count."""
         self.nodes.add(name)
         self._changed.add(name)
 
     def remove_node(self, name: str) -> None:
+        """Let the node's cards and devices count no more."""
         self.nodes.discard(name)
         self._changed.add(name)
 

@@ -42,6 +42,7 @@ class Permit:
     reason: str = ""
 
     def decide(self, *, allowed: bool, reason: str = "") -> None:
+        """Set the outcome, and let the waiting threads continue."""
         self.allowed, self.reason = allowed, reason
         self.done.set()
 

@@ -5,8 +5,9 @@ a paused process, network or API server may delay it until another extender lead
 resourceVersion of its pod, and the API server compares it in the transaction that binds the pod. After one write to the
 pod, all Bindings that were posted before name an old version and are refused, however late they are carried out
 (docs/design/0011-fencing.md). The write is an annotation with the leader epoch and the time. A new leader fences the
-pending pods before it reserves its first card, and a leader fences a pod before it releases a reservation whose Binding
-got no answer. If the response shows that the pod is bound, its share counts.
+pending pods before it reserves its first card, unless the former one released the Lease with no Binding on its way. A
+leader fences a pod before it releases a reservation whose Binding got no response. If the response to the fence shows
+that the pod is bound, its share counts.
 
 Example: leader A reads pod P at version 101 and posts a Binding with version 101, which a paused API server does not
 read. B becomes leader and fences P: version 102, without a node. Now B can bind another pod to the card. When the API

@@ -88,6 +88,7 @@ class Preemption:
             self._nominated.budgets.set_budget(key, budget)
 
     def remove_budget(self, key: str) -> None:
+        """Remove the PodDisruptionBudget `key`, "namespace/name"."""
         with self._lock:
             self._nominated.budgets.remove_budget(key)
 

@@ -160,8 +160,8 @@ class ClassController:
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
     def _due(self, names: Iterable[str], began: float) -> Iterator[str]:
-        """The first of these classes that were not written or tried a moment ago, while `_STEP_LIMIT` seconds since
-        `began` last.
+        """The first of these classes that were not written or tried a moment ago, until `_STEP_LIMIT` seconds after
+        `began`.
         """
         for name in list(islice((name for name in names if name not in self._not_before), _AT_ONCE)):
             if self._clock.now() - began <= _STEP_LIMIT:

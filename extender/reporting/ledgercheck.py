@@ -51,6 +51,7 @@ class LedgerCheck:
             }
 
     def update_counts(self, now: float) -> None:
+        """Count the cards that have disagreed for longer than `PATIENCE`, and log the first of each kind."""
         counts = dict.fromkeys(map(str, Disagreement), 0)
         for node, differences in self._since.items():
             for (name, kind), (since, _) in differences.items():

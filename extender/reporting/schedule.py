@@ -148,4 +148,5 @@ class Pace:
         return self._tokens >= 1.0
 
     def spend(self) -> None:
+        """Count a write."""
         self._tokens -= 1.0

@@ -136,6 +136,7 @@ class Control:
         return self._pids("get_server_list")
 
     def status(self, server: int) -> ServerStatus:
+        """The status of a server."""
         answer = self._send(f"get_server_status {server}")
         try:
             return ServerStatus(answer)
@@ -157,6 +158,7 @@ class Control:
             raise CommandRefused(f"terminate_client {client.server} {client.pid}: {message(answer, _MAX_QUOTED)}")
 
     def percentage(self) -> str:
+        """The default percentage of SMs, as the daemon prints it ("100.0")."""
         return self._send("get_default_active_thread_percentage")
 
     def set_percentage(self, percent: int) -> None:
