@@ -91,6 +91,22 @@ def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
     assert (first.card[0], best.card[0]) == (0, 1)
 
 
+def test_fgd_scores_are_whole_numbers_around_50():
+    theory, policy = theory_of("cardwise.core.placement.scored.fgd"), fragmentation((HALF, 1))
+
+    def score(free: int, mem: int) -> float:
+        """The score of the only card, with `free` MiB, for a share of `mem` MiB."""
+        card, shape = lines(n=[free]), Shape(Ask(1, mem, 0, "", 0, 0))
+        features = policy.node_features(card)
+        known = Known(features, policy.node_values(features, card.cpu, card.memory))
+        return policy.scores(card, known, shape, fit(card, shape).usable).points[0]
+
+    unchanged = score(CARD, CARD // 2)
+    assert f"the score is a whole number from 0 to 100, {unchanged:g} where it does not change" in theory
+    equal = max(mem for mem in range(1, 100) if score(300, mem) == unchanged)  # so many MiB of fragments less
+    assert f"nodes that differ by less than some {equal} thousandths of a card are equal" in theory
+
+
 def test_fgd_counts_free_cards_in_cards_whatever_their_size():
     small = fragmentation((WHOLE, 1), (HALF, 1))
     big = Fgd(WorkloadModel([Weighted(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
