@@ -61,7 +61,8 @@ class Ceilings:
     def apply(self) -> None:
         """Set the ceilings for the next server, and for future clients of running servers.
 
-        Raises ControlError if the former fails. If a server refuses, `confirmed` keeps its old ceiling.
+        If a server refuses, the lower of the former and the new ceiling counts as confirmed. Raises ControlError on all
+        other failures.
         """
         target = self._target()
         for ordinal, uuid in enumerate(self._unit.uuids):
