@@ -1,7 +1,9 @@
 """The rules of the audit: which use of a card by processes is a violation of the grants of their pods.
 
-Pure, so that accusations can be property-tested. MPS limits are per process and lifted by one environment variable, and
-a card without MPS has none: so the audit compares what was granted with what is used.
+Theory of operation. MPS limits are per process and lifted by one environment variable, and a card without MPS has none.
+So the audit compares the use that the driver reports with the shares that were granted, by container where the
+processes' containers are known, else by pod. A CUDA context uses memory beyond the share, so each process is allowed a
+tolerance. Pure, so that accusations can be property-tested.
 
 Example: a container with a share of 4096 MiB has two processes of 2500 and 2400 MiB, and the tolerance is 300 MiB for
 each process. It uses 4900 MiB, and 4096 + 2 * 300 = 4696 MiB are allowed: a MemoryOverrun.

@@ -1,8 +1,8 @@
 """Finds foreign processes: those on a closed card that are not clients of its MPS server, and block its start.
 
-EXCLUSIVE_PROCESS gives a card to the first process that opens it. Between two servers this may be a tenant's process
-that bypasses the daemon's pipe: it then has the whole card, without a limit. So all processes on the card are checked
-before a server is started, and before the card counts as ready.
+Theory of operation. EXCLUSIVE_PROCESS gives a card to the first process that opens it. Between two servers this may be
+a tenant's process that bypasses the daemon's pipe: it then has the whole card, without a limit. So all processes on the
+card are checked before a server is started, and before the card counts as ready.
 
 Clients of a dead server may keep running for a while; their memory on the card was the server's. So they are not
 foreign to the next server. If that server does not get the card, the old clients may be the reason, and the card stays

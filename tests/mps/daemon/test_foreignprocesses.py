@@ -2,18 +2,49 @@
 
 import signal
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cardwise.core.api.mps import MpsState
+from cardwise.core.api.mps import MpsState, Scope
 from cardwise.core.values.quantity import MiB
+from cardwise.gpus.protocol import GpuCard
 from cardwise.kube.events import ObjectRef
 from mps.audit.audit import AuditSettings
-from mps.daemon.foreignprocesses import FORMER_CLIENT_SECONDS
+from mps.daemon.foreignprocesses import FORMER_CLIENT_SECONDS, ForeignProcesses
+from mps.daemon.units import DaemonUnit
 from mps.host.processes import SERVER
+from tests.fakes.clock import FakeClock
 from tests.mps.worlds import uuid_of
+from tests.theory import theory_of
 
 AUDIT = AuditSettings(interval=10.0, looks=3, tolerance=MiB(512), evict_after=300.0)
+
+
+def test_the_example_of_the_docstring():
+    theory, clock, on_card = theory_of("mps.daemon.foreignprocesses"), FakeClock(), [41, 42]
+    card = GpuCard(index=0, uuid=uuid_of(0), model="m", memory=MiB(1000), devices=())
+    use = SimpleNamespace(processes=lambda _uuid: [SimpleNamespace(pid=pid) for pid in on_card])
+    host = SimpleNamespace(activity=lambda pid: pid if pid in on_card else None)
+    unit = DaemonUnit(name=card.uuid, home=Path("/unused"), scope=Scope.CARD, cards=(card,))
+    foreign = ForeignProcesses(unit, use, host, str, clock)
+
+    died, next_start, last_look = 100, 105, 710
+    assert f"a server with clients {on_card[0]} and {on_card[1]} dies at {died} s" in theory
+    foreign.set_clients(on_card)
+    on_card.remove(41)
+    assert f"At {next_start} s process {on_card[0]} still is on the card: it is a former client" in theory
+    clock.advance(next_start - died)
+    assert foreign.blocking_start() is None, "a new server may start"
+    foreign.mark_start_tried()
+    assert foreign.blocking_start() is not None
+    assert not foreign.processes
+    clock.advance(last_look - next_start)
+    assert foreign.blocking_start() is not None
+    assert f"At {last_look} s it is still there, and no server got the card: it is reported as foreign" in theory
+    assert foreign.processes == {(card.uuid, on_card[0])}
+    assert last_look - died >= FORMER_CLIENT_SECONDS
 
 
 def die(node, index: int = 0) -> None:
