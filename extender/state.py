@@ -494,7 +494,7 @@ class State:
             ]
 
     def reservation_counts(self) -> dict[str, int]:
-        """The shares in the ledger by the phase of their reservation, for metrics."""
+        """The number of shares in the ledger by the phase of their reservation, for metrics."""
         with self._lock:
             return self._reservations.reservation_counts()
 

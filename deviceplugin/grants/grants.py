@@ -135,7 +135,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     @property
     def has_shares(self) -> bool:
-        """Whether it tells what the container gets: one by the pod's sandbox tells only what the pod holds."""
+        """Whether the grant has what the container gets. A grant by the pod's sandbox has only what the pod holds."""
         return bool(self.shares or self.devices) or self.is_agent
 
     def amounts(self, *, by_container: bool = False) -> tuple[object, ...]:

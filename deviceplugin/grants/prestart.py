@@ -170,10 +170,11 @@ def check_devices(granted_devices: Sequence[GrantedDevice], devices: Mapping[str
 
 
 def check_sandboxes(grant: Grant, sandboxes: Iterable[Sandbox]) -> None:
-    """Raises StartRefused unless the pod's ready sandbox was made for the binding of the grant. Pure.
+    """Check that the pod's ready sandbox was made for the binding of the grant. Pure. Raises StartRefused.
 
-    For nodes without CDI: there the kubelet tells the container its card, by the annotations of the pod that it knows.
-    After a restore of etcd that it has not seen these are of a former binding; those of the sandbox are not newer.
+    For nodes without CDI: there the kubelet gives the container its card, by the annotations of the pod that it knows.
+    After a restore of etcd that the kubelet has not seen, these are of a former binding; those of the sandbox are not
+    newer.
     """
     ready = [sandbox for sandbox in sandboxes if sandbox.pod_uid == grant.pod_uid and sandbox.ready]
     if not ready:
@@ -204,6 +205,7 @@ class PreStart:
     release: releases the grants of those of these pods that have ended.
     release_former: releases all grants of a pod, whose next container is about to start, if none of its containers
         runs.
+    sandboxes: returns the sandboxes of a pod. Raises RuntimeUnavailable.
     has_adopted: returns whether each running container has a grant.
     adopt: adds the missing grants of running containers; returns why it has not, "" if `has_adopted`. Waits for an
         attempt of another thread for the given seconds at most.

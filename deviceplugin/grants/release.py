@@ -89,10 +89,11 @@ class Releaser:
         self._runtime_problem = ""
 
     def reported_shares(self) -> Mapping[str, list[ContainerShare]] | None:
-        """The shares, by UUID, of pods whose end the API server reports and that have live containers; and those of
-        former bindings of pods that are bound here.
+        """The shares that are published as `reported`, by UUID; None until API server and runtime have answered for all
+        pods.
 
-        None until both have answered for all pods.
+        They are those of pods that have live containers although the API server reports their end, and those of former
+        bindings of pods that are bound here.
         """
         with self._lock:
             return None if self._reported is None else dict(self._reported)
@@ -228,9 +229,7 @@ class Releaser:
         return set() if pod is None or pod.finished else former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _forget_ends(self, uids: Iterable[str]) -> None:
-        """Forget the ends of these pods, which are bound here (again): their present cards are not published
-        as held.
-        """
+        """Treat these pods as not ended: they are bound here (again), so their present cards are not reported."""
         with self._lock:
             for uid in uids:
                 self._ended_rounds.pop(uid, None)

@@ -80,7 +80,7 @@ class Metrics:
         self._refusals.labels(reason).inc()
 
     def observe_permit(self, outcome: str, seconds: float) -> None:
-        """Record that a gang's permit is over: its outcome, "bound" or "ended", and its duration in seconds."""
+        """Record that a gang's permit is over: its outcome, "bound" or "released", and its duration in seconds."""
         self._permits.labels(outcome).observe(seconds)
 
     def observe_gang_wait(self, created: str) -> None:

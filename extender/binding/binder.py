@@ -32,11 +32,11 @@ from extender.state import State
 
 _log = structlog.get_logger(__name__)
 
-_READ_SECONDS = 5.0  # for one look at the pod
+_READ_SECONDS = 5.0  # for one read of the pod
 _LOOK_UP_SECONDS = 2.0  # in which the look-ups of one round begin: plans and terminating pods wait for them to end
 _ASK_SECONDS = 1.0  # for one look-up
 _LOOK_UPS = 8  # at once
-_POST_SECONDS = 10.0  # for one try to post; after it the pod is looked at
+_POST_SECONDS = 10.0  # for one attempt to post; after it the pod is read
 _POSTING = 16  # binds that post at once: more would only wait for each other, in the API server and here
 _PERMIT_SHARE = 0.75  # the part of a call's time that a member may wait for the others of its gang
 _DONE = (Phase.ACCEPTED, Phase.BOUND)
@@ -47,7 +47,7 @@ class BindFailed(Exception):
     """The pod is not bound by this call. kube-scheduler writes the text into the pod's events.
 
     outcome: for the metrics.
-    unsure: a Binding of this or an earlier call may still bind the pod.
+    unconfirmed: a Binding of this or an earlier call may still bind the pod.
     """
 
     def __init__(self, outcome: str, text: str, *, unconfirmed: bool = False) -> None:
@@ -186,7 +186,7 @@ class Binder:
             return _check_decided(assumed, args)
         if isinstance(assumed, Refusal):
             raise BindFailed("refused", assumed.text)
-        phase: Phase | None = Phase.UNCONFIRMED  # what holds if anything unforeseen is raised
+        phase: Phase | None = Phase.UNCONFIRMED  # if an unexpected exception is raised
         try:
             self._post(self._binding(args, assumed, version, epoch), deadline, epoch, unconfirmed=assumed.unconfirmed)
             phase = Phase.ACCEPTED
@@ -226,7 +226,7 @@ class Binder:
     def _post(self, binding: _Binding, deadline: float, epoch: int, *, unconfirmed: bool) -> None:
         """Post until the pod is bound or surely is not, or until the deadline or the epoch is over. Raises BindFailed.
 
-        unsure: an earlier call has posted the same and got no response; only a read of the pod can settle that.
+        unconfirmed: an earlier call has posted the same and got no response; only a read of the pod can settle that.
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff, reposted = Backoff(initial=0.05, cap=2.0), False
@@ -246,7 +246,7 @@ class Binder:
                 unconfirmed |= pod_read is _ReadOutcome.UNKNOWN
                 trouble = str(error)
                 if binding.version != version and not reposted:
-                    reposted = True  # somebody has changed the pod since it was read, and that is all
+                    reposted = True  # the pod was changed since it was read, and is not bound
                     continue
             except errors.TooManyRequests as error:
                 # The API server has not carried it out, but a proxy may have sent it twice: this is the second answer.
@@ -259,7 +259,8 @@ class Binder:
                 if self._read_pod(binding, deadline, unconfirmed=True) is _ReadOutcome.OURS:
                     return
             except errors.NotFound as error:
-                # If an earlier try was carried out and its answer lost, the pod may have run before it was deleted.
+                # If an earlier attempt was carried out and its response lost, the pod may have run before it was
+                # deleted.
                 raise BindFailed("deleted", "the pod does not exist any more", unconfirmed=unconfirmed) from error
             except errors.KubeError as error:
                 raise BindFailed(
@@ -285,7 +286,7 @@ class Binder:
             self._posting += 1
         try:
             with self._leadership.posting(epoch) as allowed_seconds:
-                # Asked last: nothing may come between this and the request.
+                # Read last: nothing may come between this and the request.
                 remaining = deadline - self._clock.now()
                 if remaining <= 0:
                     return False
@@ -305,7 +306,7 @@ class Binder:
         """Read the pod. The next attempt binds the version that was read. Raises BindFailed if this call cannot bind
         it.
 
-        unsure: a Binding without a response may have bound the pod, so that it ran before it was deleted.
+        unconfirmed: a Binding without a response may have bound the pod, so that it ran before it was deleted.
         """
         args = binding.args
         path = paths.pods(args.pod_namespace, args.pod_name)
@@ -323,7 +324,7 @@ class Binder:
         if pod.uid != args.pod_uid:
             raise BindFailed("deleted", "the pod was deleted, and another one has its name", unconfirmed=unconfirmed)
         if not pod.node and pod.terminating:
-            # The API server binds no such pod any more: what was posted without an answer will never land.
+            # The API server binds no such pod any more: a Binding that got no response will never bind it.
             raise BindFailed("deleted", "the pod is being deleted")
         if not pod.node:
             binding.version = pod.version

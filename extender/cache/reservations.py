@@ -146,7 +146,7 @@ class Reservation:
 class Assumed:
     """What to post.
 
-    unsure: an earlier call may have posted it already, and its Binding may still bind the pod.
+    unconfirmed: an earlier call may have posted it already, and its Binding may still bind the pod.
     env_access: the node gives cards by environment variables only, without CDI.
     """
 
@@ -269,7 +269,7 @@ class Reservations:
         return {*self._by_phase[Phase.BINDING], *self._by_phase[Phase.UNCONFIRMED]}
 
     def reservation_counts(self) -> dict[str, int]:
-        """The shares in the ledger by their marks, those of bound pods by the mark of ACCEPTED."""
+        """The number of shares in the ledger by mark. Shares of bound pods have the mark of ACCEPTED here."""
         counts = Counter(
             {MARKS[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0, REPORTED: 0}
         )

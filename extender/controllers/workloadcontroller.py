@@ -23,7 +23,7 @@ _SLICE = 64  # nodes scored while the state is locked: half a millisecond
 _SLICES = 100  # in one step, at most
 _TIMEOUT = 5.0
 _SAVE_SECONDS = 60.0  # between two saves
-_COMPARE_SECONDS = 300.0  # between two looks at whether the ConfigMap still has the settings
+_COMPARE_SECONDS = 300.0  # between two checks of whether the ConfigMap still has the settings
 _NO_LIMITS = CardLimits()
 
 
@@ -127,7 +127,7 @@ class WorkloadController:
         except errors.KubeError as error:
             _log.warning("failed to publish the settings; trying again", error=str(error))
             return False
-        self._saved = known.get(names.WORKLOAD_REQUESTS, "")  # so that a workload that somebody removed is saved again
+        self._saved = known.get(names.WORKLOAD_REQUESTS, "")  # so that a workload is saved again if it was removed
         return self._settings.items() <= known.items() or self._save(self._settings)
 
     def _restore(self) -> bool:

@@ -34,7 +34,7 @@ _RECOVER_SECONDS: Final = 3.0  # of planning before a leader epoch begins; gangs
 class Gangs:
     """All gangs. Any thread may call the methods, except under headings that say that the caller holds the lock.
 
-    observe: called for metrics when a permit is over, with "bound" or "ended" and the seconds that it took.
+    observe: called for metrics when a permit is over, with "bound" or "released" and the seconds that it took.
     queued: called for metrics when a gang begins to be bound, with the creationTimestamp of its oldest member.
     """
 

@@ -30,16 +30,16 @@ from extender.records.pod import WaitingPod
 from extender.records.podinfo import WaitingRecord
 from extender.records.podref import PodRef
 
-AUTO_ABOVE_NODES: Final = 1000  # above so many AUTO begins, unless a setting says otherwise
+AUTO_ABOVE_NODES: Final = 1000  # the number of nodes above which AUTO nominates by default
 MAX_NOMINATED: Final = (
-    256  # pods that hold something ahead at a time: what a fast kube-scheduler binds in a second or two
+    256  # pods with reservations ahead at a time: what a fast kube-scheduler binds in a second or two
 )
-YOUNGEST: Final = "~"  # as a time of creation: after all others
+YOUNGEST: Final = "~"  # as a creationTimestamp: after all others
 _CANDIDATES: Final = 4  # best nodes tried that lack cpu or memory, before all nodes are filtered by that
 _EXPENSIVE_SECONDS: Final = (
     0.01  # seconds; after a longer decision (new constraints, compared with all nodes) there is a pause
 )
-_MAX_MISSES: Final = 3  # refusals in a row after which kube-scheduler must know something that is not looked at here
+_MAX_MISSES: Final = 3  # refusals in a row after which kube-scheduler must apply a rule that is not read here
 _MISS_SECONDS: Final = 60.0
 _MAX_REMEMBERED_MISSES: Final = 1024
 _STALE_SECONDS: Final = 2.0  # without a reservation until a nominated node is stale: it may be about to be tried
@@ -60,7 +60,7 @@ class NominationOutcome(StrEnum):
     HIT = "hit"  # kube-scheduler asked for that node alone
     MISS = "miss"  # it asked for other nodes, too
     STALE = "stale"  # the pod had changed, or was gone, before the node was written into its status
-    OVERTAKEN = "overtaken"  # a pod that comes before it needed what it held
+    OVERTAKEN = "overtaken"  # a pod that comes before it needed its reservation
     EXPIRED = "expired"  # kube-scheduler did not ask in time
 
 
@@ -112,13 +112,13 @@ class Nominator:
         self._settings = settings
         self._clock = clock
         self._feasible_nodes = FeasibleNodes()
-        self._schedulers: frozenset[str] = frozenset()  # the schedulers that ask this extender
+        self._schedulers: frozenset[str] = frozenset()  # the schedulers that call this extender
         self._nominees: dict[str, Nominee] = {}  # nodes that statuses of pods name
-        self._unreserved_since: dict[str, float] = {}  # since when nothing is held for such a node
+        self._unreserved_since: dict[str, float] = {}  # since when nothing is reserved on such a node
         self._misses: dict[bytes, tuple[int, float]] = {}  # by constraints: refusals in a row; not tried until then
         self._not_before = float("-inf")
 
-    # What the API server tells. The caller holds the lock.
+    # Objects of the API server. The caller holds the lock.
 
     def set_node(self, name: str, ground: NodeLabels | None) -> None:
         """Update the node; None: it is gone, or takes no pods."""
@@ -143,7 +143,7 @@ class Nominator:
         self._nominees.pop(uid, None)
         self._unreserved_since.pop(uid, None)
 
-    # What filter asks and tells. But for `add_scheduler`, the caller holds the lock.
+    # Calls of filter. Except for `add_scheduler`, the caller holds the lock.
 
     def add_scheduler(self, scheduler: str) -> None:
         """Record that a kube-scheduler of this name calls this extender."""
@@ -196,7 +196,7 @@ class Nominator:
                 return self._placing.score(wanted)
         return scores, refusals
 
-    # What a pod that found no place asks, and a gang. The caller holds the lock.
+    # For pods and gangs without a place. The caller holds the lock.
 
     def later_nominations(self, priority: int, created: str) -> Sequence[Reservation]:
         """The reservations ahead of pods that come later in the queue than a pod of this priority and
@@ -223,14 +223,14 @@ class Nominator:
             NominationOutcome.OVERTAKEN,
         )
 
-    # What time does. The caller holds the lock.
+    # Timeouts. The caller holds the lock.
 
     def on_expired(self, uid: str) -> None:
         """Record that the pod's reservation has expired: kube-scheduler did not ask for the pod in time."""
         self.observe(NominationOutcome.EXPIRED)
         self._queue.put_back(uid)
 
-    # What the nominator asks, from its thread.
+    # For the writer of nominations, from its thread.
 
     def nominate_next(self, paused: frozenset[str] = frozenset()) -> tuple[bool, Nominee | None]:
         """Nominate the next pod.
@@ -287,7 +287,7 @@ class Nominator:
         with self._lock:
             self._release([uid], NominationOutcome.STALE)
 
-    # Everything below is what they are made of.
+    # Private helpers.
 
     def _is_active(self) -> bool:
         if self._settings.mode is NominationMode.NEVER or self._clock.now() < self._not_before:
