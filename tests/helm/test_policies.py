@@ -137,3 +137,23 @@ def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is
             assert not manifest["spec"].keys() & {"matchResources"}, "everywhere"
     lease = get_object(render(), "ValidatingAdmissionPolicyBinding", f"terms.{names.GROUP}")["spec"]["paramRef"]
     assert lease == {"name": names.LEASE, "namespace": names.NAMESPACE, "parameterNotFoundAction": "Allow"}
+
+
+def test_the_parts_may_write_each_field_of_a_card_that_there_is_and_no_other(render: Render) -> None:
+    """A field that has another name in the schema stopped all writes of a node: its GPUs stayed unhealthy."""
+    manifests = render()
+    crd = get_object(manifests, "CustomResourceDefinition", f"extendedresources.{names.GROUP}")
+    (version,) = crd["spec"]["versions"]
+    fields = version["schema"]["openAPIV3Schema"]["properties"]
+    may = {name: written_fields(manifests, name, "status") for name in ("deviceplugin", "extender")}
+    assert sorted([*may["deviceplugin"], *may["extender"]]) == sorted(fields["status"]["properties"])
+    assert written_fields(manifests, "deviceplugin", "spec") < set(fields["spec"]["properties"])
+
+
+def written_fields(manifests: list[Json], policy: str, part: str) -> set[str]:
+    """The fields of the part of an ExtendedResource that the policy lets its parts write."""
+    variables = get_object(manifests, "ValidatingAdmissionPolicy", f"{policy}.{names.GROUP}")["spec"]["variables"]
+    (strange,) = (variable["expression"] for variable in variables if variable["name"] == "strange")
+    resource = "extendedresources/status" if part == "status" else "extendedresources"
+    pattern = strange.partition(f"'{resource}': r'^(")[2]
+    return set(pattern.partition(part + r"\.(")[2].partition(")")[0].split("|"))
