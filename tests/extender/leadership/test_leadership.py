@@ -191,7 +191,7 @@ def test_a_post_that_stood_still_on_its_way_is_refused_by_the_api_server(two, ag
             two.takes_over(two.a)
 
     two.api.before_request(late, "create", "*/mine/binding")
-    assert fails(two.a, "mine") == ("standby" if behind else "api")
+    assert fails(two.a, "mine") == ("standby" if behind else "api_error")
     assert two.api.over_full(P100) == []
     assert list(two.api.bound_assignments()) == ["other"]
     assert mark(two.a.state, "uid-mine") is None
