@@ -97,7 +97,7 @@ class Reflector(Generic[T]):
     `named` tells "namespace/name" or the name from these two, where they do: in a list each object is read once less.
     `on_list_failed` is called when a list ended early: objects of it were projected, and most of them are in no store.
 
-    Plain counters say how it goes: `relists`, `events`, `errors` (failed calls), `handler_errors` (exceptions of
+    Plain counters say how it goes: `relists`, `events`, `errors` (failed calls, and watches that missed events), `handler_errors` (exceptions of
     handler or projection). `store` may be read from any thread; `synced` is set after the first whole list.
     """
 
@@ -144,6 +144,7 @@ class Reflector(Generic[T]):
         self._due = -math.inf  # when the last pause would have ended, if `retry` ended it
         self._retriable = True  # whether `retry` may end a pause
         self._expired_before = False
+        self._unconfirmed_since: float | None = None  # `_confirmed` when a silent watch made the next list necessary
         self._requested_lists: list[threading.Event] = []  # for lists that are to begin yet
         self._listed: list[threading.Event] = []  # for lists that have come, of which the handler may owe something
         # What the handler failed on: key -> the value that it last took (None: it never took the key), and that which
@@ -229,7 +230,7 @@ class Reflector(Generic[T]):
                     self.errors += 1
                     self._outage.mark_failed(self._disconnected_at)
                     self._log.warning("the watch went silent, connecting again", error=str(error))
-                else:  # it never sent anything, as of a kind without events: the list is an error if it fails
+                else:  # as of a kind without events: an error only if the list fails, or shows missed events
                     self._log.debug("the watch sent nothing, listing again", error=str(error))
             except errors.Gone as error:
                 self._log.info("the watch's resourceVersion expired; listing again", error=str(error))
@@ -281,6 +282,8 @@ class Reflector(Generic[T]):
         fresh: list[tuple[str, str, T]] = []
         unreadable: list[str] = []
         version = ""
+        unconfirmed_since, self._unconfirmed_since = self._unconfirmed_since, None
+        changed = 0  # objects that differ from the store
         # After a page expired under way, one big answer is what always ends.
         limit = 0 if self._expired_before else self._limit
         try:
@@ -303,7 +306,9 @@ class Reflector(Generic[T]):
                         key, record = projected
                         fresh.append((identity, key, self.store.as_known(key, record)))
                 if first:
-                    self._deliver(self.store.add(fresh))
+                    diff = self.store.add(fresh)
+                    changed += len(diff)
+                    self._deliver(diff)
                     fresh.clear()
         except Exception as error:
             self._expired_before |= isinstance(error, errors.Gone)
@@ -314,7 +319,11 @@ class Reflector(Generic[T]):
         self.relists += 1
         self._version = version
         if not first:
-            self._deliver(self.store.replace(fresh, keep=unreadable))
+            diff = self.store.replace(fresh, keep=unreadable)
+            changed += len(diff)
+            self._deliver(diff)
+        if unconfirmed_since is not None and changed:
+            self._report_missed_events(unconfirmed_since, changed)
         self._last_event_at = self._confirmed = self._clock.now()
         self._call(self._handler.on_synced)
         self.synced.set()
@@ -322,6 +331,16 @@ class Reflector(Generic[T]):
             self._listed += self._requested_lists[:requested]
             self._requested_lists = self._requested_lists[requested:]
         self._complete_relists()
+
+    def _report_missed_events(self, since: float, objects: int) -> None:
+        """The list after a silent watch differs from the store: the API server had events, and did not send them."""
+        self.errors += 1
+        self._outage.mark_failed(since)
+        self._log.warning(
+            "the watch sent no events, but objects had changed; listed them again",
+            objects=objects,
+            silent_seconds=round(self._clock.now() - since),
+        )
 
     def _complete_relists(self) -> None:
         """Tells callers of `relist` that their list has come, once the handler has taken over all of it."""
@@ -375,6 +394,7 @@ class Reflector(Generic[T]):
         """
         if self.events == before and self._clock.now() - self._confirmed >= self._pace.silence:
             self._version = ""
+            self._unconfirmed_since = self._confirmed
 
     def _process_event(self, line: bytes) -> None:
         event = _decode_event(line)

@@ -19,6 +19,10 @@ class Diff(Generic[T]):
     updated: list[tuple[str, T, T]] = field(default_factory=list)  # key, old, new; old != new
     deleted: list[tuple[str, T]] = field(default_factory=list)
 
+    def __len__(self) -> int:
+        """The number of objects that changed."""
+        return len(self.added) + len(self.updated) + len(self.deleted)
+
 
 class Store(Generic[T]):
     """Projected values by key, kept in step with API objects by identity ("namespace/name").

@@ -5,6 +5,7 @@ import math
 import random
 import socket
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -338,6 +339,55 @@ def test_a_kind_without_events_is_an_error_only_if_the_list_fails(
     clock.step_until(lambda: reflector.relists == 2 and api.watches() == 1)
     assert reflector.errors == (0 if api_answers else 1)
     assert ("[warning" in capsys.readouterr().out) is not api_answers
+
+
+@pytest.mark.parametrize("known", [0, 2], ids=["an empty store", "known objects"])
+def test_a_silent_watch_that_missed_events_is_an_error(api: ApiServer, clock, following, known, capsys):
+    """The API server accepts the watch and sends nothing, although objects change: what a list shows afterwards."""
+    for number in range(known):
+        put_pod(api, f"known{number}", size=1)
+    api.fault(Fault(then="silence"), "watch")
+    reflector, handler = following()
+    for number in range(4):  # over two pages
+        put_pod(api, f"new{number}", size=1)
+    if known:
+        put_pod(api, "known0", size=2)
+        remove(api, "known1")
+    clock.advance(99)
+    clock.until_waiting()
+    assert reflector.errors == 0
+    clock.advance(1)
+    clock.step_until(lambda: reflector.relists == 2 and api.watches() == 1)
+    assert handler.records == truth(api)
+    assert reflector.errors == 1
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "objects had changed" in line]
+    assert "[warning" in line
+    assert f"objects={4 + known}" in line
+    assert "silent_seconds=100" in line
+
+
+def test_short_silent_watches_that_missed_events_are_an_error(api: ApiServer, clock, following):
+    api.fault(Fault(then="silence"), "watch", times=math.inf)
+    reflector, _ = following(pace=WatchPace(watch_min=40, watch_max=40))
+    put_pod(api, "a", size=1)
+    clock.step_until(lambda: reflector.relists == 2 and api.watches() == 1)
+    assert reflector.errors == 1
+
+
+def test_a_silent_watch_that_missed_events_ends_the_pauses_of_other_reflectors(api: ApiServer, client, clock):
+    """It is an outage, and its end is announced."""
+    retries = []
+    client.recovery.subscribe(SimpleNamespace(retry=lambda: retries.append(clock.now())))
+    api.fault(Fault(then="silence"), "watch")
+    reflector = Reflector(client, PODS, project, Recorder(), clock=clock)
+    reflector.start()
+    try:
+        clock.until_waiting()
+        put_pod(api, "a", size=1)
+        clock.step_until(lambda: reflector.relists == 2 and api.watches() == 1)
+        assert retries == [1100]
+    finally:
+        reflector.stop()
 
 
 def test_a_watch_that_goes_silent_after_an_event_is_an_error(api: ApiServer, clock, following):
