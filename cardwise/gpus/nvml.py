@@ -34,6 +34,7 @@ from cardwise.gpus.protocol import (
     GpusUnavailable,
     Health,
 )
+from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -99,8 +100,8 @@ class NvmlGpus:
         self._probe_cards(_START_SECONDS)
         self._changed.clear()
         self._threads = [
-            threading.Thread(target=self._probe_loop, name="nvml-probe", daemon=True),
-            threading.Thread(target=self._xid_loop, name="nvml-xids", daemon=True),
+            supervised_thread(loop, name, clock)
+            for loop, name in ((self._probe_loop, "nvml-probe"), (self._xid_loop, "nvml-xids"))
         ]
         for thread in self._threads:
             thread.start()

@@ -17,6 +17,7 @@ from cardwise.core.values import wording
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.fairqueueing import FairQueueing, RecentUse
+from cardwise.supervision import supervised_thread
 
 EventKind = Literal["Normal", "Warning"]
 
@@ -146,7 +147,7 @@ class EventRecorder:
             self._queued += 1
             self._news.notify()
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="events", daemon=True)
+                self._thread = supervised_thread(self._run, "events", self._clock)
                 self._thread.start()
 
     def stop(self, timeout: float = 3.0) -> None:

@@ -8,6 +8,7 @@ from prometheus_client import Counter
 
 from cardwise.clock import Clock
 from cardwise.kube.backoff import Backoff
+from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +59,7 @@ class Loop:
         self._backoff = Backoff(initial=0.2, cap=cap)
         self._wake = threading.Event()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = supervised_thread(self._run, name, clock)
 
     def start(self) -> None:
         self._thread.start()

@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from cardwise.clock import SYSTEM, Clock
+from cardwise.supervision import supervised_thread
 from extender.gangs.gangtypes import Permit
 
 _log = structlog.get_logger(__name__)
@@ -64,7 +65,7 @@ class WaitingBinds:
         with self._lock:
             self._connections[number] = connection, permit, name
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="waits", daemon=True)
+                self._thread = supervised_thread(self._run, "waits", self._clock)
                 self._thread.start()
         return number
 

@@ -22,6 +22,7 @@ from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.leases.lease import LeaderElector, identity
+from cardwise.supervision import supervised_thread
 from extender.cache import statelock
 from extender.leadership.fence import Fence
 from extender.records.podref import PodRef
@@ -140,7 +141,7 @@ class LeaseLeadership(Leadership):
         self._posts_changed = threading.Condition()
         self._changed = threading.Event()
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leadership", daemon=True)
+        self._thread = supervised_thread(self._run, "leadership", clock)
 
     def start(self) -> None:
         self._elector = self._elect(self)

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter
 from structlog.testing import capture_logs
 
 from cardwise.kube import errors
+from cardwise.runtime import loops
 from cardwise.runtime.loops import Loop
 from tests.fakes.clock import FakeClock
 
@@ -53,6 +54,14 @@ def fails(error: Exception) -> Callable[[], object]:
         raise error
 
     return fail
+
+
+def test_a_logger_that_fails_does_not_end_the_loop(monkeypatch):
+    turns = Turns()
+    monkeypatch.setattr(loops, "_log", None)  # each line raises
+    turns.start(fails(ValueError()), fails(errors.KubeError(500, "", "")))
+    turns.clock.step_until(lambda: len(turns.times) == 4)
+    turns.loop.stop()
 
 
 @pytest.fixture(params=[1.0])

@@ -19,6 +19,7 @@ from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
 from cardwise.kube.leases.election import Election, LeaseCall
 from cardwise.kube.recovery import Outage
+from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger("cardwise.kube.lease")
 
@@ -76,7 +77,7 @@ class LeaderElector:
         self._last_error = ""
         self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
+        self._thread = supervised_thread(self._run, "lease", clock)
 
     @property
     def leader(self) -> bool:

@@ -23,6 +23,7 @@ from cardwise.kube.nesting import bounded, following
 from cardwise.kube.recovery import Outage
 from cardwise.kube.watch.store import Diff, Store
 from cardwise.kube.watching import Watch
+from cardwise.supervision import supervised_thread
 
 T = TypeVar("T")
 H_contra = TypeVar("H_contra", contravariant=True)
@@ -97,8 +98,9 @@ class Reflector(Generic[T]):
     `named` tells "namespace/name" or the name from these two, where they do: in a list each object is read once less.
     `on_list_failed` is called when a list ended early: objects of it were projected, and most of them are in no store.
 
-    Plain counters say how it goes: `relists`, `events`, `errors` (failed calls, and watches that missed events), `handler_errors` (exceptions of
-    handler or projection). `store` may be read from any thread; `synced` is set after the first whole list.
+    Plain counters say how it goes: `relists`, `events`, `errors` (failed calls, and watches that missed events),
+    `handler_errors` (exceptions of handler or projection). `store` may be read from any thread; `synced` is set after
+    the first whole list.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class Reflector(Generic[T]):
         self._lock = threading.Lock()
         self._watch: Watch | None = None
         self._log = _log.bind(reflector=self.name)
-        self._thread = threading.Thread(target=self._run, name=f"reflector-{self.name}", daemon=True)
+        self._thread = supervised_thread(self._run, f"reflector-{self.name}", clock)
 
     def start(self) -> None:
         self._client.recovery.subscribe(self)

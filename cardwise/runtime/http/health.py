@@ -5,7 +5,6 @@ the serving port. Runs in threads, so start it in the process whose health it te
 """
 
 import socket
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,6 +21,7 @@ from cardwise.runtime.http.httpcalls import Environ
 from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener
 from cardwise.runtime.http.threads import Threads
 from cardwise.runtime.settings import HostPort
+from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger("cardwise.runtime.health")
 
@@ -74,7 +74,7 @@ class HealthServer:
         probes, others = Threads("probes", 2), Threads("metrics", 1)
         listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._checks else others)
         self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
-        self._thread = threading.Thread(target=self._server.run, name="health", daemon=True)
+        self._thread = supervised_thread(self._server.run, "health", clock)
 
     def start(self) -> None:
         """Begins to serve. `interpreter.tune` comes before: without it, who scrapes keeps probes waiting."""

@@ -20,6 +20,7 @@ import queue
 import select
 import socket
 import ssl
+import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -282,6 +283,8 @@ class HttpServer:
         self._clock = clock
         self._alive = True
         self._ended = False
+        # Held while the end is checked and a descriptor used. Reentrant: a signal handler calls `stop`.
+        self._end_lock = threading.RLock()
         self._bounds = {
             ConnectionPhase.HANDSHAKE: limits.handshake,
             ConnectionPhase.IDLE: limits.idle,
@@ -314,7 +317,9 @@ class HttpServer:
     def stop(self) -> None:
         """From any thread or signal handler; returns at once. Calls under way are answered."""
         self._alive = False
-        self._wake_up()
+        with self._end_lock:
+            if not self._ended:
+                os.eventfd_write(self._wake, 1)
 
     def run(self, tick: Callable[[], None] = lambda: None, graceful_seconds: float = 5.0) -> None:
         """Serves until `stop`, then for `graceful_seconds` at most. `tick` is called several times a second."""
@@ -326,10 +331,21 @@ class HttpServer:
         while self._connections and self._clock.now() < until:
             tick()
             self._round()
-        self._ended = True
+        self._end()
+
+    def _end(self) -> None:
+        """Close all descriptors, except connections whose call a thread still answers: it closes them."""
+        with self._end_lock:
+            self._ended = True
+            os.close(self._wake)  # under the lock: the number may be another file's afterwards
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._close(self._handed_back.get_nowait())
         for connection in list(self._connections.values()):
             if connection.phase is not ConnectionPhase.BUSY:
                 self._close(connection)
+        self._handshakes.close()
+        self._poller.close()
 
     # The server's thread.
 
@@ -742,22 +758,29 @@ class HttpServer:
             del self._clients[connection.source]
         connection.client = None
 
-    def _wake_up(self) -> None:
-        os.eventfd_write(self._wake, 1)
-
     # The threads that answer.
 
     def _answer(self, connection: _Connection, threads: Threads) -> None:
         """The call, and those that follow on the connection while this thread may stay with it."""
-        while True:
-            self._answer_one(connection)
-            if connection.last or connection.unsent or not self._next_call(connection, threads):
-                break
-        if self._ended:
-            connection.sock.close()
-            return
-        self._handed_back.put(connection)
-        self._wake_up()
+        try:
+            while True:
+                self._answer_one(connection)
+                if connection.last or connection.unsent or not self._next_call(connection, threads):
+                    break
+        except BaseException:
+            connection.unsent, connection.last = memoryview(b""), True  # else its client would wait, and keep its place
+            raise
+        finally:
+            self._hand_back(connection)
+
+    def _hand_back(self, connection: _Connection) -> None:
+        """Give the connection back to the server's thread; close it if that has ended."""
+        with self._end_lock:
+            if self._ended:
+                connection.sock.close()
+                return
+            self._handed_back.put(connection)
+            os.eventfd_write(self._wake, 1)
 
     def _answer_one(self, connection: _Connection) -> None:
         call = connection.reader.calls.popleft()

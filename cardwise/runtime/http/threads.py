@@ -20,6 +20,7 @@ from typing import Final
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing
+from cardwise.supervision import supervised_thread
 
 _STAYING: Final = 16  # threads of a set that may stay with a connection; two are always left for whoever else comes
 _LEAST: Final = 0.0005  # seconds that a call counts for at least
@@ -107,7 +108,7 @@ class Threads:
                 self._some.notify()
                 return work
             self._startable -= 1
-        threading.Thread(target=self._run, name=f"{self._name}_{self._startable}", daemon=True).start()
+        supervised_thread(self._run, f"{self._name}_{self._startable}", self._clock).start()
         return work
 
     def cancel(self, work: Work) -> bool:

@@ -693,6 +693,33 @@ def test_random_history_under_random_faults_ends_in_the_truth(api: ApiServer, cl
     assert reflector.handler_errors == len(handler.failed)
 
 
+@pytest.mark.parametrize(
+    ("verb", "fault"),
+    [("watch", Fault(status=500)), ("watch", Fault(status=410)), ("list", Fault(status=500)), ("pause", None)],
+    ids=["watch", "expired", "list", "pause"],
+)
+def test_a_logger_or_a_pause_that_fails_does_not_end_the_thread(api, clock, following, *, monkeypatch, verb, fault):
+    """What is raised in a branch that handles an error, or outside of the try."""
+    put_pod(api, "a", size=1)
+    reflector, handler = following()
+    failures = []
+
+    def fail(*_: object, **__: object) -> None:
+        failures.append(1)
+        raise OSError("No space left on device")
+
+    if fault is None:
+        monkeypatch.setattr(reflector, "_pause", fail)
+    else:
+        monkeypatch.setattr(reflector, "_log", SimpleNamespace(info=fail, warning=fail, exception=fail, debug=fail))
+        api.fault(fault, verb)
+    reflector.relist()
+    clock.step_until(lambda: failures)
+    monkeypatch.undo()
+    put_pod(api, "b", size=2)
+    clock.step_until(lambda: handler.records == truth(api))
+
+
 def test_stop_before_the_server_answers_anything():
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = KubeClient(f"http://127.0.0.1:{server.getsockname()[1]}")

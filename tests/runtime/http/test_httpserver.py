@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import http.client
+import os
 import select
 import socket
 import ssl
@@ -785,3 +786,48 @@ def test_as_many_threads_as_allowed_work_at_once():
         threads.submit(lambda: (at_once.wait(PATIENCE), done.release()))
     for _ in range(16):
         assert done.acquire(timeout=PATIENCE)
+
+
+def descriptors() -> dict[int, str]:
+    found = {}
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found[int(entry.name)] = str(entry.readlink())
+    return found
+
+
+def test_a_server_that_has_ended_leaves_no_descriptor(serve):
+    before = descriptors()
+    server = serve()
+    line = server.connect()
+    asks(line)
+    assert answer(line) == b"ok"
+    asks(line, "/wait")
+    server.waiting.acquire()
+    server.stop()
+    until(lambda: descriptors().keys() <= before.keys(), "that all descriptors are closed")
+
+
+def test_to_stop_a_server_that_has_ended_writes_to_no_descriptor_of_others(serve):
+    server = serve()
+    wake = server.server._wake
+    server.stop()
+    reader, writer = os.pipe()
+    os.dup2(writer, wake)
+    try:
+        server.server.stop()
+        assert not select.select([reader], [], [], 0)[0], "the number belongs to another file"
+    finally:
+        for descriptor in {reader, writer, wake}:
+            os.close(descriptor)
+
+
+def test_a_client_is_told_when_its_call_fails_outside_of_the_application(serve, monkeypatch):
+    """Such as a logger that fails in the thread that answers: else the client waits, and its place is lost."""
+    server = serve()
+    monkeypatch.setattr(server.server, "_answer_one", lambda _: 1 / 0)
+    line = server.connect()
+    asks(line)
+    assert closed(line)
+    line.close()
+    until(lambda: not server.server._connections, "that its place is free")

@@ -50,6 +50,20 @@ def test_among_n_strangers_an_api_server_gets_its_part_of_the_time(strangers):
     assert theirs <= strangers * (300 * 0.004 / 0.4 + 2), "as much time each, and the calls that were under way"
 
 
+def test_work_that_raises_does_not_end_its_thread():
+    clock, answered = FakeClock(), threading.Event()
+    pool = Threads("x", 1, clock)
+
+    def fail() -> None:
+        raise RuntimeError("failed")
+
+    pool.submit(fail)
+    until(lambda: not pool._running and not pool._waiting, "that the work has failed")
+    pool.submit(answered.set)
+    clock.step()
+    assert answered.wait(PATIENCE)
+
+
 def test_a_call_of_an_address_that_was_idle_is_the_next_whatever_waits():
     pool = Pool()
     for i in range(16):
