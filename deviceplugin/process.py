@@ -111,6 +111,7 @@ class NodeAgent:
             grants=self.grants,
             delivery=self._delivery,
             on_change=self._on_reported_shares_changed,
+            clock=clock,
         )
         mps_wait = MpsWait(settings.mps, settings.mps_root, settings.state_dir, clock, mps_clock)
         self._inventory = NodePublisher(

@@ -19,12 +19,14 @@ container starts and the runtime has none that runs.
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, repeat
 
 import msgspec
 import structlog
 
+from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.kube import errors
 from cardwise.kube.wire import ContainerShare
@@ -34,6 +36,9 @@ from deviceplugin.sources.containers import Containers, RuntimeUnavailable
 from deviceplugin.sources.pods import NodePod, Pods
 
 _log = structlog.get_logger(__name__)
+
+_READS_AT_ONCE = 8
+_READ_SECONDS = 3.0  # after which no further read begins
 
 
 def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
@@ -76,12 +81,14 @@ class Releaser:
         grants: GrantStore,
         delivery: Delivery,
         on_change: Callable[[], None],
+        clock: Clock = SYSTEM,
     ) -> None:
         self._pods = pods
         self._containers = containers
         self._grants = grants
         self._delivery = delivery
         self._on_change = on_change
+        self._clock = clock
         self._lock = threading.Lock()
         self._reported: dict[str, list[ContainerShare]] | None = None
         # Also written by the threads of PreStart.
@@ -111,7 +118,7 @@ class Releaser:
         epoch = self._grants.epoch()
         with self._lock:
             remembered = pod_uids & self._ended_rounds.keys()
-        ended_by_uid = {uid: self._ended_by_api(uid, remembered=uid in remembered) for uid in pod_uids}
+        ended_by_uid = self._find_ends(pod_uids, remembered)
         ended = {uid for uid, has_ended in ended_by_uid.items() if has_ended}
         self._forget_ends(uid for uid, has_ended in ended_by_uid.items() if has_ended is False)
         all_answered = None not in ended_by_uid.values()
@@ -128,19 +135,17 @@ class Releaser:
             self._runtime_problem = str(error)
             return False
         self._runtime_problem = ""
-        for uid in ended:
-            if uid in alive:
-                self._mark_ended(uid, alive[uid])
-                continue
-            has_ended = self._read_end(uid) if uid in remembered else True
+        for uid in ended & alive.keys():
+            self._mark_ended(uid, alive[uid])
+        gone = ended - alive.keys()
+        for uid, has_ended in (dict.fromkeys(gone, True) | self._read_pods(self._read_end, gone & remembered)).items():
             if has_ended:
                 self._drop_grants(uid, epoch)
             elif has_ended is None:
                 all_answered = False
             else:
                 self._forget_ends((uid,))
-        for uid in bound_again - alive.keys():
-            is_bound_again = self._read_former_binding(uid)
+        for uid, is_bound_again in self._read_pods(self._read_former_binding, bound_again - alive.keys()).items():
             if is_bound_again:
                 self._drop_grants(uid, epoch)
             elif is_bound_again is None:
@@ -173,23 +178,42 @@ class Releaser:
         self._publish_reported_shares(complete=whole and complete)
         self._delivery.remove_unused_specs(self._grants)
 
-    def _ended_by_api(self, uid: str, *, remembered: bool) -> bool | None:
-        """Whether the pod has certainly finished, is gone or is not bound here; None if the API server does not answer.
+    def _find_ends(self, uids: Collection[str], remembered: Collection[str]) -> dict[str, bool | None]:
+        """Whether each pod has certainly finished, is gone or is not bound here; None if nobody answers.
 
-        remembered: an earlier pass has seen the pod's end. Then only a consistent read shows it bound here again: the
-            watch may show an older state.
+        remembered: pods whose end an earlier pass has seen. Then only a consistent read shows a pod bound here again:
+            the watch may show an older state.
         """
-        known = self._pods.known(uid)
-        if known is None and not self._pods.synced:
-            return None
-        if known is None and remembered:
-            return True
-        if known is not None and (known.finished or not remembered):
-            return known.finished
-        return self._read_end(uid)
+        ends: dict[str, bool | None] = {}
+        uncertain: list[str] = []
+        for uid in uids:
+            known = self._pods.known(uid)
+            if known is None and not self._pods.synced:
+                ends[uid] = None
+            elif known is None and uid in remembered:
+                ends[uid] = True
+            elif known is not None and (known.finished or uid not in remembered):
+                ends[uid] = known.finished
+            else:
+                uncertain.append(uid)
+        return ends | self._read_pods(self._read_end, uncertain)
+
+    def _read_pods(self, read: Callable[[str], bool | None], uids: Collection[str]) -> dict[str, bool | None]:
+        """Read these pods from the API server, several at once. While it hangs, each read takes its whole timeout, and
+        a container may be waiting to start: so after `_READ_SECONDS` no read begins, and the answer is None.
+        """
+        until = self._clock.now() + _READ_SECONDS
+
+        def read_in_time(uid: str) -> bool | None:
+            return read(uid) if self._clock.now() < until else None
+
+        if len(uids) <= 1:
+            return {uid: read_in_time(uid) for uid in uids}
+        with ThreadPoolExecutor(min(_READS_AT_ONCE, len(uids)), thread_name_prefix="ends") as pool:
+            return dict(zip(uids, pool.map(read_in_time, uids), strict=True))
 
     def _read_end(self, uid: str) -> bool | None:
-        """As `_ended_by_api`, by a consistent read.
+        """As `_find_ends`, by a consistent read.
 
         It shows each Binding that the kubelet has acted on, while the reflector may not have seen it yet.
         """

@@ -11,6 +11,7 @@ from cardwise.core.api import assignment as codec
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import DevicePath, GpuCard
+from cardwise.kube import errors
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Delivery
 from deviceplugin.grants.grants import AddedGrant, Grant, GrantStore
@@ -19,6 +20,7 @@ from deviceplugin.grants.release import Releaser
 from deviceplugin.sources.containers import RuntimeUnavailable
 from tests.deviceplugin import records
 from tests.deviceplugin.fakenode import PATIENCE
+from tests.fakes.clock import FakeClock
 
 TOTAL = 16276  # MiB
 CARDS = {
@@ -242,6 +244,58 @@ def test_who_tells_of_reported_shares_is_called_when_they_change_and_only_then(n
         releaser.sweep()
         seen.append(list(calls))
     assert seen == [[[]], [[]], [[], ["GPU-0"]], [[], ["GPU-0"]]]
+
+
+def releaser_of_deleted_pods(node, fetch_pod, clock, *, bound_again: bool) -> tuple[Releaser, set[str]]:
+    """With twenty pods whose end the API server must confirm: deleted, or bound here again with another card."""
+    uids = {f"u{number}" for number in range(20)}
+    for number, uid in enumerate(sorted(uids)):
+        node.grants.adopt(grant(uid, f"s{number:03}", int(bound_again)))
+    pods = SimpleNamespace(known=lambda _: LIVING if bound_again else None, synced=True, fetch_pod=fetch_pod)
+    containers = SimpleNamespace(live_containers=lambda _: {})
+    return Releaser(
+        pods=pods,
+        containers=containers,
+        grants=node.grants,
+        delivery=node.delivery,
+        on_change=lambda: None,
+        clock=clock,
+    ), uids
+
+
+@pytest.mark.parametrize("bound_again", [False, True])
+def test_the_pods_whose_end_must_be_confirmed_are_read_at_once(node, bound_again):
+    """A start that waits for them has 30 s, and each read takes 3 s while the API server hangs."""
+    eight = threading.Barrier(8)
+    reads = []
+
+    def fetch_pod(_namespace: str, _name: str, uid: str) -> object:
+        reads.append(uid)
+        if len(reads) <= 8:
+            eight.wait(PATIENCE)
+        return LIVING if bound_again else None
+
+    releaser, uids = releaser_of_deleted_pods(node, fetch_pod, FakeClock(), bound_again=bound_again)
+    assert releaser.free(uids)
+    assert sorted(reads) == sorted(uids)
+    assert node.grants.all() == []
+
+
+@pytest.mark.parametrize("bound_again", [False, True])
+def test_no_read_of_a_pods_end_begins_after_three_seconds(node, bound_again):
+    clock = FakeClock()
+    eight = threading.Barrier(8, action=lambda: clock.advance(3))
+    reads = []
+
+    def fetch_pod(_namespace: str, _name: str, uid: str) -> object:
+        reads.append(uid)
+        eight.wait(PATIENCE)
+        raise errors.Unreachable("timed out")
+
+    releaser, uids = releaser_of_deleted_pods(node, fetch_pod, clock, bound_again=bound_again)
+    assert not releaser.free(uids), "nobody has answered for them"
+    assert len(reads) == 8
+    assert len(node.grants.all()) == 20
 
 
 def test_a_round_goes_on_while_a_start_frees(node):
