@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import structlog
 import yaml
 from msgspec import Struct
 
@@ -24,6 +25,8 @@ from cardwise.gpus.protocol import GpuCard
 from cardwise.runtime import replacing
 from deviceplugin.grants import environment
 from deviceplugin.grants.grants import Grant
+
+_log = structlog.get_logger(__name__)
 
 Edits = dict[str, Any]
 
@@ -36,6 +39,7 @@ _REMEDY = (
 )
 _KERNEL_LIMIT_SINCE = 615
 _SAFE_MOUNT_OPTIONS = ("nosuid", "nodev", "noexec")
+_UNREADABLE = (ValueError, TypeError, OverflowError, RecursionError, yaml.YAMLError)
 _LISTS = ("deviceNodes", "hooks", "mounts", "additionalGids", "netDevices")
 
 
@@ -150,14 +154,16 @@ class _NvidiaSpec(Struct, rename="camel"):
     devices: list[_SpecDevice] | None = None
 
 
-def _is_usable(spec: object) -> bool:
-    """Whether it is a spec of NVIDIA's cards that can be read, and written again as JSON."""
-    try:
-        msgspec.convert(spec, _NvidiaSpec)
-        msgspec.json.encode(spec)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        return False
-    return True
+def _parse(content: str) -> dict[str, Any] | None:
+    """The spec, None if it is not of NVIDIA's cards. Raises an error of `_UNREADABLE` for what cannot be read or
+    written again.
+    """
+    spec = yaml.safe_load(content)  # JSON is YAML
+    if isinstance(spec, dict) and spec.get("kind") != _NVIDIA_KIND:
+        return None
+    msgspec.convert(spec, _NvidiaSpec)
+    msgspec.json.encode(spec)
+    return spec  # type: ignore[no-any-return]
 
 
 class NvidiaSpecs:
@@ -170,7 +176,7 @@ class NvidiaSpecs:
     def __init__(self, paths: Sequence[Path]) -> None:
         """paths: files, or folders whose *.json and *.yaml are read. As in CDI, later paths take precedence."""
         self._paths = tuple(paths)
-        self._cache: dict[Path, tuple[tuple[int, int], dict[str, Any] | None]] = {}
+        self._cache: dict[Path, tuple[tuple[int, int, int], dict[str, Any] | None]] = {}
 
     def edits(self, card: GpuCard) -> tuple[Edits, str]:
         """The card's edits with the spec's common ones, and the CDI version that they need. Raises NoDevice."""
@@ -220,16 +226,24 @@ class NvidiaSpecs:
                     yield file, spec
 
     def _read(self, file: Path) -> dict[str, Any] | None:
+        """The spec, None if there is none of NVIDIA's cards. A file is parsed, and a failure logged, once for each
+        change of it.
+        """
         try:
             status = file.stat()
-            stamp = status.st_mtime_ns, status.st_size
+            stamp = status.st_mtime_ns, status.st_size, status.st_ino
             if file in self._cache and self._cache[file][0] == stamp:
                 return self._cache[file][1]
-            spec = yaml.safe_load(file.read_text())  # JSON is YAML
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            content = file.read_bytes()
+        except OSError:
             return None
-        self._cache[file] = (stamp, spec if _is_usable(spec) else None)
-        return self._cache[file][1]
+        spec = None
+        try:
+            spec = _parse(content.decode())
+        except _UNREADABLE as error:
+            _log.warning("ignored a CDI spec that cannot be read", file=str(file), error=str(error))
+        self._cache[file] = (stamp, spec)
+        return spec
 
 
 _OWN_PREFIX = names.CDI_KIND.replace("/", "-") + "-"

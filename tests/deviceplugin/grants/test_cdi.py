@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
@@ -185,6 +186,33 @@ class TestNvidiaSpecs:
         (tmp_path / "nvidia.yaml").write_text(self.spec(GPU_1=["nvidia1"]))
         delivery = Delivery(tmp_path / "ours", cdi.NvidiaSpecs([tmp_path]))
         assert list(delivery.undeliverable([self.card(0), self.card(1)])) == ["GPU-0"]
+
+    @pytest.mark.parametrize(
+        "bad",
+        [b"{", b"\xff\xfe", b"- list", b"kind: nvidia.com/gpu\ndevices: 1", b'kind: nvidia.com/gpu\nx: "\\ud800"'],
+        ids=["syntax", "encoding", "a list", "another shape", "a lone surrogate"],
+    )
+    def test_a_file_that_cannot_be_read_is_parsed_and_logged_once(self, tmp_path, monkeypatch, bad):
+        file = tmp_path / "bad.yaml"
+        file.write_bytes(bad)
+        (tmp_path / "nic.yaml").write_text("kind: vendor.com/nic")
+        parsed: list[str] = []
+        load = yaml.safe_load
+        monkeypatch.setattr(yaml, "safe_load", lambda content: parsed.append(content) or load(content))
+        delivery = Delivery(tmp_path / "ours", cdi.NvidiaSpecs([tmp_path]))
+        with capture_logs() as lines:
+            for _ in range(3):
+                assert delivery.undeliverable([self.card(0)])
+        assert len(parsed) <= 2
+        assert [line["file"] for line in lines] == [str(file)], "a spec of another vendor is no fault"
+        other = tmp_path / "new"
+        other.write_bytes(bad)
+        os.utime(other, ns=(file.stat().st_atime_ns, file.stat().st_mtime_ns))
+        other.replace(file)
+        with capture_logs() as lines:
+            for _ in range(3):
+                assert delivery.undeliverable([self.card(0)])
+        assert len(lines) == 1, "another file of the same size and time is read"
 
     def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
         delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))
