@@ -15,6 +15,7 @@ import msgspec
 from cardwise.cli import options
 from cardwise.core.api import classes, names
 from cardwise.core.values import wording
+from cardwise.core.values.decoded import Json
 from cardwise.core.values.shellcommand import command
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
@@ -27,6 +28,8 @@ _LEFT_AFTER = timedelta(minutes=30)  # a defrag has given its cards back by then
 _MOST = 5  # cards named where a prefix fits several
 _LONGEST, _LONGEST_NAME = 1024, 253  # characters of a reason, and of who gave it, by the CRD
 _SUGGESTED, _SUGGEST_SECONDS = 500, 2.0  # cards that a shell is offered, and how long it waits for them
+_CONFLICTS = 5  # with other writers of a card, after which a change fails
+_NO_CORDON: Json = {"unschedulable": None, "cordon": None}
 _WHO = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 
 
@@ -57,10 +60,11 @@ def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_
 
     A defrag's cordon is replaced in any case: it ends with the defrag, or with the next one.
     """
-    if card.spec.unschedulable and not reason and not is_of_defrag(card):
-        return False
-    write(client, card, new(client, reason), dry_run=dry_run)
-    return True
+
+    def may_replace(now: ExtendedResource) -> bool:
+        return bool(reason) or not now.spec.unschedulable or is_of_defrag(now)
+
+    return may_replace(card) and write(client, card, new(client, reason), may_replace, dry_run=dry_run)
 
 
 def new(client: KubeClient, reason: str) -> Cordon:
@@ -90,21 +94,65 @@ def _is_older(at: str, then: datetime) -> bool:
         return True
 
 
-def write(client: KubeClient, card: ExtendedResource, cordon: Cordon, *, dry_run: bool = False) -> None:
-    """Cordons the card, whoever else has. Raises `ClickException` and `KubeError`."""
+def write(
+    client: KubeClient,
+    card: ExtendedResource,
+    cordon: Cordon,
+    may_replace: Callable[[ExtendedResource], bool],
+    *,
+    dry_run: bool = False,
+) -> bool:
+    """Cordon the card. Returns whether `may_replace` allows it for the card as it is now.
+
+    Raises `ClickException` and `KubeError`.
+    """
     spec = {"unschedulable": True, "cordon": msgspec.structs.asdict(cordon)}
-    query = {"dryRun": "All"} if dry_run else None
-    now = client.patch(paths.extendedresources(card.metadata.name), {"spec": spec}, query=query)
-    if not now["spec"].get("unschedulable"):
+    written = _change(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None)
+    if written is not None and not written["spec"].get("unschedulable"):
         # An older kind drops what it does not know, without a word.
         raise click.ClickException(
             "the cluster's ExtendedResources know no cordon yet: upgrade the chart with its CRDs"
         )
+    return written is not None
+
+
+def remove(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
+    """Uncordon the card if it has this cordon. Returns whether it has. Raises `KubeError`."""
+    return (
+        _change(client, card, _NO_CORDON, lambda now: now.spec.unschedulable and now.spec.cordon == cordon) is not None
+    )
+
+
+def _change(
+    client: KubeClient,
+    card: ExtendedResource,
+    spec: Json,
+    may_change: Callable[[ExtendedResource], bool],
+    query: dict[str, str] | None = None,
+) -> Json | None:
+    """Read the card, and write `spec` if `may_change` allows it. Returns the written object, or None.
+
+    The write names the version that was read: a cordon that somebody else writes in between is not lost, but makes the
+    API server refuse ours. Then the card is read again, as after a status of the device plugin or the extender.
+    """
+    path = paths.extendedresources(card.metadata.name)
+    conflicts = 0
+    while True:
+        manifest = client.get(path)
+        if not may_change(msgspec.convert(manifest, ExtendedResource)):
+            return None
+        metadata = {"resourceVersion": manifest["metadata"]["resourceVersion"]}
+        try:
+            return client.patch(path, {"metadata": metadata, "spec": spec}, query=query)
+        except errors.Conflict:
+            conflicts += 1
+            if conflicts == _CONFLICTS:
+                raise
 
 
 def uncordon_card(client: KubeClient, card: ExtendedResource) -> None:
     """Gives it back. Raises `KubeError`."""
-    client.patch(paths.extendedresources(card.metadata.name), {"spec": {"unschedulable": None, "cordon": None}})
+    client.patch(paths.extendedresources(card.metadata.name), {"spec": _NO_CORDON})
 
 
 def uncordon_command(card: ExtendedResource) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import click
-import msgspec
 
 from cardwise.cli import console
 from cardwise.cli.cluster import cordons, movables, workloads
@@ -43,13 +42,18 @@ class MoveRun:
         for share in holding.assignment.shares():
             # By the UUID: if a card has failed and the node has booted, the index may be another card's.
             card = cordons.find_card(self.client, share.uuid or f"{holding.node}/{share.index}")
-            is_own = card.spec.cordon == self._written.get(card.metadata.name)
-            if card.spec.unschedulable and (is_own or not cordons.is_of_defrag(card)):
+            written = self._written.get(card.metadata.name)
+
+            def may_replace(now: ExtendedResource, written: Cordon | None = written) -> bool:
+                return not now.spec.unschedulable or (now.spec.cordon != written and cordons.is_of_defrag(now))
+
+            if not may_replace(card):
                 continue
             cordon = self._written[card.metadata.name] = cordons.new_of_defrag(self.client)
             until.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
             try:
-                cordons.write(self.client, card, cordon)
+                if not cordons.write(self.client, card, cordon, may_replace):
+                    continue
             except errors.Forbidden as error:
                 raise self._stop_error(
                     f"{cordons.describe_card(card)} may not be cordoned by you ({error.message}): that takes the "
@@ -65,9 +69,7 @@ class MoveRun:
         """
         failure = "interrupted"
         try:
-            now = msgspec.convert(self.client.get(paths.extendedresources(card.metadata.name)), ExtendedResource)
-            if now.spec.unschedulable and now.spec.cordon == cordon:
-                cordons.uncordon_card(self.client, card)
+            if cordons.remove(self.client, card, cordon):
                 console.print_text(f"{cordons.describe_card(card)} uncordoned", err=True)
             failure = ""
         except errors.KubeError as error:

@@ -268,6 +268,41 @@ def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
     assert api.card("gpu-n1-0")["spec"]["unschedulable"] is True
 
 
+@pytest.mark.parametrize("status_only", [False, True], ids=["cordon", "status"])
+def test_a_card_that_is_written_just_before_it_is_given_back_loses_nothing(monkeypatch, status_only):
+    """Between the read that shows our cordon and the write that removes it."""
+    api = Cordoned()
+    by_hand = {"unschedulable": True, "cordon": {"reason": "it smokes", "user": "joe", "time": "2026-11-21T11:50:00Z"}}
+
+    def write_meanwhile(_: Request) -> None:
+        if status_only:
+            api.change("extendedresources", "gpu-n1-0", status={"phase": "Bound"})
+        else:
+            api.change("extendedresources", "gpu-n1-0", spec=by_hand)
+
+    monkeypatch.setattr(MoveRun, "move_pod", lambda *_: api.after_request(write_meanwhile, "get", "*/gpu-n1-0"))
+    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    card = api.card("gpu-n1-0")
+    if status_only:
+        assert (api.closed(), card["status"]["phase"]) == ([], "Bound"), shown.stderr
+    else:
+        assert card["spec"] | by_hand == card["spec"], shown.stderr
+
+
+@pytest.mark.parametrize("words", [("cordon", "n1/0"), ("defrag", "--free-cards", "1", "--evict")])
+def test_a_card_that_a_person_cordons_just_before_it_is_cordoned_keeps_the_reason(monkeypatch, words):
+    """Between the read that shows no cordon and the write."""
+    api = Cordoned()
+    by_hand = {"unschedulable": True, "cordon": {"reason": "it smokes", "user": "joe", "time": "2026-11-21T11:50:00Z"}}
+    api.after_request(
+        lambda _: api.change("extendedresources", "gpu-n1-0", spec=by_hand), "create", "*/selfsubjectreviews"
+    )
+    monkeypatch.setattr(MoveRun, "move_pod", lambda *_: None)
+    shown = worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
+    card = api.card("gpu-n1-0")
+    assert card["spec"] | by_hand == card["spec"], shown.output
+
+
 def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkeypatch):
     api = Cordoned()
     text = 'User "jane" cannot patch resource "extendedresources"'
