@@ -4,10 +4,11 @@ What `kubeconfig` does not read is read by the official client: of it only `kube
 plugins. It reads a service account's token again by the machine's time of day, so that is done here.
 """
 
+import contextlib
+import ipaddress
 import os
 import ssl
 import tempfile
-import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -102,8 +103,6 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
                 certificate.write_bytes(config.certificate[0])
                 key.write_bytes(config.certificate[1])
                 tls.load_cert_chain(certificate, key)
-    by_environment = urllib.request.getproxies()
-    proxy = config.proxy or by_environment.get(urlsplit(config.server).scheme) or by_environment.get("all")
     authorization: Authorization | None = None
     if config.token_file is not None:
         authorization = partial(_token_in, config.token_file)
@@ -114,7 +113,7 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
         ssl_context=tls,
         server_hostname=config.server_name or None,
         authorization=authorization,
-        proxy=_proxy(config.server, proxy, source),
+        proxy=_find_proxy(config.server, config.proxy, source),
         namespace=config.namespace or DEFAULT_NAMESPACE,
     )
 
@@ -135,6 +134,7 @@ def _by_library(source: str, context: str) -> Credentials:
 
     loaders: Any = config  # untyped
     configuration = Configuration()
+    configuration.proxy = None  # it takes more from the environment than client-go does
     try:
         contexts, active = loaders.list_kube_config_contexts(config_file=source)
         chosen = (
@@ -163,7 +163,7 @@ def _by_library(source: str, context: str) -> Credentials:
         ssl_context=_tls_of(configuration),
         server_hostname=configuration.tls_server_name,
         authorization=_authorization_of(configuration),
-        proxy=_proxy(str(configuration.host), configuration.proxy, source),
+        proxy=_find_proxy(str(configuration.host), configuration.proxy, source),
         namespace=namespace or DEFAULT_NAMESPACE,
     )
 
@@ -175,23 +175,91 @@ def _unusable(source: str, reason: str) -> errors.KubeConfigError:
     )
 
 
-def _proxy(host: str, proxy: str | None, source: str) -> str | None:
-    """The URL of the proxy to the API server, if there is one. Raises KubeConfigError."""
-    if not proxy or urllib.request.proxy_bypass(urlsplit(host).hostname or ""):
+def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
+    """The URL of the proxy to the API server, None for no proxy. Raises KubeConfigError.
+
+    As client-go: `proxy_url` of the kubeconfig counts first, whatever NO_PROXY says; else HTTPS_PROXY or HTTP_PROXY, by
+    the scheme of `server`, unless NO_PROXY names the server. ALL_PROXY is no variable of Go's.
+    """
+    if proxy_url:
+        proxy = _with_scheme(str(proxy_url))
+        _check_url(proxy, "clusters[].cluster.proxy-url", source)
+        return proxy
+    parts = urlsplit(server)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    variable, proxy = _variable(f"{parts.scheme.upper()}_PROXY")
+    if not proxy or _is_direct(host, port, _variable("NO_PROXY")[1]):
         return None
-    _check_url(str(proxy), "the proxy (clusters[].cluster.proxy-url, HTTPS_PROXY, HTTP_PROXY)", source)
-    return str(proxy)
+    proxy = _with_scheme(proxy)
+    if not _is_url(proxy):
+        raise errors.KubeConfigError(
+            f"{variable} is no URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct it, "
+            f"unset it, or add {host} to NO_PROXY"
+        )
+    return proxy
+
+
+def _variable(name: str) -> tuple[str, str]:
+    """The name and value of an environment variable that may be in capitals or in small letters."""
+    name = name if os.environ.get(name) else name.lower()
+    return name, os.environ.get(name, "")
+
+
+def _is_direct(host: str, port: int, no_proxy: str) -> bool:
+    """Whether no proxy is used for this host: by the rules of golang.org/x/net/http/httpproxy.
+
+    no_proxy: addresses, CIDRs, domains (with all below; `.domain`: only those below), each but a CIDR with a port if it
+        counts for that alone; `*`: all.
+    """
+    address = _address(host)
+    if host == "localhost" or (address is not None and address.is_loopback):
+        return True
+    for entry in filter(None, (part.strip().lower() for part in no_proxy.split(","))):
+        if entry == "*":
+            return True
+        if address is not None and "/" in entry:
+            with contextlib.suppress(ValueError):
+                if address in ipaddress.ip_network(entry, strict=False):
+                    return True
+            continue
+        name, _, entry_port = ("", "", "") if _address(entry) else entry.rpartition(":")
+        if not entry_port.isdigit():
+            name = entry
+        elif int(entry_port) != port:
+            continue
+        name = name.strip("[]")
+        if address is not None:
+            if _address(name) == address:
+                return True
+        elif host == name or host.endswith("." + name.removeprefix("*").removeprefix(".")):
+            return True
+    return False
+
+
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return None
+
+
+def _with_scheme(proxy: str) -> str:
+    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _check_url(url: str, field: str, source: str) -> None:
     """Raises KubeConfigError, which does not quote it: there may be a password in it."""
-    try:
-        parts = parse_url(url)
-    except LocationParseError:
-        parts = None
-    # As kubectl takes it, HOST:PORT is enough.
-    if parts is None or not parts.host or parts.scheme not in (None, "http", "https"):
+    if not _is_url(url):
         raise _unusable(source, f"{field} is no URL such as https://10.0.0.1:6443")
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = parse_url(text)
+    except LocationParseError:
+        return False
+    # As kubectl takes it, HOST:PORT is enough.
+    return bool(parts.host) and parts.scheme in (None, "http", "https")
 
 
 def is_header_value(text: str) -> bool:

@@ -417,6 +417,17 @@ def service_account(tmp_path, monkeypatch):
     return folder
 
 
+def test_a_part_in_a_pod_starts_whatever_all_proxy_says(service_account, monkeypatch):
+    """As client-go, which does not know this variable."""
+    monkeypatch.setenv("ALL_PROXY", "socks5://proxy:1080")
+    assert credentials.load(None).proxy is None
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", "fd00::/8")
+    assert credentials.load(None).proxy is None
+    monkeypatch.delenv("NO_PROXY")
+    assert credentials.load(None).proxy == "http://proxy:3128"
+
+
 def test_in_a_pod_the_service_account_is_used_and_its_token_followed(tls_server, service_account, monkeypatch):
     url, directory, seen = tls_server
     (service_account / "ca.crt").write_bytes((directory / "ca.crt").read_bytes())

@@ -36,8 +36,10 @@ PAIR_BESIDE = {"client-certificate": "tls.crt", "client-key": "tls.key"}
 
 @pytest.fixture(autouse=True)
 def _no_pod(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KUBERNETES_SERVICE_HOST", "HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy"):
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
 
 
 def written(folder: Path, cluster: Json, user: Json | None, **context: str) -> Path:
@@ -125,12 +127,84 @@ def test_it_is_as_the_official_client_has_it(tmp_path: Path, cluster: Json, user
     assert shown(credentials.load(path, "c")) == shown(credentials.load(path))
 
 
-def test_a_proxy_of_the_environment_is_used_and_kept_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written(tmp_path, IN_IT, {"token": "secret"})
-    for names in ({"HTTPS_PROXY": "http://proxy:3128"}, {"NO_PROXY": "kube.test"}):
-        for name, text in names.items():
-            monkeypatch.setenv(name, text)
-        assert credentials.load(path).proxy == credentials._by_library(str(path), "").proxy
+def proxy_of(path: Path) -> str | None:
+    """The same by both readers."""
+    (proxy,) = {credentials.load(path).proxy, credentials._by_library(str(path), "").proxy}
+    return proxy
+
+
+@pytest.mark.parametrize(
+    ("variables", "proxy"),
+    [
+        ({"HTTPS_PROXY": "http://proxy:3128"}, "http://proxy:3128"),
+        ({"https_proxy": "https://proxy:3128"}, "https://proxy:3128"),
+        ({"HTTPS_PROXY": "proxy:3128"}, "http://proxy:3128"),
+        ({"HTTPS_PROXY": "http://one:1", "https_proxy": "http://two:2"}, "http://one:1"),
+        ({"HTTP_PROXY": "http://proxy:3128"}, None),
+        ({"ALL_PROXY": "socks5://proxy:1080", "all_proxy": "http://proxy:3128"}, None),
+    ],
+)
+def test_the_environment_names_a_proxy_as_for_client_go(tmp_path, monkeypatch, variables, proxy):
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    assert proxy_of(written(tmp_path, IN_IT, {"token": "secret"})) == proxy
+
+
+@pytest.mark.parametrize(
+    ("no_proxy", "host", "direct"),
+    [
+        ("kube.test", "kube.test", True),
+        ("test", "kube.test", True),
+        (".test, x", "kube.test", True),
+        ("*.test", "kube.test", True),
+        ("*", "kube.test", True),
+        (".kube.test", "kube.test", False),
+        ("ube.test", "kube.test", False),
+        ("kube.test:6443", "kube.test", True),
+        ("kube.test:443", "kube.test", False),
+        ("10.96.0.1", "10.96.0.1", True),
+        ("10.96.0.1:6443", "10.96.0.1", True),
+        ("10.96.0.1:443", "10.96.0.1", False),
+        ("192.168.0.0/16,10.0.0.0/8", "10.96.0.1", True),
+        ("10.0.0.0/16", "10.96.0.1", False),
+        ("0.1", "10.96.0.1", False),
+        ("fd00::/8", "[fd00::1]", True),
+        ("[fd00::1]:6443", "[fd00::1]", True),
+        ("fd00:0::1", "[fd00::1]", True),
+        ("fd00::/8,1.2.3.4/99", "10.96.0.1", False),
+        ("", "127.0.0.9", True),
+        ("", "[::1]", True),
+        ("", "localhost", True),
+    ],
+)
+def test_no_proxy_is_read_as_by_client_go(tmp_path, monkeypatch, no_proxy, host, direct):
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", no_proxy)
+    path = written(tmp_path, IN_IT | {"server": f"https://{host}:6443"}, {"token": "secret"})
+    assert (proxy_of(path) is None) is direct
+
+
+def test_the_proxy_of_a_kubeconfig_counts_whatever_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://other:3128")
+    monkeypatch.setenv("NO_PROXY", "*")
+    path = written(tmp_path, IN_IT | {"proxy-url": "http://proxy:3128"}, {"token": "secret"})
+    assert proxy_of(path) == "http://proxy:3128"
+
+
+@pytest.mark.parametrize("read", [credentials.load, lambda path: credentials._by_library(str(path), "")])
+def test_a_proxy_that_cannot_be_used_is_named_with_the_remedy_and_without_its_password(tmp_path, monkeypatch, read):
+    monkeypatch.setenv("https_proxy", "socks5://jane:secret@proxy:1080")
+    path = written(tmp_path, IN_IT, {"token": "x"})
+    with pytest.raises(errors.KubeConfigError) as raised:
+        read(path)
+    assert str(raised.value) == (
+        "https_proxy is no URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct it, "
+        "unset it, or add kube.test to NO_PROXY"
+    )
+    path = written(tmp_path, IN_IT | {"proxy-url": "socks5://jane:secret@proxy:1080"}, {"token": "x"})
+    with pytest.raises(errors.KubeConfigError) as raised:
+        read(path)
+    assert "secret" not in str(raised.value)
 
 
 def test_a_token_that_is_renewed_in_its_file_is_read_anew(tmp_path: Path) -> None:
