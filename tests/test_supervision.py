@@ -97,7 +97,7 @@ def test_each_thread_is_supervised_or_does_one_thing(part):
     for path in sorted((ROOT / part).rglob("*.py")):
         for keywords in threads(ast.parse(path.read_text())):
             name = keywords.get("name")
-            found = str(path.relative_to(ROOT)), name.value if isinstance(name, ast.Constant) else None
-            if found not in ONE_SHOT:
-                unsupervised.append(found)
+            thread = str(path.relative_to(ROOT)), name.value if isinstance(name, ast.Constant) else None
+            if thread not in ONE_SHOT:
+                unsupervised.append(thread)
     assert not unsupervised

@@ -789,11 +789,11 @@ def test_as_many_threads_as_allowed_work_at_once():
 
 
 def descriptors() -> dict[int, str]:
-    found = {}
+    targets = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found[int(entry.name)] = str(entry.readlink())
-    return found
+            targets[int(entry.name)] = str(entry.readlink())
+    return targets
 
 
 def test_a_server_that_has_ended_leaves_no_descriptor(serve):
