@@ -31,7 +31,7 @@ class CaBundle:
     `set_bundle` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
 
     `on_other` (if given) is called when another bundle is found, and has `set_bundle` called: of several replicas one
-    renews, and the others, which look into the store twice a day, would write the former bundle over its, and it over
+    renews, and the others, which look into the store once an hour, would write the former bundle over its, and it over
     theirs.
     """
 

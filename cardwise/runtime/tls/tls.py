@@ -38,7 +38,9 @@ _SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
 _CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
 _ATTEMPTS = 10
 _SKEW_SECONDS = 60.0
-INTERVAL = 12 * 3600.0  # seconds between two checks
+# Seconds between two checks. Renewals would need fewer. But the next check saves a deleted Secret again, and a replica
+# that starts before that makes a new authority, which kube-scheduler learns by a restart only.
+INTERVAL = 3600.0
 _GIVEN_INTERVAL = 2.0  # short: a new certificate is served at once, and until its CA is known nobody can call us
 
 

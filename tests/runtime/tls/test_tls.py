@@ -170,6 +170,22 @@ def test_a_running_replica_saves_again_what_was_deleted(tmp_path):
     assert store.load().files == before
 
 
+def test_a_deleted_secret_is_back_within_an_hour(tmp_path):
+    """A replica that starts meanwhile would make a new authority: it has nothing else."""
+    api, clock = ApiServer(), FakeClock()
+    store = SecretStore(api.client(), "ns", "certs")
+    rotator = Rotator(store, HOSTS, tmp_path / "a", need_client=True, clock=clock)
+    rotator.start()
+    clock.until_waiting()
+    before = store.load().files
+    api.remove(paths.secrets("ns", "certs"))
+    clock.advance(3600)
+    clock.until_waiting()
+    assert store.load().files == before
+    rotator.stop()
+    assert Rotator(store, HOSTS, tmp_path / "b", need_client=True).ensure() == before["ca.crt"]
+
+
 def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
