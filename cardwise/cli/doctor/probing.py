@@ -175,12 +175,44 @@ def _await_placement(client: KubeClient, created: Json, clock: Clock, wire: str,
             yield _judge_refusal(message, pod, _nodes(client), renew)
             return
         clock.sleep(_EVERY)
-    scheduler = wording.quote_unless_name(created["spec"].get("schedulerName"))
-    yield Finding(
+    yield _judge_silence(created, _pods_ahead(client, created))
+
+
+def _pods_ahead(client: KubeClient, probe: Json) -> int | None:
+    """How many other pods wait for the probe's scheduler, which tries them first: the probe has the lowest priority.
+
+    None where they cannot be read.
+    """
+    scheduler = probe["spec"].get("schedulerName")
+    try:
+        pods = client.objects(paths.pods(), paths.field_query("spec.nodeName", ""))
+        waiting = [
+            pod
+            for pod in pods
+            if pod["spec"].get("schedulerName") == scheduler
+            and pod["metadata"]["name"] != probe["metadata"]["name"]
+            and not pod["spec"].get("nodeName")
+            and not pod["spec"].get("schedulingGates")
+        ]
+    except errors.KubeError:
+        return None
+    return len(waiting)
+
+
+def _judge_silence(probe: Json, pods_ahead: int | None) -> Finding:
+    """What it says of the installation that kube-scheduler has not tried the probe in time."""
+    scheduler = wording.quote_unless_name(probe["spec"].get("schedulerName"))
+    text = f"kube-scheduler has not tried the probe pod for {_SECONDS:.0f} s"
+    if pods_ahead == 0:
+        remedy = f"see that {scheduler} runs, and that no extender keeps it waiting"
+        return Finding("scheduler", Severity.PROBLEM, f"{text}, and no other pod waits", remedy)
+    waiting = "pods of higher priority may wait" if pods_ahead is None else f"{wording.count(pods_ahead, 'pod')} ahead"
+    return Finding(
         "scheduler",
-        Severity.PROBLEM,
-        f"kube-scheduler has not looked at the probe pod for {_SECONDS:.0f} s",
-        f"see that {scheduler} runs, and that no extender keeps it waiting",
+        Severity.WARNING,
+        f"{text}: {waiting}",
+        "run `cardwise doctor` again when fewer pods are pending; if they are never tried either, see that "
+        f"{scheduler} runs",
     )
 
 

@@ -788,6 +788,7 @@ class Probed:
 
     def _rewrite(self, request: Request) -> None:
         request.body["spec"]["containers"][0]["resources"]["limits"][names.SHARE] = "1"
+        request.body["spec"]["schedulerName"] = "default-scheduler"
 
     def _schedule(self, request: Request) -> None:
         self.api.edit(request.path, **self._after)
@@ -796,7 +797,8 @@ class Probed:
         findings = list(
             probing.send_probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it", renew="renew it")
         )
-        remaining = self.api.objects("pods")  # what is bound goes when its kubelet says so
+        # What is bound goes when its kubelet says so.
+        remaining = [pod for pod in self.api.objects("pods") if pod["metadata"]["namespace"] == names.NAMESPACE]
         assert all("deletionTimestamp" in pod["metadata"] for pod in remaining), "it leaves nothing"
         return findings
 
@@ -875,8 +877,39 @@ def test_a_scheduler_that_looks_at_no_pod_is_told_after_a_while_and_nothing_is_l
     probed = Probed({})
     before = probed.clock.now()
     _, finding = probed.probe()
-    assert (finding.level, "has not looked at the probe pod for 15 s" in finding.text) == (Severity.PROBLEM, True)
+    assert (finding.level, finding.text) == (
+        Severity.PROBLEM,
+        "kube-scheduler has not tried the probe pod for 15 s, and no other pod waits",
+    )
     assert 15 <= probed.clock.now() - before < 16
+
+
+@pytest.mark.parametrize(
+    ("spec", "level", "says"),
+    [
+        ({}, Severity.WARNING, "has not tried the probe pod for 15 s: 2 pods ahead"),
+        ({"schedulerName": "another"}, Severity.PROBLEM, "no other pod waits"),
+        ({"schedulingGates": [{"name": "gang"}]}, Severity.PROBLEM, "no other pod waits"),
+        ({"nodeName": "n1"}, Severity.PROBLEM, "no other pod waits"),
+    ],
+    ids=["pending", "another scheduler's", "gated", "bound"],
+)
+def test_a_probe_that_waits_behind_other_pods_is_no_problem_of_the_installation(spec, level, says):
+    """It has the lowest priority, so kube-scheduler tries all others first."""
+    probed = Probed({})
+    pod_spec = {"containers": [{"name": "main", "image": "x"}], "schedulerName": "default-scheduler"} | spec
+    for name in ("a", "b"):
+        probed.api.add("pods", {"metadata": {"name": name, "namespace": "team"}, "spec": pod_spec})
+    _, finding = probed.probe()
+    assert (finding.level, says in finding.text) == (level, True), finding.text
+    assert "see that default-scheduler runs" in finding.remedy
+
+
+def test_a_probe_that_waits_where_nobody_may_list_pods_is_no_problem():
+    probed = Probed({})
+    probed.api.fault(Fault(status=403, message="no pods for jane"), "list")
+    _, finding = probed.probe()
+    assert (finding.level, "pods of higher priority may wait" in finding.text) == (Severity.WARNING, True)
 
 
 def test_a_probe_that_the_webhook_never_saw_ends_there():
