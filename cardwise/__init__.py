@@ -11,6 +11,6 @@ The modules:
     gpus        the cards of a node; `devices`: its other devices
     cli         the command line; `simulation`: what its `simulate` runs
     share       what containers learn about their share
-    clock       the clock, which is handed in
+    clock       the clock, which is handed in; `supervision`: daemon threads that no exception ends
     programs    the entry points on PATH
 """
