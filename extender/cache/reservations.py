@@ -46,6 +46,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import REPORTED, Holding
+from cardwise.kube.watch.reflector import WatchPace
 from extender.cache.capacity import RESERVED, Capacity
 from extender.cache.inventory import Inventory, Report
 from extender.cache.nominations import Nominations
@@ -55,6 +56,7 @@ from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
 
 _MAX_ORPHANED: Final = 4096
+_AGENT_PACE: Final = WatchPace()  # of the device plugins' watches
 NO_EPOCH: Final = -1  # no leader epoch: such a row is never posted
 _MOST_BACK_OFF: Final = 6  # doublings of a second between two look-ups of one pod
 
@@ -172,11 +174,14 @@ class Timeouts:
     terminating: how long the share of a vanished pod counts without a report of its node.
     confirmation: a posted Binding that no event has confirmed for so long is looked up. Longer than the API server may
         work on one request.
+    restored: how long the cards of a pod count that waits again because etcd was restored. Longer than its node may
+        take to see that and to report its containers: the longest pause of a watch, its silence, and a pass.
     """
 
     reservation: float = 30.0
     terminating: float = 30.0
     confirmation: float = 75.0
+    restored: float = _AGENT_PACE.backoff_cap + _AGENT_PACE.silence + 20.0
 
 
 class Expired(NamedTuple):
@@ -375,7 +380,7 @@ class Reservations:
         """Record that the watch shows the pod without a node. If it was bound or gone before, etcd was restored from a
         backup.
 
-        Its row ends by a look-up, after `Timeouts.confirmation`: by then no Binding is in progress, and the node has
+        Its row ends by a look-up, after `Timeouts.restored`: by then no Binding is in progress, and the node has
         reported what the pod's containers still use. Until then no leader epoch posts it.
         """
         row = self._rows.get(uid)
@@ -510,8 +515,8 @@ class Reservations:
     # Everything below maintains the table.
 
     def _overdue(self, row: Reservation) -> bool:
-        posted = row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED)
-        return posted and self._clock.now() - row.since > self._timeouts.confirmation
+        seconds = self._timeouts.restored if row.epoch == NO_EPOCH else self._timeouts.confirmation
+        return row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED) and self._clock.now() - row.since > seconds
 
     def _is_reported(self, last: Holding) -> bool:
         """Whether the node where the pod was reports it."""
