@@ -13,7 +13,7 @@ from bench.lockholds import LockHolds, build_state, call_preempt
 from bench.synthetic import CARDS, P100, Scale, bound_pod, card, node_name, pod
 from bench.timing import Row
 from cardwise.core.api import names, request
-from cardwise.core.api.quotas import Entry, GPUQuota
+from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import budgets
 from extender.api import verbs
@@ -209,7 +209,7 @@ SITUATIONS: dict[str, Situation] = {
 def run(nodes: int, pods: int, runs: int, only: str) -> list[Row]:
     """Run each situation whose label contains `only`, `runs` times, with `pods` pods on `nodes` nodes."""
     state, bound = build_state(Scale(nodes=nodes, pods=pods, fresh=True))
-    state.set_quota(f"{LIMITED}/team", GPUQuota(namespace=LIMITED, name="team", entries=(Entry(shares=600),)))
+    state.set_quota(f"{LIMITED}/team", GPUQuota(namespace=LIMITED, name="team", entries=(QuotaEntry(shares=600),)))
     all_nodes = [node_name(i) for i in range(nodes)]
     single = request.parse_mutated(pod("single", "u-single", 1024))
     state.plan(PlacementRequest(PodRef("u-warm", "default", "warm"), single, all_nodes, "binpack"))

@@ -19,7 +19,7 @@ from bench.synthetic import Scale, SyntheticCluster, node_name, pod
 from bench.timing import Row
 from cardwise.clock import SystemClock
 from cardwise.core.api import names, request
-from cardwise.core.api.quotas import Entry, GPUQuota
+from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import GangPatience
 from cardwise.core.values.decoded import Json
@@ -152,7 +152,7 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
     for manifest in members:
         _, record = podinfo.pod(json.dumps(manifest).encode())
         state.set_pod(record)
-    state.set_quota("limited/small", GPUQuota(namespace="limited", name="small", entries=(Entry(shares=4),)))
+    state.set_quota("limited/small", GPUQuota(namespace="limited", name="small", entries=(QuotaEntry(shares=4),)))
     for manifest in members[::GANG_SIZE]:
         state.gangs.filter(manifest["metadata"]["uid"], all_nodes)  # so that each gang was planned once
     single = request.parse_mutated(pod("single", "u-single", 1024))

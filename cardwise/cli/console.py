@@ -43,4 +43,4 @@ def clean(text: str) -> str:
 
 def clean_line(text: str) -> str:
     """The text as one line of limited length, in which each character is seen."""
-    return wording.line(text, _MOST_LINE)
+    return wording.sanitize_line(text, _MOST_LINE)

@@ -19,7 +19,7 @@ import yaml
 
 from cardwise.core.values import objectnames
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.devices.protocol import RDMA
 
 _GPU = "nvidia-gpu"  # the kind of GPUs, which are found by their driver
@@ -77,11 +77,11 @@ def parse(text: str, source: str) -> tuple[DeviceRule, ...]:
 
 def _parse_rule(entry: object, field: str) -> DeviceRule:
     if not isinstance(entry, Mapping):
-        raise InvalidRequest(field, f"{quoted(entry)} is not an entry", f"write a map such as {_EXAMPLE}")
+        raise InvalidRequest(field, f"{quote_text(entry)} is not an entry", f"write a map such as {_EXAMPLE}")
     _check_field_names(entry, ("kind", "pci"), f"{field}.")
     kind = entry.get("kind")
     if not isinstance(kind, str) or not objectnames.is_label(kind):
-        problem = "is missing" if kind is None else f"{quoted(kind)} is not a DNS label"
+        problem = "is missing" if kind is None else f"{quote_text(kind)} is not a DNS label"
         raise InvalidRequest(f"{field}.kind", problem, "write rdma, or a word of your own such as nic or fpga")
     if kind == _GPU:
         remedy = "leave the entry out, or choose another kind for devices that are not GPUs"
@@ -91,7 +91,11 @@ def _parse_rule(entry: object, field: str) -> DeviceRule:
         return DeviceRule(kind=kind)
     if not isinstance(pci, Mapping) or not pci:
         problem = (
-            "is missing" if pci is None else "would match every device" if pci == {} else f"{quoted(pci)} is not a map"
+            "is missing"
+            if pci is None
+            else "would match every device"
+            if pci == {}
+            else f"{quote_text(pci)} is not a map"
         )
         raise InvalidRequest(f"{field}.pci", problem, f"write {' or '.join(_PCI_FIELDS)}, such as {_EXAMPLE}")
     _check_field_names(pci, _PCI_FIELDS, f"{field}.pci.")
@@ -112,7 +116,7 @@ def _parse_digits(pci: Mapping[str, object], name: str, pattern: re.Pattern[str]
     # No numbers: YAML reads 0018 as octal and 1018 as decimal.
     digits = raw.lower().removeprefix("0x") if isinstance(raw, str) else ""
     if not pattern.fullmatch(digits):
-        raise InvalidRequest(f"{field}.pci.{name}", f"{quoted(raw)} is not valid", f"write {expected}")
+        raise InvalidRequest(f"{field}.pci.{name}", f"{quote_text(raw)} is not valid", f"write {expected}")
     return digits
 
 

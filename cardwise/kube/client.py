@@ -250,7 +250,7 @@ class KubeClient:
                 return
             params["continue"] = token
 
-    def items(
+    def list_as(
         self,
         path: str,
         kind: type[wire.ListOf[_T]],
@@ -271,8 +271,8 @@ class KubeClient:
             yield from decoded.items or ()
 
     def objects(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
-        """As `items`, of decoded objects."""
-        return self.items(path, wire.ListOf[dict[str, Any]], query)
+        """As `list_as`, of decoded objects."""
+        return self.list_as(path, wire.ListOf[dict[str, Any]], query)
 
     def watch(
         self,

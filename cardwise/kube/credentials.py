@@ -170,7 +170,7 @@ def _by_library(source: str, context: str) -> Credentials:
 
 def _unusable(source: str, reason: str) -> errors.KubeConfigError:
     return errors.KubeConfigError(
-        f"no usable credentials in {source}: {wording.message(reason)}; "
+        f"no usable credentials in {source}: {wording.sanitize_message(reason)}; "
         "give --kubeconfig, or run in a pod with a service account"
     )
 

@@ -25,7 +25,7 @@ class KubeError(Exception):
         super().__init__(status, reason, message)
         self.status = status
         self.reason = reason
-        self.message = wording.message(message, MAX_MESSAGE)
+        self.message = wording.sanitize_message(message, MAX_MESSAGE)
         self.retry_after = retry_after
 
     def __str__(self) -> str:

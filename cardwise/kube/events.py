@@ -137,7 +137,7 @@ class EventRecorder:
         at = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
         namespace = regarding.namespace or "default"
-        note = _Note(regarding, namespace, reason, wording.message(message), type, at)
+        note = _Note(regarding, namespace, reason, wording.sanitize_message(message), type, at)
         with self._news:
             if self._stopped or not self._has_room(namespace):
                 self.dropped += 1

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 from cardwise.core.api import names
 from cardwise.core.values import objectnames
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.kube.errors import InvalidName
 
 _CORE: Final = "/api/v1"
@@ -91,7 +91,7 @@ def namespaced(base: str, resource: str, namespace: str = "", name: str | None =
     if namespace:
         return _cluster(f"{base}/namespaces/{_segment(namespace)}", resource, name, *sub)
     if name is not None:
-        raise InvalidName(f"{resource} are namespaced: give the namespace of {quoted(name)}")
+        raise InvalidName(f"{resource} are namespaced: give the namespace of {quote_text(name)}")
     return _cluster(base, resource, None, *sub)
 
 
@@ -113,7 +113,7 @@ def field_query(field: str, text: str) -> dict[str, str]:
 
 def _label_value(key: str, text: str) -> str:
     if not objectnames.is_label_value(text):
-        raise InvalidName(f"no object has the label {key}={quoted(text)}: it is no value of a label")
+        raise InvalidName(f"no object has the label {key}={quote_text(text)}: it is no value of a label")
     return text
 
 
@@ -129,8 +129,8 @@ def _segment(text: str) -> str:
     """The text as a segment of a path. Raises InvalidName."""
     problem = objectnames.path_segment_problem(text)
     if problem:
-        raise InvalidName(f"{quoted(text)} is no name of an object of Kubernetes: it {problem}")
+        raise InvalidName(f"{quote_text(text)} is no name of an object of Kubernetes: it {problem}")
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:  # half of a surrogate pair
-        raise InvalidName(f"{quoted(text)} is no name of an object of Kubernetes: {error.reason}") from error
+        raise InvalidName(f"{quote_text(text)} is no name of an object of Kubernetes: {error.reason}") from error

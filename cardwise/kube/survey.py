@@ -163,7 +163,7 @@ def take_survey(
     survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
         survey.addresses = _addresses(client, own=own)
-    resources = list(client.items(paths.extendedresources(), wire.ListOf[_Resource]))
+    resources = list(client.list_as(paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
     resource_classes = _parse_all(
@@ -186,7 +186,7 @@ def take_survey(
     for name, devices_of_node in devices.items():
         survey.ledger.set_devices(name, devices_of_node)
     try:
-        pods = list(client.items(paths.pods(namespace), wire.ListOf[_Pod]))
+        pods = list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
         if not own:
             raise
@@ -207,7 +207,7 @@ def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
     """The addresses of nodes; with `own`, none if they may not be read."""
     addresses = {}
     try:
-        for node in client.items(paths.nodes(), wire.ListOf[wire.Node]):
+        for node in client.list_as(paths.nodes(), wire.ListOf[wire.Node]):
             internal = [a.address for a in node.status.addresses or () if a.type == "InternalIP"]
             addresses[node.metadata.name] = internal[0] if internal else "unknown"
     except errors.Forbidden:
@@ -219,7 +219,7 @@ def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
 def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
     """The pods of the namespace; none if these may not be read either."""
     try:
-        return list(client.items(paths.pods(namespace), wire.ListOf[_Pod]))
+        return list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
     except errors.Forbidden:
         return []
 
@@ -227,7 +227,7 @@ def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
 def of_pods(client: KubeClient, namespace: str) -> Ledger:
     """What pods of the namespace hold by their annotations, for a user who may read no card. Raises `KubeError`."""
     survey = Survey()
-    for pod in client.items(paths.pods(namespace), wire.ListOf[_Pod]):
+    for pod in client.list_as(paths.pods(namespace), wire.ListOf[_Pod]):
         _add_pod(survey, pod)
     return survey.ledger
 
@@ -235,7 +235,7 @@ def of_pods(client: KubeClient, namespace: str) -> Ledger:
 def native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
     """The ResourceQuotas of a namespace, or of all, that limit resources of ours. Raises `KubeError`."""
     quotas_found = []
-    for quota in client.items(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
+    for quota in client.list_as(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
         hard = {key: amount for key, amount in quota.spec.hard.items() if _concerns_us(key)}
         if hard:
             used = {key: quota.status.used[key] for key in hard if key in quota.status.used}

@@ -130,12 +130,12 @@ def _cut_fields(_logger: Any, _name: str, event: structlog.typing.EventDict) -> 
 
 def _cut_field(field: Any, max_bytes: int) -> Any:
     if isinstance(field, str):
-        return wording.cut(field, max_bytes)
+        return wording.truncate(field, max_bytes)
     try:
         content = msgspec.json.encode(field, enc_hook=repr)
     except (TypeError, ValueError, OverflowError, RecursionError):  # what JSON has no word for must not lose the line
-        return wording.quoted(field)
-    return field if len(content) <= max_bytes else wording.cut(content.decode(), max_bytes)
+        return wording.quote_text(field)
+    return field if len(content) <= max_bytes else wording.truncate(content.decode(), max_bytes)
 
 
 def _json(event: Any, **_: Any) -> str:

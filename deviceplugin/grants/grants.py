@@ -33,7 +33,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import shareagent
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import FULL_CORE
-from cardwise.core.values.wording import message, quoted
+from cardwise.core.values.wording import quote_text, sanitize_message
 
 _log = structlog.get_logger(__name__)
 
@@ -537,10 +537,12 @@ class GrantStore:
             self._unreadable_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             path.rename(target)
         except OSError as error:
-            self.unreadable.append(message(f"{path}: {reason}; failed to move it to {target}: {error.strerror}"))
+            self.unreadable.append(
+                sanitize_message(f"{path}: {reason}; failed to move it to {target}: {error.strerror}")
+            )
             _log.error("failed to move an unreadable grant aside", path=str(path), to=str(target), error=str(error))
             return
-        self.unreadable.append(message(f"{path}: {reason}; moved to {target}"))
+        self.unreadable.append(sanitize_message(f"{path}: {reason}; moved to {target}"))
         _log.error("moved an unreadable grant aside", path=str(path), to=str(target), error=reason)
 
 
@@ -550,7 +552,7 @@ def _read(path: Path) -> Grant:
     if version not in _KNOWN:
         known = " and ".join(map(str, _KNOWN))
         raise ValueError(
-            f"another version of the device plugin wrote it: it has version {quoted(version)}, "
+            f"another version of the device plugin wrote it: it has version {quote_text(version)}, "
             f"this one reads versions {known}; a running container gets a new grant"
         )
     grant = msgspec.json.decode(text, type=Grant)
@@ -584,7 +586,7 @@ def _check_amounts(grant: Grant) -> None:
 def _check_names(grant: Grant) -> None:
     for name in (grant.pod_uid, grant.container):
         if not _SAFE.fullmatch(name) or ".." in name:
-            raise UnsafeName(f"{quoted(name)} is not a pod UID or container name")
+            raise UnsafeName(f"{quote_text(name)} is not a pod UID or container name")
 
 
 def _sync(folder: Path) -> None:

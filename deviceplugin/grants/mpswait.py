@@ -15,7 +15,7 @@ from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.mps import Mode, MpsState
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.gpus import mpsfiles
 from deviceplugin.grants.grants import Grant
 
@@ -189,5 +189,5 @@ def _mode(mode: str, setting: Mode) -> Mode:
     except ValueError as error:
         modes = ", ".join(Mode)
         raise MpsNotReady(
-            f"annotation {mps.MODE}: {quoted(mode)} is not an MPS mode; create the pod again with one of {modes}"
+            f"annotation {mps.MODE}: {quote_text(mode)} is not an MPS mode; create the pod again with one of {modes}"
         ) from error

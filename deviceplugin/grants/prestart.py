@@ -26,7 +26,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.devices.protocol import OtherDevice
 from cardwise.gpus.protocol import GpuCard, Health
 from cardwise.kube import errors
@@ -124,8 +124,8 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
     is_agent = container == shareagent.CONTAINER and bool(assignment.containers)
     if key is None or not (shares or devices or is_agent):
         raise StartRefused(
-            f"{pod_text}: its assignment has no card or device for container {quoted(container)} (key {key}); create "
-            "it again"
+            f"{pod_text}: its assignment has no card or device for container {quote_text(container)} (key {key}); "
+            "create it again"
         )
     return msgspec.structs.replace(
         Grant.for_pod(pod.uid, pod.namespace, pod.name, container, assignment),

@@ -14,7 +14,7 @@ import grpc
 import structlog
 from google.protobuf.message import DecodeError
 
-from cardwise.core.values.wording import message, quoted
+from cardwise.core.values.wording import quote_text, sanitize_message
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.grants import cdi
 from deviceplugin.grants.access import Access
@@ -114,7 +114,7 @@ class PluginServer:
         for container in request.container_requests:
             unknown = [slot for slot in container.devices_ids if slot not in self._slot_ids]
             if unknown:
-                raise _InvalidRequest(f"no such share slot: {quoted(unknown)}")
+                raise _InvalidRequest(f"no such share slot: {quote_text(unknown)}")
             container_response = response.container_responses.add()
             if self._access is Access.CDI:
                 for slot in container.devices_ids:
@@ -126,7 +126,9 @@ class PluginServer:
     ) -> wire.PreStartContainerResponse:
         unknown = [slot for slot in request.devices_ids if slot not in self._slot_ids]
         if unknown or not request.devices_ids:
-            raise _InvalidRequest(f"no such share slot: {quoted(unknown)}" if unknown else "no share slot was named")
+            raise _InvalidRequest(
+                f"no such share slot: {quote_text(unknown)}" if unknown else "no share slot was named"
+            )
         self._prestart(tuple(request.devices_ids), is_active)
         return wire.PreStartContainerResponse()
 
@@ -151,9 +153,9 @@ def _handle_call(
         _log.warning("refused to start a container", reason=reason)
     except Exception as error:  # noqa: BLE001 - the outermost frame of this call: logged and answered
         _log.exception("failed to handle a call of the kubelet")
-        reason = f"Cardwise's device plugin failed: {quoted(error)}; see its log"
+        reason = f"Cardwise's device plugin failed: {quote_text(error)}; see its log"
     # Outside of the except clauses, since `abort` itself raises.
-    context.abort(code, message(reason))  # for the kubelet's event
+    context.abort(code, sanitize_message(reason))  # for the kubelet's event
     return None  # never reached: abort raises
 
 

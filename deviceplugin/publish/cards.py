@@ -171,7 +171,7 @@ def status(health: Health, access: str, reported: Sequence[ContainerShare]) -> J
     """The status fields of an ExtendedResource that the device plugin owns. Other components own the rest."""
     return {
         "health": "Healthy" if health.healthy else "Unhealthy",
-        "reason": wording.message(health.reason),
+        "reason": wording.sanitize_message(health.reason),
         "cardAccess": access,
         "reported": [share.to_json() for share in reported],
     }

@@ -166,7 +166,7 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
             return {"nodes": [], "error": f"node {node} has no GPU that Cardwise shares"}
         return {"unit": unit, "nodes": [shown]}
     with state.view() as ledger:
-        node_names = sorted(ledger.by_name())
+        node_names = sorted(ledger.nodes_by_name())
     nodes = [shown for name in node_names if (shown := _inspect_node(state, name, unit)) is not None]
     return {"unit": unit, "nodes": nodes}
 

@@ -81,7 +81,7 @@ class Cache:
         for key, shares in holding.assignment.containers.items():
             for share in shares:
                 p = state.position(share)
-                if p is None or not state.cards[p].takes or state.free[p] < 0:
+                if p is None or not state.cards[p].accepts_shares or state.free[p] < 0:
                     return False
                 if requested_classes.get(key) and requested_classes[key] not in state.cards[p].classes:
                     return False
@@ -92,7 +92,7 @@ class Cache:
         with self.excluding(holding.uid):
             headroom = self.headroom(holding.namespace)
             planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
-            return not placement.exceeded(self.ledger, planned, headroom)
+            return not placement.exceeded_entries(self.ledger, planned, headroom)
 
     def count_cards(self) -> None:
         """Update the ledger with the changed cards. This is done late, because at the start cards come one by one, by

@@ -47,7 +47,7 @@ class LongSearch:
                 give_way(self._clock)
             some = wanted._replace(nodes=nodes[at : at + _MOST])
             with self._lock, self._placing.asking(some, effort) as scorer:
-                until, by_name = self._clock.cpu() + TURN, self._cache.ledger.by_name()
+                until, by_name = self._clock.cpu() + TURN, self._cache.ledger.nodes_by_name()
                 for name in some.nodes:
                     outcome = scorer.score(by_name.get(name))
                     if isinstance(outcome, Refusal):

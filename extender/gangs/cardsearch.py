@@ -75,7 +75,7 @@ class CardSearch:
         ]
         # Devices are of the node, so that a node is added whole.
         self._by_node = any(request.devices for request in shaped.values())
-        self._unread = sorted(cache.ledger.by_name(), reverse=True)
+        self._unread = sorted(cache.ledger.nodes_by_name(), reverse=True)
         self._read: list[list[_Entry]] = []  # in parts, each in order
         self._entries: Iterator[_Entry] | None = None  # those that are left
         self._exhausted = False
@@ -172,8 +172,8 @@ class CardSearch:
             size >= card_request.mem and (allowed is None or kind in allowed)
             for card_request, allowed in self._card_requests
         )
-        self._closed |= would_do and not card.takes
-        return would_do and card.takes
+        self._closed |= would_do and not card.accepts_shares
+        return would_do and card.accepts_shares
 
     def _add_due(self, until: float) -> bool:
         """Add the cards that are due to the copy. Returns whether all are added, or there are no more."""

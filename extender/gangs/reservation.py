@@ -194,7 +194,9 @@ class GangReservation:
             for share in holding.assignment.shares()
         ]
         fits = all(
-            headroom_left.takes(quotas.total(charge for kind, charge in charges if covered(kind, headroom_left.entry)))
+            headroom_left.has_room_for(
+                quotas.total(charge for kind, charge in charges if covered(kind, headroom_left.entry))
+            )
             for headroom_left in headroom
         )
         return reserved if fits else []

@@ -19,7 +19,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import classes, names
 from cardwise.core.values.decoded import Json
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.records.objects import ClassRecord
@@ -179,7 +179,7 @@ class ClassController:
         for model in sorted(models):
             name = classes.name_of_model(model)
             if name in existing and not existing[name].auto_models:
-                notices.setdefault(name, f"a class of this name was created by hand, for model {quoted(model)}")
+                notices.setdefault(name, f"a class of this name was created by hand, for model {quote_text(model)}")
         for name, text in notices.items():
             if self._logged.get(name) != text:
                 _log.warning("a model has no automatic class", name=name, problem=text)

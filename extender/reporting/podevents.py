@@ -78,7 +78,7 @@ class PodEvents:
 
 
 def _quota_message(full: FullEntry) -> str:
-    short = quotas.exceeded(full.entry, full.used, full.requested)
+    short = quotas.exceeded_limits(full.entry, full.used, full.requested)
     amounts = ", ".join(
         f"{limit.used}/{limit.hard} {limit.unit} are used and {limit.requested} more asked" for limit in short
     )

@@ -159,7 +159,7 @@ class StatusWriter:
             return []
         every = self._seen.cards.nodes() | self._class_sums.nodes() | self.check.nodes()
         with self._state.view() as ledger:
-            every.update(ledger.by_name())
+            every.update(ledger.nodes_by_name())
         due = int(len(every) * (now - self._audited) / _AUDIT_SECONDS)
         if not due:
             return []

@@ -11,7 +11,7 @@ from cardwise.core.api.assignment import CardShare, fraction, per_card_limit
 from cardwise.core.api.mps import MpsState
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.gpus.mpsfiles import CardReadiness
 
 MPS = "mps"
@@ -61,13 +61,13 @@ def parse_settings(environ: Mapping[str, str]) -> AgentSettings:
     if wait not in ("", MpsState.READY):
         raise InvalidRequest(
             shareagent.WAIT_ENV,
-            f"{quoted(wait)} is not a state to wait for",
+            f"{quote_text(wait)} is not a state to wait for",
             f"write {MpsState.READY}, or leave it empty",
         )
     port = environ.get(shareagent.METRICS_PORT_ENV) or "0"
     if not (port.isascii() and port.isdigit() and int(port) in _PORTS):
         raise InvalidRequest(
-            shareagent.METRICS_PORT_ENV, f"{quoted(port)} is not a port", "write a number below 65536; 0: none"
+            shareagent.METRICS_PORT_ENV, f"{quote_text(port)} is not a port", "write a number below 65536; 0: none"
         )
     return AgentSettings(shares=shares, waits=bool(wait), port=int(port))
 

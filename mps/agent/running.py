@@ -95,7 +95,7 @@ class ShareAgent:
     def _problems(self) -> list[str]:
         """Why the pod is not ready, for the probe and so for the pod's events."""
         problems = [*(look.reason for look in self._readiness.values()), self._hook_problem]
-        return [wording.message(problem) for problem in problems if problem]
+        return [wording.sanitize_message(problem) for problem in problems if problem]
 
     def _install_hook(self) -> None:
         """Install the hook into the folder that the pod's containers have in PYTHONPATH."""
@@ -189,6 +189,8 @@ def _write_atomically(path: Path, content: str) -> None:
 
 def _log_line(level: str, event: str, **fields: object) -> None:
     """Write a log line in the common form."""
-    settings = {key: wording.message(field) if isinstance(field, str) else field for key, field in fields.items()}
-    line = {"event": wording.message(event), **settings, "level": level, "component": shareagent.CONTAINER}
+    settings = {
+        key: wording.sanitize_message(field) if isinstance(field, str) else field for key, field in fields.items()
+    }
+    line = {"event": wording.sanitize_message(event), **settings, "level": level, "component": shareagent.CONTAINER}
     sys.stderr.write(json.dumps(line | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}) + "\n")

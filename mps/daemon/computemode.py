@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from cardwise.core.api import mps
-from cardwise.core.values.wording import message
+from cardwise.core.values.wording import sanitize_message
 from cardwise.gpus import mpsfiles
 from cardwise.gpus.protocol import CardAbsent, CardError, CardUse, ComputeMode
 from cardwise.runtime import replacing
@@ -114,7 +114,9 @@ def _saved_modes(home: Path) -> dict[str, ComputeMode] | None:
         _log.error("the former compute modes have been deleted", path=str(home / mps.MODES))
         return None
     except (OSError, ValueError, AttributeError, RecursionError) as error:
-        _log.error("cannot read the former compute modes", path=str(home / mps.MODES), error=message(str(error)))
+        _log.error(
+            "cannot read the former compute modes", path=str(home / mps.MODES), error=sanitize_message(str(error))
+        )
         return None
 
 

@@ -16,7 +16,7 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
 from cardwise.core.api.mps import MpsState, Status
 from cardwise.core.values.quantity import MiB
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.gpus.protocol import CardError, CardUse
 from cardwise.runtime.loops import Loop
 from mps import metrics
@@ -360,7 +360,7 @@ class Daemon:
 
     def _lost_settings(self) -> str | None:
         if (answer := self._control.percentage()) != f"{PERCENT:.1f}":
-            return f"the daemon's percentage is {quoted(answer)}, not {PERCENT}: another program has changed it"
+            return f"the daemon's percentage is {quote_text(answer)}, not {PERCENT}: another program has changed it"
         if change := self._ceilings.changed():
             return change
         if self._settings.exclusive and not computemode.is_closed(self._use, self.unit.uuids):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cardwise.core.values.quantity import MiB
-from cardwise.core.values.wording import message, quoted
+from cardwise.core.values.wording import quote_text, sanitize_message
 
 _MAX_QUOTED = 256  # bytes of an answer that an error message quotes
 _MAX_LINE = 4000  # bytes; 4095 kill daemons of 580 and above
@@ -79,7 +79,7 @@ class ControlProgram:
     def send(self, command: str, timeout: float) -> str:
         line = command.encode()
         if len(line) > _MAX_LINE or b"\n" in line:
-            raise CommandRefused(f"{quoted(command)} is not a command that a daemon survives")
+            raise CommandRefused(f"{quote_text(command)} is not a command that a daemon survives")
         try:
             process = subprocess.run(
                 [self._binary],
@@ -91,15 +91,15 @@ class ControlProgram:
                 start_new_session=True,
             )
         except subprocess.TimeoutExpired as error:
-            raise DaemonTimeout(f"no answer to {quoted(command)} within {timeout:g} s") from error
+            raise DaemonTimeout(f"no answer to {quote_text(command)} within {timeout:g} s") from error
         except OSError as error:
             raise ControlError(f"{self._binary} does not start: {error}") from error
         answer = process.stdout.decode(errors="replace").strip()
         # 1 is the only meaningful code: no daemon. The stream of the message differs.
         if process.returncode != 0:
             raise NoDaemon(
-                message(process.stderr.decode(errors="replace").strip() or answer, _MAX_QUOTED)
-                or f"{quoted(command)} ended with rc {process.returncode}"
+                sanitize_message(process.stderr.decode(errors="replace").strip() or answer, _MAX_QUOTED)
+                or f"{quote_text(command)} ended with rc {process.returncode}"
             )
         check(command, answer)
         return answer
@@ -110,9 +110,9 @@ def check(command: str, answer: str) -> None:
     the command.
     """
     if answer.startswith("Unknown command"):
-        raise UnknownCommand(f"{quoted(command)}: {message(answer, _MAX_QUOTED)}")
+        raise UnknownCommand(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED)}")
     if answer.startswith(_ERRORS) or _NOT_FOUND.match(answer):
-        raise CommandRefused(f"{quoted(command)}: {message(answer, _MAX_QUOTED)}")
+        raise CommandRefused(f"{quote_text(command)}: {sanitize_message(answer, _MAX_QUOTED)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class Control:
         try:
             return ServerStatus(answer)
         except ValueError as error:
-            raise CommandRefused(f"get_server_status {server}: {quoted(answer)} is not a status") from error
+            raise CommandRefused(f"get_server_status {server}: {quote_text(answer)} is not a status") from error
 
     def start_server(self) -> None:
         """Start a server for root, who is always allowed. Failures are only in the daemon's log."""
@@ -155,7 +155,9 @@ class Control:
         """Detach the client from its server, after which it may be killed."""
         answer = self._send(f"terminate_client {client.server} {client.pid}")
         if "not found" in answer:
-            raise CommandRefused(f"terminate_client {client.server} {client.pid}: {message(answer, _MAX_QUOTED)}")
+            raise CommandRefused(
+                f"terminate_client {client.server} {client.pid}: {sanitize_message(answer, _MAX_QUOTED)}"
+            )
 
     def percentage(self) -> str:
         """The default percentage of SMs, as the daemon prints it ("100.0")."""
@@ -165,7 +167,7 @@ class Control:
         """Set the default percentage of SMs. Raises CommandRefused if another value is read back."""
         self._send(f"set_default_active_thread_percentage {percent}")
         if (answer := self.percentage()) != f"{percent:.1f}":
-            raise CommandRefused(f"the default of {percent} % was set, and {quoted(answer)} is read back")
+            raise CommandRefused(f"the default of {percent} % was set, and {quote_text(answer)} is read back")
 
     def ceiling(self, ordinal: int) -> MiB | None:
         """The memory limit for clients of the next server, None if there is none."""
@@ -196,7 +198,7 @@ class Control:
         try:
             return [int(word) for word in answer.split()]
         except ValueError as error:
-            raise CommandRefused(f"{command}: {quoted(answer)} are not PIDs") from error
+            raise CommandRefused(f"{command}: {quote_text(answer)} are not PIDs") from error
 
     def _send(self, command: str) -> str:
         return self._front.send(command, self._timeout)
@@ -208,5 +210,5 @@ def parse_size(answer: str) -> MiB | None:
         return None
     match = _SIZE.fullmatch(answer)
     if match is None:
-        raise CommandRefused(f"{quoted(answer)} is not a limit")
+        raise CommandRefused(f"{quote_text(answer)} is not a limit")
     return MiB(int(int(match[1]) * _MIB[match[2]]))

@@ -163,7 +163,7 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
     clock.advance(1000)
     world.tick()
     with world.view() as ledger:
-        used = ledger.used("default", quotas.Entry())
+        used = ledger.used("default", quotas.QuotaEntry())
         clients = ledger.node("n1").clients
     assert (used.shares, used.cards) == (3, 0), "two halves are no whole card"
     assert clients == [2, 1]
@@ -184,7 +184,7 @@ def test_after_a_restart_a_whole_card_is_one_where_it_was_asked_for_as_such(cloc
     reported = [reported_share("gone", P100) | {"corePercent": 100} | fields]
     world.set_card(*as_card(resource(0, reported=reported, terminating=reported)))
     with world.view() as ledger:
-        assert ledger.used("default", quotas.Entry()).cards == cards
+        assert ledger.used("default", quotas.QuotaEntry()).cards == cards
 
 
 def test_a_report_on_a_pod_that_exists_counts_once(world):

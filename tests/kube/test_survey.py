@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from cardwise.core.api.classes import Classifier, parse
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.kube import errors, survey, wire
 from tests.cli.worlds import (
     K80,
@@ -148,7 +148,7 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
 
 def test_headroom_is_what_is_left_of_each_entry():
     (first, second) = [remaining for _, remaining in survey.take_survey(lists().kube).headroom("team-a")]
-    assert first.entry == Entry(resource_class=K80_CLASS, shares=2, cards=1)
+    assert first.entry == QuotaEntry(resource_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
     assert second.memory == 32768 - K80 - 2000
     assert survey.take_survey(lists().kube).headroom("team-b") == []

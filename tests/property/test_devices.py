@@ -9,7 +9,7 @@ from cardwise.core.api.assignment import Assignment, DeviceShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.devices import WantedDevices, in_order, is_valid_grant
+from cardwise.core.placement.devices import WantedDevices, is_valid_grant, sort_devices
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
@@ -187,7 +187,7 @@ class DeviceMachine(RuleBasedStateMachine):
             assert sorted(state.device_holds if state is not None else ()) == uuids, (
                 "every one that is held, and each once"
             )
-            assert list(state.devices if state is not None else ()) == in_order(self.devices.get(node, ()))
+            assert list(state.devices if state is not None else ()) == sort_devices(self.devices.get(node, ()))
 
     @invariant()
     def no_device_is_given_twice(self):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api import request
-from cardwise.core.api.quotas import Entry, headroom
+from cardwise.core.api.quotas import QuotaEntry, headroom
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver
@@ -168,7 +168,7 @@ def test_the_index_of_all_cards_plans_as_the_scores_of_all_nodes_do(nodes, shape
 def test_a_plan_never_exceeds_a_quota(shapes_of, shares):
     nodes = [(2, 9, 9), (2, 9, 9)]
     ledger, members = made_ledger(nodes), made_members(shapes_of)
-    entry = Entry(shares=shares)
+    entry = QuotaEntry(shares=shares)
     terms = Terms(policy="binpack", headroom=[headroom(entry, ledger.used("d", entry))])
     planned = gangplan.plan(ledger, Nodes(nodes), members, terms)
     shares_wanted = sum(container.cards for m in members if m.request for container in m.request.containers)
@@ -218,7 +218,7 @@ def test_a_plan_of_many_turns_is_that_of_one_turn_where_nothing_changes(nodes, s
 def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, changes, shares):
     """Between two turns others take cards, cpu and quota, cards go, and nodes are forbidden."""
     lefts = [list(loads) for loads in nodes]
-    ledger, members, entry = made_ledger(nodes), made_members(shapes_of), Entry(shares=shares)
+    ledger, members, entry = made_ledger(nodes), made_members(shapes_of), QuotaEntry(shares=shares)
 
     def free_loads():
         return [headroom(entry, ledger.used("d", entry))]
@@ -229,7 +229,7 @@ def test_a_plan_of_many_turns_is_right_when_the_last_is_over(nodes, shapes_of, c
 
     def change(turn, terms):
         busy_node = changes[turn] if turn < len(changes) else ""
-        if busy_node in ledger.by_name():
+        if busy_node in ledger.nodes_by_name():
             keep_busy(ledger, f"late{turn}", busy_node, namespace="d")
         elif busy_node == "cpu":
             lefts[turn % len(lefts)][1] = 0

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cardwise.core.api import assignment, policies, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import NOTHING, Entry
+from cardwise.core.api.quotas import NOTHING, QuotaEntry
 from cardwise.core.placement import placement
 from cardwise.core.placement.kinds import UNKNOWN
 from cardwise.core.placement.ledger import Holding, Ledger
@@ -17,7 +17,13 @@ from tests.examples import examples
 NODES = ["n1", "n2", "n3"]
 NAMESPACES = ["d", "e"]
 TYPES = [("", frozenset(), 0), ("A", frozenset({"a"}), 0), ("B", frozenset({"a", "b"}), 3)]
-ENTRIES = [Entry(), Entry(resource_class="a"), Entry(resource_class="b"), Entry(model="A"), Entry(model="B")]
+ENTRIES = [
+    QuotaEntry(),
+    QuotaEntry(resource_class="a"),
+    QuotaEntry(resource_class="b"),
+    QuotaEntry(model="A"),
+    QuotaEntry(model="B"),
+]
 
 sizes = st.integers(1, 120)
 asked_containers = st.one_of(
@@ -215,7 +221,7 @@ class LedgerMachine(RuleBasedStateMachine):
         models = {card.model for node in self.ledger.nodes() for card in node.cards}
         models |= {kind[1] for kind in self.know().values() if kind != UNKNOWN}
         for model, _, _ in TYPES[1:]:
-            others = self.ledger.kinds.allowed("", [Entry(model=model, shares=0)])
+            others = self.ledger.kinds.allowed("", [QuotaEntry(model=model, shares=0)])
             assert (others is None) == (model not in models), "closing the cards of a model closes something"
 
 

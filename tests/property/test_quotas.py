@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.quotas import NOTHING, Charge, Entry, Headroom
+from cardwise.core.api.quotas import NOTHING, Charge, Headroom, QuotaEntry
 
 TOTAL = 100
 
@@ -18,7 +18,7 @@ shares = st.builds(
     st.booleans(),
 )
 limits = st.one_of(st.none(), st.integers(0, 400))
-entries = st.builds(lambda s, m, c: Entry(shares=s, memory=m, cards=c), limits, limits, limits)
+entries = st.builds(lambda s, m, c: QuotaEntry(shares=s, memory=m, cards=c), limits, limits, limits)
 charges = st.builds(Charge, st.integers(0, 5), st.integers(0, 400), st.integers(0, 5))
 
 
@@ -41,7 +41,7 @@ def test_charge_release_and_recount_agree_in_any_order(held, order: random.Rando
 def test_what_headroom_takes_never_exceeds_the_entry(entry, added):
     used = NOTHING
     for charge in added:
-        if quotas.headroom(entry, used).takes(charge):
+        if quotas.headroom(entry, used).has_room_for(charge):
             used = used.add(charge)
         else:
             over = used.add(charge)
@@ -56,11 +56,11 @@ def limited(entry, charge):
 @given(entry=entries, used=charges, charge=charges, added=charges)
 @settings(deadline=None)
 def test_less_is_taken_wherever_more_is(entry, used, charge, added):
-    assert quotas.headroom(entry, used).takes(NOTHING)
-    if quotas.headroom(entry, used).takes(charge.add(added)):
-        assert quotas.headroom(entry, used).takes(charge)
-    if quotas.headroom(entry, used.add(added)).takes(charge):
-        assert quotas.headroom(entry, used).takes(charge)
+    assert quotas.headroom(entry, used).has_room_for(NOTHING)
+    if quotas.headroom(entry, used).has_room_for(charge.add(added)):
+        assert quotas.headroom(entry, used).has_room_for(charge)
+    if quotas.headroom(entry, used.add(added)).has_room_for(charge):
+        assert quotas.headroom(entry, used).has_room_for(charge)
 
 
 @given(entry=entries, used=charges)

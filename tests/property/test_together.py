@@ -10,7 +10,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import CardMps, mps_client
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
@@ -52,7 +52,7 @@ modes = mostly(Mode.PREFERRED, Mode.OFF, Mode.REQUIRED)
 wanted = st.lists(st.tuples(shapes, mostly(0, 60), mostly("", "a")), min_size=2, max_size=3)
 limits = st.lists(
     st.builds(
-        lambda selects, shares, memory, cards: Entry(**selects, shares=shares, memory=memory, cards=cards),
+        lambda selects, shares, memory, cards: QuotaEntry(**selects, shares=shares, memory=memory, cards=cards),
         st.sampled_from([{"resource_class": "a"}, {"resource_class": "b"}, {}]),
         st.sampled_from([None, None, 1, 2, 3]),
         st.sampled_from([None, None, 40, 100, 160]),
@@ -108,7 +108,7 @@ def holds(node, request, chosen, headroom):
     for group, cards in chosen:
         untolerated = untolerated_by(request.mps, several=group[0].cards > 1)
         for i, c in product(cards, group):
-            if not node.cards[i].takes or not node.mps.admits(i, untolerated, request.mps_client.user):
+            if not node.cards[i].accepts_shares or not node.mps.admits(i, untolerated, request.mps_client.user):
                 return False
             if c.resource_class and c.resource_class not in node.cards[i].classes:
                 return False
@@ -132,7 +132,7 @@ def holds(node, request, chosen, headroom):
                 return False
         elif clients[i] and node.free[i] <= 0:
             return False
-    return all(room.takes(quotas.Charge(*charges[room.entry])) for room in headroom)
+    return all(room.has_room_for(quotas.Charge(*charges[room.entry])) for room in headroom)
 
 
 def fits(node, request, of_pod, headroom=()):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import names, policies, quotas, request
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Scorer, Unplaceable
@@ -33,7 +33,7 @@ worlds = st.lists(st.lists(described, min_size=1, max_size=3), min_size=1, max_s
 residents = st.tuples(st.integers(0, 8), st.sampled_from([20, 40]), st.sampled_from([OURS, THEIRS]))
 limits = st.lists(
     st.builds(
-        lambda selects, shares, memory, cards: Entry(**selects, shares=shares, memory=memory, cards=cards),
+        lambda selects, shares, memory, cards: QuotaEntry(**selects, shares=shares, memory=memory, cards=cards),
         st.sampled_from([{"resource_class": "a"}, {"resource_class": "b"}, {"model": "A"}, {"model": "B"}, {}]),
         st.sampled_from([None, 0, 1, 2, 3]),
         st.sampled_from([None, 20, 40, 80, 120]),
@@ -201,7 +201,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
         assert placed.refusals == refusals
         return
     assert placed.score == max(scores.values())
-    assert placement.exceeded(ledger, placed, headroom) == []
+    assert placement.exceeded_entries(ledger, placed, headroom) == []
     node = ledger.node(placed.node)
     for card_request in wanted.containers:
         cards = [node.cards[node.position(share)] for share in placed.assignment.containers[card_request.key]]

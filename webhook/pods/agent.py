@@ -16,7 +16,7 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.api.request import Container, PodRequest
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from webhook.pods import agentresources, environment, frameworks, mpsmode
 from webhook.pods.limitranges import Amount, Bounds
 from webhook.pods.order import changed_later
@@ -126,7 +126,7 @@ def _read_choice(pod: Json) -> str:
     text = str(annotations_of(pod).get(names.SHARE_AGENT, ""))
     if text and text not in get_args(AgentChoice):
         raise InvalidRequest(
-            _FIELD, f"{quoted(text)} is no choice", f"write one of: {', '.join(get_args(AgentChoice))}"
+            _FIELD, f"{quote_text(text)} is no choice", f"write one of: {', '.join(get_args(AgentChoice))}"
         )
     return text
 

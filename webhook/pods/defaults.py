@@ -12,7 +12,7 @@ from cardwise.core.api import names, policies
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from webhook.pods import frameworks, mpsmode
 
 ENABLED = "enabled"
@@ -42,7 +42,7 @@ class Defaults:
                 raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
         if self.policy and self.policy not in policies.POLICIES:
             known = ", ".join(sorted(policies.POLICIES))
-            problem = f"{quoted(self.policy)} is no placement policy"
+            problem = f"{quote_text(self.policy)} is no placement policy"
             raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
         if self.mps:
             mpsmode.check(self.mps, f"{field}[{names.MPS}]")

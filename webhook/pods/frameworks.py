@@ -11,7 +11,7 @@ from cardwise.core.api import names, shareagent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 ON, OFF = "on", "off"
 FIELD: Final = f"metadata.annotations[{names.FRAMEWORKS}]"
@@ -34,7 +34,7 @@ def check(text: str, field: str = FIELD) -> str:
     if unknown:
         known = ", ".join(share.FRAMEWORKS)
         raise InvalidRequest(
-            field, f"{quoted(unknown[0])} is no framework of the hook", f"write on, off, or some of: {known}"
+            field, f"{quote_text(unknown[0])} is no framework of the hook", f"write on, off, or some of: {known}"
         )
     return ",".join(dict.fromkeys(wanted))
 

@@ -15,7 +15,7 @@ from cardwise.core.gangs.gangs import Foreign, Membership
 from cardwise.core.values import objectnames
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from webhook.pods import mutate
 from webhook.pods.order import changed_later
 from webhook.templates import templates
@@ -65,7 +65,7 @@ def native_gang_of(
         return None, (_NOT_SERVED,)
     if not _SHORT.fullmatch(gang.name):
         fault = "is too long for" if objectnames.is_subdomain(gang.name) else "cannot be"
-        problem = f"{quoted(gang.name)} {fault} the name of a gang"
+        problem = f"{quote_text(gang.name)} {fault} the name of a gang"
         raise InvalidRequest(f"{_NATIVE}.podGroupName", problem, "give the PodGroup a name of 63 characters at most")
     return gang, ()
 

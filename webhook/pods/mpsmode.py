@@ -12,7 +12,7 @@ from cardwise.core.api.mps import Mode, Scope, SmPercent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 Scopes = Callable[[], frozenset[str]]
 """The scopes of the MPS managers of the cluster; empty if there is none."""
@@ -26,7 +26,9 @@ def check(text: str, field: str = FIELD) -> Mode:
     try:
         return Mode(text)
     except ValueError:
-        raise InvalidRequest(field, f"{quoted(text)} is no mode of MPS", f"write one of: {', '.join(Mode)}") from None
+        raise InvalidRequest(
+            field, f"{quote_text(text)} is no mode of MPS", f"write one of: {', '.join(Mode)}"
+        ) from None
 
 
 def mode_of(pod: Json) -> Mode:
@@ -41,7 +43,7 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
         return SmPercent(text)
     except ValueError:
         remedy = f"write one of: {', '.join(SmPercent)}"
-        raise InvalidRequest(field, f"{quoted(text)} is nothing to take a percentage from", remedy) from None
+        raise InvalidRequest(field, f"{quote_text(text)} is nothing to take a percentage from", remedy) from None
 
 
 def least_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:

@@ -102,7 +102,7 @@ def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collecti
     except InvalidRequest as error:
         warnings = [f"{error.field}: {error.problem}"]
     limitation = (
-        f"by spec.nodeSelector and spec.affinity the pod keeps to {wording.count(len(nodes), 'node')} with cards"
+        f"by spec.nodeSelector and spec.affinity the pod keeps to {wording.pluralize(len(nodes), 'node')} with cards"
     )
     return tuple(f"{text.partition('; ')[0]}: {limitation}" for text in warnings)
 

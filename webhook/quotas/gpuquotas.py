@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from cardwise.core.api import classes, names, quotas
-from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.values import amounts, quantity
 from cardwise.core.values.decoded import Json
@@ -52,9 +52,9 @@ def check_pod(
             if wanted == NOTHING:
                 continue
             used = _used(standing, entry)
-            if over := quotas.exceeded(entry, NOTHING, wanted):
+            if over := quotas.exceeded_limits(entry, NOTHING, wanted):
                 problem, remedy = "the pod alone asks for more than is allowed", "ask for less"
-            elif quota.refuse and (over := quotas.exceeded(entry, used, wanted)):
+            elif quota.refuse and (over := quotas.exceeded_limits(entry, used, wanted)):
                 problem, remedy = "the pod does not fit now", "create it again when something has ended"
             else:
                 continue
@@ -105,7 +105,7 @@ def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def _is_sure(entry: Entry, container: ContainerRequest) -> bool:
+def _is_sure(entry: QuotaEntry, container: ContainerRequest) -> bool:
     """Whether every card that the container could get falls under the entry."""
     if entry.resource_class:
         return entry.resource_class == container.resource_class
@@ -117,7 +117,7 @@ def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
     return quotas.least_charge(container.cards, container.mem, smallest(container) if container.whole else 0)
 
 
-def _used(standing: QuotaStanding, entry: Entry) -> Charge:
+def _used(standing: QuotaStanding, entry: QuotaEntry) -> Charge:
     return standing.used.get((entry.resource_class, entry.model), NOTHING)
 
 
@@ -127,5 +127,5 @@ def _describe_usage_command(namespace: str) -> str:
     return f"; the GPUQuotas of namespace {namespace} say what is used and allowed: {show}"
 
 
-def _describe_entry(entry: Entry) -> str:
+def _describe_entry(entry: QuotaEntry) -> str:
     return f"class {entry.resource_class}" if entry.resource_class else "every card"

@@ -149,4 +149,4 @@ def _answer_failure(error: Exception, lines: LineLimit) -> Response:
 
 
 def _text_response(message: str, status: int) -> Response:
-    return Response(wording.message(message) + "\n", status, mimetype="text/plain")
+    return Response(wording.sanitize_message(message) + "\n", status, mimetype="text/plain")

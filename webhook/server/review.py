@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from cardwise.core.values import objectnames, wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 from cardwise.kube import wire
 from webhook.server import sizes
 from webhook.templates import templates
@@ -343,7 +343,9 @@ def decode(body: bytes) -> Review:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadReview(f"the body is no {KIND}: {error}") from error
     if (envelope.api_version, envelope.kind) != (API_VERSION, KIND):
-        raise BadReview(f"expected {API_VERSION} {KIND}, got {quoted(envelope.api_version)} {quoted(envelope.kind)}")
+        raise BadReview(
+            f"expected {API_VERSION} {KIND}, got {quote_text(envelope.api_version)} {quote_text(envelope.kind)}"
+        )
     request = envelope.request
     resource = request.resource.resource
     compared = resource in _WITH_OLD_OBJECT and request.operation == UPDATE and bytes(request.old_object) != b"null"
@@ -393,7 +395,7 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
     except RecursionError as error:  # to make objects of it may take more than to skip it
         raise Unreadable(request.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        kind = wording.message(resource, 80)
+        kind = wording.sanitize_message(resource, 80)
         problem = f"{field} is not shaped like one of {kind}: {error}; correct the field that is named"
         raise Unreadable(request.uid, problem) from error
 
@@ -413,7 +415,7 @@ def _check_names(request: _Request, manifest: Json) -> None:
     ):
         if text and not is_valid(text):
             rule = "63 of a-z, 0-9 and '-'" if is_valid is objectnames.is_label else "253 of a-z, 0-9, '-' and '.'"
-            raise Unreadable(request.uid, f"{path}: {quoted(text)} is no name in Kubernetes; write at most {rule}")
+            raise Unreadable(request.uid, f"{path}: {quote_text(text)} is no name in Kubernetes; write at most {rule}")
     if kind in _NAMESPACED and not request.namespace:
         raise Unreadable(request.uid, "request.namespace: is empty; name the namespace of the object")
 
@@ -431,11 +433,11 @@ def encode(uid: str, decision: Decision) -> bytes:
     """The answer. What it says to people has bounds, whatever they wrote and however much is wrong with it."""
     response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
-        response["status"] = {"code": 422, "reason": "Invalid", "message": wording.message(decision.message)}
+        response["status"] = {"code": 422, "reason": "Invalid", "message": wording.sanitize_message(decision.message)}
     if decision.warnings:
-        response["warnings"] = [wording.message(warning) for warning in decision.warnings[:_MOST_WARNINGS]]
+        response["warnings"] = [wording.sanitize_message(warning) for warning in decision.warnings[:_MOST_WARNINGS]]
         if (omitted := len(decision.warnings) - _MOST_WARNINGS) > 0:
-            response["warnings"][-1] = f"and {wording.count(omitted + 1, 'more warning')}"
+            response["warnings"][-1] = f"and {wording.pluralize(omitted + 1, 'more warning')}"
     if decision.allowed and decision.patch:
         # Bytes become base64, which is what the field wants.
         response |= {"patchType": "JSONPatch", "patch": _encode(decision.patch)}

@@ -42,7 +42,7 @@ def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str
     try:
         client = options.load_client(context)
         query = paths.label_query(names.NODE_LABEL, node) if node else None
-        listed = client.items(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
+        listed = client.list_as(paths.extendedresources(), _CARDS, query, _SUGGESTED, timeout=_SUGGEST_SECONDS)
         cards = list(islice(listed, _SUGGESTED))
     except (errors.KubeError, errors.KubeConfigError):
         return []
@@ -205,7 +205,7 @@ def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
 
 
 def _resources(client: KubeClient, query: dict[str, str] | None = None) -> Iterator[ExtendedResource]:
-    return client.items(paths.extendedresources(), _CARDS, query)
+    return client.list_as(paths.extendedresources(), _CARDS, query)
 
 
 def _has_prefix(name: str, prefix: str) -> bool:

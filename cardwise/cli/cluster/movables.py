@@ -165,7 +165,7 @@ def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset
     The cards of a node that is gone may still be known.
     """
     allowed = eligible.nodes(pod, nodes)
-    return None if ledger.by_name().keys() <= allowed else allowed
+    return None if ledger.nodes_by_name().keys() <= allowed else allowed
 
 
 def usual_tolerations(seen: ClusterFacts, ledger: Ledger) -> list[Json]:

@@ -75,7 +75,7 @@ def read_closed_reasons(client: KubeClient, names: Sequence[str]) -> dict[str, s
     states: dict[str, str] = {}
     try:
         for selector in selectors:
-            states |= closed_reasons(client.items(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | selector, 0))
+            states |= closed_reasons(client.list_as(paths.nodes(), wire.ListOf[Json], _FROM_CACHE | selector, 0))
     except errors.Forbidden:
         return {}
     return {name: states[name] for name in names if name in states}

@@ -72,14 +72,16 @@ def parse_event(manifest: Json) -> Event | None:
         return None
     return Event(
         at=at,
-        reason=wording.message(str(manifest.get("reason") or ""), _MOST_WORD),
-        message=wording.message(str(manifest.get("message") or "")),
+        reason=wording.sanitize_message(str(manifest.get("reason") or ""), _MOST_WORD),
+        message=wording.sanitize_message(str(manifest.get("message") or "")),
         kind=kind,
         name=name,
         uid=str(about.get("uid") or ""),
         warns=manifest.get("type") == "Warning",
         namespace=namespace,
-        writer=wording.message(str(manifest.get("reportingComponent") or source.get("component") or ""), _MOST_WORD),
+        writer=wording.sanitize_message(
+            str(manifest.get("reportingComponent") or source.get("component") or ""), _MOST_WORD
+        ),
     )
 
 

@@ -53,7 +53,7 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
     if not policy:
         note = f"the {configmap} names no policy"
     elif policy not in policies.POLICIES:
-        note = f"the {configmap} names a policy that is not known here ({wording.quoted(policy)})"
+        note = f"the {configmap} names a policy that is not known here ({wording.quote_text(policy)})"
     return Published(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
 
 

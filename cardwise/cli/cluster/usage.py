@@ -149,7 +149,7 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
     query = dict(_FROM_CACHE)
     if nodes:
         query |= paths.label_in_query(names.NODE_LABEL, sorted(nodes))
-    resources = client.items(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
+    resources = client.list_as(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
     # The label is what its writer made it: another node's card can carry it.
     return [
         _card(resource)
@@ -250,13 +250,13 @@ def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
 def _pods(client: KubeClient, node: str) -> list[_Pod]:
     """The pods of the node; "": of all nodes."""
     query = _FROM_CACHE | (paths.field_query("spec.nodeName", node) if node else {})
-    return list(client.items(paths.pods(), wire.ListOf[_Pod], query, 0))
+    return list(client.list_as(paths.pods(), wire.ListOf[_Pod], query, 0))
 
 
 def _own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
     """Pods of the client's namespace; None where they may not be read either."""
     try:
-        pods = list(client.items(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
+        pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
     except errors.Forbidden:
         return None
     return _holders(pod for pod in pods if pod.spec.node_name in nodes)
@@ -317,7 +317,7 @@ def _measured(
 
 def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
     """Names of the managers' pods by node."""
-    pods = client.items(paths.pods(installed), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
+    pods = client.list_as(paths.pods(installed), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}
 
 

@@ -39,5 +39,5 @@ def uncordon(card: str) -> None:
 
 
 def _describe_cordon(card: ExtendedResource) -> str:
-    reason = wording.message(card.spec.cordon.reason)
+    reason = wording.sanitize_message(card.spec.cordon.reason)
     return cordons.author(card) + (f": {reason}" if reason else "")

@@ -306,7 +306,7 @@ def _search_plan(
 def _count_barred(ledger: Ledger, allowed: frozenset[str] | None) -> str:
     with_cards = [node.name for node in ledger.nodes()]
     barred = sum(name not in allowed for name in with_cards) if allowed is not None else 0
-    return f"{barred} of {wording.count(len(with_cards), 'node')} with cards" if barred else ""
+    return f"{barred} of {wording.pluralize(len(with_cards), 'node')} with cards" if barred else ""
 
 
 def format_outcome(outcome: DefragOutcome) -> str:
@@ -320,7 +320,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
         return "\n".join(lines) + "\n"
     if not move_plan.moves:
         return f"{lines[0]} Nothing has to move.\n"
-    lines.append(f"{wording.count(len(move_plan.moves), 'pod')} would move{_describe_bound(move_plan)}:")
+    lines.append(f"{wording.pluralize(len(move_plan.moves), 'pod')} would move{_describe_bound(move_plan)}:")
     rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
     for i, (move, pod, owner, fits) in enumerate(outcome.steps(), 1):
         row = [
@@ -356,20 +356,22 @@ def _describe_fits(fits: int, wanted: DefragRequest, *, least: bool = False) -> 
     at = "at least " * least
     noun, shape = wanted.text.split(" ", 1) if wanted.text.startswith("pod ") else (wanted.text, "")
     if shape:
-        return f"there is room for {at}{wording.count(fits, noun)} of {shape}"
+        return f"there is room for {at}{wording.pluralize(fits, noun)} of {shape}"
     head, _, tail = noun.partition(" of class ")
-    return f"there {'is' if fits == 1 else 'are'} {at}{wording.count(fits, head)}{f' of class {tail}' if tail else ''}"
+    return (
+        f"there {'is' if fits == 1 else 'are'} {at}{wording.pluralize(fits, head)}{f' of class {tail}' if tail else ''}"
+    )
 
 
 def _describe_failure(outcome: DefragOutcome) -> list[str]:
     move_plan, wanted = outcome.plan, outcome.wanted
     verdict = f"{'There is no way' if move_plan.searched else 'No way was found'} to move pods for that"
     if wanted.max_moves is not None:
-        verdict += f" by at most {wording.count(wanted.max_moves, 'move')}"
+        verdict += f" by at most {wording.pluralize(wanted.max_moves, 'move')}"
     if not wanted.cordon:
         verdict += " without cordoning their cards meanwhile"
     if move_plan.moves:
-        moves = wording.count(len(move_plan.moves), "move")
+        moves = wording.pluralize(len(move_plan.moves), "move")
         verdict += f"; the best that was found: {_describe_fits(move_plan.fits[-1], wanted)}, by {moves}"
     lines = [f"{verdict}."]
     if not move_plan.searched:
@@ -380,7 +382,7 @@ def _describe_failure(outcome: DefragOutcome) -> list[str]:
         )
     if outcome.barred:
         lines.append(f"No room: {outcome.barred}, by a taint or by what the pod asks of its node.")
-    lines.append(f"{wording.count(len(outcome.movable.pods), 'pod')} may be moved.")
+    lines.append(f"{wording.pluralize(len(outcome.movable.pods), 'pod')} may be moved.")
     for reason, count in sorted(outcome.movable.unmovable.items(), key=lambda pair: (-pair[1], pair[0])):
         lines.append(f"Not so those that {reason}: {count}.")
     return lines

@@ -197,7 +197,7 @@ class Drain:
     def _on_card(self) -> list[_Pod]:
         """The pods that hold something of the card."""
         query = paths.field_query("spec.nodeName", self.card.spec.node)
-        return [pod for pod in self.client.items(paths.pods(), wire.ListOf[_Pod], query) if self._holds(pod)]
+        return [pod for pod in self.client.list_as(paths.pods(), wire.ListOf[_Pod], query) if self._holds(pod)]
 
     def _holds(self, pod: _Pod) -> bool:
         if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in pod.metadata.annotations:

@@ -180,7 +180,7 @@ def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[M
 
 
 def _summarize_node(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:
-    ascending = state.ascending()
+    ascending = state.codes_fullest_first()
     return NodeSummary(
         name=state.name,
         models=tuple(dict.fromkeys(card.model or "unknown" for card in state.cards)),

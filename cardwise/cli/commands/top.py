@@ -143,7 +143,9 @@ class TopView:
             return "no card is shared: `cardwise doctor` says why\n"
         hidden = len(seen.everything) - len(seen.shown)
         hidden_note = (
-            f"{wording.count(hidden, 'more node')}, less used; --limit shows more, NODE one of them\n" if hidden else ""
+            f"{wording.pluralize(hidden, 'more node')}, less used; --limit shows more, NODE one of them\n"
+            if hidden
+            else ""
         )
         notes = "".join(f"{console.clean_line(f'note: {note}')}\n" for note in seen.notes)
         return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{hidden_note}{notes}"
@@ -171,7 +173,7 @@ def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
                 view.refresh(_terminal_size()[1])
                 problem = ""
             except errors.KubeError as error:
-                problem = f"; not of now: {wording.message(str(error))}"
+                problem = f"; not of now: {wording.sanitize_message(str(error))}"
 
 
 def _terminal_size() -> tuple[int, int]:

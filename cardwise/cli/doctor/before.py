@@ -276,7 +276,7 @@ def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     """Tries by dry runs whether the namespace admits a pod like those on nodes, and its PriorityClass."""
     plain = _dry_run(client, namespace, {})
     if plain is not None:
-        text = f"{namespace} refuses a pod like those on nodes: {wording.message(plain.message)}"
+        text = f"{namespace} refuses a pod like those on nodes: {wording.sanitize_message(plain.message)}"
         if isinstance(plain, errors.Forbidden) and "violates PodSecurity" in plain.message:
             yield Finding("admission", Severity.PROBLEM, text, repairs.label_namespace(namespace))
         else:
@@ -293,7 +293,7 @@ def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
             )
             yield Finding("admission", Severity.OK, text)
         else:
-            text = f"{namespace} refuses pods of PriorityClass {priority}: {wording.message(refusal.message)}"
+            text = f"{namespace} refuses pods of PriorityClass {priority}: {wording.sanitize_message(refusal.message)}"
             remedy = (
                 "let the ResourceQuota of this PriorityClass there admit more pods, or set priorityClassName of parts"
             )
@@ -325,7 +325,7 @@ def other_plugins(seen: Preview) -> Iterator[Finding]:
             yield other
     if contested:
         text = (
-            f"{finding.name_nodes(sorted(contested))}, {wording.count(sum(contested.values()), 'card')}: NVIDIA's "
+            f"{finding.name_nodes(sorted(contested))}, {wording.pluralize(sum(contested.values()), 'card')}: NVIDIA's "
             "device plugin offers them, and Cardwise takes none of these while it does"
         )
         remedy = (
@@ -362,7 +362,7 @@ def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
         for reason in bypasses.find_bypasses(spec):
             by_reason.setdefault(reason, []).append(f"{kind} {name_of(manifest)}")
     for reason, workloads in by_reason.items():
-        listed = f"{wording.count(len(workloads), 'workload')} ({wording.enumerate_first(sorted(workloads), _FEW)})"
+        listed = f"{wording.pluralize(len(workloads), 'workload')} ({wording.enumerate_first(sorted(workloads), _FEW)})"
         text = f"{listed} would be refused when created again, because of {reason.text}"
         yield Finding("policies", Severity.WARNING, text, reason.remedy)
     lists = {"pods", "daemonsets", "deployments", "statefulsets", "replicasets", "jobs", "cronjobs"}

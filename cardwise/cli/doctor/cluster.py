@@ -86,7 +86,7 @@ def runtimes(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "card-access",
             Severity.OK,
-            f"{wording.count(closed, 'node')} with cards given by CDI: a container opens no other",
+            f"{wording.pluralize(closed, 'node')} with cards given by CDI: a container opens no other",
         )
 
 
@@ -118,7 +118,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "clocks",
             Severity.OK,
-            f"the clocks agree with the API server's on {wording.count(len(facts.node_leases), 'node')}",
+            f"the clocks agree with the API server's on {wording.pluralize(len(facts.node_leases), 'node')}",
         )
 
 
@@ -143,7 +143,7 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
     is_shared = bool(theirs)
     if theirs:
         cards = sum(int(number) for number in theirs.values() if number.isdigit())
-        subject = f"{finding.name_nodes(list(theirs))}, {wording.count(cards, 'card')}"
+        subject = f"{finding.name_nodes(list(theirs))}, {wording.pluralize(cards, 'card')}"
         yield Finding(
             "other-plugins",
             Severity.WARNING,

@@ -179,8 +179,8 @@ def _failure_reason(pod: Json) -> str:
         end = state.get("terminated") or state.get("waiting") or {}
         if end.get("reason"):
             message = f": {end['message']}" if end.get("message") else ""
-            return wording.message(f"{end['reason']}{message}", _SHOWN)
-    return wording.message(": ".join(filter(None, (status.get("reason"), status.get("message")))), _SHOWN)
+            return wording.sanitize_message(f"{end['reason']}{message}", _SHOWN)
+    return wording.sanitize_message(": ".join(filter(None, (status.get("reason"), status.get("message")))), _SHOWN)
 
 
 def _judge_results(
@@ -212,5 +212,5 @@ def _judge_results(
         yield Finding(CHECK, Severity.NOTE, text + detail, remedy)
     closed = sum(probed.has_run and not cards[node] for node, probed in probe_results.items())
     if closed:
-        text = f"a pod that asks for no card gets none by {by} on {wording.count(closed, 'node')}"
+        text = f"a pod that asks for no card gets none by {by} on {wording.pluralize(closed, 'node')}"
         yield Finding(CHECK, Severity.OK, text)

@@ -82,7 +82,7 @@ def table(findings: Sequence[Finding], kinds: int = KINDS) -> str:
         if finding.remedy:
             shown.append(f"{'':{_WIDTH}}  -> {console.clean_line(finding.remedy)}")
     counts = ", ".join(
-        f"{number} ok" if level is Severity.OK else wording.count(number, level)
+        f"{number} ok" if level is Severity.OK else wording.pluralize(number, level)
         for level in reversed(Severity)
         for number in [sum(finding.level is level for finding in findings)]
     )

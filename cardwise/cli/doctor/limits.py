@@ -59,7 +59,8 @@ def resource_quotas(facts: Facts) -> Iterator[Finding]:
         open_ = sorted(
             namespace
             for namespace, keys in of_namespace.items()
-            if quotas.uncounted(keys) == missing and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing)
+            if quotas.uncounted_key(keys) == missing
+            and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing)
         )
         if open_:
             uncounted = "whole cards, by gpu-count or a class," if missing == quotas.WHOLE_CARDS else "shares"
@@ -85,7 +86,7 @@ def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing:
         if manifest["metadata"]["namespace"] != namespace:
             continue
         try:
-            if quotas.counts_instead(quotas.parse(manifest), missing):
+            if quotas.counts_in_place_of(quotas.parse(manifest), missing):
                 return True
         except InvalidRequest:
             continue

@@ -277,7 +277,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
     cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
     usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
     for reason, some in _group_by_reason(
-        sick, lambda card: wording.message(card["status"].get("reason") or "no reason told")
+        sick, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason told")
     ).items():
         text = f"{_name_cards(some)} unhealthy: {reason}"
         remedy = "nobody gets a card before one is well: fix that, or give others to Cardwise (nodes.cards)"
@@ -306,7 +306,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
     if "nodes" not in facts.unread:  # of a node that takes no pods another finding tells
         withheld |= {card["spec"]["uuid"] for card in facts.cards if card["spec"]["node"] in closed}
     if usable := len(facts.cards) - len(withheld):
-        text = f"{number} on {wording.count(len(with_cards), 'node')}, {usable} usable"
+        text = f"{number} on {wording.pluralize(len(with_cards), 'node')}, {usable} usable"
         yield Finding("cards", Severity.OK, text)
 
 
@@ -441,7 +441,7 @@ def mps(facts: Facts) -> Iterator[Finding]:
             yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
     ready = sum(status.get("state") in _USABLE for status in reported.values())
     if ready:
-        yield Finding("mps", Severity.OK, f"MPS of {wording.count(ready, 'card')} is ready or off on purpose")
+        yield Finding("mps", Severity.OK, f"MPS of {wording.pluralize(ready, 'card')} is ready or off on purpose")
 
 
 def _mps_remedy(facts: Facts, reason: str) -> str:
@@ -461,7 +461,7 @@ def _mps_remedy(facts: Facts, reason: str) -> str:
 
 
 def _mps_reason(card: Json) -> str:
-    return wording.message(card["status"]["mps"].get("reason") or "no reason told")
+    return wording.sanitize_message(card["status"]["mps"].get("reason") or "no reason told")
 
 
 def _is_card(card: Json) -> bool:

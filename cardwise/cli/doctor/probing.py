@@ -247,7 +247,7 @@ def _barring(nodes: Sequence[Json], pod: Json) -> Collection[str]:
 
 def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> Finding:
     """What kube-scheduler's message says of the installation. `nodes`: None where they are not known."""
-    shown = wording.message(message)
+    shown = wording.sanitize_message(message)
     barring = _barring(nodes or (), pod) if _TAINTED in message else ()
     if barring:
         some = wording.enumerate_first([*map(wording.quote_unless_name, barring)], _FEW)

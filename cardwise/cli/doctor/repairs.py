@@ -108,7 +108,7 @@ def _group_names(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
 
 
 def _describe_omitted(pods: Sequence[Json]) -> str:
-    return f" (and so on: {wording.count(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
+    return f" (and so on: {wording.pluralize(len(pods) - _MOST, 'more pod')})" if len(pods) > _MOST else ""
 
 
 def log(facts: Facts, pod: str, *, previous: bool = False) -> str:

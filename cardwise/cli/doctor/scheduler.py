@@ -32,7 +32,7 @@ def stranded(facts: Facts) -> Iterator[Finding]:
         return
     alone = len(pods) == 1
     text = (
-        f"{wording.count(len(pods), 'pod')} ({wording.enumerate_first(pods, _FEW)}) "
+        f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first(pods, _FEW)}) "
         f"wait{'s' * alone} for the scheduler "
         f"{names.SCHEDULER}, which is not here any more: nobody places {'it' if alone else 'them'}"
     )
@@ -75,7 +75,7 @@ def deleted(facts: Facts) -> Iterator[Finding]:
     if pods:
         writers = sorted({quote_unless_name(event.writer) if event.writer else "no name" for event in events})
         text = (
-            f"in the last 10 minutes {wording.count(len(pods), 'pod')} "
+            f"in the last 10 minutes {wording.pluralize(len(pods), 'pod')} "
             f"({wording.enumerate_first(pods, _FEW)}) disappeared: bound "
             "without the extender, so without a card, and deleted, by Events "
             f"of {wording.enumerate_first(writers, _FEW)}"

@@ -59,7 +59,7 @@ def uncreated(facts: Facts) -> Iterator[Finding]:
         if ours and is_recent(facts, event, _CREATION) and _lacks_pods(facts, kind, name):
             latest[kind, name] = event.message
     for (kind, name), message in latest.items():
-        refused = wording.message(podevents.refusal_cause(message), _SHOWN)
+        refused = wording.sanitize_message(podevents.refusal_cause(message), _SHOWN)
         text = f"no pod of {kind} {name} can be created: {refused}"
         remedy = _admission_remedy(facts, name, message)
         retry = workloads.retry_command(facts.installed, f"{kind.lower()} {name}")
@@ -194,7 +194,7 @@ def _state_of_dead_node(facts: Facts, pod: Json) -> str:
 def _failed_job(component: str, status: Json) -> _Fault:
     ends = [(status.get("state") or {}).get("terminated") or {} for status in status.get("containerStatuses") or ()]
     reason = next((error for error in map(_last_error, ends) if error), str(status.get("message") or ""))
-    return _Fault(component, "failed", wording.message(reason, _SHOWN), "log")
+    return _Fault(component, "failed", wording.sanitize_message(reason, _SHOWN), "log")
 
 
 def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fault | None:
@@ -202,7 +202,10 @@ def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fau
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     reason = str(waiting.get("reason") or "")
     if reason not in ("", _BACK_OFF, "ContainerCreating", "PodInitializing"):
-        message, named = wording.message(str(waiting.get("message") or ""), _SHOWN), wording.quote_unless_name(reason)
+        message, named = (
+            wording.sanitize_message(str(waiting.get("message") or ""), _SHOWN),
+            wording.quote_unless_name(reason),
+        )
         return _Fault(component, "does not start", f"{named}: {message}" if message else named, "describe")
     end = ended or (container.get("lastState") or {}).get("terminated") or {}
     if not (reason == _BACK_OFF or ended.get("exitCode") or _has_just_crashed(facts, container, end)):
@@ -210,7 +213,7 @@ def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fau
     error = _last_error(end) or f"exit code {end.get('exitCode')}, and nothing in its log"
     if end.get("reason") == _MEMORY:
         error = f"{_MEMORY}: it uses more memory than its limit"
-    return _Fault(component, "crashes, last error", wording.message(error, _SHOWN), "previous log")
+    return _Fault(component, "crashes, last error", wording.sanitize_message(error, _SHOWN), "previous log")
 
 
 def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
@@ -256,7 +259,7 @@ def _reason_of_start(facts: Facts, pod: Json) -> str:
     if not events:
         return ""
     last = max(events, key=lambda event: event.time)
-    return f"{wording.quote_unless_name(last.reason)}: {wording.message(last.message, _SHOWN)}"
+    return f"{wording.quote_unless_name(last.reason)}: {wording.sanitize_message(last.message, _SHOWN)}"
 
 
 def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:

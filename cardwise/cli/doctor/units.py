@@ -26,7 +26,7 @@ def bare_numbers(facts: Facts) -> Iterator[Finding]:
         if unit_label in list(Unit):
             named[Unit(unit_label)].append(name)
         elif unit_label is not None:
-            label = f"its label {names.GPU_MEM_UNIT} says {wording.quoted(unit_label)}"
+            label = f"its label {names.GPU_MEM_UNIT} says {wording.quote_text(unit_label)}"
             text = f"namespace {name}: {label}, no unit, which counts for nothing"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
     ours = _configured_unit(facts.mutating)

@@ -24,7 +24,7 @@ def unrewritten(facts: Facts) -> Iterator[Finding]:
         return
     alone = len(pods) == 1
     text = (
-        f"{wording.count(len(pods), 'pod')} ({wording.enumerate_first([name_of(pod) for pod in pods], _FEW)}) "
+        f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first([name_of(pod) for pod in pods], _FEW)}) "
         f"{'was' if alone else 'were'} created while the webhook was not there: "
         f"{'it waits' if alone else 'they wait'} for ever"
     )

@@ -31,7 +31,9 @@ def explain_workload(workload: WorkloadState) -> list[str]:
     running = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
     wanted = _desired_pods(workload)
     if workload.refused and (wanted is None or running < wanted):
-        lines.append(f"Kubernetes could not create one: {wording.message(podevents.refusal_cause(workload.refused))}")
+        lines.append(
+            f"Kubernetes could not create one: {wording.sanitize_message(podevents.refusal_cause(workload.refused))}"
+        )
         namespace = workload.manifest["metadata"]["namespace"]
         retry = workloads.retry_command(namespace, workload.refused_maker)
         lines.append(
@@ -117,7 +119,7 @@ def _explain_job(job: Json) -> Iterator[str]:
         yield "It is to have none at a time (spec.parallelism is 0)."
     if end := _end_condition(job):
         reason = ": ".join(filter(None, (end.get("reason"), end.get("message"))))
-        says = f" Its status says: {wording.message(reason)}" if end["type"] == "Failed" and reason else ""
+        says = f" Its status says: {wording.sanitize_message(reason)}" if end["type"] == "Failed" and reason else ""
         yield f"It {'is complete' if end['type'] == 'Complete' else 'has failed'}: no more pods are made.{says}"
 
 
@@ -144,7 +146,7 @@ def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
         zone = f" {quote_unless_name(spec['timeZone'])}" if spec.get("timeZone") else ""
         last = status.get("lastScheduleTime")
         when = f"its last job was made at {quote_unless_name(last)}" if last else "it has not made a job yet"
-        yield f"It is not due: its schedule is {wording.quoted(spec.get('schedule', '?'))}{zone}, and {when}."
+        yield f"It is not due: its schedule is {wording.quote_text(spec.get('schedule', '?'))}{zone}, and {when}."
 
 
 def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
@@ -155,7 +157,7 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
     for event in events[-_FEW:]:
         by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
         reason = quote_unless_name(event.reason)
-        lines.append(f"  {event.at} {reason}: {by}{wording.message(event.message)}")
+        lines.append(f"  {event.at} {reason}: {by}{wording.sanitize_message(event.message)}")
     if any(event.reason == names.BOUND_WITHOUT_EXTENDER for event in events):
         lines.append(
             f"It got no GPU, since {_UNWIRED.format(them='it')}; until then a pod that is made in its place is deleted "

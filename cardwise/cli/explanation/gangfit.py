@@ -84,6 +84,6 @@ def _quotas(namespace: str, members: dict[str, PodRequest], survey: Survey) -> l
         lines += [
             f"Its gang cannot start: its {len(members)} waiting members ask for {limit.requested} {limit.unit} of "
             f"{quotas.title(entry)} together, and GPUQuota {quota.name} allows {limit.hard}."
-            for limit in quotas.exceeded(entry, NOTHING, charge)
+            for limit in quotas.exceeded_limits(entry, NOTHING, charge)
         ]
     return lines

@@ -270,7 +270,7 @@ def explain_gang(view: GangView) -> list[str]:
         on = [f"{quote_unless_name(reservation.node)} ({reservation.cards})" for reservation in view.reserved]
         lines.append(f"Cards held for it: {view.cards}, on {wording.enumerate_first(on, _FEW_NODES, 'node')}.")
     if view.reason:
-        lines.append(f"Last said of it: {wording.message(view.reason)}.")
+        lines.append(f"Last said of it: {wording.sanitize_message(view.reason)}.")
     return lines
 
 
@@ -466,7 +466,7 @@ def _explain_device_class(name: str, survey: Survey) -> str:
     free = {node.name: sum(node.is_free(device) for device in of_node) for node, of_node in nodes.items()}
     sick = sum(not device.healthy for device in devices)
     return (
-        f"Of class {name}: {wording.count(len(devices), 'device')} on {_listed(counts)}"
+        f"Of class {name}: {wording.pluralize(len(devices), 'device')} on {_listed(counts)}"
         + (f", {sick} of them unhealthy" if sick else "")
         + f"; free: {_listed(free) or 'none'}."
     )
@@ -502,7 +502,7 @@ def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) ->
             + (f", {counted.requested} asked" if counted.requested else "")
             for counted in quotas.limits(entry, view.used, charge)
         )
-        closes = "closes" if quotas.exceeded(entry, view.used, charge) else "on"
+        closes = "closes" if quotas.exceeded_limits(entry, view.used, charge) else "on"
         lines.append(f"GPUQuota {view.quota.name} {closes} {quotas.title(entry)}: {amounts}.")
     return lines
 
@@ -519,7 +519,7 @@ def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> l
         used = survey.ledger.used(namespace, headroom.entry)
         full = ", ".join(
             f"{limit.used} of {limit.hard} {limit.unit} used, {limit.requested} asked"
-            for limit in quotas.exceeded(headroom.entry, used, charge)
+            for limit in quotas.exceeded_limits(headroom.entry, used, charge)
         )
         steer = "" if everywhere else "; cards that it does not limit are open"
         lines.append(f"GPUQuota {quota.name} closes {quotas.title(headroom.entry)}: {full}{steer}.")

@@ -53,7 +53,7 @@ def explain_pod(
     node = spec.get("nodeName")
     if status.get("phase") in names.FINISHED_PHASES:
         reason = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        says = [f"Its status says: {wording.message(reason)}"] if reason else []
+        says = [f"Its status says: {wording.sanitize_message(reason)}"] if reason else []
         lines = [f"{subject} has ended ({status['phase']}) and holds nothing.", *says, *_explain_exits(pod)]
         if status.get("reason") == _NOT_ADMITTED:
             lines += _not_admitted(pod)
@@ -209,7 +209,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
             not_yet = "Its containers have ended." if over else "It runs."
         lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
     if around.warning is not None:
-        message, reason = wording.message(around.warning.message), quote_unless_name(around.warning.reason)
+        message, reason = wording.sanitize_message(around.warning.message), quote_unless_name(around.warning.reason)
         lines.append(f"  its last warning ({reason}, {around.warning.at}): {message}")
     return join_lines(
         [*lines, *_explain_containers(pod), *_explain_deletion(pod, around), *holdups.explain_node_state(pod, around)]
@@ -265,7 +265,7 @@ def _explain_containers(pod: Json) -> list[str]:
             continue
         ended = (status.get("lastState") or {}).get("terminated") or {}
         last = f"; it ended with {_describe_exit(ended)}" if "exitCode" in ended else ""
-        message = f": {wording.message(waits['message'])}" if waits.get("message") else ""
+        message = f": {wording.sanitize_message(waits['message'])}" if waits.get("message") else ""
         lines.append(f"  {kind} {name} does not run: {quote_unless_name(waits['reason'])}{last}{message}")
     return lines
 
@@ -356,7 +356,7 @@ def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare)
 def _describe_health_reason(survey: Survey, uuid: str) -> str:
     """Why a card is unhealthy, in brackets; "" where nobody has said."""
     reason = next((resource.status.reason for resource in survey.resources if resource.spec.uuid == uuid), "")
-    return f" ({wording.message(reason)})" if reason else ""
+    return f" ({wording.sanitize_message(reason)})" if reason else ""
 
 
 def _describe_device_state(survey: Survey, node: str, share: assignment.DeviceShare) -> str:
@@ -380,7 +380,7 @@ def _explain_waiting(
     around: Surroundings,
 ) -> str:
     message = workloads.scheduler_message(pod)
-    lines = [f"kube-scheduler says: {wording.message(message)}"] if message else []
+    lines = [f"kube-scheduler says: {wording.sanitize_message(message)}"] if message else []
     lines += holdups.explain_installation(pod, around)
     unplaced = holdups.explain_scheduler(pod, around)
     lines += unplaced
@@ -449,7 +449,7 @@ def _describe_order(policy: str, ranked: Mapping[str, int] | None, settings: Pub
 
 
 def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStatus) -> str:
-    reason = f" ({wording.message(status.reason)})" if status.reason else ""
+    reason = f" ({wording.sanitize_message(status.reason)})" if status.reason else ""
     sick = f", unhealthy{reason}" * (not card.healthy) + ", cordoned" * card.cordoned
     short = f", {card.short} MiB short" if card.short else ""
     by = (
@@ -458,7 +458,7 @@ def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStat
         else ""
     )
     closed = _CLOSED.get(card.closed, "") + (_describe_mps(status.mps) if card.closed == "mps" else "")
-    model = wording.message(card.model, _MOST_MODEL)
+    model = wording.sanitize_message(card.model, _MOST_MODEL)
     return f"    card {card.index} {model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
 
 
@@ -467,7 +467,8 @@ def _describe_mps(status: wire.MpsStatus | None) -> str:
     if status is None:
         return " (the node has no manager)"
     alone = ", one user at a time" * (not status.multi_user)
-    return f" ({quote_unless_name(status.state)}{alone}{': ' * bool(status.reason)}{wording.message(status.reason)})"
+    reason = f": {wording.sanitize_message(status.reason)}" if status.reason else ""
+    return f" ({quote_unless_name(status.state)}{alone}{reason})"
 
 
 def _shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:
@@ -482,7 +483,7 @@ def _describe_devices(view: explanation.DevicesView) -> str:
     short, sick = view.requested - view.free, view.total - view.healthy
     by = ", ".join(sorted(f"{holding.namespace}/{holding.marked_name}" for holding in view.holders))
     return (
-        f"{view.resource_class}: {view.requested} asked, {view.free} of {wording.count(view.total, 'device')} free"
+        f"{view.resource_class}: {view.requested} asked, {view.free} of {wording.pluralize(view.total, 'device')} free"
         + (f", {short} short" if short > 0 else "")
         + (f", {sick} unhealthy" if sick else "")
         + (f", held by {by}" if by else "")

@@ -14,7 +14,8 @@ def align_rows(rows: Sequence[Sequence[str]]) -> str:
     No cell but the last of a row makes its column wide.
     """
     rows = [
-        [*(wording.message(cell, _MOST_CELL) for cell in row[:-1]), *map(wording.message, row[-1:])] for row in rows
+        [*(wording.sanitize_message(cell, _MOST_CELL) for cell in row[:-1]), *map(wording.sanitize_message, row[-1:])]
+        for row in rows
     ]
     widths: list[int] = []
     for row in rows:

@@ -22,9 +22,9 @@ def headline(nodes: Sequence[NodeUsage]) -> str:
     cards = [card for node in nodes for card in node.cards]
     granted, total = granted_of(cards), sum(card.total for card in cards)
     sick, cordoned = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
+    number = f"{wording.pluralize(len(cards), 'card')} on {wording.pluralize(len(nodes), 'node')}"
     return (
-        f"{wording.count(len(cards), 'card')} on {wording.count(len(nodes), 'node')}: {granted} of {total} MiB granted "
-        f"({format_percent(granted, total)})"
+        f"{number}: {granted} of {total} MiB granted ({format_percent(granted, total)})"
         + f", {sick} unhealthy" * bool(sick)
         + f", {cordoned} cordoned" * bool(cordoned)
     )

@@ -16,7 +16,7 @@ from cardwise.core.api import names
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.values import quantity
 from cardwise.core.values.quantity import MOST_MIB, MiB, Percent
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 _VERSION = 1
 _LEGACY_KEY = "pod"  # gpushare knows the pod only, not its containers
@@ -209,7 +209,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
         truth = loads(text)
         if truth["v"] != _VERSION:
             raise InvalidAssignment(
-                f"{names.ASSIGNMENT} has version {quoted(truth['v'])}, this program reads {_VERSION}"
+                f"{names.ASSIGNMENT} has version {quote_text(truth['v'])}, this program reads {_VERSION}"
             )
         containers = {
             _text(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
@@ -218,7 +218,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidAssignment):
             raise
-        raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {quoted(text)}") from error
+        raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {quote_text(text)}") from error
     if not (containers or devices) or not all(containers.values()) or not all(devices.values()):
         raise InvalidAssignment(f"{names.ASSIGNMENT} names no card")
     return Assignment(containers, devices)

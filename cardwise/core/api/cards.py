@@ -35,6 +35,6 @@ class Card:
     mps: CardMps | None = None
 
     @property
-    def takes(self) -> bool:
+    def accepts_shares(self) -> bool:
         """Whether it takes new shares, as far as that depends on the card alone."""
         return self.healthy and not self.cordoned

@@ -20,7 +20,7 @@ from cardwise.core.api.selectors import Expression, Selector
 from cardwise.core.values import amounts, objectnames, quantity
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB, Percent
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 KIND = "nvidia-gpu"  # of all cards; the value of the label that tells them from other devices
 _KIND_LABEL, _MODEL_LABEL = "kind", "model"
@@ -181,7 +181,9 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
     field = written[0] if written else "selector"
     priority = spec.get("priority", 0)
     if type(priority) is not int or priority not in _PRIORITIES:
-        raise InvalidRequest("spec.priority", f"{quoted(priority)} is out of range", "write a whole number such as 10")
+        raise InvalidRequest(
+            "spec.priority", f"{quote_text(priority)} is out of range", "write a whole number such as 10"
+        )
     selector = selectors.parse(spec.get(field), f"spec.{field}")
     share = _share(spec["share"]) if spec.get("share") is not None else None
     other = _is_other(selector, f"spec.{field}")
@@ -203,13 +205,13 @@ def check_name(name: str, field: str = "metadata.name") -> None:
     if len(name) > _LONGEST or not objectnames.is_subdomain(name):
         raise InvalidRequest(
             field,
-            f"{quoted(name)} is no name of a class",
+            f"{quote_text(name)} is no name of a class",
             f"write at most {_LONGEST} of a-z, 0-9, '-' and '.', such as nvidia.tesla.k80",
         )
     if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
         raise InvalidRequest(
             field,
-            f"{quoted(name)} has another meaning in limits or quotas",
+            f"{quote_text(name)} has another meaning in limits or quotas",
             f"choose another name, such as nvidia.{name}",
         )
 
@@ -255,12 +257,12 @@ def _check_fields(mapping: Mapping[str, Any], fields: Iterable[str], field: str,
 def _share(share: object) -> ClassShare:
     if not isinstance(share, Mapping):
         raise InvalidRequest(
-            "spec.share", f"{quoted(share)} is no share", f"write a map with {', '.join(_SHARE_FIELDS)}"
+            "spec.share", f"{quote_text(share)} is no share", f"write a map with {', '.join(_SHARE_FIELDS)}"
         )
     _check_fields(share, _SHARE_FIELDS, "spec.share", "a share")
     memory, core = share.get("memoryMiB"), share.get("corePercent", 0)
     if type(memory) is not int and not isinstance(memory, str):
-        problem = "is missing" if memory is None else f"{quoted(memory)} is no amount of memory"
+        problem = "is missing" if memory is None else f"{quote_text(memory)} is no amount of memory"
         remedy = "write MiB such as 8138, or a quantity such as 8Gi; without a share, one of the class is a whole card"
         raise InvalidRequest("spec.share.memoryMiB", problem, remedy)
     try:
@@ -269,7 +271,7 @@ def _share(share: object) -> ClassShare:
         raise InvalidRequest("spec.share.memoryMiB", error.problem, error.remedy) from error
     if "corePercent" in share and (type(core) is not int or not 1 <= core <= FULL_CORE):
         remedy = f"write a whole number from 1 to {FULL_CORE}, or leave it out"
-        raise InvalidRequest("spec.share.corePercent", f"{quoted(core)} is out of range", remedy)
+        raise InvalidRequest("spec.share.corePercent", f"{quote_text(core)} is out of range", remedy)
     return ClassShare(memory=mib, core=Percent(core))
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 DEFAULT_ROOT: Final = "/run/cardwise/mps"
 CONTAINER_PIPE: Final = "/run/cardwise/mps/pipe"  # where a container has its card's `CLIENTS`, read-only
@@ -154,7 +154,7 @@ def node_folder(root: str) -> PurePosixPath:
 def check_root(root: str, uuids: Sequence[str], scope: Scope) -> None:
     """Raises InvalidRequest for a root that MPS cannot use for these cards."""
     if not PurePosixPath(root).is_absolute():
-        raise InvalidRequest("--root", f"{quoted(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
+        raise InvalidRequest("--root", f"{quote_text(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
     folders = [node_folder(root)] if scope is Scope.NODE else [folder(root, uuid) for uuid in uuids]
     for daemon_folder in folders:
         pipe = daemon_folder / PIPE
@@ -190,12 +190,14 @@ def check_limits(text: str) -> None:
     for entry in text.split(","):
         match = _LIMIT.fullmatch(entry)
         if match is None:
-            raise InvalidRequest(LIMIT_ENV, f"{quoted(entry)} in {quoted(text)} is misread by MPS", _LIMIT_REMEDY)
+            raise InvalidRequest(
+                LIMIT_ENV, f"{quote_text(entry)} in {quote_text(text)} is misread by MPS", _LIMIT_REMEDY
+            )
         ordinals.append(int(match[1]))
     if ordinals != list(range(len(ordinals))):
         raise InvalidRequest(
             LIMIT_ENV,
-            f"{quoted(text)} does not name the cards from 0 on, each once; one that a process cannot see lifts all "
+            f"{quote_text(text)} does not name the cards from 0 on, each once; one that a process cannot see lifts all "
             "limits",
             _LIMIT_REMEDY,
         )
@@ -292,7 +294,7 @@ def decode(text: str) -> Status:
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         if isinstance(error, UnreadableState):
             raise
-        raise UnreadableState(f"the state file is unreadable: {quoted(text)}") from error
+        raise UnreadableState(f"the state file is unreadable: {quote_text(text)}") from error
 
 
 def wire(status: Status, uuid: str) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
-from cardwise.core.values.wording import message, quoted
+from cardwise.core.values.wording import quote_text, sanitize_message
 
 _MOST_TITLE = 80  # bytes: the longest model of NVIDIA's has 40
 
-# What a quota counts: the name in `Charge`, `Entry` and `Headroom`, the field of GPUQuota, and the unit in a sentence.
+# What a quota counts: the name in `Charge`, `QuotaEntry` and `Headroom`, the field of GPUQuota, the unit in a sentence.
 AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole cards"))
 
 # The keys of a ResourceQuota that count shares, and whole cards: a pod that asks for one counts nothing of the other.
@@ -47,7 +47,7 @@ NOTHING = Charge()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class QuotaEntry:
     """One line of `spec.hard`: the cards that it selects, and its limits; None is no limit."""
 
     resource_class: str = ""
@@ -77,12 +77,12 @@ class Limit(NamedTuple):
 class Headroom:
     """What is left of an entry; None is no limit. Negative where the limit was lowered below what is held."""
 
-    entry: Entry
+    entry: QuotaEntry
     shares: int | None
     memory: int | None
     cards: int | None
 
-    def takes(self, charge: Charge) -> bool:
+    def has_room_for(self, charge: Charge) -> bool:
         """Whether the charge fits. Where it asks nothing of a resource, that resource does not matter."""
         return (
             (self.shares is None or not charge.shares or charge.shares <= self.shares)
@@ -106,11 +106,11 @@ class GPUQuota:
 
     namespace: str
     name: str
-    entries: tuple[Entry, ...]
+    entries: tuple[QuotaEntry, ...]
     refuse: bool = False
 
 
-def headroom(entry: Entry, used: Charge) -> Headroom:
+def headroom(entry: QuotaEntry, used: Charge) -> Headroom:
     """What is left of the entry when `used` is held."""
     return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).subtract(used)
 
@@ -127,7 +127,7 @@ def least_charge(cards: int, mem: int, smallest: int) -> Charge:
     return Charge(cards, mem, 0) if mem else Charge(cards, cards * smallest, cards)
 
 
-def uncounted(hard: Collection[str]) -> str:
+def uncounted_key(hard: Collection[str]) -> str:
     """The key that a ResourceQuota (or all of a namespace) with these keys lacks: what counts nothing gets past it. ""
     where it names both or neither.
     """
@@ -136,8 +136,8 @@ def uncounted(hard: Collection[str]) -> str:
     return WHOLE_CARDS if SHARES in hard else SHARES
 
 
-def counts_instead(quota: GPUQuota, missing: str) -> bool:
-    """Whether the quota limits on every card what `uncounted` says that ResourceQuotas let past."""
+def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
+    """Whether the quota limits on every card what `uncounted_key` says that ResourceQuotas let past."""
     amount = "cards" if missing == WHOLE_CARDS else "shares"
     of_all = [entry for entry in quota.entries if not (entry.resource_class or entry.model)]
     return any(entry.memory is not None or getattr(entry, amount) is not None for entry in of_all)
@@ -164,8 +164,8 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
         raise InvalidRequest("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNTS}")
     on_exceed = spec.get("onExceed", "Wait")
     if on_exceed not in ("Wait", "Refuse"):
-        raise InvalidRequest("spec.onExceed", f"{quoted(on_exceed)} is not known", "write Wait or Refuse")
-    entries: dict[tuple[str, str], Entry] = {}
+        raise InvalidRequest("spec.onExceed", f"{quote_text(on_exceed)} is not known", "write Wait or Refuse")
+    entries: dict[tuple[str, str], QuotaEntry] = {}
     for i, fields in enumerate(hard):
         entry = _entry(fields, f"spec.hard[{i}]")
         selects = (entry.resource_class, entry.model)
@@ -180,23 +180,23 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
     )
 
 
-def to_fields(amounts: Charge | Entry) -> dict[str, int]:
+def to_fields(amounts: Charge | QuotaEntry) -> dict[str, int]:
     """Amounts, or limits, as the fields of a GPUQuota have them; limits that there are none of are left out."""
     fields = ((field, getattr(amounts, name)) for name, field, _ in AMOUNTS)
     return {field: amount for field, amount in fields if amount is not None}
 
 
-def selection(entry: Entry) -> dict[str, str]:
+def selection(entry: QuotaEntry) -> dict[str, str]:
     """Which cards the entry covers, as the fields of a GPUQuota have it; empty: all."""
     return {field: name for field, name in (("class", entry.resource_class), ("model", entry.model)) if name}
 
 
-def title(entry: Entry) -> str:
+def title(entry: QuotaEntry) -> str:
     """Which cards the entry covers, for people."""
-    return message(entry.resource_class or entry.model, _MOST_TITLE) or "all cards"
+    return sanitize_message(entry.resource_class or entry.model, _MOST_TITLE) or "all cards"
 
 
-def limits(entry: Entry, used: Charge, requested: Charge = NOTHING) -> list[Limit]:
+def limits(entry: QuotaEntry, used: Charge, requested: Charge = NOTHING) -> list[Limit]:
     """Each limit of the entry, beside what is used of it and what is asked."""
     return [
         Limit(field, unit, getattr(used, name), limit, getattr(requested, name))
@@ -205,7 +205,7 @@ def limits(entry: Entry, used: Charge, requested: Charge = NOTHING) -> list[Limi
     ]
 
 
-def exceeded(entry: Entry, used: Charge, requested: Charge) -> list[Limit]:
+def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[Limit]:
     """The limits that `least_charge` beside `used` would exceed. Where nothing is asked of an amount, it does not
     matter.
     """
@@ -233,7 +233,7 @@ def _number(decoded: object) -> int:
     return decoded if isinstance(decoded, int) else 0
 
 
-def _refuse_twice(entry: Entry, field: str, first: int) -> None:
+def _refuse_twice(entry: QuotaEntry, field: str, first: int) -> None:
     subject = f"class {entry.resource_class}" if entry.resource_class else f"model {entry.model}"
     if not (entry.resource_class or entry.model):
         subject = "every card"
@@ -245,16 +245,16 @@ def _refuse_twice(entry: Entry, field: str, first: int) -> None:
     )
 
 
-def _entry(fields: object, field: str) -> Entry:
+def _entry(fields: object, field: str) -> QuotaEntry:
     if not isinstance(fields, Mapping):
-        raise InvalidRequest(field, f"{quoted(fields)} is no entry", f"write class or model, and {_AMOUNTS}")
+        raise InvalidRequest(field, f"{quote_text(fields)} is no entry", f"write class or model, and {_AMOUNTS}")
     for name in fields:
         if name not in _ENTRY_FIELDS:
             raise InvalidRequest(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
     resource_class, model = _text(fields, "class", field), _text(fields, "model", field)
     if resource_class and model:
         raise InvalidRequest(f"{field}.model", "the entry names a class as well", "write class or model, not both")
-    entry = Entry(
+    entry = QuotaEntry(
         resource_class=resource_class,
         model=model,
         shares=_count(fields, "shares", field),
@@ -272,7 +272,7 @@ def _text(fields: Mapping[str, Any], name: str, field: str) -> str:
         return ""
     if not isinstance(text, str) or not text.strip():
         raise InvalidRequest(
-            f"{field}.{name}", f"{quoted(text)} is no name", f"write a {name}, or leave it out for every card"
+            f"{field}.{name}", f"{quote_text(text)} is no name", f"write a {name}, or leave it out for every card"
         )
     return text
 
@@ -282,7 +282,7 @@ def _count(fields: Mapping[str, Any], name: str, field: str) -> int | None:
     if number is None:
         return None
     if type(number) is not int or not 0 <= number <= _MOST:
-        raise InvalidRequest(f"{field}.{name}", f"{quoted(number)} is out of range", "write a whole number from 0")
+        raise InvalidRequest(f"{field}.{name}", f"{quote_text(number)} is out of range", "write a whole number from 0")
     return number
 
 
@@ -293,7 +293,7 @@ def _memory(fields: Mapping[str, Any], field: str) -> int | None:
     field = f"{field}.memoryMiB"
     remedy = "write MiB such as 65536, or a quantity such as 64Gi"
     if type(amount) is not int and not isinstance(amount, str):
-        raise InvalidRequest(field, f"{quoted(amount)} is no amount of memory", remedy)
+        raise InvalidRequest(field, f"{quote_text(amount)} is no amount of memory", remedy)
     try:
         return amounts.memory(amount)
     except InvalidQuantity as error:

@@ -17,7 +17,7 @@ from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 MOST_CARDS: Final = 4096  # that a container asks for, or shares of one: no node has so many, and all are counted
 
@@ -171,7 +171,7 @@ def read_counts(annotations: Mapping[str, str]) -> dict[str, int]:
             counts[name] = quantity.count(number, maximum=MOST_CARDS)
         except quantity.InvalidQuantity as error:
             field = f"metadata.annotations[{names.GPU_COUNTS}]"
-            raise InvalidRequest(field, f"{quoted(entry)}: {error.problem}", error.remedy) from error
+            raise InvalidRequest(field, f"{quote_text(entry)}: {error.problem}", error.remedy) from error
     return counts
 
 
@@ -200,7 +200,7 @@ def parse(pod: Json) -> PodRequest | None:
     if policy is not None and policy not in policies.POLICIES:
         known = ", ".join(sorted(policies.POLICIES))
         field = f"metadata.annotations[{names.POLICY}]"
-        raise InvalidRequest(field, f"{quoted(policy)} is no placement policy", f"write one of: {known}")
+        raise InvalidRequest(field, f"{quote_text(policy)} is no placement policy", f"write one of: {known}")
     priority = (pod.get("spec") or {}).get("priority") or 0
     return PodRequest(
         containers=tuple(container_requests),
@@ -343,7 +343,7 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
                 return quantity.count(number, maximum=MOST_CARDS)
             except quantity.InvalidQuantity as error:
                 field = f"{container.path}.env[{names.ENV_GPU_COUNT}]"
-                raise InvalidRequest(field, f"{quoted(number)}: {error.problem}", "leave it out") from error
+                raise InvalidRequest(field, f"{quote_text(number)}: {error.problem}", "leave it out") from error
     return read_counts(annotations).get(container.spec.get("name", ""), 1)
 
 

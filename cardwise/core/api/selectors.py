@@ -13,7 +13,7 @@ from functools import lru_cache
 from cardwise.core.values import amounts
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 _COMPARE = {"Gt": operator.gt, "Lt": operator.lt, "GtEq": operator.ge, "LtEq": operator.le}
 _AMONG = ("In", "NotIn")
@@ -86,7 +86,7 @@ def parse(selector: object, field: str = "spec.selector") -> Selector:
     if selector is None or selector == []:
         raise _empty(field)
     raise InvalidRequest(
-        field, f"{quoted(selector)} is no selector", "write a map with matchLabels or matchExpressions"
+        field, f"{quote_text(selector)} is no selector", "write a map with matchLabels or matchExpressions"
     )
 
 
@@ -99,7 +99,7 @@ def _empty(field: str) -> InvalidRequest:
 def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
     if not isinstance(selector, Mapping):
         raise InvalidRequest(
-            field, f"{quoted(selector)} is no selector", "write a map with matchLabels or matchExpressions"
+            field, f"{quote_text(selector)} is no selector", "write a map with matchLabels or matchExpressions"
         )
     for name in selector:
         if name not in _FIELDS:
@@ -107,13 +107,13 @@ def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
     labels = selector.get("matchLabels") or {}
     if not isinstance(labels, Mapping):
         raise InvalidRequest(
-            f"{field}.matchLabels", f"{quoted(labels)} is no map", "write a map such as model: Tesla K80"
+            f"{field}.matchLabels", f"{quote_text(labels)} is no map", "write a map such as model: Tesla K80"
         )
     expressions = selector.get("matchExpressions") or []
     if not isinstance(expressions, list):
         raise InvalidRequest(
             f"{field}.matchExpressions",
-            f"{quoted(expressions)} is no list",
+            f"{quote_text(expressions)} is no list",
             f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
         )
     expressions_found = [_equal(key, text, f"{field}.matchLabels[{key}]") for key, text in labels.items()]
@@ -137,7 +137,7 @@ def _in(key: str, name: str, texts: list[str]) -> Expression:
 def _expression(fields: object, field: str) -> Expression:
     if not isinstance(fields, Mapping):
         raise InvalidRequest(
-            field, f"{quoted(fields)} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
+            field, f"{quote_text(fields)} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
         )
     for name in fields:
         if name not in _EXPRESSION_FIELDS:
@@ -146,7 +146,7 @@ def _expression(fields: object, field: str) -> Expression:
     key = _key(fields.get("key"), f"{field}.key")
     name, operands = fields.get("operator"), fields.get("values")
     if not isinstance(name, str) or name not in _OPERATORS:
-        problem = "is missing" if name is None else f"{quoted(name)} is no operator"
+        problem = "is missing" if name is None else f"{quote_text(name)} is no operator"
         raise InvalidRequest(f"{field}.operator", problem, f"write one of {', '.join(_OPERATORS)}")
     field = f"{field}.values"
     if name in _PRESENT:
@@ -156,14 +156,14 @@ def _expression(fields: object, field: str) -> Expression:
     if name in _COMPARE:
         return Expression(key=key, operator=name, bound=_bound(name, operands, field))
     if not isinstance(operands, list) or not operands:
-        problem = f"{name} needs values" if operands is None or operands == [] else f"{quoted(operands)} is no list"
+        problem = f"{name} needs values" if operands is None or operands == [] else f"{quote_text(operands)} is no list"
         raise InvalidRequest(field, problem, "write a list of at least one value, such as [Tesla K80]")
     return _in(key, name, [_text(operand, f"{field}[{i}]") for i, operand in enumerate(operands)])
 
 
 def _key(key: object, field: str) -> str:
     if not isinstance(key, str) or not key:
-        problem = "is missing" if key is None else f"{quoted(key)} is no label"
+        problem = "is missing" if key is None else f"{quote_text(key)} is no label"
         raise InvalidRequest(field, problem, "write a label of the card, such as model, memory or driver")
     return key.lower()
 
@@ -187,7 +187,7 @@ def _text(scalar: object, field: str) -> str:
     if isinstance(scalar, int | float) and not isinstance(scalar, bool):
         return str(scalar)
     raise InvalidRequest(
-        field, f"{quoted(scalar)} is neither text nor a number", "write text, in quotes where YAML needs them"
+        field, f"{quote_text(scalar)} is neither text nor a number", "write text, in quotes where YAML needs them"
     )
 
 

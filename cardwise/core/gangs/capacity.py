@@ -183,7 +183,7 @@ class Capacities:
         counted = self._of.pop(shape, None)
         kinds = self._ledger.kinds.changes
         if counted is None or counted.seen < self._gone or counted.kinds != kinds:
-            counted = _Counted(iter(list(self._ledger.by_name())), self._gone + len(self._changes), kinds)
+            counted = _Counted(iter(list(self._ledger.nodes_by_name())), self._gone + len(self._changes), kinds)
         return counted
 
     def _count_on(self, node: str, shape: MemberShape, count_by_cards: "_CardCounter") -> int:
@@ -220,7 +220,7 @@ def _card_counter(request: PodRequest, ledger: Ledger) -> _CardCounter:
 
 
 def _count_claim(card_request: CardRequest, allowed: frozenset[int] | None, state: NodeState) -> int:
-    codes = state.empties() if card_request.whole else state.ascending()
+    codes = state.codes_of_empty_cards() if card_request.whole else state.codes_fullest_first()
     if allowed is not None and not allowed >= state.here:
         codes = [code for code in codes if state.kinds[code & PLACE] in allowed]
     if card_request.whole:

@@ -188,7 +188,7 @@ def beyond_quotas(ledger: Ledger, members: Iterable[Member], headroom: Sequence[
             (entry_headroom, fitting.least_charge(member.request, ledger.kinds, entry_headroom.entry))
             for entry_headroom in headroom
         ]
-        if not all(entry_headroom.takes(charge) for entry_headroom, charge in least):
+        if not all(entry_headroom.has_room_for(charge) for entry_headroom, charge in least):
             return member
         headroom = [entry_headroom.subtract(charge) for entry_headroom, charge in least]
     return None
@@ -413,7 +413,7 @@ class _Queue:
         elif scorer is not None:
             # By the ledger's index of all cards, which finds the best of thousands of nodes without asking each.
             fresh = [node for node in candidates if node not in self._changed] if self._changed else candidates
-            for state in scorer.in_order(self.ground.ledger, fresh if fresh is candidates else set(fresh)):
+            for state in scorer.ranked_nodes(self.ground.ledger, fresh if fresh is candidates else set(fresh)):
                 yield state.name
 
     def _look_again(self, node: str) -> None:
@@ -540,7 +540,7 @@ class _Attempt:
         ground, scorer, used = queue.ground, queue.kind.scorer, self._used
         if headroom and scorer is not None and member.request is not None:
             scorer = ground.scorer(member.request, headroom)  # quotas leave less with every member
-            if scorer.exhausted(ground.ledger):
+            if scorer.is_exhausted_by_quotas(ground.ledger):
                 return False
         while (node := queue.best()) is not None:
             if not ground.allowed(member, node):

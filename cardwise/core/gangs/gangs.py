@@ -14,7 +14,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.values import objectnames, quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 MOST_MEMBERS: Final = 500  # of a gang: each waits in a thread of its own until the last one has come
 MOST_KINDS: Final = 16  # different requests among a gang's pods: each needs a search of all nodes
@@ -109,7 +109,10 @@ def queue_priority(annotations: Mapping[str, str]) -> int | None:
     if text is None:
         return None
     if not re.fullmatch(r"[+-]?[0-9]{1,9}", text.strip()):
-        field_name, problem = f"metadata.annotations[{names.QUEUE_PRIORITY}]", f"{quoted(text)} is not a whole number"
+        field_name, problem = (
+            f"metadata.annotations[{names.QUEUE_PRIORITY}]",
+            f"{quote_text(text)} is not a whole number",
+        )
         raise InvalidRequest(field_name, problem, "write for example 10 (higher values go first)")
     return int(text)
 
@@ -118,7 +121,7 @@ def _name(text: object, field_name: str) -> str:
     if not isinstance(text, str) or not objectnames.is_label(text):
         raise InvalidRequest(
             field_name,
-            f"{quoted(text)} is no name of a gang",
+            f"{quote_text(text)} is no name of a gang",
             "write lower-case letters, digits and -, at most 63 of them",
         )
     return text

@@ -29,12 +29,12 @@ class Device:
     classes: frozenset[str] = frozenset()
 
     @property
-    def takes(self) -> bool:
+    def accepts_pods(self) -> bool:
         """Whether a pod may get it, as far as that depends on the device alone."""
         return self.healthy and not self.cordoned
 
 
-def in_order(devices: Iterable[Device]) -> list[Device]:
+def sort_devices(devices: Iterable[Device]) -> list[Device]:
     """The devices as a node lists them and in the order in which they are given: the lowest index first."""
     return sorted(devices, key=lambda device: (device.kind, device.index, device.uuid))
 
@@ -46,7 +46,7 @@ def is_valid_grant(granted: Assignment, devices: Sequence[Device], holds: Mappin
     here = {device.uuid: device for device in devices}
     for share in granted.device_shares():
         device = here.get(share.uuid)
-        if device is None or not device.takes or share.resource_class not in device.classes:
+        if device is None or not device.accepts_pods or share.resource_class not in device.classes:
             return False
         if holds.get(share.uuid, 0) > 1:
             return False
@@ -55,7 +55,7 @@ def is_valid_grant(granted: Assignment, devices: Sequence[Device], holds: Mappin
 
 def is_free(device: Device, holds: Collection[str]) -> bool:
     """Whether a pod could get the device now. `holds`: the UUIDs of devices that are held."""
-    return device.takes and device.uuid not in holds
+    return device.accepts_pods and device.uuid not in holds
 
 
 class WantedDevices:

@@ -45,7 +45,7 @@ class CardRequest(NamedTuple):
         return Charge(cards * len(self.keys), cards * self.mem, 0)
 
 
-class Want(NamedTuple):
+class AllowedKinds(NamedTuple):
     """A claim and the kinds of cards that it may have. `levels`: those that no quota closes, in the order of trying;
     `typed`: all kinds of its class, None: any.
     """
@@ -55,15 +55,15 @@ class Want(NamedTuple):
     typed: frozenset[int] | None
 
 
-class Plan(NamedTuple):
+class SearchPlan(NamedTuple):
     """What to look for. `headroom`: what is left of the quota entries that this request may use up.
 
     `unlimited`: the same without quotas, to tell why nothing was found; None if quotas do not matter.
     """
 
-    wants: tuple[Want, ...]
+    wants: tuple[AllowedKinds, ...]
     headroom: Sequence[Headroom]
-    unlimited: tuple[Want, ...] | None
+    unlimited: tuple[AllowedKinds, ...] | None
 
 
 def card_requests(request: PodRequest) -> list[CardRequest]:
@@ -124,31 +124,35 @@ def share(node: NodeState, i: int, part: tuple[MiB, Percent] | None) -> CardShar
 # Which kinds of cards a request may have.
 
 
-def plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]) -> Plan:
+def make_search_plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: Sequence[Headroom]) -> SearchPlan:
     """The plan of a search. Kinds that a quota closes are left out where that is known, so the index skips them."""
-    unlimited = tuple([Want(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in wanted])
+    unlimited = tuple(
+        [AllowedKinds(c, kinds.levels(c.resource_class), kinds.allowed(c.resource_class)) for c in wanted]
+    )
     if not headroom:
-        return Plan(unlimited, (), None)
+        return SearchPlan(unlimited, (), None)
     largest_charge = quotas.total(card_request.charge(card_request.cards, _ANY_SIZE) for card_request in wanted)
-    tight = [entry_headroom for entry_headroom in headroom if not entry_headroom.takes(largest_charge)]
+    tight = [entry_headroom for entry_headroom in headroom if not entry_headroom.has_room_for(largest_charge)]
     if not tight:
-        return Plan(unlimited, (), None)
+        return SearchPlan(unlimited, (), None)
     wants = []
     counted = set()
     for card_request, _, typed in unlimited:
         full = {
             i
             for i, entry_headroom in enumerate(tight)
-            if not entry_headroom.takes(_least(card_request, kinds, entry_headroom.entry))
+            if not entry_headroom.has_room_for(_least(card_request, kinds, entry_headroom.entry))
         }
         counted |= set(range(len(tight))) - full
         wants.append(
-            Want(card_request, kinds.levels(card_request.resource_class, [tight[i].entry for i in sorted(full)]), typed)
+            AllowedKinds(
+                card_request, kinds.levels(card_request.resource_class, [tight[i].entry for i in sorted(full)]), typed
+            )
         )
-    return Plan(tuple(wants), tuple(tight[i] for i in sorted(counted)), unlimited)
+    return SearchPlan(tuple(wants), tuple(tight[i] for i in sorted(counted)), unlimited)
 
 
-def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge:
+def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
     """The least that the claim charges the entry if it takes a card that the entry covers: for one card, or for all its
     cards if it can get no others.
     """
@@ -156,7 +160,7 @@ def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.Entry) -> 
     return card_request.charge(cards, 1)
 
 
-def least_charge(request: PodRequest, kinds: CardKinds, entry: quotas.Entry) -> Charge:
+def least_charge(request: PodRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
     """What the request charges the entry of a quota at least, whichever cards it gets."""
     return quotas.total(
         _least(card_request, kinds, entry)
@@ -178,7 +182,7 @@ def headroom_after(
     remaining = []
     for entry_headroom in headroom:
         covered = node.registry.covered(node.kinds[i], entry_headroom.entry)
-        if covered and not entry_headroom.takes(charge):
+        if covered and not entry_headroom.has_room_for(charge):
             return None
         remaining.append(entry_headroom.subtract(charge) if covered else entry_headroom)
     return remaining
@@ -191,15 +195,15 @@ def headroom_after(
 Chosen = tuple[int, list[int], Sequence[Headroom]]
 
 
-def choose(node: NodeState, want: Want, headroom: Sequence[Headroom], policy: policies.Policy) -> Chosen | None:
+def choose(node: NodeState, want: AllowedKinds, headroom: Sequence[Headroom], policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim; None if there are too few that it may have."""
-    codes = usable(node, want.card_request)
+    codes = usable_codes(node, want.card_request)
     if headroom:
         return next(choices(node, codes, want, headroom, policy, alike=_kind_and_size), None)
     return _choose_freely(node, codes, want, policy)
 
 
-def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> Chosen | None:
+def _choose_freely(node: NodeState, codes: Sequence[int], want: AllowedKinds, policy: policies.Policy) -> Chosen | None:
     """The policy's choice of cards for one claim, one after another."""
     card_request, levels, _ = want
     if len(codes) < card_request.cards:
@@ -208,7 +212,7 @@ def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: po
     chosen: list[int] = []
     remaining, least = list(codes) if card_request.cards > 1 else codes, card_code(card_request.mem)
     for _ in range(card_request.cards):
-        pick = policy(remaining, least) if levels is ANY_CARD else pick_one(node, remaining, want, policy)
+        pick = policy(remaining, least) if levels is ANY_CARD else choose_card(node, remaining, want, policy)
         if pick is None:
             return None
         score += pick[0]
@@ -221,7 +225,7 @@ def _choose_freely(node: NodeState, codes: Sequence[int], want: Want, policy: po
 def choices(
     node: NodeState,
     codes: Sequence[int],
-    want: Want,
+    want: AllowedKinds,
     headroom: Sequence[Headroom],
     policy: policies.Policy,
     *,
@@ -236,7 +240,7 @@ def choices(
     """
     missing = want.card_request.cards - len(chosen_before)
     while len(codes) >= missing:
-        pick = pick_one(node, codes, want, policy)
+        pick = choose_card(node, codes, want, policy)
         if pick is None or not tries():
             return
         score, i = pick
@@ -259,7 +263,9 @@ def _kind_and_size(node: NodeState, i: int) -> tuple[int, MiB]:
     return node.kinds[i], node.cards[i].mem
 
 
-def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies.Policy) -> policies.Pick | None:
+def choose_card(
+    node: NodeState, codes: Sequence[int], want: AllowedKinds, policy: policies.Policy
+) -> policies.Pick | None:
     """The policy's choice of a card, from the first level that has one."""
     for rank, kinds in want.levels:
         among = codes
@@ -272,9 +278,9 @@ def pick_one(node: NodeState, codes: Sequence[int], want: Want, policy: policies
     return None
 
 
-def usable(node: NodeState, card_request: CardRequest) -> Sequence[int]:
+def usable_codes(node: NodeState, card_request: CardRequest) -> Sequence[int]:
     """Codes of the cards that may serve the claim, in ascending order; memory and kind are not checked."""
-    codes = node.empties() if card_request.whole else node.ascending()
+    codes = node.codes_of_empty_cards() if card_request.whole else node.codes_fullest_first()
     if node.mps.may_close(card_request.untolerated, card_request.user):
         codes = [code for code in codes if admits(node, code & PLACE, card_request)]
     if card_request.whole:
@@ -333,7 +339,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
     if card_request.cards > 1 and len(here) < card_request.cards:
         return Refusal.TOO_FEW_CARDS
     if card_request.whole:
-        takers = node.takers if among is None else sum(node.cards[i].takes for i in among)
+        takers = node.takers if among is None else sum(node.cards[i].accepts_shares for i in among)
         if takers < card_request.cards:
             return _withheld(node, card_request, here)
         if not node.mps.may_close(card_request.untolerated, card_request.user):
@@ -346,7 +352,7 @@ def refusal(node: NodeState, card_request: CardRequest, typed: frozenset[int] | 
     roomy = [i for i in big if node.free[i] >= card_request.mem]
     if len(roomy) < card_request.cards:
         return Refusal.NO_MEMORY
-    taking = [i for i in roomy if node.cards[i].takes]
+    taking = [i for i in roomy if node.cards[i].accepts_shares]
     if len(taking) < card_request.cards:
         return _withheld(node, card_request, roomy)
     closed = _why_closed(node, card_request, taking)
@@ -373,7 +379,7 @@ def _why_closed(node: NodeState, card_request: CardRequest, here: Sequence[int])
     return node.mps.refusal(here, card_request.untolerated, card_request.user)
 
 
-def served(
+def servable_requests(
     node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()
 ) -> tuple[list[CardRequest], str]:
     """The claims that the card may serve, whatever is free on it; if there are none, why: "type", "mps", "quota"."""

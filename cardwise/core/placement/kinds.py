@@ -9,7 +9,7 @@ from collections.abc import Collection
 from typing import Final, NamedTuple
 
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.values.quantity import MiB
 
 UNKNOWN: Final = -1  # stands for the kind of a card that no node has reported
@@ -39,8 +39,8 @@ class CardKinds:
         self._smallest: dict[int, MiB] = {}  # of a kind, since there are cards of it
         self._next = 0
         self.changes = 0  # counts how often kinds, or what is known of them, may have changed
-        self._allowed: dict[tuple[str, tuple[Entry, ...]], frozenset[int] | None] = {}
-        self._levels: dict[tuple[str, tuple[Entry, ...]], tuple[KindLevel, ...]] = {}
+        self._allowed: dict[tuple[str, tuple[QuotaEntry, ...]], frozenset[int] | None] = {}
+        self._levels: dict[tuple[str, tuple[QuotaEntry, ...]], tuple[KindLevel, ...]] = {}
 
     def add_card(self, card: Card | CardKind) -> int:
         """One more card is of this kind: returns its integer."""
@@ -72,7 +72,7 @@ class CardKinds:
         """As `get`; None if no card is of it any more."""
         return self._kinds.get(number)
 
-    def smallest(self, resource_class: str, entry: Entry) -> MiB:
+    def smallest(self, resource_class: str, entry: QuotaEntry) -> MiB:
         """A lower bound of the MiB of cards of the class ("": any) that the entry covers; 0 if there are none."""
         of_class = self.allowed(resource_class)
         return min(
@@ -84,14 +84,14 @@ class CardKinds:
             default=MiB(0),
         )
 
-    def covered(self, number: int, entry: Entry) -> bool:
+    def covered(self, number: int, entry: QuotaEntry) -> bool:
         """Whether the entry of a quota counts cards of this kind. Every entry counts unknown cards, to be safe."""
         if number == UNKNOWN:
             return True
         kind = self._kinds[number]
         return entry.covers(kind.classes, kind.model)
 
-    def allowed(self, resource_class: str, closed: Collection[Entry] = ()) -> frozenset[int] | None:
+    def allowed(self, resource_class: str, closed: Collection[QuotaEntry] = ()) -> frozenset[int] | None:
         """The kinds of the class ("": any) that none of the closed entries covers; None: all kinds."""
         if not resource_class and not closed:
             return None
@@ -108,7 +108,7 @@ class CardKinds:
             self._allowed[key] = kinds if len(kinds) < len(self._kinds) else None
         return self._allowed[key]
 
-    def levels(self, resource_class: str, closed: Collection[Entry] = ()) -> tuple[KindLevel, ...]:
+    def levels(self, resource_class: str, closed: Collection[QuotaEntry] = ()) -> tuple[KindLevel, ...]:
         """As `allowed`, in levels: in the order in which they are to be tried.
 
         For a request that names a class, all cards of the class are on one level. A request that names none takes cards

@@ -26,7 +26,7 @@ from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, Card
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.quotas import NOTHING, Charge
 from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
-from cardwise.core.placement.devices import Device, in_order
+from cardwise.core.placement.devices import Device, sort_devices
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.locations import Locations
 from cardwise.core.placement.memoryindex import MemoryIndex
@@ -96,7 +96,7 @@ class Ledger:
         """The node, if it has cards or devices, or holdings on cards that are not known yet."""
         return self._nodes.get(name)
 
-    def by_name(self) -> Mapping[str, NodeState]:
+    def nodes_by_name(self) -> Mapping[str, NodeState]:
         """All nodes by name, for callers that ask for thousands. Not to be kept."""
         return self._nodes
 
@@ -113,7 +113,7 @@ class Ledger:
         self._refresh()
         return self._index
 
-    def by_memory(self) -> MemoryIndex:
+    def memory_index(self) -> MemoryIndex:
         """The index of nodes by memory, brought up to date."""
         self._refresh()
         return self._by_memory
@@ -172,7 +172,7 @@ class Ledger:
         state = self._nodes.get(node)
         return state.kind(share) if state is not None else UNKNOWN
 
-    def used(self, namespace: str, entry: quotas.Entry) -> Charge:
+    def used(self, namespace: str, entry: quotas.QuotaEntry) -> Charge:
         """What the namespace holds on the cards that the entry of a quota covers."""
         of_kinds = self.usage(namespace).items()
         return quotas.total(charge for kind, charge in of_kinds if self.kinds.covered(kind, entry))
@@ -206,7 +206,7 @@ class Ledger:
         """The node has these devices that are no GPUs now, and no others. As with `set_cards`, it may be forgotten."""
         state = self._state(node)
         before = {device.uuid for device in state.devices}
-        state.devices = in_order(devices)
+        state.devices = sort_devices(devices)
         now = {device.uuid for device in state.devices}
         others: set[str] = set()
         if before != now:
@@ -289,7 +289,7 @@ class Ledger:
             kind << KIND | (USED if clients else 0) | taints
             for kind, clients, taints in zip(state.kinds, state.clients, state.mps.taints, strict=True)
         ]
-        return [(code >> POSITION, name, i := code & PLACE, groups[i]) for code in state.ascending()]
+        return [(code >> POSITION, name, i := code & PLACE, groups[i]) for code in state.codes_fullest_first()]
 
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)
@@ -323,7 +323,7 @@ class Ledger:
         for share in holding.assignment.shares() if gone else ():
             kind = gone.get((holding.node, card_of(share)))
             if kind is not None:
-                state.remember(share, kind)
+                state.record_kind_of(share, kind)
         self._count(holding, 1)
         self._count_devices(holding, 1)
 

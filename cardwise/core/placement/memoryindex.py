@@ -20,7 +20,7 @@ class _Memory(NamedTuple):
 
 
 class MemoryIndex:
-    """The index of a ledger, which refreshes it before use (`Ledger.by_memory`)."""
+    """The index of a ledger, which refreshes it before use (`Ledger.memory_index`)."""
 
     def __init__(self) -> None:
         self._of: dict[str, _Memory] = {}
@@ -52,11 +52,11 @@ class MemoryIndex:
         """The nodes with cards."""
         return self._of.keys()
 
-    def too_small(self, mem: int) -> Sequence[str]:
+    def nodes_too_small_for(self, mem: int) -> Sequence[str]:
         """The nodes of which no card gives so many MiB."""
         return [name for _, name in self._largest[: bisect_left(self._largest, (mem,))]]
 
-    def roomy(self, mem: int) -> Sequence[str]:
+    def nodes_with_free(self, mem: int) -> Sequence[str]:
         """The nodes that have so many MiB free on a card."""
         return [name for _, name in self._free[bisect_left(self._free, (mem,)) :]]
 

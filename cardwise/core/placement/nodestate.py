@@ -63,7 +63,7 @@ class NodeState:
         self.here: frozenset[int] = frozenset()  # the same kinds, each once
         self.gone: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
         self.largest = 0  # MiB of the biggest card, without what is kept back
-        self.takers = 0  # cards that take new shares, see `Card.takes`
+        self.takers = 0  # cards that take new shares, see `Card.accepts_shares`
         self.free: list[int] = []  # MiB; below zero where a card has shrunk under its shares
         self.free_core: list[int] = []  # percent
         self.clients: list[int] = []
@@ -77,12 +77,12 @@ class NodeState:
             str, int
         ] = {}  # by UUID, how often a device is held; one that is held by nobody is not in it
         # Packed: filter reads those of thousands of nodes, and lists of integers would miss the CPU cache each time.
-        self.codes: array[int] | None = None  # as `ascending`; None: to be sorted again
+        self.codes: array[int] | None = None  # as `codes_fullest_first`; None: to be sorted again
         self._empties: array[int] | None = None
 
     def is_open(self, i: int, shares: int = 1) -> bool:
         """Whether the card takes so many more shares, whatever their size."""
-        return self.cards[i].takes and self.clients[i] + shares <= self.max_card_clients[i]
+        return self.cards[i].accepts_shares and self.clients[i] + shares <= self.max_card_clients[i]
 
     def free_mib(self, i: int) -> int:
         """MiB of the card that further containers could get: 0 if it takes no new share."""
@@ -90,9 +90,9 @@ class NodeState:
 
     def is_empty(self, i: int) -> bool:
         """Whether the card can be given away whole."""
-        return self.cards[i].takes and self.clients[i] == 0
+        return self.cards[i].accepts_shares and self.clients[i] == 0
 
-    def ascending(self) -> Sequence[int]:
+    def codes_fullest_first(self) -> Sequence[int]:
         """Open cards as `card_code`s, the fullest first."""
         codes = self.codes
         if codes is None:
@@ -101,13 +101,13 @@ class NodeState:
             self.codes = codes
         return codes
 
-    def empties(self) -> Sequence[int]:
-        """As `ascending`, of the cards that can be given away whole."""
+    def codes_of_empty_cards(self) -> Sequence[int]:
+        """As `codes_fullest_first`, of the cards that can be given away whole."""
         codes = self._empties
         if codes is None:
             clients = self.clients
             least_code = card_code(1)
-            ascending = self.ascending()
+            ascending = self.codes_fullest_first()
             codes = array(_CODE, [code for code in ascending if code >= least_code and not clients[code & PLACE]])
             self._empties = codes
         return codes
@@ -186,10 +186,10 @@ class NodeState:
         twin.devices, twin.device_holds = self.devices, self.device_holds.copy()
         return twin
 
-    def emptied(self) -> "NodeState":
+    def copy_without_pods(self) -> "NodeState":
         """A copy as if no pod held any of its cards."""
         twin = self.copy()
-        twin.clear()
+        twin.clear_shares()
         return twin
 
     def reset(self, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
@@ -202,14 +202,14 @@ class NodeState:
         self.gone = {}
         for share, kind in kinds:
             if kind != UNKNOWN:
-                self.remember(share, self.registry.get(kind))
+                self.record_kind_of(share, self.registry.get(kind))
         for kind in before:  # after the others have come, so that a kind that stays is not forgotten
             self.registry.remove_card(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.kept_back
-        self.takers = sum(card.takes for card in cards)
-        self.clear()
+        self.takers = sum(card.accepts_shares for card in cards)
+        self.clear_shares()
 
-    def clear(self) -> None:
+    def clear_shares(self) -> None:
         """Forget all shares."""
         self.free = [card.mem - self.kept_back for card in self.cards]
         self.used = [0] * len(self.cards)
@@ -225,7 +225,7 @@ class NodeState:
             return reported or MAX_CLIENTS
         return min(reported, self.max_clients) if reported else self.max_clients
 
-    def remember(self, share: CardShare, kind: CardKind) -> None:
+    def record_kind_of(self, share: CardShare, kind: CardKind) -> None:
         """Notes the kind of the share's card, if the node does not have the card and its kind is not known."""
         card = card_of(share)
         if card not in self.gone and self.position(share) is None:

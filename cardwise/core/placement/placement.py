@@ -46,10 +46,10 @@ def place(
     `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
     """
     scorer = Scorer(request, policy, headroom)
-    use_index = len(nodes) * _FEW > len(ledger.by_name())  # a few are asked faster than the index is walked
+    use_index = len(nodes) * _FEW > len(ledger.nodes_by_name())  # a few are asked faster than the index is walked
     if use_index and scorer.indexed:
         nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
-        node = scorer.first(ledger, nodes)
+        node = scorer.best_node(ledger, nodes)
         if node is not None:
             return _expect_placement(scorer.place_on(node))
         return Unplaceable(refusals=scorer.refuse_all(ledger, nodes))
@@ -69,22 +69,22 @@ def place_on(
     return Scorer(request, policy, headroom).place_on(node)
 
 
-def exceeded(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.Entry]:
+def exceeded_entries(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.QuotaEntry]:
     """The entries of quotas that leave no room for the placement."""
     return exceeded_together(ledger, [(placement.node, placement.assignment)], headroom)
 
 
 def exceeded_together(
     ledger: Ledger, placed: Iterable[tuple[str, Assignment]], headroom: Sequence[Headroom]
-) -> list[quotas.Entry]:
-    """As `exceeded`, for several assignments of one namespace, by node."""
+) -> list[quotas.QuotaEntry]:
+    """As `exceeded_entries`, for several assignments of one namespace, by node."""
     charges = [
         (ledger.kind(node, share), quotas.charge(share)) for node, assignment in placed for share in assignment.shares()
     ]
     return [
         entry_headroom.entry
         for entry_headroom in headroom
-        if not entry_headroom.takes(
+        if not entry_headroom.has_room_for(
             quotas.total(charge for kind, charge in charges if ledger.kinds.covered(kind, entry_headroom.entry))
         )
     ]
@@ -149,7 +149,7 @@ class Scorer:
         self._card_requests = fitting.card_requests(request)
         self._effort = effort or searching.SearchEffort()
         self._headroom = headroom
-        self._plan: fitting.Plan | None = None
+        self._plan: fitting.SearchPlan | None = None
         # Devices are checked before cards, node by node: few nodes have them.
         self._devices = WantedDevices(request.devices) if request.devices else None
         first = self._card_requests[0] if self._card_requests else None
@@ -165,14 +165,14 @@ class Scorer:
 
     @property
     def indexed(self) -> bool:
-        """Whether `first` can answer."""
+        """Whether `best_node` can answer."""
         return self._single and self._walk is not None and self._devices is None
 
-    def first(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
+    def best_node(self, ledger: Ledger, nodes: Collection[str]) -> NodeState | None:
         """The best of the nodes, by the index of all cards; None if none fits."""
-        return next(self.in_order(ledger, nodes), None)
+        return next(self.ranked_nodes(ledger, nodes), None)
 
-    def in_order(self, ledger: Ledger, nodes: Collection[str]) -> Iterator[NodeState]:
+    def ranked_nodes(self, ledger: Ledger, nodes: Collection[str]) -> Iterator[NodeState]:
         """The nodes that fit, the best first, by the index of all cards. The ledger must not change meanwhile."""
         if self._walk is None:
             return
@@ -203,7 +203,7 @@ class Scorer:
         cards, counts = self._card_requests[0].cards, ledger.index().count(USED)
         return [name for name in nodes if counts.get(name, 0) >= cards]
 
-    def exhausted(self, ledger: Ledger) -> bool:
+    def is_exhausted_by_quotas(self, ledger: Ledger) -> bool:
         """Whether quotas leave no kind of card for a part of the request, so that no node can take it."""
         plan = self._plan_on(ledger.kinds)
         return any(all(kinds == frozenset() for _, kinds in want.levels) for want in plan.wants)
@@ -220,7 +220,7 @@ class Scorer:
         """The score of each node that fits, and the refusal of each that does not."""
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
-        by_name, policy = ledger.by_name(), self._policy
+        by_name, policy = ledger.nodes_by_name(), self._policy
         if self._devices is not None:
             for name in nodes:
                 score = self._score_with(self._devices, by_name.get(name))
@@ -243,13 +243,13 @@ class Scorer:
                 continue
             if plain and not (restricted and node.mps.may_close(card_request.untolerated, card_request.user)):
                 # As `_score`, without its calls: each takes a twentieth of the time for thousands of nodes.
-                pick = policy(node.empties() if whole else node.codes or node.ascending(), least)
+                pick = policy(node.codes_of_empty_cards() if whole else node.codes or node.codes_fullest_first(), least)
                 if pick is not None:
                     scores[name] = pick[0]
                 else:
                     refusals[name] = fitting.refusal(node, card_request)
                 continue
-            if several and len(node.empties()) < several:
+            if several and len(node.codes_of_empty_cards()) < several:
                 refusals[name] = fitting.refusal(node, card_request, typed)
                 continue
             score = self._score(node, plan)
@@ -260,10 +260,10 @@ class Scorer:
         return scores, refusals
 
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
-        """Why each node cannot take the request, once `first` has found none that can."""
+        """Why each node cannot take the request, once `best_node` has found none that can."""
         plan = self._plan_on(ledger.kinds)
         card_request, _, typed = plan.wants[0]
-        limited, by_name = plan.unlimited is not None, ledger.by_name()
+        limited, by_name = plan.unlimited is not None, ledger.nodes_by_name()
 
         def refusal_of(name: str) -> Refusal:
             node = by_name.get(name)
@@ -275,13 +275,13 @@ class Scorer:
 
         if limited or typed is not None or not fitting.asks_for_memory_alone(card_request):
             return {name: refusal_of(name) for name in nodes}
-        by_memory = ledger.by_memory()
+        by_memory = ledger.memory_index()
         refusals = dict.fromkeys(nodes, Refusal.NO_MEMORY)
-        for name in by_memory.too_small(card_request.mem):
+        for name in by_memory.nodes_too_small_for(card_request.mem):
             if name in refusals:
                 refusals[name] = Refusal.CARD_TOO_SMALL
         # Those without cards, and those that have the memory and are short of something else.
-        for name in (*(refusals.keys() - by_memory.names()), *by_memory.roomy(card_request.mem)):
+        for name in (*(refusals.keys() - by_memory.names()), *by_memory.nodes_with_free(card_request.mem)):
             if name in refusals:
                 refusals[name] = refusal_of(name)
         return refusals
@@ -314,7 +314,7 @@ class Scorer:
     def _placement(
         self,
         node: NodeState,
-        plan: fitting.Plan,
+        plan: fitting.SearchPlan,
         positions: Sequence[Sequence[int]],
         score: int,
         granted: GrantedDevices,
@@ -334,9 +334,9 @@ class Scorer:
         """Whether MPS may close a card of the ledger to the request."""
         return bool(ledger.managed) or self._request.mps is Mode.REQUIRED
 
-    def _plan_on(self, kinds: CardKinds) -> fitting.Plan:
+    def _plan_on(self, kinds: CardKinds) -> fitting.SearchPlan:
         if self._plan is None:
-            self._plan = fitting.plan(self._card_requests, kinds, self._headroom)
+            self._plan = fitting.make_search_plan(self._card_requests, kinds, self._headroom)
         return self._plan
 
     def _score_with(self, devices: WantedDevices, node: NodeState | None) -> int | Refusal:
@@ -353,10 +353,10 @@ class Scorer:
         pick = self._policy([card_code(free)], card_code(free))
         return pick[0] if pick is not None else 0
 
-    def _score(self, node: NodeState, plan: fitting.Plan) -> int | Refusal:
+    def _score(self, node: NodeState, plan: fitting.SearchPlan) -> int | Refusal:
         if self._single and not plan.headroom:
             want = plan.wants[0]
-            pick = fitting.pick_one(node, fitting.usable(node, want.card_request), want, self._policy)
+            pick = fitting.choose_card(node, fitting.usable_codes(node, want.card_request), want, self._policy)
             return (
                 pick[0] if pick is not None else searching.refusal_reason(node, plan, want, self._policy, self._effort)
             )

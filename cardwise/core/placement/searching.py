@@ -10,14 +10,14 @@ from cardwise.core.api import policies
 from cardwise.core.api.cards import POSITION
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement.fitting import (
+    AllowedKinds,
     CardRequest,
-    Plan,
-    Want,
+    SearchPlan,
     choices,
     choose,
     refusal,
     share,
-    usable,
+    usable_codes,
 )
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.quantity import MiB, Percent
@@ -41,16 +41,16 @@ class SearchEffort:
         self.reasons = reasons
 
 
-def fit(node: NodeState, plan: Plan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
+def fit(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
     outcome = _search(node, plan.wants, plan.headroom, policy, effort)
-    if outcome is not None and not isinstance(outcome, Want):
+    if outcome is not None and not isinstance(outcome, AllowedKinds):
         return outcome
     return refusal_reason(node, plan, outcome, policy, effort) if effort.reasons else Refusal.TOGETHER
 
 
 def refusal_reason(
-    node: NodeState, plan: Plan, failed: Want | None, policy: policies.Policy, effort: SearchEffort
+    node: NodeState, plan: SearchPlan, failed: AllowedKinds | None, policy: policies.Policy, effort: SearchEffort
 ) -> Refusal:
     """Why the node takes no such pod. `failed`: the part that finds no card even alone; None: only all together do not
     fit.
@@ -58,7 +58,7 @@ def refusal_reason(
     wants = plan.wants if plan.unlimited is None else plan.unlimited
     if plan.unlimited is not None:
         outcome = _search(node, wants, (), policy, effort)
-        if outcome is not None and not isinstance(outcome, Want):
+        if outcome is not None and not isinstance(outcome, AllowedKinds):
             return Refusal.QUOTA
         failed = outcome
     if failed is not None:
@@ -66,13 +66,17 @@ def refusal_reason(
     if effort.remaining <= 0:
         return Refusal.TOGETHER
     effort.remaining -= _EMPTIED
-    ever = _search(node.emptied(), wants, (), policy, effort)
-    return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, Want) else Refusal.TOGETHER
+    ever = _search(node.copy_without_pods(), wants, (), policy, effort)
+    return Refusal.NEVER_TOGETHER if ever is None or isinstance(ever, AllowedKinds) else Refusal.TOGETHER
 
 
 def _search(
-    node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy, effort: SearchEffort
-) -> _Found | Want | None:
+    node: NodeState,
+    wants: Sequence[AllowedKinds],
+    headroom: Sequence[Headroom],
+    policy: policies.Policy,
+    effort: SearchEffort,
+) -> _Found | AllowedKinds | None:
     """As `fit`; or the part that finds no card even alone; or None if each part fits alone.
 
     Each claim gets the policy's choice of what the claims before it leave. If a claim then has no card, but each claim
@@ -99,16 +103,16 @@ def _search(
 
 
 def _hopeless(
-    node: NodeState, wants: Sequence[Want], headroom: Sequence[Headroom], policy: policies.Policy
-) -> Want | None:
+    node: NodeState, wants: Sequence[AllowedKinds], headroom: Sequence[Headroom], policy: policies.Policy
+) -> AllowedKinds | None:
     """The first part that finds no card even alone, or None."""
     return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
 
 
-def _lacks_memory(node: NodeState, wants: Sequence[Want]) -> bool:
+def _lacks_memory(node: NodeState, wants: Sequence[AllowedKinds]) -> bool:
     """Whether the cards have too little memory for all parts, wherever each goes. Takes a tenth of a search's time."""
     shares = [(want.card_request.mem, want.card_request.cards) for want in wants if not want.card_request.whole]
-    free = [room for code in node.ascending() if (room := code >> POSITION) > 0]
+    free = [room for code in node.codes_fullest_first() if (room := code >> POSITION) > 0]
     if sum(free) < sum(mem * cards for mem, cards in shares):
         return True
     for least, _ in shares:
@@ -140,7 +144,7 @@ def node_after(node: NodeState, card_request: CardRequest, positions: Sequence[i
 class _Backtracking:
     """All choices of cards for the claims, in the policy's order of preference."""
 
-    def __init__(self, wants: Sequence[Want], policy: policies.Policy, effort: SearchEffort) -> None:
+    def __init__(self, wants: Sequence[AllowedKinds], policy: policies.Policy, effort: SearchEffort) -> None:
         self._wants = wants
         self._policy = policy
         self._effort = effort
@@ -152,7 +156,7 @@ class _Backtracking:
         if at + 1 == len(self._wants):
             choice = choose(node, want, headroom, self._policy)
             return (choice[0], [sorted(choice[1])]) if choice is not None else None
-        codes = usable(node, want.card_request)
+        codes = usable_codes(node, want.card_request)
         found_here = choices(node, codes, want, headroom, self._policy, alike=_state, tries=self._spend_effort)
         for score, chosen, remaining in found_here:
             rest = self.search(node_after(node, want.card_request, chosen), remaining, at + 1)

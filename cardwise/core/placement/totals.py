@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cardwise.core.api import quotas
 from cardwise.core.api.classes import ResourceClass
-from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
@@ -49,7 +49,7 @@ class EntryView:
     """
 
     quota: GPUQuota
-    entry: Entry
+    entry: QuotaEntry
     used: Charge
     holders: tuple[tuple[Holding, Charge], ...]
     missing: str = ""
@@ -69,7 +69,7 @@ def classes_of_cards(
 
 def _of_cards(ledger: Ledger, known: ResourceClass, namespaces: Collection[str]) -> CardClassView:
     of_class = [(node, i) for node in ledger.nodes() for i, card in enumerate(node.cards) if known.name in card.classes]
-    entry = Entry(resource_class=known.name)
+    entry = QuotaEntry(resource_class=known.name)
     held = [(namespace, ledger.used(namespace, entry)) for namespace in namespaces]
     return CardClassView(
         known=known,
@@ -168,7 +168,7 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
     return sorted(views, key=lambda view: (view.quota.namespace, view.quota.name))
 
 
-def charge(ledger: Ledger, holding: Holding, entry: Entry) -> Charge:
+def charge(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
     """What one pod takes from the entry."""
     shares = holding.assignment.shares()
     return quotas.total(

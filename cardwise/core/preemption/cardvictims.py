@@ -13,7 +13,7 @@ from typing import Final
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import CardRequest, Plan, Want
+from cardwise.core.placement.fitting import AllowedKinds, CardRequest, SearchPlan
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
@@ -41,7 +41,7 @@ def freed_amounts(node: NodeState, held: Holding) -> dict[object, int]:
 
 def cheapest(
     node: NodeState,
-    plan: Plan,
+    plan: SearchPlan,
     candidates: Sequence[Victim],
     *,
     needs: Needs,
@@ -79,7 +79,7 @@ class _CardChoice:
     def __init__(
         self,
         node: NodeState,
-        plan: Plan,
+        plan: SearchPlan,
         candidates: Sequence[Victim],
         *,
         needs: Needs,
@@ -118,11 +118,13 @@ class _CardChoice:
             self._choose(0, 0, {}, (), self._headroom)
         return self._best
 
-    def _costs(self, want: Want) -> dict[int, int]:
+    def _costs(self, want: AllowedKinds) -> dict[int, int]:
         """By position of the card, the least cost of clearing it for the claim."""
         costs = {}
         for i, card in enumerate(self._node.cards):
-            if not card.takes or not any(kinds is None or self._node.kinds[i] in kinds for _, kinds in want.levels):
+            if not card.accepts_shares or not any(
+                kinds is None or self._node.kinds[i] in kinds for _, kinds in want.levels
+            ):
                 continue
             if self._node.mps.is_closed_for_good(i, want.card_request.untolerated, want.card_request.user):
                 continue

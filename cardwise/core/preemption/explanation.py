@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from cardwise.core.api.quotas import NOTHING, Charge, Entry, Headroom
+from cardwise.core.api.quotas import NOTHING, Charge, Headroom, QuotaEntry
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import WantedDevices
@@ -190,7 +190,7 @@ def smaller(
         open_ = [] if node is None else [
             node.free[i]
             for i, card in enumerate(node.cards)
-            if card.takes and not fitting.served(node, i, request, headroom)[1]
+            if card.accepts_shares and not fitting.servable_requests(node, i, request, headroom)[1]
         ]  # fmt: skip
         free_for_all = sorted(open_, reverse=True)[container.cards - 1 : container.cards]
         candidates += [(free, name) for free in free_for_all if 0 < free < container.mem_per_card]
@@ -322,7 +322,7 @@ def _cards(
             holders.setdefault(position or 0, []).append(holding)
     views = []
     for i, card in enumerate(node.cards):
-        card_requests, closed = fitting.served(node, i, request, headroom)
+        card_requests, closed = fitting.servable_requests(node, i, request, headroom)
         views.append(
             CardView(
                 index=card.index,
@@ -375,15 +375,19 @@ def exceeding(card_requests: Sequence[CardRequest], headroom: Headroom, ledger: 
             bound = bound.add(_least(card_request, card_request.cards, headroom.entry, ledger))
         else:  # at least one of its cards would be of the entry; the others need not
             loose.append(_least(card_request, 1, headroom.entry, ledger))
-    if not headroom.takes(bound):
+    if not headroom.has_room_for(bound):
         return bound, True
     return next(
-        ((bound.add(loose_charge), False) for loose_charge in loose if not headroom.takes(bound.add(loose_charge))),
+        (
+            (bound.add(loose_charge), False)
+            for loose_charge in loose
+            if not headroom.has_room_for(bound.add(loose_charge))
+        ),
         None,
     )
 
 
-def _least(card_request: CardRequest, cards: int, entry: Entry, ledger: Ledger) -> Charge:
+def _least(card_request: CardRequest, cards: int, entry: QuotaEntry, ledger: Ledger) -> Charge:
     """The least that so many cards for the claim charge the entry; nothing if the claim can have none of its cards."""
     sizes = list(_sizes(card_request, entry, ledger, empty=card_request.whole)) or list(
         _sizes(card_request, entry, ledger, empty=False)
@@ -391,7 +395,7 @@ def _least(card_request: CardRequest, cards: int, entry: Entry, ledger: Ledger) 
     return card_request.charge(cards, min(sizes)) if sizes else NOTHING
 
 
-def _sizes(card_request: CardRequest, entry: Entry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
+def _sizes(card_request: CardRequest, entry: QuotaEntry, ledger: Ledger, *, empty: bool) -> Iterator[int]:
     """MiB of the cards that the claim may have and the entry counts. `empty`: only of cards that nobody holds."""
     for node in ledger.nodes():
         for i, card in enumerate(node.cards):

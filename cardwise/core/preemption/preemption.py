@@ -211,10 +211,12 @@ class _VictimSearch:
             short |= _devices_short(node.state, request)
         return short
 
-    def _plan_on(self, state: NodeState | None) -> fitting.Plan | None:
+    def _plan_on(self, state: NodeState | None) -> fitting.SearchPlan | None:
         if self._newcomer.request is None or state is None:
             return None
-        return fitting.plan(fitting.card_requests(self._newcomer.request), state.registry, self._newcomer.headroom)
+        return fitting.make_search_plan(
+            fitting.card_requests(self._newcomer.request), state.registry, self._newcomer.headroom
+        )
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
         """The cheapest way to make room with these candidates, whatever their priorities."""
@@ -338,5 +340,5 @@ def _devices_short(node: NodeState, request: PodRequest) -> dict[object, int]:
 
 def _devices_freed(node: NodeState, request: PodRequest, held: Assignment) -> dict[object, int]:
     uuids = {share.uuid for share in held.device_shares()}
-    freed = [d for d in node.devices if d.uuid in uuids and d.takes and node.device_holds.get(d.uuid) == 1]
+    freed = [d for d in node.devices if d.uuid in uuids and d.accepts_pods and node.device_holds.get(d.uuid) == 1]
     return {some: sum(not some.isdisjoint(device.classes) for device in freed) for some, _ in _class_sets(request)}

@@ -12,8 +12,8 @@ class InvalidRequest(ValueError):
     """A request that can never be served as written."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
-        field = wording.message(field, _MOST_FIELD)
-        super().__init__(wording.message(f"{field}: {problem}; {remedy}"))
+        field = wording.sanitize_message(field, _MOST_FIELD)
+        super().__init__(wording.sanitize_message(f"{field}: {problem}; {remedy}"))
         self.field = field
         self.problem = problem
         self.remedy = remedy

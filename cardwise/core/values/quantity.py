@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Final, NewType
 
-from cardwise.core.values.wording import quoted
+from cardwise.core.values.wording import quote_text
 
 MiB = NewType("MiB", int)
 Percent = NewType("Percent", int)
@@ -66,7 +66,7 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
     text = str(text).strip()
     match = _GRAMMAR.fullmatch(text) if len(text) <= _LONGEST else None
     if match is None:
-        raise InvalidQuantity(f"{quoted(text, _LONGEST)} is not a quantity", "write an amount such as 2 or 8Gi")
+        raise InvalidQuantity(f"{quote_text(text, _LONGEST)} is not a quantity", "write an amount such as 2 or 8Gi")
     sign, digits, suffix, exponent = match.groups()
     number = Fraction(digits)
     if exponent is not None:

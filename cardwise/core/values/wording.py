@@ -1,9 +1,9 @@
 """Numbers, lists and quotations in a sentence, as events, refusals, the log and commands write them.
 
 All that comes from outside (annotations, names, answers of other programs) may have any length and hold anything.
-These functions keep it short and visible as what somebody else wrote, and they are the only ones that do: `quoted` and
-`quote_unless_name` where a value is put into a sentence, `message` where a sentence leaves the process or another
-program's sentence ends one of ours, `line` where a line is printed.
+These functions keep it short and visible as what somebody else wrote, and they are the only ones that do: `quote_text`
+and `quote_unless_name` where a value is put into a sentence, `sanitize_message` where a sentence leaves the process or
+another program's sentence ends one of ours, `sanitize_line` where a line is printed.
 """
 
 import re
@@ -25,12 +25,12 @@ _INKLESS: Final = re.compile(
 _REPEATED_SPACE: Final = re.compile("(?<= ) ")
 
 
-def count(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Such as "1 device", "2 devices"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def quoted(content: object, limit: int = _MOST_QUOTED) -> str:
+def quote_text(content: object, limit: int = _MOST_QUOTED) -> str:
     """A value from outside as a sentence quotes it: text in quotes, on one line, each character and space visible.
 
     Of one that is longer than `limit` characters the beginning, the end and the length.
@@ -39,31 +39,31 @@ def quoted(content: object, limit: int = _MOST_QUOTED) -> str:
     if len(text) <= limit:
         return _escape_blanks(repr(content))
     shown = text[: limit // 2] + "..." + text[-limit // 4 :]
-    shown = _escape_blanks(repr(shown)) if isinstance(content, str) else message(shown)
+    shown = _escape_blanks(repr(shown)) if isinstance(content, str) else sanitize_message(shown)
     return f"{shown} ({len(text)} characters)"
 
 
 def quote_unless_name(name: object) -> str:
-    """A name from outside as a sentence has it: as it is where it looks like one, else as `quoted` has it."""
+    """A name from outside as a sentence has it: as it is where it looks like one, else as `quote_text` has it."""
     text = str(name)
-    return text if len(text) <= _MOST_NAME and _NAME.fullmatch(text) else quoted(text)
+    return text if len(text) <= _MOST_NAME and _NAME.fullmatch(text) else quote_text(text)
 
 
-def message(text: str, limit: int = MOST_BYTES) -> str:
+def sanitize_message(text: str, limit: int = MOST_BYTES) -> str:
     """A text for people as it leaves the process: of at most `limit` bytes, on one line, without control characters.
 
     What is left out of a longer text is its middle: it begins with the field and ends with the remedy. Of space between
     words a single one stays: a terminal shows what follows many as a line of its own.
     """
-    return line(" ".join(text.split()), limit)
+    return sanitize_line(" ".join(text.split()), limit)
 
 
-def line(text: str, limit: int = MOST_BYTES) -> str:
-    """As `message`, with the spaces that put words into columns."""
-    text = cut(text, limit)
+def sanitize_line(text: str, limit: int = MOST_BYTES) -> str:
+    """As `sanitize_message`, with the spaces that put words into columns."""
+    text = truncate(text, limit)
     if text.isprintable() and not _INKLESS.search(text):
         return text
-    return cut("".join(map(_visible, text)), limit)
+    return truncate("".join(map(_visible, text)), limit)
 
 
 def _visible(character: str) -> str:
@@ -76,7 +76,7 @@ def _escape_blanks(text: str) -> str:
     return _REPEATED_SPACE.sub(r"\\x20", _INKLESS.sub(lambda match: _visible(match[0]), text))
 
 
-def cut(text: str, limit: int = MOST_BYTES) -> str:
+def truncate(text: str, limit: int = MOST_BYTES) -> str:
     """A text of at most `limit` bytes of UTF-8, without its middle where that would be more."""
     if text.isascii() and len(text) <= limit:
         return text
@@ -94,5 +94,5 @@ def cut(text: str, limit: int = MOST_BYTES) -> str:
 def enumerate_first(some: Sequence[str], limit: int, noun: str = "") -> str:
     """The first of them by comma, and how many more there are; `noun`: of what, in the singular."""
     omitted = len(some) - limit
-    others = count(omitted, f"more {noun}") if noun else f"{omitted} more"
+    others = pluralize(omitted, f"more {noun}") if noun else f"{omitted} more"
     return ", ".join(some[:limit]) + (f" and {others}" if omitted > 0 else "")

@@ -194,7 +194,7 @@ class Election:
         """
         record = read(lease)
         if not record.version:
-            raise errors.Unreachable(f"the answer is no Lease: {wording.quoted(lease)}")
+            raise errors.Unreachable(f"the answer is no Lease: {wording.quote_text(lease)}")
         written = (call.body or {}).get("spec", {})
         wrote = bool(written) and (record.holder, record.renewed) == (written["holderIdentity"], written["renewTime"])
         before, self._absent, self._reread = self._seen, False, False

@@ -2,7 +2,7 @@ import pytest
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.api.quotas import Charge, Entry
+from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.values.invalid import InvalidRequest
 
 
@@ -22,14 +22,14 @@ def test_all_of_a_quota():
     )
     assert (parsed.namespace, parsed.name, parsed.refuse) == ("team-a", "gpus", True)
     assert parsed.entries == (
-        Entry(resource_class="big", shares=5),
-        Entry(model="Tesla K80", memory=65536),
-        Entry(cards=0),
+        QuotaEntry(resource_class="big", shares=5),
+        QuotaEntry(model="Tesla K80", memory=65536),
+        QuotaEntry(cards=0),
     )
 
 
 def test_a_count_is_as_large_as_a_json_reader_keeps_it_exact():
-    assert quotas.parse(quota({"shares": 2**53})).entries == (Entry(shares=2**53),)
+    assert quotas.parse(quota({"shares": 2**53})).entries == (QuotaEntry(shares=2**53),)
     with pytest.raises(InvalidRequest):
         quotas.parse(quota({"shares": 2**53 + 1}))
 
@@ -55,11 +55,11 @@ def test_memory_in_mib_or_as_a_quantity(written, mib):
 @pytest.mark.parametrize(
     ("entry", "covers"),
     [
-        (Entry(), True),
-        (Entry(resource_class="big"), True),
-        (Entry(resource_class="huge"), False),
-        (Entry(model="Tesla K80"), True),
-        (Entry(model="big"), False),
+        (QuotaEntry(), True),
+        (QuotaEntry(resource_class="big"), True),
+        (QuotaEntry(resource_class="huge"), False),
+        (QuotaEntry(model="Tesla K80"), True),
+        (QuotaEntry(model="big"), False),
     ],
 )
 def test_an_entry_covers_the_cards_of_its_class_or_model(entry, covers):
@@ -82,37 +82,41 @@ def test_a_hold_on_one_card_is_charged(held, expected):
 @pytest.mark.parametrize(
     ("entry", "used", "charge", "takes"),
     [
-        (Entry(shares=5), Charge(4, 0, 0), Charge(1, 9999, 1), True),
-        (Entry(shares=5), Charge(5, 0, 0), Charge(1, 1, 0), False),
-        (Entry(memory=100), Charge(1, 60, 0), Charge(1, 40, 0), True),
-        (Entry(memory=100), Charge(1, 60, 0), Charge(1, 41, 0), False),
-        (Entry(cards=1), Charge(), Charge(1, 100, 1), True),
-        (Entry(cards=1), Charge(1, 100, 1), Charge(1, 100, 1), False),
-        (Entry(cards=1), Charge(2, 200, 2), Charge(1, 100, 0), True),  # lowered below what is held: shares go on
-        (Entry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 0), True),
-        (Entry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 1), False),
+        (QuotaEntry(shares=5), Charge(4, 0, 0), Charge(1, 9999, 1), True),
+        (QuotaEntry(shares=5), Charge(5, 0, 0), Charge(1, 1, 0), False),
+        (QuotaEntry(memory=100), Charge(1, 60, 0), Charge(1, 40, 0), True),
+        (QuotaEntry(memory=100), Charge(1, 60, 0), Charge(1, 41, 0), False),
+        (QuotaEntry(cards=1), Charge(), Charge(1, 100, 1), True),
+        (QuotaEntry(cards=1), Charge(1, 100, 1), Charge(1, 100, 1), False),
+        (QuotaEntry(cards=1), Charge(2, 200, 2), Charge(1, 100, 0), True),  # lowered below what is held: shares go on
+        (QuotaEntry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 0), True),
+        (QuotaEntry(shares=9, memory=100, cards=0), Charge(), Charge(1, 100, 1), False),
     ],
 )
 def test_headroom_takes_what_fits_under_each_limit(entry, used, charge, takes):
-    assert quotas.headroom(entry, used).takes(charge) is takes
-    assert (not quotas.exceeded(entry, used, charge)) is takes, "a limit is told where and only where it refuses"
+    assert quotas.headroom(entry, used).has_room_for(charge) is takes
+    assert (not quotas.exceeded_limits(entry, used, charge)) is takes, "a limit is told where and only where it refuses"
 
 
 def test_each_limit_is_told_with_what_is_used_and_asked():
     def amounts_by_field(limits):
         return {limit.field: (limit.used, limit.hard, limit.requested) for limit in limits}
 
-    entry, used, requested = Entry(shares=5, memory=50, cards=1), Charge(4, 40, 1), Charge(2, 9, 1)
+    entry, used, requested = QuotaEntry(shares=5, memory=50, cards=1), Charge(4, 40, 1), Charge(2, 9, 1)
     assert amounts_by_field(quotas.limits(entry, used, requested)) == {
         "shares": (4, 5, 2),
         "memoryMiB": (40, 50, 9),
         "cards": (1, 1, 1),
     }
-    assert amounts_by_field(quotas.exceeded(entry, used, requested)) == {"shares": (4, 5, 2), "cards": (1, 1, 1)}
-    assert amounts_by_field(quotas.limits(Entry(cards=0), used)) == {"cards": (1, 0, 0)}
+    assert amounts_by_field(quotas.exceeded_limits(entry, used, requested)) == {"shares": (4, 5, 2), "cards": (1, 1, 1)}
+    assert amounts_by_field(quotas.limits(QuotaEntry(cards=0), used)) == {"cards": (1, 0, 0)}
 
 
-ENTRIES = [Entry(resource_class="big", shares=5, cards=0), Entry(model="Tesla K80", memory=65536), Entry(cards=1)]
+ENTRIES = [
+    QuotaEntry(resource_class="big", shares=5, cards=0),
+    QuotaEntry(model="Tesla K80", memory=65536),
+    QuotaEntry(cards=1),
+]
 
 
 def test_an_entry_is_written_as_a_quota_has_it():
@@ -156,7 +160,7 @@ def test_what_cannot_be_read_of_a_status_counts_as_none(manifest, used):
 
 
 def test_headroom_below_nothing_is_told():
-    remaining = quotas.headroom(Entry(shares=1, memory=10), Charge(3, 30, 1))
+    remaining = quotas.headroom(QuotaEntry(shares=1, memory=10), Charge(3, 30, 1))
     assert (remaining.shares, remaining.memory, remaining.cards) == (-2, -20, None)
 
 

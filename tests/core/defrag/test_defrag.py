@@ -7,7 +7,7 @@ import pytest
 from cardwise.cli.cluster.engine import SurveyedEngine
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import Assignment
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import plan
 from cardwise.core.defrag.moving import Goal, Movable, World
@@ -217,9 +217,9 @@ def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
 
 def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
     ledger, pods = cluster(n1=[[300], [400]])
-    full = [quotas.headroom(Entry(memory=700), quotas.NOTHING)]
+    full = [quotas.headroom(QuotaEntry(memory=700), quotas.NOTHING)]
     assert plan(World(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fits[-1] == 1
-    tight = [quotas.headroom(Entry(memory=299), quotas.NOTHING)]
+    tight = [quotas.headroom(QuotaEntry(memory=299), quotas.NOTHING)]
     assert plan(World(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fits[-1] == 0
 
 

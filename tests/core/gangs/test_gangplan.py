@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import quotas, request
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.capacity import Vacant
@@ -54,7 +54,7 @@ def test_the_cards_of_a_type_that_a_quota_leaves_go_to_as_many_members_and_the_o
     ledger = typed_ledger(n1=[K80, K80, K80], n2=[V100, V100, V100])
     pod_request = request.parse(pod(gpu_mem=1000))
     members = [Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i in range(3)]
-    entry = Entry(resource_class="k80", shares=1)
+    entry = QuotaEntry(resource_class="k80", shares=1)
     terms = Terms(policy="binpack", headroom=[quotas.headroom(entry, ledger.used("default", entry))])
     planned = gangplan.plan(ledger, Nodes(), members, terms)
     assert isinstance(planned, Planned)

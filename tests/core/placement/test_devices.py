@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api.request import DeviceRequest
-from cardwise.core.placement.devices import WantedDevices, in_order, is_valid_grant
+from cardwise.core.placement.devices import WantedDevices, is_valid_grant, sort_devices
 from cardwise.core.values.refusals import Refusal
 from tests.core.others import device, devices, holding, uuid
 
@@ -105,7 +105,7 @@ def test_many_devices_of_one_class_are_no_effort():
 
 def test_the_order_of_a_nodes_devices_is_that_of_their_numbers():
     shuffled = [device(10), device(2), device(2, kind="nic"), device(0)]
-    assert [device.uuid for device in in_order(shuffled)] == ["nic-n1-2", "rdma-n1-0", "rdma-n1-2", "rdma-n1-10"]
+    assert [device.uuid for device in sort_devices(shuffled)] == ["nic-n1-2", "rdma-n1-0", "rdma-n1-2", "rdma-n1-10"]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.placement.kinds import ANY_CARD, UNKNOWN, CardKinds
 
 
@@ -11,7 +11,11 @@ def card(*classes, model="", priority=0):
     return Card(index=0, uuid="u", mem=100, model=model, classes=frozenset(classes), priority=priority)
 
 
-EVERY_CARD, OF_A, K80 = Entry(shares=1), Entry(resource_class="a", shares=1), Entry(model="Tesla K80", shares=1)
+EVERY_CARD, OF_A, K80 = (
+    QuotaEntry(shares=1),
+    QuotaEntry(resource_class="a", shares=1),
+    QuotaEntry(model="Tesla K80", shares=1),
+)
 
 
 def test_cards_of_equal_classes_model_and_priority_are_one_kind():
@@ -33,7 +37,7 @@ def test_a_class_allows_the_kinds_that_are_in_it_and_closed_entries_take_kinds_a
     assert kinds.allowed("", [OF_A]) == {none}
     assert kinds.allowed("a", [K80]) == {ab}
     assert kinds.allowed("a", [EVERY_CARD]) == frozenset()
-    assert kinds.allowed("", [Entry(resource_class="unknown", shares=1)]) is None
+    assert kinds.allowed("", [QuotaEntry(resource_class="unknown", shares=1)]) is None
 
 
 def test_an_answer_is_remembered_until_the_kinds_change():

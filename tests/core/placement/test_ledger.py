@@ -7,14 +7,19 @@ import pytest
 from cardwise.core.api import quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
-from cardwise.core.api.quotas import NOTHING, Charge, Entry
+from cardwise.core.api.quotas import NOTHING, Charge, QuotaEntry
 from cardwise.core.placement import placement
 from cardwise.core.placement.kinds import UNKNOWN
 from cardwise.core.placement.ledger import Holding, Ledger
 from tests.build import P100, cards, holding, pod, shares
 from tests.core import others
 
-OF_A, OF_B, P100S, EVERY_CARD = Entry(resource_class="a"), Entry(resource_class="b"), Entry(model="P100"), Entry()
+OF_A, OF_B, P100S, EVERY_CARD = (
+    QuotaEntry(resource_class="a"),
+    QuotaEntry(resource_class="b"),
+    QuotaEntry(model="P100"),
+    QuotaEntry(),
+)
 GPUSHARE = Holding("u", "default", "u", "n1", Assignment({"pod": (CardShare(0, "", 100, 0, P100),)}))
 
 
@@ -132,8 +137,8 @@ def test_a_bind_to_a_card_that_went_is_compared_with_the_quota_of_its_class(ledg
     placed = placement.place(ledger, ["n1"], request.parse(pod(gpu_mem=100)), "binpack")
     ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
     ledger.set_cards("n1", [])
-    full = quotas.headroom(Entry(resource_class="a", shares=0), NOTHING)
-    assert placement.exceeded(ledger, placed, [full]) == [full.entry]
+    full = quotas.headroom(QuotaEntry(resource_class="a", shares=0), NOTHING)
+    assert placement.exceeded_entries(ledger, placed, [full]) == [full.entry]
 
 
 def test_a_whole_card_counts_as_one_whatever_the_headroom_is_today():

@@ -33,7 +33,7 @@ def test_a_card_with_as_many_clients_as_it_takes_has_no_memory_for_others():
 
 def counts(node):
     of_cards = node.free, node.used, node.free_core, node.clients, node.mps.taints, node.mps.users
-    return [list(column) for column in of_cards], dict(node.device_holds), list(node.ascending())
+    return [list(column) for column in of_cards], dict(node.device_holds), list(node.codes_fullest_first())
 
 
 @pytest.mark.parametrize("client", [WITHOUT_MPS, AS_USER_7])

@@ -7,7 +7,7 @@ import pytest
 from cardwise.core.api import quotas, request
 from cardwise.core.api.assignment import DeviceShare
 from cardwise.core.api.mpsprofile import CardMps
-from cardwise.core.api.quotas import NOTHING, Entry
+from cardwise.core.api.quotas import NOTHING, QuotaEntry
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.searching import SearchEffort
@@ -234,7 +234,7 @@ def test_a_type_is_refused_by_the_state_of_its_own_cards():
 
 @pytest.mark.parametrize("policy", ["binpack", "spread"])
 @pytest.mark.parametrize("amounts", [{"gpu_mem": 30}, {"gpu_count": 1}])
-@pytest.mark.parametrize("entry", [None, Entry(memory=60)])
+@pytest.mark.parametrize("entry", [None, QuotaEntry(memory=60)])
 def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(policy, amounts, entry):
     ledger = Ledger()
     for name, mem in (("n1", 100), ("n2", 50), ("n3", 40)):
@@ -259,7 +259,7 @@ def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(poli
 @pytest.mark.parametrize(
     "amounts", [{"gpu_mem": 100}, {"gpu_count": 1}, {"gpu_count": 2}, {"gpu_mem": 9, "gpu_core": 9}]
 )
-@pytest.mark.parametrize("entry", [None, Entry(resource_class="k80", memory=11441), Entry(shares=1)])
+@pytest.mark.parametrize("entry", [None, QuotaEntry(resource_class="k80", memory=11441), QuotaEntry(shares=1)])
 def test_all_nodes_are_scored_as_each_alone(policy, amounts, entry):
     ledger = typed_ledger(n1=[V100, K80], n2=[K80, K80], n3=[K80], n4=[V100, V100])
     ledger.set_holding(holding("u", 100, 0, node="n3", total=11441))

@@ -89,7 +89,7 @@ def test_cores_are_given_twice_where_the_setting_says_so_and_no_more():
         else:
             assert placed.refusals["n1"] is Refusal.NO_CORE
     assert ledger.node("n1").copy().free_core == [50, 0]
-    assert ledger.node("n1").emptied().free_core == [150, 150]
+    assert ledger.node("n1").copy_without_pods().free_core == [150, 150]
 
 
 def test_who_asks_for_no_cores_may_have_a_card_of_which_too_many_are_given():
@@ -188,7 +188,7 @@ def test_a_card_has_as_many_clients_as_are_set_and_no_more_than_mps_takes(max_cl
     ledger, unset = Ledger(max_clients=4), Ledger()
     for any_ledger in (ledger, unset):
         any_ledger.set_cards("n1", out_of_use(100, mps=CardMps(ready=True, max_clients=max_clients)))
-    assert ledger.node("n1").max_card_clients == ledger.node("n1").emptied().max_card_clients == limit
+    assert ledger.node("n1").max_card_clients == ledger.node("n1").copy_without_pods().max_card_clients == limit
     assert unset.node("n1").max_card_clients == [max_clients or MAX_CLIENTS]
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.api import request
-from cardwise.core.api.quotas import Charge, Entry
+from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.refusals import Refusal
@@ -14,7 +14,7 @@ from tests.core.placement.placing import K80, V100, location_of, of_class, place
 
 def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
     ledger = typed_ledger(n1=[K80, V100], n2=[K80])
-    full = quota(ledger, Entry(model="Tesla K80", memory=999))
+    full = quota(ledger, QuotaEntry(model="Tesla K80", memory=999))
 
     def place_within(headroom, **amounts):
         pod_request = request.parse(pod(**amounts))
@@ -26,7 +26,7 @@ def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
     named = place_within(full, containers=[of_class("k80", gpu_mem=1000)])
     assert set(named.refusals.values()) == {Refusal.QUOTA}
     assert not Refusal.QUOTA.resolvable, "nobody else's pods are preempted for it"
-    assert place_within(quota(ledger, Entry(cards=1)), gpu_count=2).refusals == {
+    assert place_within(quota(ledger, QuotaEntry(cards=1)), gpu_count=2).refusals == {
         "n1": Refusal.QUOTA,
         "n2": Refusal.TOO_FEW_CARDS,
     }
@@ -34,13 +34,13 @@ def test_a_quota_steers_what_names_no_type_and_refuses_the_rest():
 
 def test_a_quota_counts_all_cards_of_a_request_together():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    headroom = quota(ledger, Entry(resource_class="k80", shares=1))
+    headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     assert location_of(placement.place(ledger, ["n1"], split, "binpack", headroom)) == ("n1", [0, 2])
     unlimited = placement.place(ledger, ["n1"], split, "binpack")
     assert location_of(unlimited) == ("n1", [0, 1])
-    assert placement.exceeded(ledger, unlimited, headroom) == [headroom[0].entry]
-    assert placement.place_on(ledger.node("n1"), split, "binpack", quota(ledger, Entry(shares=1))) is Refusal.QUOTA
+    assert placement.exceeded_entries(ledger, unlimited, headroom) == [headroom[0].entry]
+    assert placement.place_on(ledger.node("n1"), split, "binpack", quota(ledger, QuotaEntry(shares=1))) is Refusal.QUOTA
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_quota_counts_all_cards_of_a_request_together():
 )
 def test_each_card_of_a_request_is_charged_to_each_limit(amounts, k80s):
     ledger = typed_ledger(n1=[K80, K80, V100])
-    headroom = quota(ledger, Entry(resource_class="k80", **k80s))
+    headroom = quota(ledger, QuotaEntry(resource_class="k80", **k80s))
     assert location_of(placement.place(ledger, ["n1"], request.parse(pod(**amounts)), "binpack", headroom)) == (
         "n1",
         [0, 2],
@@ -63,7 +63,7 @@ def test_each_card_of_a_request_is_charged_to_each_limit(amounts, k80s):
 
 def test_a_whole_card_that_is_larger_than_what_is_left_is_refused_for_the_quota():
     ledger = typed_ledger(n1=[K80])
-    less = quota(ledger, Entry(resource_class="k80", memory=11440))
+    less = quota(ledger, QuotaEntry(resource_class="k80", memory=11440))
     refused = placement.place(ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", less).refusals
     assert refused == {"n1": Refusal.QUOTA}
 
@@ -73,14 +73,14 @@ def test_a_whole_card_is_charged_without_what_is_kept_back_of_it(remaining, fits
     ledger = Ledger(kept_back=100)
     ledger.set_cards("n1", cards(1000))
     placed = placement.place(
-        ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", quota(ledger, Entry(memory=remaining))
+        ledger, ["n1"], request.parse(pod(gpu_count=1)), "binpack", quota(ledger, QuotaEntry(memory=remaining))
     )
     assert isinstance(placed, placement.Placement) == fits
 
 
 def test_a_card_is_charged_to_the_entries_that_cover_it_alone():
     ledger = typed_ledger(n1=[K80, V100])
-    one_of_each = quota(ledger, Entry(resource_class="k80", shares=1), Entry(resource_class="v100", shares=1))
+    one_of_each = quota(ledger, QuotaEntry(resource_class="k80", shares=1), QuotaEntry(resource_class="v100", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     assert location_of(placement.place(ledger, ["n1"], split, "binpack", one_of_each)) == ("n1", [0, 1])
 
@@ -88,15 +88,15 @@ def test_a_card_is_charged_to_the_entries_that_cover_it_alone():
 def test_each_container_is_a_share_also_where_they_have_one_card_in_common():
     ledger = typed_ledger(n1=[K80])
     several = request.parse(pod(containers=[container(name, gpu_mem=100) for name in "ab"]))
-    assert placement.place(ledger, ["n1"], several, "binpack", quota(ledger, Entry(shares=1))).refusals == {
+    assert placement.place(ledger, ["n1"], several, "binpack", quota(ledger, QuotaEntry(shares=1))).refusals == {
         "n1": Refusal.QUOTA
     }
-    assert placement.place(ledger, ["n1"], several, "binpack", quota(ledger, Entry(shares=2))).node == "n1"
+    assert placement.place(ledger, ["n1"], several, "binpack", quota(ledger, QuotaEntry(shares=2))).node == "n1"
 
 
 def test_a_quota_that_may_forbid_some_cards_changes_no_choice_among_the_others():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    headroom_of_v100 = quota(ledger, Entry(resource_class="v100", shares=1))
+    headroom_of_v100 = quota(ledger, QuotaEntry(resource_class="v100", shares=1))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     free, bounded = (placement.place(ledger, ["n1"], split, "binpack", headroom) for headroom in ([], headroom_of_v100))
     assert location_of(bounded) == location_of(free) == ("n1", [0, 1]), "each card once"
@@ -107,22 +107,22 @@ def test_a_limit_that_bars_one_claim_is_counted_for_the_others():
     ledger = typed_ledger(n1=[K80, K80, V100, V100])
     several = [container("split", gpu_mem=400, gpu_count=2), *(container(name, gpu_mem=10) for name in "ab")]
     pod_request = request.parse(pod(containers=several))
-    headroom = quota(ledger, Entry(resource_class="k80", shares=1))
+    headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=1))
     placed = placement.place(ledger, ["n1"], pod_request, "binpack", headroom)
     assert location_of(placed) == ("n1", [0, 2])
-    assert placement.exceeded(ledger, placed, headroom) == []
+    assert placement.exceeded_entries(ledger, placed, headroom) == []
 
 
 def test_a_limit_of_whole_cards_closes_none_to_shares():
     ledger = typed_ledger(n1=[K80, K80, V100])
-    headroom = quota(ledger, Entry(resource_class="k80", shares=1, cards=0))
+    headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=1, cards=0))
     split = request.parse(pod(gpu_mem=200, gpu_count=2))
     assert location_of(placement.place(ledger, ["n1"], split, "binpack", headroom)) == ("n1", [0, 2])
 
 
 def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
     kinds = typed_ledger(n1=[K80, V100]).kinds
-    k80, v100, every_card = Entry(resource_class="k80"), Entry(resource_class="v100"), Entry()
+    k80, v100, every_card = QuotaEntry(resource_class="k80"), QuotaEntry(resource_class="v100"), QuotaEntry()
     pod_request = request.parse(
         pod(
             containers=[
@@ -139,30 +139,32 @@ def test_what_a_request_charges_an_entry_whichever_cards_it_gets():
 def test_a_request_of_whole_cards_surely_charges_them():
     ledger = typed_ledger(n1=[K80, K80, V100])
     two = request.parse(pod(containers=[of_class("k80", gpu_count=2)]))
-    surely = fitting.least_charge(two, ledger.kinds, Entry(model="Tesla K80"))
+    surely = fitting.least_charge(two, ledger.kinds, QuotaEntry(model="Tesla K80"))
     assert (surely.shares, surely.cards) == (2, 2)
     assert 0 < surely.memory <= 2 * 11441, "the smallest card is not looked for"
 
 
 def test_quotas_that_leave_no_cards_for_a_part_of_a_request_exhaust_it():
     ledger = typed_ledger(n1=[K80, V100])
-    full = quota(ledger, Entry(resource_class="k80", shares=0))
+    full = quota(ledger, QuotaEntry(resource_class="k80", shares=0))
 
     def exhausted(headroom, *containers):
-        return placement.Scorer(request.parse(pod(containers=list(containers))), "binpack", headroom).exhausted(ledger)
+        return placement.Scorer(
+            request.parse(pod(containers=list(containers))), "binpack", headroom
+        ).is_exhausted_by_quotas(ledger)
 
     k80, v100, any_card = of_class("k80", gpu_mem=1), of_class("v100", gpu_mem=1), container("any", gpu_mem=1)
     assert exhausted(full, k80)
     assert exhausted(full, v100, k80), "a part is enough"
     assert not exhausted(full, v100)
     assert not exhausted(full, any_card), "a card that no quota covers is left"
-    assert exhausted(quota(ledger, Entry(shares=0)), any_card), "on every level of priority"
+    assert exhausted(quota(ledger, QuotaEntry(shares=0)), any_card), "on every level of priority"
     assert not exhausted([], k80)
 
 
 def test_what_a_namespace_has_used_of_a_quota():
     ledger = typed_ledger(n1=[K80, V100])
-    every, k80 = Entry(shares=9), Entry(resource_class="k80", shares=9)
+    every, k80 = QuotaEntry(shares=9), QuotaEntry(resource_class="k80", shares=9)
     placed = place(ledger, containers=[of_class("k80", gpu_count=1), of_class("v100", gpu_mem=100)])
     ledger.set_holding(Holding("u", "default", "u", "n1", placed.assignment))
     assert ledger.used("default", every) == Charge(2, 11541, 1)
@@ -178,12 +180,12 @@ def test_what_a_namespace_has_used_of_a_quota():
 def test_a_full_quota_is_nothing_to_devices_but_to_the_cards_beside_them():
     ledger = ledger_with_free(n1=[P100])
     ledger.set_devices("n1", others.devices(1))
-    full = quota(ledger, Entry(shares=0))
+    full = quota(ledger, QuotaEntry(shares=0))
     alone, beside = (
         others.parse_request(others.wanting(rdma=1)),
         others.parse_request(others.wanting(container(gpu_mem=1), rdma=1)),
     )
     placed = placement.place(ledger, ["n1"], alone, "binpack", full)
     assert placed.node == "n1"
-    assert placement.exceeded(ledger, placed, full) == []
+    assert placement.exceeded_entries(ledger, placed, full) == []
     assert placement.place(ledger, ["n1"], beside, "binpack", full).refusals == {"n1": Refusal.QUOTA}

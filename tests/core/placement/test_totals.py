@@ -1,7 +1,7 @@
 """What there is of each class and of each entry of a quota, what is used of it, and by whom."""
 
 from cardwise.core.api import classes
-from cardwise.core.api.quotas import NOTHING, Charge, Entry, GPUQuota
+from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
 from cardwise.core.placement import totals
 from tests.build import holding
 from tests.core import others
@@ -61,7 +61,10 @@ def test_devices_are_counted_and_only_those_that_a_pod_could_get_are_free():
 
 
 def test_an_entry_names_its_holders_the_largest_first_and_why_it_limits_nothing():
-    standings = [quota(Entry(resource_class="k80"), Entry(resource_class="gone")), quota(Entry(), namespace="other")]
+    standings = [
+        quota(QuotaEntry(resource_class="k80"), QuotaEntry(resource_class="gone")),
+        quota(QuotaEntry(), namespace="other"),
+    ]
     k80, gone, other = totals.quota_entries(busy(), standings, {"k80": "", "gone": "no such class"}.__getitem__)
     assert (k80.used, k80.missing) == (Charge(2, 400, 0), "")
     assert [(holder.name, part.memory) for holder, part in k80.holders] == [("large", 300), ("small", 100)]

@@ -2,7 +2,7 @@
 
 from cardwise.core.api import request
 from cardwise.core.api.mpsprofile import CardMps
-from cardwise.core.api.quotas import Entry
+from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.preemption import explanation
 from cardwise.core.values.refusals import Refusal
 from tests.build import container, ledger_with_free, pod
@@ -12,7 +12,7 @@ from tests.core.placement.placing import K80, V100, of_class, quota, typed_ledge
 
 def test_explain_says_which_cards_are_not_for_the_request():
     ledger = typed_ledger(n1=[K80, V100, {"mem": 1000}])
-    headroom = quota(ledger, Entry(resource_class="k80", shares=0))
+    headroom = quota(ledger, QuotaEntry(resource_class="k80", shares=0))
     (view,) = explanation.explain(ledger, ["n1"], request.parse(pod(gpu_mem=17000)), "binpack", headroom)
     assert [(c.closed, c.short) for c in view.cards] == [("quota", 0), ("", 840), ("", 16000)]
     pod_request = request.parse(pod(containers=[of_class("k80", gpu_mem=1)]))

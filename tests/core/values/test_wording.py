@@ -23,7 +23,7 @@ TEXTS = st.builds(
 
 @given(TEXTS, st.sampled_from([80, 512, wording.MOST_BYTES]))
 def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: int) -> None:
-    message = wording.message(f"spec.x: {text}; write less", max_bytes)
+    message = wording.sanitize_message(f"spec.x: {text}; write less", max_bytes)
     assert len(message.encode()) <= max_bytes
     assert message.isprintable()
     assert message.startswith("spec.x: ")
@@ -34,12 +34,12 @@ def test_a_message_has_so_many_bytes_at_most_and_one_line(text: str, max_bytes: 
 def test_of_a_short_text_nothing_is_left_out(text: str) -> None:
     text = " ".join(text.split())
     if len(text.encode(errors="replace")) <= wording.MOST_BYTES and INVISIBLE.isdisjoint(text) and text.isprintable():
-        assert wording.message(text) == text
+        assert wording.sanitize_message(text) == text
 
 
 @given(TEXTS)
 def test_a_quotation_is_short_and_says_how_long_the_text_is(text: str) -> None:
-    quotation = wording.quoted(text)
+    quotation = wording.quote_text(text)
     assert quotation.isprintable()
     assert len(quotation) <= 1000  # of characters that need ten to be shown
     assert quotation == repr(text) if len(text) <= 80 else f"({len(text)} characters)" in quotation
@@ -75,10 +75,10 @@ INVISIBLE = set(_find_invisible_characters())
 @pytest.mark.parametrize(
     "show",
     [
-        partial(wording.message, limit=1 << 20),
-        partial(wording.line, limit=1 << 20),
-        partial(wording.quoted, limit=1 << 20),
-        lambda text: wording.quoted([text], 1 << 20),
+        partial(wording.sanitize_message, limit=1 << 20),
+        partial(wording.sanitize_line, limit=1 << 20),
+        partial(wording.quote_text, limit=1 << 20),
+        lambda text: wording.quote_text([text], 1 << 20),
         lambda text: "".join(wording.quote_unless_name(f"a{character}") for character in text),
     ],
     ids=["message", "line", "quoted", "a quoted list", "a name"],
@@ -90,7 +90,7 @@ def test_no_invisible_character_stays(show: Callable[[str], str]) -> None:
 
 
 @pytest.mark.parametrize("blank", [" ", "\t", "\n", "\xa0", "\u3000", " \u2800", "\u2800 ", "\u3164", "\u2003 "])
-@pytest.mark.parametrize("show", [wording.message, wording.quoted, wording.quote_unless_name])
+@pytest.mark.parametrize("show", [wording.sanitize_message, wording.quote_text, wording.quote_unless_name])
 def test_a_run_of_blanks_makes_no_gap(show: Callable[[str], str], blank: str) -> None:
     shown = show(f"begin.{blank * 20}end")
     assert "  " not in shown
@@ -101,8 +101,8 @@ def test_a_run_of_blanks_makes_no_gap(show: Callable[[str], str], blank: str) ->
     "text", ["naïve café", "日本語のテキスト", "한국어 텍스트", "हिन्दी", "عربي", "⠓⠑⠇⠇⠕", "e\u0301"]
 )
 def test_texts_of_any_script_stay(text: str) -> None:
-    assert wording.message(text) == text
-    assert wording.quoted(text) == repr(text)
+    assert wording.sanitize_message(text) == text
+    assert wording.quote_text(text) == repr(text)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_texts_of_any_script_stay(text: str) -> None:
     ],
 )
 def test_values_as_they_are_quoted(quoted_object: object, says: str) -> None:
-    assert wording.quoted(quoted_object) == says
+    assert wording.quote_text(quoted_object) == says
 
 
 def test_a_refusal_keeps_its_remedy_whatever_its_field_is_called() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cardwise.core.api.quotas import Charge, Entry
+from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.kube.events import ObjectRef
 from extender.cache.quotas import FullEntry
 from extender.records.objects import QuotaRecord
@@ -69,7 +69,7 @@ def test_only_the_leader_tells(world):
 
 def full(**limits):
     return FullEntry(
-        "gpus", Entry(resource_class="k80", **limits), used=Charge(5, 60000, 0), requested=Charge(1, 8000, 0)
+        "gpus", QuotaEntry(resource_class="k80", **limits), used=Charge(5, 60000, 0), requested=Charge(1, 8000, 0)
     )
 
 
@@ -100,7 +100,7 @@ def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
 
 
 def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
-    full_entry = FullEntry("gpus", Entry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
+    full_entry = FullEntry("gpus", QuotaEntry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
     world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full_entry)
     assert world.events.all[0].message == (
         "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "

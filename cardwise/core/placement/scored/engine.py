@@ -164,7 +164,7 @@ class Engine:
         ask = ask_of(request, card_requests, load)
         if ask is None or not known:
             return self._by_cards(scorer, card_requests, load, nodes)
-        plan = fitting.plan(card_requests, self._ledger.kinds, headroom)
+        plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
             return self._by_cards(scorer, card_requests, load, nodes)
         levels = plan.wants[0].levels if card_requests else ANY_CARD
@@ -194,7 +194,7 @@ class Engine:
         ask = ask_of(request, card_requests, load)
         if ask is None or not known:
             return None
-        plan = fitting.plan(card_requests, self._ledger.kinds, headroom)
+        plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
         if plan.headroom:
             return None
         among, node_names = self._slots(nodes), list[str]()
@@ -356,7 +356,7 @@ class Engine:
             first = min(roomy, default=None)
             return _plain(first, 0) if first is not None else None
         if scorer.indexed:
-            node = scorer.first(self._ledger, roomy)
+            node = scorer.best_node(self._ledger, roomy)
         else:
             scores, _ = scorer.score_all(self._ledger, roomy)
             highest = max(scores.values(), default=0)

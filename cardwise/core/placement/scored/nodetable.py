@@ -150,7 +150,7 @@ class NodeTable:
             seen = set()
             for i, card in enumerate(node.cards):
                 size[i], kind[i] = card.mem, node.kinds[i]
-                clients[i] = node.clients[i] if card.takes else NEVER
+                clients[i] = node.clients[i] if card.accepts_shares else NEVER
                 if not node.is_open(i) or node.free[i] <= 0:
                     continue
                 # Below zero if the setting has become smaller: then nothing is free.
