@@ -15,7 +15,7 @@ from cardwise.clock import BOOT
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import MpsState, Scope, Status
+from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.core.values.quantity import MiB, Percent
 from mps.daemon import directories
 
@@ -72,7 +72,7 @@ def _pod_environment(folder: Path, daemon: socket.socket) -> dict[str, str]:
     daemon.listen(1024)
     status = Status(
         uuids=(_UUID,),
-        scope=Scope.CARD,
+        scope=DaemonScope.CARD,
         state=MpsState.READY,
         checked=BOOT.now(),
         valid_seconds=3600.0,

@@ -17,7 +17,7 @@ from cardwise.core.api.quotas import GPUQuota, QuotaEntry
 from cardwise.core.api.request import Load
 from cardwise.kube.pods import budgets
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache.placing import PlacementRequest
 from extender.records import nodeinfo, objects, podinfo, wire
 from extender.records.podref import PodRef
@@ -111,7 +111,7 @@ def _preempt_by_extender(size: int) -> Situation:
         records = _add_pods(state, members)
         for manifest in members:
             args = wire.FilterArgs(pod=manifest, node_names=list(all_nodes))
-            verbs.filter_nodes(state, Preferences(policy="binpack", one_best_node=True), args)
+            verbs.filter_nodes(state, AnswerSettings(policy="binpack", one_best_node=True), args)
         state._clock.sleep(4.0)  # noqa: SLF001 - only sets the clock; a pod waits that long before the extender preempts
         evictions = state.preemption.next_evictions()
         if len(evictions) != size:
@@ -163,7 +163,7 @@ def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None
         preemptor["spec"]["containers"][0]["resources"] = {"limits": gpus | amounts, "requests": gpus | amounts}
         preemptor["spec"]["priority"] = 1000
         args = wire.preempt_args(json.dumps({"Pod": preemptor, "NodeNameToMetaVictims": {node: {"Pods": []}}}).encode())
-        response = verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+        response = verbs.preempt(state, AnswerSettings(policy="binpack", one_best_node=True), args)
         if not response.node_name_to_meta_victims:
             raise TypeError("no victims were found")
         state.remove_pod(_record(preemptor))

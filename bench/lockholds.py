@@ -24,7 +24,7 @@ from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs.gangs import GangPatience
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache.placing import PlacementRequest
 from extender.cache.statelock import StateLock
 from extender.gangs import gangtypes
@@ -95,7 +95,7 @@ def call_preempt(state: State, first: Json, all_nodes: list[str], run: int) -> N
     state.gangs.filter(first["metadata"]["uid"], all_nodes)
     candidates = {node: {"Pods": []} for node in all_nodes[run % 7 :: max(1, len(all_nodes) // CANDIDATE_NODES)]}
     args = wire.preempt_args(json.dumps({"Pod": first, "NodeNameToMetaVictims": candidates}).encode())
-    verbs.preempt(state, Preferences(policy="binpack", one_best_node=True), args)
+    verbs.preempt(state, AnswerSettings(policy="binpack", one_best_node=True), args)
 
 
 def _placement(name: str, pod_request: PodRequest, nodes: list[str]) -> PlacementRequest:

@@ -20,10 +20,10 @@ from cardwise.core.api.request import Load
 from cardwise.core.columns.invalid import InvalidRequest
 from cardwise.core.columns.quantity import MiB
 from cardwise.simulation import runs, summary, traces
-from cardwise.simulation.churn import ChurnResult, churn
+from cardwise.simulation.churn import ChurnResult, simulate_churn
 from cardwise.simulation.cluster import SimulatedCluster
-from cardwise.simulation.fill import PODS_BETWEEN_REFRESHES, FillResult, fill
-from cardwise.simulation.runs import Run
+from cardwise.simulation.fill import PODS_BETWEEN_REFRESHES, FillResult, simulate_fill
+from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.summary import FillSummary, Mean
 from cardwise.simulation.workload import SimulatedNode, SimulatedWorkload
 from extender.cache.scoredpolicies import AT_ONCE
@@ -87,7 +87,7 @@ def measure_filling(
     plan = _plan_runs(workloads, policies, seeds)
     times: dict[str, list[float]] = {}
 
-    def print_run(run: Run, outcome: FillResult) -> None:
+    def print_run(run: SimulationRun, outcome: FillResult) -> None:
         times.setdefault(run.policy, []).extend(outcome.seconds)
         point, name = outcome.point_at(100), workloads[run.workload].name
         allocated = f"{point.allocated:.2f} at 100 %" if point else "nothing"
@@ -95,7 +95,7 @@ def measure_filling(
         print(f"{name} {run.policy} seed {run.seed}: {allocated}, {seconds}", file=sys.stderr, flush=True)
 
     job = partial(
-        fill,
+        simulate_fill,
         learning=not known,
         fragments=len(workloads) == 1 and not bounded,
         max_scored_nodes=AT_ONCE if bounded else None,
@@ -115,11 +115,11 @@ def measure_churn(
     workloads = [traces.read_trace(folder, trace)]
     plan = _plan_runs(workloads, policies, seeds)
 
-    def print_run(run: Run, outcome: ChurnResult) -> None:
+    def print_run(run: SimulationRun, outcome: ChurnResult) -> None:
         percents = f"{outcome.allocated:.2f} allocated, {outcome.refused_percent:.2f} refused"
         print(f"{trace} {run.policy} seed {run.seed}, churn: {percents}", file=sys.stderr, flush=True)
 
-    job = partial(churn, lifetimes=lifetimes)
+    job = partial(simulate_churn, lifetimes=lifetimes)
     outcomes = runs.run_all(job, workloads, plan, processes=processes, on_run_done=print_run)
     return [
         Row(
@@ -191,9 +191,9 @@ def _resident_mib() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") >> 20
 
 
-def _plan_runs(workloads: Sequence[SimulatedWorkload], policies: Sequence[str], seeds: range) -> list[Run]:
+def _plan_runs(workloads: Sequence[SimulatedWorkload], policies: Sequence[str], seeds: range) -> list[SimulationRun]:
     """All runs, seed by seed, so that first results of each policy and trace come early."""
-    return [Run(i, policy, seed) for seed in seeds for i in range(len(workloads)) for policy in policies]
+    return [SimulationRun(i, policy, seed) for seed in seeds for i in range(len(workloads)) for policy in policies]
 
 
 def _row(

@@ -27,7 +27,7 @@ from cardwise.runtime.http import configz
 from cardwise.runtime.http.health import HealthServer
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
-    Common,
+    CommonSettings,
     common_options,
     core_overcommit_option,
     option,
@@ -201,7 +201,7 @@ def _count_failure(thread: str) -> None:
 )
 def main(
     *,
-    common: Common,
+    common: CommonSettings,
     node_name: str,
     simulated_cards: Path | None,
     cards: CardSelection | None,
@@ -265,7 +265,7 @@ def main(
     except (GpusUnavailable, InvalidRequest, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
         sys.exit(1)
-    interpreter.tune()
+    interpreter.tune_interpreter()
     health.start()
     agent.start()
     _log.info("started", node=node_name, cards=len(agent.cards()), devices=len(devices.devices()), slots=len(slot_ids))

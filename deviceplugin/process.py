@@ -281,7 +281,9 @@ class NodeAgent:
     def _probe_access(self) -> Access | None:
         if self._settings.access is None:
             # Probed at each registration: the runtime may have been replaced. Without an answer the last result holds.
-            self._access = card_access.probe(self._containers, self._settings.cdi_dir) or self._access
+            self._access = (
+                card_access.choose_access_of_runtime(self._containers, self._settings.cdi_dir) or self._access
+            )
         if self._access is Access.CDI and not self._restored:
             self._delivery.restore(self.grants, self._hardware())
             self._restored = True

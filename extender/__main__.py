@@ -17,20 +17,20 @@ from cardwise.kube.client import KubeClient
 from cardwise.kube.leases import election
 from cardwise.runtime import logs
 from cardwise.runtime.http import configz
-from cardwise.runtime.http.health import Shown
+from cardwise.runtime.http.health import HealthSettings
 from cardwise.runtime.http.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
     HOST_PORT,
     OBJECT_NAME,
-    Common,
+    CommonSettings,
     HostPort,
     ObjectName,
     check_distinct,
     common_options,
     core_overcommit_option,
-    starting,
+    startup_errors,
 )
 from cardwise.runtime.tls import tls
 from extender.api.app import MOST_BYTES
@@ -208,7 +208,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
 )
 def main(
     *,
-    common: Common,
+    common: CommonSettings,
     bind: HostPort,
     bind_port_bind: HostPort | None,
     tls_dir: Path | None,
@@ -228,7 +228,7 @@ def main(
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check_addresses(addresses, tls_dir, tls_secret, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
-    with starting("--kubeconfig"):
+    with startup_errors("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
     if not chosen.no_lease:
         _check_lease(client, chosen.lease_namespace, chosen.lease_name)
@@ -238,11 +238,11 @@ def main(
     if not plain_http:
         rotator = _make_rotator(client, directory, tls_secret, tls_hosts, addresses)
         if rotator is not None:
-            with starting("--tls-dir"):
+            with startup_errors("--tls-dir"):
                 rotator.ensure()
         files = TlsFiles.in_dir(directory)
     max_waiting = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
-    shown = Shown(
+    shown = HealthSettings(
         bind=common.metrics_bind,
         config=configz.describe_options(click.get_current_context(), settings),
         certificates=directory if files is not None else None,

@@ -14,14 +14,14 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.mostcards import MostCards
+from cardwise.kube.mostcards import CardsPerNodeLimit
 from cardwise.kube.pods import budgets
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector
 from extender.cardreports import CardReports
 from extender.gangs import podgroups
 from extender.gangs.podgroups import GroupRecord
 from extender.records import nodeinfo, objects, podinfo
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 from extender.records.podinfo import PodRecord
 from extender.reporting.listers import CardLister, ClassLister, Lister, Listers
@@ -74,7 +74,7 @@ class Informers:
             client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), **pace
         )
         self._reports = CardReports(_cards(state, seen.cards), clock)
-        limited = MostCards(objects.card, self._reports)
+        limited = CardsPerNodeLimit(objects.card, self._reports)
         cards = Reflector(
             client,
             paths.extendedresources(),
@@ -189,7 +189,7 @@ class _Pods:
         self._events = events
         self._listed = listed
 
-    def on_change(self, key: str, old: Placed | None, new: Placed) -> None:
+    def on_change(self, key: str, old: PlacedPod | None, new: PlacedPod) -> None:
         if not isinstance(new, PodRecord):
             self._state.set_other(key, new)
             return
@@ -202,7 +202,7 @@ class _Pods:
             self._events.record(about, "UnreadableAssignment", text, "Warning")
         self._state.set_pod(new)
 
-    def on_delete(self, key: str, old: Placed) -> None:
+    def on_delete(self, key: str, old: PlacedPod) -> None:
         if isinstance(old, PodRecord):
             self._state.remove_pod(old)
         else:

@@ -21,14 +21,14 @@ from cardwise.core.gangs import gangs
 from cardwise.core.values.quantity import MiB, Unit
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder
-from cardwise.runtime.http.health import HealthServer, Shown
+from cardwise.runtime.http.health import HealthServer, HealthSettings
 from cardwise.runtime.http.httpcalls import WsgiApp
 from cardwise.runtime.settings import ObjectName
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.expiry import Expiry
 from extender.api.app import Parts, create_app, watch_lines
-from extender.api.metrics import Levels, Metrics
-from extender.api.verbs import Preferences
+from extender.api.metrics import GaugeReaders, Metrics
+from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
 from extender.cache import statelock
 from extender.cache.reservations import Timeouts
@@ -191,13 +191,13 @@ class Extender:
             fence=fence,
             clock=clock,
         )
-        self._preferences = Preferences(policy=settings.policy, one_best_node=settings.one_best_node)
+        self._preferences = AnswerSettings(policy=settings.policy, one_best_node=settings.one_best_node)
         self._inspect_unit = Unit(settings.inspect_unit)
         self._clock = clock
 
     def app(self, registry: CollectorRegistry) -> WsgiApp:
         """Make the WSGI application; its metrics go to `registry`."""
-        levels = Levels(
+        levels = GaugeReaders(
             reservations=self._state.reservation_counts,
             gangs=self._state.gangs.phases,
             waiting=self._state.waiting,
@@ -287,7 +287,7 @@ class Process:
         self,
         client: KubeClient,
         settings: ExtenderSettings,
-        shown: Shown,
+        shown: HealthSettings,
         rotator: tls.Rotator | None,
         max_waiting: int,
         *,

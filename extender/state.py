@@ -42,7 +42,7 @@ from extender.nomination import nominator
 from extender.nomination.nominator import Nominator
 from extender.preemption.preemption import Preemption
 from extender.queue.schedulingqueue import SchedulingQueue
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.objects import CardRecord
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord, WaitingRecord
@@ -175,7 +175,7 @@ class State:
             self._loads.remove_pod(pod.uid)
             self.nominator.remove_pod(pod.uid)
 
-    def set_other(self, key: str, placed: Placed) -> None:
+    def set_other(self, key: str, placed: PlacedPod) -> None:
         """Update a pod that requests nothing of ours. It is on a node, or waits in a PodGroup. `key`: unique among all
         pods.
         """

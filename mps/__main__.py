@@ -12,7 +12,7 @@ import structlog
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.gpus import selection
 from cardwise.gpus.nvml import NvmlGpus
@@ -24,14 +24,21 @@ from cardwise.kube.errors import KubeConfigError
 from cardwise.runtime import interpreter, logs
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.health import HealthServer
-from cardwise.runtime.settings import CONTEXT_SETTINGS, DURATION, Common, common_options, option, simulated_cards_option
+from cardwise.runtime.settings import (
+    CONTEXT_SETTINGS,
+    DURATION,
+    CommonSettings,
+    common_options,
+    option,
+    simulated_cards_option,
+)
 from mps import metrics
 from mps.audit.audit import AuditSettings
 from mps.daemon import directories, units
 from mps.daemon.machine import DaemonPace
 from mps.host import cgroups
 from mps.host.processes import CONTROL
-from mps.manager import Lock, Manager, ManagerSettings, RootLocked
+from mps.manager import Manager, ManagerLock, ManagerSettings, RootLocked
 from mps.options import audit_options, pace_options
 
 _log = structlog.get_logger(__name__)
@@ -88,8 +95,8 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
 )
 @option(
     "--scope",
-    type=click.Choice([str(scope) for scope in Scope]),
-    default=str(Scope.CARD),
+    type=click.Choice([str(scope) for scope in DaemonScope]),
+    default=str(DaemonScope.CARD),
     envvar="CARDWISE_MPS_SCOPE",
     help="card: one daemon per GPU, so that faults and users of one GPU never affect another. node: one daemon for the "
     "node, which containers with shares of several GPUs need. Drain the node before you change it.",
@@ -142,7 +149,7 @@ def _find_program(_: click.Context, __: click.Parameter, program: str) -> Path:
 @audit_options
 def main(
     *,
-    common: Common,
+    common: CommonSettings,
     node_name: str,
     simulated_cards: Path | None,
     cards: CardSelection | None,
@@ -167,7 +174,7 @@ def main(
     settings = ManagerSettings(
         node=node_name,
         root=root,
-        scope=Scope(scope),
+        scope=DaemonScope(scope),
         control=control,
         pace=pace,
         exclusive=exclusive,
@@ -198,12 +205,12 @@ def main(
             alive=lambda: _stuck_problems(running),
             config=configz.describe_options(click.get_current_context()),
         )
-        lock = Lock(root)
+        lock = ManagerLock(root)
     except (InvalidRequest, GpusUnavailable, KubeConfigError, OSError) as error:
         _log.error("cannot start", error=str(error))
         sys.exit(1)
     running: list[Manager] = []
-    interpreter.tune()
+    interpreter.tune_interpreter()
     health.start()
     if _acquire_lock(lock, stopped):
         manager = Manager(settings, client, gpus, all_gpus)
@@ -220,7 +227,7 @@ def main(
     _log.info("stopped")
 
 
-def _acquire_lock(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
+def _acquire_lock(lock: ManagerLock, stopped: threading.Event, clock: Clock = BOOT) -> bool:
     """Wait until a former manager has released the root, as in a rolling update. Returns False if this
     process is stopped.
     """
@@ -239,7 +246,7 @@ def _acquire_lock(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> 
     return False
 
 
-def _serve(lock: Lock, stopped: threading.Event, clock: Clock = BOOT) -> None:
+def _serve(lock: ManagerLock, stopped: threading.Event, clock: Clock = BOOT) -> None:
     """Serve until stopped. If the lock is lost, exit as in a crash: the next manager takes over."""
     while not clock.wait(stopped, _CHECK_SECONDS):
         if lock.is_lost():

@@ -14,7 +14,7 @@ import structlog
 
 from cardwise.clock import BOOT, Clock
 from cardwise.core.api import mps
-from cardwise.core.api.mps import MpsState, Scope, Status
+from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.gpus import mpsfiles
 from cardwise.gpus.protocol import CardUse, GpuCard, Gpus
 from cardwise.gpus.selection import NonMigGpus
@@ -30,7 +30,7 @@ from mps.daemon.termination import Terminations
 from mps.daemon.units import DaemonUnit
 from mps.host import drivers
 from mps.host.control import CommandRefused, ControlError
-from mps.host.pods import Demand, PodView, demands, required_ceilings, uuids_by_index, watch_pods
+from mps.host.pods import CardDemand, PodView, demands, required_ceilings, uuids_by_index, watch_pods
 from mps.host.processes import LOCAL, Host
 from mps.publication import Publication
 
@@ -57,7 +57,7 @@ class ManagerSettings:
 
     node: str
     root: Path
-    scope: Scope
+    scope: DaemonScope
     control: Path
     pace: DaemonPace
     exclusive: bool
@@ -72,7 +72,7 @@ class RootLocked(Exception):
     """Another manager holds the root."""
 
 
-class Lock:
+class ManagerLock:
     """The manager's lock. The kernel releases it with the process: if it is free, no manager runs."""
 
     def __init__(self, root: Path) -> None:
@@ -297,7 +297,9 @@ class Manager:
     def _create_daemon(self, unit: DaemonUnit) -> Daemon:
         settings = self._settings
         driver = settings.driver or unit.cards[0].properties.get("driver", "")
-        capabilities = drivers.probe(drivers.capabilities_of(driver), settings.control, root=os.geteuid() == 0)
+        capabilities = drivers.refine_capabilities(
+            drivers.capabilities_of(driver), settings.control, root=os.geteuid() == 0
+        )
         _log.info(
             "serving a card", card=unit.name, home=str(unit.home), driver=driver, multi_user=capabilities.multi_user
         )
@@ -331,7 +333,7 @@ class Manager:
         demands_by_card = self._demands()
         ceilings = required_ceilings(demands_by_card)
         for daemon in self.daemons():
-            unit_demands = [demands_by_card.get(uuid, Demand()) for uuid in daemon.unit.uuids]
+            unit_demands = [demands_by_card.get(uuid, CardDemand()) for uuid in daemon.unit.uuids]
             held = [demand for demand in unit_demands if demand.shares]
             daemon.set_ceilings({uuid: ceilings[uuid] for uuid in daemon.unit.uuids if uuid in ceilings})
             if daemon.unit.home not in self._stopping_homes:
@@ -350,7 +352,7 @@ class Manager:
             self.detach(due)
         return min(_DETACH_AGAIN_SECONDS if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
 
-    def _demands(self) -> dict[str, Demand]:
+    def _demands(self) -> dict[str, CardDemand]:
         return demands(self.pods.all(), self._served_cards())
 
     def _may_stop(self, daemon: Daemon) -> bool:
@@ -359,7 +361,7 @@ class Manager:
         if not self.pods.synced:
             return False  # its holders are unknown
         demands_by_card = self._demands()
-        return not any(demands_by_card.get(uuid, Demand()).shares for uuid in daemon.unit.uuids)
+        return not any(demands_by_card.get(uuid, CardDemand()).shares for uuid in daemon.unit.uuids)
 
     def inherit(self) -> None:
         """Take over a former manager's daemon of the whole node; end daemons that are not served. Raises OSError."""
@@ -381,7 +383,7 @@ class Manager:
             card.uuid for card in self._all_gpus.cards()
         }  # cards in MIG mode included: they are not served any more
         cards = self._gpus.cards()
-        if not unresponsive or not cards or self._settings.scope is not Scope.NODE or self._inherited is None:
+        if not unresponsive or not cards or self._settings.scope is not DaemonScope.NODE or self._inherited is None:
             return cards
         pid, uuids = self._inherited
         if self._host.activity(pid) is None:
@@ -443,16 +445,16 @@ class Manager:
 
 def daemon_units(settings: ManagerSettings, cards: Sequence[GpuCard]) -> list[DaemonUnit]:
     """The units that need a daemon. Pure."""
-    if settings.scope is Scope.CARD:
+    if settings.scope is DaemonScope.CARD:
         root = str(settings.root)
         return [
-            DaemonUnit(name=card.uuid, home=Path(mps.folder(root, card.uuid)), scope=Scope.CARD, cards=(card,))
+            DaemonUnit(name=card.uuid, home=Path(mps.folder(root, card.uuid)), scope=DaemonScope.CARD, cards=(card,))
             for card in cards
         ]
     if not cards:
         return []
     home = Path(mps.node_folder(str(settings.root)))
-    return [DaemonUnit(name=mps.NODE, home=home, scope=Scope.NODE, cards=tuple(cards))]
+    return [DaemonUnit(name=mps.NODE, home=home, scope=DaemonScope.NODE, cards=tuple(cards))]
 
 
 def _has_share(pod: PodView, unit: DaemonUnit) -> bool:

@@ -7,7 +7,7 @@ import click
 
 from cardwise.core.values import quantity
 from cardwise.core.values.quantity import InvalidQuantity, MiB
-from cardwise.runtime.settings import DURATION, grouped, option
+from cardwise.runtime.settings import DURATION, grouped_options, option
 from mps.audit.audit import AuditSettings
 from mps.daemon.machine import DaemonPace
 
@@ -52,7 +52,7 @@ def _duration(
     return option(*names, type=DURATION, default=default, envvar=variable, help=text, **options)
 
 
-pace_options = grouped(
+pace_options = grouped_options(
     "pace",
     DaemonPace,
     _duration(
@@ -118,7 +118,7 @@ def _audit(
     )
 
 
-audit_options = grouped(
+audit_options = grouped_options(
     "audit",
     _audit,
     option(

@@ -60,9 +60,9 @@ def _project_own(node: str) -> Callable[[bytes], tuple[str, dict[str, Any]] | No
 
 def card_status(status: Status, uuid: str) -> dict[str, Any]:
     """The desired `status.mps` of a card. Pure."""
-    patch = mps.wire(status, uuid)
+    patch = mps.status_fields(status, uuid)
     changed = datetime.fromtimestamp(status.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return patch | {"reason": wording.message(patch["reason"]), "lastTransitionTime": changed}
+    return patch | {"reason": wording.sanitize_message(patch["reason"]), "lastTransitionTime": changed}
 
 
 class Publication:

@@ -22,7 +22,7 @@ from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 from cardwise.runtime import logs
 from cardwise.runtime.http import configz
-from cardwise.runtime.http.health import HealthServer, Shown
+from cardwise.runtime.http.health import HealthServer, HealthSettings
 from cardwise.runtime.http.httpcalls import WsgiApp
 from cardwise.runtime.http.serving import Server, TlsFiles
 from cardwise.runtime.settings import (
@@ -30,13 +30,13 @@ from cardwise.runtime.settings import (
     DURATION,
     HOST_PORT,
     OBJECT_NAME,
-    Common,
+    CommonSettings,
     HostPort,
     ObjectName,
     check_distinct,
     common_options,
     option,
-    starting,
+    startup_errors,
 )
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.cabundle import CaBundle
@@ -252,7 +252,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
 )
 def main(
     *,
-    common: Common,
+    common: CommonSettings,
     bind: HostPort,
     tls_hosts: tuple[str, ...],
     tls_secret: ObjectName,
@@ -284,9 +284,9 @@ def main(
     """
     logs.configure("webhook", common.log_level, common.log_format)
     check_distinct({"--bind": bind, "--metrics-bind": common.metrics_bind})
-    with starting("--kubeconfig"):
+    with startup_errors("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
-    with starting("--client-ca"):
+    with startup_errors("--client-ca"):
         ssl.create_default_context(cafile=client_ca)
     settings = WebhookSettings(
         runtime_class=runtime_class,
@@ -323,11 +323,11 @@ def main(
     )
     bundle.on_other = certificates.check
     try:
-        with starting("--tls-dir"):
+        with startup_errors("--tls-dir"):
             certificates.ensure()
-    except tls.Unusable as error:
+    except tls.UnusableCertificates as error:
         raise click.ClickException(str(error)) from error
-    shown = Shown(
+    shown = HealthSettings(
         bind=common.metrics_bind, config=configz.describe_options(click.get_current_context()), certificates=directory
     )
     process = _Process(client, settings, headroom=MiB(headroom), shown=shown, certificates=certificates, bundle=bundle)
@@ -354,8 +354,8 @@ class _Process:
         settings: WebhookSettings,
         *,
         headroom: MiB,
-        shown: Shown,
-        certificates: tls.Checks,
+        shown: HealthSettings,
+        certificates: tls.CertificateChecks,
         bundle: CaBundle,
     ) -> None:
         self._settings = settings
@@ -401,13 +401,13 @@ def _start_certificates(
     bind: HostPort,
     bundle: CaBundle,
     period: timedelta | None,
-) -> tls.Checks:
+) -> tls.CertificateChecks:
     """Renews the certificates, or only watches them if somebody else has put them into the directory."""
     own = directory / "authority"
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
     elif (directory / "tls.crt").exists() and not own.exists():
-        return tls.Given(directory, on_bundle=bundle.set_bundle)
+        return tls.ExternalCertificates(directory, on_bundle=bundle.set_bundle)
     else:
         store = tls.DirStore(own)
     service = f"cardwise-webhook.{names.NAMESPACE}"

@@ -21,9 +21,9 @@ def print_text(text: str, *, err: bool = False) -> None:
     click.echo(clean_line(text), err=err)
 
 
-def show(text: str) -> None:
+def print_lines(text: str) -> None:
     """Lines for people, on a terminal or in a file: a table, or sentences of which each is one line already."""
-    click.echo(clean(text), nl=False)
+    click.echo(clean_text(text), nl=False)
 
 
 def print_data(text: str, *, nl: bool = True) -> None:
@@ -36,7 +36,7 @@ def terminal_columns() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def clean(text: str) -> str:
+def clean_text(text: str) -> str:
     """The text in its lines, each as `clean_line` has it."""
     return "\n".join(map(clean_line, text.split("\n")))
 

@@ -22,12 +22,12 @@ from cardwise.core.placement.scored.workload import InvalidWorkload
 from cardwise.core.values.quantity import Unit
 from cardwise.kube.client import KubeClient
 from cardwise.simulation import runs, summary, traces
-from cardwise.simulation.churn import churn
 from cardwise.simulation.churn import expected_arrivals as expected_churn_arrivals
+from cardwise.simulation.churn import simulate_churn
 from cardwise.simulation.cluster import SimulatedCluster
 from cardwise.simulation.defaults import TUNE
-from cardwise.simulation.fill import OnProgress, expected_arrivals, fill
-from cardwise.simulation.runs import Run
+from cardwise.simulation.fill import OnProgress, expected_arrivals, simulate_fill
+from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedWorkload
 
 
@@ -146,16 +146,18 @@ class _Outcome:
     plots: Callable[[int], dict[str, bytes]]
 
 
-def _plan_runs(world: _World, settings: SimulationOptions) -> list[Run]:
+def _plan_runs(world: _World, settings: SimulationOptions) -> list[SimulationRun]:
     policies = settings.policy or sorted(POLICIES)
     seeds = range(settings.seed, settings.seed + settings.seeds)
-    return [Run(i, policy, seed) for i in range(len(world.workloads)) for policy in policies for seed in seeds]
+    return [
+        SimulationRun(i, policy, seed) for i in range(len(world.workloads)) for policy in policies for seed in seeds
+    ]
 
 
 def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
     plan, workloads = _plan_runs(world, settings), world.workloads
     job = partial(
-        fill,
+        simulate_fill,
         tune=world.tune,
         learning=not (settings.known or world.live),  # what is simulated of a cluster is what its extender has seen
         extra_shapes=tuple(shape for _, shape in world.extra_shapes),
@@ -192,7 +194,7 @@ def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
 def _simulate_churn(world: _World, settings: SimulationOptions) -> _Outcome:
     plan, workloads = _plan_runs(world, settings), world.workloads
     load, lifetimes = settings.load, settings.lifetimes
-    job = partial(churn, load=load, lifetimes=lifetimes, learning=not (settings.known or world.live))
+    job = partial(simulate_churn, load=load, lifetimes=lifetimes, learning=not (settings.known or world.live))
     with _progress(
         sum(expected_churn_arrivals(workloads[run.workload], load, lifetimes) for run in plan)
     ) as on_progress:
@@ -260,7 +262,7 @@ def _show(outcome: _Outcome, world: _World, settings: SimulationOptions) -> None
     elif settings.output == "csv":
         console.print_data(replays.as_csv(outcome.rows), nl=False)
     else:
-        console.show(outcome.table)
+        console.print_lines(outcome.table)
     if settings.plots is not None:
         for i, workload in enumerate(world.workloads):
             prefix = f"{workload.name}-churn" if settings.leaving else workload.name

@@ -9,7 +9,7 @@ from cardwise.clock import Clock
 T = TypeVar("T")
 
 
-class Call(Generic[T]):
+class BackgroundCall(Generic[T]):
     """A call that starts at once in its own thread. If it never returns, only that thread hangs."""
 
     def __init__(self, function: Callable[[], T], name: str, clock: Clock) -> None:

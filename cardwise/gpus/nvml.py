@@ -21,7 +21,7 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import xids
-from cardwise.gpus.calls import Call
+from cardwise.gpus.calls import BackgroundCall
 from cardwise.gpus.faults import Faults, ResetIndicators
 from cardwise.gpus.protocol import (
     IN_MIG_MODE,
@@ -91,8 +91,8 @@ class NvmlGpus:
         self._faults = Faults(faults, clock)
         self._indicators: dict[str, ResetIndicators] = {}  # of the last probe
         self._last_probed = dict.fromkeys(self._missing, clock.now())  # index -> when its last probe ended
-        self._probes: dict[int, Call[None]] = {}  # the last probe of each index
-        self._hung_calls: dict[str, Call[Any]] = {}  # UUID -> a call that did not return in time
+        self._probes: dict[int, BackgroundCall[None]] = {}  # the last probe of each index
+        self._hung_calls: dict[str, BackgroundCall[Any]] = {}  # UUID -> a call that did not return in time
         self._reasons: Mapping[str, str] = {}  # why cards take no new shares
         self._mig_uuids: set[str] = set()
         self._changed = threading.Event()
@@ -152,7 +152,7 @@ class NvmlGpus:
         for thread in self._threads:
             self._clock.join(thread, 5.0)
         # nvmlShutdown may wait for a call that hangs.
-        Call(pynvml.nvmlShutdown, "nvml-shutdown", self._clock).has_returned(5.0)
+        BackgroundCall(pynvml.nvmlShutdown, "nvml-shutdown", self._clock).has_returned(5.0)
 
     def _call_card(self, uuid: str, function: Callable[[Any], T]) -> T:
         """Call `function` with the handle of the card. Raises CardError, also if the call does not return in time.
@@ -165,7 +165,7 @@ class NvmlGpus:
         with self._lock:
             previous = self._hung_calls.get(uuid)
         call = (
-            Call(lambda: function(handle), "nvml-call", self._clock)
+            BackgroundCall(lambda: function(handle), "nvml-call", self._clock)
             if previous is None or previous.has_returned()
             else previous
         )
@@ -211,7 +211,9 @@ class NvmlGpus:
         for index in self._last_probed:
             # A probe that hangs is not repeated: each pass would leave a thread behind.
             if index not in self._probes or self._probes[index].has_returned():
-                self._probes[index] = Call(partial(self._probe_index, index), f"nvml-probe-{index}", self._clock)
+                self._probes[index] = BackgroundCall(
+                    partial(self._probe_index, index), f"nvml-probe-{index}", self._clock
+                )
                 started.append(self._probes[index])
         deadline = self._clock.now() + timeout
         for probe in started:
@@ -303,7 +305,7 @@ class NvmlGpus:
                 continue
             registered.add(uuid)
             register = partial(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
-            call = Call(register, "nvml-call", self._clock)
+            call = BackgroundCall(register, "nvml-call", self._clock)
             try:
                 if call.has_returned(_ANSWER_SECONDS):
                     call.result()

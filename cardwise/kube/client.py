@@ -27,7 +27,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import credentials, errors, transport, wire
 from cardwise.kube.credentials import Authorization
-from cardwise.kube.nesting import bounded, following
+from cardwise.kube.nesting import read_bounded, survive_depth
 from cardwise.kube.recovery import Recovery
 from cardwise.kube.watching import Watch
 
@@ -60,8 +60,8 @@ _SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of 
 _BY_TIME = ("certificate is not yet valid", "certificate has expired")  # as OpenSSL words it
 
 _encode = msgspec.json.Encoder().encode
-_decode = bounded(msgspec.json.Decoder().decode)
-_decode_list_head = following(msgspec.json.Decoder(wire.ListHead).decode)
+_decode = read_bounded(msgspec.json.Decoder().decode)
+_decode_list_head = survive_depth(msgspec.json.Decoder(wire.ListHead).decode)
 _decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
 _BEGIN = 2048  # bytes of a list in which its metadata ends; a continue token has some hundred
 
@@ -72,7 +72,8 @@ class KubeClient:
     All methods raise `errors.KubeError` (an answer that is no success; `Unreachable` when there is none, `TimedOut`
     when there is none in time) and nothing else for what the other side does. `timeout` is in seconds and bounds the
     whole answer, None waits for ever. `max_bytes`: of a larger answer the rest is not read, and
-    `errors.TooLarge` is raised. Answers that are one object come without `metadata.managedFields` (`wire.unmanaged`).
+    `errors.TooLarge` is raised. Answers that are one object come without `metadata.managedFields`
+    (`wire.drop_managed_fields`).
     """
 
     def __init__(
@@ -260,7 +261,7 @@ class KubeClient:
         timeout: float | None = 60.0,
     ) -> Iterator[_T]:
         """The objects of `list_pages`, each read as what `kind` is a list of, however deep somebody has nested one."""
-        decode = bounded(msgspec.json.Decoder(kind).decode)
+        decode = read_bounded(msgspec.json.Decoder(kind).decode)
         for page in self.list_pages(path, query, limit, timeout=timeout):
             try:
                 decoded = decode(page)
@@ -300,7 +301,7 @@ class KubeClient:
         # Until the headers are here nobody can end the wait from outside, so it is bounded on its own.
         response = self._open_response("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout))
         seconds = max(timeout_seconds, read_timeout) + _WATCH_SPARE
-        transport.prolong(getattr(response, "connection", None), silence=read_timeout, seconds=seconds)
+        transport.extend_deadline(getattr(response, "connection", None), silence=read_timeout, seconds=seconds)
         return Watch(response, path, read_timeout)
 
     def close(self) -> None:
@@ -415,7 +416,7 @@ class KubeClient:
         manager: urllib3.PoolManager
         manager = urllib3.ProxyManager(self._proxy, **options) if self._proxy else urllib3.PoolManager(**options)
         pool = manager.connection_from_url(self.host)
-        pool.ConnectionCls = transport.timed(pool.ConnectionCls, self._clock)
+        pool.ConnectionCls = transport.make_timed_connection(pool.ConnectionCls, self._clock)
         return manager, pool
 
     def _pooled(self) -> HTTPConnectionPool:
@@ -471,7 +472,7 @@ def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) ->
 
 def _unmanaged(body: bytes) -> dict[str, Any]:
     """Raises Unreachable."""
-    return _object(body, wire.unmanaged)
+    return _object(body, wire.drop_managed_fields)
 
 
 def _object(body: bytes, prepare: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:

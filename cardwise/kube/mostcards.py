@@ -14,17 +14,17 @@ from cardwise.kube.watch.reflector import Handler, Project
 _log = structlog.get_logger(__name__)
 
 
-class OfNode(Protocol):
+class NodeObject(Protocol):
     """A projection of an ExtendedResource."""
 
     @property
     def node(self) -> str: ...
 
 
-T = TypeVar("T", bound=OfNode)
+T = TypeVar("T", bound=NodeObject)
 
 
-class MostCards(Generic[T]):
+class CardsPerNodeLimit(Generic[T]):
     """Projection and handler of one reflector: the first `MOST_CARDS` of each node are kept, the others ignored until
     their next event after one of these is gone.
 

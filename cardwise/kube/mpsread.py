@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from cardwise.core.api import mps, mpsprofile
-from cardwise.core.api.mps import MpsState, Scope
+from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.api.mpsprofile import CardMps, MpsClient
 from cardwise.kube.wire import MpsStatus, RunAs
 
@@ -37,7 +37,9 @@ def mps_of_card(status: MpsStatus | None) -> CardMps | None:
     """None where its node has no manager. A state that we do not know is none that takes pods."""
     if status is None:
         return None
-    return _shared(status.state in _TAKING, status.mode == Scope.NODE, status.multi_user, max(0, status.max_clients))
+    return _shared(
+        status.state in _TAKING, status.mode == DaemonScope.NODE, status.multi_user, max(0, status.max_clients)
+    )
 
 
 @lru_cache(maxsize=1024)

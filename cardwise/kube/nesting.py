@@ -35,7 +35,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def following(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
+def survive_depth(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """`read`, which makes nothing of what may be deep (it skips that, or leaves it raw), however deep that is."""
 
     def following_read(raw: bytes) -> T:
@@ -46,12 +46,12 @@ def following(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
                 with _raising:
                     return _deeper(read, raw)
             except RecursionError:
-                return read(scanned(bytes(raw)))
+                return read(cut_nesting_by_scan(bytes(raw)))
 
     return following_read
 
 
-def bounded(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
+def read_bounded(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """`read` of an object, which raises RecursionError for none that the API server has: it gets null for what is too
     deep.
     """
@@ -60,25 +60,25 @@ def bounded(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
         try:
             return read(raw)
         except RecursionError:
-            cut = shallow(bytes(raw))
+            cut = cut_nesting(bytes(raw))
         try:
             return read(cut)
         except RecursionError:  # with 3.14 what can be skipped is not shallow enough to make objects of
-            return read(scanned(cut))
+            return read(cut_nesting_by_scan(cut))
 
     return bounded_read
 
 
-def shallow(raw: bytes) -> bytes:
+def cut_nesting(raw: bytes) -> bytes:
     """An object's JSON with null for each value that is too deep."""
     try:
         with _raising:
             return _encode(_cut_deep(raw, _PLACES))
     except RecursionError:
-        return scanned(raw)
+        return cut_nesting_by_scan(raw)
 
 
-def scanned(raw: bytes) -> bytes:
+def cut_nesting_by_scan(raw: bytes) -> bytes:
     """JSON with null for each value that lies deeper than anything that we read; what is no JSON stays none.
 
     In one pass, whose time grows with the length alone.

@@ -224,7 +224,7 @@ def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
         return []
 
 
-def of_pods(client: KubeClient, namespace: str) -> Ledger:
+def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
     """What pods of the namespace hold by their annotations, for a user who may read no card. Raises `KubeError`."""
     survey = Survey()
     for pod in client.list_as(paths.pods(namespace), wire.ListOf[_Pod]):

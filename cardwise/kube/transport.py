@@ -81,13 +81,13 @@ class _TimedTls(_Timed, HTTPSConnection):
     pass
 
 
-def timed(kind: type[Any], clock: Clock) -> type[HTTPConnection]:
+def make_timed_connection(kind: type[Any], clock: Clock) -> type[HTTPConnection]:
     """The connection class of a pool of connections, `kind`, with deadlines by this clock."""
     base = _TimedTls if issubclass(kind, HTTPSConnection) else _Timed
     return type(base.__name__, (base,), {"clock": clock})
 
 
-def prolong(connection: object, *, silence: float | None, seconds: float) -> None:
+def extend_deadline(connection: object, *, silence: float | None, seconds: float) -> None:
     """Gives an answer that has begun so many seconds from now, and each wait for bytes `silence` seconds."""
     if isinstance(connection, _Timed):
         connection.until = connection.clock.now() + seconds

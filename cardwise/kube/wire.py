@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from cardwise.core.api import classes
-from cardwise.kube.nesting import following
+from cardwise.kube.nesting import survive_depth
 
 _T = TypeVar("_T")
 _ABSENT: Final = msgspec.Raw(b"")
@@ -92,14 +92,14 @@ class _TrimmedWithManagers(_Trimmed, rename="camel", omit_defaults=True):
     metadata: _ManagedMeta | None = None
 
 
-_decode_trimmed = following(msgspec.json.Decoder(_Trimmed).decode)
-_decode_with_managers = following(msgspec.json.Decoder(_TrimmedWithManagers).decode)
-_decode_members = following(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
+_decode_trimmed = survive_depth(msgspec.json.Decoder(_Trimmed).decode)
+_decode_with_managers = survive_depth(msgspec.json.Decoder(_TrimmedWithManagers).decode)
+_decode_members = survive_depth(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
 _MANAGED_FIELDS = b'"managedFields"'
 _encode = msgspec.json.Encoder().encode
 
 
-def trim(raw: bytes, *, managed_fields: bool = False) -> bytes:
+def trim_object(raw: bytes, *, managed_fields: bool = False) -> bytes:
     """Copy an object's JSON without the fields that nobody reads, as kube-scheduler trims what it watches.
 
     Comes before the JSON is made into dicts. Whoever may change an object can fill its `metadata.managedFields`, and a
@@ -116,10 +116,11 @@ def trim(raw: bytes, *, managed_fields: bool = False) -> bytes:
     return _encode(_decode_with_managers(raw) if managed_fields else _decode_trimmed(raw))
 
 
-def unmanaged(raw: bytes) -> bytes:
-    """An object's JSON without `metadata.managedFields`, for the reason that `trim` gives; all else is copied as it is.
+def drop_managed_fields(raw: bytes) -> bytes:
+    """An object's JSON without `metadata.managedFields`, for the reason that `trim_object` gives.
 
-    What is no object with metadata is returned as it is. Raises RecursionError as the decoder does.
+    All else is copied as it is. What is no object with metadata is returned as it is. Raises RecursionError as the
+    decoder does.
     """
     if _MANAGED_FIELDS not in raw:
         return raw
@@ -171,15 +172,15 @@ class ObjectHead(Struct):
     metadata: Identity
 
 
-class Present(Struct):
+class ExistingObject(Struct):
     """An object of which it only matters that it is there."""
 
 
 class ContainerState(Struct):
     """The state of a container: at most one field is set; none means waiting."""
 
-    running: Present | None = None
-    terminated: Present | None = None
+    running: ExistingObject | None = None
+    terminated: ExistingObject | None = None
 
 
 class RunAs(Struct, rename="camel"):

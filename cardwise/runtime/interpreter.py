@@ -21,7 +21,7 @@ _COLLECT_AFTER: Final = (20_000, 20, 50)
 _FILES: Final = 65_536
 
 
-def tune() -> None:
+def tune_interpreter() -> None:
     """Tune the process that serves. Call it when all is loaded, before the first thread begins.
 
     A shorter switch interval that a part has chosen stays. Raises OSError where the files cannot be allowed.

@@ -123,7 +123,7 @@ DURATION = DurationParam()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Common:
+class CommonSettings:
     """What `common_options` hands to the command as `common`."""
 
     kubeconfig: Path | None
@@ -151,7 +151,7 @@ core_overcommit_option = option(
 )
 
 
-def grouped(name: str, make: Callable[..., object], *options: _Decorator) -> _Decorator:
+def grouped_options(name: str, make: Callable[..., object], *options: _Decorator) -> _Decorator:
     """Decorator, below `@click.command`: adds the options, and passes their values as one argument of this name: what
     `make` makes of those that are named as its parameters.
     """
@@ -171,9 +171,9 @@ def grouped(name: str, make: Callable[..., object], *options: _Decorator) -> _De
     return decorate
 
 
-common_options = grouped(
+common_options = grouped_options(
     "common",
-    Common,
+    CommonSettings,
     option(
         "--kubeconfig",
         type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -212,7 +212,7 @@ def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:
 
 
 @contextmanager
-def starting(*options: str) -> Iterator[None]:
+def startup_errors(*options: str) -> Iterator[None]:
     """What cannot work becomes one line that names the options to look at, not a traceback."""
     try:
         yield

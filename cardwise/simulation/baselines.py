@@ -5,10 +5,10 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.candidates import chosen_cards, used
+from cardwise.core.placement.scored.candidates import chosen_cards, used_mib
 from cardwise.core.placement.scored.engine import SCORINGS, Score
-from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
-from cardwise.core.placement.scored.scoring import Known, NodeLocalScoring, Scores, WorkloadModel
+from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
+from cardwise.core.placement.scored.scoring import NodeLocalScoring, NodeScores, Scores, WorkloadModel
 from cardwise.core.placement.scored.shapes import Shape
 
 _MAX_SCORE: Final = 100
@@ -28,7 +28,7 @@ class BestFit(NodeLocalScoring):
     def __init__(self, model: WorkloadModel) -> None:
         self._yardstick = model.yardstick
 
-    def node_features(self, lines: Lines) -> Floats:
+    def node_features(self, lines: NodeArrays) -> Floats:
         """An empty table: best fit keeps no state per node."""
         return np.zeros((len(lines), 0))
 
@@ -36,11 +36,11 @@ class BestFit(NodeLocalScoring):
         """Zero for every node: best fit does not weigh what a node could still take."""
         return np.zeros(len(features))
 
-    def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:  # noqa: ARG002
+    def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:  # noqa: ARG002
         """Score each node by its CPU and cards after placement: the less it would have free, the higher."""
         ask = shape.ask
         chosen = chosen_cards(lines, shape, usable)
-        free_cards = (lines.free.sum(axis=1) - used(shape, lines, chosen)) / self._yardstick
+        free_cards = (lines.free.sum(axis=1) - used_mib(shape, lines, chosen)) / self._yardstick
         free_share = ((lines.cpu - ask.cpu) / _LARGEST_NODE_CPU + free_cards / _LARGEST_NODE_CARDS) / 2
         card = chosen.argmax(axis=1) if ask.cards == 1 else np.full(len(lines), ABSENT)
         return Scores(np.floor(_MAX_SCORE * (1 - free_share)), card)

@@ -53,7 +53,7 @@ def expected_arrivals(workload: SimulatedWorkload, load: float = LOAD, lifetimes
     return int(_mean_running_pods(workload, load) * (1 + WARMUP_LIFETIMES + lifetimes))
 
 
-def churn(
+def simulate_churn(
     workload: SimulatedWorkload,
     policy: str,
     seed: int,

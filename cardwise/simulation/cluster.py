@@ -10,7 +10,7 @@ from typing import Final
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.workload import learn
+from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.simulation.baselines import BASELINES
 from cardwise.simulation.workload import PodShape, SimulatedNode, SimulatedPod
 
@@ -51,7 +51,7 @@ class SimulatedCluster:
         self.engine.count_arrival(shape.request or NO_CARD, shape.load)
         sample = self.engine.learning_input_if_due()
         if sample is not None:
-            self.engine.adopt(learn(sample))
+            self.engine.adopt(learn_workload(sample))
 
     def refresh_scores(self) -> None:
         """Recompute stale scores before a decision needs them, as the extender does between calls."""
@@ -62,12 +62,12 @@ class SimulatedCluster:
         """Teach the policies in advance which pods will arrive; a shape counts as often as it is given."""
         for shape in shapes:
             self.engine.count_arrival(shape.request or NO_CARD, shape.load)
-        self.engine.adopt(learn(self.engine.learning_input()))
+        self.engine.adopt(learn_workload(self.engine.learning_input()))
 
     def load_workload(self, text: str) -> None:
         """Teach the policies the workload that an engine has saved as text. Raises InvalidWorkload."""
         self.engine.workload.load(text)
-        self.engine.adopt(learn(self.engine.learning_input()))
+        self.engine.adopt(learn_workload(self.engine.learning_input()))
 
     def add_assigned_pod(self, holding: Holding) -> None:
         """Add a running pod with its cards. The node's free load already excludes its CPU and memory."""

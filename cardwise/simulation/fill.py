@@ -95,7 +95,7 @@ def arrival_order(workload: SimulatedWorkload, seed: int, tune: float | None = T
     return arriving
 
 
-def fill(
+def simulate_fill(
     workload: SimulatedWorkload,
     policy: str,
     seed: int,

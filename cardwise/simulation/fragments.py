@@ -4,7 +4,7 @@ from collections import Counter
 
 from cardwise.core.defrag import fragmentation
 from cardwise.core.placement import fitting
-from cardwise.core.placement.scored.shapes import Ask, ask_of
+from cardwise.core.placement.scored.shapes import RequestSize, request_size
 from cardwise.simulation.cluster import NO_CARD, SimulatedCluster
 from cardwise.simulation.workload import SimulatedWorkload
 
@@ -16,13 +16,13 @@ class SimulatedFragments:
         self._cluster = cluster
         self._changed = {node.name for node in cluster.ledger.nodes()}
         # Pods without cards count too, as in FGD, so that the numbers compare with the published ones.
-        asks: Counter[Ask] = Counter()
+        asks: Counter[RequestSize] = Counter()
         for shape, count in Counter(pod.shape for pod in workload.pods).items():
             request = shape.request or NO_CARD
-            ask = ask_of(request, fitting.card_requests(request), shape.load)
+            ask = request_size(request, fitting.card_requests(request), shape.load)
             if ask is not None:
                 asks[ask] += count
-        self._fragments = fragmentation.Fragments(fragmentation.typical(asks, cluster.ledger.kinds))
+        self._fragments = fragmentation.Fragments(fragmentation.typical_pods(asks, cluster.ledger.kinds))
 
     def mark_changed(self, node: str) -> None:
         """Note that a pod was placed on the node or removed from it."""

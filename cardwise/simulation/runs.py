@@ -26,7 +26,7 @@ class Simulation(Protocol[_R_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SimulationRun:
     """One simulation: a workload, by its index, under a policy, with a seed."""
 
     workload: int
@@ -42,11 +42,11 @@ def available_cores() -> int:
 def run_all(
     simulate: Simulation[_R],
     workloads: Sequence[SimulatedWorkload],
-    runs: Sequence[Run],
+    runs: Sequence[SimulationRun],
     *,
     processes: int = 1,
     on_progress: OnProgress = lambda _: None,
-    on_run_done: Callable[[Run, _R], None] = lambda *_: None,
+    on_run_done: Callable[[SimulationRun, _R], None] = lambda *_: None,
 ) -> list[_R]:
     """Run all simulations and return their results in the order of `runs`.
 
@@ -68,11 +68,11 @@ def run_all(
 def _in_processes(
     simulate: Simulation[_R],
     workloads: Sequence[SimulatedWorkload],
-    runs: Sequence[Run],
+    runs: Sequence[SimulationRun],
     *,
     processes: int,
     on_progress: OnProgress,
-    on_run_done: Callable[[Run, _R], None],
+    on_run_done: Callable[[SimulationRun, _R], None],
 ) -> list[_R]:
     # Spawned, not forked: the calling process may have threads.
     context = multiprocessing.get_context("spawn")
@@ -112,7 +112,7 @@ def _initialize_worker(
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the worker at once, without a traceback
 
 
-def _simulate_in_worker(run: Run) -> Any:
+def _simulate_in_worker(run: SimulationRun) -> Any:
     if _job is None:
         raise AssertionError("a worker process starts with `_initialize_worker`")
     simulate, workloads, counter = _job

@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 from cardwise.simulation.churn import WARMUP_LIFETIMES, ChurnResult, ChurnSample
 from cardwise.simulation.fill import FillPoint, FillResult
 from cardwise.simulation.refusals import SIZES, RefusedPods
-from cardwise.simulation.runs import Run
+from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.workload import SimulatedWorkload
 
 LEVELS: Final = (
@@ -75,7 +75,9 @@ def reached_levels(workload: SimulatedWorkload, tune: float | None) -> list[int]
     return [*(level for level in LEVELS if level < end), end]
 
 
-def summarize_fills(runs: Sequence[Run], outcomes: Sequence[FillResult], levels: Sequence[int]) -> list[FillSummary]:
+def summarize_fills(
+    runs: Sequence[SimulationRun], outcomes: Sequence[FillResult], levels: Sequence[int]
+) -> list[FillSummary]:
     """Summarize `fill` runs: one summary for each workload and policy, in the order of the runs.
 
     levels: percents of all cards requested at which `FillSummary.at` has means.
@@ -98,7 +100,7 @@ def summarize_fills(runs: Sequence[Run], outcomes: Sequence[FillResult], levels:
     ]
 
 
-def summarize_churns(runs: Sequence[Run], outcomes: Sequence[ChurnResult]) -> list[ChurnSummary]:
+def summarize_churns(runs: Sequence[SimulationRun], outcomes: Sequence[ChurnResult]) -> list[ChurnSummary]:
     """Summarize `churn` runs: one summary for each workload and policy, in the order of the runs."""
     return [
         ChurnSummary(
@@ -121,7 +123,7 @@ def mean(numbers: Iterable[float]) -> Mean:
     return Mean(fmean(population), pstdev(population)) if population else Mean(0.0, 0.0)
 
 
-def _group(runs: Sequence[Run], outcomes: Sequence[_R]) -> dict[tuple[int, str], list[_R]]:
+def _group(runs: Sequence[SimulationRun], outcomes: Sequence[_R]) -> dict[tuple[int, str], list[_R]]:
     groups: dict[tuple[int, str], list[_R]] = {}
     for run, outcome in zip(runs, outcomes, strict=True):
         groups.setdefault((run.workload, run.policy), []).append(outcome)

@@ -50,7 +50,7 @@ def choose_access(runtime_info: RuntimeFacts) -> tuple[Access, str]:
     return Access.CDI, f"{runtime} supports CDI"
 
 
-def probe(containers: Containers, cdi_dir: Path) -> Access | None:
+def choose_access_of_runtime(containers: Containers, cdi_dir: Path) -> Access | None:
     """Choose the access by the runtime's settings; None if the runtime does not answer. Logs the reason."""
     try:
         runtime_info = containers.facts()
@@ -86,9 +86,9 @@ class Delivery:
     def edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
         """The merged CDI edits of the cards, and the CDI version that they need. Raises NoDevice."""
         if self._nvidia is None:
-            return cdi.merge(cdi.plain_edits(card) for card in cards), cdi.CDI_VERSION
+            return cdi.merge_edits(cdi.plain_edits(card) for card in cards), cdi.CDI_VERSION
         edits_and_versions = [self._nvidia.edits(card) for card in cards]
-        return cdi.merge(edits for edits, _ in edits_and_versions), max(
+        return cdi.merge_edits(edits for edits, _ in edits_and_versions), max(
             (version for _, version in edits_and_versions), default=cdi.CDI_VERSION
         )
 
@@ -164,7 +164,7 @@ class Delivery:
         cards = [hardware.cards[share.uuid] for share in grant.shares]
         edits, version = self.edits(cards)
         devices = [hardware.devices[device.uuid] for device in grant.devices]
-        edits = cdi.merge([edits, *map(cdi.device_edits, devices), cdi.mps_edits(grant, cards)])
+        edits = cdi.merge_edits([edits, *map(cdi.device_edits, devices), cdi.mps_edits(grant, cards)])
         cdi.write(self._folder, slot, cdi.spec(slot, grant, edits, version, devices))
 
 

@@ -181,7 +181,7 @@ class NvidiaSpecs:
     def edits(self, card: GpuCard) -> tuple[Edits, str]:
         """The card's edits with the spec's common ones, and the CDI version that they need. Raises NoDevice."""
         file, spec, device = self._find_device(card)
-        edits = merge([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
+        edits = merge_edits([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
         given_nodes = {
             Path(str(node.get("hostPath") or node.get("path"))).name for node in edits.get("deviceNodes") or ()
         }
@@ -253,7 +253,7 @@ def _comma_list(texts: Iterable[str]) -> str:
     return ", ".join(sorted(texts)) or "none"
 
 
-def merge(all_edits: Iterable[Edits]) -> Edits:
+def merge_edits(all_edits: Iterable[Edits]) -> Edits:
     """Merge edits in order, with each device node, mount and hook once."""
     merged_edits: Edits = {}
     for edits in all_edits:

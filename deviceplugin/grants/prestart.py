@@ -4,10 +4,10 @@ Nothing is guessed or chosen here: the kubelet's records tell which container ha
 bind wrote tell which cards it has. An error is shown in the pod's events and the kubelet retries (PreStartContainer is
 called at every start), so every refusal names the problem and what would end it.
 
-Theory of operation, for one call: `identify` the container by its slots; read its assignment from the pod, or, if the
-API server is away, from the grant it was started with; check hardware and health; wait for MPS; make sure that each
-running container has a grant (once, after the plugin's start); add the grant, waiting up to 5 s for shares of pods that
-have just ended; write the CDI spec.
+Theory of operation, for one call: identify the container by its slots (`identify_container`); read its assignment from
+the pod, or, if the API server is away, from the grant it was started with; check hardware and health; wait for MPS;
+make sure that each running container has a grant (once, after the plugin's start); add the grant, waiting up to 5 s for
+shares of pods that have just ended; write the CDI spec.
 
 Example: a card of 16276 MiB has grants of 8138 and 4096 MiB. A container with 4096 MiB is refused: 12234 + 4096 exceed
 16276. Its wait asks the runtime about the two holders; if the pod with 4096 MiB has ended, its grant is dropped and the
@@ -69,7 +69,7 @@ class StartRefused(Exception):
     """The container cannot start now; the message is for the pod's events."""
 
 
-def identify(
+def identify_container(
     slots: Sequence[str], holders: Holders, pod_of: Callable[[str], str | None]
 ) -> tuple[PodResourcesContainer, str]:
     """The container that has all these slots, with its pod's UID. Pure. Raises StartRefused.
@@ -260,7 +260,7 @@ class PreStart:
         started = self._clock.now()
         deadline = started + _CALL_SECONDS
         try:
-            container, uid = identify(slots, self._kubelet.holders(), self._name_of)
+            container, uid = identify_container(slots, self._kubelet.holders(), self._name_of)
         except KubeletUnavailable as error:
             raise StartRefused(str(error)) from error
         structlog.contextvars.bind_contextvars(

@@ -20,7 +20,7 @@ from cardwise.runtime.loops import Loop
 from deviceplugin.api import deviceplugin_v1beta1_pb2 as wire
 from deviceplugin.plugin.server import OPTIONS, PluginServer
 from deviceplugin.publish import metrics
-from deviceplugin.sources.calls import CHANNEL_OPTIONS, call
+from deviceplugin.sources.calls import CHANNEL_OPTIONS, call_unary
 
 _log = structlog.get_logger(__name__)
 
@@ -178,7 +178,7 @@ class Registration:
         )
         try:
             with grpc.insecure_channel(f"unix:{self._kubelet_socket}", options=CHANNEL_OPTIONS) as channel:
-                call(channel, _SERVICE, "Register", message, _REGISTER_TIMEOUT)
+                call_unary(channel, _SERVICE, "Register", message, _REGISTER_TIMEOUT)
         except grpc.RpcError as error:
             raise NotRegistered(error.details()) from error
         self._registered_with = kubelet

@@ -12,7 +12,7 @@ from google.protobuf.message_factory import GetMessageClass
 CHANNEL_OPTIONS = (("grpc.max_receive_message_length", 64 << 20), ("grpc.enable_http_proxy", 0))
 
 
-def call(channel: grpc.Channel, service: ServiceDescriptor, method: str, message: Any, timeout: float) -> Any:
+def call_unary(channel: grpc.Channel, service: ServiceDescriptor, method: str, message: Any, timeout: float) -> Any:
     """Call a unary method and return its response. `timeout` in seconds. Raises grpc.RpcError."""
     response_type = GetMessageClass(service.methods_by_name[method].output_type)
     rpc = channel.unary_unary(
@@ -29,7 +29,7 @@ class CallFailed(Exception):
         self.code = code
 
 
-class Caller:
+class GrpcCaller:
     """Calls the methods of one service on a Unix socket, over one channel. Thread-safe."""
 
     def __init__(self, socket: Path, service: ServiceDescriptor) -> None:
@@ -45,7 +45,7 @@ class Caller:
                 self._channel = grpc.insecure_channel(f"unix:{self._socket}", options=CHANNEL_OPTIONS)
             channel = self._channel
         try:
-            return call(channel, self._service, method, message, timeout)
+            return call_unary(channel, self._service, method, message, timeout)
         except ValueError as error:  # another thread has closed the channel
             raise CallFailed(str(error)) from error
         except grpc.RpcError as error:

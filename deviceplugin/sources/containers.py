@@ -13,7 +13,7 @@ import msgspec
 
 from cardwise.core.api import cdiruntimes
 from deviceplugin.api import cri_v1_pb2 as wire
-from deviceplugin.sources.calls import Caller, CallFailed
+from deviceplugin.sources.calls import CallFailed, GrpcCaller
 
 UID_LABEL = "io.kubernetes.pod.uid"  # k:types/labels.go
 NAME_LABEL = "io.kubernetes.container.name"
@@ -55,7 +55,7 @@ class Containers:
 
     def __init__(self, socket: Path) -> None:
         self._socket = socket
-        self._cri = Caller(socket, _SERVICE)
+        self._cri = GrpcCaller(socket, _SERVICE)
 
     def live_containers(self, pod_uids: Collection[str]) -> dict[str, set[str]]:
         """The live containers of these pods: by pod UID, the names of its containers, and "" for its sandbox.

@@ -20,7 +20,7 @@ from msgspec import Struct
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
 from deviceplugin.api import podresources_v1_pb2 as wire
-from deviceplugin.sources.calls import Caller, CallFailed
+from deviceplugin.sources.calls import CallFailed, GrpcCaller
 
 T = TypeVar("T")
 
@@ -113,7 +113,7 @@ class Kubelet:
         self._clock = clock
         self._socket = folder / "pod-resources" / "kubelet.sock"
         self._checkpoint = folder / "device-plugins" / "kubelet_internal_checkpoint"
-        self._pod_resources = Caller(self._socket, _SERVICE)
+        self._pod_resources = GrpcCaller(self._socket, _SERVICE)
         self._shared_read = SharedCall(self._read, clock)
 
     def holders(self) -> Holders:

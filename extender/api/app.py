@@ -24,7 +24,7 @@ from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import Environ, WsgiApp
 from extender.api import verbs
 from extender.api.metrics import Metrics, most_frequent
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder, BindFailed
 from extender.cache import statelock
 from extender.leadership.leadership import Leadership
@@ -56,7 +56,7 @@ class Parts:
     state: State
     binder: Binder
     metrics: Metrics
-    preferences: Preferences
+    preferences: AnswerSettings
     missing: Callable[[], list[str]]
     outdated: Callable[[], list[str]] = list
     disconnected: Callable[[], Mapping[str, float]] = dict

@@ -98,7 +98,7 @@ class Metrics:
 
 
 @dataclass(kw_only=True, eq=False)
-class Levels(Collector):
+class GaugeReaders(Collector):
     """Gauges that are read at each scrape: counts by label; `staleness` and `disconnected` in seconds.
 
     Each label has a closed set of values. The metrics of cards and pods are those of the device plugins: here they

@@ -38,7 +38,7 @@ UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preferences:
+class AnswerSettings:
     """Settings of the results.
 
     policy: the placement policy of pods that name none.
@@ -53,7 +53,7 @@ Notice = Callable[[PodRef, FullEntry], None]
 
 
 def filter_nodes(
-    state: State, preferences: Preferences, args: FilterArgs, notice: Notice | None = None
+    state: State, preferences: AnswerSettings, args: FilterArgs, notice: Notice | None = None
 ) -> FilterResult:
     """The nodes that can take the pod: the best one, or all that fit if kube-scheduler is to choose.
 
@@ -103,7 +103,7 @@ def filter_nodes(
     return _fit_result(args, list(placement))
 
 
-def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list[HostPriority]:
+def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs) -> list[HostPriority]:
     """The scores of the nodes: whole numbers from 0 to TOP.
 
     Exactly one node has TOP, since kube-scheduler breaks ties at random. All scores are 0 if the pod requests no GPU or
@@ -133,7 +133,7 @@ def prioritize(state: State, preferences: Preferences, args: FilterArgs) -> list
     return answer
 
 
-def preempt(state: State, preferences: Preferences, args: PreemptArgs) -> PreemptResult:
+def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> PreemptResult:
     """The nodes where evictions make this pod fit on a GPU, with our victims in place of kube-scheduler's.
 
     Raises InvalidRequest.
@@ -171,7 +171,7 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
     return {"unit": unit, "nodes": nodes}
 
 
-def _member(state: State, preferences: Preferences, args: FilterArgs, candidates: list[str]) -> FilterResult | None:
+def _member(state: State, preferences: AnswerSettings, args: FilterArgs, candidates: list[str]) -> FilterResult | None:
     """The result for a member of a gang; None if the pod is placed alone."""
     pod = args.parsed
     decided = state.known_binding(pod.uid)

@@ -23,7 +23,7 @@ from cardwise.kube.client import KubeClient
 from extender.binding.permit import Connection, WaitingBinds
 from extender.binding.throttle import BindThrottle
 from extender.cache.reservations import Assumed, KnownBinding, Phase
-from extender.leadership.fence import Fence, PodState, in_parallel
+from extender.leadership.fence import Fence, PodState, run_in_parallel
 from extender.leadership.leadership import Leadership
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
@@ -365,7 +365,7 @@ def confirm_bindings(
             bound = pod_state in (PodState.BOUND, PodState.BOUND_BY_OTHER)
             state.on_lookup(pod.uid, bound=bound, exists=pod_state is not PodState.DELETED)
 
-    in_parallel(confirm_binding, due, _LOOK_UPS)
+    run_in_parallel(confirm_binding, due, _LOOK_UPS)
 
 
 def _check_decided(decided: KnownBinding, args: BindArgs) -> str:

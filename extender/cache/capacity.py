@@ -12,7 +12,7 @@ from typing import Final
 from cardwise.core.placement.ledger import Holding, Ledger
 from extender.cache.nodeload import NodeLoads
 from extender.queue.schedulingqueue import SchedulingQueue
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 
 RESERVED: Final = "reserved"  # mark of what is reserved for a pod that kube-scheduler may have nominated there
 
@@ -50,7 +50,7 @@ class Capacity:
             for node in self.ledger.nodes_of(before) - {before.node}:
                 free(node, seen=seen)  # the pod's card is on another node than the pod
 
-    def set_planned(self, uid: str, planned: Placed | None) -> None:
+    def set_planned(self, uid: str, planned: PlacedPod | None) -> None:
         """Count the cpu and memory that the pod will take on a node. None: stop counting a plan."""
         if planned is not None:
             self.loads.plan(uid, planned)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from cardwise.core.api.request import Load
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import NodeRecord, PlacedPod
 
 _UNKNOWN: Final = Load(1 << 60, 1 << 60, 1 << 30)  # a node that does not report what it has
 # Seconds for which slots must have been back. A device plugin that is about to end withdraws them, the kubelet's next
@@ -30,7 +30,7 @@ class NodeLoads:
         self._nodes: dict[str, NodeRecord] = {}
         self._slots_since: dict[str, float] = {}  # nodes that had no slots, and since when they have them again
         self._sums: dict[str, Load] = {}
-        self._pods: dict[str, Placed] = {}
+        self._pods: dict[str, PlacedPod] = {}
         self._planned: set[str] = set()
         self._on: dict[str, dict[str, None]] = {}  # keys of `_pods` by node; a dict takes two thirds of a set
         # How many pods of a node hold cards: those that could be evicted, by priority, and those that terminate
@@ -73,7 +73,7 @@ class NodeLoads:
         self._slots_since.pop(name, None)
         self._mark_changed(name)
 
-    def set_pod(self, key: str, placed: Placed) -> None:
+    def set_pod(self, key: str, placed: PlacedPod) -> None:
         """Count the pod on its node."""
         self._planned.discard(key)
         self._set_pod(key, placed)
@@ -95,7 +95,7 @@ class NodeLoads:
         if key in self._pods and key not in self._planned:
             self.remove_pod(key)
 
-    def plan(self, key: str, placed: Placed) -> None:
+    def plan(self, key: str, placed: PlacedPod) -> None:
         """Count the pod on the node of its plan, unless it is on a node already."""
         if key not in self._pods or key in self._planned:
             self._planned.add(key)
@@ -109,7 +109,7 @@ class NodeLoads:
 
     @contextmanager
     def what_if(
-        self, *, unplanned: Iterable[str] = (), gone: Iterable[str] = (), there: Iterable[Placed] = ()
+        self, *, unplanned: Iterable[str] = (), gone: Iterable[str] = (), there: Iterable[PlacedPod] = ()
     ) -> Iterator[None]:
         """Context: some pods do not count, others do. Afterwards, also after an exception, all is as before.
 
@@ -168,7 +168,7 @@ class NodeLoads:
         record = self._nodes.get(node)
         return record is None or (record.offers_shares and node not in self._slots_since)
 
-    def pods_on(self, node: str) -> Iterator[tuple[str, Placed]]:
+    def pods_on(self, node: str) -> Iterator[tuple[str, PlacedPod]]:
         """Keys and pods of a node, including those that are planned there."""
         return ((key, self._pods[key]) for key in sorted(self._on.get(node, ())))
 
@@ -186,11 +186,11 @@ class NodeLoads:
         """Those of the nodes where a pod that holds cards is being deleted."""
         return nodes & self._terminating.keys()
 
-    def get(self, key: str) -> Placed | None:
+    def get(self, key: str) -> PlacedPod | None:
         """The pod with its node, or with the node of its plan."""
         return self._pods.get(key)
 
-    def _set_pod(self, key: str, placed: Placed) -> None:
+    def _set_pod(self, key: str, placed: PlacedPod) -> None:
         before = self._pods.get(key)
         if before == placed:
             return
@@ -207,7 +207,7 @@ class NodeLoads:
         self._count(placed, 1)
         self._on.setdefault(placed.node, {})[key] = None
 
-    def _count_victim(self, placed: Placed, sign: int) -> None:
+    def _count_victim(self, placed: PlacedPod, sign: int) -> None:
         if not placed.holds_cards or placed.fixed:
             return
         if placed.terminating:
@@ -232,7 +232,7 @@ class NodeLoads:
         if not keys:
             del self._on[node]
 
-    def _count(self, placed: Placed, sign: int) -> None:
+    def _count(self, placed: PlacedPod, sign: int) -> None:
         node, load = placed.node, placed.load
         self._mark_changed(node)
         sums = self._sums.get(node)

@@ -16,7 +16,7 @@ from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
-from cardwise.core.preemption.preemption import FullNode, Newcomer, Resident, Victims
+from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.cache import Cache
 from extender.cache.nominations import KEPT
@@ -29,7 +29,7 @@ _NO_LOAD: Final = Load(0, 0, 0)
 _NO_BUDGETS: Final = Budgets()
 
 
-class Nominated(NamedTuple):
+class NominatedReservation(NamedTuple):
     """What is reserved for a nominated pod on a node: cards, cpu and memory, and the victims that are evicted
     for it.
     """
@@ -75,7 +75,9 @@ class NominatedPods:
         with self._cache.ledger.what_if(held=[nominated.holding for nominated in self.reserved_on(on, own, priority)]):
             yield
 
-    def reserved_on(self, on: Collection[str] | None, own: Collection[str], priority: int) -> list[Nominated]:
+    def reserved_on(
+        self, on: Collection[str] | None, own: Collection[str], priority: int
+    ) -> list[NominatedReservation]:
         """What is reserved on these nodes from pods of this priority, except for `own`.
 
         on: the nodes; None: all nodes.
@@ -94,7 +96,7 @@ class NominatedPods:
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
-            reserved.append(Nominated(holding, claimant.load, place.victims))
+            reserved.append(NominatedReservation(holding, claimant.load, place.victims))
         return reserved
 
     def once_gone(self, claimant: WaitingPod, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
@@ -105,7 +107,7 @@ class NominatedPods:
         there = self._full(claimant, node, gone=gone)
         if there is None:
             return None
-        return preemption.best(there, self._newcomer(claimant, policy, LOWEST))
+        return preemption.least_harmful_victims(there, self._newcomer(claimant, policy, LOWEST))
 
     def who_goes(
         self,
@@ -128,11 +130,11 @@ class NominatedPods:
         priority = claimant.request.priority
         kept = self.reserved_on((node,), {claimant.uid, *own}, priority)
         of_gang = self._cache.gang_cards.holdings_on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
-        kept += [Nominated(holding, _NO_LOAD, ()) for holding in of_gang]
+        kept += [NominatedReservation(holding, _NO_LOAD, ()) for holding in of_gang]
         there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets, refused=refused)
         if there is None:
             return None
-        return preemption.best(there, self._newcomer(claimant, policy, priority), chosen)
+        return preemption.least_harmful_victims(there, self._newcomer(claimant, policy, priority), chosen)
 
     def exceeded_budgets(self, nodes: Iterable[str], uids: Collection[str]) -> int:
         """By how many evictions PodDisruptionBudgets are exceeded if all these pods, which are on these nodes, are
@@ -160,9 +162,9 @@ class NominatedPods:
             self._cache.gang_cards.changes,
         )
 
-    def _newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Newcomer:
+    def _newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Preemptor:
         """The pod as the search for victims takes it: pods below `priority` may be evicted for it."""
-        return Newcomer(
+        return Preemptor(
             request=claimant.request,
             load=claimant.load,
             priority=priority,
@@ -176,7 +178,7 @@ class NominatedPods:
         node: str,
         *,
         gone: Collection[str] = (),
-        kept: Sequence[Nominated] = (),
+        kept: Sequence[NominatedReservation] = (),
         budgets: Budgets = _NO_BUDGETS,
         refused: Collection[str] | None = None,
     ) -> FullNode | None:
@@ -211,7 +213,7 @@ class NominatedPods:
             allowed=budgets.allowed({budget for resident in residents for budget in resident.budgets}),
         )
 
-    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[Nominated]) -> NodeState | None:
+    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[NominatedReservation]) -> NodeState | None:
         """A copy of the node with what is reserved there, and without what the pod itself holds."""
         known = self._cache.ledger.node(node)
         if known is None:

@@ -38,7 +38,7 @@ KEPT = "nominated"  # the mark of what is reserved
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class MemberReservation:
     """Cards that are reserved on a node for another member of the nominated pod's gang."""
 
     claimant: WaitingPod
@@ -57,7 +57,7 @@ class NominatedPlace:
 
     assignment: Assignment | None = None
     victims: tuple[str, ...] = ()
-    rest: tuple[Kept, ...] = ()
+    rest: tuple[MemberReservation, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

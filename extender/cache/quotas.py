@@ -6,7 +6,7 @@ The ledger counts what pods hold. Not thread-safe: the state locks.
 from typing import NamedTuple
 
 from cardwise.core.api import quotas
-from cardwise.core.api.quotas import Charge, Entry, GPUQuota, Headroom
+from cardwise.core.api.quotas import Charge, GPUQuota, Headroom, QuotaEntry
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Ledger
@@ -18,7 +18,7 @@ class FullEntry(NamedTuple):
     """
 
     quota: str
-    entry: Entry
+    entry: QuotaEntry
     used: Charge
     requested: Charge
 
@@ -68,7 +68,7 @@ class Quotas:
         If this is False the request may still be refused: by which cards are there, or by several entries together.
         """
         return any(
-            not headroom.takes(fitting.least_charge(request, ledger.kinds, headroom.entry))
+            not headroom.has_room_for(fitting.least_charge(request, ledger.kinds, headroom.entry))
             for headroom in self.headroom(ledger, namespace)
         )
 
@@ -87,13 +87,13 @@ class Quotas:
             for entry in quota.entries:
                 used, requested = ledger.used(namespace, entry), _requested_charge(ledger, entry, request)
                 headroom = quotas.headroom(entry, used)
-                if not headroom.takes(requested):
-                    sure = not headroom.takes(fitting.least_charge(request, ledger.kinds, entry))
+                if not headroom.has_room_for(requested):
+                    sure = not headroom.has_room_for(fitting.least_charge(request, ledger.kinds, entry))
                     full.append(((sure, entry.resource_class in named), FullEntry(key, entry, used, requested)))
         return max(full, key=lambda candidate: candidate[0])[1] if full else None
 
 
-def _requested_charge(ledger: Ledger, entry: Entry, request: PodRequest) -> Charge:
+def _requested_charge(ledger: Ledger, entry: QuotaEntry, request: PodRequest) -> Charge:
     """The request of those containers that may get a card that the entry counts."""
     kinds = ledger.kinds
     charges = []

@@ -50,7 +50,7 @@ from cardwise.kube.watch.reflector import WatchPace
 from extender.cache.capacity import RESERVED, Capacity
 from extender.cache.inventory import Inventory, Report
 from extender.cache.nominations import Nominations
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
 from extender.records.podinfo import PodRecord
 from extender.records.podref import PodRef
@@ -564,7 +564,7 @@ class Reservations:
         self._capacity.set_holding(uid, self.holding(uid), seen=seen)
         row = self._rows.get(uid)
         self._capacity.set_planned(
-            uid, Placed(row.node, row.load) if row is not None and row.load is not None else None
+            uid, PlacedPod(row.node, row.load) if row is not None and row.load is not None else None
         )
         for report in (Report(uid, node) for node in self._reports.reported_nodes().get(uid, ())):
             self._capacity.set_holding(unknown_holder_key(report), self.unknown_holding(report), seen=seen)

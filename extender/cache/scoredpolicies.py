@@ -16,8 +16,8 @@ from extender.cache.statelock import StateLock
 
 if TYPE_CHECKING:
     from cardwise.core.placement.scored.engine import Engine
-    from cardwise.core.placement.scored.shapes import Ask
-    from cardwise.core.placement.scored.workload import Learned, LearningInput
+    from cardwise.core.placement.scored.shapes import RequestSize
+    from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput
 
 AT_ONCE = 256  # nodes that a decision scores: below 1 ms
 _KNOWN = 65_536  # the latest pods: a pod that is tried again is not counted again
@@ -90,7 +90,7 @@ class ScoredPolicies:
             engine = self._up_to_date()
             return engine.learning_input_if_due() if engine is not None else None
 
-    def adopt(self, learned: "Learned") -> None:
+    def adopt(self, learned: "LearnedWorkload") -> None:
         """Use what was learned from now on."""
         with self._lock:
             if self._engine is not None:
@@ -102,7 +102,7 @@ class ScoredPolicies:
             engine = self._up_to_date()
             return engine.warm(max_nodes) if engine is not None else False
 
-    def request_rates(self) -> "dict[Ask, float]":
+    def request_rates(self) -> "dict[RequestSize, float]":
         """The requests of the pods that arrived, and how often each arrived; empty if no engine counts them."""
         with self._lock:
             return dict(self._engine.workload.counts) if self._engine is not None else {}

@@ -17,7 +17,7 @@ from extender.state import State
 
 if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Fragments
-    from cardwise.core.placement.scored.shapes import Ask
+    from cardwise.core.placement.scored.shapes import RequestSize
 
 _SCRAPED: Final = 300.0  # seconds for which a scrape keeps the counting going
 _EVERY: Final = 5.0  # seconds between two counts
@@ -35,7 +35,7 @@ class FragMetrics(Collector):
         self._counted = float("-inf")
         self._learned = float("-inf")
         self._kinds_at = -1
-        self._asks: dict[Ask, float] = {}
+        self._asks: dict[RequestSize, float] = {}
         self._known = False  # whether the workload is learned; else it is that of the pods that hold cards
         self._fragments: Fragments | None = None
         self._changed: tuple[set[str], set[str]] = set(), set()
@@ -88,13 +88,13 @@ class FragMetrics(Collector):
         if now < self._learned + _LEARN and changes == self._kinds_at:
             return
         if now >= self._learned + _LEARN:
-            asks = fragmentation.of_cards(self._state.policies.request_rates())
+            asks = fragmentation.only_card_requests(self._state.policies.request_rates())
             self._known = bool(asks)
-            self._asks = asks or fragmentation.asks_of(holdings)
+            self._asks = asks or fragmentation.count_requests(holdings)
             self._learned = now
         self._kinds_at = changes
         with self._state.view() as ledger:
-            pods = fragmentation.typical(self._asks, ledger.kinds)
+            pods = fragmentation.typical_pods(self._asks, ledger.kinds)
         fragments.learn(pods)
 
     def _count(self, fragments: "Fragments") -> Iterator[Metric]:

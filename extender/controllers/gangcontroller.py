@@ -14,7 +14,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import names
-from cardwise.core.gangs.gangs import Foreign, Group
+from cardwise.core.gangs.gangs import ForeignPodGroup, PodGroupSpec
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import Recorder
@@ -35,9 +35,9 @@ _TIMEOUT = 5.0
 _FOREIGN_SECONDS = 5.0  # between two reads of a PodGroup that is not ours
 _FOREIGN_MOST = 50  # such reads in one step
 _FOREIGN_STEP = 0.5  # seconds, after which a step reads no further PodGroup
-_FOREIGN: Final[Mapping[Foreign, str]] = {
-    Foreign.COSCHEDULING: f"/apis/{Foreign.COSCHEDULING}/v1alpha1",
-    Foreign.KUBERNETES: f"/apis/{Foreign.KUBERNETES}/v1beta1",
+_FOREIGN: Final[Mapping[ForeignPodGroup, str]] = {
+    ForeignPodGroup.COSCHEDULING: f"/apis/{ForeignPodGroup.COSCHEDULING}/v1alpha1",
+    ForeignPodGroup.KUBERNETES: f"/apis/{ForeignPodGroup.KUBERNETES}/v1beta1",
 }
 
 
@@ -65,7 +65,7 @@ class GangController:
         # Of pods that are written or queued for it, by UID: the namespace, and what is done.
         self._writing: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()  # of `_writing`
-        self._foreign: dict[tuple[Foreign, str], float] = {}  # when such a PodGroup is read again
+        self._foreign: dict[tuple[ForeignPodGroup, str], float] = {}  # when such a PodGroup is read again
         self._looked_at: dict[str, float] = {}  # when a PodGroup of the namespace was read last
         self._threads: Threads | None = None
         self._stopping = False
@@ -176,7 +176,7 @@ class GangController:
             if self._clock.now() - began > _FOREIGN_STEP:
                 break
 
-    def _read_foreign(self, kind: Foreign, key: str) -> None:
+    def _read_foreign(self, kind: ForeignPodGroup, key: str) -> None:
         namespace, _, name = key.partition("/")
         try:
             path = paths.namespaced(_FOREIGN[kind], "podgroups", namespace, name)
@@ -187,19 +187,19 @@ class GangController:
             _log.warning("failed to read a PodGroup of another controller", group=kind, name=key, error=str(error))
         else:
             self._state.gangs.set_foreign(
-                kind, key, _kubernetes_group(spec) if kind is Foreign.KUBERNETES else _coscheduling_group(spec)
+                kind, key, _kubernetes_group(spec) if kind is ForeignPodGroup.KUBERNETES else _coscheduling_group(spec)
             )
 
 
-def _kubernetes_group(spec: Mapping[str, Any]) -> Group:
+def _kubernetes_group(spec: Mapping[str, Any]) -> PodGroupSpec:
     gang = (spec.get("schedulingPolicy") or {}).get("gang")
-    return Group(basic=True) if gang is None else Group(minimum=gang.get("minCount"))
+    return PodGroupSpec(basic=True) if gang is None else PodGroupSpec(minimum=gang.get("minCount"))
 
 
-def _coscheduling_group(spec: Mapping[str, Any]) -> Group:
+def _coscheduling_group(spec: Mapping[str, Any]) -> PodGroupSpec:
     """The gang settings of a PodGroup of coscheduling. The minimum is a number of pods, the hold is in seconds."""
     minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
-    return Group(
+    return PodGroupSpec(
         minimum=minimum if type(minimum) is int else None,
         hold=float(seconds) if type(seconds) is int and seconds > 0 else None,
     )

@@ -16,7 +16,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from extender.nomination.nominator import Nominator, Nominee
 from extender.records.podref import PodRef
-from extender.reporting.schedule import Pace
+from extender.reporting.schedule import WriteRate
 
 _log = structlog.get_logger(__name__)
 
@@ -49,7 +49,7 @@ class NominationWriter:
         self._nominator = nominator
         self._active = active
         self._clock = clock
-        self._pace = Pace()
+        self._pace = WriteRate()
         self._not_before = float("-inf")
         self._lock = threading.Lock()  # of what threads record of failed writes
         self._paused_until: dict[str, float] = {}  # until when, by namespace

@@ -89,12 +89,12 @@ class WorkloadController:
 
     def _learn(self) -> bool:
         """Learn the workload. Returns whether there was anything to learn from."""
-        from cardwise.core.placement.scored.workload import learn  # noqa: PLC0415 - see above
+        from cardwise.core.placement.scored.workload import learn_workload  # noqa: PLC0415 - see above
 
         sample = self._state.policies.learning_input()
         if sample is None:
             return False
-        self._state.policies.adopt(learn(sample))
+        self._state.policies.adopt(learn_workload(sample))
         _log.info("updated the workload model", asks=len(sample.counts), arrivals=round(sum(sample.counts.values())))
         return True
 

@@ -17,7 +17,7 @@ from typing import Final
 from cardwise.clock import Clock
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, shapes
+from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, shapes
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
@@ -241,7 +241,7 @@ class CardSearch:
             self._draft = draft
             return None
 
-    def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
+    def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity | None:
         shape = MemberShape(request, load)
         return self._capacities.nodes(shape) if self._capacities.count_pods(shape)[1] else None
 

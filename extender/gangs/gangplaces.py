@@ -14,7 +14,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, demanding, shapes
+from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, count_at_least_as_demanding, shapes
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
@@ -333,7 +333,7 @@ class GangPlaces:
         for that.
         """
         known, until, alike = True, self._clock.cpu() + TURN, shapes(members)
-        for shape, needed in demanding(alike).items():
+        for shape, needed in count_at_least_as_demanding(alike).items():
             fitting_count, complete = self._capacities.count_pods(shape)
             if complete and fitting_count < needed and fitting_count + self._given_way(shape) < needed:
                 return alike[shape][-1], True
@@ -360,7 +360,7 @@ class GangPlaces:
             additional += max(on_cards, beside)
         return additional
 
-    def _vacant(self, request: PodRequest, load: Load) -> Vacant | None:
+    def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity | None:
         shape = MemberShape(request, load)
         if not self._capacities.count_pods(shape)[1]:
             return None

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from cardwise.clock import Clock
-from cardwise.core.gangs.gangs import Foreign, GangPhase, Group, Member
+from cardwise.core.gangs.gangs import ForeignPodGroup, GangPhase, Member, PodGroupSpec
 from cardwise.core.gangs.gangstate import Gang
 from cardwise.core.values.refusals import Refusal
 from extender.cache import yielding
@@ -21,8 +21,8 @@ from extender.cache.yielding import TURN, give_way, slices
 from extender.gangs.bindthreads import BindThreads
 from extender.gangs.gangplaces import CHEAP, GangPlaces
 from extender.gangs.gangqueue import GangCursor, GangQueue
-from extender.gangs.gangtypes import GangSettings, Permit, Work
-from extender.gangs.gangviews import View, make_view, pod_ref
+from extender.gangs.gangtypes import DueWork, GangSettings, Permit
+from extender.gangs.gangviews import GangView, make_view, pod_ref
 
 _VIEWS_AT_ONCE: Final = 50  # gangs
 _GANGS_AT_ONCE: Final = 200  # gangs
@@ -51,8 +51,8 @@ class Gangs:
         self._clock = clock
         self._gangs: dict[str, Gang] = {}
         self._gang_keys: dict[str, str] = {}  # gang by member
-        self._groups: dict[str, Group] = {}
-        self._foreign: dict[tuple[Foreign, str], Group] = {}
+        self._groups: dict[str, PodGroupSpec] = {}
+        self._foreign: dict[tuple[ForeignPodGroup, str], PodGroupSpec] = {}
         self._cardless: Counter[str] = Counter()  # pods of a PodGroup of Kubernetes that request no cards
         self._cardless_gangs: dict[str, str] = {}  # gang by such a pod
         self._permits: dict[str, Permit] = {}
@@ -106,7 +106,7 @@ class Gangs:
             self._gang_queue.drop(key)
             self._places.remove_gang(key)
 
-    def set_group(self, key: str, group: Group | None) -> None:
+    def set_group(self, key: str, group: PodGroupSpec | None) -> None:
         """Update our PodGroup `key`, "namespace/name"; None: it is gone."""
         with self._lock:
             if group is None:
@@ -115,7 +115,7 @@ class Gangs:
                 self._groups[key] = group
             self._on_group_changed(key)
 
-    def set_foreign(self, kind: Foreign, key: str, group: Group | None) -> None:
+    def set_foreign(self, kind: ForeignPodGroup, key: str, group: PodGroupSpec | None) -> None:
         """As `set_group`, for a PodGroup of another API group."""
         with self._lock:
             if group is None:
@@ -255,9 +255,9 @@ class Gangs:
             for permit in list(self._permits.values()):
                 self._end(self._gangs[permit.key], reason)
 
-    def step(self) -> Work:
+    def step(self) -> DueWork:
         """Do what is due by time; only the leader calls it. Returns the writes that are due."""
-        work, due = Work([], []), list[Gang]()
+        work, due = DueWork([], []), list[Gang]()
         for some in slices(self._keys(), _GANGS_AT_ONCE, self._clock):
             with self._lock:
                 self._cache.count_cards()
@@ -283,9 +283,9 @@ class Gangs:
 
     # For people and metrics.
 
-    def views(self) -> list[View]:
+    def views(self) -> list[GangView]:
         """All gangs as people see them."""
-        views: list[View] = []
+        views: list[GangView] = []
         for some in slices(self._keys(), _VIEWS_AT_ONCE, self._clock):
             with self._lock:
                 gangs = (self._gangs[key] for key in some if key in self._gangs)
@@ -300,7 +300,7 @@ class Gangs:
                 counts[str(gang.phase)] += not gang.group.basic
             return counts
 
-    def foreign(self) -> list[tuple[Foreign, str]]:
+    def foreign(self) -> list[tuple[ForeignPodGroup, str]]:
         """The gangs whose minimum is in a PodGroup of another API group, and which API group."""
         with self._lock:
             return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
@@ -351,7 +351,7 @@ class Gangs:
 
     # Everything below runs under the lock.
 
-    def _advance_gangs(self, keys: Iterable[str], work: Work, due: list[Gang]) -> None:
+    def _advance_gangs(self, keys: Iterable[str], work: DueWork, due: list[Gang]) -> None:
         """Do what is due by time for these gangs.
 
         work: receives the writes that are due.
@@ -602,13 +602,13 @@ class Gangs:
         kinds = set(gang.foreign)
         if member is not None and member.foreign is not None:
             kinds.add(member.foreign)
-        group = self._groups.get(gang.key, Group())
-        if Foreign.KUBERNETES in kinds:
+        group = self._groups.get(gang.key, PodGroupSpec())
+        if ForeignPodGroup.KUBERNETES in kinds:
             # Whatever our PodGroup says: kube-scheduler starts no fewer pods. It also counts pods that request nothing.
-            other = self._foreign.get((Foreign.KUBERNETES, gang.key), Group())
+            other = self._foreign.get((ForeignPodGroup.KUBERNETES, gang.key), PodGroupSpec())
             least = None if other.minimum is None else max(1, other.minimum - self._cardless[gang.key])
             group = replace(group, minimum=least, basic=other.basic)
         elif kinds and group.minimum is None:
-            other = self._foreign.get((Foreign.COSCHEDULING, gang.key), Group())
+            other = self._foreign.get((ForeignPodGroup.COSCHEDULING, gang.key), PodGroupSpec())
             group = replace(group, minimum=other.minimum, hold=other.hold)
         self._cancel_plan(gang, gang.regroup(group, self._clock.now()))

@@ -47,7 +47,7 @@ class Permit:
         self.done.set()
 
 
-class Work(NamedTuple):
+class DueWork(NamedTuple):
     """The writes that are due: gates to remove, and members to evict, each with the text of its event."""
 
     ungate: list[PodRef]

@@ -12,7 +12,7 @@ _MAX_NOTIFIED: Final = 20  # members that get events; for all members of a gang 
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class GangView:
     """A gang as people see it.
 
     minimum: members that must run together.
@@ -36,14 +36,14 @@ class View:
     foreign: bool
 
 
-def make_view(gang: Gang, ledger: Ledger) -> View:
+def make_view(gang: Gang, ledger: Ledger) -> GangView:
     """The view of the gang as it is now."""
     reserved: dict[str, tuple[int, int]] = {}
     for uid, node in gang.plan.items():
         holding = ledger.holding(uid)
         members, cards = reserved.get(node, (0, 0))
         reserved[node] = members + 1, cards + (len(holding.assignment.shares()) if holding is not None else 0)
-    return View(
+    return GangView(
         gang.namespace,
         gang.name,
         gang.phase,

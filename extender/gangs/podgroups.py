@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 
 from cardwise.core.api import names
-from cardwise.core.gangs.gangs import GangPhase, Group
+from cardwise.core.gangs.gangs import GangPhase, PodGroupSpec
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.kube import wire
-from extender.gangs.gangviews import View
+from extender.gangs.gangviews import GangView
 
 _NAMED = 20  # members that a status names
 _decode = msgspec.json.Decoder(Json).decode
@@ -28,7 +28,7 @@ class GroupRecord:
 
     namespace: str
     name: str
-    group: Group
+    group: PodGroupSpec
     minimum: int = 0
     auto: bool = False
     uid: str = ""
@@ -38,7 +38,7 @@ class GroupRecord:
 
 def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     """Decode a PodGroup: its key "namespace/name" and its record."""
-    manifest = _decode(wire.trim(raw))
+    manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     # By the label's value, as in the policy for the extender, which refuses writes to all others.
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
@@ -50,7 +50,7 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     )
     minimum = _integer(spec, "minMember") or 0
     seconds = _integer(spec, "timeoutSeconds")
-    group = Group(
+    group = PodGroupSpec(
         minimum=minimum,
         hold=float(seconds) if seconds is not None else None,
         priority=_integer(spec, "priority"),
@@ -61,7 +61,7 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
         namespace=metadata["namespace"],
         name=metadata["name"],
         # The spec of an automatic PodGroup was read from the pods, which may have changed since.
-        group=Group(running=running, half=half) if auto else group,
+        group=PodGroupSpec(running=running, half=half) if auto else group,
         minimum=minimum,
         auto=auto,
         uid=metadata.get("uid", ""),
@@ -70,18 +70,18 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     )
 
 
-def automatic_group(view: View) -> Json:
+def automatic_group(view: GangView) -> Json:
     """The PodGroup of a gang that has none."""
     metadata = {"name": view.name, "namespace": view.namespace, "labels": {names.AUTO_LABEL: "true"}}
     spec = {"minMember": view.minimum}
     return {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
-def group_status(seen: GroupRecord, view: View | None, now: str) -> Json:
+def group_status(seen: GroupRecord, view: GangView | None, now: str) -> Json:
     """The status as JSON, without times of conditions. `view`: None if the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
     changed = seen.status.get("lastTransitionTime") if seen.status.get("phase") == phase else None
-    reason = wording.message(view.reason if view is not None else "there is no pod of it")
+    reason = wording.sanitize_message(view.reason if view is not None else "there is no pod of it")
     document: Json = {
         "phase": str(phase),
         "reason": reason,

@@ -139,7 +139,7 @@ class Fence:
         landed, unfenced, remaining = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
         while still_leads():
             slow = Counter[str]()
-            done = in_parallel(
+            done = run_in_parallel(
                 partial(self._try, fencing_token=fencing_token, still_leads=still_leads, slow=slow, until=until),
                 remaining,
                 at_once,
@@ -226,7 +226,7 @@ def _state_of(manifest: dict[str, Any], uid: str) -> PodState:
     return PodState.BOUND if is_ours else PodState.BOUND_BY_OTHER
 
 
-def in_parallel(do: Callable[[_T], _R], subjects: Sequence[_T], at_once: int) -> list[_R]:
+def run_in_parallel(do: Callable[[_T], _R], subjects: Sequence[_T], at_once: int) -> list[_R]:
     """Call `do` for each subject, `at_once` of them in parallel. Returns the results in the order of the subjects.
 
     A single subject is handled in the calling thread.

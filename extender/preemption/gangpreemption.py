@@ -25,11 +25,11 @@ from cardwise.core.placement import placement
 from cardwise.core.preemption.preemption import Victims
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import Kept, NominatedPlace
+from extender.cache.nominations import MemberReservation, NominatedPlace
 from extender.cache.yielding import TURN
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
@@ -54,7 +54,7 @@ class Together:
     """
 
     puts: tuple[_Put, ...]
-    rest: tuple[Kept, ...]
+    rest: tuple[MemberReservation, ...]
 
 
 @dataclass(slots=True)
@@ -180,14 +180,14 @@ class GangPreemption:
         if places is None or self._exceeds_quota(gang, tried.puts, places):
             return None, bool(tried.queue and tried.fellows)
         others = [
-            Kept(placed.claimant, placed.node, placed.victims.assignment)
+            MemberReservation(placed.claimant, placed.node, placed.victims.assignment)
             for placed in tried.puts
             if placed is not tried.own and placed.victims.assignment is not None
         ]
         puts = (tried.own, *(placed for placed in tried.puts if placed is not tried.own))
         return Together(puts, (*others, *places)), False
 
-    def _exceeds_quota(self, gang: Gang, puts: Iterable[_Put], places: Iterable[Kept]) -> bool:
+    def _exceeds_quota(self, gang: Gang, puts: Iterable[_Put], places: Iterable[MemberReservation]) -> bool:
         """Whether all of this, and what is reserved for other members, would exceed the quotas of the gang's namespace.
 
         Quotas do not count what is reserved for nominated pods (`NominatedPods.reserved_on`).
@@ -301,7 +301,7 @@ class GangPreemption:
 
     def _places(
         self, search: GangSearch, gang: Gang, members: Sequence[Member], nodes: Collection[str]
-    ) -> list[Kept] | None:
+    ) -> list[MemberReservation] | None:
         """Places for all of these members once all victims are gone, with their cards; None if there are none."""
         shape = gang.members[search.claimant.uid].shape
         with self._later({member.uid for member in members}, search.claimant.request.priority, nodes):
@@ -309,7 +309,7 @@ class GangPreemption:
         if planned is None:
             return None
         return [
-            Kept(_claimant(gang, member), planned.nodes[member.uid], assignment)
+            MemberReservation(_claimant(gang, member), planned.nodes[member.uid], assignment)
             for member in members
             if (assignment := planned.assignments.get(member.uid)) is not None
         ]
@@ -325,7 +325,7 @@ class GangPreemption:
                     going[placed.uid] = node
                     gone.append(key)
         coming = [
-            Placed(node, claimant.load)
+            PlacedPod(node, claimant.load)
             for claimant, node, _ in self._nominations.reserved_from(own, priority)
             if self._loads.get(claimant.uid) is None
         ]

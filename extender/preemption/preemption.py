@@ -23,7 +23,7 @@ from cardwise.core.preemption.preemption import Victims
 from cardwise.kube.pods.budgets import Budget
 from extender.cache.cache import Cache
 from extender.cache.nominated import NominatedPods
-from extender.cache.nominations import Kept, NominatedPlace
+from extender.cache.nominations import MemberReservation, NominatedPlace
 from extender.cache.reservations import Phase
 from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN, give_way
@@ -343,7 +343,7 @@ class Preemption:
         ]
 
     def _make_eviction(
-        self, claimant: WaitingPod, node: str, victims: Victims, rest: tuple[Kept, ...] = ()
+        self, claimant: WaitingPod, node: str, victims: Victims, rest: tuple[MemberReservation, ...] = ()
     ) -> Eviction:
         place = NominatedPlace(victims.assignment, victims.uids, rest)
         self._nominations.add_own(claimant, node, place, self._clock.now())

@@ -14,7 +14,7 @@ from cardwise.kube.pods.nodeconstraints import HARD, NodeLabels, Taint
 from extender.records.podref import PodRef
 
 
-class Placed(Struct, frozen=True, gc=False):
+class PlacedPod(Struct, frozen=True, gc=False):
     """A pod on a node: the cpu and memory that it takes, and what preemption needs to know.
 
     uid: "" for a pod that is only planned there.

@@ -163,7 +163,7 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
 
 def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
     """Decode a ResourceClass: its name and its record."""
-    manifest = _decode_object(wire.trim(raw))
+    manifest = _decode_object(wire.trim_object(raw))
     metadata = manifest["metadata"]
     parsed, problem = None, ""
     try:
@@ -184,7 +184,7 @@ def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
 
 def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
     """Decode a GPUQuota: its key "namespace/name" and its record."""
-    manifest = _decode_object(wire.trim(raw))
+    manifest = _decode_object(wire.trim_object(raw))
     metadata = manifest["metadata"]
     parsed, problem = None, ""
     try:
@@ -220,7 +220,7 @@ def _share_records(shares: Iterable[wire.ContainerShare], spec: wire.ExtendedRes
 
 def _drop_malformed_shares(raw: bytes) -> bytes:
     """The ExtendedResource without malformed shares. The schema forbids them; one such share must not hide a card."""
-    manifest = _decode_object(wire.trim(raw))
+    manifest = _decode_object(wire.trim_object(raw))
     status = manifest.get("status") or {}
     for key in ("reported", "terminating"):
         status[key] = [entry for entry in status.get(key) or () if _is_share(entry)]

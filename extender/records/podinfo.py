@@ -20,7 +20,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import mpsread, wire
 from cardwise.kube.pods import loads, resizes
 from extender.records import shared
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 from extender.records.pod import REFUSED, Pod, WaitingPod
 
 # The JSON of a pod that requests or has cards has one of these; "/" is never escaped there.
@@ -30,7 +30,7 @@ _NO_LOAD = Load(0, 0, 0)
 _UNANSWERED = "SchedulerError"  # the reason of a condition: kube-scheduler's call to us failed
 
 
-class PodRecord(Placed, frozen=True, gc=False):
+class PodRecord(PlacedPod, frozen=True, gc=False):
     """A pod that requests or has cards, or is in a gang, and is bound or finished.
 
     finished: its phase is final; then it takes nothing of its node.
@@ -152,7 +152,7 @@ _decode_other = msgspec.json.Decoder(_OtherPod).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def pod(raw: bytes) -> tuple[str, Placed] | None:
+def pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     """Decode a pod: its key and its record, with less for a pod that requests nothing of ours. None: it does
     not count.
     """
@@ -193,10 +193,10 @@ def pod(raw: bytes) -> tuple[str, Placed] | None:
 
 
 def _whole(raw: bytes) -> Pod:
-    return Pod(_decode_any(wire.trim(raw)))
+    return Pod(_decode_any(wire.trim_object(raw)))
 
 
-def named(key: str, known: Placed) -> str:
+def named(key: str, known: PlacedPod) -> str:
     """The "namespace/name" of a pod from `pod`, by which the reflector knows it."""
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
 
@@ -232,7 +232,7 @@ def _waiting_pod(pod: Pod) -> WaitingPod | None:
         return None  # filter answers the error
 
 
-def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
+def _other(raw: bytes, *, static: bool = False) -> tuple[str, PlacedPod] | None:
     """Key and record of a pod that requests nothing of ours. The key is "namespace/name", which the reflector keeps
     anyway.
     """
@@ -241,7 +241,7 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, Placed] | None:
     if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
         return None
     grouped = read.spec.scheduling_group is not None
-    placed = Placed(*_place(raw, meta, read.spec), fixed=static, grouped=grouped, group=group)
+    placed = PlacedPod(*_place(raw, meta, read.spec), fixed=static, grouped=grouped, group=group)
     return f"{meta.namespace}/{meta.name}", placed
 
 

@@ -41,7 +41,7 @@ Models = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ClassChanges:
     """Classes to create and to update, each name with its models, and classes to delete."""
 
     creates: Mapping[str, Models] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Changes:
 
 def plan_changes(
     models: Collection[str], existing: Mapping[str, ClassRecord], in_use: Callable[[str], bool]
-) -> Changes:
+) -> ClassChanges:
     """The changes that are needed.
 
     models: the models of which there is a card.
@@ -65,7 +65,7 @@ def plan_changes(
     written = {name: record.auto_models for name, record in existing.items() if record.auto_models}
     # The oldest are kept: what a node invents today does not push out the types that the cluster had yesterday.
     without_cards = sorted(written.keys() - wanted.keys(), key=lambda name: (existing[name].created, name))
-    return Changes(
+    return ClassChanges(
         creates={name: class_models for name, class_models in wanted.items() if name not in existing},
         updates={
             name: class_models

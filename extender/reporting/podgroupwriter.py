@@ -16,12 +16,12 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventKind, ObjectRef, Recorder
 from extender.gangs import podgroups
-from extender.gangs.gangviews import View
+from extender.gangs.gangviews import GangView
 from extender.gangs.podgroups import GroupRecord
 from extender.records.podref import PodRef
 from extender.reporting import statuses
 from extender.reporting.listers import Lister
-from extender.reporting.schedule import Key, Pace, Schedule
+from extender.reporting.schedule import Key, WriteRate, WriteSchedule
 
 _log = structlog.get_logger(__name__)
 
@@ -59,7 +59,7 @@ class PodGroupWriter:
         seen: Lister[GroupRecord],
         events: Recorder,
         *,
-        gangs: Callable[[], list[View]],
+        gangs: Callable[[], list[GangView]],
         active: Callable[[], bool],
         clock: Clock = SYSTEM,
     ) -> None:
@@ -69,10 +69,10 @@ class PodGroupWriter:
         self._gangs = gangs
         self._active = active
         self._clock = clock
-        self._views: dict[str, View] = {}
+        self._views: dict[str, GangView] = {}
         self._event_states: dict[str, _EventState] = {}
-        self._schedule = Schedule({GROUP: _GAP})
-        self._pace = Pace()
+        self._schedule = WriteSchedule({GROUP: _GAP})
+        self._pace = WriteRate()
         self._looked = float("-inf")
 
     def step(self) -> None:
@@ -152,7 +152,7 @@ class PodGroupWriter:
 
     # Events.
 
-    def _record_event(self, key: str, view: View, seen: GroupRecord | None, now: float) -> None:
+    def _record_event(self, key: str, view: GangView, seen: GroupRecord | None, now: float) -> None:
         event = _event_text(view)
         before = self._event_states.get(key)
         if event is None:
@@ -176,7 +176,7 @@ class PodGroupWriter:
             self._events.record(pod.about, before.reason, before.text, kind)
 
 
-def _event_text(view: View) -> tuple[str, str] | None:
+def _event_text(view: GangView) -> tuple[str, str] | None:
     """Reason and text of the event about the gang; None for no event. A gang whose pods are being deleted gets none."""
     name, there = f"gang {view.name}", view.there
     if not there:

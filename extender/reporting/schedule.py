@@ -28,7 +28,7 @@ class _Written:
     repeats: int = 0
 
 
-class Schedule:
+class WriteSchedule:
     """The objects to write.
 
     gaps: for each kind the least seconds between two writes to one object.
@@ -133,7 +133,7 @@ def _namespace(key: Key) -> str:
     return key.key.partition("/")[0] if "/" in key.key else ""
 
 
-class Pace:
+class WriteRate:
     """A limit of writes a second; those of half a second may be saved up."""
 
     def __init__(self) -> None:

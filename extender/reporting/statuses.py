@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from cardwise.core.api import names, quotas
-from cardwise.core.api.quotas import Charge, Entry
+from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.placement.ledger import REPORTED, Holding, Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -231,7 +231,7 @@ def class_status(seen: ClassRecord, cards: CardSums, nodes: int) -> Json:
     }
     if seen.resource_class is None or not seen.resource_class.other:
         status |= {"memoryMiB": cards.memory, "usedMiB": cards.used, "freeMiB": cards.free}
-    return status | {"problem": wording.message(seen.problem)} if seen.problem else status
+    return status | {"problem": wording.sanitize_message(seen.problem)} if seen.problem else status
 
 
 def quota_status(
@@ -256,14 +256,14 @@ def quota_status(
         exceeded = _condition("Exceeded", "False", "WithinLimits", "no more is held than is allowed", seen.generation)
     return {
         "used": [_used(entry, charge) for entry, charge in charges],
-        "summary": wording.message(
+        "summary": wording.sanitize_message(
             "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in charges), _LONGEST_SUMMARY
         ),
         "conditions": [exceeded, _known_classes(seen, classes, automatic)],
     }
 
 
-def _above(entry: Entry, used: Charge) -> list[str]:
+def _above(entry: QuotaEntry, used: Charge) -> list[str]:
     """The amounts that exceed the limits of the entry, for people."""
     return [
         f"{limit.used} {limit.unit} are held, {limit.hard} are allowed"
@@ -345,12 +345,12 @@ def _condition(kind: str, status: str, reason: str, message: str, generation: in
         "type": kind,
         "status": status,
         "reason": reason,
-        "message": wording.message(message),
+        "message": wording.sanitize_message(message),
         "observedGeneration": generation,
     }
 
 
-def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
+def _summary(entry: QuotaEntry, used: Charge, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> str:
     name = entry.resource_class
     if name and name not in automatic and (name not in classes or classes[name].problem):
         # Amounts would look as if the entry limited something.
@@ -359,5 +359,5 @@ def _summary(entry: Entry, used: Charge, classes: Mapping[str, ClassRecord], aut
     return f"{quotas.title(entry)}: {amounts}"
 
 
-def _used(entry: Entry, used: Charge) -> dict[str, Any]:
+def _used(entry: QuotaEntry, used: Charge) -> dict[str, Any]:
     return quotas.selection(entry) | quotas.to_fields(used) | {"hard": quotas.to_fields(entry)}

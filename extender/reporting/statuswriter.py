@@ -26,7 +26,7 @@ from extender.records.objects import QuotaRecord
 from extender.reporting import statuses
 from extender.reporting.ledgercheck import LedgerCheck
 from extender.reporting.listers import Listers
-from extender.reporting.schedule import Key, Pace, Schedule
+from extender.reporting.schedule import Key, WriteRate, WriteSchedule
 from extender.reporting.statuses import NOTHING_ALLOCATED, ClassSums, Disagreement
 from extender.state import State
 
@@ -93,8 +93,8 @@ class StatusWriter:
         self._clock = clock
         self.check = LedgerCheck()
         self._class_sums = ClassSums()
-        self._schedule = Schedule(_GAPS)
-        self._pace = Pace()
+        self._schedule = WriteSchedule(_GAPS)
+        self._pace = WriteRate()
         self._storm_since = self._storm_until = float("-inf")
         self._nodes: dict[str, None] = {}  # to be counted, in this order
         self._audit: Iterator[str] = iter(())

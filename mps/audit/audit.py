@@ -131,7 +131,7 @@ class Audit:
             if (use := self._use_of(card, process, owners, own_owner))
         ]
         self._usage.publish(usage_by_container(uses, pods))
-        violations = findings.compare(uses, grants, self._settings.tolerance)
+        violations = findings.find_violations(uses, grants, self._settings.tolerance)
         self._standing = findings.update_standing(self._standing, violations, now, unreadable_cards)
         self._count(cards)
         violators = []
@@ -192,7 +192,7 @@ class Audit:
 
 
 def pod_grant(pod: PodView, by_index: dict[int, str]) -> PodGrant:
-    """The shares of a pod, for `findings.compare`. Pure."""
+    """The shares of a pod, for `findings.find_violations`. Pure."""
     # The containers of a share are unknown for pods that gpushare placed.
     has_containers = not pod.assignment.legacy
     shares: dict[tuple[str, str], MiB] = {}

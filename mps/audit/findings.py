@@ -87,7 +87,7 @@ class Violation:
         return self.reason, self.card, self.pod, self.container, pids
 
 
-def compare(uses: Iterable[ProcessUse], pods: Mapping[str, PodGrant], tolerance: MiB) -> list[Violation]:
+def find_violations(uses: Iterable[ProcessUse], pods: Mapping[str, PodGrant], tolerance: MiB) -> list[Violation]:
     """The violations, each once, in a stable order.
 
     pods: the grants of the node's pods, by UID.

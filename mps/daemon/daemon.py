@@ -23,14 +23,14 @@ from mps import metrics
 from mps.daemon import computemode, directories, machine, units
 from mps.daemon.ceilings import Ceilings
 from mps.daemon.child import DaemonProcess
-from mps.daemon.daemonlog import Output
+from mps.daemon.daemonlog import DaemonOutput
 from mps.daemon.foreignprocesses import ForeignProcesses
 from mps.daemon.machine import OK, Act, ActResult, DaemonPace, DaemonPhase, Machine, Outcome
 from mps.daemon.orphanedservers import OrphanedServerSweeper
 from mps.daemon.servers import Servers
 from mps.daemon.units import DaemonUnit
 from mps.host.control import Client, CommandRefused, Control, ControlError, DaemonTimeout, NoDaemon
-from mps.host.drivers import Capabilities
+from mps.host.drivers import MpsCapabilities
 from mps.host.processes import LOCAL, Host
 
 _log = structlog.get_logger(__name__)
@@ -67,7 +67,7 @@ class Daemon:
         settings: DaemonSettings,
         use: CardUse,
         *,
-        capabilities: Capabilities,
+        capabilities: MpsCapabilities,
         driver: str,
         on_change: Callable[[], None],
         describe_process: Callable[[int], str] = str,
@@ -92,7 +92,7 @@ class Daemon:
         self._child = DaemonProcess(
             unit, settings.control, self._environment, cgroup=settings.cgroup, host=host, clock=clock
         )
-        self._output = Output(unit.home / mps.LOG, unit.name)
+        self._output = DaemonOutput(unit.home / mps.LOG, unit.name)
         self._probes = 0
         self._servers = Servers(self._control, host, clock, has_status_command=capabilities.server_status)
         self._sweeper = OrphanedServerSweeper(unit, use, settings.pace.orphan_grace, host, clock)
@@ -190,7 +190,7 @@ class Daemon:
         if self._machine.phase in machine.RUNNING and not self._child.is_alive():
             self._handle_death(now)
             return 0.0
-        act = machine.plan(self._machine, now)
+        act = machine.next_act(self._machine, now)
         if (
             act is Act.REST
             and ceilings_changed
@@ -206,7 +206,7 @@ class Daemon:
                 self._publish(confirmed=off)
             return min(_POLL_SECONDS, max(0.0, self._machine.due - now))
         act_result = self._perform(act)
-        self._transition(machine.transition(self._machine, act_result, self._clock.now(), self._pace))
+        self._transition(machine.next_machine(self._machine, act_result, self._clock.now(), self._pace))
         return 0.0
 
     def _handle_death(self, now: float) -> None:
@@ -215,7 +215,7 @@ class Daemon:
             self._drop_multi_user()
         self._child.forget()
         reason = "the daemon died" if code is None else f"the daemon ended with rc {code}; its output is in the log"
-        self._transition(machine.transition(self._machine, ActResult(Outcome.DEAD, reason), now, self._pace))
+        self._transition(machine.next_machine(self._machine, ActResult(Outcome.DEAD, reason), now, self._pace))
 
     def _drop_multi_user(self) -> None:
         """Drop -multiuser-server after a daemon ended with rc 0 before it answered: it does not know the option."""
@@ -441,5 +441,5 @@ class Daemon:
         except OSError as error:
             # The file becomes stale, so no container starts.
             _log.error("failed to write the state file", card=self.unit.name, error=str(error))
-        if any(mps.wire(new, uuid) != mps.wire(old_status, uuid) for uuid in self.unit.uuids):
+        if any(mps.status_fields(new, uuid) != mps.status_fields(old_status, uuid) for uuid in self.unit.uuids):
             self._on_change()

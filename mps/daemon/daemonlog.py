@@ -21,7 +21,7 @@ _MAX_LINES = 200  # per read
 _OWN_COMMANDS = re.compile(r"\] (Accepting connection|NEW UI|UI closed|Cmd:get_|INITIALIZING$|ACTIVE$|[\d.]+[KMG]?$)")
 
 
-class Output:
+class DaemonOutput:
     """The output of a daemon in one log folder. Not thread-safe."""
 
     def __init__(self, folder: Path, card: str) -> None:

@@ -1,7 +1,7 @@
 """The life of one MPS daemon as a state machine: the next act, and the effect of its outcome. Pure.
 
-Theory of operation. `_TABLE` has a row for each phase: the act to perform, and the state that others see. `plan`
-returns the act once it is due, `daemon` performs it, and `transition` computes the next machine from its outcome.
+Theory of operation. `_TABLE` has a row for each phase: the act to perform, and the state that others see. `next_act`
+returns the act once it is due, `daemon` performs it, and `next_machine` computes the next machine from its outcome.
 Property-tested: whatever fails in whatever order, no daemon counts as ready unless it has just answered with the right
 settings, and a daemon always comes back.
 
@@ -148,7 +148,7 @@ def state_of(machine: Machine) -> MpsState:
     return _TABLE[machine.phase].state
 
 
-def plan(machine: Machine, now: float) -> Act:
+def next_act(machine: Machine, now: float) -> Act:
     """The act that is due now."""
     return _TABLE[machine.phase].act if now >= machine.due else Act.REST
 
@@ -179,7 +179,7 @@ def replace_daemon(now: float, pace: DaemonPace, reason: str) -> Machine:
     return _start_drain(Machine(), now, pace, reason)
 
 
-def transition(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
+def next_machine(machine: Machine, act_result: ActResult, now: float, pace: DaemonPace) -> Machine:
     """The machine after an act of the phase, or after a death between two acts."""
     outcome, reason = act_result.outcome, act_result.reason
     if outcome is Outcome.DEAD and machine.phase in RUNNING:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope
+from cardwise.core.api.mps import DaemonScope
 from cardwise.gpus.protocol import CardError, CardUse, GpuCard
-from mps.host.drivers import Capabilities
+from mps.host.drivers import MpsCapabilities
 
 _DROPPED_PREFIXES = ("CUDA_", "NVIDIA_VISIBLE_DEVICES")
 _MPS_PREFIX = "CUDA_MPS_"
@@ -24,7 +24,7 @@ class DaemonUnit:
 
     name: str
     home: Path
-    scope: Scope
+    scope: DaemonScope
     cards: tuple[GpuCard, ...]
 
     @property
@@ -44,7 +44,7 @@ class DaemonUnit:
         return processes
 
 
-def environment(unit: DaemonUnit, capabilities: Capabilities) -> dict[str, str]:
+def environment(unit: DaemonUnit, capabilities: MpsCapabilities) -> dict[str, str]:
     """The environment of the daemon: that of the manager without variables that would change the behaviour of MPS.
 
     Daemons need PATH and LD_LIBRARY_PATH.

@@ -21,7 +21,7 @@ _R590_CLIENTS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capabilities:
+class MpsCapabilities:
     """The features of one driver's MPS.
 
     major: major version, 0 if unknown.
@@ -40,7 +40,7 @@ class Capabilities:
         """The options of the daemon, besides `-f`."""
         return ("-multiuser-server",) if self.multi_user else ()
 
-    def without_multi_user(self) -> "Capabilities":
+    def without_multi_user(self) -> "MpsCapabilities":
         return replace(self, multi_user=False)
 
     def max_clients(self, card: GpuCard) -> int:
@@ -65,7 +65,7 @@ _TABLE: Final[tuple[tuple[int, dict[str, bool]], ...]] = (
 )
 
 
-def capabilities_of(version: str) -> Capabilities:
+def capabilities_of(version: str) -> MpsCapabilities:
     """The capabilities of a driver version, such as "550.163.01". An unknown one counts as 535, the least able."""
     match = _MAJOR.match(version)
     major = int(match[1]) if match else 0
@@ -73,10 +73,10 @@ def capabilities_of(version: str) -> Capabilities:
     for least, lacking in _TABLE:
         if (major or 535) >= least:
             facts = lacking
-    return Capabilities(major=major, **facts)
+    return MpsCapabilities(major=major, **facts)
 
 
-def probe(capabilities: Capabilities, binary: Path, *, root: bool) -> Capabilities:
+def refine_capabilities(capabilities: MpsCapabilities, binary: Path, *, root: bool) -> MpsCapabilities:
     """Correct the capabilities by the program's help, which names `-multiuser-server`. Only root can use it.
 
     Options are never tried by starting with them: an unknown one prints the help with rc 0, or is ignored.

@@ -148,7 +148,7 @@ def _seconds(timestamp: str | None) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class CardDemand:
     """The demand on one card: shares in MiB, and whether all holders run without MPS."""
 
     shares: tuple[MiB, ...] = ()
@@ -160,7 +160,7 @@ def uuids_by_index(cards: Sequence[GpuCard]) -> dict[int, str]:
     return {card.index: card.uuid for card in cards}
 
 
-def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Demand]:
+def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, CardDemand]:
     """The demand of pods on each card, by UUID. Pure."""
     by_index = uuids_by_index(cards)
     shares: dict[str, list[MiB]] = {card.uuid: [] for card in cards}
@@ -173,7 +173,7 @@ def demands(pods: Sequence[PodView], cards: Sequence[GpuCard]) -> dict[str, Dema
             if uuid in shares:
                 shares[uuid].append(share.mem)
                 modes[uuid].add(pod.without_mps)
-    return {uuid: Demand(tuple(card_shares), modes[uuid] == {True}) for uuid, card_shares in shares.items()}
+    return {uuid: CardDemand(tuple(card_shares), modes[uuid] == {True}) for uuid, card_shares in shares.items()}
 
 
 def watch_pods(client: KubeClient, node: str, on_change: Callable[[], None], clock: Clock) -> NodePods[PodView]:
@@ -189,6 +189,6 @@ def _project(content: bytes) -> tuple[str, PodView]:
     return pod.uid, pod
 
 
-def required_ceilings(demands: Mapping[str, Demand]) -> dict[str, MiB]:
+def required_ceilings(demands: Mapping[str, CardDemand]) -> dict[str, MiB]:
     """The memory limits that the daemons must allow, by UUID. Pure."""
     return {uuid: mps.ceiling(demand.shares) for uuid, demand in demands.items()}

@@ -23,7 +23,7 @@ def harmless(text: str) -> bool:
 
 
 def test_control_characters_are_marked_and_lines_stay():
-    assert console.clean("a\tb\r\n\x1b[31mred\x85\u2028é ░…\n") == "a b \n\\x1b[31mred  é ░…\n"
+    assert console.clean_text("a\tb\r\n\x1b[31mred\x85\u2028é ░…\n") == "a b \n\\x1b[31mred  é ░…\n"
     assert console.clean_line("one\ntwo") == "one two"
 
 

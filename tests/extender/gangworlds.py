@@ -17,7 +17,7 @@ from cardwise.core.placement.ledger import Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache.reservations import KnownBinding, Phase, Timeouts
 from extender.gangs import podgroups
 from extender.gangs.gangtypes import GangSettings, Permit
@@ -32,7 +32,7 @@ from tests.extender.worlds import as_card, resource
 from tests.fakes.clock import FakeClock
 
 GIB = 1 << 30
-PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
 
 
 def member(

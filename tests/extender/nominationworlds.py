@@ -7,18 +7,18 @@ from typing import Any
 from cardwise.core.api.request import Load
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache.reservations import Timeouts
 from extender.gangs import gangtypes
 from extender.nomination.nominator import NominationMode, NominationOutcome, NominationSettings
 from extender.records import nodeinfo
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 from extender.records.wire import FilterArgs, FilterResult
 from extender.state import State
 from tests.extender.worlds import as_card, as_pod, asking, resource
 from tests.fakes.clock import FakeClock
 
-PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
 ALWAYS = NominationSettings(mode=NominationMode.ALWAYS)
 REFUSED = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
 
@@ -55,7 +55,7 @@ class World:
 
     def full(self, node: str) -> None:
         """Other pods take all its CPU."""
-        self.state.set_other(f"other/{node}", Placed(node, Load(64_000, 0, 1)))
+        self.state.set_other(f"other/{node}", PlacedPod(node, Load(64_000, 0, 1)))
 
     def create(
         self,

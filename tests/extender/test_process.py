@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.runtime.http.health import Shown
+from cardwise.runtime.http.health import HealthSettings
 from cardwise.runtime.settings import HostPort
 from extender.cache import statelock
 from extender.process import Extender, ExtenderSettings, Process
@@ -28,7 +28,9 @@ def clock():
 
 @pytest.fixture
 def extender_process(clock):
-    return Process(ApiServer(clock).client(), SETTINGS, Shown(bind=HostPort("127.0.0.1", 0)), None, 0, clock=clock)
+    return Process(
+        ApiServer(clock).client(), SETTINGS, HealthSettings(bind=HostPort("127.0.0.1", 0)), None, 0, clock=clock
+    )
 
 
 def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(extender_process, clock):

@@ -12,7 +12,7 @@ from extender.cache.nodeload import STEADY_SECONDS, NodeLoads
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Assumed, KnownBinding, Phase
 from extender.records import podinfo
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef
 from tests.extender.worlds import (
     ENDED,
@@ -215,7 +215,7 @@ def test_annotations_that_become_unreadable_leave_the_share_as_it_was(world):
 def test_of_pods_that_are_none_of_our_business_only_their_load_and_who_they_are_is_kept():
     manifest = {"metadata": {"name": "x", "namespace": "d", "uid": "u"}, "spec": {"nodeName": "n"}}
     manifest["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}]
-    placed = Placed("n", Load(250, 1 << 30, 1), "u", "d", "x")
+    placed = PlacedPod("n", Load(250, 1 << 30, 1), "u", "d", "x")
     assert podinfo.pod(json.dumps(manifest).encode()) == ("d/x", placed)
     manifest["status"] = {"phase": "Succeeded"}
     assert podinfo.pod(json.dumps(manifest).encode()) is None
@@ -227,7 +227,7 @@ def test_a_pod_that_calls_itself_a_mirror_holds_nothing():
     forged = bound("a", 3000, 1)
     forged["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "x"
     key, placed = podinfo.pod(json.dumps(forged).encode()) or ("", None)
-    assert (key, type(placed)) == ("default/a", Placed)
+    assert (key, type(placed)) == ("default/a", PlacedPod)
     assert (placed.node, placed.load, placed.fixed) == ("n1", Load(0, 0, 1), True)
 
 

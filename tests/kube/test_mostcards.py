@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from cardwise.kube import errors, paths
-from cardwise.kube.mostcards import MostCards
+from cardwise.kube.mostcards import CardsPerNodeLimit
 from cardwise.kube.survey import MOST_CARDS
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.kube.watch.store import Store
@@ -24,7 +24,7 @@ class World:
 
     def __init__(self) -> None:
         self.store: Store[Card] = Store()
-        self.limited = MostCards(self.project, WakeHandler())
+        self.limited = CardsPerNodeLimit(self.project, WakeHandler())
 
     def project(self, content: bytes) -> tuple[str, Card]:
         key, _, node = content.decode().partition("@")
@@ -67,7 +67,7 @@ def test_a_list_that_ends_early_takes_no_places_away():
     def put_card(name, node="n1"):
         api.write_object(paths.extendedresources(), {"metadata": {"name": name}, "spec": {"nodeName": node}})
 
-    limited = MostCards(project, WakeHandler())
+    limited = CardsPerNodeLimit(project, WakeHandler())
     reflector = Reflector(
         api.client(clock=clock),
         paths.extendedresources(),

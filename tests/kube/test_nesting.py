@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cardwise.cli.cluster import usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import bounded, following, scanned, shallow
+from cardwise.kube.nesting import cut_nesting, cut_nesting_by_scan, read_bounded, survive_depth
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from tests.examples import examples
 from tests.fakes.apiserver import Answer, ApiServer, Request
@@ -41,14 +41,14 @@ def project(raw: bytes) -> tuple[str, str]:
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="what this Python cannot skip is found by the scan")
 def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
     text = r'{"a": ["\\", "}\"{[", {"b": 1}], "deep": DEEP, "after": {"c": [2, DEEP, {"d": [DEEP]}]}}'
-    document = json.loads(shallow(text.replace("DEEP", nested(DEEP, '[{"\\"}": "]"}]')).encode()))
+    document = json.loads(cut_nesting(text.replace("DEEP", nested(DEEP, '[{"\\"}": "]"}]')).encode()))
     assert document.pop("deep") == {"f:a": {"f:a": {"f:a": None}}}
     assert document == {"a": ["\\", '}"{[', {"b": 1}], "after": {"c": [2, {"f:a": None}, {"d": None}]}}
-    assert shallow(whole := nested(100).encode()) == whole
+    assert cut_nesting(whole := nested(100).encode()) == whole
 
 
 def test_what_need_not_be_read_is_skipped_however_deep_it_is() -> None:
-    head = following(msgspec.json.Decoder(wire.ObjectHead).decode)
+    head = survive_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
     assert head(pod("deep", 1, nested(DEEP)).encode()).metadata.name == "deep"
     assert sys.getrecursionlimit() == LIMIT
 
@@ -64,13 +64,13 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("levels", [LIMIT, DEEP, DEEPER])
 def test_no_depth_is_too_much(levels: int) -> None:
     raw = pod("a", 1, nested(levels)).encode()
-    assert following(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
-    assert bounded(project)(raw) == ("a", "n1")
+    assert survive_depth(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
+    assert read_bounded(project)(raw) == ("a", "n1")
     cut = b'{"items":[' + raw + b"]}"
-    assert bounded(msgspec.json.Decoder().decode)(cut)["items"][0]["spec"] == {"nodeName": "n1"}
+    assert read_bounded(msgspec.json.Decoder().decode)(cut)["items"][0]["spec"] == {"nodeName": "n1"}
     for broken in (b"[" * levels, b"]" * levels + b'"', raw[:-3], b'"' + raw):
         with pytest.raises(msgspec.DecodeError):
-            bounded(msgspec.json.Decoder().decode)(broken)
+            read_bounded(msgspec.json.Decoder().decode)(broken)
     assert sys.getrecursionlimit() == LIMIT
 
 
@@ -97,7 +97,9 @@ def test_the_scan_leaves_out_what_is_too_deep_and_nothing_else(
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nesting, "_READ", levels)
-        assert json.loads(scanned(json.dumps(document, indent=indent).encode())) == cut_below(document, levels)
+        assert json.loads(cut_nesting_by_scan(json.dumps(document, indent=indent).encode())) == cut_below(
+            document, levels
+        )
 
 
 @pytest.mark.skipif((3, 12) <= sys.version_info < (3, 14), reason="what can be skipped there, objects are made of")
@@ -106,7 +108,7 @@ def test_only_the_deep_object_is_cut(
 ) -> None:
     """To cut takes ten times as long as to read, and anybody can have others do it again and again."""
     cut: list[bytes] = []
-    monkeypatch.setattr(nesting, "shallow", lambda raw: (cut.append(raw), shallow(raw))[1])
+    monkeypatch.setattr(nesting, "cut_nesting", lambda raw: (cut.append(raw), cut_nesting(raw))[1])
     levels = DEEP if sys.version_info < (3, 12) else DEEPER
     deep, late = pod("deep", 1, nested(levels)), pod("late", 3, nested(levels))
     follow(api, client, clock, [deep, pod("plain", 2)], [late, pod("after", 4)])
@@ -118,7 +120,7 @@ def test_what_nobody_can_skip_is_scanned_once(
 ) -> None:
     """The list whole, of a watch that event alone."""
     scans: list[bytes] = []
-    monkeypatch.setattr(nesting, "scanned", lambda raw: (scans.append(raw), scanned(raw))[1])
+    monkeypatch.setattr(nesting, "cut_nesting_by_scan", lambda raw: (scans.append(raw), cut_nesting_by_scan(raw))[1])
     deep, late = pod("deep", 1, nested(ENDLESS)), pod("late", 3, nested(ENDLESS))
     follow(api, client, clock, [deep, pod("plain", 2)], [late, pod("after", 4)])
     assert len(scans) == 2
@@ -128,7 +130,7 @@ def test_what_nobody_can_skip_is_scanned_once(
 
 @pytest.mark.parametrize("levels", [sys.getrecursionlimit() + off for off in range(-60, 20, 4)])
 def test_at_the_limit_it_is_read_however_deep_the_reader_stands(levels: int) -> None:
-    assert bounded(project)(pod("a", 1, nested(levels)).encode()) == ("a", "n1")
+    assert read_bounded(project)(pod("a", 1, nested(levels)).encode()) == ("a", "n1")
 
 
 def test_a_deep_pod_keeps_nobody_from_the_list_nor_from_the_watch(

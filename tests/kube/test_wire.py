@@ -27,20 +27,20 @@ MANAGED = {"managedFields": [{"manager": "m", "fieldsV1": {"f:x": {}}}]}
 @pytest.mark.parametrize("read", ["spec", "status", "template", "target"])
 def test_what_is_read_stays_as_it_is(read: str) -> None:
     manifest = {"apiVersion": "v1", "kind": "K", "metadata": META, read: {"x": [1, None, {}]}}
-    assert json.loads(wire.trim(json.dumps(manifest).encode())) == manifest
+    assert json.loads(wire.trim_object(json.dumps(manifest).encode())) == manifest
     fat = json.dumps(manifest | {"metadata": META | MANAGED, "other": 1}).encode()
-    assert json.loads(wire.trim(fat)) == manifest
-    assert json.loads(wire.trim(fat, managed_fields=True)) == manifest | {"metadata": META | MANAGED}
+    assert json.loads(wire.trim_object(fat)) == manifest
+    assert json.loads(wire.trim_object(fat, managed_fields=True)) == manifest | {"metadata": META | MANAGED}
 
 
 def test_what_is_absent_stays_absent() -> None:
     for manifest in ({}, {"metadata": {}}, {"spec": None}, {"metadata": {"labels": None}}):
-        assert json.loads(wire.trim(json.dumps(manifest).encode())) == manifest
+        assert json.loads(wire.trim_object(json.dumps(manifest).encode())) == manifest
 
 
 def test_depth_that_nobody_reads_is_no_matter() -> None:
     deep = b'{"metadata":{"name":"p","managedFields":' + b"[" * 9_000 + b"]" * 9_000 + b"}}"
-    assert wire.trim(deep) == b'{"metadata":{"name":"p"}}'
+    assert wire.trim_object(deep) == b'{"metadata":{"name":"p"}}'
 
 
 def test_managed_fields_are_left_out_and_nothing_else() -> None:
@@ -51,9 +51,9 @@ def test_managed_fields_are_left_out_and_nothing_else() -> None:
         "items": None,
     }
     fat = json.dumps(manifest | {"metadata": manifest["metadata"] | MANAGED}).encode()
-    assert json.loads(wire.unmanaged(fat)) == manifest
+    assert json.loads(wire.drop_managed_fields(fat)) == manifest
     deep = b'{"metadata":{"managedFields":' + b"[" * 9_000 + b"]" * 9_000 + b'},"data":{}}'
-    assert wire.unmanaged(deep) == b'{"metadata":{},"data":{}}'
+    assert wire.drop_managed_fields(deep) == b'{"metadata":{},"data":{}}'
 
 
 @pytest.mark.parametrize(
@@ -67,4 +67,4 @@ def test_managed_fields_are_left_out_and_nothing_else() -> None:
     ],
 )
 def test_what_has_no_managed_fields_of_its_own_stays_as_it_is(raw: bytes) -> None:
-    assert wire.unmanaged(raw) == raw
+    assert wire.drop_managed_fields(raw) == raw

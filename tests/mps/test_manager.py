@@ -4,10 +4,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import MpsState, Scope
+from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsfiles
-from mps.manager import Lock, RootLocked
+from mps.manager import ManagerLock, RootLocked
 from tests.mps.worlds import P100, uuid_of
 
 
@@ -89,7 +89,7 @@ def test_one_pod_that_wants_mps_keeps_it_on(node):
 
 
 def test_one_daemon_for_the_node(make_node):
-    node = make_node(scope=Scope.NODE)
+    node = make_node(scope=DaemonScope.NODE)
     node.bind("pod", 1, 8138)
     node.start()
     node.wait_ready(0)
@@ -105,7 +105,7 @@ def test_one_daemon_for_the_node(make_node):
 
 
 def test_a_card_whose_pods_do_without_mps_does_not_end_the_daemon_of_the_node_for_another(make_node):
-    node = make_node(scope=Scope.NODE)
+    node = make_node(scope=DaemonScope.NODE)
     node.bind("plain", 0, 4096, without_mps=True)
     node.bind("limited", 1, 8138)
     node.start()
@@ -157,7 +157,7 @@ def test_an_option_that_the_program_does_not_take_is_left_out(node, monkeypatch)
 
 
 def test_there_is_one_manager_for_a_root(folder):
-    first, second = Lock(folder), Lock(folder)
+    first, second = ManagerLock(folder), ManagerLock(folder)
     first.acquire()
     with pytest.raises(RootLocked):
         second.acquire()
@@ -168,6 +168,6 @@ def test_there_is_one_manager_for_a_root(folder):
     assert not second.is_lost()
     (folder / mps.LOCK).unlink()
     assert second.is_lost()
-    Lock(folder).release()
+    ManagerLock(folder).release()
     assert second.is_lost(), "another one's is there"
     second.release()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cardwise.core.api.mps import MpsState, Scope, Status
+from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.kube import paths
 from mps.publication import Publication
 from tests.fakes.apiserver import ApiServer, Fault
@@ -41,7 +41,11 @@ class Cluster:
     def set_status(self, index: int = 0, *, age: float = 0.0, state: MpsState = MpsState.READY) -> None:
         """From now on; looked at so many seconds ago."""
         self.statuses[uuid_of(index)] = Status(
-            uuids=(uuid_of(index),), scope=Scope.CARD, state=state, checked=self.clock.now() - age, valid_seconds=12.0
+            uuids=(uuid_of(index),),
+            scope=DaemonScope.CARD,
+            state=state,
+            checked=self.clock.now() - age,
+            valid_seconds=12.0,
         )
         self.publication.wake()
 

@@ -12,7 +12,7 @@ import yaml
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import Scope, Status
+from cardwise.core.api.mps import DaemonScope, Status
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus import mpsfiles, selection
 from cardwise.gpus.protocol import CardError, GpuCard
@@ -26,7 +26,7 @@ from mps.daemon.daemon import Daemon
 from mps.daemon.machine import DaemonPace
 from mps.host.cgroups import CgroupMembership
 from mps.host.pods import PodView, parse_pod
-from mps.manager import Lock, Manager, ManagerSettings
+from mps.manager import Manager, ManagerLock, ManagerSettings
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.fakes.events import Events
@@ -117,7 +117,7 @@ class Node:
     """`start` and `stop` a manager on it as often as you like; `crash` ends one without a word."""
 
     def __init__(
-        self, folder: Path, monkeypatch: pytest.MonkeyPatch, cards: int = 2, scope: Scope = Scope.CARD
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, cards: int = 2, scope: DaemonScope = DaemonScope.CARD
     ) -> None:
         self.root = folder / "mps"
         self.clock = NodeClock()
@@ -160,7 +160,7 @@ class Node:
         self.settings = replace(self.settings, **changes)
         self.gpus = Cards(self.cards_file, self.lost)
         served = SelectedGpus(self.gpus, selection.parse(cards)) if cards else self.gpus
-        self.lock = Lock(self.root)
+        self.lock = ManagerLock(self.root)
         self.lock.acquire()
         client = self.api.client(clock=self.clock)
         client.clock()  # as the list of pods tells it
@@ -215,7 +215,7 @@ class Node:
     # What others see.
 
     def home(self, index: int = 0) -> Path:
-        if self.settings.scope is Scope.NODE:
+        if self.settings.scope is DaemonScope.NODE:
             return Path(mps.node_folder(str(self.root)))
         return Path(mps.folder(str(self.root), uuid_of(index)))
 

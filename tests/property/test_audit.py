@@ -46,7 +46,7 @@ uses = st.lists(
 )
 @given(uses, pods())
 def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(process_uses, grants):
-    reported = findings.compare(process_uses, grants, TOLERANCE)
+    reported = findings.find_violations(process_uses, grants, TOLERANCE)
     accused: dict[int, Violation] = {}
     for finding in reported:
         for pid in finding.pids:
@@ -77,17 +77,19 @@ def test_each_process_is_in_a_finding_exactly_when_something_is_wrong_with_it(pr
 @given(uses, pods(), st.randoms())
 def test_the_order_in_which_a_driver_lists_processes_means_nothing(process_uses, grants, random):
     shuffled = random.sample(process_uses, len(process_uses))
-    assert findings.compare(shuffled, grants, TOLERANCE) == findings.compare(process_uses, grants, TOLERANCE)
+    assert findings.find_violations(shuffled, grants, TOLERANCE) == findings.find_violations(
+        process_uses, grants, TOLERANCE
+    )
 
 
 @given(uses, pods(), st.sets(st.sampled_from(KEYS)))
 def test_not_knowing_whose_a_process_is_accuses_nobody_new(process_uses, grants, unknown):
-    known = {(finding.pod, finding.card) for finding in findings.compare(process_uses, grants, TOLERANCE)}
+    known = {(finding.pod, finding.card) for finding in findings.find_violations(process_uses, grants, TOLERANCE)}
     blurred = {
         uid: replace(grant, keys={run: key for run, key in grant.keys.items() if key not in unknown})
         for uid, grant in grants.items()
     }
-    for finding in findings.compare(process_uses, blurred, TOLERANCE):
+    for finding in findings.find_violations(process_uses, blurred, TOLERANCE):
         assert (finding.pod, finding.card) in known
 
 

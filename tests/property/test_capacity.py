@@ -6,14 +6,14 @@ from hypothesis import strategies as st
 from cardwise.core.api import request
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Capacities, MemberShape, Vacant, demanding, shapes
+from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity, count_at_least_as_demanding, shapes
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
 from extender.cache.nodeload import NodeLoads
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import NodeRecord, PlacedPod
 from tests.build import cards, container, pod
 from tests.examples import examples
 
@@ -64,7 +64,7 @@ class World:
                 uid = f"u{self.held}"
                 self.held += 1
                 self.ledger.set_holding(Holding(uid, "d", uid, placed.node, placed.assignment))
-                self.loads.set_pod(uid, Placed(placed.node, Load(1, 1, 1)))
+                self.loads.set_pod(uid, PlacedPod(placed.node, Load(1, 1, 1)))
         elif change == "release":
             self.ledger.release(f"u{number}")
             self.loads.remove_pod(f"u{number}")
@@ -108,7 +108,7 @@ def test_no_plan_finds_places_for_more(steps, shape_name, cpu, count):
     assert count <= total
     assert set(planned.nodes.values()) <= there.keys()
     replanned = gangplan.plan(
-        world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: Vacant(there))
+        world.ledger, world.loads, members, Terms(policy="binpack", vacant=lambda *_: ShapeCapacity(there))
     )
     assert replanned == planned  # who knows where there is room plans the same
 
@@ -128,7 +128,7 @@ def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, 
     planned = gangplan.plan(world.ledger, world.loads, members, Terms(policy="binpack"))
     if isinstance(planned, Planned):
         capacities = Capacities(world.ledger, world.loads)
-        for shape, count in demanding(shapes(members)).items():
+        for shape, count in count_at_least_as_demanding(shapes(members)).items():
             assert count <= most_fitting(capacities, shape)[0]
 
 
@@ -138,7 +138,7 @@ def test_no_plan_finds_places_for_more_members_than_fit_of_a_smaller_one(steps, 
     ahead=st.lists(st.sampled_from("abcdefg"), max_size=4),
 )
 def test_the_order_of_room_is_as_if_all_nodes_were_sorted(changes, ahead):
-    plain, kept = {}, Vacant()
+    plain, kept = {}, ShapeCapacity()
     for node, room in changes:
         assert kept.set_count(node, room) == room - plain.get(node, 0)
         plain[node] = room
@@ -147,4 +147,4 @@ def test_the_order_of_room_is_as_if_all_nodes_were_sorted(changes, ahead):
     with_minimum = kept.with_minimum(ahead)
     assert kept.counts == {node: room for node, room in plain.items() if room}
     assert with_minimum.counts == dict.fromkeys(ahead, 1) | kept.counts
-    assert list(with_minimum) == list(Vacant(with_minimum.counts))
+    assert list(with_minimum) == list(ShapeCapacity(with_minimum.counts))

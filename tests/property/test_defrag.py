@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
 from cardwise.core.defrag.defrag import MovePlan, plan
-from cardwise.core.defrag.moving import Goal, Movable, World
+from cardwise.core.defrag.moving import DefragGoal, MovablePod, WhatIfCluster
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
@@ -37,7 +37,7 @@ def ledger_of(holdings: dict[str, Holding], closed: Closed = OPEN) -> Ledger:
     return ledger
 
 
-def place_pod(holdings: dict[str, Holding], pod: Movable, closed: Closed) -> Placement | None:
+def place_pod(holdings: dict[str, Holding], pod: MovablePod, closed: Closed) -> Placement | None:
     placed = placement.place(ledger_of(holdings, closed), list(CARDS), pod.request, pod.policy)
     return placed if isinstance(placed, Placement) else None
 
@@ -46,7 +46,7 @@ def pinned_to(holding: Holding) -> Closed:
     return frozenset((holding.node, index) for index in holding.assignment.indices())
 
 
-def moved(holdings: dict[str, Holding], pod: Movable, closed: Closed = OPEN) -> dict[str, Holding] | None:
+def moved(holdings: dict[str, Holding], pod: MovablePod, closed: Closed = OPEN) -> dict[str, Holding] | None:
     """The pod evicted, and come again on other cards for certain."""
     old = holdings[pod.uid]
     beside = place_pod(holdings, pod, closed)
@@ -58,7 +58,7 @@ def moved(holdings: dict[str, Holding], pod: Movable, closed: Closed = OPEN) -> 
     return holdings | {pod.uid: replace(old, node=placed.node, assignment=placed.assignment)}
 
 
-def carried(holdings: dict[str, Holding], pods: Sequence[Movable], *, cordon: bool) -> dict[str, Holding] | None:
+def carried(holdings: dict[str, Holding], pods: Sequence[MovablePod], *, cordon: bool) -> dict[str, Holding] | None:
     """One after another; None where one of them does not come to other cards."""
     now: dict[str, Holding] | None = holdings
     closed = OPEN
@@ -70,7 +70,7 @@ def carried(holdings: dict[str, Holding], pods: Sequence[Movable], *, cordon: bo
     return now
 
 
-def fits(holdings: dict[str, Holding], goal: Goal) -> int:
+def fits(holdings: dict[str, Holding], goal: DefragGoal) -> int:
     now = dict(holdings)
     for i in range(goal.count):
         placed = placement.place(ledger_of(now), list(CARDS), goal.request, goal.policy)
@@ -80,7 +80,7 @@ def fits(holdings: dict[str, Holding], goal: Goal) -> int:
     return goal.count
 
 
-def fewest(holdings: dict[str, Holding], goal: Goal, pods: list[Movable], *, cordon: bool) -> int | None:
+def fewest(holdings: dict[str, Holding], goal: DefragGoal, pods: list[MovablePod], *, cordon: bool) -> int | None:
     """How many moves it takes; None where no moves do it. With `cordon` the cards that pods leave may be cordoned."""
     for count in range(len(pods) + 1):
         for some in permutations(pods, count):
@@ -107,8 +107,8 @@ def worlds(draw):
         holdings[uid] = Holding(uid, "default", uid, at[0], held)
         if draw(st.integers(0, 4)):
             policy = draw(st.sampled_from(["binpack", "binpack", "spread"]))
-            pods.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy=policy, mem=mem))
-    goal = Goal(
+            pods.append(MovablePod(uid=uid, request=share(mem), load=NO_LOAD, policy=policy, mem=mem))
+    goal = DefragGoal(
         request=share(draw(st.sampled_from([0, 0, 500, 700, 900]))),
         load=NO_LOAD,
         count=draw(st.integers(1, 4)),
@@ -122,7 +122,7 @@ def worlds(draw):
 def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(scene, cordon):
     holdings, pods, goal = scene
     ledger = ledger_of(holdings)
-    move_plan = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, cordon=cordon)
+    move_plan = plan(WhatIfCluster(ledger, Placer(ledger), lambda _: ()), goal, pods, cordon=cordon)
     assert {holding.uid: holding for holding in ledger.holdings()} == holdings  # the world is as before
     assert not any(card.cordoned for node in ledger.nodes() for card in node.cards)
     least = fewest(holdings, goal, pods, cordon=cordon)
@@ -142,7 +142,7 @@ def test_as_few_moves_as_the_slow_search_finds_and_each_of_them_really_happens(s
 def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(scene, cordon):
     holdings, pods, goal = scene
     ledger = ledger_of(holdings)
-    move_plan = plan(World(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)
+    move_plan = plan(WhatIfCluster(ledger, Placer(ledger), lambda _: ()), goal, pods, effort=1, cordon=cordon)
     least = fewest(holdings, goal, pods, cordon=cordon)
     if move_plan.fits[-1] >= goal.count:
         assert least is not None
@@ -152,7 +152,7 @@ def test_in_a_hurry_it_is_right_and_says_that_fewer_may_do(scene, cordon):
     happens(holdings, pods, goal, move_plan)
 
 
-def happens(holdings: dict[str, Holding], pods: list[Movable], goal: Goal, move_plan: MovePlan) -> None:
+def happens(holdings: dict[str, Holding], pods: list[MovablePod], goal: DefragGoal, move_plan: MovePlan) -> None:
     """Each of the moves, and as much fits afterwards as was told."""
     by_uid = {pod.uid: pod for pod in pods}
     for i, move in enumerate(move_plan.moves):

@@ -11,8 +11,8 @@ from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
-from cardwise.core.placement.scored.rows import Row
-from cardwise.core.placement.scored.workload import learn
+from cardwise.core.placement.scored.rows import ShapeScores
+from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE
@@ -145,7 +145,7 @@ class Engines(RuleBasedStateMachine):
 
     @rule()
     def learn(self):
-        self.engine.adopt(learn(self.engine.learning_input()))
+        self.engine.adopt(learn_workload(self.engine.learning_input()))
 
     @rule()
     def bring_all_up_to_date(self):
@@ -172,7 +172,7 @@ class Engines(RuleBasedStateMachine):
         table = self.engine._table
         for (policy, shape), row in self.engine._rows.items():
             stale = row.stale_slots()
-            anew = Row(table, NodeFeatures(table, self.engine._views[policy].scoring), shape)
+            anew = ShapeScores(table, NodeFeatures(table, self.engine._views[policy].scoring), shape)
             anew.refresh(anew.stale_slots())
             fresh = np.setdiff1d(np.arange(len(table.lines)), stale)
             assert np.all(row.points[stale] == -np.inf)

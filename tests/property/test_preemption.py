@@ -17,7 +17,7 @@ from cardwise.core.placement.devices import Device
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.preemption import preemption
-from cardwise.core.preemption.preemption import FullNode, Newcomer, Resident
+from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident
 from cardwise.core.values.refusals import Refusal
 from tests.build import IN_USE, OUT_OF_USE
 from tests.examples import examples
@@ -42,7 +42,7 @@ class World:
 
     ledger: Ledger
     full: FullNode
-    newcomer: Newcomer
+    newcomer: Preemptor
 
     def fits(self, gone: frozenset[str]) -> bool:
         """By the engine and the sums, as it is when these are gone."""
@@ -159,14 +159,14 @@ def worlds(draw: st.DrawFn) -> World:
     )
     load = Load(draw(st.sampled_from([0, 0, 2, 6])), 0, 1)
     wanted = differing(draw, draw(st.one_of(requests, requests, several)))
-    newcomer = Newcomer(request=wanted, load=load, priority=TOP)
+    newcomer = Preemptor(request=wanted, load=load, priority=TOP)
     return World(ledger, full, newcomer)
 
 
 @settings(max_examples=examples(150, soak=2000))
 @given(world=worlds())
 def test_nobody_less_could_go(world: World) -> None:
-    victims = preemption.best(world.full, world.newcomer)
+    victims = preemption.least_harmful_victims(world.full, world.newcomer)
     least = world.reference()
     assert (victims.harm if victims is not None else None) == least
     if victims is None:
@@ -194,6 +194,6 @@ def test_cores_that_nobody_asks_for_cost_nobody_his_place() -> None:
         ledger.set_holding(holding)
         residents.append(Resident(uid, priority, Load(0, 0, 1), holding))
     full = FullNode(node=ledger.node(NODE), free=Load(CPU, 0, PODS), residents=residents)
-    victims = preemption.best(full, Newcomer(request=asking(400), load=Load(0, 0, 1), priority=TOP))
+    victims = preemption.least_harmful_victims(full, Preemptor(request=asking(400), load=Load(0, 0, 1), priority=TOP))
     assert victims is not None
     assert victims.uids == ("idles",)

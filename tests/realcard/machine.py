@@ -20,7 +20,7 @@ import pytest
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import Scope
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.gpus import mpsfiles
 from cardwise.gpus.nvml import NvmlGpus
@@ -28,7 +28,7 @@ from cardwise.gpus.selection import CardSelection, SelectedGpus
 from cardwise.kube import paths
 from mps.daemon.machine import DaemonPace
 from mps.host.processes import CONTROL, LOCAL
-from mps.manager import Lock, Manager, ManagerSettings
+from mps.manager import Manager, ManagerLock, ManagerSettings
 from tests.fakes.apiserver import ApiServer
 from tests.mps.worlds import NODE
 
@@ -137,7 +137,7 @@ class Machine:
         settings = ManagerSettings(
             node=NODE,
             root=self.root,
-            scope=Scope.CARD,
+            scope=DaemonScope.CARD,
             control=Path(control),
             pace=DaemonPace(),
             exclusive=not KEEP,
@@ -145,7 +145,7 @@ class Machine:
             detach_before=3.0,
         )
         self._client = self.api.client()
-        self._lock = Lock(self.root)
+        self._lock = ManagerLock(self.root)
         self._lock.acquire()
         chosen = _Lasting(self.gpus, CardSelection((self.card.uuid.lower(),)))
         self.manager = Manager(replace(settings, **changes), self._client, chosen, self.gpus)

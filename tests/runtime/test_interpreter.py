@@ -27,13 +27,13 @@ def _settings() -> Iterator[None]:
 def test_no_thread_keeps_another_from_running_for_long(before: float, after: float) -> None:
     """The thread that reads calls waits for the interpreter after each system call."""
     sys.setswitchinterval(before)
-    interpreter.tune()
+    interpreter.tune_interpreter()
     assert sys.getswitchinterval() == pytest.approx(after)
 
 
 def test_the_garbage_collector_looks_seldom() -> None:
     gc.set_threshold(700, 10, 10)
-    interpreter.tune()
+    interpreter.tune_interpreter()
     assert gc.get_threshold() == (20_000, 20, 50)
 
 
@@ -41,7 +41,7 @@ def test_the_garbage_collector_looks_seldom() -> None:
 def test_a_process_has_files_for_its_connections(allowed: int | None, after: int | None) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed or hard_limit, hard_limit))
-    interpreter.tune()
+    interpreter.tune_interpreter()
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(after or hard_limit, hard_limit), hard_limit)
 
 

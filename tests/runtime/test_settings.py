@@ -6,7 +6,7 @@ from cardwise.runtime.settings import (
     CONTEXT_SETTINGS,
     DURATION,
     HOST_PORT,
-    Common,
+    CommonSettings,
     HostPort,
     ObjectName,
     common_options,
@@ -18,7 +18,7 @@ from cardwise.runtime.settings import (
 @click.option("--bind", type=HOST_PORT, default="0.0.0.0:8443")
 @click.option("--every", type=DURATION, default="12h")
 @common_options
-def part(common: Common, bind: HostPort, every: float) -> None:
+def part(common: CommonSettings, bind: HostPort, every: float) -> None:
     click.echo(f"{common.log_level} {common.metrics_bind} {common.kubeconfig} {bind} {every}")
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from cardwise.core.api.policies import POLICIES
 from cardwise.core.api.request import Load
 from cardwise.simulation import runs, traces
-from cardwise.simulation.churn import churn
+from cardwise.simulation.churn import simulate_churn
 from cardwise.simulation.cluster import SimulatedCluster
-from cardwise.simulation.fill import fill
-from cardwise.simulation.runs import Run
+from cardwise.simulation.fill import simulate_fill
+from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.workload import SimulatedPod, shuffled_nodes
 from tests.examples import examples
 from tests.simulation import worlds
@@ -106,7 +106,7 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, extra_shape):
 @given(POLICY, st.integers(0, 1000), st.sampled_from([0.3, 1.0, 1.7]))
 def test_what_is_allocated_is_never_more_than_was_asked_for_or_is_there(tmp_path, policy, seed, tune):
     tiny = traces.read_trace(worlds.write_trace(tmp_path), "tiny")
-    for point in fill(tiny, policy, seed, tune=tune).points:
+    for point in simulate_fill(tiny, policy, seed, tune=tune).points:
         assert point.allocated <= min(100.0, point.arrived + 0.51)
         assert -0.001 <= point.fragmented <= 100.001
 
@@ -117,10 +117,10 @@ def _tiny(tmp_path):
 
 
 def test_the_same_seeds_give_the_same_in_several_processes(tiny):
-    plan = [Run(0, policy, seed) for policy in ("binpack", "spread") for seed in (42, 43)]
-    job = partial(fill, extra_shapes=(worlds.shape(250),))
+    plan = [SimulationRun(0, policy, seed) for policy in ("binpack", "spread") for seed in (42, 43)]
+    job = partial(simulate_fill, extra_shapes=(worlds.shape(250),))
     pods: list[int] = []
-    done: list[Run] = []
+    done: list[SimulationRun] = []
     several = runs.run_all(
         job, [tiny], plan, processes=2, on_progress=pods.append, on_run_done=lambda run, _: done.append(run)
     )
@@ -151,13 +151,15 @@ def test_what_strings_hash_to_makes_no_difference(tmp_path):
 
 def test_progress_counts_every_pod(tiny):
     steps: list[int] = []
-    filled = fill(tiny, "binpack", 1, on_progress=steps.append)
+    filled = simulate_fill(tiny, "binpack", 1, on_progress=steps.append)
     assert sum(steps) == sum(row.arrived for row in filled.refused)
 
 
 def test_an_error_in_another_process_is_told(tiny):
     with pytest.raises(KeyError):
-        runs.run_all(fill, [tiny], [Run(0, "no-policy", 1), Run(0, "no-policy", 2)], processes=2)
+        runs.run_all(
+            simulate_fill, [tiny], [SimulationRun(0, "no-policy", 1), SimulationRun(0, "no-policy", 2)], processes=2
+        )
 
 
 def test_names_in_random_order_are_still_those_of_the_nodes(tiny):
@@ -168,8 +170,8 @@ def test_names_in_random_order_are_still_those_of_the_nodes(tiny):
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_where_pods_leave_what_is_there_varies_about_what_is_asked_for(tiny, policy):
-    churned = churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
+    churned = simulate_churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
     assert 10 < churned.allocated < 60
     assert churned.refused_percent < 50
     assert all(0 <= moment.allocated <= 100 for moment in churned.samples)
-    assert churned == churn(tiny, policy, 42, load=0.3, lifetimes=4.0)
+    assert churned == simulate_churn(tiny, policy, 42, load=0.3, lifetimes=4.0)

@@ -3,7 +3,7 @@
 from cardwise.core.api.policies import POLICIES
 from cardwise.simulation.baselines import BASELINES
 from cardwise.simulation.cluster import SimulatedCluster
-from cardwise.simulation.fill import fill
+from cardwise.simulation.fill import simulate_fill
 from cardwise.simulation.workload import SimulatedPod
 from tests.simulation import worlds
 
@@ -41,5 +41,5 @@ def test_nobody_can_choose_it():
 
 def test_it_fills_a_trace():
     pods = [worlds.shape(500)] * 12 + [worlds.shape(0)] * 4
-    full = fill(worlds.workload([worlds.node("a", *[1000] * 8)], pods), "bestfit", 1, tune=1.0)
+    full = simulate_fill(worlds.workload([worlds.node("a", *[1000] * 8)], pods), "bestfit", 1, tune=1.0)
     assert full.points[-1].allocated > 90

@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api.policies import POLICIES
 from cardwise.simulation import traces
-from cardwise.simulation.fill import arrival_order, expected_arrivals, fill
+from cardwise.simulation.fill import arrival_order, expected_arrivals, simulate_fill
 from tests.simulation import worlds
 
 
@@ -41,7 +41,7 @@ def test_without_a_goal_just_those_come_that_there_are(tiny):
 
 def test_pods_without_cards_fill_nothing():
     world = worlds.workload([worlds.node("a", 1000)], [worlds.shape(cards=0)] * 3)
-    filled = fill(world, "binpack", 1)
+    filled = simulate_fill(world, "binpack", 1)
     assert [(p.arrived, p.allocated) for p in filled.points] == [(0, 0.0)]
     assert [(row.size, row.arrived, row.refused) for row in filled.refused] == [("no card", 3, 0)]
 
@@ -49,7 +49,7 @@ def test_pods_without_cards_fill_nothing():
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_what_fits_exactly_is_placed_under_every_policy(policy):
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(500)] * 4)
-    filled = fill(world, policy, 1, tune=None)
+    filled = simulate_fill(world, policy, 1, tune=None)
     assert filled.first_refusal is None
     assert [(p.arrived, p.allocated) for p in filled.points] == [(25, 25.0), (50, 50.0), (75, 75.0), (100, 100.0)]
 
@@ -57,7 +57,7 @@ def test_what_fits_exactly_is_placed_under_every_policy(policy):
 def test_who_is_refused_is_counted_by_size_and_does_not_come_again():
     shapes = [worlds.shape(600)] * 3 + [worlds.shape(cards=2)]
     world = worlds.workload([worlds.node("a", 1000, 1000)], shapes)
-    filled = fill(world, "spread", 1, tune=None)
+    filled = simulate_fill(world, "spread", 1, tune=None)
     assert {(row.size, row.arrived, row.refused) for row in filled.refused} in (
         {("below 1", 3, 1), ("to 2", 1, 1)},
         {("below 1", 3, 3), ("to 2", 1, 0)},
@@ -66,18 +66,18 @@ def test_who_is_refused_is_counted_by_size_and_does_not_come_again():
 
 def test_a_node_without_cpu_takes_nothing_more():
     world = worlds.workload([worlds.node("a", 1000, cpu=1500)], [worlds.shape(100)] * 5)
-    assert [(row.arrived, row.refused) for row in fill(world, "binpack", 1, tune=None).refused] == [(5, 4)]
+    assert [(row.arrived, row.refused) for row in simulate_fill(world, "binpack", 1, tune=None).refused] == [(5, 4)]
 
 
 def test_all_that_is_idle_is_fragments_to_pods_that_need_more():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)] * 2)
-    filled = fill(world, "spread", 1, tune=None)
+    filled = simulate_fill(world, "spread", 1, tune=None)
     assert [p.fragmented for p in filled.points] == pytest.approx([100 * 400 / 1400, 100.0])
 
 
 def test_how_many_more_fit_at_the_end_and_with_added_nodes():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(600)])
-    filled = fill(
+    filled = simulate_fill(
         world,
         "binpack",
         1,
@@ -90,17 +90,17 @@ def test_how_many_more_fit_at_the_end_and_with_added_nodes():
 
 def test_a_point_between_is_the_last_one_before():
     world = worlds.workload([worlds.node("a", 1000, 1000)], [worlds.shape(cards=1)] * 2)
-    filled = fill(world, "binpack", 1, tune=None)
+    filled = simulate_fill(world, "binpack", 1, tune=None)
     at = [filled.point_at(percent) for percent in (49, 50, 99, 100)]
     assert [point and point.allocated for point in at] == [None, 50.0, 50.0, 100.0]
 
 
 def test_a_bound_that_no_decision_reaches_changes_nothing(tiny):
-    assert fill(tiny, "fgd", 1, max_scored_nodes=256) == fill(tiny, "fgd", 1)
+    assert simulate_fill(tiny, "fgd", 1, max_scored_nodes=256) == simulate_fill(tiny, "fgd", 1)
 
 
 def test_bounded_decisions_refuse_nobody_for_whom_there_is_room():
     nodes = [worlds.node(f"n{i}", 1000) for i in range(200)]  # a sample of 128 of them is looked at
     world = worlds.workload(nodes, [worlds.shape(1000)] * 200)
     for policy in ("fgd", "priced"):
-        assert fill(world, policy, 1, tune=None, max_scored_nodes=4).first_refusal is None
+        assert simulate_fill(world, policy, 1, tune=None, max_scored_nodes=4).first_refusal is None

@@ -16,12 +16,12 @@ from msgspec import Struct
 from cardwise.clock import Clock
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import Foreign
+from cardwise.core.gangs.gangs import ForeignPodGroup
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import bounded, following
+from cardwise.kube.nesting import read_bounded, survive_depth
 from cardwise.runtime.logs import LineLimit
 
 _LIST_SECONDS: Final = 2.0  # that a list may take
@@ -38,12 +38,12 @@ _MAX_MEMBERS: Final = 50  # members that are looked at, where the API server's c
 _MOST_BYTES: Final = 8 << 20  # of all members, where it does not: a tenant's may have hundreds of MiB, and we have 512
 _MOST_LIST_BYTES: Final = 16 << 20  # some 8,000 classes or namespaces
 
-PODGROUPS: Final = f"/apis/{Foreign.KUBERNETES}/v1beta1"
+PODGROUPS: Final = f"/apis/{ForeignPodGroup.KUBERNETES}/v1beta1"
 _SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
 
 _ALL: Final = ("", "", None)  # namespaces and gangs, as a key of those that are skipped
 
-_decode_list = following(msgspec.json.Decoder(wire.List).decode)
+_decode_list = survive_depth(msgspec.json.Decoder(wire.List).decode)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 _log = structlog.get_logger("webhook.gangnumbers")  # as lines of the log have called it
@@ -149,7 +149,7 @@ class FreshList:
             page = self._client.request(
                 "GET", self._path, query=self._query, timeout=_LIST_SECONDS, max_bytes=_MOST_LIST_BYTES
             )
-            objects = [_decode_object(wire.trim(bytes(raw))) for raw in _decode_list(page).items or ()]
+            objects = [_decode_object(wire.trim_object(bytes(raw))) for raw in _decode_list(page).items or ()]
         except errors.NotFound:
             return {}  # their CRD is not installed
         except (msgspec.DecodeError, RecursionError) as error:
@@ -170,7 +170,7 @@ class _Pod(Struct):
     metadata: _Meta
 
 
-_decode = bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
+_decode = read_bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
 
 
 class GangNumbers:

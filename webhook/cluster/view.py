@@ -18,7 +18,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.mostcards import MostCards
+from cardwise.kube.mostcards import CardsPerNodeLimit
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
 from webhook.cluster import offers
@@ -80,7 +80,7 @@ class ClusterView:
             pace=CENTRAL_PACE,
             clock=clock,
         )
-        limited = MostCards(_project_card, self._sums)
+        limited = CardsPerNodeLimit(_project_card, self._sums)
         self._cards_known: Reflector[CardFacts] = Reflector(
             client,
             paths.extendedresources(),
@@ -207,7 +207,7 @@ class ClusterView:
             raw = self._client.request(
                 "GET", paths.pods(namespace, name), timeout=BINDING_SECONDS, max_bytes=_MOST_POD_BYTES
             )
-            return _decode_object(wire.trim(raw))
+            return _decode_object(wire.trim_object(raw))
         except errors.NotFound:
             return None
         except (errors.KubeError, msgspec.DecodeError, RecursionError) as error:
@@ -221,7 +221,7 @@ class ClusterView:
         """What can be read of a kind, by "namespace/name" or by its name."""
 
         def project(raw: bytes) -> tuple[str, T] | None:
-            manifest = _decode_object(wire.trim(raw))
+            manifest = _decode_object(wire.trim_object(raw))
             key = "/".join(filter(None, (manifest["metadata"].get("namespace"), manifest["metadata"]["name"])))
             try:
                 return key, parse(manifest)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from cardwise.core.api import names
 from cardwise.core.api.request import PodRequest
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import Foreign, Membership
+from cardwise.core.gangs.gangs import ForeignPodGroup, Membership
 from cardwise.core.values import objectnames
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
@@ -31,7 +31,7 @@ _SHORT: Final = re.compile(r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?")  # of Kuberne
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
 _NOT_SERVED: Final = (
     f"{_NATIVE}: the pod is in no gang of Cardwise, since this cluster serves no PodGroups of "
-    f"{Foreign.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
+    f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
 )
 # How many pods a workload makes at a time, where Kubernetes' default is one.
 _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -49,7 +49,7 @@ def gang_of(pod: Json, schedulers: Collection[str]) -> Membership | None:
     ask the extender. Raises InvalidRequest.
     """
     gang = _read_membership(pod, schedulers)
-    return gang if gang is not None and gang.foreign is not Foreign.KUBERNETES else None
+    return gang if gang is not None and gang.foreign is not ForeignPodGroup.KUBERNETES else None
 
 
 def native_gang_of(
@@ -59,7 +59,7 @@ def native_gang_of(
     are such. With warnings. Raises InvalidRequest, KubeError.
     """
     gang = _read_membership(pod, schedulers)
-    if gang is None or gang.foreign is not Foreign.KUBERNETES:
+    if gang is None or gang.foreign is not ForeignPodGroup.KUBERNETES:
         return None, ()
     if not served():
         return None, (_NOT_SERVED,)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Final
 
 from cardwise.core.api import mps, names
-from cardwise.core.api.mps import Mode, Scope, SmPercent
+from cardwise.core.api.mps import DaemonScope, Mode, SmPercent
 from cardwise.core.api.request import PodRequest
 from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
@@ -91,7 +91,7 @@ def annotate_mode(
 
 def _fitting(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
     """The default mode; `off` for a pod with several cards in a container if no daemon serves several."""
-    if default is Mode.PREFERRED and _several(pod_request) and Scope.NODE not in scopes():
+    if default is Mode.PREFERRED and _several(pod_request) and DaemonScope.NODE not in scopes():
         return Mode.OFF
     return default
 
@@ -106,7 +106,7 @@ def judged(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...
         waits = f"{FIELD}: no node has an MPS manager now; the pod waits until one comes"
         return (waits, *_too_small(pod_request)) if mode is Mode.REQUIRED else ()
     several = _several(pod_request)
-    if not several or Scope.NODE in known:
+    if not several or DaemonScope.NODE in known:
         return _too_small(pod_request)
     problem = f"container {several} has several cards, and the MPS daemons of all nodes serve one card each"
     if mode is Mode.REQUIRED:

@@ -80,7 +80,7 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
     opted_in = labels.get(names.DEFAULTS_LABEL)
     if opted_in not in (None, defaults.ENABLED, defaults.DISABLED):
         field = f"metadata.labels[{names.DEFAULTS_LABEL}]"
-        warnings.append(f"{field}: {wording.quoted(opted_in)} gives no defaults; write {defaults.ENABLED}")
+        warnings.append(f"{field}: {wording.quote_text(opted_in)} gives no defaults; write {defaults.ENABLED}")
     elif opted_in is None:
         warnings += [
             f"metadata.annotations[{key}]: has no effect without the label {names.DEFAULTS_LABEL}={defaults.ENABLED}"
@@ -109,9 +109,9 @@ def warn_resource_quota(
     warnings = [f"spec.hard[{key}]: {reason}" for key, reason in _uncounted_keys(ours, offers, known)]
     if shares := hard.get(quotas.SHARES):
         warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
-    missing = quotas.uncounted(hard)
+    missing = quotas.uncounted_key(hard)
     if missing == quotas.WHOLE_CARDS and not any(
-        quotas.counts_instead(standing.quota, missing) for standing in standings
+        quotas.counts_in_place_of(standing.quota, missing) for standing in standings
     ):
         warnings.append(
             f"spec.hard[{quotas.SHARES}]: counts no whole cards: pods that ask for {names.GPU_COUNT} or a class get "

@@ -302,7 +302,7 @@ class Review:
     """What is asked. `resource` is the plural with its subresource, such as `pods/binding`.
 
     `old` is the stored object at an UPDATE of a kind that is compared with it, None else. Both lack the fields that
-    `wire.trim` leaves out. `caller` is the address that has sent the review.
+    `wire.trim_object` leaves out. `caller` is the address that has sent the review.
     """
 
     uid: str
@@ -388,7 +388,7 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
     """Raises InvalidRequest where it is too large to be decoded, and Unreadable."""
     resource = request.resource.resource
     try:
-        text = wire.trim(bytes(raw), managed_fields=managed_fields)
+        text = wire.trim_object(bytes(raw), managed_fields=managed_fields)
         sizes.check_text(text)
         _decode_shape.get(resource, _decode_any)(text)
         return _decode_object(text)

@@ -64,17 +64,17 @@ def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_
     def may_replace(now: ExtendedResource) -> bool:
         return bool(reason) or not now.spec.unschedulable or is_of_defrag(now)
 
-    return may_replace(card) and write(client, card, new(client, reason), may_replace, dry_run=dry_run)
+    return may_replace(card) and write_cordon(client, card, new_cordon(client, reason), may_replace, dry_run=dry_run)
 
 
-def new(client: KubeClient, reason: str) -> Cordon:
+def new_cordon(client: KubeClient, reason: str) -> Cordon:
     """A cordon of the user's, of now."""
     return Cordon(reason[:_LONGEST], _own_user_name(client), client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
 def new_of_defrag(client: KubeClient) -> Cordon:
     """A cordon that lasts while `cardwise defrag` moves pods."""
-    return new(client, _DEFRAG_REASON)
+    return new_cordon(client, _DEFRAG_REASON)
 
 
 def is_of_defrag(card: ExtendedResource) -> bool:
@@ -94,7 +94,7 @@ def _is_older(at: str, then: datetime) -> bool:
         return True
 
 
-def write(
+def write_cordon(
     client: KubeClient,
     card: ExtendedResource,
     cordon: Cordon,
@@ -160,7 +160,7 @@ def uncordon_command(card: ExtendedResource) -> str:
     return command("cardwise uncordon {node}/{index}", node=card.spec.node, index=card.spec.index)
 
 
-def author(card: ExtendedResource) -> str:
+def describe_author(card: ExtendedResource) -> str:
     """By whom and when the card was cordoned, as a part of a sentence with a space before it; "" where nobody tells."""
     cordon = card.spec.cordon
     by = f" by {wording.quote_unless_name(cordon.user)}" if cordon.user else ""

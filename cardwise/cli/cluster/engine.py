@@ -10,7 +10,7 @@ from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.workload import InvalidWorkload, learn
+from cardwise.core.placement.scored.workload import InvalidWorkload, learn_workload
 from cardwise.simulation.workload import UNLIMITED_LOAD
 
 
@@ -32,7 +32,7 @@ class SurveyedEngine(Engine):
             self.note = f"what the extender has saved cannot be read ({error})"
         sample = self.learning_input()
         if sample.counts and sample.sizes:
-            self.adopt(learn(sample))
+            self.adopt(learn_workload(sample))
 
     def free_load(self, node: str) -> Load | None:
         """As the engine asks."""

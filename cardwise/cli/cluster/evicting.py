@@ -52,7 +52,7 @@ class MoveRun:
             cordon = self._written[card.metadata.name] = cordons.new_of_defrag(self.client)
             until.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
             try:
-                if not cordons.write(self.client, card, cordon, may_replace):
+                if not cordons.write_cordon(self.client, card, cordon, may_replace):
                     continue
             except errors.Forbidden as error:
                 raise self._stop_error(

@@ -7,9 +7,9 @@ from datetime import datetime
 from typing import Final
 
 from cardwise.cli.cluster import published, snapshots, workloads
-from cardwise.cli.cluster.published import Published
+from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.core.api import names, request
-from cardwise.core.defrag.moving import Movable
+from cardwise.core.defrag.moving import MovablePod
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
@@ -35,7 +35,7 @@ class ClusterFacts:
     nodes: Sequence[Json]
     jobs: Mapping[str, Json]
     budgets: Budgets
-    published: Published
+    published: PublishedPolicy
     now: datetime
 
 
@@ -43,7 +43,7 @@ class ClusterFacts:
 class MovablePods:
     """`pods` may be moved, `objects` are theirs by UID; `unmovable`: how many may not, by why."""
 
-    pods: list[Movable] = field(default_factory=list)
+    pods: list[MovablePod] = field(default_factory=list)
     objects: dict[str, Json] = field(default_factory=dict)
     unmovable: Counter[str] = field(default_factory=Counter)
 
@@ -70,7 +70,7 @@ def find_movable_pods(seen: ClusterFacts, ledger: Ledger, is_wanted: Callable[[H
         movable.objects[holding.uid] = pod
         owner = workloads.controller_of(pod).get("uid", "")
         movable.pods.append(
-            Movable(
+            MovablePod(
                 uid=holding.uid,
                 request=pod_request,
                 load=snapshots.load_of(pod),

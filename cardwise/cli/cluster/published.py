@@ -21,7 +21,7 @@ _NONE: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedPolicy:
     """`workload`: as the engine has written it, "" where no policy has learned yet. `note`: why the policy is not
     known. `known_limits`: None where the extender does not tell them, as an older one.
     """
@@ -37,15 +37,15 @@ class Published:
         return self.known_limits or CardLimits()
 
 
-def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Published:
+def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> PublishedPolicy:
     """Reads it. `namespace`: of Cardwise. What is not there is as an extender without settings has it."""
     configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
     try:
         saved = client.get(paths.configmaps(namespace, names.WORKLOAD))
     except errors.NotFound:
-        return Published(note=f"there is no {configmap}; {_NONE}")
+        return PublishedPolicy(note=f"there is no {configmap}; {_NONE}")
     except errors.Forbidden as error:
-        return Published(note=f"you may not read the {configmap} ({error.message})")
+        return PublishedPolicy(note=f"you may not read the {configmap} ({error.message})")
     data = saved.get("data") or {}
     workload = data.get(names.WORKLOAD_REQUESTS, "")
     policy = data.get(names.WORKLOAD_POLICY, "")
@@ -54,10 +54,10 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
         note = f"the {configmap} names no policy"
     elif policy not in policies.POLICIES:
         note = f"the {configmap} names a policy that is not known here ({wording.quote_text(policy)})"
-    return Published(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
+    return PublishedPolicy(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
 
 
-def policy_of_pod(pod: Json, published: Published) -> str:
+def policy_of_pod(pod: Json, published: PublishedPolicy) -> str:
     """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
     own = annotations_of(pod).get(names.POLICY)
     return own if own in policies.POLICIES else published.policy

@@ -183,7 +183,7 @@ def _card(read: _Resource) -> CardUsage:
 
 
 @dataclass(slots=True)
-class Details:
+class UsageDetails:
     """Holders and use of cards, and the states of their nodes.
 
     holders: by card, without `used`.
@@ -219,9 +219,9 @@ class Details:
         return replace(card, holders=tuple(holders), granted=granted)
 
 
-def read_details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAMESPACE) -> Details:
+def read_details(client: KubeClient, nodes: Sequence[str], installed: str = names.NAMESPACE) -> UsageDetails:
     """The holders and users of cards on these nodes. Raises `KubeError`."""
-    gathered = Details()
+    gathered = UsageDetails()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         measuring = pool.submit(_measured, client, nodes, installed, gathered.notes)
         reading = pool.submit(nodestates.read_closed_reasons, client, nodes)

@@ -97,7 +97,7 @@ def read_visible(client: KubeClient, missing: errors.Forbidden, nodes: Collectio
     except errors.Forbidden:
         known = None
     try:
-        held = survey.of_pods(client, client.namespace)
+        held = survey.read_own_ledger(client, client.namespace)
     except errors.Forbidden:
         if known is None:
             raise missing from None

@@ -59,7 +59,7 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
     """
     client = options.load_client()
     try:
-        findings = checks.examine(client, cardwise_namespace)
+        findings = checks.run_all_checks(client, cardwise_namespace)
         missing, wanted = write_bundle(client, file, findings, cardwise_namespace, options.current_clock().wall())
     except FileExistsError:
         raise click.ClickException(f"{file} is there already; name another file") from None

@@ -45,7 +45,7 @@ def classes(output: str, name: str | None) -> None:
             if of_devices
             else classtable.format_card_class(of_cards[0], console.terminal_columns())
         )
-        console.show(of_one)
+        console.print_lines(of_one)
     else:
         wide = output == "wide"
         parts = (
@@ -54,7 +54,7 @@ def classes(output: str, name: str | None) -> None:
             else []
         )
         parts += [classtable.format_device_classes(of_devices, wide=wide)] if of_devices else []
-        console.show("\n".join(parts))
+        console.print_lines("\n".join(parts))
 
 
 def _unknown(name: str, there: Iterable[str]) -> click.ClickException:
@@ -73,4 +73,6 @@ def _by_status(client: KubeClient, name: str | None, output: str, missing: error
     if output in ("json", "yaml"):
         printing.print_object({"classes": [classtable.summary_as_json(summary) for summary in summaries]}, output)
         return
-    console.show(classtable.format_summaries(summaries, None if output == "wide" else console.terminal_columns()))
+    console.print_lines(
+        classtable.format_summaries(summaries, None if output == "wide" else console.terminal_columns())
+    )

@@ -40,4 +40,4 @@ def uncordon(card: str) -> None:
 
 def _describe_cordon(card: ExtendedResource) -> str:
     reason = wording.sanitize_message(card.spec.cordon.reason)
-    return cordons.author(card) + (f": {reason}" if reason else "")
+    return cordons.describe_author(card) + (f": {reason}" if reason else "")

@@ -22,7 +22,7 @@ from cardwise.cli.options import DURATION
 from cardwise.cli.render import printing, tables
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import MovePlan, plan
-from cardwise.core.defrag.moving import Goal, Movable, Move, World
+from cardwise.core.defrag.moving import DefragGoal, MovablePod, Move, WhatIfCluster
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
@@ -84,7 +84,7 @@ class DefragOutcome:
     movable: movables.MovablePods
     barred: str = ""
 
-    def steps(self) -> Iterator[tuple[Move, Movable, Json, int]]:
+    def steps(self) -> Iterator[tuple[Move, MovablePod, Json, int]]:
         """Each move with its pod, who makes that anew, and how many of what is wanted fit then."""
         by_uid = {pod.uid: pod for pod in self.movable.pods}
         for move, fits in zip(self.plan.moves, self.plan.fits[1:], strict=True):
@@ -166,14 +166,14 @@ def defrag(
     abandoned = _ignore_cordons_of_defrag(seen)
     for card in abandoned:
         next_step = "--evict gives it back or takes it over" if dry_run else "it is given back or taken over"
-        by = cordons.author(card)
+        by = cordons.describe_author(card)
         console.print_text(
             f"note: {cordons.describe_card(card)} was cordoned{by} by another defrag, and counts as free: {next_step}",
             err=True,
         )
     outcome = _search_plan(client, seen, wanted, settings, client.server_time())
     if output == "table":
-        console.show(format_outcome(outcome))
+        console.print_lines(format_outcome(outcome))
     else:
         printing.print_object(as_json(outcome), output)
     work = evicting.MoveRun(client, timeout, clock)
@@ -272,7 +272,7 @@ def _parse_pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -
 
 
 def _search_plan(
-    client: KubeClient, seen: survey.Survey, wanted: DefragRequest, settings: published.Published, now: datetime
+    client: KubeClient, seen: survey.Survey, wanted: DefragRequest, settings: published.PublishedPolicy, now: datetime
 ) -> DefragOutcome:
     """Reads what the survey lacks, and searches. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
@@ -295,10 +295,12 @@ def _search_plan(
 
     facts = movables.ClusterFacts(pods, nodes, jobs, limits, settings, now)
     movable = movables.find_movable_pods(facts, ledger, is_in_namespace)
-    world = World(ledger, engine, lambda namespace: [headroom for _, headroom in seen.headroom(namespace)])
+    world = WhatIfCluster(ledger, engine, lambda namespace: [headroom for _, headroom in seen.headroom(namespace)])
     tolerations = [*(wanted.spec.get("tolerations") or ()), *movables.usual_tolerations(facts, ledger)]
     allowed = movables.allowed_nodes({"spec": {**wanted.spec, "tolerations": tolerations}}, nodes, ledger)
-    goal = Goal(request=wanted.request, load=wanted.load, count=wanted.count, policy=settings.policy, nodes=allowed)
+    goal = DefragGoal(
+        request=wanted.request, load=wanted.load, count=wanted.count, policy=settings.policy, nodes=allowed
+    )
     move_plan = plan(world, goal, movable.pods, max_moves=wanted.max_moves, cordon=wanted.cordon)
     return DefragOutcome(wanted, move_plan, movable, _count_barred(ledger, allowed))
 

@@ -45,9 +45,9 @@ def doctor(
     probe_in = (namespace or client.namespace) if probe else ""
     if probe_in:
         options.check_namespace(client, probe_in)
-    findings = list(checks.examine(client, cardwise_namespace, probe_in, probe_image))
+    findings = list(checks.run_all_checks(client, cardwise_namespace, probe_in, probe_image))
     if output == "table":
-        console.show(finding.table(findings))
+        console.print_lines(finding.table(findings))
     else:
         printing.print_object(finding.as_json(findings), output)
     if finding.worst_severity(findings) is finding.Severity.PROBLEM:
@@ -56,10 +56,10 @@ def doctor(
 
 def _propose(client: "KubeClient", namespace: str, output: str, *, probe: bool) -> None:
     """Print the findings before an installation, and the installation with the values that they propose."""
-    findings = before.examine(client, namespace, probe=probe)
+    findings = before.run_preinstall_checks(client, namespace, probe=probe)
     command = before.install_command(findings, namespace)
     if output == "table":
-        console.show(f"{finding.table(findings, before.KINDS)}\nProposed installation:\n{command}")
+        console.print_lines(f"{finding.table(findings, before.KINDS)}\nProposed installation:\n{command}")
     else:
         printing.print_object(finding.as_json(findings) | {"command": command}, output)
     if finding.worst_severity(findings) is finding.Severity.PROBLEM:

@@ -46,7 +46,7 @@ class _Pod(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rules:
+class DrainRules:
     """What the person has allowed. `timeout`: seconds, 0 without end; `grace`: seconds, negative as the pods say."""
 
     force: bool = False
@@ -86,7 +86,7 @@ def drain(
     GPU does not become empty; it stays cordoned.
     """
     client = options.load_client()
-    rules = Rules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
+    rules = DrainRules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
     work = Drain(client, cordons.find_card(client, card), rules, options.current_clock())
     if dry_run:
         work.rehearse(reason)
@@ -100,7 +100,7 @@ class Drain:
 
     client: KubeClient
     card: ExtendedResource
-    rules: Rules
+    rules: DrainRules
     clock: Clock
     _requested_at: dict[str, float] = field(default_factory=dict)  # by UID, when its eviction was asked for
     _accepted: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted

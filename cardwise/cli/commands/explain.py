@@ -20,7 +20,7 @@ from cardwise.cli.cluster import (
 )
 from cardwise.cli.cluster.podgroups import GangView
 from cardwise.cli.explanation import absences, holdups, objects, remedies, sentences
-from cardwise.cli.explanation.holdups import Surroundings
+from cardwise.cli.explanation.holdups import PodSurroundings
 from cardwise.cli.render import printing
 from cardwise.core.api import names, policies, request
 from cardwise.core.placement import totals
@@ -73,7 +73,7 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, target:
 
 def _show(text: str, data: Json, output: str) -> None:
     if output == "table":
-        console.show(text)
+        console.print_lines(text)
     else:
         printing.print_object(data, output)
 
@@ -185,7 +185,7 @@ def _mark_ending(seen: Survey, pods: Sequence[Json]) -> None:
 
 def _read_surroundings(
     client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None, installed: str
-) -> Surroundings:
+) -> PodSurroundings:
     """What is known beside cards; of a placed pod only its node is needed."""
     webhook = installation.read_webhook(client, installed) if _is_unwritten(pod) else None
     if name := pod["spec"].get("nodeName"):
@@ -198,9 +198,9 @@ def _read_surroundings(
             nodes = []
         except errors.Forbidden:
             nodes = None
-        return Surroundings(nodes, webhook=webhook, warning=warning)
+        return PodSurroundings(nodes, webhook=webhook, warning=warning)
     if webhook is not None:
-        return Surroundings(webhook=webhook)  # it is never placed, whatever the nodes are
+        return PodSurroundings(webhook=webhook)  # it is never placed, whatever the nodes are
     try:
         nodes = list(client.objects(paths.nodes()))
     except errors.Forbidden:
@@ -218,7 +218,7 @@ def _read_surroundings(
         reach = {member["metadata"]["name"]: eligible.nodes(member, nodes) for member in members}
     replicas = workloads.other_replicas(client, pod)
     deployments = schedulers.read_deployments(client, installed)
-    return Surroundings(
+    return PodSurroundings(
         nodes,
         former=replicas.former,
         siblings=replicas.fellows | bound,

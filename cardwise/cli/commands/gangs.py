@@ -25,7 +25,7 @@ def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
     if output in ("json", "yaml"):
         printing.print_object(gangtable.as_json(views), output)
     elif views:
-        console.show(gangtable.table(views, client.server_time(), wide=output == "wide"))
+        console.print_lines(gangtable.table(views, client.server_time(), wide=output == "wide"))
     else:
         console.print_text(
             f"there is no gang{f' in namespace {scope!r}; -A shows those of all' if scope else ''}", err=True

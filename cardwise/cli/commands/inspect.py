@@ -42,10 +42,10 @@ def inspect(details: bool, output: str, node: str | None) -> None:
         printing.print_object(inspecttable.as_json(seen.ledger, seen.addresses, closed, node), output)
         return
     draw = inspecttable.details if details else inspecttable.summary
-    console.show(draw(seen.ledger, seen.addresses, node))
+    console.print_lines(draw(seen.ledger, seen.addresses, node))
     if details:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
-        console.show(gangtable.reservations_table(podgroups.reserving_gangs(client), node))
+        console.print_lines(gangtable.reservations_table(podgroups.reserving_gangs(client), node))
     printing.print_survey_warnings(seen)

@@ -25,7 +25,7 @@ from cardwise.simulation.workload import UNLIMITED_LOAD
 
 if TYPE_CHECKING:
     from cardwise.core.defrag.fragmentation import Memory
-    from cardwise.core.placement.scored.shapes import Ask
+    from cardwise.core.placement.scored.shapes import RequestSize
 
 _ALL = "CLUSTER"  # no node can be called so
 _SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
@@ -94,8 +94,8 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     summary = summarize_cluster(client, seen, cardwise_namespace)
     for card in cordons.left_by_defrag(seen.resources, client.server_time()):
         summary.notes.append(
-            f"{cordons.describe_card(card)} was cordoned{cordons.author(card)} by a defrag; if none runs any more: "
-            f"{cordons.uncordon_command(card)}"
+            f"{cordons.describe_card(card)} was cordoned{cordons.describe_author(card)} by a defrag; if none runs any "
+            f"more: {cordons.uncordon_command(card)}"
         )
     for note in summary.notes:
         console.print_text(f"note: {note}", err=True)
@@ -103,7 +103,7 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     if output in ("json", "yaml"):
         printing.print_object(as_json(summary, node), output)
     else:
-        console.show(table(summary, node, console.terminal_columns(), wide=output == "wide"))
+        console.print_lines(table(summary, node, console.terminal_columns(), wide=output == "wide"))
 
 
 def summarize_cluster(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
@@ -112,7 +112,7 @@ def summarize_cluster(client: KubeClient, seen: Survey, installed: str = names.N
 
     free_loads, closed, without_left = _read_free_loads(client)
     asks, typical, without_asks = _read_requests(client, seen, installed)
-    fragments = fragmentation.Fragments(fragmentation.typical(asks, seen.ledger.kinds))
+    fragments = fragmentation.Fragments(fragmentation.typical_pods(asks, seen.ledger.kinds))
     cordoned = {state.name: _cordoned(state) for state in seen.ledger.nodes()}
     for name in closed:  # its cards take no pods: what is free of them is neither free nor a fragment
         if (node := seen.ledger.node(name)) is not None:
@@ -152,7 +152,7 @@ def _cordoned(state: NodeState) -> tuple[str, ...]:
     return tuple(str(card.index) for card in state.cards if card.cordoned)
 
 
-def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[Mapping[Ask, float], str, str]":
+def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[Mapping[RequestSize, float], str, str]":
     """What the pods that come ask for: as the extender has learned it, else as those do that hold cards now.
 
     And which of these, as `ClusterSummary` has it, and why.
@@ -168,10 +168,10 @@ def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[M
             learned.load(settings.workload)
         except InvalidWorkload as error:
             reason = f"what the extender has saved cannot be read ({error})"
-        asks = fragmentation.of_cards(learned.counts)
+        asks = fragmentation.only_card_requests(learned.counts)
         if asks:
             return asks, "learned", ""
-    holding = fragmentation.asks_of(
+    holding = fragmentation.count_requests(
         share_holding for share_holding in seen.ledger.holdings() if share_holding.namespace != survey.OTHERS
     )
     if holding:

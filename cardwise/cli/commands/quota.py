@@ -32,7 +32,7 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     if output in ("json", "yaml"):
         printing.print_object(quotatable.as_json(views, native), output)
         return
-    console.show(quotatable.table(views, native, wide=output == "wide"))
+    console.print_lines(quotatable.table(views, native, wide=output == "wide"))
     if not views and not native:
         subject = f"namespace {scope!r} has" if scope else "there is"
         console.print_text(

@@ -62,7 +62,7 @@ def top(
         visibletable.print_visible(visible.read_visible(client, error, node), error, output)
         return
     if output == "table":
-        console.show(view.render_screen(console.terminal_columns()))
+        console.print_lines(view.render_screen(console.terminal_columns()))
     else:
         printing.print_object(view.as_json(), output)
 
@@ -148,7 +148,7 @@ class TopView:
             else ""
         )
         notes = "".join(f"{console.clean_line(f'note: {note}')}\n" for note in seen.notes)
-        return f"{toptable.headline(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{hidden_note}{notes}"
+        return f"{toptable.summary_line(seen.everything)}\n\n{toptable.table(seen.shown, columns)}{hidden_note}{notes}"
 
     def as_json(self) -> dict[str, object]:
         """For programs."""
@@ -166,7 +166,7 @@ def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
         while True:
             now = clock.wall().astimezone()
             head = f"cardwise top, {now:%H:%M:%S}, {ends}{problem}"
-            draw(console.clean(f"{head}\n{view.render_screen(_terminal_size()[0])}"))
+            draw(console.clean_text(f"{head}\n{view.render_screen(_terminal_size()[0])}"))
             if keys.wait_for_key("q", interval):
                 return
             try:

@@ -1,8 +1,8 @@
 """`cardwise doctor --before-install`: looks at a cluster without Cardwise and proposes the values of the chart.
 
-Each check is a function of a `Preview`; a finding that proposes values has them in `values`, and `install_command`
-puts them together. What the chart finds by itself (`auto`) is proposed too, since `helm template` and GitOps tools
-cannot look.
+Each check is a function of `PreinstallFacts`; a finding that proposes values has them in `values`, and
+`install_command` puts them together. What the chart finds by itself (`auto`) is proposed too, since `helm template` and
+GitOps tools cannot look.
 """
 
 import shlex
@@ -48,7 +48,7 @@ _SPEC: Final = {  # of the parts on nodes, as far as admission looks at it
 
 
 @dataclass(slots=True)
-class Preview(Facts):
+class PreinstallFacts(Facts):
     """What doctor reads of a cluster, and what makes pods there."""
 
     pods: Sequence[Json] = ()
@@ -58,12 +58,12 @@ class Preview(Facts):
     cronjobs: Sequence[Json] = ()
 
 
-KINDS: Final = facts.KINDS + len(fields(Preview)) - len(fields(Facts))
+KINDS: Final = facts.KINDS + len(fields(PreinstallFacts)) - len(fields(Facts))
 
 
-def read(client: KubeClient, namespace: str) -> Preview:
+def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts:
     """`namespace`: where Cardwise is to be installed. Raises `errors.Unreachable` only."""
-    seen = Preview(installed=namespace)
+    seen = PreinstallFacts(installed=namespace)
     facts.fill_facts(seen, client, namespace)
     lists = {
         "pods": paths.pods(),
@@ -76,34 +76,34 @@ def read(client: KubeClient, namespace: str) -> Preview:
     return seen
 
 
-def examine(client: KubeClient, namespace: str, *, probe: bool = True) -> list[Finding]:
+def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = True) -> list[Finding]:
     """`namespace`: where Cardwise is to be installed. `probe`: create a pod there by dry run.
 
     Raises `errors.KubeError` where nothing at all can be read.
     """
-    seen = read(client, namespace)
-    findings = [*judge(seen, namespace)]
+    seen = read_preinstall_facts(client, namespace)
+    findings = [*check_preview(seen, namespace)]
     if probe and seen.namespace is not None:
-        findings += admission(client, namespace)
+        findings += check_admission(client, namespace)
     return finding.sort_findings(findings)
 
 
-def judge(seen: Preview, namespace: str) -> Iterator[Finding]:
+def check_preview(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """All that follows from what was read."""
     if parts.is_installed(seen):
         text = "Cardwise is installed here already: these are the values for another installation"
         yield Finding("installation", Severity.NOTE, text, "cardwise doctor, without --before-install, looks at it")
-    yield from cluster.version(seen)
-    yield from control_plane(seen)
-    yield from gpu_nodes(seen)
-    yield from taints(seen)
-    yield from container_runtimes(seen)
-    yield from runtime_classes(seen)
-    yield from pod_security(seen, namespace)
-    yield from other_plugins(seen)
-    yield from cluster.gpushare(seen)
-    yield from units.bare_numbers(seen)
-    yield from refused_workloads(seen, namespace)
+    yield from cluster.check_kubernetes_version(seen)
+    yield from check_control_plane(seen)
+    yield from check_gpu_nodes(seen)
+    yield from check_taints(seen)
+    yield from check_container_runtimes(seen)
+    yield from check_runtime_classes(seen)
+    yield from check_pod_security(seen, namespace)
+    yield from check_other_plugins(seen)
+    yield from cluster.check_gpushare_remains(seen)
+    yield from units.check_bare_numbers(seen)
+    yield from check_refused_workloads(seen, namespace)
     yield from finding.report_unread(seen.unread, KINDS)
 
 
@@ -118,7 +118,7 @@ def install_command(findings: Iterable[Finding], namespace: str) -> str:
     return "\n".join([*first, " \\\n  ".join([helm, *flags, "--wait"]), test, ""])
 
 
-def control_plane(seen: Preview) -> Iterator[Finding]:
+def check_control_plane(seen: PreinstallFacts) -> Iterator[Finding]:
     """Who configures kube-scheduler: `scheduler.mode`."""
     if seen.unread.keys() & {"nodes", "schedulers"}:
         return
@@ -153,7 +153,7 @@ def _is_plane(node: Json) -> bool:
     return _CONTROL_PLANE in labels_of(node)
 
 
-def gpu_nodes(seen: Preview) -> Iterator[Finding]:
+def check_gpu_nodes(seen: PreinstallFacts) -> Iterator[Finding]:
     """Where the device plugin would run."""
     if "nodes" in seen.unread:
         return
@@ -174,7 +174,7 @@ def gpu_nodes(seen: Preview) -> Iterator[Finding]:
         yield Finding("nodes", Severity.WARNING, text, label)
 
 
-def taints(seen: Preview) -> Iterator[Finding]:
+def check_taints(seen: PreinstallFacts) -> Iterator[Finding]:
     """Taints of nodes with GPUs that pods with a share would not tolerate."""
     unusual = {
         quote_unless_name(taint)
@@ -192,7 +192,7 @@ def taints(seen: Preview) -> Iterator[Finding]:
         yield Finding("taints", Severity.NOTE, text, f"{remedy}: {setting}")
 
 
-def container_runtimes(seen: Preview) -> Iterator[Finding]:
+def check_container_runtimes(seen: PreinstallFacts) -> Iterator[Finding]:
     """Whether containers can be given a card by CDI, and where the runtime's socket is."""
     by_runtime: dict[str, list[str]] = {}
     for node in _with_gpus(seen):
@@ -225,7 +225,7 @@ def _socket(runtime: str) -> str:
     return next((socket for word, socket in _SOCKETS.items() if word in runtime), "")
 
 
-def runtime_classes(seen: Preview) -> Iterator[Finding]:
+def check_runtime_classes(seen: PreinstallFacts) -> Iterator[Finding]:
     """What brings the device plugin the driver: `nodes.runtimeClass`; and which classes pods without a share must not
     name: `policies.runtimeClasses`.
     """
@@ -253,7 +253,7 @@ def runtime_classes(seen: Preview) -> Iterator[Finding]:
         yield Finding("policies", Severity.NOTE, text, f"let a policy refuse that: {setting}", values=(setting,))
 
 
-def pod_security(seen: Preview, namespace: str) -> Iterator[Finding]:
+def check_pod_security(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Whether the namespace admits pods that mount folders of their node."""
     label = repairs.label_namespace(namespace)
     if "namespace" in seen.absent:
@@ -272,7 +272,7 @@ def pod_security(seen: Preview, namespace: str) -> Iterator[Finding]:
             yield Finding(_NAMESPACE, Severity.NOTE, text, label)
 
 
-def admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
+def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     """Tries by dry runs whether the namespace admits a pod like those on nodes, and its PriorityClass."""
     plain = _dry_run(client, namespace, {})
     if plain is not None:
@@ -315,12 +315,12 @@ def _dry_run(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError
     return None
 
 
-def other_plugins(seen: Preview) -> Iterator[Finding]:
+def check_other_plugins(seen: PreinstallFacts) -> Iterator[Finding]:
     """Nodes that both NVIDIA's device plugin and ours would serve, and others that share GPUs."""
     offering = _offering(seen)
     names_of = [node["metadata"]["name"] for node in _with_gpus(seen)]
     contested = {name: offering[name] for name in names_of if name in offering}
-    for other in cluster.other_plugins(seen):
+    for other in cluster.check_other_plugins(seen):
         if not (contested and other.level is Severity.OK):
             yield other
     if contested:
@@ -335,7 +335,7 @@ def other_plugins(seen: Preview) -> Iterator[Finding]:
         yield Finding("other-plugins", Severity.WARNING, text, remedy)
 
 
-def _offering(seen: Preview) -> Mapping[str, int]:
+def _offering(seen: PreinstallFacts) -> Mapping[str, int]:
     """How many cards of NVIDIA's device plugin each node offers."""
     return {
         node["metadata"]["name"]: int(cards) if cards.isdigit() else 1
@@ -345,11 +345,11 @@ def _offering(seen: Preview) -> Mapping[str, int]:
     }
 
 
-def _with_gpus(seen: Preview) -> list[Json]:
+def _with_gpus(seen: PreinstallFacts) -> list[Json]:
     return [node for node in seen.nodes if gpunodes.is_labelled(labels_of(node))]
 
 
-def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
+def check_refused_workloads(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Pods and templates whose pods the chart's policies would refuse when they are created again."""
     by_reason: dict[bypasses.Bypass, list[str]] = {}
     ours = parts.service_namespaces(seen)
@@ -370,7 +370,7 @@ def refused_workloads(seen: Preview, namespace: str) -> Iterator[Finding]:
         yield Finding("policies", Severity.OK, "no pod and no template is there that the policies of the chart refuse")
 
 
-def _specs(seen: Preview) -> Iterator[tuple[str, Json, Json]]:
+def _specs(seen: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
     """What makes pods: its kind, itself, and the pod's spec. Those that one of these has made are left out."""
     kinds = {
         "DaemonSet": (*seen.daemonsets, *seen.other_daemonsets),

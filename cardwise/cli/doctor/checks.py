@@ -21,43 +21,43 @@ from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.kube.client import KubeClient
 
 _CHECKS = (
-    cluster.version,
-    parts.definitions,
-    startup.uncreated,
-    startup.scaled_down,
-    startup.unready,
-    parts.webhooks,
-    parts.open_webhook,
-    parts.policies,
-    parts.leader,
-    scheduler.stranded,
-    scheduler.unwired,
-    scheduler.deleted,
-    waiting.unrewritten,
-    cluster.other_plugins,
-    cluster.gpushare,
-    units.bare_numbers,
-    parts.cards,
-    cluster.closed_nodes,
-    limits.classes_without_cards,
-    limits.resource_quotas,
-    cluster.runtimes,
-    parts.mps,
-    cluster.clocks,
+    cluster.check_kubernetes_version,
+    parts.check_definitions,
+    startup.check_uncreated_pods,
+    startup.check_scaled_down,
+    startup.check_unready_pods,
+    parts.check_webhooks,
+    parts.check_webhook_exposure,
+    parts.check_policies,
+    parts.check_leader,
+    scheduler.check_stranded_pods,
+    scheduler.check_unwired_nodes,
+    scheduler.check_deleted_pods,
+    waiting.check_unrewritten_pods,
+    cluster.check_other_plugins,
+    cluster.check_gpushare_remains,
+    units.check_bare_numbers,
+    parts.check_cards,
+    cluster.check_closed_nodes,
+    limits.check_classes_without_cards,
+    limits.check_resource_quotas,
+    cluster.check_runtimes,
+    parts.check_mps,
+    cluster.check_clocks,
 )
 
 # All of them where Cardwise is not installed.
 _BEFORE = (
-    cluster.version,
-    parts.definitions,
-    scheduler.stranded,
-    cluster.other_plugins,
-    cluster.gpushare,
-    units.bare_numbers,
+    cluster.check_kubernetes_version,
+    parts.check_definitions,
+    scheduler.check_stranded_pods,
+    cluster.check_other_plugins,
+    cluster.check_gpushare_remains,
+    units.check_bare_numbers,
 )
 
 
-def examine(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:
+def run_all_checks(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:
     """In the order in which to mend them. `installed`: the namespace of Cardwise. `probe_in`: as pods of which
     namespace to send the probes; "": none. `image`: of those that look for cards on nodes; "": that of the device
     plugin.
@@ -65,8 +65,8 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
     Raises `errors.KubeError` where nothing at all can be read.
     """
     seen = facts.read_facts(client, installed)
-    findings = [*judge(seen), *_schedulers(client, seen)]
-    if parts.is_installed(seen) is False or any(parts.in_another_namespace(seen)):
+    findings = [*check_facts(seen), *_schedulers(client, seen)]
+    if parts.is_installed(seen) is False or any(parts.check_namespace(seen)):
         return finding.sort_findings(findings)
     if probe_in in waiting.exempt_namespaces(seen):
         text = f"no probe pod was sent: the webhook is not asked about pods of namespace {probe_in}, which is exempt"
@@ -80,10 +80,10 @@ def examine(client: KubeClient, installed: str, probe_in: str = "", image: str =
     return finding.sort_findings(findings)
 
 
-def judge(seen: Facts) -> Iterator[Finding]:
+def check_facts(seen: Facts) -> Iterator[Finding]:
     """All that follows from what was read."""
     is_installed = parts.is_installed(seen) is not False
-    if is_installed and (mistaken := [*parts.in_another_namespace(seen)]):
+    if is_installed and (mistaken := [*parts.check_namespace(seen)]):
         yield from mistaken  # else all would be missing there
     else:
         for check in _CHECKS if is_installed else _BEFORE:

@@ -30,7 +30,7 @@ _GPUSHARE: Final = ("gpushare-device-plugin", "gpushare-schd-extender")
 _GPUSHARE_LABEL: Final = "gpushare"
 
 
-def version(facts: Facts) -> Iterator[Finding]:
+def check_kubernetes_version(facts: Facts) -> Iterator[Finding]:
     """Kubernetes itself."""
     running = str(facts.version.get("gitVersion", ""))
     least = cdiruntimes.dotted(_MIN_VERSION)
@@ -43,7 +43,7 @@ def version(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def closed_nodes(facts: Facts) -> Iterator[Finding]:
+def check_closed_nodes(facts: Facts) -> Iterator[Finding]:
     """Nodes with cards that are not ready, cordoned or under pressure: no new pod comes there."""
     states = {node["metadata"]["name"]: nodestates.closed_reason(node) for node in facts.nodes}
     with_cards = sorted(name for name in facts.card_nodes() if name in states)
@@ -59,7 +59,7 @@ def closed_nodes(facts: Facts) -> Iterator[Finding]:
         yield Finding("nodes", level, text, nodestates.suggest_remedy(state, some).replace("`", ""))
 
 
-def runtimes(facts: Facts) -> Iterator[Finding]:
+def check_runtimes(facts: Facts) -> Iterator[Finding]:
     """Whether containers can be kept to their card on each node that has one."""
     access = {card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") for card in facts.cards}
     open_: dict[tuple[str, str], list[str]] = {}
@@ -102,7 +102,7 @@ def cdi_remedy(runtime: str, number: str) -> str:
     return "let the device plugin choose (deviceplugin.cardAccess=auto), and see that the runtime reads /var/run/cdi"
 
 
-def clocks(facts: Facts) -> Iterator[Finding]:
+def check_clocks(facts: Facts) -> Iterator[Finding]:
     """A node's clock beside the API server's: both write a time into the node's Lease, of the same renewal."""
     skewed = []
     for lease in (*facts.node_leases, *facts.leases):
@@ -131,7 +131,7 @@ def _skew(lease: Json) -> float | None:
     return (parse_time(renewed) - recorded).total_seconds()
 
 
-def other_plugins(facts: Facts) -> Iterator[Finding]:
+def check_other_plugins(facts: Facts) -> Iterator[Finding]:
     """Others that give out the same cards."""
     ours = facts.card_nodes()
     theirs = {
@@ -176,7 +176,7 @@ def other_plugins(facts: Facts) -> Iterator[Finding]:
         yield Finding("other-plugins", Severity.OK, "nobody else gives out cards of Cardwise's nodes")
 
 
-def gpushare(facts: Facts) -> Iterator[Finding]:
+def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
     """What an installation of gpushare has left behind."""
     ours = facts.card_nodes()
     named = [

@@ -15,7 +15,7 @@ from cardwise.core.values.wording import quote_unless_name
 _FEW: Final = 5
 
 
-def classes_without_cards(facts: Facts) -> Iterator[Finding]:
+def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
     """Automatic classes outlive their cards, so that pods may wait for a node group that is scaled to zero."""
     empty = [
         resource_class["metadata"]["name"]
@@ -34,7 +34,7 @@ def classes_without_cards(facts: Facts) -> Iterator[Finding]:
         yield Finding("classes", Severity.NOTE, text, remedy)
 
 
-def resource_quotas(facts: Facts) -> Iterator[Finding]:
+def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
     """Whether ResourceQuotas count what their authors think: names that no node offers, shares or whole cards alone."""
     if facts.unread.keys() & {"resourcequotas", "gpuquotas", "nodes", "classes"}:
         return

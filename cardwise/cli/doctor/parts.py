@@ -45,7 +45,7 @@ def is_installed(facts: Facts) -> bool | None:
     return None if facts.unread.keys() & {"mutating", "validating", "policies", "daemonsets", "cards"} else False
 
 
-def in_another_namespace(facts: Facts) -> Iterator[Finding]:
+def check_namespace(facts: Facts) -> Iterator[Finding]:
     """Whether the namespace that was given as that of Cardwise is another, or does not exist.
 
     The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Where that
@@ -97,7 +97,7 @@ def _count_own_policies(policies: Sequence[Json]) -> int:
     return sum(policy["metadata"]["name"].endswith(_POLICY_SUFFIX) for policy in policies)
 
 
-def definitions(facts: Facts) -> Iterator[Finding]:
+def check_definitions(facts: Facts) -> Iterator[Finding]:
     """The kinds of `cardwise.dev`."""
     missing = sorted(facts.absent & {"cards", "classes"})
     if missing:
@@ -111,7 +111,7 @@ def definitions(facts: Facts) -> Iterator[Finding]:
         yield Finding("installation", Severity.OK, f"the kinds of {names.API_VERSION} are installed")
 
 
-def webhooks(facts: Facts) -> Iterator[Finding]:
+def check_webhooks(facts: Facts) -> Iterator[Finding]:
     """Our configurations, with the CA that the webhook puts in once it has run; and mutating ones of others that run
     after ours.
     """
@@ -150,7 +150,7 @@ def _changes_new_pods(hook: Json) -> bool:
     )
 
 
-def open_webhook(facts: Facts) -> Iterator[Finding]:
+def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     """Whether pods can connect to the webhook: it asks for no certificate, and no NetworkPolicy names who may come."""
     webhook = next((listed for listed in facts.deployments if listed["metadata"]["name"] == installation.WEBHOOK), None)
     if webhook is None or "networkpolicies" in facts.unread:
@@ -190,7 +190,7 @@ def _names_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: C
     return bool(chosen) and all(rule.get("from") for rule in opened)
 
 
-def policies(facts: Facts) -> Iterator[Finding]:
+def check_policies(facts: Facts) -> Iterator[Finding]:
     """The rules that hold also while the webhook is down."""
     if "policies" in facts.unread:
         return
@@ -203,7 +203,7 @@ def policies(facts: Facts) -> Iterator[Finding]:
         yield Finding("policies", Severity.WARNING, text, "set policies.enabled of the chart to true")
 
 
-def leader(facts: Facts) -> Iterator[Finding]:
+def check_leader(facts: Facts) -> Iterator[Finding]:
     """Whether an extender leads. By the API server's clock: it noted the last renewal, and says what time it is."""
     if "leases" in facts.unread:
         return
@@ -248,7 +248,7 @@ def _see_extender(facts: Facts) -> str:
     return repairs.get_pods(facts.installed, "extender")
 
 
-def cards(facts: Facts) -> Iterator[Finding]:
+def check_cards(facts: Facts) -> Iterator[Finding]:
     """What the device plugins tell: cards, their health, and whether the kubelet knows the plugin."""
     if facts.absent & {"cards"} or "cards" in facts.unread:
         return
@@ -289,7 +289,7 @@ def cards(facts: Facts) -> Iterator[Finding]:
     resources = msgspec.convert(cordoned, list[ExtendedResource])
     for listed in cordons.left_by_defrag(resources, now):
         card = cordons.describe_card(listed)
-        text = f"{card} was cordoned{cordons.author(listed)} by a defrag, and has not been given back"
+        text = f"{card} was cordoned{cordons.describe_author(listed)} by a defrag, and has not been given back"
         remedy = f"if none runs any more: {cordons.uncordon_command(listed)}"
         yield Finding("cards", Severity.WARNING, text, remedy)
     if cordoned and not usable:
@@ -415,7 +415,7 @@ def _name_cards(some: Sequence[Json]) -> str:
     return f"{finding.name_nodes(nodes)}, {len(some)} cards:"
 
 
-def mps(facts: Facts) -> Iterator[Finding]:
+def check_mps(facts: Facts) -> Iterator[Finding]:
     """The daemons, where there is a manager."""
     known = {card["spec"]["uuid"]: (card.get("status") or {}).get("mps") for card in facts.cards if _is_card(card)}
     reported = {uuid: status for uuid, status in known.items() if status}

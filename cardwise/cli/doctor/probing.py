@@ -206,7 +206,9 @@ def _judge_silence(probe: Json, pods_ahead: int | None) -> Finding:
     if pods_ahead == 0:
         remedy = f"see that {scheduler} runs, and that no extender keeps it waiting"
         return Finding("scheduler", Severity.PROBLEM, f"{text}, and no other pod waits", remedy)
-    waiting = "pods of higher priority may wait" if pods_ahead is None else f"{wording.count(pods_ahead, 'pod')} ahead"
+    waiting = (
+        "pods of higher priority may wait" if pods_ahead is None else f"{wording.pluralize(pods_ahead, 'pod')} ahead"
+    )
     return Finding(
         "scheduler",
         Severity.WARNING,
@@ -241,7 +243,7 @@ def _offers(node: Json, resource: str) -> bool:
 def _barring(nodes: Sequence[Json], pod: Json) -> Collection[str]:
     """Taints that keep the pod away from nodes with cards; none where it may be on one of them."""
     tolerations = pod["spec"].get("tolerations") or ()
-    taints = [eligible.untolerated(node, tolerations) for node in nodes if _offers(node, names.SHARE)]
+    taints = [eligible.untolerated_taints(node, tolerations) for node in nodes if _offers(node, names.SHARE)]
     return sorted({taint for of_node in taints for taint in of_node}) if all(taints) else ()
 
 

@@ -24,7 +24,7 @@ _CONFIG: Final = re.compile(r"(?<!\S)--?config(?:[=\s]|$)")  # in a command line
 _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 
-def stranded(facts: Facts) -> Iterator[Finding]:
+def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
     """Pods that wait for the chart's own kube-scheduler where it has gone, or has another name now."""
     waiting = [pod for pod in facts.waiting_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
     pods = [name_of(pod) for pod in waiting]
@@ -41,7 +41,7 @@ def stranded(facts: Facts) -> Iterator[Finding]:
     yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
-def unwired(facts: Facts) -> Iterator[Finding]:
+def check_unwired_nodes(facts: Facts) -> Iterator[Finding]:
     """Control plane nodes that came after the chart has changed the others (`scheduler.mode=kubeadm`).
 
     Only the kube-scheduler that leads places pods: all goes well until one of theirs does, and then no pod gets a card.
@@ -62,7 +62,7 @@ def unwired(facts: Facts) -> Iterator[Finding]:
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
 
-def deleted(facts: Facts) -> Iterator[Finding]:
+def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
     """Pods that were bound without the extender: it deleted them, and to their owners they have just disappeared.
 
     Doctor's own are left out: the check that created one has reported it. The Events are in namespaces of users, who

@@ -50,7 +50,7 @@ class _Fault:
     hint: str = ""  # the command that tells more, of one of the pods
 
 
-def uncreated(facts: Facts) -> Iterator[Finding]:
+def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
     """Controllers of ours whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
     latest: dict[tuple[str, str], str] = {}
     for event in sorted(facts.own_events, key=lambda event: event.time):
@@ -98,7 +98,7 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
     return f"whatever refuses it has to let the pods of namespace {facts.installed} pass"
 
 
-def scaled_down(facts: Facts) -> Iterator[Finding]:
+def check_scaled_down(facts: Facts) -> Iterator[Finding]:
     """Deployments of ours that are to have no pod at all; of the extender its Lease says more."""
     for workload in facts.deployments:
         metadata = workload["metadata"]
@@ -114,7 +114,7 @@ def wanted_replicas(deployment: Json) -> int:
     return 1 if number is None else int(number)
 
 
-def unready(facts: Facts) -> Iterator[Finding]:
+def check_unready_pods(facts: Facts) -> Iterator[Finding]:
     """Pods of ours that crash, do not start, or are not ready."""
     faults: dict[_Fault, list[Json]] = {}
     ready: set[str] = set()
@@ -136,7 +136,7 @@ def unready(facts: Facts) -> Iterator[Finding]:
 
 def is_faulty(facts: Facts, component: str) -> bool:
     """Whether pods of this part are not created, do not start or crash: what it should do is not done then."""
-    refused = any(f"{_PREFIX}{component}" in finding.text for finding in uncreated(facts))
+    refused = any(f"{_PREFIX}{component}" in finding.text for finding in check_uncreated_pods(facts))
     pods = [pod for pod in facts.own_pods if labels_of(pod).get(_COMPONENT) == component]
     return refused or any(_find_fault(facts, component, pod) is not None for pod in pods)
 

@@ -18,7 +18,7 @@ _PODS: Final = f"pods.{names.GROUP}"  # the entry of the webhook configuration w
 _GIB_PATH: Final = "/gib"
 
 
-def bare_numbers(facts: Facts) -> Iterator[Finding]:
+def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
     """Whether `aliyun.com/gpu-mem: 2` still means what its author meant."""
     named: dict[Unit, list[str]] = {unit: [] for unit in Unit}
     for namespace in facts.namespaces:

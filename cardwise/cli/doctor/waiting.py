@@ -16,7 +16,7 @@ from cardwise.core.values.invalid import InvalidRequest
 _FEW: Final = 3  # pods that the text names
 
 
-def unrewritten(facts: Facts) -> Iterator[Finding]:
+def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
     """Pods that were created before the webhook was there, or while its configuration was missing."""
     exempt = exempt_namespaces(facts)
     pods = [pod for pod in facts.waiting_pods if pod["metadata"]["namespace"] not in exempt and not _is_rewritten(pod)]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from cardwise.cli.explanation.holdups import Surroundings
+from cardwise.cli.explanation.holdups import PodSurroundings
 from cardwise.core.api import quotas
 from cardwise.core.api.quotas import NOTHING
 from cardwise.core.api.request import PodRequest
@@ -18,7 +18,7 @@ _FEW_NODES: Final = 3  # with one refusal, named in one line
 
 
 def find_obstacles(
-    pod: Json, pod_request: PodRequest, survey: Survey, *, nodes: Sequence[str], policy: str, around: Surroundings
+    pod: Json, pod_request: PodRequest, survey: Survey, *, nodes: Sequence[str], policy: str, around: PodSurroundings
 ) -> list[str]:
     """What keeps the gang of a pod from starting whoever ends; empty where that is nothing, or cards are held for it.
 

@@ -32,7 +32,7 @@ _NO_MATCH: Final = "didn't match Pod's node affinity/selector"  # of kube-schedu
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class PodSurroundings:
     """Facts about a pod besides cards.
 
     nodes: decoded Nodes, None where they may not be read.
@@ -92,7 +92,7 @@ class Surroundings:
         )
 
 
-def explain_node_state(pod: Json, around: Surroundings) -> list[str]:
+def explain_node_state(pod: Json, around: PodSurroundings) -> list[str]:
     """What is wrong with the node of a placed pod, in one line; empty where nothing is, or it may not be read."""
     name = pod["spec"]["nodeName"]
     if around.nodes is None:
@@ -110,7 +110,7 @@ def explain_node_state(pod: Json, around: Surroundings) -> list[str]:
     return [f"Node {name} is {state}{old}."]
 
 
-def explain_not_rewritten(pod: Json, around: Surroundings) -> str:
+def explain_not_rewritten(pod: Json, around: PodSurroundings) -> str:
     """Why the webhook has not rewritten the pod, and what to do: one or two sentences."""
     metadata, known = pod["metadata"], around.webhook
     namespace = metadata["namespace"]
@@ -155,7 +155,7 @@ def daemonset_node(pod: Json) -> str:
     return named.pop() if len(named) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else ""
 
 
-def explain_daemonset_node(name: str, around: Surroundings, *, has_some: bool) -> list[str]:
+def explain_daemonset_node(name: str, around: PodSurroundings, *, has_some: bool) -> list[str]:
     """What is to know of the node for which a DaemonSet has made a pod that waits. `has_some`: cards or devices."""
     lines = [f"It is for node {name} only: its DaemonSet makes one for each node that its template admits."]
     if around.is_node_gone(name):
@@ -171,7 +171,7 @@ def explain_daemonset_node(name: str, around: Surroundings, *, has_some: bool) -
     return lines
 
 
-def explain_installation(pod: Json, around: Surroundings) -> list[str]:
+def explain_installation(pod: Json, around: PodSurroundings) -> list[str]:
     """What of the installation keeps all pods from a card, or lets them vanish, as far as that is seen."""
     lines = []
     if around.leaderless_seconds == math.inf:
@@ -201,7 +201,7 @@ def explain_installation(pod: Json, around: Surroundings) -> list[str]:
     return lines
 
 
-def explain_scheduler(pod: Json, around: Surroundings) -> list[str]:
+def explain_scheduler(pod: Json, around: PodSurroundings) -> list[str]:
     """Why no scheduler that asks Cardwise looks at the pod; empty where one does."""
     schedulers = around.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
@@ -274,7 +274,7 @@ def explain_gang(view: GangView) -> list[str]:
     return lines
 
 
-def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: Surroundings) -> list[str]:
+def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: PodSurroundings) -> list[str]:
     """Which nodes with cards the pod keeps away from, in one line, and which of them take no pods; empty where none."""
     admitted = around.admitting_nodes(pod)
     if admitted is None:
@@ -308,29 +308,29 @@ def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: Surround
     return lines
 
 
-def closed_states(pod: Json, away: Collection[str], around: Surroundings) -> dict[str, str]:
+def closed_states(pod: Json, away: Collection[str], around: PodSurroundings) -> dict[str, str]:
     """Those of these nodes that the pod may not be on for a taint of Kubernetes' own, with the node's state."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
     for node in around.nodes or ():
-        keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated(node, tolerations)]
+        keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated_taints(node, tolerations)]
         if node["metadata"]["name"] in away and any(map(nodestates.state_of_taint, keys)):
             states[node["metadata"]["name"]] = nodestates.closed_reason(node)
     return states
 
 
-def blocking_states(pod: Json, away: Collection[str], around: Surroundings) -> dict[str, str]:
+def blocking_states(pod: Json, away: Collection[str], around: PodSurroundings) -> dict[str, str]:
     """Those of these nodes that would take the pod if their state were another, with that state."""
     states = closed_states(pod, away, around)
     return {name: state for name, state in states.items() if _admits_if_open(pod, name, around)}
 
 
-def _admits_if_open(pod: Json, name: str, around: Surroundings) -> bool:
+def _admits_if_open(pod: Json, name: str, around: PodSurroundings) -> bool:
     """Whether the pod might be on the node, were it not for the node's state."""
     node = next(node for node in around.nodes or () if node["metadata"]["name"] == name)
     spec = node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if not nodestates.state_of_taint(taint["key"])]
-    return eligible.admits(node | {"spec": spec | {"taints": taints}}, pod)
+    return eligible.is_node_eligible(node | {"spec": spec | {"taints": taints}}, pod)
 
 
 def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
@@ -340,7 +340,7 @@ def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
     return nodes
 
 
-def avoidance_reasons(pod: Json, away: Collection[str], around: Surroundings) -> str:
+def avoidance_reasons(pod: Json, away: Collection[str], around: PodSurroundings) -> str:
     """What of the pod keeps it from some of these nodes."""
     spec = pod.get("spec") or {}
     tolerating = [{"operator": "Exists"}]
@@ -350,12 +350,14 @@ def avoidance_reasons(pod: Json, away: Collection[str], around: Surroundings) ->
         "its node affinity": {"affinity": spec.get("affinity"), "tolerations": tolerating},
     }
     reasons = [
-        reason for reason, part in parts.items() if not all(eligible.admits(node, {"spec": part}) for node in nodes)
+        reason
+        for reason, part in parts.items()
+        if not all(eligible.is_node_eligible(node, {"spec": part}) for node in nodes)
     ]
     taints = {
         taint
         for node in nodes
-        for taint in eligible.untolerated(node, spec.get("tolerations") or ())
+        for taint in eligible.untolerated_taints(node, spec.get("tolerations") or ())
         if not nodestates.state_of_taint(taint.partition(":")[0].partition("=")[0])
     }
     if taints:
@@ -395,7 +397,7 @@ def explain_despite_cards(pod: Json, message: str, foreign: Sequence[str]) -> st
     return ""
 
 
-def explain_foreign(pod: Json, around: Surroundings, classes: Sequence[str]) -> list[str]:
+def explain_foreign(pod: Json, around: PodSurroundings, classes: Sequence[str]) -> list[str]:
     """The resources about GPUs that it asks for and that are none of Cardwise."""
     offered = around.offered_resources()
     lines = []
@@ -512,7 +514,7 @@ def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> l
     lines = []
     card_requests = fitting.card_requests(pod_request)
     for quota, headroom in survey.headroom(namespace):
-        excess = explanation.exceeding(card_requests, headroom, survey.ledger)
+        excess = explanation.find_exceeding_charge(card_requests, headroom, survey.ledger)
         if excess is None:
             continue
         charge, everywhere = excess

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from cardwise.cli.cluster import nodestates
 from cardwise.cli.explanation import holdups
-from cardwise.cli.explanation.holdups import Surroundings
+from cardwise.cli.explanation.holdups import PodSurroundings
 from cardwise.core.api import names, quotas
 from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
@@ -34,7 +34,7 @@ def suggest_remedies(
     policy: str,
     *,
     away: Sequence[str],
-    around: Surroundings,
+    around: PodSurroundings,
 ) -> list[str]:
     """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already.
 
@@ -69,12 +69,12 @@ def _suggest_less(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
     """What it could have at once, where that is enough for anything."""
-    smaller = explanation.smaller(ledger, [view.name for view in views], pod_request, policy, headroom)
+    smaller = explanation.find_smaller_request(ledger, [view.name for view in views], pod_request, policy, headroom)
     if smaller is not None and smaller.mem >= _LEAST:
         yield f"it asked for at most {smaller.mem} MiB: that runs now, on {_name_cards(smaller.node, smaller.cards)}"
 
 
-def _suggest_former(namespace: str, views: Sequence[NodeView], around: Surroundings) -> Iterator[str]:
+def _suggest_former(namespace: str, views: Sequence[NodeView], around: PodSurroundings) -> Iterator[str]:
     """A rolling update starts the new pod before it ends the old one, which holds the card."""
     holders = (holding for view in views for card in view.cards for holding in card.holders if holding.mark != ENDING)
     own = dict.fromkeys(
@@ -96,7 +96,7 @@ def _suggest_holders(
     headroom: Sequence[Headroom],
     *,
     namespace: str,
-    around: Surroundings,
+    around: PodSurroundings,
 ) -> Iterator[str]:
     kept = {
         holding.uid
@@ -111,7 +111,7 @@ def _suggest_holders(
             bare = _warn_bare_pods(every, around)
             yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {listed}{bare}"
         return
-    near = explanation.nearest(ledger, views, pod_request, policy, headroom, kept=kept)
+    near = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=kept)
     if near is None:
         return
     if near.holders and all(
@@ -127,7 +127,7 @@ def _suggest_holders(
     yield f"these ended ({place}{short}): {listed}{_warn_bare_pods(near.holders, around)}"
 
 
-def _warn_bare_pods(holders: Sequence[Holding], around: Surroundings) -> str:
+def _warn_bare_pods(holders: Sequence[Holding], around: PodSurroundings) -> str:
     """Which of these pods are lost when they end, as the end of a sentence; "" where none is."""
     bare = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in around.bare]
     if not bare:
@@ -155,7 +155,7 @@ def _suggest_without_mps(
         yield f"it said {MODE}: {Mode.PREFERRED}, so that it need not have MPS: that runs now, on {fits[0]}"
 
 
-def _suggest_elsewhere(pod: Json, away: Sequence[NodeView], around: Surroundings) -> Iterator[str]:
+def _suggest_elsewhere(pod: Json, away: Sequence[NodeView], around: PodSurroundings) -> Iterator[str]:
     """Nodes that would take the pod, if it did not keep away from them."""
     free = [view.name for view in away if view.refusal is None]
     closed = holdups.blocking_states(pod, free, around)
@@ -200,7 +200,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
     """Each entry that is in the way, and who holds most of it."""
     card_requests = fitting.card_requests(pod_request)
     for quota, headroom in survey.headroom(namespace):
-        if explanation.exceeding(card_requests, headroom, survey.ledger) is None:
+        if explanation.find_exceeding_charge(card_requests, headroom, survey.ledger) is None:
             continue
         charges = [
             (holding, totals.charge(survey.ledger, holding, headroom.entry).memory)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cardwise.cli.cluster import nodestates, published, snapshots, workloads
-from cardwise.cli.cluster.published import Published
+from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import gangfit, holdups, remedies
-from cardwise.cli.explanation.holdups import Surroundings
+from cardwise.cli.explanation.holdups import PodSurroundings
 from cardwise.core.api import assignment, names, policies, request
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.preemption import explanation
@@ -38,10 +38,10 @@ def explain_pod(
     pod: Json,
     survey: Survey | None,
     gang: Sequence[str] = (),
-    settings: Published | None = None,
+    settings: PublishedPolicy | None = None,
     engine: "SurveyedEngine | None" = None,
     *,
-    around: Surroundings = Surroundings(),
+    around: PodSurroundings = PodSurroundings(),
 ) -> str:
     """The whole text for one pod (decoded JSON) in the cluster as surveyed; `gang` are the sentences of its gang.
 
@@ -86,10 +86,10 @@ def explain_pod(
         return asks + _explain_placed("It", pod, node, survey, around)
     if pod["metadata"].get("deletionTimestamp"):
         return asks + join_lines(_explain_deletion(pod, around))
-    return asks + _explain_waiting(pod, pod_request, survey, settings or Published(), engine, around=around)
+    return asks + _explain_waiting(pod, pod_request, survey, settings or PublishedPolicy(), engine, around=around)
 
 
-def _explain_deletion(pod: Json, around: Surroundings) -> list[str]:
+def _explain_deletion(pod: Json, around: PodSurroundings) -> list[str]:
     """That the pod is being deleted, and what that waits for; empty where it is not."""
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
@@ -166,7 +166,7 @@ def _container_names(pod: Json) -> dict[str, str]:
     return {c.key: c.spec.get("name", c.key) for c in request.containers(pod)}
 
 
-def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, around: Surroundings) -> str:
+def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, around: PodSurroundings) -> str:
     annotations = annotations_of(pod)
     try:
         assigned = assignment.decode(annotations)
@@ -216,7 +216,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
     )
 
 
-def _explain_unassigned(subject: str, pod: Json, around: Surroundings) -> str:
+def _explain_unassigned(subject: str, pod: Json, around: PodSurroundings) -> str:
     """Of a pod that is on a node and has no card: why, and what to do."""
     on = f"{subject} is on node {pod['spec']['nodeName']}"
     if names.MIRROR in annotations_of(pod):
@@ -374,10 +374,10 @@ def _explain_waiting(
     pod: Json,
     pod_request: request.PodRequest,
     survey: Survey | None,
-    settings: Published,
+    settings: PublishedPolicy,
     engine: "SurveyedEngine | None",
     *,
-    around: Surroundings,
+    around: PodSurroundings,
 ) -> str:
     message = workloads.scheduler_message(pod)
     lines = [f"kube-scheduler says: {wording.sanitize_message(message)}"] if message else []
@@ -439,7 +439,7 @@ def _explain_waiting(
     return join_lines(lines)
 
 
-def _describe_order(policy: str, ranked: Mapping[str, int] | None, settings: Published) -> str:
+def _describe_order(policy: str, ranked: Mapping[str, int] | None, settings: PublishedPolicy) -> str:
     """Says which policy puts the nodes in this order."""
     if policy not in policies.SCORED or ranked is not None:
         return policy

@@ -10,7 +10,7 @@ from cardwise.cli.render import tables
 from cardwise.simulation.churn import ChurnResult
 from cardwise.simulation.fill import FillResult
 from cardwise.simulation.refusals import SIZES, RefusedPods
-from cardwise.simulation.runs import Run
+from cardwise.simulation.runs import SimulationRun
 from cardwise.simulation.summary import ChurnSummary, FillSummary
 from cardwise.simulation.workload import SimulatedWorkload
 
@@ -82,7 +82,9 @@ def format_fits(rows: Sequence[tuple[str, str, Sequence[float]]]) -> str:
     return tables.align_rows([heads[: len(body[0])] if body else heads, *body])
 
 
-def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], fills: Sequence[FillResult]) -> Rows:
+def fill_rows(
+    workloads: Sequence[SimulatedWorkload], runs: Sequence[SimulationRun], fills: Sequence[FillResult]
+) -> Rows:
     """Every point of every run."""
     return [
         ["trace", "policy", "seed", "arrived", "allocated", "fragmented"],
@@ -94,7 +96,9 @@ def fill_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], fills
     ]
 
 
-def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], churns: Sequence[ChurnResult]) -> Rows:
+def churn_rows(
+    workloads: Sequence[SimulatedWorkload], runs: Sequence[SimulationRun], churns: Sequence[ChurnResult]
+) -> Rows:
     """Every moment of every run."""
     return [
         ["trace", "policy", "seed", "time", "allocated", "fragmented"],
@@ -106,7 +110,7 @@ def churn_rows(workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], chur
     ]
 
 
-def _run_cells(workloads: Sequence[SimulatedWorkload], run: Run) -> list[str]:
+def _run_cells(workloads: Sequence[SimulatedWorkload], run: SimulationRun) -> list[str]:
     return [workloads[run.workload].name, run.policy, f"{run.seed}"]
 
 
@@ -117,7 +121,7 @@ def as_csv(rows: Iterable[Sequence[str]]) -> str:
 
 
 def as_json(
-    workloads: Sequence[SimulatedWorkload], runs: Sequence[Run], outcomes: Sequence[FillResult | ChurnResult]
+    workloads: Sequence[SimulatedWorkload], runs: Sequence[SimulationRun], outcomes: Sequence[FillResult | ChurnResult]
 ) -> list[dict[str, Any]]:
     """The runs, without how long they took: the same seeds give the same text."""
     return [

@@ -17,7 +17,7 @@ _NARROW_HEADS = ("NODE", "GPU", "STATE", "GRANTED/TOTAL", "HOLDERS(USED/GRANTED)
 _HEADS = ("NODE", "GPU", "MODEL", "GRANTED", "", *_AMOUNTS, "CORE", "PODS", "STATE", "HOLDERS(USED/GRANTED)")
 
 
-def headline(nodes: Sequence[NodeUsage]) -> str:
+def summary_line(nodes: Sequence[NodeUsage]) -> str:
     """The whole cluster in one line."""
     cards = [card for node in nodes for card in node.cards]
     granted, total = granted_of(cards), sum(card.total for card in cards)

@@ -22,7 +22,7 @@ def print_visible(seen: VisibleCluster, missing: errors.Forbidden, output: str) 
         return
     parts = [classtable.format_summaries(seen.types, console.terminal_columns())] if seen.types else []
     parts += [tables.align_rows(_pod_rows(seen.shares))] if seen.shares else []
-    console.show("\n".join(parts))
+    console.print_lines("\n".join(parts))
     if seen.shares is not None and not seen.shares:
         console.print_text(f"no pod of namespace {seen.namespace!r} holds a card", err=True)
 

@@ -92,7 +92,7 @@ def mode(annotations: Mapping[str, str]) -> Mode:
         return Mode.PREFERRED
 
 
-class Scope(StrEnum):
+class DaemonScope(StrEnum):
     """How many cards one daemon serves."""
 
     CARD = "card"
@@ -119,7 +119,7 @@ class Status:
     """What the state file says. `since` is wall time, `checked` CLOCK_BOOTTIME; both in seconds."""
 
     uuids: tuple[str, ...]
-    scope: Scope
+    scope: DaemonScope
     state: MpsState
     reason: str = ""
     since: float = 0.0
@@ -151,11 +151,11 @@ def node_folder(root: str) -> PurePosixPath:
     return PurePosixPath(root) / NODE
 
 
-def check_root(root: str, uuids: Sequence[str], scope: Scope) -> None:
+def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
     """Raises InvalidRequest for a root that MPS cannot use for these cards."""
     if not PurePosixPath(root).is_absolute():
         raise InvalidRequest("--root", f"{quote_text(root)} is no absolute path", f"write one, such as {DEFAULT_ROOT}")
-    folders = [node_folder(root)] if scope is Scope.NODE else [folder(root, uuid) for uuid in uuids]
+    folders = [node_folder(root)] if scope is DaemonScope.NODE else [folder(root, uuid) for uuid in uuids]
     for daemon_folder in folders:
         pipe = daemon_folder / PIPE
         length = len(str(pipe).encode())
@@ -277,7 +277,7 @@ def decode(text: str) -> Status:
             raise UnreadableState(f"the state file has version {raw['version']}, this program reads {_VERSION}")
         return Status(
             uuids=tuple(map(str, raw["uuids"])),
-            scope=Scope(raw["scope"]),
+            scope=DaemonScope(raw["scope"]),
             state=MpsState(raw["state"]),
             reason=str(raw["reason"]),
             since=float(raw["since"]),
@@ -297,7 +297,7 @@ def decode(text: str) -> Status:
         raise UnreadableState(f"the state file is unreadable: {quote_text(text)}") from error
 
 
-def wire(status: Status, uuid: str) -> dict[str, Any]:
+def status_fields(status: Status, uuid: str) -> dict[str, Any]:
     """ExtendedResource.status.mps of a card, without `lastTransitionTime`."""
     return {
         "mode": str(status.scope),

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from cardwise.core.api.request import Load
-from cardwise.core.defrag.moving import Goal, Movable, Move, Undo, World
+from cardwise.core.defrag.moving import DefragGoal, MovablePod, Move, Undo, WhatIfCluster
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.setcover import CoverEffort
@@ -42,9 +42,9 @@ class MovePlan:
 
 
 def plan(
-    world: World,
-    goal: Goal,
-    movables: Sequence[Movable],
+    world: WhatIfCluster,
+    goal: DefragGoal,
+    movables: Sequence[MovablePod],
     *,
     max_moves: int | None = None,
     effort: int = _EFFORT,
@@ -73,12 +73,12 @@ def plan(
 class _Attempt:
     """What is asked, and how it is to be done. `movables`: the least important first."""
 
-    world: World
-    goal: Goal
-    movables: Sequence[Movable]
+    world: WhatIfCluster
+    goal: DefragGoal
+    movables: Sequence[MovablePod]
     cordon: bool
 
-    def move(self, pod: Movable) -> tuple[Move, Undo] | None:
+    def move(self, pod: MovablePod) -> tuple[Move, Undo] | None:
         return self.world.move(pod, cordon=self.cordon)
 
     def fits(self) -> int:
@@ -98,7 +98,7 @@ def _plan(attempt: _Attempt, now: int, bound: int, effort: int) -> MovePlan:
     return replace(greedy, least=bound + 1)
 
 
-def _harm(pods: Sequence[Movable]) -> tuple[int, int]:
+def _harm(pods: Sequence[MovablePod]) -> tuple[int, int]:
     """The harm of moving these pods: the smaller, the better. There is at least one."""
     return max(pod.priority for pod in pods), sum(pod.mem for pod in pods)
 
@@ -167,9 +167,9 @@ class _Greedy:
         self._stuck: set[str] = set()  # whose moves lead nowhere as things are
         self._patience = _PATIENCE
         # By node, who is in the way there beside the goal's pods on these cards; as long as the node is as it was.
-        self._ways: dict[str, tuple[set[str], list[Movable]]] = {}
+        self._ways: dict[str, tuple[set[str], list[MovablePod]]] = {}
         goal = attempt.goal
-        self._newcomer = preemption.Newcomer(
+        self._newcomer = preemption.Preemptor(
             request=goal.request, load=goal.load, priority=1, policy=goal.policy, headroom=goal.headroom
         )
 
@@ -204,7 +204,7 @@ class _Greedy:
             if holding is not None:
                 self._ways.pop(holding.node, None)
 
-    def _cheapest_first(self) -> list[list[Movable]]:
+    def _cheapest_first(self) -> list[list[MovablePod]]:
         ways = []
         # With those that fit already in their places, what is freed for one more is freed beside them.
         with self._world.fill_with(self._attempt.goal) as placed:
@@ -226,7 +226,7 @@ class _Greedy:
             (way for way in ways if 0 < len(way) <= remaining), key=lambda way: (len(way), *_harm(way), way[0].uid)
         )
 
-    def _blocking_pods(self, node: NodeState) -> list[Movable]:
+    def _blocking_pods(self, node: NodeState) -> list[MovablePod]:
         """The fewest of those who may still move, the biggest first; nobody where that would not be enough."""
         staying = {move.before.uid for move in self._moves} | self._stuck
         residents = []
@@ -237,11 +237,11 @@ class _Greedy:
             residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
         # What nodes have left counts the loads of these pods already.
         full = preemption.FullNode(node=node, free=self._world.free_load(node.name), residents=residents)
-        victims = preemption.best(full, self._newcomer)
+        victims = preemption.least_harmful_victims(full, self._newcomer)
         blocking = [self._movables[uid] for uid in victims.uids] if victims is not None else []
         return sorted(blocking, key=lambda pod: (-pod.mem, pod.uid))
 
-    def _move_all(self, way: Sequence[Movable], before: int) -> tuple[list[Undo], list[int]] | None:
+    def _move_all(self, way: Sequence[MovablePod], before: int) -> tuple[list[Undo], list[int]] | None:
         """All of them move; None where one cannot, or nothing more fits afterwards. How to undo it, and what fits."""
         stuck = list(way)
         undos: list[Undo] = []

@@ -17,8 +17,8 @@ from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodetable import Floats, NodeTable
-from cardwise.core.placement.scored.scoring import Weighted, WorkloadModel
-from cardwise.core.placement.scored.shapes import Ask, Shape
+from cardwise.core.placement.scored.scoring import WeightedShape, WorkloadModel
+from cardwise.core.placement.scored.shapes import RequestSize, Shape
 
 
 class Memory(NamedTuple):
@@ -57,17 +57,17 @@ _NO_CARD: Final = _Card(0, 0, 0, 0)
 _MOST: Final = 128  # asks, where nobody has learned what comes
 
 
-def of_cards(counts: Mapping[Ask, float]) -> dict[Ask, float]:
+def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize, float]:
     """Those that ask for cards. A pod that asks for none would call all that is idle a fragment."""
     return {ask: count for ask, count in counts.items() if ask.cards}
 
 
-def asks_of(holdings: Iterable[Holding]) -> dict[Ask, float]:
+def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
     """What those who hold cards have asked for, by what they hold: where nobody has learned what comes.
 
     The most frequent ones.
     """
-    counts: Counter[Ask] = Counter()
+    counts: Counter[RequestSize] = Counter()
     for holding in holdings:
         by_card: dict[str | int, tuple[int, int, bool]] = {}
         for share in holding.assignment.shares():
@@ -76,23 +76,26 @@ def asks_of(holdings: Iterable[Holding]) -> dict[Ask, float]:
         amounts = {(0, 0) if whole else (mem, core) for mem, core, whole in by_card.values() if mem}
         if len(amounts) == 1:  # different parts of several cards are no one ask
             mem, core = amounts.pop()
-            counts[Ask(len(by_card), mem, core, "", 0, 0)] += 1
+            counts[RequestSize(len(by_card), mem, core, "", 0, 0)] += 1
     return dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:_MOST])
 
 
-def typical(counts: Mapping[Ask, float], kinds: CardKinds) -> list[Weighted]:
+def typical_pods(counts: Mapping[RequestSize, float], kinds: CardKinds) -> list[WeightedShape]:
     """The pods that come, by how often each ask has come, on cards of these kinds."""
     total = sum(counts.values())
     return [
-        Weighted(Shape(ask._replace(resource_class=""), kinds.allowed(ask.resource_class)), count / total)
+        WeightedShape(Shape(ask._replace(resource_class=""), kinds.allowed(ask.resource_class)), count / total)
         for ask, count in counts.items()
     ]
 
 
 class Fragments:
-    """The fragmentation of some nodes, for the workload of `typical`. It must be told of each node that has changed."""
+    """The fragmentation of some nodes, for the workload of `typical_pods`.
 
-    def __init__(self, pods: Sequence[Weighted] = ()) -> None:
+    It must be told of each node that has changed.
+    """
+
+    def __init__(self, pods: Sequence[WeightedShape] = ()) -> None:
         self._table = NodeTable()
         self._cards: dict[str, list[_Card]] = {}  # by node
         self._of_kinds: dict[int, list[int]] = {}  # total, used and free MiB
@@ -100,7 +103,7 @@ class Fragments:
         self._read = 0  # of the table's log
         self.learn(pods)
 
-    def learn(self, pods: Sequence[Weighted]) -> None:
+    def learn(self, pods: Sequence[WeightedShape]) -> None:
         """From now on these come."""
         self._measure = Fgd(WorkloadModel(pods, yardstick=1.0, prices={}))
         self._stale = True

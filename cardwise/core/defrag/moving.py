@@ -41,7 +41,7 @@ class Placer(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Movable:
+class MovablePod:
     """A pod that would come back. `nodes`: those it may be on, None: all; `mem`: MiB it holds; `age` in seconds.
 
     `at_most`: how many pods of this `owner` (the controller's UID) may move in one plan, None: any number. A Job fails
@@ -61,7 +61,7 @@ class Movable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class DefragGoal:
     """So many pods that ask this are to fit at once. `headroom`: what quotas leave to their namespace; `nodes`: those
     that they may be on, None: all.
     """
@@ -81,7 +81,7 @@ class Move(NamedTuple):
     after: Holding
 
 
-class World:
+class WhatIfCluster:
     """The cluster as it would be. `headroom`: what quotas leave to a namespace now."""
 
     def __init__(self, ledger: Ledger, placer: Placer, headroom: Callable[[str], Sequence[Headroom]]) -> None:
@@ -91,13 +91,13 @@ class World:
         self._closed: dict[str, set[str]] = {}  # by node, UUIDs of the cards that are cordoned for moves
         self._moved: Counter[str] = Counter()  # by owner, pods that have moved
 
-    def count_fitting(self, goal: Goal) -> int:
+    def count_fitting(self, goal: DefragGoal) -> int:
         """How many of the goal's pods fit as things are, at most as many as it wants."""
         with self.fill_with(goal) as placed:
             return len(placed)
 
     @contextmanager
-    def fill_with(self, goal: Goal) -> Iterator[list[Placement]]:
+    def fill_with(self, goal: DefragGoal) -> Iterator[list[Placement]]:
         """Context: the goal's pods that fit are there, and no card is cordoned for a move."""
         placed: list[Placement] = []
         try:
@@ -119,7 +119,7 @@ class World:
                 self._placer.add_load(placement.node, goal.load, -1)
             self._mark(self._closed, cordoned=True)
 
-    def move(self, pod: Movable, *, cordon: bool) -> tuple[Move, Undo] | None:
+    def move(self, pod: MovablePod, *, cordon: bool) -> tuple[Move, Undo] | None:
         """The pod is evicted and comes again; None where that would not certainly bring it to other cards, or where
         its owner would lose more pods than it may.
 
@@ -187,7 +187,7 @@ class World:
         """What the node has for further pods beside cards."""
         return self._placer.free_load(node) or Load(0, 0, 0)
 
-    def _place(self, pod: Movable, namespace: str) -> Placement | None:
+    def _place(self, pod: MovablePod, namespace: str) -> Placement | None:
         return self._placer.place(pod.request, pod.load, pod.policy, pod.nodes, self._headroom(namespace))
 
 

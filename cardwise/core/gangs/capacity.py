@@ -41,7 +41,7 @@ def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
     return alike
 
 
-def demanding(alike: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
+def count_at_least_as_demanding(alike: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
     """How many of the members take no less than a pod of the shape, by shape: of these together no more fit than of it.
 
     Otherwise a gang of 500 members with 16 sizes is planned although each size has room only by itself.
@@ -82,7 +82,7 @@ class WatchedNodes(Protocol):
         """The nodes for which `free_load` has changed, at first all. The caller empties the set when it has read it."""
 
 
-class Vacant:
+class ShapeCapacity:
     """The nodes that could take a pod of one shape. `counts`: how many each could take at most.
 
     Iterated, those with most room come first, and those of equal room by name. The order is kept with each change,
@@ -112,12 +112,12 @@ class Vacant:
             insort(self._alike.setdefault(count, []), node)
         return count - before
 
-    def with_minimum(self, nodes: Iterable[str]) -> "Vacant":
+    def with_minimum(self, nodes: Iterable[str]) -> "ShapeCapacity":
         """The same, where each of these nodes could take one pod at least."""
         added = dict.fromkeys((node for node in nodes if node not in self.counts), 1)
         if not added:
             return self
-        vacant = Vacant()
+        vacant = ShapeCapacity()
         vacant.counts = self.counts | added
         vacant._alike = self._alike | {1: sorted([*self._alike.get(1, ()), *added])}
         return vacant
@@ -127,7 +127,7 @@ class _Counted:
     """`vacant`: the nodes that could take one. `pending`: nodes not looked at yet."""
 
     def __init__(self, todo: Iterator[str], seen: int, kinds: int) -> None:
-        self.vacant = Vacant()
+        self.vacant = ShapeCapacity()
         self.total = 0
         self.pending: Iterator[str] | None = todo
         self.seen = seen  # how many of all changes are counted here
@@ -168,10 +168,10 @@ class Capacities:
             del self._of[next(iter(self._of))]
         return counted.total, counted.pending is None
 
-    def nodes(self, shape: MemberShape) -> Vacant:
+    def nodes(self, shape: MemberShape) -> ShapeCapacity:
         """The nodes that `count_pods` has counted last. Not to be kept."""
         counted = self._of.get(shape)
-        return counted.vacant if counted is not None else Vacant()
+        return counted.vacant if counted is not None else ShapeCapacity()
 
     def _counted(self, shape: MemberShape) -> _Counted:
         for watched in self._watched:

@@ -19,7 +19,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON
 from cardwise.core.api.quotas import Charge, Headroom
 from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.gangs.capacity import Vacant
+from cardwise.core.gangs.capacity import ShapeCapacity
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import fitting
 from cardwise.core.placement.ledger import Ledger
@@ -137,7 +137,7 @@ class Terms:
     offers: Mapping[str, Collection[str]] = field(default_factory=dict)
     avoided: Collection[tuple[str, str]] = ()
     closed: Callable[[Member, str], bool] | None = None
-    vacant: Callable[[PodRequest, Load], Vacant | None] | None = None
+    vacant: Callable[[PodRequest, Load], ShapeCapacity | None] | None = None
     draft: Draft | None = None
 
 
@@ -337,7 +337,7 @@ class _Ground:
         scores, _ = scorer.score_all(self.ledger, candidates)
         return _Kind(member, scorer, scores.keys(), scores)
 
-    def _vacant(self, member: Member) -> Vacant | None:
+    def _vacant(self, member: Member) -> ShapeCapacity | None:
         vacant = self.terms.vacant
         return vacant(member.request, member.load) if vacant is not None and member.request is not None else None
 

@@ -26,7 +26,7 @@ Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes 
 # Which pods belong together.
 
 
-class Foreign(StrEnum):
+class ForeignPodGroup(StrEnum):
     """The API group of a PodGroup that is not ours."""
 
     COSCHEDULING = "scheduling.x-k8s.io"
@@ -39,7 +39,7 @@ class Membership:
 
     name: str
     minimum: int | None = None
-    foreign: Foreign | None = None
+    foreign: ForeignPodGroup | None = None
 
 
 def membership(pod: Json) -> Membership | None:
@@ -59,14 +59,14 @@ def membership(pod: Json) -> Membership | None:
                 f"names a PodGroup of Kubernetes, and {gang_key} a gang of Cardwise: a pod is in one of them at most",
                 "leave one of them out on all pods of the group",
             )
-        return Membership(name=str(group.get("podGroupName") or ""), foreign=Foreign.KUBERNETES)
+        return Membership(name=str(group.get("podGroupName") or ""), foreign=ForeignPodGroup.KUBERNETES)
     for source, keys in (("annotations", annotations), ("labels", labels)):
         if names.GROUP_NAME in keys:
             field_name = f"metadata.{source}[{names.GROUP_NAME}]"
             return Membership(name=_name(keys[names.GROUP_NAME], field_name), minimum=_minimum(annotations, labels))
     if names.COSCHEDULING in labels:
         field_name = f"metadata.labels[{names.COSCHEDULING}]"
-        return Membership(name=_name(labels[names.COSCHEDULING], field_name), foreign=Foreign.COSCHEDULING)
+        return Membership(name=_name(labels[names.COSCHEDULING], field_name), foreign=ForeignPodGroup.COSCHEDULING)
     if names.GROUP_NUM in annotations or names.GROUP_NUM in labels:
         source = "annotations" if names.GROUP_NUM in annotations else "labels"
         raise InvalidRequest(
@@ -170,7 +170,7 @@ class Member:
     barred: str = ""
     node: str = ""
     minimum: int | None = None
-    foreign: Foreign | None = None
+    foreign: ForeignPodGroup | None = None
     priority: int = 0
     queue_priority: int | None = None
     shape: str = ""
@@ -180,7 +180,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class PodGroupSpec:
     """What the PodGroup of a gang says; None where it says nothing.
 
     `running`: the phase in its status is Running. `half`: since when (wall clock, seconds) its status says that the

@@ -14,11 +14,11 @@ from cardwise.core.api import names
 from cardwise.core.gangs.gangs import (
     MOST_KINDS,
     MOST_MEMBERS,
-    Foreign,
+    ForeignPodGroup,
     GangPatience,
     GangPhase,
-    Group,
     Member,
+    PodGroupSpec,
     Rank,
     gang_rank,
 )
@@ -41,12 +41,12 @@ class GangPlan(Mapping[str, str]):
         """Takes these members out of the plan; those that are posted keep their cards."""
 
 
-def _minimum(name: str, group: Group, roster: Roster) -> tuple[int, str]:
+def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
     """How many pods the gang needs, 0 if nobody says that; and why it can never be complete, or ""."""
     if not roster.there:
         return group.minimum or 0, "all its pods are ending"
     problem = next((f"{member.name}: {member.problem}" for member in roster.wrong), "")
-    native = Foreign.KUBERNETES in roster.foreign
+    native = ForeignPodGroup.KUBERNETES in roster.foreign
     if native and len(roster.foreign) > 1:
         problem = problem or "some of its pods name it by spec.schedulingGroup, others by annotation or label"
     if group.minimum is not None:
@@ -59,7 +59,10 @@ def _minimum(name: str, group: Group, roster: Roster) -> tuple[int, str]:
         numbers = ", ".join(str(number) for number in sorted(minimums))
         return max(minimums), problem or f"its pods do not agree on {names.GROUP_NUM}: {numbers}"
     if native and not group.basic:
-        return 0, problem or f"the PodGroup {name} of {Foreign.KUBERNETES}/v1beta1 that its pods name is not there"
+        return (
+            0,
+            problem or f"the PodGroup {name} of {ForeignPodGroup.KUBERNETES}/v1beta1 that its pods name is not there",
+        )
     if group.basic:
         return 1, problem
     if not minimums:
@@ -82,7 +85,7 @@ class Gang:
     plan: GangPlan
     patience: GangPatience = field(default_factory=GangPatience)
     members: dict[str, Member] = field(default_factory=dict)
-    group: Group = field(default_factory=Group)
+    group: PodGroupSpec = field(default_factory=PodGroupSpec)
     passed: set[str] = field(default_factory=set)  # members for which filter has answered their node
     arrived: set[str] = field(default_factory=set)  # members that wait in bind
     forward: bool = False
@@ -138,7 +141,7 @@ class Gang:
             self._start_over(now)
         return self._remove_counted(member, now)
 
-    def regroup(self, group: Group, now: float) -> str:
+    def regroup(self, group: PodGroupSpec, now: float) -> str:
         """The PodGroup says so now."""
         if group == self.group:
             return ""
@@ -169,7 +172,7 @@ class Gang:
         return self._roster.bound
 
     @property
-    def foreign(self) -> Collection[Foreign]:
+    def foreign(self) -> Collection[ForeignPodGroup]:
         """The kinds of PodGroups that members name and that are not ours."""
         return {kind for kind in self._roster.foreign if kind is not None}
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.gangs.gangs import Foreign, Member
+from cardwise.core.gangs.gangs import ForeignPodGroup, Member
 
 _FEW_REQUESTS: Final = 16  # that no member has any more and that are still remembered
 
@@ -31,7 +31,7 @@ class Roster:
         self.barred = self._tracked_members(lambda m: m.there and bool(m.barred))
         self.wrong = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as they are
         self.minimums: Counter[int] = Counter()  # as members say them
-        self.foreign: Counter[Foreign | None] = Counter()  # whose PodGroups they name
+        self.foreign: Counter[ForeignPodGroup | None] = Counter()  # whose PodGroups they name
         self.priorities: Counter[int] = Counter()
         self.kinds: Counter[tuple[PodRequest | None, Load]] = Counter()  # what those without a node ask for
         self._requests: dict[PodRequest, PodRequest] = {}  # see `share_request`

@@ -299,7 +299,7 @@ class Scorer:
             free, granted = of_devices
         plan = self._plan_on(node.registry)
         effort = effort or searching.SearchEffort()  # a fresh effort finds again what was found before
-        fit = searching.fit(node, plan, self._policy, effort)
+        fit = searching.fit_request(node, plan, self._policy, effort)
         if isinstance(fit, Refusal):
             return fit
         score, positions = fit
@@ -360,7 +360,7 @@ class Scorer:
             return (
                 pick[0] if pick is not None else searching.refusal_reason(node, plan, want, self._policy, self._effort)
             )
-        fit = searching.fit(node, plan, self._policy, self._effort)
+        fit = searching.fit_request(node, plan, self._policy, self._effort)
         return fit if isinstance(fit, Refusal) else fit[0]
 
 

@@ -41,7 +41,7 @@ class SearchEffort:
         self.reasons = reasons
 
 
-def fit(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
+def fit_request(node: NodeState, plan: SearchPlan, policy: policies.Policy, effort: SearchEffort) -> _Found | Refusal:
     """Score and card positions for each claim, or why there are none."""
     outcome = _search(node, plan.wants, plan.headroom, policy, effort)
     if outcome is not None and not isinstance(outcome, AllowedKinds):
@@ -77,7 +77,7 @@ def _search(
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> _Found | AllowedKinds | None:
-    """As `fit`; or the part that finds no card even alone; or None if each part fits alone.
+    """As `fit_request`; or the part that finds no card even alone; or None if each part fits alone.
 
     Each claim gets the policy's choice of what the claims before it leave. If a claim then has no card, but each claim
     would fit alone, other choices are tried until the effort is spent.

@@ -112,7 +112,7 @@ class _CardChoice:
 
     def best(self) -> Cover | None:
         if not self._slots:
-            cover = setcover.cover(self._candidates, self._needs, self._allowed, self._effort)
+            cover = setcover.cheapest_cover(self._candidates, self._needs, self._allowed, self._effort)
             return cover if cover is not None and self._is_good(cover) else None
         if all(self._order[want.card_request] for want in self._slots):
             self._choose(0, 0, {}, (), self._headroom)
@@ -129,7 +129,9 @@ class _CardChoice:
             if self._node.mps.is_closed_for_good(i, want.card_request.untolerated, want.card_request.user):
                 continue
             short = self._missing_amounts(i, _Use().add(want.card_request))
-            cover = setcover.cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
+            cover = (
+                setcover.cheapest_cover(self._on[i], short, self._allowed, self._effort) if short is not None else None
+            )
             if cover is not None:
                 costs[i] = cover.cost
         return costs
@@ -202,7 +204,7 @@ class _CardChoice:
             self._candidates if self._needs else {victim.name: victim for i in uses for victim in self._on[i]}.values()
         )
         below = self._best.cost if self._best is not None else None
-        cover = setcover.cover(list(among), needs, self._allowed, self._effort, below)
+        cover = setcover.cheapest_cover(list(among), needs, self._allowed, self._effort, below)
         if cover is not None and self._is_good(cover):
             self._best = cover
 

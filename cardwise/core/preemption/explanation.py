@@ -71,7 +71,7 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nearest:
+class CheapestNode:
     """The node where the least has to end for the request: which of its cards, and the pods that would have to end.
 
     `short`: MiB that are missing on these cards. Without holders, the pods that are ending already are enough.
@@ -84,7 +84,7 @@ class Nearest:
 
 
 @dataclass(frozen=True, slots=True)
-class Smaller:
+class SmallerRequest:
     """A smaller amount that could be placed now: MiB over all cards of the request, and where."""
 
     mem: MiB
@@ -136,7 +136,7 @@ def explain(
     return sorted(views, key=lambda view: (view.score is None, not view.roomy, -(view.score or 0), view.name))
 
 
-def nearest(
+def find_cheapest_node(
     ledger: Ledger,
     views: Iterable[NodeView],
     request: PodRequest,
@@ -144,28 +144,30 @@ def nearest(
     headroom: Sequence[Headroom] = (),
     *,
     kept: Collection[str] = (),
-) -> Nearest | None:
+) -> CheapestNode | None:
     """Where the fewest pods would have to end, and of equal choices those with the least memory; None if none helps.
 
     `views`: the nodes that have refused the request. `kept`: UIDs of pods that are not to end. Priorities and
     disruption budgets do not matter: a person decides.
     """
     nothing = Load(0, 0, 0)
-    newcomer = preemption.Newcomer(request=request, load=nothing, priority=1, policy=policy, headroom=headroom)
+    newcomer = preemption.Preemptor(request=request, load=nothing, priority=1, policy=policy, headroom=headroom)
     refused = [view for view in views if view.refusal is not None and view.refusal.resolvable]
     options = []
     for view in sorted(refused, key=lambda view: (_least_short(view), view.name))[:_LOOKED_AT]:
         node = ledger.node(view.name)
         here = {holding.uid: holding for holding in ledger.holdings(view.name) if holding.uid not in kept}
         residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.mark)) for h in here.values()]
-        victims = preemption.best(preemption.FullNode(node=node, free=_PLENTY, residents=residents), newcomer)
+        victims = preemption.least_harmful_victims(
+            preemption.FullNode(node=node, free=_PLENTY, residents=residents), newcomer
+        )
         if node is None or victims is None:
             continue
         holders = tuple(sorted((here[uid] for uid in victims.uids), key=lambda h: (h.namespace, h.name)))
         chosen = victims.assignment.indices() if victims.assignment is not None else ()
         cards = [card for card in view.cards if card.index in chosen]
         options.append(
-            Nearest(
+            CheapestNode(
                 node=view.name,
                 cards=tuple(card.index for card in cards),
                 short=sum(card.short for card in cards),
@@ -177,9 +179,9 @@ def nearest(
     )
 
 
-def smaller(
+def find_smaller_request(
     ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
-) -> Smaller | None:
+) -> SmallerRequest | None:
     """The most that the request could ask for and be placed now; None if it asks for more than one share."""
     if len(request.containers) != 1 or request.devices or request.containers[0].whole:
         return None
@@ -198,7 +200,7 @@ def smaller(
         smaller_request = replace(request, containers=(replace(container, mem=MiB(free * container.cards)),))
         placed = placement.place_on(ledger.node(name), smaller_request, policy, headroom)
         if not isinstance(placed, Refusal):
-            return Smaller(MiB(free * container.cards), name, tuple(placed.assignment.indices()))
+            return SmallerRequest(MiB(free * container.cards), name, tuple(placed.assignment.indices()))
     return None
 
 
@@ -213,7 +215,7 @@ def pods_in_the_way(
 ) -> tuple[Holding, ...] | None:
     """The pods that would have to end so that all these requests are placed, one after another; None if none help.
 
-    `kept`: as `nearest`. The ledger is as before afterwards.
+    `kept`: as `find_cheapest_node`. The ledger is as before afterwards.
     """
     undo: list[Undo] = []
     gone: list[Holding] = []
@@ -223,7 +225,7 @@ def pods_in_the_way(
             views = explain(ledger, nodes, request, policy, headroom)
             node_name = next((view.name for view in views if view.refusal is None), "")
             if not node_name:
-                near = nearest(ledger, views, request, policy, headroom, kept=[*kept, *placed])
+                near = find_cheapest_node(ledger, views, request, policy, headroom, kept=[*kept, *placed])
                 if near is None:
                     return None
                 gone += near.holders
@@ -245,7 +247,7 @@ def pods_in_the_way(
 
 
 @dataclass(frozen=True, slots=True)
-class Unplaceable:
+class UnplaceableOnEmpty:
     """A request that finds no place although nothing else holds a card.
 
     index: of the request among those that were given.
@@ -265,7 +267,7 @@ def place_on_empty(
     policy: str,
     *,
     kept: Collection[str] = (),
-) -> tuple[int, Unplaceable | None]:
+) -> tuple[int, UnplaceableOnEmpty | None]:
     """How many of these requests could run at once on empty cards, and the first that could not.
 
     They are placed one after another, each where the policy finds it best: no search for the order that fits most.
@@ -293,7 +295,7 @@ def place_on_empty(
             return count, None
         index, refusals = first
         best, refusals_alone = _best(ledger, nodes[index], requests[index], policy)
-        return count, Unplaceable(index, alone=not best, refusals=refusals if best else refusals_alone)
+        return count, UnplaceableOnEmpty(index, alone=not best, refusals=refusals if best else refusals_alone)
     finally:
         for back in (*reversed(members), *reversed(undo)):
             back()
@@ -364,7 +366,9 @@ def _short(node: NodeState, i: int, card_requests: Sequence[fitting.CardRequest]
     return max(0, largest - node.free[i]) if largest else node.used[i]
 
 
-def exceeding(card_requests: Sequence[CardRequest], headroom: Headroom, ledger: Ledger) -> tuple[Charge, bool] | None:
+def find_exceeding_charge(
+    card_requests: Sequence[CardRequest], headroom: Headroom, ledger: Ledger
+) -> tuple[Charge, bool] | None:
     """What the pod would at least charge to an entry that has less left; and whether the pod can get no other cards.
 
     None where the entry does not keep it waiting.

@@ -53,7 +53,7 @@ class FullNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Newcomer:
+class Preemptor:
     """The pod that is to fit. `headroom`: what quotas leave to its namespace, whichever pods go."""
 
     request: PodRequest | None
@@ -82,7 +82,7 @@ class Victims:
         return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
 
 
-def best(full: FullNode, newcomer: Newcomer, chosen: Collection[str] = ()) -> Victims | None:
+def least_harmful_victims(full: FullNode, newcomer: Preemptor, chosen: Collection[str] = ()) -> Victims | None:
     """The least harmful set of victims that makes the newcomer fit; None where there is none.
 
     `chosen`: kube-scheduler's own victims. If no sum of the node explains such a victim, the reason is one that only
@@ -145,7 +145,7 @@ class _Node:
 class _VictimSearch:
     """The search for one newcomer. `node` is without the pods that go in any case."""
 
-    def __init__(self, full: FullNode, newcomer: Newcomer, chosen: Collection[str]) -> None:
+    def __init__(self, full: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
         self._newcomer = newcomer
         self._allowed = full.allowed
         self._residents = {resident.uid: resident for resident in full.residents}
@@ -223,7 +223,7 @@ class _VictimSearch:
         possible_victims = [self._victim_of(resident) for resident in candidates]
         short, allowed = self._short(self._node), self._remaining_budgets()
         if self._newcomer.request is None:
-            return setcover.cover(possible_victims, short, allowed, CoverEffort())
+            return setcover.cheapest_cover(possible_victims, short, allowed, CoverEffort())
         if self._node.state is None or self._plan is None:
             return None
         state, plan = self._node.state, self._plan
@@ -282,13 +282,13 @@ class _VictimSearch:
         charged = [Victim(resident.uid, {}, resident.budgets) for resident in known]
         return Victims(
             uids=tuple(sorted({resident.uid for resident in gone} | set(self._forced))),
-            violations=setcover.exceeded(charged, self._allowed),
+            violations=setcover.budget_excess(charged, self._allowed),
             highest=max((resident.priority for resident in known), default=None),
             assignment=fits if isinstance(fits, Assignment) else None,
         )
 
 
-def _requested_sums(newcomer: Newcomer) -> _Sums:
+def _requested_sums(newcomer: Preemptor) -> _Sums:
     request, load = newcomer.request, newcomer.load
     shares = [c for c in request.containers if not c.whole] if request is not None else []
     whole = sum(c.cards for c in request.containers if c.whole) if request is not None else 0

@@ -55,7 +55,7 @@ class CoverEffort:
         self._remaining -= looks
 
 
-def cover(
+def cheapest_cover(
     candidates: Sequence[Victim],
     needs: Mapping[object, int],
     allowed: Mapping[str, int],
@@ -87,7 +87,7 @@ def cover(
     return search.best
 
 
-def exceeded(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
+def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
     """By how much the budgets are exceeded, in sum, when these are taken."""
     counts: dict[str, int] = {}
     for victim in victims:
@@ -98,7 +98,7 @@ def exceeded(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
 
 def _cover(parts: Sequence[_Part], allowed: Mapping[str, int], below: int | None) -> Cover | None:
     victims = tuple([part.victim for part in parts])
-    cost = MOST * exceeded(victims, allowed) + len(victims)
+    cost = MOST * budget_excess(victims, allowed) + len(victims)
     return Cover(cost, victims) if below is None or cost < below else None
 
 
@@ -201,7 +201,7 @@ class _Search:
 
     def search(self, short: tuple[int, ...], budgets: Mapping[str, int], chosen: Sequence[_Part]) -> None:
         self._budgets = dict(budgets)
-        cost = MOST * exceeded([part.victim for part in chosen], self._allowed) + len(chosen)
+        cost = MOST * budget_excess([part.victim for part in chosen], self._allowed) + len(chosen)
         self._branch((1 << len(self._parts)) - 1, short, cost, chosen)
 
     def _branch(self, among: int, short: tuple[int, ...], cost: int, chosen: Sequence[_Part]) -> None:

@@ -18,7 +18,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class LabelCondition:
     """On one label of a pod."""
 
     key: str
@@ -44,7 +44,7 @@ class Budget:
 
     namespace: str
     allowed: int
-    conditions: tuple[Condition, ...] | None
+    conditions: tuple[LabelCondition, ...] | None
 
     def covers(self, labels: Mapping[str, str]) -> bool:
         """A pod of its namespace with these labels."""
@@ -53,14 +53,16 @@ class Budget:
 
 def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
     """Key, which is "namespace/name", and record."""
-    manifest = _decode(wire.trim(raw))
+    manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     selector = spec.get("selector")
     conditions = None
     if selector is not None:
-        equal = [Condition(key, "In", frozenset([text])) for key, text in (selector.get("matchLabels") or {}).items()]
+        equal = [
+            LabelCondition(key, "In", frozenset([text])) for key, text in (selector.get("matchLabels") or {}).items()
+        ]
         others = [
-            Condition(expression["key"], expression["operator"], frozenset(expression.get("values") or ()))
+            LabelCondition(expression["key"], expression["operator"], frozenset(expression.get("values") or ()))
             for expression in selector.get("matchExpressions") or ()
         ]
         conditions = (*equal, *others)

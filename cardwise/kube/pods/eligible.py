@@ -52,12 +52,12 @@ def nodes(pod: Json, there: Iterable[Json]) -> frozenset[str]:
     )
 
 
-def admits(node: Json, pod: Json) -> bool:
+def is_node_eligible(node: Json, pod: Json) -> bool:
     """Whether the pod may be on the node."""
     return bool(nodes(pod, [node]))
 
 
-def untolerated(node: Json, tolerations: Sequence[Json]) -> list[str]:
+def untolerated_taints(node: Json, tolerations: Sequence[Json]) -> list[str]:
     """The node's taints that keep a pod away which has these tolerations, as `kubectl taint` spells them."""
     pod = nodeconstraints.constraints_of({"tolerations": tolerations})
     return [str(taint) for taint in pod.untolerated(NodeLabels.from_node(node))]

@@ -19,7 +19,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, wire
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, Query
-from cardwise.kube.nesting import bounded, following
+from cardwise.kube.nesting import read_bounded, survive_depth
 from cardwise.kube.recovery import Outage
 from cardwise.kube.watch.store import Diff, Store
 from cardwise.kube.watching import Watch
@@ -32,9 +32,9 @@ Project = Callable[[bytes], tuple[str, T] | None]
 
 _log = structlog.get_logger("cardwise.kube.reflector")
 
-_decode_list = following(msgspec.json.Decoder(wire.List).decode)
-_decode_event = following(msgspec.json.Decoder(wire.WatchEvent).decode)
-_decode_head = following(msgspec.json.Decoder(wire.ObjectHead).decode)
+_decode_list = survive_depth(msgspec.json.Decoder(wire.List).decode)
+_decode_event = survive_depth(msgspec.json.Decoder(wire.WatchEvent).decode)
+_decode_head = survive_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
 
 
 class Handler(Protocol[H_contra]):
@@ -128,7 +128,7 @@ class Reflector(Generic[T]):
         self._client = client
         self._path = path
         self._query = dict(query or {})
-        self._project = bounded(project)
+        self._project = read_bounded(project)
         self._named = named
         self._on_list_failed = on_list_failed
         self._handler = handler

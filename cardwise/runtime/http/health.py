@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, exposition
 from cardwise.clock import SYSTEM, Clock
 from cardwise.runtime.http import configz
 from cardwise.runtime.http.httpcalls import Environ
-from cardwise.runtime.http.httpserver import Bound, HttpServer, Limits, Listener
+from cardwise.runtime.http.httpserver import HttpServer, Limits, Listener, PhaseLimits
 from cardwise.runtime.http.threads import Threads
 from cardwise.runtime.settings import HostPort
 from cardwise.supervision import supervised_thread
@@ -27,14 +27,14 @@ _log = structlog.get_logger("cardwise.runtime.health")
 
 # Kubelet, Prometheus and people: some connections each. Places for twenty addresses with as many as each may have, so
 # that a probe's connection is kept until it has been read.
-_LIMITS = Limits(reading=Bound(2.0, 200), busy=8, source=100, body=0)
+_LIMITS = Limits(reading=PhaseLimits(2.0, 200), busy=8, source=100, body=0)
 
 Problems = Callable[[], Sequence[str]]
 """Why the part is not ready (or not alive), a line each; none: it is. Must answer quickly; may raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class HealthSettings:
     """What a serving process needs from `main` to show itself: where, its settings, and its certificates' folder."""
 
     bind: HostPort
@@ -77,7 +77,7 @@ class HealthServer:
         self._thread = supervised_thread(self._server.run, "health", clock)
 
     def start(self) -> None:
-        """Begins to serve. `interpreter.tune` comes before: without it, who scrapes keeps probes waiting."""
+        """Begins to serve. `tune_interpreter` comes before: without it, who scrapes keeps probes waiting."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -44,7 +44,7 @@ _LINE_BYTES: Final = 256
 _MOST_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
 
 
-class BadCall(Exception):
+class BadHttpCall(Exception):
     """No call that can be answered, with the status to say so. What follows it on the connection cannot be read."""
 
     def __init__(self, status: HTTPStatus) -> None:
@@ -52,7 +52,7 @@ class BadCall(Exception):
         self.status = status
 
 
-class Call(NamedTuple):
+class HttpCall(NamedTuple):
     """A call that has come whole.
 
     environ: its PATH_INFO is as it was sent, with its escapes; `answer_call` decodes it.
@@ -73,7 +73,7 @@ class Reader:
     """
 
     def __init__(self, shared: Environ, most_body: int) -> None:
-        self.calls: deque[Call] = deque()
+        self.calls: deque[HttpCall] = deque()
         self.begun = False  # a call has begun to come
         self.awaits_continue = False  # its client sends no body before it has got CONTINUE
         self._shared = shared
@@ -109,13 +109,13 @@ class Reader:
         except httptools.HttpParserError as error:
             # What one of the methods below has raised is the context of llhttp's own.
             cause = error.__context__
-            raise (cause if isinstance(cause, BadCall) else BadCall(HTTPStatus.BAD_REQUEST)) from error
+            raise (cause if isinstance(cause, BadHttpCall) else BadHttpCall(HTTPStatus.BAD_REQUEST)) from error
         if len(self.calls) == calls:
             self.begun = True  # by an empty line, too: its time runs
             # All that is no body: the head, and what chunks say of themselves.
             self._head += len(data) - (len(self._body) - body)
             if self._head > _MOST_BESIDES_BODY:
-                raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+                raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     # What llhttp calls.
 
@@ -125,31 +125,31 @@ class Reader:
     def on_url(self, url: bytes) -> None:
         self._url += url
         if len(self._url) > _MOST_TARGET:
-            raise BadCall(HTTPStatus.REQUEST_URI_TOO_LONG)
+            raise BadHttpCall(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, content: bytes) -> None:
         if self._past_headers:
-            raise BadCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
         self._header_lines += 1
         self._header_bytes += len(name) + len(content)
         if self._header_lines > _MOST_HEADERS or self._header_bytes > _MOST_HEADER_BYTES:
-            raise BadCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+            raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
             return  # could pass for one with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
         contents = self._header_contents.setdefault(key, [])
         if contents and key in _SINGLE:
-            raise BadCall(HTTPStatus.BAD_REQUEST)
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)
         contents.append(content.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         self._past_headers = True
         self._headers = {key: ",".join(contents) for key, contents in self._header_contents.items()}
         if "HTTP_HOST" not in self._headers and self._parser.get_http_version() == "1.1":
-            raise BadCall(HTTPStatus.BAD_REQUEST)
+            raise BadHttpCall(HTTPStatus.BAD_REQUEST)
         coding = self._headers.get("HTTP_TRANSFER_ENCODING")
         if coding is not None and coding.strip(" \t").lower() != "chunked":
-            raise BadCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would be read as it is
+            raise BadHttpCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would be read as it is
         length = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
         if int(length) > self._most_body:
             self._oversized(length)
@@ -177,7 +177,7 @@ class Reader:
 
     def _come(self, length: str, *, last: bool) -> None:
         if len(self.calls) == _MOST_CALLS:
-            raise BadCall(HTTPStatus.TOO_MANY_REQUESTS)
+            raise BadHttpCall(HTTPStatus.TOO_MANY_REQUESTS)
         url = httptools.parse_url(self._url)
         environ = self._shared | self._headers
         environ["REQUEST_METHOD"] = self._parser.get_method().decode("ascii")
@@ -188,7 +188,7 @@ class Reader:
         environ["wsgi.input"] = io.BytesIO(bytes(self._body))  # whose `read` hands out these bytes without a copy
         if "HTTP_CONTENT_TYPE" in environ:
             environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE")
-        self.calls.append(Call(environ, self._bytes_of_head() + len(self._body), last))
+        self.calls.append(HttpCall(environ, self._bytes_of_head() + len(self._body), last))
         self._reset()
 
     def _reset(self) -> None:
@@ -251,7 +251,7 @@ class HttpAnswer:
         return "\r\n".join([*lines, "", ""]).encode("latin-1") + (b"" if head_only else body)
 
 
-def answer_call(app: WsgiApp, call: Call, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
+def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
     """The application's answer as it is sent, and whether the connection ends with it. Raises what `app` raises."""
     if "%" in call.environ["PATH_INFO"]:
         path = call.environ["PATH_INFO"].encode("latin-1")

@@ -34,9 +34,9 @@ import structlog
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing, RecentUse
 from cardwise.runtime.http import httpcalls
-from cardwise.runtime.http.httpcalls import BadCall, Environ, Reader, WsgiApp
-from cardwise.runtime.http.threads import Threads, Work
-from cardwise.runtime.http.tlsline import TlsLine
+from cardwise.runtime.http.httpcalls import BadHttpCall, Environ, Reader, WsgiApp
+from cardwise.runtime.http.threads import QueuedCall, Threads
+from cardwise.runtime.http.tlsline import TlsConnection
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
@@ -96,7 +96,7 @@ class ConnectionPhase(Enum):
     __hash__ = object.__hash__  # Enum's own, of its name, is Python code: a third of what an accepted connection costs
 
 
-class Bound(NamedTuple):
+class PhaseLimits(NamedTuple):
     """The limits of a phase: how long a connection may be in it, and how many connections without a certificate. If
     one more comes, a connection of the address that has most there is closed, the one that has been there longest.
     """
@@ -123,11 +123,11 @@ class Limits:
     idle for longest is closed, since no call is lost by it.
     """
 
-    handshake: Bound = Bound(2.0, 1000)
-    idle: Bound = Bound(100.0, 2000)
-    reading: Bound = Bound(10.0, 1000)
-    writing: Bound = Bound(10.0, 1000)
-    closing: Bound = Bound(2.0, 1000)
+    handshake: PhaseLimits = PhaseLimits(2.0, 1000)
+    idle: PhaseLimits = PhaseLimits(100.0, 2000)
+    reading: PhaseLimits = PhaseLimits(10.0, 1000)
+    writing: PhaseLimits = PhaseLimits(10.0, 1000)
+    closing: PhaseLimits = PhaseLimits(2.0, 1000)
     busy: int = 250
     source: int = 500
     body: int = 8 << 20
@@ -193,7 +193,7 @@ class _Connection:
         self.listener = listener
         self.reader = reader
         self.threads: Threads | None = None  # that answer its call
-        self.work: Work | None = None  # its call, for them
+        self.work: QueuedCall | None = None  # its call, for them
         self.flow: Flow | None = None  # of its call, while it is BUSY
         self.arrived = 0.0  # when the call that is read or answered began to come
         self.seconds = 0.0  # that threads have worked on its calls since it became BUSY
@@ -206,7 +206,7 @@ class _Connection:
         self.poller: select.epoll | None = None
         self.readable: select.poll | None = None  # of the thread that stays with it
         self.wanted = _RECORD_HEAD  # bytes for which the kernel wakes us before there is TLS
-        self.tls: TlsLine | None = None
+        self.tls: TlsConnection | None = None
 
     @property
     def size(self) -> int:
@@ -289,7 +289,7 @@ class HttpServer:
             ConnectionPhase.HANDSHAKE: limits.handshake,
             ConnectionPhase.IDLE: limits.idle,
             ConnectionPhase.READING: limits.reading,
-            ConnectionPhase.BUSY: Bound(float("inf"), _MOST_BUSY),
+            ConnectionPhase.BUSY: PhaseLimits(float("inf"), _MOST_BUSY),
             ConnectionPhase.WRITING: limits.writing,
             ConnectionPhase.CLOSING: limits.closing,
         }
@@ -429,7 +429,7 @@ class HttpServer:
             if not connection.receive():
                 self._close(connection)
                 return
-        except BadCall as error:
+        except BadHttpCall as error:
             self._refuse(connection, error.status)
             return
         if connection.reader.calls:
@@ -599,7 +599,7 @@ class HttpServer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         if self._context is None:
             raise TypeError(connection.phase)
-        connection.tls = TlsLine(sock, self._context())
+        connection.tls = TlsConnection(sock, self._context())
         self._shake_hand(connection)
 
     def _shake_hand(self, connection: _Connection) -> None:
@@ -639,7 +639,7 @@ class HttpServer:
             self._poller.unregister(number)
             listener.sock.close()
         self._listeners.clear()
-        self._bounds[ConnectionPhase.IDLE] = Bound(_STOP_SECONDS, self._limits.idle.max_connections)
+        self._bounds[ConnectionPhase.IDLE] = PhaseLimits(_STOP_SECONDS, self._limits.idle.max_connections)
         until = self._clock.now() + _STOP_SECONDS
         for authenticated in (False, True):
             for connection in self._queues[ConnectionPhase.IDLE, authenticated]:
@@ -821,7 +821,7 @@ class HttpServer:
                 connection.last = not connection.receive()
                 if not connection.last and not connection.reader.calls:
                     connection.last = not connection.invite()
-            except BadCall as error:
+            except BadHttpCall as error:
                 connection.unsent, connection.last = memoryview(httpcalls.refusal(error.status)), True
             if connection.last or connection.reader.calls:
                 return not connection.last

@@ -138,7 +138,7 @@ class Server:
         # When the parent ends this process, the log gets the place where each thread stands.
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         faulthandler.enable()
-        interpreter.tune()
+        interpreter.tune_interpreter()
         self.on_start()
 
     def _stopped(self, _arbiter: Any, worker: Any) -> None:

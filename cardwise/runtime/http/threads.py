@@ -26,7 +26,7 @@ _STAYING: Final = 16  # threads of a set that may stay with a connection; two ar
 _LEAST: Final = 0.0005  # seconds that a call counts for at least
 
 
-class Work:
+class QueuedCall:
     """A call that waits for a thread, has one or is done."""
 
     __slots__ = ("address", "charged", "owner", "run", "since")
@@ -44,14 +44,14 @@ class _Address:
 
     def __init__(self) -> None:
         self.turns = FairQueueing(least=_LEAST)
-        self.waiting: dict[str, deque[Work]] = {}
+        self.waiting: dict[str, deque[QueuedCall]] = {}
         self.running = 0
 
-    def add(self, work: Work) -> None:
+    def add(self, work: QueuedCall) -> None:
         self.waiting.setdefault(work.owner, deque()).append(work)
         self.turns.enqueue(work.owner)
 
-    def remove(self, work: Work) -> bool:
+    def remove(self, work: QueuedCall) -> bool:
         """Whether it was waiting."""
         queue = self.waiting.get(work.owner, ())
         if work not in queue:
@@ -61,7 +61,7 @@ class _Address:
             del self.waiting[work.owner]
         return True
 
-    def next(self) -> Work:
+    def next(self) -> QueuedCall:
         """Chooses the next call, which waits no more; there must be one."""
         owner = self.turns.next(self.waiting.__contains__)  # the calls of others have been cancelled
         queue = self.waiting[owner]
@@ -88,7 +88,7 @@ class Threads:
         self._free = 0
         self._turns = FairQueueing(least=_LEAST)
         self._addresses: dict[str, _Address] = {}
-        self._running: dict[Work, None] = {}
+        self._running: dict[QueuedCall, None] = {}
         self._waiting = 0
         self._some = threading.Condition()
 
@@ -97,9 +97,9 @@ class Threads:
         """Whether what is submitted now will wait."""
         return not self._startable and self._waiting >= self._free
 
-    def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> Work:
+    def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> QueuedCall:
         """Queues a call of the address for the next free thread; `owner`: for whom the address calls."""
-        work = Work(run, address, owner)
+        work = QueuedCall(run, address, owner)
         with self._some:
             self._addresses.setdefault(address, _Address()).add(work)
             self._turns.enqueue(address)
@@ -111,7 +111,7 @@ class Threads:
         supervised_thread(self._run, f"{self._name}_{self._startable}", self._clock).start()
         return work
 
-    def cancel(self, work: Work) -> bool:
+    def cancel(self, work: QueuedCall) -> bool:
         """Takes a call from the queue. False: a thread has it, or has had it."""
         with self._some:
             address = self._addresses.get(work.address)
@@ -136,7 +136,7 @@ class Threads:
                     self._finish(work, self._clock.cpu() - before)
                 del work  # it knows its connection, and the next may be long in coming
 
-    def _begin_next(self) -> Work:
+    def _begin_next(self) -> QueuedCall:
         now = self._clock.now()
         for running in self._running:  # else an address would get all threads before its first call is over
             self._charge(running, self._seconds(running, now))
@@ -155,7 +155,7 @@ class Threads:
         address = self._addresses.get(name)
         return address is not None and bool(address.waiting)
 
-    def _finish(self, work: Work, cpu_seconds: float) -> None:
+    def _finish(self, work: QueuedCall, cpu_seconds: float) -> None:
         self._charge(work, max(cpu_seconds, self._seconds(work, self._clock.now())))
         del self._running[work]
         self._addresses[work.address].running -= 1
@@ -168,11 +168,11 @@ class Threads:
         if not self._addresses:
             self._turns.clear()
 
-    def _seconds(self, work: Work, now: float) -> float:
+    def _seconds(self, work: QueuedCall, now: float) -> float:
         """Its part of the threads' time until now."""
         return (now - work.since) / self._max_threads if work.since is not None else 0.0
 
-    def _charge(self, work: Work, seconds: float) -> None:
+    def _charge(self, work: QueuedCall, seconds: float) -> None:
         """Charges what the call has cost, so many seconds in all, to its address and to whom it is for."""
         unpaid = seconds - work.charged
         if unpaid > 0:

@@ -15,7 +15,7 @@ _BARREN: Final = 65_536  # bytes without data between them, a client's chain of 
 _CHUNK: Final = 16_384  # of what is sent: a record of TLS
 
 
-class TlsLine:
+class TlsConnection:
     """The server's side. What `ssl.SSLSocket` has of these methods does the same there, but for what is said here."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:

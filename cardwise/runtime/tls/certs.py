@@ -117,7 +117,7 @@ def pem_of(certificates: Iterable[x509.Certificate]) -> bytes:
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
-def issued_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
+def is_issued_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether the CA's key signed the leaf."""
     try:
         leaf.verify_directly_issued_by(authority)

@@ -19,7 +19,7 @@ from cardwise.runtime.tls.certs import (
     certificates_in,
     hosts_of,
     is_authority,
-    issued_by,
+    is_issued_by,
     new_authority,
     new_leaf,
     normal_hosts,
@@ -144,7 +144,7 @@ def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
         _drop(files, AUTHORITY_CERT, AUTHORITY_KEY)
         leaf = certificates_in(files.get(SERVER_CERT, b""))[:1]
         if issuer := next(
-            (authority for authority in known for certificate in leaf if issued_by(certificate, authority)), None
+            (authority for authority in known for certificate in leaf if is_issued_by(certificate, authority)), None
         ):
             files[AUTHORITY_CERT] = pem_of([issuer])
     for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT):
@@ -214,7 +214,7 @@ def _hosts_due(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
     if leaf is None:
         return hosts
     certificate, (issuer,) = leaf.certificate(), certificates_in(files[AUTHORITY_CERT])
-    if not issued_by(certificate, issuer):
+    if not is_issued_by(certificate, issuer):
         return hosts
     renew = lifetimes.leaf_renew if use is KeyPurpose.SERVER else lifetimes.client_renew
     if not has_authority_key(files):

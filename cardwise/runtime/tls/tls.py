@@ -1,7 +1,7 @@
 """Renews a part's certificates, and puts them where servers and clients read them.
 
 The thin outer part: `rotation` decides, `certstore` keeps, `Rotator` carries out and repeats. With cert-manager in the
-cluster `Given` takes its place: servers then read the Secret volume, whose files have the same names.
+cluster `ExternalCertificates` takes its place: servers then read the Secret volume, whose files have the same names.
 """
 
 from abc import ABC, abstractmethod
@@ -22,14 +22,14 @@ from cardwise.runtime.tls.rotation import Lifetimes, WantedCertificates
 __all__ = [
     "INTERVAL",
     "CertStore",
-    "Checks",
+    "CertificateChecks",
     "DirStore",
-    "Given",
+    "ExternalCertificates",
     "Lifetimes",
     "Rotator",
     "SecretStore",
     "Stored",
-    "Unusable",
+    "UnusableCertificates",
 ]
 
 _log = structlog.get_logger("cardwise.runtime.tls")
@@ -44,11 +44,11 @@ INTERVAL = 3600.0
 _GIVEN_INTERVAL = 2.0  # short: a new certificate is served at once, and until its CA is known nobody can call us
 
 
-class Unusable(Exception):
+class UnusableCertificates(Exception):
     """Files of somebody else that cannot be used; the text names the file and the remedy."""
 
 
-class Checks(ABC):
+class CertificateChecks(ABC):
     """Repeats a check of the certificates. `on_bundle` gets the CA bundle (PEM) after every check, also when it is the
     same: whoever publishes it may have to assert it again. `interval` is in seconds.
 
@@ -63,7 +63,7 @@ class Checks(ABC):
             "certificates",
             self._run_once,
             failed="the certificates were not checked: they stay as they are",
-            expected=(Unusable, errors.KubeError, OSError),
+            expected=(UnusableCertificates, errors.KubeError, OSError),
             every=interval,
             cap=min(300.0, interval),
             clock=clock,
@@ -89,7 +89,7 @@ class Checks(ABC):
             self._on_bundle(bundle)
 
 
-class Rotator(Checks):
+class Rotator(CertificateChecks):
     """Makes and renews them: ca.crt, tls.crt, tls.key (and client.crt, client.key with `need_client`) are written into
     `out_dir`, together.
     """
@@ -159,7 +159,7 @@ class Rotator(Checks):
             _log.info("certificates renewed" if changed else "certificates taken over", directory=str(self._out_dir))
 
 
-class Given(Checks):
+class ExternalCertificates(CertificateChecks):
     """Follows the ca.crt of somebody else (cert-manager), who writes it, tls.crt and tls.key into `directory`."""
 
     def __init__(self, directory: Path, *, on_bundle: Callable[[bytes], None], clock: Clock = SYSTEM) -> None:
@@ -172,7 +172,7 @@ class Given(Checks):
             bundle = self._file.read_bytes()
             x509.load_pem_x509_certificates(bundle)
         except (OSError, ValueError) as error:
-            raise Unusable(
+            raise UnusableCertificates(
                 f"{self._file}: there is no CA that can be read ({error}); put there the CA that signed "
                 f"{rotation.SERVER_CERT}, or leave the directory empty to have certificates made"
             ) from error

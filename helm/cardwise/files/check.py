@@ -81,9 +81,9 @@ def cards(client: KubeClient, own: str, clock: Clock = SYSTEM) -> str:
     while not (resources := list(client.objects(paths.extendedresources()))):
         seen = facts.Facts(installed=own, now=client.clock())
         facts.collect_lists(seen, client, facts.queries_of_parts(own))
-        causes = [*startup.uncreated(seen), *startup.unready(seen)]
+        causes = [*startup.check_uncreated_pods(seen), *startup.check_unready_pods(seen)]
         if causes or seen.unread or clock.now() >= deadline:
-            raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.cards(seen)))
+            raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.check_cards(seen)))
         clock.sleep(1)
     healthy = sum(resource.get("status", {}).get("health") == "Healthy" for resource in resources)
     if not healthy:

@@ -19,7 +19,7 @@ TITLE = "card 0 of node n1 (GPU-n1-0)"
 
 
 def work(api: Cards, **rules) -> drain.Drain:
-    rules = drain.Rules(**{"timeout": 60.0} | rules)
+    rules = drain.DrainRules(**{"timeout": 60.0} | rules)
     return drain.Drain(api.kube, cordons.find_card(api.kube, "n1/0"), rules, FakeClock())
 
 

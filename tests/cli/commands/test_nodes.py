@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from cardwise.core.api import names
-from cardwise.core.placement.scored.shapes import Ask
+from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from tests.cli import worlds
 from tests.cli.worlds import K80, P100, Cluster, card, lists, placed
@@ -16,7 +16,7 @@ def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
     return worlds.run(monkeypatch, api, "nodes", *args)
 
 
-def learned(*asks: tuple[Ask, float]) -> dict:
+def learned(*asks: tuple[RequestSize, float]) -> dict:
     """The ConfigMap of an extender that has seen these pods."""
     seen = Workload()
     for ask, times in asks:
@@ -25,8 +25,8 @@ def learned(*asks: tuple[Ask, float]) -> dict:
     return {"metadata": {"namespace": names.NAMESPACE, "name": names.WORKLOAD}, "data": data}
 
 
-def typical_ask(mem: int, cpu: int = 0) -> Ask:
-    return Ask(1, mem, 0, "", cpu, 0)
+def typical_ask(mem: int, cpu: int = 0) -> RequestSize:
+    return RequestSize(1, mem, 0, "", cpu, 0)
 
 
 HALVES = learned((typical_ask(8000), 3), (typical_ask(13_000), 1))

@@ -72,4 +72,4 @@ def installation() -> Facts:
 
 
 def troubles(seen: Facts) -> list[Finding]:
-    return [finding for finding in checks.judge(seen) if finding.level is not Severity.OK]
+    return [finding for finding in checks.check_facts(seen) if finding.level is not Severity.OK]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cardwise.cli.doctor import before, bypasses
-from cardwise.cli.doctor.before import Preview
+from cardwise.cli.doctor.before import PreinstallFacts
 from cardwise.cli.doctor.finding import Finding, Severity
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
@@ -51,9 +51,9 @@ def namespace(**labels: str) -> Json:
 
 
 @pytest.fixture
-def preview() -> Preview:
+def preview() -> PreinstallFacts:
     """A kubeadm cluster with NVIDIA's GPU Operator, and nothing in the way."""
-    return Preview(
+    return PreinstallFacts(
         version={"gitVersion": "v1.37.2"},
         nodes=[node("cp1") | {"metadata": {"name": "cp1", "labels": PLANE}}, gpu_node("n1"), gpu_node("n2")],
         schedulers=[mirror("cp1")],
@@ -63,20 +63,22 @@ def preview() -> Preview:
     )
 
 
-def troubles(preview: Preview) -> list[Finding]:
-    return [finding for finding in before.judge(preview, names.NAMESPACE) if finding.level is not Severity.OK]
+def troubles(preview: PreinstallFacts) -> list[Finding]:
+    return [finding for finding in before.check_preview(preview, names.NAMESPACE) if finding.level is not Severity.OK]
 
 
-def proposed(preview: Preview) -> dict[str, str]:
+def proposed(preview: PreinstallFacts) -> dict[str, str]:
     return dict(
-        setting.split("=", 1) for finding in before.judge(preview, names.NAMESPACE) for setting in finding.values
+        setting.split("=", 1)
+        for finding in before.check_preview(preview, names.NAMESPACE)
+        for setting in finding.values
     )
 
 
 def test_a_cluster_that_is_ready_has_no_trouble_and_gets_the_values_that_decide(preview):
     assert troubles(preview) == []
     assert proposed(preview) == {"scheduler.mode": "kubeadm", "nodes.runtimeClass": "nvidia"}
-    assert before.install_command(before.judge(preview, names.NAMESPACE), names.NAMESPACE).splitlines() == [
+    assert before.install_command(before.check_preview(preview, names.NAMESPACE), names.NAMESPACE).splitlines() == [
         "helm install cardwise helm/cardwise --namespace cardwise-system \\",
         "  --set image.repository=$REGISTRY/cardwise \\",
         "  --set scheduler.mode=kubeadm \\",
@@ -100,38 +102,38 @@ def test_the_proposed_installation_makes_the_namespace_ready_first(preview, enfo
         plant_no_namespace(preview)
     else:
         preview.namespace = namespace(**({"enforce": enforced} if enforced else {}))
-    lines = before.install_command(before.judge(preview, "gpu"), "gpu").splitlines()
+    lines = before.install_command(before.check_preview(preview, "gpu"), "gpu").splitlines()
     assert lines[0].startswith(first)
     assert lines[-1] == "helm test cardwise --namespace gpu"
 
 
-def plant_managed(preview: Preview) -> None:
+def plant_managed(preview: PreinstallFacts) -> None:
     preview.version = {"gitVersion": "v1.36.3-gke.1200"}
     preview.nodes, preview.schedulers = preview.nodes[1:], []
 
 
-def plant_k3s(preview: Preview) -> None:
+def plant_k3s(preview: PreinstallFacts) -> None:
     preview.version = {"gitVersion": "v1.37.2+k3s1"}
     preview.nodes, preview.schedulers = [gpu_node("n1", "containerd://2.1.5-k3s1.33")], []
 
 
-def plant_k3s_control_plane(preview: Preview) -> None:
+def plant_k3s_control_plane(preview: PreinstallFacts) -> None:
     """Its kube-scheduler is no pod."""
     plant_k3s(preview)
     preview.nodes[0]["metadata"]["labels"] |= {"node-role.kubernetes.io/control-plane": "true"}
 
 
-def plant_rke2(preview: Preview) -> None:
+def plant_rke2(preview: PreinstallFacts) -> None:
     """Its kube-scheduler is a static pod, in another folder than kubeadm's."""
     plant_k3s_control_plane(preview)
     preview.schedulers = [mirror("n1")]
 
 
-def plant_process(preview: Preview) -> None:
+def plant_process(preview: PreinstallFacts) -> None:
     preview.schedulers = []
 
 
-def plant_crio(preview: Preview) -> None:
+def plant_crio(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", "cri-o://1.34.1")]
 
 
@@ -157,80 +159,80 @@ def test_who_configures_kube_scheduler_and_where_the_runtime_is_are_proposed(pre
     assert proposed(preview) == settings | {"nodes.runtimeClass": "nvidia"}
 
 
-def plant_unlabelled(preview: Preview) -> None:
+def plant_unlabelled(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], node("n1", offered=2)]
 
 
-def plant_no_gpu(preview: Preview) -> None:
+def plant_no_gpu(preview: PreinstallFacts) -> None:
     preview.nodes = preview.nodes[:1]
 
 
-def plant_taint(preview: Preview) -> None:
+def plant_taint(preview: PreinstallFacts) -> None:
     usual = {"key": names.NVIDIA_GPU, "value": "present", "effect": "NoSchedule"}
     own = {"key": "sku", "value": "gpu", "effect": "NoSchedule"}
     passing = {"key": "node.kubernetes.io/not-ready", "effect": "NoExecute"}
     preview.nodes = [preview.nodes[0], gpu_node("n1", taints=[usual, own, passing])]
 
 
-def plant_docker(preview: Preview) -> None:
+def plant_docker(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", "docker://27.1")]
 
 
-def plant_old_containerd(preview: Preview) -> None:
+def plant_old_containerd(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", "containerd://1.7.27")]
 
 
-def plant_two_runtimes(preview: Preview) -> None:
+def plant_two_runtimes(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", "cri-o://1.34.1"), gpu_node("n2", "containerd://2.1.5-k3s1")]
 
 
-def plant_no_runtime_class(preview: Preview) -> None:
+def plant_no_runtime_class(preview: PreinstallFacts) -> None:
     preview.runtimeclasses = []
 
 
-def plant_several_runtime_classes(preview: Preview) -> None:
+def plant_several_runtime_classes(preview: PreinstallFacts) -> None:
     preview.runtimeclasses = [runtime_class("nvidia-cdi"), runtime_class("nvidia-legacy")]
 
 
-def plant_other_runtime_class(preview: Preview) -> None:
+def plant_other_runtime_class(preview: PreinstallFacts) -> None:
     preview.runtimeclasses = [*preview.runtimeclasses, runtime_class("cards", "nvidia")]
 
 
-def plant_no_namespace(preview: Preview) -> None:
+def plant_no_namespace(preview: PreinstallFacts) -> None:
     preview.namespace, preview.absent = None, {*preview.absent, "namespace"}
 
 
-def plant_unlabelled_namespace(preview: Preview) -> None:
+def plant_unlabelled_namespace(preview: PreinstallFacts) -> None:
     preview.namespace = namespace()
 
 
-def plant_baseline(preview: Preview) -> None:
+def plant_baseline(preview: PreinstallFacts) -> None:
     preview.namespace = namespace(enforce="baseline")
 
 
-def plant_nvidia_plugin(preview: Preview) -> None:
+def plant_nvidia_plugin(preview: PreinstallFacts) -> None:
     preview.nodes = [preview.nodes[0], gpu_node("n1", offered=2), gpu_node("n2")]
 
 
-def plant_hami(preview: Preview) -> None:
+def plant_hami(preview: PreinstallFacts) -> None:
     preview.other_daemonsets = [{"metadata": {"namespace": "kube-system", "name": "hami-device-plugin"}}]
 
 
-def plant_gpushare(preview: Preview) -> None:
+def plant_gpushare(preview: PreinstallFacts) -> None:
     metadata = {"namespace": "kube-system", "name": "gpushare-schd-extender"}
     preview.other_deployments = [{"metadata": metadata}]
 
 
-def plant_old_kubernetes(preview: Preview) -> None:
+def plant_old_kubernetes(preview: PreinstallFacts) -> None:
     preview.version = {"gitVersion": "v1.30.9"}
 
 
-def plant_installed(preview: Preview) -> None:
+def plant_installed(preview: PreinstallFacts) -> None:
     preview.absent = set()
     preview.mutating = [{"metadata": {"name": names.WEBHOOK_CONFIGURATION}}]
 
 
-def plant_no_rights(preview: Preview) -> None:
+def plant_no_rights(preview: PreinstallFacts) -> None:
     preview.unread = {"pods": "", "namespace": ""}
     preview.namespace = None
 
@@ -378,7 +380,7 @@ class Tried:
                 self.api.fault(refusal, "create")
 
     def findings(self) -> Iterator[Finding]:
-        yield from before.admission(self.api.kube, names.NAMESPACE)
+        yield from before.check_admission(self.api.kube, names.NAMESPACE)
         assert self.api.objects("pods") == []
 
 
@@ -421,5 +423,5 @@ def test_the_command_proposes_and_says_what_is_in_the_way(monkeypatch):
 )
 def test_what_is_said_of_a_control_plane_that_kubeadm_has_not_made(preview, plant, text):
     plant(preview)
-    (finding,) = before.control_plane(preview)
+    (finding,) = before.check_control_plane(preview)
     assert finding.text.startswith(text)

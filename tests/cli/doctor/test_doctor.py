@@ -47,7 +47,7 @@ def test_a_reason_is_one_line_for_all_cards_that_it_is_of(sound):
     resource, other = troubles(sound)
     assert (resource.level, other.level) == (Severity.PROBLEM, Severity.PROBLEM), "no card is usable"
     assert "nobody gets a card" in resource.remedy
-    assert not any(f.check == "cards" and f.level is Severity.OK for f in checks.judge(sound))
+    assert not any(f.check == "cards" and f.level is Severity.OK for f in checks.check_facts(sound))
 
 
 def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
@@ -83,13 +83,13 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
 
 def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
     plant_no_rights(sound)
-    shown = table(list(checks.judge(sound))).splitlines()
+    shown = table(list(checks.check_facts(sound))).splitlines()
     assert shown[-1].startswith("could not look at 2 of 22 things; of the others: 0 problems, 0 warnings, 1 note")
     sound.unread = {"leases": "the server is currently unable to handle the request"}
-    shown = table(list(checks.judge(sound))).splitlines()
+    shown = table(list(checks.check_facts(sound))).splitlines()
     assert shown[-1].startswith("could not look at 1 of 22 things; of the others: 0 problems")
     sound.unread = {}
-    assert table(list(checks.judge(sound))).splitlines()[-1].startswith("0 problems")
+    assert table(list(checks.check_facts(sound))).splitlines()[-1].startswith("0 problems")
 
 
 def test_what_is_the_same_on_many_nodes_is_one_line(sound):
@@ -106,7 +106,7 @@ def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
     plant_no_cards(sound)
     plant_dead_leader(sound)
     plant_hami(sound)
-    findings = finding.sort_findings(checks.judge(sound))
+    findings = finding.sort_findings(checks.check_facts(sound))
     assert [finding.check for finding in findings if finding.level is Severity.PROBLEM] == ["extender", "cards"]
     assert [finding.level for finding in findings] == sorted(
         (finding.level for finding in findings), key=list(reversed(Severity)).index
@@ -115,7 +115,7 @@ def test_the_gravest_comes_first_and_of_equal_ones_what_others_stand_on(sound):
 
 def test_a_sound_cluster_has_no_finding_but_good_ones(sound):
     assert troubles(sound) == []
-    assert {finding.check for finding in checks.judge(sound)} >= {
+    assert {finding.check for finding in checks.check_facts(sound)} >= {
         "kubernetes",
         "cards",
         "card-access",
@@ -135,7 +135,7 @@ def in_gib(seen: Facts) -> None:
 
 
 def said_of_units(seen: Facts) -> Finding:
-    (finding,) = (finding for finding in checks.judge(seen) if finding.check == "gpu-mem-unit")
+    (finding,) = (finding for finding in checks.check_facts(seen) if finding.check == "gpu-mem-unit")
     return finding
 
 
@@ -221,7 +221,7 @@ def test_before_the_installation_the_unit_to_install_with_is_named(sound, kinds)
 def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(sound):
     labels = {"team": "GiB", "odd": "gib", "same": "MiB"}
     sound.namespaces = [{"metadata": {"name": n, "labels": {names.GPU_MEM_UNIT: unit}}} for n, unit in labels.items()]
-    findings = [finding for finding in checks.judge(sound) if finding.check == "gpu-mem-unit"]
+    findings = [finding for finding in checks.check_facts(sound) if finding.check == "gpu-mem-unit"]
     assert [(finding.level, finding.text) for finding in findings] == [
         (
             Severity.WARNING,
@@ -718,11 +718,11 @@ def test_pods_of_a_scheduler_that_has_gone_are_found_also_after_an_uninstallatio
 def test_the_leader_is_judged_by_the_clock_of_the_api_server(sound, ahead):
     theirs = NOW + timedelta(seconds=ahead)  # the extender's clock
     sound.leases[0]["spec"]["renewTime"] = f"{theirs:%Y-%m-%dT%H:%M:%S.%fZ}"
-    assert [finding.level for finding in checks.judge(sound) if finding.check == "extender"] == [Severity.OK]
+    assert [finding.level for finding in checks.check_facts(sound) if finding.check == "extender"] == [Severity.OK]
     sound.now += timedelta(seconds=60)
-    assert [finding.level for finding in checks.judge(sound) if finding.check == "extender"] == [Severity.PROBLEM]
+    assert [finding.level for finding in checks.check_facts(sound) if finding.check == "extender"] == [Severity.PROBLEM]
     sound.now = None  # an API server that does not tell: no guess by the admin's clock
-    assert [finding.level for finding in checks.judge(sound) if finding.check == "extender"] == [Severity.OK]
+    assert [finding.level for finding in checks.check_facts(sound) if finding.check == "extender"] == [Severity.OK]
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
@@ -1124,5 +1124,5 @@ def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command
 @pytest.mark.parametrize("change", [{"spec": {"unschedulable": True}}, {"metadata": {"name": "other"}}])
 def test_cards_of_a_node_that_takes_no_pods_are_not_called_usable(sound, change):
     sound.nodes[0] |= change
-    texts = [finding.text for finding in checks.judge(sound) if finding.check == "cards"]
+    texts = [finding.text for finding in checks.check_facts(sound) if finding.check == "cards"]
     assert not any("usable" in text for text in texts), texts

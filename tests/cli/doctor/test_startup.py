@@ -13,7 +13,7 @@ from cardwise.cli.cluster.podevents import Event
 from cardwise.cli.doctor import checks, probing, repairs, startup
 from cardwise.cli.doctor.facts import Facts
 from cardwise.cli.doctor.finding import Finding, Severity
-from cardwise.cli.doctor.waiting import unrewritten
+from cardwise.cli.doctor.waiting import check_unrewritten_pods
 from cardwise.core.api import names
 from cardwise.core.values.decoded import Json
 from tests.cli.doctor.planted import NOW, part, troubles
@@ -419,12 +419,12 @@ def test_a_pod_of_no_controller_is_saved_before_it_is_deleted(sound):
 def test_while_the_configuration_is_missing_exempt_namespaces_are_those_of_the_webhooks_command_line(sound):
     plant_unrewritten(sound)
     sound.mutating = []
-    findings = list(unrewritten(sound))
+    findings = list(check_unrewritten_pods(sound))
     assert "3 pods (team/p0, team/p1, old/p0)" in findings[0].text, "the chart's default"
     arguments = ["--bind=:8443", "--exempt-namespaces=kube-system,old,cardwise-system"]
     webhook = {"metadata": {"namespace": "cardwise-system", "name": "cardwise-webhook"}}
     sound.deployments = [webhook | {"spec": {"template": {"spec": {"containers": [{"args": arguments}]}}}}]
-    assert "2 pods (team/p0, team/p1)" in next(unrewritten(sound)).text
+    assert "2 pods (team/p0, team/p1)" in next(check_unrewritten_pods(sound)).text
 
 
 def deletion(name: str, minutes: float) -> Event:

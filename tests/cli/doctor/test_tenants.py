@@ -76,7 +76,7 @@ def plant_workloads(api: Cluster) -> None:
 
 
 def findings(api: Cluster) -> list[Finding]:
-    return list(checks.judge(facts.read_facts(api.kube)))
+    return list(checks.check_facts(facts.read_facts(api.kube)))
 
 
 def added(sound: Sequence[Finding], after: Sequence[Finding]) -> Iterator[Finding]:
@@ -147,8 +147,8 @@ def test_before_an_installation_a_tenants_workloads_propose_no_value():
         api.replace(
             kind, *(manifest for manifest in api.objects(kind) if manifest["metadata"]["name"] in FOREIGN_NAMES)
         )
-    seen = before.read(api.kube, names.NAMESPACE)
-    all_findings = [*before.judge(seen, names.NAMESPACE)]
+    seen = before.read_preinstall_facts(api.kube, names.NAMESPACE)
+    all_findings = [*before.check_preview(seen, names.NAMESPACE)]
     assert any("in namespaces of users" in finding.text for finding in all_findings)
     assert not any("webhook.gpuMemUnit" in finding.remedy for finding in all_findings)
 

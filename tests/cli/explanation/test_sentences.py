@@ -2,14 +2,14 @@ import msgspec
 
 from cardwise.cli.cluster import published
 from cardwise.cli.cluster.engine import SurveyedEngine
-from cardwise.cli.cluster.published import Published
+from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.cli.explanation import sentences
-from cardwise.cli.explanation.holdups import Surroundings
+from cardwise.cli.explanation.holdups import PodSurroundings
 from cardwise.core.api import assignment, names, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
 from cardwise.core.placement.ledger import Holding
-from cardwise.core.placement.scored.shapes import Ask
+from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.core.values.refusals import Refusal
 from cardwise.kube import survey, wire
@@ -243,12 +243,12 @@ def engine(seen: Survey, loads: dict[str, Load], *mems: int) -> SurveyedEngine:
     """One that has learned that shares of these sizes come."""
     workload = Workload()
     for mem in mems:
-        workload.count_arrival(Ask(1, mem, 0, "", 0, 0))
+        workload.count_arrival(RequestSize(1, mem, 0, "", 0, 0))
     return SurveyedEngine(seen.ledger, loads, workload.dump())
 
 
 def test_the_policy_is_the_pods_own_else_the_extenders():
-    published_policy = Published("spread")
+    published_policy = PublishedPolicy("spread")
     assert published.policy_of_pod(waiting_for(1), published_policy) == "spread"
     assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "fgd"}), published_policy) == "fgd"
     assert published.policy_of_pod(waiting_for(1, **{names.POLICY: "nonsense"}), published_policy) == "spread"
@@ -257,7 +257,7 @@ def test_the_policy_is_the_pods_own_else_the_extenders():
         waiting_for(100), seen, settings=published_policy
     )
     assert "free on n1, n2 (best first, priced leaves it to binpack)" in sentences.explain_pod(waiting_for(100), seen)
-    unread = Published(note="you may not read it")
+    unread = PublishedPolicy(note="you may not read it")
     assert "(best first, as binpack would; what priced has learned is not known here)" in sentences.explain_pod(
         waiting_for(100), seen, settings=unread
     )
@@ -332,8 +332,8 @@ def test_what_no_card_can_hold_is_told_the_most_that_one_can():
 # What keeps a pod from its cards before cards matter, and what is cheaper than to end somebody.
 
 
-def surroundings(*nodes: dict[str, object], **fields: object) -> Surroundings:
-    return Surroundings(nodes or ({"metadata": {"name": "n1"}},), **fields)
+def surroundings(*nodes: dict[str, object], **fields: object) -> PodSurroundings:
+    return PodSurroundings(nodes or ({"metadata": {"name": "n1"}},), **fields)
 
 
 def labelled(name: str, **labels: str) -> dict[str, object]:
@@ -343,7 +343,7 @@ def labelled(name: str, **labels: str) -> dict[str, object]:
 FREE = {"n1": [16276], "n2": [16276]}
 
 
-def heard(spec: dict[str, object], beside: Surroundings | None = None, refusal: str = "") -> str:
+def heard(spec: dict[str, object], beside: PodSurroundings | None = None, refusal: str = "") -> str:
     pod = waiting_for(4000)
     pod["spec"] |= spec
     pod["status"] = {"conditions": [{"type": "PodScheduled", "message": refusal}]} if refusal else {}
@@ -414,7 +414,7 @@ def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
     assert "that fit are free" not in none
     tainted = labelled("n1") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
     assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, surroundings(tainted, labelled("n2")))
-    assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, Surroundings()), "nodes may not be read"
+    assert "keeps away" not in heard({"nodeSelector": {"zone": "c"}}, PodSurroundings()), "nodes may not be read"
 
 
 NOT_READY = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
@@ -473,7 +473,7 @@ def test_for_a_gang_all_that_must_end_are_named():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
     partners = {name: pod_request for name in "ab" if (pod_request := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
-    text = sentences.explain_pod(waiting_for(16000), seen, around=Surroundings(nodes, partners=partners))
+    text = sentences.explain_pod(waiting_for(16000), seen, around=PodSurroundings(nodes, partners=partners))
     victims = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
     assert all(victim in text.rpartition("gang: ")[2] for victim in victims.split(", "))
@@ -533,14 +533,16 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     seen.ledger.release("n2-0")
     seen.ledger.set_holding(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
     nodes = [labelled(name) for name in ("n1", "n2")]
-    alone = sentences.explain_pod(waiting_for(4000), seen, around=Surroundings(nodes, siblings=frozenset({"serve-x"})))
+    alone = sentences.explain_pod(
+        waiting_for(4000), seen, around=PodSurroundings(nodes, siblings=frozenset({"serve-x"}))
+    )
     assert alone.endswith("  - these ended (card 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
     partners = {"serve-y": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
-    ganged = Surroundings(nodes, siblings=frozenset({"serve-x"}), partners=partners)
+    ganged = PodSurroundings(nodes, siblings=frozenset({"serve-x"}), partners=partners)
     text = sentences.explain_pod(waiting_for(4000), seen, around=ganged)
     assert text.endswith("  - these ended, for all 2 waiting pods of its gang: default/n1-0 (16176 MiB)\n")
-    assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, around=Surroundings(nodes[1:]))
-    only = Surroundings(nodes[1:], siblings=frozenset({"serve-x"}))
+    assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, around=PodSurroundings(nodes[1:]))
+    only = PodSurroundings(nodes[1:], siblings=frozenset({"serve-x"}))
     assert "these ended" not in sentences.explain_pod(waiting_for(4000), seen, around=only)
 
 
@@ -550,7 +552,7 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
         pod("tf-ps-0", containers=[{"name": "x"}]),
         Survey(),
         ["Its gang waits."],
-        around=Surroundings(None, partners=partners),
+        around=PodSurroundings(None, partners=partners),
     )
     assert text.endswith(
         "Its gang waits.\nWhat keeps those waiting that ask for some: cardwise explain pod tf-worker-0\n"

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import MpsState, Scope, Status
+from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 
@@ -29,12 +29,12 @@ def test_whatever_a_card_is_called_its_folder_stays_below_the_root(uuid):
 def test_a_root_that_is_too_long_is_refused_with_the_remedy():
     length = mps.LONGEST_PIPE - len(str(mps.folder("/", REAL) / mps.PIPE)) - 1
     fits = "/" + "r" * length
-    mps.check_root(fits, [REAL], Scope.CARD)
+    mps.check_root(fits, [REAL], DaemonScope.CARD)
     with pytest.raises(InvalidRequest, match=r"88 bytes.*1 bytes shorter"):
-        mps.check_root(fits + "r", [REAL], Scope.CARD)
-    mps.check_root(fits + "r", [REAL], Scope.NODE)
+        mps.check_root(fits + "r", [REAL], DaemonScope.CARD)
+    mps.check_root(fits + "r", [REAL], DaemonScope.NODE)
     with pytest.raises(InvalidRequest, match="no absolute path"):
-        mps.check_root("run/mps", [REAL], Scope.CARD)
+        mps.check_root("run/mps", [REAL], DaemonScope.CARD)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_environment_never_names_a_card_that_a_process_may_not_see():
 statuses = st.builds(
     Status,
     uuids=st.lists(st.text(), max_size=3).map(tuple),
-    scope=st.sampled_from(Scope),
+    scope=st.sampled_from(DaemonScope),
     state=st.sampled_from(MpsState),
     reason=st.text(),
     since=st.floats(0, 1e10),
@@ -114,7 +114,7 @@ statuses = st.builds(
 )
 
 
-_OFF = mps.encode(Status(uuids=(), scope=Scope.CARD, state=MpsState.OFF))
+_OFF = mps.encode(Status(uuids=(), scope=DaemonScope.CARD, state=MpsState.OFF))
 
 
 @given(statuses)
@@ -143,7 +143,7 @@ def test_half_a_state_file_is_none(text):
 def test_who_may_start():
     status = Status(
         uuids=("a",),
-        scope=Scope.CARD,
+        scope=DaemonScope.CARD,
         state=MpsState.READY,
         checked=100.0,
         valid_seconds=10.0,

@@ -10,11 +10,11 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import plan
-from cardwise.core.defrag.moving import Goal, Movable, World
+from cardwise.core.defrag.moving import DefragGoal, MovablePod, WhatIfCluster
 from cardwise.core.placement import placement
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.placement import Placement
-from cardwise.core.placement.scored.shapes import Ask
+from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from tests.build import cards, shares
 
@@ -55,15 +55,15 @@ def share(mem: int, count: int = 1) -> PodRequest:
 WHOLE = share(0)
 
 
-def free_cards(count: int) -> Goal:
-    return Goal(request=WHOLE, load=NO_LOAD, count=count, policy="binpack")
+def free_cards(count: int) -> DefragGoal:
+    return DefragGoal(request=WHOLE, load=NO_LOAD, count=count, policy="binpack")
 
 
-def fit(mem: int, count: int = 1) -> Goal:
-    return Goal(request=share(mem), load=NO_LOAD, count=count, policy="binpack")
+def fit(mem: int, count: int = 1) -> DefragGoal:
+    return DefragGoal(request=share(mem), load=NO_LOAD, count=count, policy="binpack")
 
 
-def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[Movable]]:
+def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[MovablePod]]:
     """Nodes of cards, and on each card pods of these sizes, named a, b, c... in that order; all may be moved."""
     ledger = Ledger()
     movables = []
@@ -74,12 +74,12 @@ def cluster(**nodes: list[list[int]]) -> tuple[Ledger, list[Movable]]:
                 uid = chr(ord("a") + len(movables))
                 held = shares(mem, index, node=node, total=SIZE)
                 ledger.set_holding(Holding(uid, "default", uid, node, Assignment({"0": held})))
-                movables.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
+                movables.append(MovablePod(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
     return ledger, movables
 
 
-def world(ledger: Ledger, **loads: Load) -> World:
-    return World(ledger, Placer(ledger, **loads), lambda _: ())
+def world(ledger: Ledger, **loads: Load) -> WhatIfCluster:
+    return WhatIfCluster(ledger, Placer(ledger, **loads), lambda _: ())
 
 
 def moves(defrag_plan) -> list[str]:
@@ -199,7 +199,9 @@ def test_no_more_moves_than_allowed():
 def test_of_equal_plans_the_least_important_pods_go():
     ledger, pods = cluster(n1=[[300], [300], [400]])
     important = [
-        Movable(uid=pod.uid, request=pod.request, load=NO_LOAD, policy="binpack", priority=7 if pod.uid == "a" else 0)
+        MovablePod(
+            uid=pod.uid, request=pod.request, load=NO_LOAD, policy="binpack", priority=7 if pod.uid == "a" else 0
+        )
         for pod in pods
     ]
     assert moves(plan(world(ledger), free_cards(1), important)) == ["b: n1/1 > n1/2"]
@@ -208,9 +210,9 @@ def test_of_equal_plans_the_least_important_pods_go():
 def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
     ledger, pods = cluster(n1=[[300], [400]], n2=[[500]])
     (first,) = [pod for pod in pods if pod.uid == "a"]
-    to_n2 = Movable(uid="a", request=first.request, load=NO_LOAD, policy="binpack", nodes=frozenset({"n2"}))
+    to_n2 = MovablePod(uid="a", request=first.request, load=NO_LOAD, policy="binpack", nodes=frozenset({"n2"}))
     assert moves(plan(world(ledger), free_cards(1), [to_n2])) == ["a: n1/0 > n2/0"]
-    busy = Movable(uid="a", request=first.request, load=Load(500, 0), policy="binpack", nodes=frozenset({"n2"}))
+    busy = MovablePod(uid="a", request=first.request, load=Load(500, 0), policy="binpack", nodes=frozenset({"n2"}))
     assert plan(world(ledger, n2=Load(400, 0, 10)), free_cards(1), [busy]).fits[-1] == 0
     assert plan(world(ledger, n2=Load(600, 0, 10)), free_cards(1), [busy]).fits[-1] == 1
 
@@ -218,9 +220,9 @@ def test_pods_stay_on_the_nodes_that_they_may_be_on_and_need_cpu_there():
 def test_a_quota_keeps_a_pod_from_where_it_has_no_room():
     ledger, pods = cluster(n1=[[300], [400]])
     full = [quotas.headroom(QuotaEntry(memory=700), quotas.NOTHING)]
-    assert plan(World(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fits[-1] == 1
+    assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: full), free_cards(1), pods).fits[-1] == 1
     tight = [quotas.headroom(QuotaEntry(memory=299), quotas.NOTHING)]
-    assert plan(World(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fits[-1] == 0
+    assert plan(WhatIfCluster(ledger, Placer(ledger), lambda _: tight), free_cards(1), pods).fits[-1] == 0
 
 
 def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
@@ -233,7 +235,7 @@ def test_a_big_cluster_is_done_in_steps_and_says_that_it_may_take_fewer():
             ledger.set_holding(
                 Holding(uid, "d", uid, node, Assignment({"0": shares(mem, index, node=node, total=SIZE)}))
             )
-            pods.append(Movable(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
+            pods.append(MovablePod(uid=uid, request=share(mem), load=NO_LOAD, policy="binpack", mem=mem))
     defrag_plan = plan(world(ledger), free_cards(8), pods, effort=500)
     assert defrag_plan.fits[-1] == 8
     assert 8 <= len(defrag_plan.moves) <= 12
@@ -251,7 +253,7 @@ def test_somebody_makes_way_for_another():
     assert defrag_plan.fits == (0, 0, 1)
 
 
-def uniform_cluster(nodes: int, per_node: int, size: int, policy: str) -> tuple[Ledger, list[Movable]]:
+def uniform_cluster(nodes: int, per_node: int, size: int, policy: str) -> tuple[Ledger, list[MovablePod]]:
     """On each card one pod of 4000 MiB."""
     ledger, pods = Ledger(), []
     for node in (f"n{i:02d}" for i in range(nodes)):
@@ -259,7 +261,7 @@ def uniform_cluster(nodes: int, per_node: int, size: int, policy: str) -> tuple[
         for i in range(per_node):
             uid = f"{node}-{i}"
             ledger.set_holding(Holding(uid, "d", uid, node, Assignment({"0": shares(4000, i, node=node, total=size)})))
-            pods.append(Movable(uid=uid, request=share(4000), load=NO_LOAD, policy=policy, mem=4000))
+            pods.append(MovablePod(uid=uid, request=share(4000), load=NO_LOAD, policy=policy, mem=4000))
     return ledger, pods
 
 
@@ -285,11 +287,11 @@ def test_priced_does_not_put_them_back_where_their_cards_are_cordoned_meanwhile(
     ledger, pods = uniform_cluster(5, 8, 15_360, "priced")
     workload = Workload()
     for mem in (4000, 8138):
-        workload.count_arrival(Ask(1, mem, 0, "", 0, 0), 50)
+        workload.count_arrival(RequestSize(1, mem, 0, "", 0, 0), 50)
     engine = SurveyedEngine(ledger, {}, workload.dump())
-    wanted_goal = Goal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
-    assert plan(World(ledger, engine, lambda _: ()), wanted_goal, pods, cordon=False, effort=100).fits[-1] == 0
-    defrag_plan = plan(World(ledger, engine, lambda _: ()), wanted_goal, pods, effort=100)
+    wanted_goal = DefragGoal(request=WHOLE, load=NO_LOAD, count=goal, policy="priced")
+    assert plan(WhatIfCluster(ledger, engine, lambda _: ()), wanted_goal, pods, cordon=False, effort=100).fits[-1] == 0
+    defrag_plan = plan(WhatIfCluster(ledger, engine, lambda _: ()), wanted_goal, pods, effort=100)
     assert (defrag_plan.fits[-1], len(defrag_plan.moves), defrag_plan.cordons) == (goal, moved, True)
 
 

@@ -10,18 +10,18 @@ from cardwise.core.api.request import Load
 from cardwise.core.defrag import fragmentation
 from cardwise.core.defrag.fragmentation import Fragments, Memory
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.scored.shapes import Ask
+from cardwise.core.placement.scored.shapes import RequestSize
 from tests.build import cards, holding, shares
 
 ROOM = Load(1 << 40, 1 << 40, 100)
 
 
-def ask_of(mem: int, *, count: int = 1, cpu: int = 0, resource_class: str = "") -> Ask:
-    return Ask(count, mem, 0, resource_class, cpu, 0)
+def ask_of(mem: int, *, count: int = 1, cpu: int = 0, resource_class: str = "") -> RequestSize:
+    return RequestSize(count, mem, 0, resource_class, cpu, 0)
 
 
-def fragments(ledger: Ledger, counts: dict[Ask, float], free: Load = ROOM) -> Fragments:
-    measured = Fragments(fragmentation.typical(counts, ledger.kinds))
+def fragments(ledger: Ledger, counts: dict[RequestSize, float], free: Load = ROOM) -> Fragments:
+    measured = Fragments(fragmentation.typical_pods(counts, ledger.kinds))
     for node in ledger.nodes():
         measured.set_node(node.name, node, free)
     return measured
@@ -103,7 +103,7 @@ def test_what_is_learned_later_counts_for_all_nodes():
     ledger.set_cards("n1", cards(1000))
     measured = fragments(ledger, {ask_of(2000): 1})
     assert measured.total().fragmented == pytest.approx(1000)
-    measured.learn(fragmentation.typical({ask_of(1000): 1}, ledger.kinds))
+    measured.learn(fragmentation.typical_pods({ask_of(1000): 1}, ledger.kinds))
     assert measured.total().fragmented == 0
 
 
@@ -124,13 +124,18 @@ def test_who_holds_cards_tells_what_comes():
         Holding("e", "default", "e", "n1", Assignment({"0": shares(100, 0), "1": shares(50, 0, core=10)})),
         Holding("f", "default", "f", "n1", Assignment({"0": shares(100, 0), "1": shares(50, 1)})),
     ]
-    of_e = Ask(1, 150, 10, "", 0, 0)
-    assert fragmentation.asks_of(held) == {ask_of(500): 2, ask_of(0, count=2): 1, ask_of(200, count=2): 1, of_e: 1}
+    of_e = RequestSize(1, 150, 10, "", 0, 0)
+    assert fragmentation.count_requests(held) == {
+        ask_of(500): 2,
+        ask_of(0, count=2): 1,
+        ask_of(200, count=2): 1,
+        of_e: 1,
+    }
 
 
 def test_pods_without_cards_are_left_out_by_who_wants_to():
-    plain = Ask(0, 0, 0, "", 1000, 0)
-    assert fragmentation.of_cards({plain: 5, ask_of(10): 1}) == {ask_of(10): 1}
+    plain = RequestSize(0, 0, 0, "", 1000, 0)
+    assert fragmentation.only_card_requests({plain: 5, ask_of(10): 1}) == {ask_of(10): 1}
 
 
 @given(

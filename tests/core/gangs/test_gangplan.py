@@ -6,7 +6,7 @@ from cardwise.core.api import quotas, request
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
-from cardwise.core.gangs.capacity import Vacant
+from cardwise.core.gangs.capacity import ShapeCapacity
 from cardwise.core.gangs.gangplan import Planned, Terms, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement, searching
@@ -32,7 +32,7 @@ def test_of_thousands_of_nodes_those_are_looked_at_that_the_pods_own_policy_like
     pod_request = request.parse(
         pod(annotations={"cardwise.dev/policy": of_pod}, containers=[container("a", gpu_mem=1000)])
     )
-    terms = Terms(policy=others, vacant=lambda _request, _load: Vacant({"n1": 8, "n2": 32}))
+    terms = Terms(policy=others, vacant=lambda _request, _load: ShapeCapacity({"n1": 8, "n2": 32}))
     members = [Member(uid="u", name="p", request=pod_request, load=Load(1, 1, 1))]
     planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
     assert isinstance(planned, Planned)
@@ -43,7 +43,7 @@ def test_where_too_few_of_these_take_a_member_all_are_looked_at(monkeypatch):
     monkeypatch.setattr(gangplan, "_MOST_SCORED", 1)
     monkeypatch.setattr(placement.Scorer, "indexed", False)
     pod_request = request.parse(pod(containers=[container("a", gpu_mem=P100)]))
-    terms = Terms(policy="binpack", vacant=lambda _request, _load: Vacant({"n1": 1, "n2": 2}))
+    terms = Terms(policy="binpack", vacant=lambda _request, _load: ShapeCapacity({"n1": 1, "n2": 2}))
     members = [Member(uid="u", name="p", request=pod_request, load=Load(1, 1, 1))]
     planned = gangplan.plan(ledger_with_free(**NODES), Nodes(), members, terms)
     assert isinstance(planned, Planned)
@@ -85,15 +85,15 @@ def test_for_members_of_several_claims_so_many_nodes_are_searched_and_not_all(mo
     monkeypatch.setattr(gangplan, "_MOST_SEARCHED", 40)
     nodes = {f"n{i:03}": [P100, 100 if i else P100] for i in range(200)}
     searched = []
-    fit = searching.fit
+    fit = searching.fit_request
 
     def counted(node, *arguments):
         searched.append(node.name)
         return fit(node, *arguments)
 
-    monkeypatch.setattr(searching, "fit", counted)
+    monkeypatch.setattr(searching, "fit_request", counted)
     some = [of_two_claims(mem) for mem in (8000, 8001)]
-    vacant = Vacant(dict.fromkeys(nodes, 1) | {"n000": 2})
+    vacant = ShapeCapacity(dict.fromkeys(nodes, 1) | {"n000": 2})
     terms = Terms(policy=policy, vacant=(lambda _request, _load: vacant) if known else None)
     members = [
         Member(uid=f"u{i}", name=f"p{i}", request=pod_request, load=Load(1, 1, 1)) for i, pod_request in enumerate(some)

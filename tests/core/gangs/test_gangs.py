@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.core.api import names
 from cardwise.core.gangs import gangs
-from cardwise.core.gangs.gangs import Foreign, Member, Membership, gang_rank
+from cardwise.core.gangs.gangs import ForeignPodGroup, Member, Membership, gang_rank
 from cardwise.core.gangs.roster import Roster
 from cardwise.core.values.invalid import InvalidRequest
 
@@ -24,7 +24,7 @@ def pod(annotations=None, labels=None, gates=()):
         ({}, {NAME: "g", NUMBER: "3"}, Membership(name="g", minimum=3)),
         ({NAME: "g"}, {NAME: "other", NUMBER: "2"}, Membership(name="g", minimum=2)),
         ({NAME: "g"}, {}, Membership(name="g")),
-        ({}, {LABEL: "c"}, Membership(name="c", foreign=Foreign.COSCHEDULING)),
+        ({}, {LABEL: "c"}, Membership(name="c", foreign=ForeignPodGroup.COSCHEDULING)),
         ({NAME: "g"}, {LABEL: "c"}, Membership(name="g")),
     ],
 )

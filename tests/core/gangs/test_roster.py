@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.api.request import Load
-from cardwise.core.gangs.gangs import Foreign, Member
+from cardwise.core.gangs.gangs import ForeignPodGroup, Member
 from cardwise.core.gangs.roster import Roster
 from tests.examples import examples
 
@@ -21,7 +21,7 @@ members = st.builds(
     barred=some(["", "", "a.example/gate"]),
     node=some(["", "", "n1"]),
     minimum=some([None, 2, 3]),
-    foreign=some([None, *Foreign]),
+    foreign=some([None, *ForeignPodGroup]),
     priority=some([0, 5]),
     load=some([Load(1, 1, 1), Load(2, 1, 1)]),
     problem=some(["", "", "it is wrong"]),

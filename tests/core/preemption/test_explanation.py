@@ -58,12 +58,18 @@ def test_explain_says_how_many_devices_of_each_class_are_free_where():
 def test_the_most_that_could_be_asked_for_runs_at_once():
     ledger = ledger_with_free(n1=[4069, 3000], n2=[2000, 8000], n3=[16276])
     whole = request.parse(pod(gpu_count=1))
-    smaller_request = explanation.smaller(ledger, ["n1", "n2"], request.parse(pod(gpu_mem=10000)), "binpack")
-    assert smaller_request == explanation.Smaller(8000, "n2", (1,))
+    smaller_request = explanation.find_smaller_request(
+        ledger, ["n1", "n2"], request.parse(pod(gpu_mem=10000)), "binpack"
+    )
+    assert smaller_request == explanation.SmallerRequest(8000, "n2", (1,))
     split = request.parse(pod(gpu_mem=20000, gpu_count=2))
-    assert explanation.smaller(ledger, ["n1", "n2"], split, "binpack") == explanation.Smaller(6000, "n1", (0, 1))
-    assert explanation.smaller(ledger, ["n1", "n2"], whole, "binpack") is None
-    assert explanation.smaller(ledger, ["n3"], request.parse(pod(gpu_mem=100)), "binpack") is None, "it fits as it is"
+    assert explanation.find_smaller_request(ledger, ["n1", "n2"], split, "binpack") == explanation.SmallerRequest(
+        6000, "n1", (0, 1)
+    )
+    assert explanation.find_smaller_request(ledger, ["n1", "n2"], whole, "binpack") is None
+    assert explanation.find_smaller_request(ledger, ["n3"], request.parse(pod(gpu_mem=100)), "binpack") is None, (
+        "it fits as it is"
+    )
 
 
 def test_whoever_must_end_for_several_is_counted_once_and_nothing_is_changed():

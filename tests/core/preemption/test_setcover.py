@@ -33,13 +33,13 @@ def meets(some: tuple[Victim, ...], short: Mapping[str, int]) -> bool:
 
 
 def cost(some: tuple[Victim, ...], budget: Mapping[str, int]) -> int:
-    return MOST * setcover.exceeded(some, budget) + len(some)
+    return MOST * setcover.budget_excess(some, budget) + len(some)
 
 
 @settings(max_examples=examples(300, soak=5000))
 @given(victims, needs, allowed)
 def test_nothing_is_cheaper(of, short, budget):
-    cover = setcover.cover(of, short, budget, CoverEffort())
+    cover = setcover.cheapest_cover(of, short, budget, CoverEffort())
     assert (cover.cost if cover is not None else None) == least(of, short, budget)
     if cover is not None:
         assert meets(cover.victims, short)
@@ -49,7 +49,7 @@ def test_nothing_is_cheaper(of, short, budget):
 @settings(max_examples=examples(150, soak=3000))
 @given(victims, needs, allowed)
 def test_without_any_effort_left_there_is_still_an_answer_where_one_exists(of, short, budget):
-    cover = setcover.cover(of, short, budget, CoverEffort(0))
+    cover = setcover.cheapest_cover(of, short, budget, CoverEffort(0))
     assert (cover is None) == (least(of, short, budget) is None)
     if cover is not None:
         assert meets(cover.victims, short)
@@ -70,7 +70,7 @@ def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
     budget = {f"own-{i}": 1 for i in range(60)} | {"z": 20}
     of += [Victim("other", {"cpu": 1}, ("own-0", "own-1"))]
     effort = Counted(1000)
-    assert setcover.cover(of, {"mem": 40, "cpu": 1}, budget, effort, below=20 * MOST) is None
+    assert setcover.cheapest_cover(of, {"mem": 40, "cpu": 1}, budget, effort, below=20 * MOST) is None
     assert 1000 < effort.looks < 2000
 
 
@@ -78,7 +78,7 @@ def test_whoever_has_an_answer_waits_no_longer_than_the_effort_lasts():
 @given(victims, needs, allowed, st.integers(0, 4), st.integers(0, 2))
 def test_nothing_that_does_not_cost_less_than_was_said(of, short, budget, pods, beyond):
     below = MOST * beyond + pods
-    cover = setcover.cover(of, short, budget, CoverEffort(), below)
+    cover = setcover.cheapest_cover(of, short, budget, CoverEffort(), below)
     best = least(of, short, budget)
     assert (cover.cost if cover is not None else None) == (best if best is not None and best < below else None)
 
@@ -90,7 +90,7 @@ def test_the_example_of_the_docstring():
     def cheapest(*protected: int) -> tuple[int, str]:
         """The cost and the pods of the cheapest set, if the budgets of these pods allow no eviction."""
         budgets = {f"budget-{gib}": int(gib not in protected) for gib in sizes}
-        cover = setcover.cover(pods, {"mem": short}, budgets, CoverEffort())
+        cover = setcover.cheapest_cover(pods, {"mem": short}, budgets, CoverEffort())
         assert cover is not None
         return cover.cost, ", ".join(pod.name for pod in cover.victims)
 

@@ -8,7 +8,7 @@ from cardwise.core.api.assignment import CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from deviceplugin.grants.grants import AddedGrant, CardFull, Grant, GrantStore
-from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, identify
+from deviceplugin.grants.prestart import StartRefused, check_cards, grant_of, identify_container
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 from deviceplugin.sources.pods import parse_pod
 from tests import build
@@ -22,7 +22,7 @@ UA, UB = CheckpointContainer("uid-a", "main"), CheckpointContainer("uid-b", "mai
 class TestIdentify:
     def test_one_container_in_both(self):
         holders = Holders({"s1": [A], "s2": [B]}, {"s1": [UA], "s2": [UB]})
-        assert identify(["s2"], holders, lambda _: None) == (B, "uid-b")
+        assert identify_container(["s2"], holders, lambda _: None) == (B, "uid-b")
 
     @pytest.mark.parametrize(
         ("named", "known", "says"),
@@ -37,22 +37,22 @@ class TestIdentify:
     )
     def test_refused(self, named, known, says):
         with pytest.raises(StartRefused, match=r"share slot s1|kubelet") as caught:
-            identify(["s1"], Holders(named, known), lambda _: None)
+            identify_container(["s1"], Holders(named, known), lambda _: None)
         assert says in str(caught.value)
 
     def test_a_stale_entry_of_another_pod_does_not_matter(self):
         holders = Holders({"s1": [A]}, {"s1": [UB, UA]})
-        assert identify(["s1"], holders, {"uid-b": "default/b", "uid-a": "default/a"}.get) == (A, "uid-a")
+        assert identify_container(["s1"], holders, {"uid-b": "default/b", "uid-a": "default/a"}.get) == (A, "uid-a")
 
     def test_slots_of_two_containers_are_refused(self):
         holders = Holders({"s1": [A], "s2": [B]}, {"s1": [UA], "s2": [UB]})
         with pytest.raises(StartRefused, match="delete one of these pods"):
-            identify(["s1", "s2"], holders, {"uid-b": "default/b", "uid-a": "default/a"}.get)
+            identify_container(["s1", "s2"], holders, {"uid-b": "default/b", "uid-a": "default/a"}.get)
 
     def test_slots_of_one_container_that_two_pods_may_have_are_refused(self):
         holders = Holders({"s1": [A], "s2": [A]}, {"s1": [UA], "s2": [UB]})
         with pytest.raises(StartRefused, match="disagree"):
-            identify(["s1", "s2"], holders, lambda _: None)
+            identify_container(["s1", "s2"], holders, lambda _: None)
 
 
 def test_a_sidecar_has_its_key_and_counts():

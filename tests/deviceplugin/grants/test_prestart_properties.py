@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deviceplugin.grants.prestart import StartRefused, identify
+from deviceplugin.grants.prestart import StartRefused, identify_container
 from deviceplugin.sources.kubelet import CheckpointContainer, Holders, PodResourcesContainer
 
 SLOTS = ("s1", "s2", "s3")
@@ -58,11 +58,11 @@ def kubelets(draw):
 def test_nobody_is_taken_for_another(kubelet):
     starting, slots, holders, pods = kubelet
     with suppress(StartRefused):
-        assert identify(slots, holders, pods.get) == (starting.named, starting.uid)
+        assert identify_container(slots, holders, pods.get) == (starting.named, starting.uid)
 
 
 @given(kubelets())
 def test_with_nothing_left_of_others_it_is_found(kubelet):
     starting, slots, _, pods = kubelet
     alone = Holders({slot: [starting.named] for slot in slots}, {slot: [starting.known] for slot in slots})
-    assert identify(slots, alone, pods.get) == (starting.named, starting.uid)
+    assert identify_container(slots, alone, pods.get) == (starting.named, starting.uid)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Mode, MpsState, Scope
+from cardwise.core.api.mps import DaemonScope, Mode, MpsState
 from cardwise.gpus import mpsfiles
 from cardwise.kube import mpsread, wire
 from deviceplugin.publish import stalemps
@@ -113,7 +113,7 @@ def test_one_daemon_for_all_cards_is_known_for_each(world):
     seen = Seen(world.root)
     seen.patch_after(0, index=1)
     assert seen.patch_after(AGES, index=1) == "stays"
-    assert mpsfiles.read_state(world.root / mps.NODE).scope is Scope.NODE
+    assert mpsfiles.read_state(world.root / mps.NODE).scope is DaemonScope.NODE
 
 
 def test_a_killed_managers_cards_take_no_pods_any_more(world):

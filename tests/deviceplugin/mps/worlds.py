@@ -5,7 +5,7 @@ import os
 
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import Scope
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB, Percent
 from tests.deviceplugin.conftest import P100, card_uuid, refused
 from tests.mps.agent.pods import Card
@@ -43,7 +43,7 @@ class World:
         first, second = self.cards
         uuids = (first.uuid, second.uuid)
         first.home = first.home.rename(self.root / mps.NODE)
-        first.says(scope=Scope.NODE, uuids=uuids, ceilings=dict.fromkeys(uuids, MiB(P100)))
+        first.says(scope=DaemonScope.NODE, uuids=uuids, ceilings=dict.fromkeys(uuids, MiB(P100)))
         (second.home / mps.READY).unlink()
 
     def close(self) -> None:

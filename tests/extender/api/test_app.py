@@ -14,8 +14,8 @@ from cardwise.kube import paths
 from cardwise.runtime.http import httpcalls
 from extender.__main__ import main
 from extender.api.app import Parts, create_app
-from extender.api.metrics import Levels, Metrics
-from extender.api.verbs import Preferences
+from extender.api.metrics import GaugeReaders, Metrics
+from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
 from extender.leadership.leadership import Denial, Leadership
 from tests.examples import examples
@@ -35,7 +35,7 @@ def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=d
         state=state,
         binder=Binder(api.client(), state, policy="binpack", seconds=5, clock=clock),
         metrics=Metrics(CollectorRegistry(), clock),
-        preferences=Preferences(policy="binpack", one_best_node=True),
+        preferences=AnswerSettings(policy="binpack", one_best_node=True),
         missing=lambda: list(missing),
         outdated=outdated,
         disconnected=disconnected,
@@ -201,7 +201,7 @@ def test_who_leads_is_a_metric(leads):
         "staleness": dict,
         "disconnected": dict,
     }
-    registry.register(Levels(**nothing, leads=lambda: leads))
+    registry.register(GaugeReaders(**nothing, leads=lambda: leads))
     assert registry.get_sample_value("cardwise_extender_leader") == float(leads)
 
 

@@ -8,13 +8,13 @@ from cardwise.core.api import names
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
 from extender.api.app import create_app
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.records.wire import FilterArgs
 from tests.extender.api.test_app import parts
 from tests.extender.worlds import P100, as_pod, asking, bound, free, make_state, with_cards
 from tests.fakes.clock import FakeClock
 
-ALL = Preferences(policy="binpack", one_best_node=False)
+ALL = AnswerSettings(policy="binpack", one_best_node=False)
 
 
 class World:

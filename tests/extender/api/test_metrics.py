@@ -11,8 +11,8 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.kube import paths
 from extender.api import verbs
 from extender.api.app import Parts, create_app
-from extender.api.metrics import Levels, Metrics, most_frequent
-from extender.api.verbs import Preferences
+from extender.api.metrics import GaugeReaders, Metrics, most_frequent
+from extender.api.verbs import AnswerSettings
 from extender.binding.binder import Binder
 from tests.extender.gangworlds import World, member
 from tests.extender.worlds import P100, as_pod, asking, bound, make_state, with_cards
@@ -35,11 +35,11 @@ class Serving:
             state=self.state,
             binder=binder,
             metrics=Metrics(self.registry),
-            preferences=Preferences(policy="binpack", one_best_node=True),
+            preferences=AnswerSettings(policy="binpack", one_best_node=True),
             missing=list,
         )
         self.client = create_app(parts).test_client()
-        levels = Levels(
+        levels = GaugeReaders(
             reservations=self.state.reservation_counts,
             gangs=self.state.gangs.phases,
             waiting=self.state.waiting,

@@ -6,7 +6,7 @@ from cardwise.core.api import names, request
 from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache.placing import PlacementRequest
 from extender.cache.reservations import Phase
 from extender.records.pod import Pod
@@ -28,8 +28,8 @@ from tests.extender.worlds import (
     with_cards,
 )
 
-ONE = Preferences(policy="binpack", one_best_node=True)
-ALL = Preferences(policy="binpack", one_best_node=False)
+ONE = AnswerSettings(policy="binpack", one_best_node=True)
+ALL = AnswerSettings(policy="binpack", one_best_node=False)
 
 
 def world(**nodes):

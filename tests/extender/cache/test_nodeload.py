@@ -12,7 +12,7 @@ from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import PodSpec
 from extender.cache.nodeload import STEADY_SECONDS, NodeLoads
 from extender.records import nodeinfo, podinfo
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podinfo import PodRecord
 
 GIB = 1 << 30
@@ -147,12 +147,12 @@ def test_a_node_has_what_it_may_allocate():
 def test_what_is_left_follows_pods_and_plans():
     loads = NodeLoads()
     loads.set_node("n", NodeRecord(Load(4000, 8 * GIB, 10)), 0.0)
-    loads.set_pod("a", Placed("n", Load(1000, GIB, 1)))
-    loads.plan("b", Placed("n", Load(2000, GIB, 1)))
+    loads.set_pod("a", PlacedPod("n", Load(1000, GIB, 1)))
+    loads.plan("b", PlacedPod("n", Load(2000, GIB, 1)))
     assert loads.free_load("n") == Load(1000, 6 * GIB, 8)
-    loads.plan("a", Placed("n", Load(9, 9, 1)))
+    loads.plan("a", PlacedPod("n", Load(9, 9, 1)))
     assert loads.free_load("n") == Load(1000, 6 * GIB, 8), "who is there is not planned"
-    loads.set_pod("b", Placed("n", Load(2000, GIB, 1)))
+    loads.set_pod("b", PlacedPod("n", Load(2000, GIB, 1)))
     loads.unplan(["a", "b"])
     assert loads.free_load("n") == Load(1000, 6 * GIB, 8), "what was planned is there by now"
     before = loads.freed_count
@@ -189,7 +189,7 @@ def test_only_nodes_on_which_a_pod_of_lower_priority_could_be_evicted_from_cards
     assert loads.with_victims(nodes, 10) == set()
     loads.set_pod("a", victim("n1", 5))
     loads.set_pod("b", victim("n2", 10))
-    loads.set_pod("c", Placed("n3", priority=5))
+    loads.set_pod("c", PlacedPod("n3", priority=5))
     assert loads.with_victims(nodes, 10) == {"n1"}
     assert loads.with_victims(nodes, 11) == {"n1", "n2"}
     assert loads.with_victims(nodes, 5) == set()

@@ -5,7 +5,7 @@ import pytest
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import PodRequest
 from extender.cache.nodeload import NodeLoads
-from extender.cache.nominations import Kept, NominatedPlace, Nominations
+from extender.cache.nominations import MemberReservation, NominatedPlace, Nominations
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 from tests.build import shares
@@ -49,7 +49,7 @@ def test_which_cards_are_kept_is_found_out_anew_in_another_term(nominations):
 
 
 def test_a_member_that_is_nominated_itself_has_no_second_place_beside_the_first(nominations):
-    rest = (Kept(waiting("b"), "n2", OTHER), Kept(waiting("c"), "n3", OTHER))
+    rest = (MemberReservation(waiting("b"), "n2", OTHER), MemberReservation(waiting("c"), "n3", OTHER))
     nominations.add_own(waiting("a"), "n1", NominatedPlace(CARD, rest=rest), 0.0)
     nominations.add_own(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
     assert sorted(reserved_by_pod(nominations), key=str) == [("a", "n1", CARD), ("b", "n4", CARD), ("c", "n3", OTHER)]

@@ -9,7 +9,7 @@ from cardwise.core.api import names, policies
 from cardwise.core.api.cardlimits import CardLimits
 from cardwise.kube import paths
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.controllers.workloadcontroller import WorkloadController
 from extender.nomination.nominator import NominationMode, NominationSettings
 from extender.records.nodeinfo import NodeRecord
@@ -19,7 +19,7 @@ from tests.extender.worlds import P100, as_pod, asking, bound, make_state, with_
 from tests.fakes.apiserver import ApiServer, Fault
 from tests.fakes.clock import FakeClock
 
-FGD = Preferences(policy="fgd", one_best_node=True)
+FGD = AnswerSettings(policy="fgd", one_best_node=True)
 PATH = paths.configmaps("cardwise-system", names.WORKLOAD)
 SPOILT = '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}'
 
@@ -76,7 +76,7 @@ def test_the_annotation_of_a_pod_decides():
     annotated = asking("p", gpu_mem=3000, annotations={names.POLICY: "binpack"})
     assert call_filter(state, annotated) == ["n1"]
     priced = asking("q", gpu_mem=3000, annotations={names.POLICY: "priced"})
-    assert call_filter(state, priced, Preferences(policy="binpack", one_best_node=True)) == ["n2"]
+    assert call_filter(state, priced, AnswerSettings(policy="binpack", one_best_node=True)) == ["n2"]
 
 
 def test_it_decides_ahead_as_well():
@@ -91,7 +91,7 @@ def test_it_decides_ahead_as_well():
 def test_all_nodes_are_scored_alike():
     state = world(n1=[HALF], n2=[HALF + 4000])
     taught(state, controller(state), HALF)
-    several = Preferences(policy="fgd", one_best_node=False)
+    several = AnswerSettings(policy="fgd", one_best_node=False)
     pod = asking("p", gpu_mem=3000)
     args = FilterArgs(pod=pod, node_names=["n1", "n2"])
     assert sorted(verbs.filter_nodes(state, several, args).node_names) == ["n1", "n2"]
@@ -109,7 +109,7 @@ def test_what_the_policy_does_not_find_binpack_may_and_else_there_are_reasons():
 
 def test_nobody_who_uses_binpack_gets_an_engine():
     state = world(n1=[HALF])
-    call_filter(state, asking("p", gpu_mem=3000), Preferences(policy="binpack", one_best_node=True), nodes=["n1"])
+    call_filter(state, asking("p", gpu_mem=3000), AnswerSettings(policy="binpack", one_best_node=True), nodes=["n1"])
     controller(state).step()
     assert not state.policies.active
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cardwise.core.gangs.gangs import Group, Member
+from cardwise.core.gangs.gangs import Member, PodGroupSpec
 from cardwise.core.gangs.gangstate import Gang
 from extender.gangs import gangqueue
 from extender.gangs.gangqueue import GangQueue
@@ -54,7 +54,7 @@ def test_it_is_what_sorting_anew_says(changes):
                 del gangs[key]
                 continue
             if isinstance(change, int):
-                changed.regroup(Group(priority=change), 0.0)
+                changed.regroup(PodGroupSpec(priority=change), 0.0)
             else:
                 changed.forward, changed.ran = change == "forward", change == "runs"
             order.update_gang(changed)

@@ -6,7 +6,7 @@ from cardwise.core.api import names
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import MOST_KINDS
 from cardwise.core.values.refusals import Refusal
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 from tests.extender.gangworlds import P100, NodeSpec, World, member, single
 from tests.extender.worlds import as_card, as_quota, resource
 
@@ -389,7 +389,7 @@ def test_what_is_short_may_be_anything(short):
     other = single("other", cpu="4")
     other["spec"]["nodeName"] = "n2"
     world.pods["other"] = other
-    world.state.set_other("default/other", Placed("n2", Load(4000, 0, 1)))
+    world.state.set_other("default/other", PlacedPod("n2", Load(4000, 0, 1)))
     selector = {"zone": "b"} if short == "selector" else None
     cpu = "2" if short == "cpu" else "1"
     world.create(*(member(f"m{i}", created=i, cpu=cpu, selector=selector, gpu_mem=1000) for i in range(3)))

@@ -5,12 +5,12 @@ import json
 import pytest
 
 from cardwise.core.api import names
-from cardwise.core.gangs.gangs import Foreign, Group
+from cardwise.core.gangs.gangs import ForeignPodGroup, PodGroupSpec
 from extender.records import podinfo
-from extender.records.nodeinfo import Placed
+from extender.records.nodeinfo import PlacedPod
 from tests.extender.gangworlds import P100, World, member
 
-NATIVE = Foreign.KUBERNETES
+NATIVE = ForeignPodGroup.KUBERNETES
 
 
 def native(name, **spec):
@@ -28,7 +28,7 @@ def aside(world, name, **changes):
     if record is None:
         world.state.remove_other(f"default/{name}")
         return None
-    assert type(record[1]) is Placed
+    assert type(record[1]) is PlacedPod
     world.state.set_other(*record)
     return record[1]
 
@@ -48,21 +48,21 @@ def test_its_minimum_is_the_groups_and_nobody_starts_before(world):
     assert world.phase() == "Pending"
     assert "PodGroup g of scheduling.k8s.io/v1beta1" in world.reason()
     assert world.state.gangs.foreign() == [(NATIVE, "default/g")]
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=3))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=3))
     world.run(3)
     assert world.phase() == "Running"
     assert len(world.bound()) == 3
 
 
 def test_one_that_fits_nowhere_keeps_all_waiting(world):
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=3))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=3))
     world.create(native("a0"), native("a1"), native("a2", selector={"zone": "nowhere"}))
     world.run(5)
     assert world.bound() == {}
 
 
 def test_pods_that_ask_for_nothing_count_and_are_left_alone(world):
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=4))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=4))
     assert aside(world, "ps-0").node == ""
     world.create(native("a0"), native("a1"))
     world.run(2)
@@ -78,7 +78,7 @@ def test_pods_that_ask_for_nothing_count_and_are_left_alone(world):
     ids=["ending", "done", "failed", "deleted"],
 )
 def test_pods_that_ask_for_nothing_count_while_they_are_there(world, gone):
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=3))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=3))
     world.create(native("a0"))
     aside(world, "ps-0")
     aside(world, "ps-0", spec={"nodeName": "n1"}, phase="Running")
@@ -96,7 +96,7 @@ def test_pods_that_ask_for_nothing_count_while_they_are_there(world, gone):
 
 
 def test_a_member_that_came_while_nobody_gated_counts(world):
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=3))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=3))
     early = native("a2")
     early["metadata"]["labels"] = {}
     world.create(native("a0"), native("a1"), early)
@@ -106,7 +106,7 @@ def test_a_member_that_came_while_nobody_gated_counts(world):
 
 
 def test_a_basic_group_is_no_gang(world):
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(basic=True))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(basic=True))
     world.create(native("a0"), native("a1"), native("a2"), native("a3"))
     refusals = world.run(2)
     assert len(world.bound()) == 3
@@ -118,7 +118,7 @@ def test_a_basic_group_is_no_gang(world):
 
 
 def test_a_group_that_goes_while_it_waits_ends_its_plan_and_may_come_again(world):
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=3))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=3))
     world.create(native("a0"), native("a1"), native("a2"))
     world.keep()
     world.schedule("a0")
@@ -127,9 +127,9 @@ def test_a_group_that_goes_while_it_waits_ends_its_plan_and_may_come_again(world
     assert (world.phase(), world.unbound_shares()) == ("Pending", 0)
     world.settle()
     assert world.bound() == {}
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(basic=True))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(basic=True))
     assert world.phase() == ""
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=3))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=3))
     world.run(5)
     assert world.phase() == "Running"
     world.state.gangs.set_foreign(NATIVE, "default/g", None)
@@ -141,12 +141,12 @@ def test_our_podgroup_of_that_name_does_not_say_how_many(world):
     world.put_group("g", minMember=1)
     world.create(native("a0"))
     assert world.phase() == "Pending"
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=2))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=2))
     assert minimum(world) == 2
 
 
 def test_pods_that_name_it_in_two_ways_wait_and_say_so(world):
-    world.state.gangs.set_foreign(NATIVE, "default/g", Group(minimum=2))
+    world.state.gangs.set_foreign(NATIVE, "default/g", PodGroupSpec(minimum=2))
     world.create(native("a0"), native("a1"), member("b0", minimum=2, gpu_mem=P100))
     world.run(2)
     assert world.bound() == {}

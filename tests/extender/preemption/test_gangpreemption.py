@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from cardwise.core.gangs.capacity import LOOKS, Capacities
-from cardwise.kube.pods.budgets import Budget, Condition
+from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache.yielding import TURN
 from extender.gangs import gangplaces
 from extender.gangs.gangplaces import GangPlaces
@@ -22,7 +22,7 @@ from tests.extender.gangworlds import NodeSpec, World, member, single
 from tests.extender.worlds import P100, as_card, as_quota, bound, looks_slowly, resource
 
 LOW, HIGH = 0, 1000
-PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
 
 
 class Full(World):
@@ -463,7 +463,7 @@ def test_whom_a_budget_protects_since_he_was_looked_at_stays(pause):
     world = Full(**{f"n{i}": [LOW] for i in range(4)})
     gang(world, 3)
     takes_a_turn(world)
-    protected = Budget("default", 0, (Condition("place", "In", frozenset(["n0-0"])),))
+    protected = Budget("default", 0, (LabelCondition("place", "In", frozenset(["n0-0"])),))
     pauses = world.meanwhile(pause, lambda: world.state.preemption.set_budget("default/late", protected))
     answer = world.asks("g0")
     assert len(pauses) > pause
@@ -504,7 +504,7 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
         elif happening == "ended" and there is not None:
             world.delete(f"{node}-{card}")
         elif happening == "budget":
-            protects = Condition("place", "In", frozenset([f"{node}-{card}"]))
+            protects = LabelCondition("place", "In", frozenset([f"{node}-{card}"]))
             world.state.preemption.set_budget("default/late", Budget("default", 0, (protects,)))
         elif happening == "ending" and there is not None:
             world.terminate(f"{node}-{card}")

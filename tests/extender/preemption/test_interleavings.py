@@ -15,7 +15,7 @@ from cardwise.core.api import assignment, request
 from cardwise.core.api.request import Load
 from cardwise.core.values.decoded import Json
 from extender.api import verbs
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache import placing
 from extender.cache.reservations import Assumed, Phase
 from extender.records import wire
@@ -29,7 +29,7 @@ from tests.fakes.clock import FakeClock
 
 HALF, CARDS = P100 // 2, 2
 LOW, HIGH = 10, 1000
-PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
 SECONDS = 0.01  # that a step takes
 FLUSH = 300.0  # seconds after which kube-scheduler tries a pod that still waits
 

@@ -14,7 +14,7 @@ from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.request import Load
 from cardwise.kube import paths
-from cardwise.kube.pods.budgets import Budget, Condition
+from cardwise.kube.pods.budgets import Budget, LabelCondition
 from extender.preemption import preemption
 from extender.queue import schedulingqueue
 from extender.records.nodeinfo import NodeRecord
@@ -162,7 +162,7 @@ class Gangs(gangworlds.World):
         return victims
 
     def protect(self, name: str, allowed: int, *apps: str) -> None:
-        conditions = (Condition("app", "In", frozenset(apps)),)
+        conditions = (LabelCondition("app", "In", frozenset(apps)),)
         self.state.preemption.set_budget(f"default/{name}", Budget("default", allowed, conditions))
 
 
@@ -530,7 +530,7 @@ def test_no_pod_goes_for_a_gang_that_lacks_cards_on_nodes_of_both_kinds_and_woul
 
 def test_a_budget_on_a_node_where_the_extender_would_evict_spares_pods_where_kube_scheduler_would():
     world = Mixed(whole=("n1",), shared=("n2",))
-    condition = (Condition("place", "In", frozenset({"n2-1"})),)
+    condition = (LabelCondition("place", "In", frozenset({"n2-1"})),)
     world.state.preemption.set_budget("default/one", Budget("default", 0, condition))
     assert [world.asks(name) for name in gang(world, 4)] == [{}] * 4
 

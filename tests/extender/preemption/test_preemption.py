@@ -14,14 +14,14 @@ from cardwise.kube.pods import budgets
 from cardwise.kube.pods.nodeconstraints import NodeLabels, Taint
 from extender.api import verbs
 from extender.api.app import create_app
-from extender.api.verbs import Preferences
+from extender.api.verbs import AnswerSettings
 from extender.cache import placing
 from extender.cache.nominated import MANY
 from extender.cache.yielding import TURN
 from extender.controllers.evictions import Evictions
 from extender.leadership.leadership import Denial
 from extender.records import podinfo, wire
-from extender.records.nodeinfo import NodeRecord, Placed
+from extender.records.nodeinfo import NodeRecord, PlacedPod
 from extender.records.podref import PodRef
 from extender.records.wire import FilterArgs
 from extender.state import State
@@ -33,7 +33,7 @@ from tests.fakes.clock import FakeClock
 
 HALF = P100 // 2
 LOW, MIDDLE, HIGH = 0, 100, 1000
-PREFERENCES = Preferences(policy="binpack", one_best_node=True)
+PREFERENCES = AnswerSettings(policy="binpack", one_best_node=True)
 
 
 class World:
@@ -131,7 +131,7 @@ def with_cpu(pod: dict, cpu: str) -> dict:
     return pod
 
 
-def other(name: str, cpu: str, *, priority: int = LOW, static: bool = False) -> tuple[str, Placed]:
+def other(name: str, cpu: str, *, priority: int = LOW, static: bool = False) -> tuple[str, PlacedPod]:
     """A pod on n1 that asks for no card. `static`: of the kubelet's own manifests."""
     pod = with_cpu(
         {"spec": {"nodeName": "n1", "priority": priority, "containers": [{"name": "c", "resources": {}}]}}, cpu

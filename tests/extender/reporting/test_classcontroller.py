@@ -10,7 +10,7 @@ from cardwise.kube.survey import MOST_CARDS
 from extender.records import objects
 from extender.reporting.classcontroller import (
     MOST_WITHOUT_CARDS,
-    Changes,
+    ClassChanges,
     ClassController,
     automatic_class,
     plan_changes,
@@ -48,12 +48,12 @@ def unused(name):
 
 def test_a_class_is_wanted_for_each_model_that_has_none():
     wanted = plan_changes({"Tesla K80", "Tesla V100"}, {V100: auto("Tesla V100")}, unused)
-    assert wanted == Changes(creates={K80: ("Tesla K80",)}, deletes=[])
+    assert wanted == ClassChanges(creates={K80: ("Tesla K80",)}, deletes=[])
 
 
 def test_a_class_outlives_its_cards():
-    assert plan_changes((), {K80: auto()}, unused) == Changes(deletes=[])
-    assert plan_changes((), many_classes(MOST_WITHOUT_CARDS), unused) == Changes(deletes=[])
+    assert plan_changes((), {K80: auto()}, unused) == ClassChanges(deletes=[])
+    assert plan_changes((), many_classes(MOST_WITHOUT_CARDS), unused) == ClassChanges(deletes=[])
 
 
 def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_use():
@@ -63,7 +63,9 @@ def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_us
     assert plan_changes((), known, unused).deletes == [first, second, third]
     assert plan_changes((), known, lambda name: name == second).deletes == [first, third]
     with_cards = [known[name].auto_models[0] for name in kept[:3]]
-    assert plan_changes(with_cards, known, unused) == Changes(deletes=[]), "a class with cards takes nobody's place"
+    assert plan_changes(with_cards, known, unused) == ClassChanges(deletes=[]), (
+        "a class with cards takes nobody's place"
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_of_too_many_classes_without_cards_the_youngest_go_unless_they_are_in_us
 )
 def test_a_class_that_a_person_made_or_edited_is_theirs(theirs):
     for models in ((), ("Tesla K80",), ("Tesla K80", "NVIDIA Tesla K80")):
-        assert plan_changes(models, {K80: theirs}, unused) == Changes(deletes=[])
+        assert plan_changes(models, {K80: theirs}, unused) == ClassChanges(deletes=[])
 
 
 def test_a_copy_of_an_automatic_class_under_another_name_is_somebodys_own():
@@ -91,10 +93,14 @@ def test_all_spellings_of_a_model_are_one_class():
     spellings = ("A100", "NVIDIA A100")
     assert plan_changes(spellings[::-1], {}, unused).creates == {A100: spellings}
     for written in (spellings[:1], spellings[1:]):
-        assert plan_changes(spellings, {A100: auto(*written)}, unused) == Changes(updates={A100: spellings}, deletes=[])
-        assert plan_changes(written, {A100: auto(*spellings)}, unused) == Changes(updates={A100: written}, deletes=[])
-    assert plan_changes(spellings, {A100: auto(*spellings)}, unused) == Changes(deletes=[])
-    assert plan_changes((), {A100: auto(*spellings)}, unused) == Changes(deletes=[])
+        assert plan_changes(spellings, {A100: auto(*written)}, unused) == ClassChanges(
+            updates={A100: spellings}, deletes=[]
+        )
+        assert plan_changes(written, {A100: auto(*spellings)}, unused) == ClassChanges(
+            updates={A100: written}, deletes=[]
+        )
+    assert plan_changes(spellings, {A100: auto(*spellings)}, unused) == ClassChanges(deletes=[])
+    assert plan_changes((), {A100: auto(*spellings)}, unused) == ClassChanges(deletes=[])
 
 
 class World:

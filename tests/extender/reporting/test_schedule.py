@@ -1,10 +1,10 @@
 """What is looked at when, and how much is written."""
 
-from extender.reporting.schedule import Key, Pace, Schedule
+from extender.reporting.schedule import Key, WriteRate, WriteSchedule
 
 
 def test_kinds_take_turns_and_marks_within_the_gap_wait_for_it():
-    schedule = Schedule({"a": 1.0, "b": 2.0})
+    schedule = WriteSchedule({"a": 1.0, "b": 2.0})
     for i in range(3):
         schedule.mark(Key("a", str(i)), 0.0)
     schedule.mark(Key("b", "x"), 0.0)
@@ -18,7 +18,7 @@ def test_kinds_take_turns_and_marks_within_the_gap_wait_for_it():
 
 
 def test_a_kind_whose_writes_take_long_lets_the_others_go_first():
-    schedule, now, order = Schedule({"a": 100.0, "b": 100.0}), 0.0, []
+    schedule, now, order = WriteSchedule({"a": 100.0, "b": 100.0}), 0.0, []
     schedule.mark_all([Key("a", f"x/{i}") for i in range(9)], now)
     schedule.mark_all([Key("b", f"y/{i}") for i in range(30)], now)
     for _ in range(31):
@@ -30,7 +30,7 @@ def test_a_kind_whose_writes_take_long_lets_the_others_go_first():
 
 
 def test_the_same_write_without_effect_is_repeated_later_and_later_a_new_one_at_once():
-    schedule, key, now = Schedule({"a": 1.0}), Key("a", "x"), 0.0
+    schedule, key, now = WriteSchedule({"a": 1.0}), Key("a", "x"), 0.0
     for gap in (1, 2, 4, 8):
         schedule.mark_written(key, "same", now)
         assert schedule.next_key(now + gap - 0.1) is None
@@ -42,7 +42,7 @@ def test_the_same_write_without_effect_is_repeated_later_and_later_a_new_one_at_
 
 
 def test_pace_saves_up_half_a_second():
-    pace = Pace()
+    pace = WriteRate()
     assert pace.ready(0.0, 20.0)
     written = 0
     while pace.ready(100.0, 20.0):
@@ -64,7 +64,7 @@ def served(schedule, count, now=0.0, slow=""):
 
 
 def test_a_namespace_of_many_objects_keeps_no_other_waiting():
-    schedule = Schedule({"a": 100.0})
+    schedule = WriteSchedule({"a": 100.0})
     schedule.mark_all([Key("a", f"many/{i}") for i in range(100)], 0.0)
     schedule.mark_all([Key("a", f"few/{i}") for i in range(3)], 0.0)
     order = served(schedule, 103)
@@ -73,7 +73,7 @@ def test_a_namespace_of_many_objects_keeps_no_other_waiting():
 
 
 def test_a_namespace_whose_writes_take_long_lets_all_that_are_quick_go_first():
-    schedule = Schedule({"a": 100.0})
+    schedule = WriteSchedule({"a": 100.0})
     schedule.mark_all([Key("a", f"fat/{i}") for i in range(20)], 0.0)
     assert served(schedule, 2, slow="fat") == ["fat", "fat"], "while nobody else waits"
     schedule.mark_all([Key("a", f"other/{i}") for i in range(30)], 4.0)
@@ -82,7 +82,7 @@ def test_a_namespace_whose_writes_take_long_lets_all_that_are_quick_go_first():
 
 
 def test_who_comes_later_does_not_pay_with_its_turns_for_what_it_did_not_use():
-    schedule = Schedule({"a": 1000.0})
+    schedule = WriteSchedule({"a": 1000.0})
     schedule.mark_all([Key("a", f"old/{i}") for i in range(30)], 0.0)
     assert served(schedule, 10, slow="old") == ["old"] * 10
     schedule.mark_all([Key("a", f"new/{i}") for i in range(30)], 20.0)

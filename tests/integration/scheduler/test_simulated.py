@@ -11,7 +11,7 @@ import pytest
 from cardwise.cli.cluster import snapshots
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import CardShare
-from cardwise.core.placement.scored.shapes import Ask
+from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.core.values.decoded import Json
 from cardwise.kube import errors, paths
@@ -113,7 +113,7 @@ def _learned(space: Space) -> str:
     for often, asks in KINDS:
         cards = asks.get("gpu_count", asks.get("whole_gpu", 1))
         mem = asks.get("gpu_mem", 0) // cards
-        workload_seen.count_arrival(Ask(cards, mem, asks.get("gpu_core", 0), "", 0, 0), 10 * often)
+        workload_seen.count_arrival(RequestSize(cards, mem, asks.get("gpu_core", 0), "", 0, 0), 10 * often)
     at = paths.configmaps(names.NAMESPACE, names.WORKLOAD)
     extender, output = cluster.process("extender"), "updated the workload model"
     extender.stop()

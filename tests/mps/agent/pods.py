@@ -17,7 +17,7 @@ from cardwise.clock import BOOT, Clock
 from cardwise.core.api import assignment as codec
 from cardwise.core.api import mps, names, shareagent
 from cardwise.core.api.assignment import Assignment, CardShare
-from cardwise.core.api.mps import MpsState, Scope, Status
+from cardwise.core.api.mps import DaemonScope, MpsState, Status
 from cardwise.core.values.quantity import MiB, Percent
 from mps.agent import podshares, probe
 from mps.agent.running import ShareAgent
@@ -49,7 +49,7 @@ class Card:
         directories.prepare(self.home)
         self.status = Status(
             uuids=(uuid,),
-            scope=Scope.CARD,
+            scope=DaemonScope.CARD,
             state=MpsState.READY,
             checked=clock.now(),
             valid_seconds=600.0,

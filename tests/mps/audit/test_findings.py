@@ -1,7 +1,7 @@
 """The rules of the audit, as values."""
 
 from cardwise.core.values.quantity import MiB
-from mps.audit.findings import PodGrant, ProcessUse, Reason, compare
+from mps.audit.findings import PodGrant, ProcessUse, Reason, find_violations
 from tests.theory import theory_of
 
 
@@ -15,7 +15,7 @@ def test_the_example_of_the_docstring():
             ProcessUse(card="GPU-0", pid=pid, memory=MiB(amount), pod="pod", container="id")
             for pid, amount in enumerate(amounts, 1)
         ]
-        return [(violation.reason, violation.used) for violation in compare(uses, pods, MiB(tolerance))]
+        return [(violation.reason, violation.used) for violation in find_violations(uses, pods, MiB(tolerance))]
 
     assert f"a container with a share of {share} MiB has two processes of {used[0]} and {used[1]} MiB" in theory
     assert f"the tolerance is {tolerance} MiB for each process" in theory

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import ComputeMode, GpuCard
 from mps.daemon.ceilings import Ceilings
@@ -42,7 +42,7 @@ class OneServer:
 def test_the_example_of_the_docstring():
     theory, front = theory_of("mps.daemon.ceilings"), OneServer()
     card = GpuCard(index=0, uuid=uuid_of(0), model="m", memory=MiB(4 * P100), devices=())
-    unit = DaemonUnit(name=card.uuid, home=Path("/unused"), scope=Scope.CARD, cards=(card,))
+    unit = DaemonUnit(name=card.uuid, home=Path("/unused"), scope=DaemonScope.CARD, cards=(card,))
     ceilings = Ceilings(unit, Control(front, timeout=1.0))
     shares, added = (MiB(4096), MiB(8192)), MiB(12288)
 

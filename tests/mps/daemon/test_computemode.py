@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope
+from cardwise.core.api.mps import DaemonScope
 from cardwise.gpus import mpsfiles
 from cardwise.gpus.protocol import ComputeMode
 from cardwise.gpus.simulated import SimulatedGpus
@@ -20,7 +20,9 @@ DELETED = "the former compute modes have been deleted"
 def publish(home: Path, *, enforced: bool) -> None:
     """As the daemon does after it has closed its cards, and after it has reopened them."""
     state = mps.MpsState.READY if enforced else mps.MpsState.OFF
-    directories.write_status(home, mps.Status(uuids=(uuid_of(0),), scope=Scope.CARD, state=state, enforced=enforced))
+    directories.write_status(
+        home, mps.Status(uuids=(uuid_of(0),), scope=DaemonScope.CARD, state=state, enforced=enforced)
+    )
 
 
 def test_a_card_whose_mode_cannot_be_noted_is_not_closed(node, tmp_path):

@@ -6,17 +6,17 @@ from typing import NoReturn
 import pytest
 from structlog.testing import capture_logs
 
-from mps.daemon.daemonlog import Output
+from mps.daemon.daemonlog import DaemonOutput
 
 
 @pytest.fixture
 def output(tmp_path):
-    output = Output(tmp_path, "GPU-1")
+    output = DaemonOutput(tmp_path, "GPU-1")
     yield output
     output.close()
 
 
-def heard(output: Output) -> list[str]:
+def heard(output: DaemonOutput) -> list[str]:
     with capture_logs() as lines:
         output.copy_lines()
     assert all(line["card"] == "GPU-1" for line in lines)
@@ -54,7 +54,7 @@ def test_the_next_manager_hears_what_was_said_while_there_was_none(output, tmp_p
     daemon = os.dup(output.open())
     output.close()
     os.write(daemon, b"nobody listens\n")
-    watch_pods = Output(tmp_path, "GPU-1")
+    watch_pods = DaemonOutput(tmp_path, "GPU-1")
     watch_pods.open()
     assert heard(watch_pods) == ["nobody listens"]
     watch_pods.close()

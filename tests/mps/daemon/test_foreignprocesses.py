@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cardwise.core.api.mps import MpsState, Scope
+from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from cardwise.kube.events import ObjectRef
@@ -27,7 +27,7 @@ def test_the_example_of_the_docstring():
     card = GpuCard(index=0, uuid=uuid_of(0), model="m", memory=MiB(1000), devices=())
     use = SimpleNamespace(processes=lambda _uuid: [SimpleNamespace(pid=pid) for pid in on_card])
     host = SimpleNamespace(activity=lambda pid: pid if pid in on_card else None)
-    unit = DaemonUnit(name=card.uuid, home=Path("/unused"), scope=Scope.CARD, cards=(card,))
+    unit = DaemonUnit(name=card.uuid, home=Path("/unused"), scope=DaemonScope.CARD, cards=(card,))
     foreign = ForeignProcesses(unit, use, host, str, clock)
 
     died, next_start, last_look = 100, 105, 710

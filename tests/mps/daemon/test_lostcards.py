@@ -3,7 +3,7 @@
 import pytest
 from structlog.testing import capture_logs
 
-from cardwise.core.api.mps import MpsState, Scope
+from cardwise.core.api.mps import DaemonScope, MpsState
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import CardError, ComputeMode
 from cardwise.gpus.simulated import SimulatedGpus
@@ -14,7 +14,7 @@ from tests.mps.worlds import Cards, uuid_of
 @pytest.fixture
 def shared(make_node):
     """One daemon for two cards, with a pod on each."""
-    node = make_node(scope=Scope.NODE)
+    node = make_node(scope=DaemonScope.NODE)
     node.bind("first", 0, 4096)
     node.bind("second", 1, 8138)
     node.start()
@@ -165,7 +165,9 @@ def test_what_is_not_served_is_ended_when_all_cards_have_answered(make_node):
     assert node.mode(1) == "Default"
 
 
-@pytest.mark.parametrize(("before", "after"), [(Scope.CARD, Scope.NODE), (Scope.NODE, Scope.CARD)])
+@pytest.mark.parametrize(
+    ("before", "after"), [(DaemonScope.CARD, DaemonScope.NODE), (DaemonScope.NODE, DaemonScope.CARD)]
+)
 def test_beside_a_silent_card_the_scope_can_be_changed(pair, before, after):
     pair.start(scope=before)
     pair.wait_ready(1)

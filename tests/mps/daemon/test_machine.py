@@ -21,12 +21,12 @@ def drive(
     """Plays acts with these results (OK where none is given) until a time; what was done."""
     done = []
     while now < until:
-        act = machine.plan(subject, now)
+        act = machine.next_act(subject, now)
         if act is Act.REST:
             now = max(now + 0.01, min(subject.due, until))
             continue
         done.append(act)
-        subject = machine.transition(subject, outcomes.get(act, OK), now, PACE)
+        subject = machine.next_machine(subject, outcomes.get(act, OK), now, PACE)
         now += 0.01
     return subject, done
 
@@ -41,29 +41,29 @@ def ready() -> Machine:
 def test_the_example_of_the_docstring():
     theory, silent = theory_of("mps.daemon.machine"), ActResult(Outcome.TIMEOUT, "no answer")
     timed_out = 10.0
-    suspect = machine.transition(ready(), silent, timed_out, PACE)
+    suspect = machine.next_machine(ready(), silent, timed_out, PACE)
     text = f"a ready daemon times out at {timed_out:g} s and is {suspect.phase.name}, so the state is"
     assert f"{text} {machine.state_of(suspect).value}." in theory
     killed = suspect.due + PACE.answer
     assert f"It times out again at {killed:g} s and is killed" in theory
-    subject = machine.transition(suspect, silent, killed, PACE)
-    assert machine.plan(subject, killed) is Act.KILL
+    subject = machine.next_machine(suspect, silent, killed, PACE)
+    assert machine.next_act(subject, killed) is Act.KILL
 
     delays = []
     for _ in range(8):
-        failed = machine.transition(subject, OK, 20.0, PACE)
+        failed = machine.next_machine(subject, OK, 20.0, PACE)
         assert failed.phase is DaemonPhase.DOWN
         delays.append(failed.due - 20.0)
-        subject = machine.transition(machine.transition(failed, OK, failed.due, PACE), OK, failed.due, PACE)
-        subject = machine.transition(machine.transition(subject, silent, 20.0, PACE), silent, subject.until, PACE)
+        subject = machine.next_machine(machine.next_machine(failed, OK, failed.due, PACE), OK, failed.due, PACE)
+        subject = machine.next_machine(machine.next_machine(subject, silent, 20.0, PACE), silent, subject.until, PACE)
     first, second, longest = delays[0], delays[1], delays[-1]
     assert (
         f"Its first failure delays the next start by {first:g} s, the second by {second:g} s, up to {longest:g} s"
         in theory
     )
     assert max(delays) == longest
-    stable = machine.transition(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable, PACE)
-    before = machine.transition(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable - 0.1, PACE)
+    stable = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable, PACE)
+    before = machine.next_machine(Machine(phase=DaemonPhase.READY, failures=3), OK, PACE.stable - 0.1, PACE)
     assert f"After {PACE.stable:g} s of READY the failures are forgotten" in theory
     assert (before.failures, stable.failures) == (3, 0)
 
@@ -72,8 +72,8 @@ def test_nothing_is_ready_before_its_settings_and_its_server_are():
     subject, now = Machine(), 0.0
     for act in GOOD:
         assert machine.state_of(subject) is not MpsState.READY
-        assert machine.plan(subject, now) is act
-        subject = machine.transition(subject, OK, now, PACE)
+        assert machine.next_act(subject, now) is act
+        subject = machine.next_machine(subject, OK, now, PACE)
     assert machine.state_of(subject) is MpsState.READY
 
 
@@ -85,42 +85,42 @@ def test_what_never_succeeds_is_tried_at_growing_distances(act):
 
 
 def test_the_back_off_is_forgotten_after_a_stable_time():
-    subject = machine.transition(ready(), ActResult(Outcome.DEAD), 2.0, PACE)
+    subject = machine.next_machine(ready(), ActResult(Outcome.DEAD), 2.0, PACE)
     assert (subject.failures, subject.due) == (1, 3.0)
     subject, _ = drive(subject, {}, 30.0, 2.0)
-    assert machine.transition(subject, ActResult(Outcome.DEAD), 30.0, PACE).due == 32.0
+    assert machine.next_machine(subject, ActResult(Outcome.DEAD), 30.0, PACE).due == 32.0
     subject, _ = drive(subject, {}, 100.0, 30.0)
-    assert machine.transition(subject, ActResult(Outcome.DEAD), 100.0, PACE).due == 101.0
+    assert machine.next_machine(subject, ActResult(Outcome.DEAD), 100.0, PACE).due == 101.0
 
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FAILED])
 def test_one_silence_makes_a_card_not_ready_and_two_end_the_daemon(outcome):
-    subject = machine.transition(ready(), ActResult(outcome, "hm"), 2.0, PACE)
+    subject = machine.next_machine(ready(), ActResult(outcome, "hm"), 2.0, PACE)
     assert machine.state_of(subject) is MpsState.DOWN
-    assert machine.plan(subject, 2.0) is Act.PROBE, "at once"
-    assert machine.transition(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
-    assert machine.plan(machine.transition(subject, ActResult(outcome), 2.0, PACE), 2.0) is Act.KILL
+    assert machine.next_act(subject, 2.0) is Act.PROBE, "at once"
+    assert machine.next_machine(subject, OK, 2.0, PACE).phase is DaemonPhase.READY
+    assert machine.next_act(machine.next_machine(subject, ActResult(outcome), 2.0, PACE), 2.0) is Act.KILL
 
 
 def test_a_frozen_server_has_the_time_of_an_answer_and_then_its_daemon_ends():
     frozen = ActResult(Outcome.FROZEN, "server 7 is stopped")
-    subject = machine.transition(ready(), frozen, 2.0, PACE)
+    subject = machine.next_machine(ready(), frozen, 2.0, PACE)
     assert (machine.state_of(subject), subject.reason) == (MpsState.DOWN, "server 7 is stopped")
     subject, done = drive(subject, {Act.PROBE: frozen}, 2.0 + PACE.answer, 2.0)
     assert set(done) == {Act.PROBE}, "a moment under a debugger costs no daemon"
-    assert machine.transition(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
-    assert machine.plan(machine.transition(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
+    assert machine.next_machine(subject, OK, 5.0, PACE).phase is DaemonPhase.READY
+    assert machine.next_act(machine.next_machine(subject, frozen, 5.0, PACE), 5.0) is Act.KILL
     subject, _ = drive(machine.take_over(0.0, PACE), {Act.WARM: frozen}, PACE.answer + 1.0)
     assert subject.reason == "not ready in time: server 7 is stopped", "also where a former manager left it so"
-    silent = machine.transition(ready(), ActResult(Outcome.TIMEOUT), 2.0, PACE)
-    assert machine.plan(machine.transition(silent, frozen, 2.0, PACE), 2.0) is Act.KILL, "it had its time"
+    silent = machine.next_machine(ready(), ActResult(Outcome.TIMEOUT), 2.0, PACE)
+    assert machine.next_act(machine.next_machine(silent, frozen, 2.0, PACE), 2.0) is Act.KILL, "it had its time"
 
 
 def test_what_was_killed_or_frozen_is_back_within_thirty_seconds():
     for wound, noticed in ((Outcome.DEAD, 0.0), (Outcome.TIMEOUT, 2 * PACE.answer), (Outcome.FROZEN, PACE.answer)):
-        subject, now = machine.transition(ready(), ActResult(wound), 0.0, PACE), noticed
+        subject, now = machine.next_machine(ready(), ActResult(wound), 0.0, PACE), noticed
         if noticed:
-            subject = machine.transition(subject, ActResult(wound), now, PACE)
+            subject = machine.next_machine(subject, ActResult(wound), now, PACE)
         orphans = now + PACE.backoff + PACE.orphan_grace
         subject, _ = drive(subject, {Act.SWEEP: ActResult(Outcome.BUSY)}, orphans, now)
         subject, _ = drive(subject, {}, 28.0, orphans)
@@ -138,39 +138,40 @@ def test_a_fault_waits_then_detaches_then_restarts():
 
 @pytest.mark.parametrize("outcome", [Outcome.TIMEOUT, Outcome.FAILED])
 def test_one_silence_in_a_fault_ends_nothing_and_two_do(outcome):
-    subject = machine.transition(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE)
-    subject = machine.transition(subject, ActResult(outcome, "slow"), 4.0, PACE)
-    assert machine.plan(subject, 4.0) is Act.PROBE, "at once"
-    assert machine.plan(machine.transition(subject, OK, 4.0, PACE), 4.0) is Act.CONFIGURE, "healed meanwhile"
-    assert machine.plan(machine.transition(subject, ActResult(outcome), 4.0, PACE), 4.0) is Act.KILL
+    subject = machine.next_machine(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE)
+    subject = machine.next_machine(subject, ActResult(outcome, "slow"), 4.0, PACE)
+    assert machine.next_act(subject, 4.0) is Act.PROBE, "at once"
+    assert machine.next_act(machine.next_machine(subject, OK, 4.0, PACE), 4.0) is Act.CONFIGURE, "healed meanwhile"
+    assert machine.next_act(machine.next_machine(subject, ActResult(outcome), 4.0, PACE), 4.0) is Act.KILL
 
 
 @pytest.mark.parametrize("between", [Outcome.TIMEOUT, Outcome.FROZEN, Outcome.LOST, Outcome.OK])
 def test_whatever_comes_between_a_faults_grace_is_given_once(between):
-    subject, now = machine.transition(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE), 2.0
+    subject, now = machine.next_machine(ready(), ActResult(Outcome.FAULT, "f"), 2.0, PACE), 2.0
     while now < 2.0 + PACE.fault_grace - 1.0:
-        subject = machine.transition(subject, ActResult(between), now, PACE)
-        subject = machine.transition(subject, ActResult(Outcome.FAULT, "f"), now, PACE)
+        subject = machine.next_machine(subject, ActResult(between), now, PACE)
+        subject = machine.next_machine(subject, ActResult(Outcome.FAULT, "f"), now, PACE)
         assert subject.phase is DaemonPhase.FAULT
         now += 1.0
-    subject = machine.transition(subject, ActResult(Outcome.FAULT, "f"), 2.0 + PACE.fault_grace, PACE)
+    subject = machine.next_machine(subject, ActResult(Outcome.FAULT, "f"), 2.0 + PACE.fault_grace, PACE)
     assert (subject.phase, subject.reason) == (DaemonPhase.DRAINING, "the fault did not heal by itself: f")
 
 
 def test_the_next_fault_has_a_grace_of_its_own():
-    subject = machine.transition(ready(), ActResult(Outcome.FAULT), 2.0, PACE)
+    subject = machine.next_machine(ready(), ActResult(Outcome.FAULT), 2.0, PACE)
     subject, _ = drive(subject, {}, 10.0, 2.0)
     assert subject.phase is DaemonPhase.READY
-    subject = machine.transition(subject, ActResult(Outcome.FAULT), 100.0, PACE)
+    subject = machine.next_machine(subject, ActResult(Outcome.FAULT), 100.0, PACE)
     assert (
-        machine.transition(subject, ActResult(Outcome.FAULT), 99.0 + PACE.fault_grace, PACE).phase is DaemonPhase.FAULT
+        machine.next_machine(subject, ActResult(Outcome.FAULT), 99.0 + PACE.fault_grace, PACE).phase
+        is DaemonPhase.FAULT
     )
 
 
 def test_a_fault_that_heals_is_compared_before_it_is_ready():
-    subject = machine.transition(ready(), ActResult(Outcome.FAULT), 2.0, PACE)
-    subject = machine.transition(subject, OK, 4.0, PACE)
-    assert machine.plan(subject, 4.0) is Act.CONFIGURE
+    subject = machine.next_machine(ready(), ActResult(Outcome.FAULT), 2.0, PACE)
+    subject = machine.next_machine(subject, OK, 4.0, PACE)
+    assert machine.next_act(subject, 4.0) is Act.CONFIGURE
 
 
 def test_off_is_reached_in_good_order_and_gives_the_cards_back():
@@ -186,7 +187,7 @@ def test_off_is_reached_in_good_order_and_gives_the_cards_back():
 def test_off_is_reached_from_wherever_a_start_is(acts):
     subject = Machine()
     for _ in range(acts):
-        subject = machine.transition(subject, OK, 0.0, PACE)
+        subject = machine.next_machine(subject, OK, 0.0, PACE)
     subject, _ = drive(machine.set_wanted(subject, False, 0.0, PACE), {}, 20.0)
     assert machine.state_of(subject) is MpsState.OFF
 
@@ -203,12 +204,12 @@ def test_whatever_fails_readiness_is_earned_and_a_daemon_comes_back(happened):
         now += step
         if wanted is not None:
             subject = machine.set_wanted(subject, wanted, now, PACE)
-        act = machine.plan(subject, now)
+        act = machine.next_act(subject, now)
         if act is Act.REST:
             if act_result.outcome is Outcome.DEAD:
-                subject = machine.transition(subject, act_result, now, PACE)  # a death between two acts
+                subject = machine.next_machine(subject, act_result, now, PACE)  # a death between two acts
             continue
-        subject = machine.transition(subject, act_result, now, PACE)
+        subject = machine.next_machine(subject, act_result, now, PACE)
         if machine.state_of(subject) is MpsState.READY:
             assert (act, act_result.outcome) in ((Act.WARM, Outcome.OK), (Act.PROBE, Outcome.OK))
         assert subject.due == math.inf or subject.due <= now + PACE.backoff_cap + 1e-6
@@ -227,7 +228,7 @@ def test_nothing_is_spawned_while_a_daemon_may_live(happened):
         now += step
         if wanted is not None:
             subject = machine.set_wanted(subject, wanted, now, PACE)
-        act = machine.plan(subject, now)
+        act = machine.next_act(subject, now)
         if act is Act.REST:
             continue
         if act is Act.SPAWN:
@@ -237,6 +238,6 @@ def test_nothing_is_spawned_while_a_daemon_may_live(happened):
             act in (Act.QUIT, Act.KILL) and act_result.outcome is Outcome.OK
         ):
             lives = False
-        subject = machine.transition(subject, act_result, now, PACE)
+        subject = machine.next_machine(subject, act_result, now, PACE)
         if subject.phase in (DaemonPhase.OFF, DaemonPhase.DOWN, DaemonPhase.SPAWNING, DaemonPhase.RELEASING):
             assert not lives

@@ -3,7 +3,7 @@
 import shutil
 
 from cardwise.core.api import mps
-from cardwise.core.api.mps import Scope
+from cardwise.core.api.mps import DaemonScope
 from cardwise.core.values.quantity import MiB
 from mps.host.cgroups import CgroupMembership
 from mps.host.processes import CONTROL, SERVER
@@ -93,12 +93,12 @@ def test_after_a_change_of_scope_only_folders_that_are_served_say_how_mps_is(pai
     pair.wait_ready(1)
     own = pair.home(0)
     pair.stop()
-    pair.start(scope=Scope.NODE)
+    pair.start(scope=DaemonScope.NODE)
     pair.wait_ready(0)
     pair.wait_ready(1)
     whole = pair.home()
     pair.crash()
-    pair.start(scope=Scope.CARD)
+    pair.start(scope=DaemonScope.CARD)
     pair.wait_ready(0)
     for name in (mps.READY, f"{mps.CLIENTS}/{mps.CONTROL}"):
         assert (own / name).exists()

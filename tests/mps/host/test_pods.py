@@ -8,7 +8,7 @@ from cardwise.core.api import mps
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import GpuCard
 from mps.host import drivers, pods
-from mps.host.pods import Demand, PodView
+from mps.host.pods import CardDemand, PodView
 from tests.mps import records
 
 CARDS = [GpuCard(index=i, uuid=f"GPU-{i}", model="m", memory=MiB(16276), devices=()) for i in range(2)]
@@ -28,10 +28,10 @@ def test_demands_of_cards():
         ],
         CARDS,
     )
-    assert demands == {"GPU-0": Demand((5, 7, 8), without_mps=False), "GPU-1": Demand((3,), without_mps=True)}
+    assert demands == {"GPU-0": CardDemand((5, 7, 8), without_mps=False), "GPU-1": CardDemand((3,), without_mps=True)}
     mixed = pods.demands([pod("a", ("GPU-0", 5)), pod("c", ("GPU-0", 3), without_mps=True)], CARDS)
     assert not mixed["GPU-0"].without_mps, "who wants limits gets them"
-    assert mixed["GPU-1"] == Demand((), without_mps=False), "an empty card is on"
+    assert mixed["GPU-1"] == CardDemand((), without_mps=False), "an empty card is on"
 
 
 def test_a_pod_of_gpushare_is_known_by_the_cards_index():
@@ -44,7 +44,7 @@ def test_a_pod_of_gpushare_is_known_by_the_cards_index():
         },
         "status": {"phase": "Running"},
     }
-    assert pods.demands([pods.parse_pod(json.dumps(wire).encode())], CARDS)["GPU-1"] == Demand(
+    assert pods.demands([pods.parse_pod(json.dumps(wire).encode())], CARDS)["GPU-1"] == CardDemand(
         (700,), without_mps=False
     )
 
@@ -125,5 +125,5 @@ def test_multi_user_mode_is_used_where_the_program_has_it_and_we_may(monkeypatch
 
     monkeypatch.setenv("CARDWISE_DOUBLE_DRIVER", driver)
     table = drivers.capabilities_of("580.1")
-    assert drivers.probe(table, DOUBLE, root=True).multi_user is has
-    assert not drivers.probe(table, DOUBLE, root=False).multi_user
+    assert drivers.refine_capabilities(table, DOUBLE, root=True).multi_user is has
+    assert not drivers.refine_capabilities(table, DOUBLE, root=False).multi_user

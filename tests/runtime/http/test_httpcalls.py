@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.runtime.http.httpcalls import BadCall, Call, Reader, answer_call, refusal, shared_environ
+from cardwise.runtime.http.httpcalls import BadHttpCall, HttpCall, Reader, answer_call, refusal, shared_environ
 
 SHARED = shared_environ(("127.0.0.1", 5), ("127.0.0.2", 80), "https")
 GOS = (
@@ -18,14 +18,14 @@ CURLS = b"GET /a%20b/%C3%A4 HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"
 CHUNKED = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n2\r\n, \r\n0\r\n\r\n"
 
 
-def read(*pieces: bytes, most_body: int = 1000) -> list[Call]:
+def read(*pieces: bytes, most_body: int = 1000) -> list[HttpCall]:
     reader = Reader(SHARED, most_body)
     for piece in pieces:
         reader.feed(piece)
     return list(reader.calls)
 
 
-def body(call: Call) -> bytes:
+def body(call: HttpCall) -> bytes:
     return call.environ["wsgi.input"].read()
 
 
@@ -63,7 +63,7 @@ def test_paths_are_decoded_as_wsgi_wants_them_by_who_answers():
 @pytest.mark.parametrize("target", [b"/" + b"%" * 8192, b"/?" + b"x" * 8191, b"/" + b"x" * 70_000])
 def test_a_target_that_is_too_long_is_refused_however_it_comes(target):
     for step in (1000, len(target)):
-        with pytest.raises(BadCall) as refused:
+        with pytest.raises(BadHttpCall) as refused:
             read(b"GET ", *(target[at : at + step] for at in range(0, len(target), step)))
         assert refused.value.status == HTTPStatus.REQUEST_URI_TOO_LONG
     (call,) = read(b"GET /" + b"x" * 8191 + b" HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -73,7 +73,7 @@ def test_a_target_that_is_too_long_is_refused_however_it_comes(target):
 @pytest.mark.parametrize("coding", [b"gzip, chunked", b"identity, chunked", b"chunked, chunked"])
 def test_a_body_that_is_coded_otherwise_than_in_chunks_is_refused(coding):
     """It would be read as it is."""
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(BadHttpCall) as refused:
         read(b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: " + coding + b"\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
     assert refused.value.status in (HTTPStatus.NOT_IMPLEMENTED, HTTPStatus.BAD_REQUEST)
 
@@ -151,7 +151,7 @@ HEAD = b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
     ],
 )
 def test_what_two_readers_could_understand_differently_is_refused(data):
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(BadHttpCall) as refused:
         read(data)
     assert refused.value.status == HTTPStatus.BAD_REQUEST
 
@@ -163,10 +163,10 @@ def test_a_name_with_an_underscore_passes_for_no_other():
 
 def test_heads_and_calls_in_advance_are_bounded():
     for long_headers in (b"X: " + b"x" * 70_000, b"".join(b"X%d: x\r\n" % i for i in range(200))):
-        with pytest.raises(BadCall) as refused:
+        with pytest.raises(BadHttpCall) as refused:
             read(b"GET / HTTP/1.1\r\n", *(long_headers[at : at + 1000] for at in range(0, len(long_headers), 1000)))
         assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
-    with pytest.raises(BadCall):
+    with pytest.raises(BadHttpCall):
         read(CURLS * 100)
 
 
@@ -188,7 +188,7 @@ def test_lines_of_a_head_are_counted_whatever_their_names(line):
     reader.feed(begin + line * 99 + end)
     assert len(reader.calls) == 1
     reader = CountingReader(SHARED, 1000)
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(BadHttpCall) as refused:
         reader.feed((begin + line * 20_000)[:65_536])
     assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
     assert reader.lines == 101  # the others are not even looked at
@@ -222,13 +222,13 @@ def test_all_that_is_no_body_is_bounded(begin, extra):
     for _ in range(60):
         reader.feed(extra)
         assert reader.begun
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(BadHttpCall) as refused:
         reader.feed(extra * 10)
     assert refused.value.status == HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
 
 
 def test_what_follows_a_body_is_refused():
-    with pytest.raises(BadCall) as refused:
+    with pytest.raises(BadHttpCall) as refused:
         read(CHUNKED[:-2] + b"Trailer: x\r\n\r\n")
     assert refused.value.status == HTTPStatus.BAD_REQUEST
 

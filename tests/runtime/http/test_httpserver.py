@@ -15,7 +15,7 @@ import pytest
 
 from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.runtime.http import httpserver
-from cardwise.runtime.http.httpserver import Bound, ConnectionPhase
+from cardwise.runtime.http.httpserver import ConnectionPhase, PhaseLimits
 from cardwise.runtime.http.serving import server_context
 from cardwise.runtime.http.threads import Threads
 from tests.runtime.http.attacking import BODY, HEAD, HELLO
@@ -160,7 +160,7 @@ def test_one_address_has_a_limit_that_others_do_not_feel(serve):
 
 
 def test_who_has_shown_a_certificate_is_not_counted(serve, certificates):
-    server = serve(tls(certificates), source=1, idle=Bound(100.0, 1))
+    server = serve(tls(certificates), source=1, idle=PhaseLimits(100.0, 1))
     lines = []
     for _ in range(5):
         lines.append(server.connect(context=client(certificates)))
@@ -176,7 +176,7 @@ def test_who_has_shown_a_certificate_is_not_counted(serve, certificates):
 def test_where_too_many_wait_the_one_that_has_waited_longest_goes(serve, certificates, phase, text):
     context = tls(certificates, client_ca=False) if phase == "handshake" else None
     # One thread: it gives a connection back before it answers the next, so they begin to wait in this order.
-    server = serve(context, threads=1, **{phase: Bound(100.0, 3)})
+    server = serve(context, threads=1, **{phase: PhaseLimits(100.0, 3)})
     lines = []
     for _ in range(6):
         lines.append(server.connect())
@@ -494,7 +494,7 @@ def test_of_the_namespaces_with_equally_many_calls_the_one_that_has_used_most_lo
 
 def test_of_addresses_with_equally_many_connections_the_connection_that_is_there_longest_goes(serve):
     """And not the address that came first, which is most often the API server."""
-    server = serve(reading=Bound(100.0, 3))
+    server = serve(reading=PhaseLimits(100.0, 3))
     first = server.connect()
     until(lambda: len(server.server._connections) == 1, "that it is there")
     others = [server.connect(source=f"127.0.0.{2 + number}") for number in range(3)]
@@ -579,7 +579,7 @@ def test_a_client_that_leaves_while_a_thread_answers_it_is_looked_at_once(serve)
 
 
 def test_where_many_wait_it_is_the_crowds_oldest_that_goes_and_no_other(serve):
-    server = serve(idle=Bound(100.0, 4))
+    server = serve(idle=PhaseLimits(100.0, 4))
     alone, crowd = server.connect(), [server.connect(source="127.0.0.2") for _ in range(3)]
     until(lambda: len(server.server._connections) == 4, "that all are there")
     crowd.append(server.connect(source="127.0.0.2"))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cardwise.runtime.http.tlsline import TlsLine
+from cardwise.runtime.http.tlsline import TlsConnection
 
 
 class KeysAgain:
@@ -36,7 +36,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 def test_each_look_is_at_so_much_and_a_peer_that_never_sends_data_is_gone(ends):
     ours, theirs = ends
-    line = TlsLine(ours, KeysAgain(ssl.MemoryBIO()))
+    line = TlsConnection(ours, KeysAgain(ssl.MemoryBIO()))
     for _ in range(3):
         theirs.sendall(b"x" * 20_000)
         with pytest.raises(ssl.SSLWantReadError):

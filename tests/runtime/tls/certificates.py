@@ -67,5 +67,5 @@ def _read(leaf: bytes, bundle: bytes) -> tuple[x509.Certificate, list[x509.Certi
     """The leaf, and those of the bundle that have signed it."""
     certificate = x509.load_pem_x509_certificate(leaf)
     return certificate, [
-        authority for authority in x509.load_pem_x509_certificates(bundle) if certs.issued_by(certificate, authority)
+        authority for authority in x509.load_pem_x509_certificates(bundle) if certs.is_issued_by(certificate, authority)
     ]

@@ -12,7 +12,7 @@ from cryptography import x509
 from cardwise.kube import errors, paths
 from cardwise.runtime.tls import certs, filesets, rotation
 from cardwise.runtime.tls.certstore import DirStore, SecretStore
-from cardwise.runtime.tls.tls import INTERVAL, Given, Rotator, Unusable
+from cardwise.runtime.tls.tls import INTERVAL, ExternalCertificates, Rotator, UnusableCertificates
 from tests.fakes.apiserver import ApiServer
 from tests.fakes.clock import FakeClock
 from tests.runtime.tls import certificates
@@ -85,7 +85,7 @@ def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
     first, second = (certs.new_authority(name, NOW, timedelta(days=9)).cert for name in ("first", "second"))
     bundles: list[bytes] = []
     clock = FakeClock()
-    followed = Given(tmp_path, on_bundle=bundles.append, clock=clock)
+    followed = ExternalCertificates(tmp_path, on_bundle=bundles.append, clock=clock)
 
     def looks() -> None:
         clock.step()
@@ -110,8 +110,8 @@ def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
 def test_a_ca_that_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, content):
     if content is not None:
         (tmp_path / "ca.crt").write_bytes(content)
-    with pytest.raises(Unusable, match=rf"{tmp_path}/ca\.crt: there is no CA.*; put there"):
-        Given(tmp_path, on_bundle=lambda _: None).ensure()
+    with pytest.raises(UnusableCertificates, match=rf"{tmp_path}/ca\.crt: there is no CA.*; put there"):
+        ExternalCertificates(tmp_path, on_bundle=lambda _: None).ensure()
 
 
 def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):

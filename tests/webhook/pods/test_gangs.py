@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, encode
 from cardwise.core.gangs import gangs as core
-from cardwise.core.gangs.gangs import Foreign, Membership
+from cardwise.core.gangs.gangs import ForeignPodGroup, Membership
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.pods.test_mutate_properties import CLASSES, PODS
@@ -82,7 +82,7 @@ def limits(manifest: Json) -> list[Json]:
         ),
         pytest.param({names.GROUP_NAME: "a"}, {}, Membership(name="a"), id="a PodGroup says the number"),
         pytest.param(
-            {}, {names.COSCHEDULING: "a"}, Membership(name="a", foreign=Foreign.COSCHEDULING), id="coscheduling"
+            {}, {names.COSCHEDULING: "a"}, Membership(name="a", foreign=ForeignPodGroup.COSCHEDULING), id="coscheduling"
         ),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
         member = after_mutation(member_pod, Known(known_classes=RDMA))
         assert member["spec"]["schedulingGates"] == [GATE]
         assert member["metadata"]["labels"] == {names.GANG: "slurp.v1"}
-        assert core.gang_of(member) == Membership(name="slurp.v1", foreign=Foreign.KUBERNETES)
+        assert core.gang_of(member) == Membership(name="slurp.v1", foreign=ForeignPodGroup.KUBERNETES)
         assert validated(member, Known(known_classes=RDMA)).allowed
     assert warned(native()) == ()
     assert "schedulingGates" not in after_mutation(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"

@@ -36,7 +36,7 @@ def of_annotations(count: int) -> Json:
 def of_bytes(count: int) -> Json:
     manifest = pod("big", gpu_mem=8)
     manifest["spec"]["hostname"] = ""
-    manifest["spec"]["hostname"] = "x" * (count - len(wire.trim(json.dumps(manifest).encode())))
+    manifest["spec"]["hostname"] = "x" * (count - len(wire.trim_object(json.dumps(manifest).encode())))
     return manifest
 
 

@@ -7,11 +7,11 @@ import numpy as np
 from cardwise.core.api.mpsprofile import MIXED, NOBODY
 from cardwise.core.placement.mpstaints import ANY, FREE
 from cardwise.core.placement.scored.cardtable import CardArrays
-from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.shapes import Shape
 
 
-class Fit(NamedTuple):
+class NodeFit(NamedTuple):
     """`usable`: which cards may serve one share of the shape; `fits`: whether the node takes the whole."""
 
     usable: Bools
@@ -27,7 +27,7 @@ class Candidates(NamedTuple):
     after: CardArrays
 
 
-def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
+def fit_shape(lines: NodeArrays, shape: Shape, at: Ints | slice = slice(None)) -> NodeFit:
     """On which of these lines there is room for the shape."""
     ask = shape.ask
     cpu = lines.cpu[at]
@@ -49,10 +49,10 @@ def fit(lines: Lines, shape: Shape, at: Ints | slice = slice(None)) -> Fit:
         usable = usable & ((here == ANY) | ((shape.user != MIXED) & ((here == FREE) | (here == shape.user))))
     if ask.cards:
         fits &= usable.any(axis=1) if ask.cards == 1 else usable.sum(axis=1) >= ask.cards
-    return Fit(usable, fits)
+    return NodeFit(usable, fits)
 
 
-def candidates(lines: Lines, shape: Shape, usable: Bools) -> Candidates:
+def candidates(lines: NodeArrays, shape: Shape, usable: Bools) -> Candidates:
     """For a shape of one card and lines that all take it: one card of each state."""
     ask = shape.ask
     at, card = np.nonzero(usable & lines.first)
@@ -64,7 +64,7 @@ def candidates(lines: Lines, shape: Shape, usable: Bools) -> Candidates:
     return Candidates(at, card, before, CardArrays(free, core, np.zeros(len(at), np.bool_), before.kind))
 
 
-def chosen_cards(lines: Lines, shape: Shape, usable: Bools) -> Bools:
+def chosen_cards(lines: NodeArrays, shape: Shape, usable: Bools) -> Bools:
     """The fullest usable cards, as many as the shape asks, the lowest index first among equals."""
     keys = np.where(usable, lines.free, np.inf)
     rank = np.argsort(np.argsort(keys, axis=1, kind="stable"), axis=1, kind="stable")
@@ -72,7 +72,7 @@ def chosen_cards(lines: Lines, shape: Shape, usable: Bools) -> Bools:
     return chosen
 
 
-def cards_after(lines: Lines, shape: Shape, chosen: Bools) -> CardArrays:
+def cards_after(lines: NodeArrays, shape: Shape, chosen: Bools) -> CardArrays:
     """All cards of the lines once the shape has taken these."""
     free, core = (0.0, 0.0) if shape.ask.whole else (lines.free - shape.ask.mem, lines.core - shape.ask.core)
     return CardArrays(
@@ -80,7 +80,7 @@ def cards_after(lines: Lines, shape: Shape, chosen: Bools) -> CardArrays:
     )
 
 
-def used(shape: Shape, lines: Lines, chosen: Bools) -> Floats:
+def used_mib(shape: Shape, lines: NodeArrays, chosen: Bools) -> Floats:
     """The MiB that the shape takes of these cards."""
     used_mib: Floats = np.where(chosen, lines.free if shape.ask.whole else float(shape.ask.mem), 0.0).sum(axis=1)
     return used_mib

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.shapes import Shape
 
 _NEVER: Final = 1e18  # MiB that no card has
@@ -65,7 +65,7 @@ class CardTable:
         return counts
 
 
-def parts(lines: Lines) -> list[CardArrays]:
+def parts(lines: NodeArrays) -> list[CardArrays]:
     """The cards of the lines, by line and position, in parts that are small enough to be computed fast."""
     return [
         CardArrays(lines.free[at], lines.core[at], lines.empty[at], lines.kind[at])

@@ -19,15 +19,15 @@ from cardwise.core.placement.fitting import CardRequest
 from cardwise.core.placement.kinds import ANY_CARD
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer
-from cardwise.core.placement.scored.candidates import fit
+from cardwise.core.placement.scored.candidates import fit_shape
 from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodefeatures import FeatureViews
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
-from cardwise.core.placement.scored.rows import NONE, Row
-from cardwise.core.placement.scored.scoring import Scoring, Weighted, WorkloadModel
-from cardwise.core.placement.scored.shapes import Ask, Shape, ask_of
-from cardwise.core.placement.scored.workload import Learned, LearningInput, Workload
+from cardwise.core.placement.scored.rows import NONE, ShapeScores
+from cardwise.core.placement.scored.scoring import Scoring, WeightedShape, WorkloadModel
+from cardwise.core.placement.scored.shapes import RequestSize, Shape, request_size
+from cardwise.core.placement.scored.workload import LearnedWorkload, LearningInput, Workload
 from cardwise.core.values.refusals import Refusal
 
 _ROWS: Final = 256  # shapes whose scores are kept, those asked last
@@ -67,12 +67,12 @@ class Engine:
         self._changed = ledger.watch()
         self._at_once = at_once
         self._generator = np.random.default_rng(0)
-        self._learned: Learned | None = None
+        self._learned: LearnedWorkload | None = None
         self._kinds_at = -1
         self._taught_at = -1
         self._surveyed_at = 0
         self._views = FeatureViews(self._table, self._scoring)
-        self._rows: dict[tuple[str, Shape], Row] = {}
+        self._rows: dict[tuple[str, Shape], ShapeScores] = {}
 
     # What changes.
 
@@ -87,7 +87,7 @@ class Engine:
 
     def count_arrival(self, request: PodRequest, load: Load) -> None:
         """A pod has arrived. To be called once for each pod."""
-        ask = ask_of(request, fitting.card_requests(request), load)
+        ask = request_size(request, fitting.card_requests(request), load)
         if ask is not None:
             self.workload.count_arrival(ask)
 
@@ -112,7 +112,7 @@ class Engine:
         cards = {int(size): int(count) for size, count in zip(sizes, counts, strict=True) if size}
         return LearningInput(dict(self.workload.counts), cards)
 
-    def adopt(self, learned: Learned) -> None:
+    def adopt(self, learned: LearnedWorkload) -> None:
         """Uses what was learned from now on."""
         self._learned = learned
         self._views.renew()
@@ -161,7 +161,7 @@ class Engine:
         known = self._refresh(policy)
         card_requests = fitting.card_requests(request)
         scorer = Scorer(request, BY_CARDS if policy in self._scorings else policy, headroom)
-        ask = ask_of(request, card_requests, load)
+        ask = request_size(request, card_requests, load)
         if ask is None or not known:
             return self._by_cards(scorer, card_requests, load, nodes)
         plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
@@ -191,7 +191,7 @@ class Engine:
         known = self._refresh(policy)
         self._catch_up(_ALL)
         card_requests = fitting.card_requests(request)
-        ask = ask_of(request, card_requests, load)
+        ask = request_size(request, card_requests, load)
         if ask is None or not known:
             return None
         plan = fitting.make_search_plan(card_requests, self._ledger.kinds, headroom)
@@ -248,11 +248,11 @@ class Engine:
             if policy in policies:
                 row.renew(self._views[policy])
 
-    def _row(self, policy: str, shape: Shape) -> Row:
+    def _row(self, policy: str, shape: Shape) -> ShapeScores:
         key = policy, shape
         row = self._rows.pop(key, None)
         if row is None:
-            row = Row(self._table, self._views[policy], shape)
+            row = ShapeScores(self._table, self._views[policy], shape)
             if len(self._rows) >= _ROWS:
                 del self._rows[next(iter(self._rows))]
         self._rows[key] = row  # the last one now
@@ -261,12 +261,12 @@ class Engine:
     def _scoring(self, policy: str) -> Scoring | None:
         return self._scorings[policy](self._workload_model(self._learned)) if self._learned is not None else None
 
-    def _workload_model(self, learned: Learned) -> WorkloadModel:
-        workload = [Weighted(self._shape(ask), share) for ask, share in learned.shares.items()]
+    def _workload_model(self, learned: LearnedWorkload) -> WorkloadModel:
+        workload = [WeightedShape(self._shape(ask), share) for ask, share in learned.shares.items()]
         return WorkloadModel(workload, learned.yardstick, learned.prices)
 
     def _best(
-        self, row: Row, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
+        self, row: ShapeScores, scorer: Scorer, card_requests: Sequence[CardRequest], nodes: Collection[str] | None
     ) -> Placement | None:
         """The best of the nodes that have not changed since they were scored; None if none of them takes the pod."""
         retries = _LATE
@@ -293,13 +293,13 @@ class Engine:
             else:
                 return None
 
-    def _shape_for(self, ask: Ask, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None) -> Shape:
+    def _shape_for(self, ask: RequestSize, card_requests: Sequence[CardRequest], kinds: frozenset[int] | None) -> Shape:
         ask = ask._replace(resource_class="")
         if not card_requests:
             return Shape(ask)
         return Shape(ask, kinds, card_requests[0].untolerated, card_requests[0].user if self._table.single else NOBODY)
 
-    def _shape(self, ask: Ask) -> Shape:
+    def _shape(self, ask: RequestSize) -> Shape:
         return Shape(ask._replace(resource_class=""), self._ledger.kinds.allowed(ask.resource_class))
 
     def _best_first(self, points: Floats, nodes: Collection[str] | None, among: Ints | None) -> Iterator[int]:
@@ -332,7 +332,9 @@ class Engine:
         selected[[slot for slot in map(self._table.slots.get, nodes) if slot is not None]] = True
         return np.flatnonzero(selected)
 
-    def _placed(self, scorer: Scorer, card_requests: Sequence[CardRequest], slot: int, row: Row) -> Placement | None:
+    def _placed(
+        self, scorer: Scorer, card_requests: Sequence[CardRequest], slot: int, row: ShapeScores
+    ) -> Placement | None:
         name, score = self._table.names[slot], int(row.points[slot] * 1000)
         if not card_requests:
             return _plain(name, score)
@@ -349,7 +351,7 @@ class Engine:
     ) -> Placement | None:
         """The choice of the policy, or of `binpack` in its place, node by node."""
         lines = self._table.lines
-        fits = fit(lines, Shape(Ask(0, 0, 0, "", load.cpu, load.memory))).fits
+        fits = fit_shape(lines, Shape(RequestSize(0, 0, 0, "", load.cpu, load.memory))).fits
         roomy = _Roomy(self._table, fits, nodes)
         if not card_requests and not scorer.devices:
             # By name, as for pods with cards among equal nodes: with two orders both would meet on half-full nodes.

@@ -18,14 +18,14 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.candidates import candidates, cards_after, chosen_cards, used
+from cardwise.core.placement.scored.candidates import candidates, cards_after, chosen_cards, used_mib
 from cardwise.core.placement.scored.cardtable import CardArrays, CardTable, parts
-from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
+from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
 from cardwise.core.placement.scored.scoring import (
-    Known,
     NodeLocalScoring,
+    NodeScores,
     Scores,
-    Weighted,
+    WeightedShape,
     WorkloadModel,
     best_candidate,
     distinct_by_cards,
@@ -54,7 +54,7 @@ class Fgd(NodeLocalScoring):
         for weighted, at in zip(typical, shape_indexes, strict=True):
             self._weights[np.searchsorted(cpus, weighted.shape.ask.cpu) + 1 :, at] += weighted.weight
 
-    def node_features(self, lines: Lines) -> Floats:
+    def node_features(self, lines: NodeArrays) -> Floats:
         """By line and shape of the workload: the free MiB of cards that may serve the shape, and their number."""
         return np.concatenate([self._features_of_cards(part) for part in parts(lines)])
 
@@ -65,7 +65,7 @@ class Fgd(NodeLocalScoring):
         values_by_node: Floats = (free * self._weights[np.searchsorted(self._cpus, cpu, side="right")]).sum(axis=1)
         return values_by_node
 
-    def useful(self, lines: Lines) -> Floats:
+    def useful(self, lines: NodeArrays) -> Floats:
         """By line and card, the expected MiB that are no fragments; the sum of a line is what it is worth."""
         weights = self._weights[np.searchsorted(self._cpus, lines.cpu, side="right")]
         useful_by_card, at = [], 0
@@ -76,7 +76,7 @@ class Fgd(NodeLocalScoring):
             at += len(served)
         return np.concatenate(useful_by_card)
 
-    def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:
+    def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:
         ask = shape.ask
         cpu = lines.cpu - ask.cpu
         if ask.cards == 1:
@@ -91,7 +91,7 @@ class Fgd(NodeLocalScoring):
                 chosen = chosen_cards(lines, shape, usable)
                 tally, taken_mib = (
                     self._features_of_cards(cards_after(lines, shape, chosen)),
-                    used(shape, lines, chosen),
+                    used_mib(shape, lines, chosen),
                 )
         # Fragments now, less those then: what is taken, less what is then worth less.
         less = taken_mib - (known.values_by_node[at] - self.node_values(tally, cpu[at], lines.memory[at]))
@@ -108,17 +108,17 @@ class Fgd(NodeLocalScoring):
         return np.concatenate([cards.free[:, None] * served, served], axis=1)
 
 
-def _typical(workload: Sequence[Weighted]) -> list[Weighted]:
+def _typical(workload: Sequence[WeightedShape]) -> list[WeightedShape]:
     """The most frequent requests, with weights of sum 1. Requests that differ only in the node's memory are one."""
     together: dict[Shape, float] = {}
     for shape, weight in workload:
         alike = shape._replace(ask=shape.ask._replace(memory=0))
         together[alike] = together.get(alike, 0.0) + weight
-    selected: list[Weighted] = []
+    selected: list[WeightedShape] = []
     total = 0.0
     for shape, weight in sorted(together.items(), key=lambda entry: -entry[1]):
         if total >= _TYPICAL:
             break
-        selected.append(Weighted(shape, weight))
+        selected.append(WeightedShape(shape, weight))
         total += weight
-    return [Weighted(entry.shape, entry.weight / total) for entry in selected]
+    return [WeightedShape(entry.shape, entry.weight / total) for entry in selected]

@@ -13,8 +13,8 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.nodetable import Floats, Ints, Lines
-from cardwise.core.placement.scored.scoring import Weighted
+from cardwise.core.placement.scored.nodetable import Floats, Ints, NodeArrays
+from cardwise.core.placement.scored.scoring import WeightedShape
 
 _CALM: Final = 0.5  # the pressure up to which a kind costs nothing
 _MOST: Final = 8.0  # cards that it costs at most
@@ -24,7 +24,7 @@ _STEP: Final = 0.05  # cards: it is rounded to this, so that it seldom changes
 class KindPrices:
     """The pressure by one workload."""
 
-    def __init__(self, workload: Sequence[Weighted], yardstick: float) -> None:
+    def __init__(self, workload: Sequence[WeightedShape], yardstick: float) -> None:
         demand: dict[frozenset[int], float] = {}
         total = 0.0
         for shape, weight in workload:
@@ -45,7 +45,7 @@ class KindPrices:
         """The cost of each card, which is of this kind."""
         return self._prices[np.minimum(kind, self._kinds)]
 
-    def survey(self, lines: Lines) -> Floats:
+    def survey(self, lines: NodeArrays) -> Floats:
         """The free MiB of each kind that the workload names, and of all other kinds together."""
         kind = np.minimum(lines.kind, self._kinds)
         some = kind >= 0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
-from cardwise.core.placement.scored.scoring import Known, Scoring
+from cardwise.core.placement.scored.scoring import NodeScores, Scoring
 
 
 class NodeFeatures:
@@ -24,7 +24,7 @@ class NodeFeatures:
         self._unpriced: Bools = np.zeros(0, np.bool_)  # nodes that are worth something else now
         self._at = 0
 
-    def values_of(self, slots: Ints) -> Known:
+    def values_of(self, slots: Ints) -> NodeScores:
         """The features of these slots as of now. Each slot at most once."""
         self._count(slots)
         unpriced = slots[self._unpriced[slots]]
@@ -33,7 +33,7 @@ class NodeFeatures:
             features, cpu, memory = self._features[unpriced], lines.cpu[unpriced], lines.memory[unpriced]
             self._node_values[unpriced] = self.scoring.node_values(features, cpu, memory)
             self._unpriced[unpriced] = False
-        return Known(self._features[slots], self._node_values[slots])
+        return NodeScores(self._features[slots], self._node_values[slots])
 
     def survey(self, slots: Ints) -> Floats:
         """What a look at all nodes needs of these slots."""

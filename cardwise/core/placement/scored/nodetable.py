@@ -26,7 +26,7 @@ _SEED: Final = b"cardwise"
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class NodeArrays:
     """Some nodes. Of their cards: free MiB and percent (0 if the card is closed); taints and users of MPS
     (`mpstaints`); `clients`: how many shares must end before the card is empty, NEVER if it takes none; `first`: no
     card before it on the node is in the same state.
@@ -47,9 +47,9 @@ class Lines:
     def __len__(self) -> int:
         return len(self.cpu)
 
-    def pick(self, at: NDArray[np.integer] | Bools | slice) -> "Lines":
+    def pick(self, at: NDArray[np.integer] | Bools | slice) -> "NodeArrays":
         """Some of these lines."""
-        return Lines(
+        return NodeArrays(
             self.free[at],
             self.core[at],
             self.size[at],
@@ -85,7 +85,7 @@ class NodeTable:
         self._forgotten = 0  # entries that were at the beginning of the log
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> NodeArrays:
         """All lines, by slot."""
         return self._lines
 
@@ -198,9 +198,9 @@ class NodeTable:
         self._lines = lines
 
 
-def _empty_lines(length: int, width: int) -> Lines:
+def _empty_lines(length: int, width: int) -> NodeArrays:
     shape = length, width
-    return Lines(
+    return NodeArrays(
         np.zeros(shape),
         np.zeros(shape),
         np.zeros(shape),
@@ -215,7 +215,7 @@ def _empty_lines(length: int, width: int) -> Lines:
     )
 
 
-def _copy(before: Lines, after: Lines) -> None:
+def _copy(before: NodeArrays, after: NodeArrays) -> None:
     for name in ("free", "core", "size", "kind", "taints", "user", "clients", "empty", "first"):
         old = getattr(before, name)
         getattr(after, name)[: old.shape[0], : old.shape[1]] = old

@@ -26,9 +26,9 @@ from cardwise.core.placement.scored.candidates import Candidates, candidates, ca
 from cardwise.core.placement.scored.cardtable import EXACT, CardTable, parts
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.kindprices import KindPrices
-from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, Lines
+from cardwise.core.placement.scored.nodetable import ABSENT, Bools, Floats, NodeArrays
 from cardwise.core.placement.scored.prices import PARTS
-from cardwise.core.placement.scored.scoring import Known, Scores, WorkloadModel, best_candidate, distinct_by_cards
+from cardwise.core.placement.scored.scoring import NodeScores, Scores, WorkloadModel, best_candidate, distinct_by_cards
 from cardwise.core.placement.scored.shapes import Shape
 
 _CAPACITY: Final = 0.16  # cards: capacities that differ by less than half of it are equal
@@ -63,7 +63,7 @@ class Pricing:
         self._expected_capacity.set_weights(self._weights)
         self._leaving = False
 
-    def node_features(self, lines: Lines) -> Floats:
+    def node_features(self, lines: NodeArrays) -> Floats:
         """By line and shape of the workload, how many times over the cards would serve it, card by card."""
         return np.concatenate([self._cards.count_pods(part).sum(axis=1) for part in parts(lines)])
 
@@ -72,7 +72,7 @@ class Pricing:
         values_by_node: Floats = self._capacities(features, cpu, memory) @ self._weights
         return values_by_node
 
-    def survey(self, lines: Lines, tally: Floats) -> Floats:
+    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
         """How many of each request could be taken, and what is free of each kind of card."""
         could = np.maximum(self._capacities(tally, lines.cpu, lines.memory), 0.0).sum(axis=0)  # some lack cpu already
         return np.concatenate([could, self._kind_prices.survey(lines)])
@@ -85,7 +85,7 @@ class Pricing:
         scarcer = self._update_weights(possible, free.sum())
         return self._kind_prices.update_prices(free) or scarcer or self._leaving != before
 
-    def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:
+    def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:
         ask = shape.ask
         at, card, chosen = np.arange(len(lines)), np.full(len(lines), ABSENT), usable
         cost = np.zeros(len(lines))
@@ -135,7 +135,7 @@ class Pricing:
         self._memory.limit_copies(copies, memory)
         return copies
 
-    def _remainder_costs(self, lines: Lines, ways: Candidates) -> Floats:
+    def _remainder_costs(self, lines: NodeArrays, ways: Candidates) -> Floats:
         """What the rests of the cards lose."""
         size = lines.size[ways.at, ways.card]
         lost = self._price_remainders(ways.before.free, size) - self._price_remainders(ways.after.free, size)

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from cardwise.core.placement.scored.candidates import fit
+from cardwise.core.placement.scored.candidates import fit_shape
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeTable
 from cardwise.core.placement.scored.shapes import Shape
@@ -17,7 +17,7 @@ _DRAWN: Final = 4 * SAMPLE  # nodes that are drawn; mostly so many of them take 
 NONE: Final = -np.inf  # the points of a node that does not take the shape, or is stale
 
 
-class Row:
+class ShapeScores:
     """The scores for one shape under one policy, by slot of the table. `decisions`: how many decisions have used it."""
 
     def __init__(self, table: NodeTable, features: NodeFeatures, shape: Shape) -> None:
@@ -63,7 +63,7 @@ class Row:
 
     def refresh(self, slots: Ints) -> None:
         """Scores these slots; the scores are good until a node changes."""
-        usable, fits = fit(self._table.lines, self.shape, slots)
+        usable, fits = fit_shape(self._table.lines, self.shape, slots)
         self._mark_scored(slots)
         slots, usable = slots[fits], usable[fits]
         if len(slots):
@@ -94,8 +94,8 @@ class Row:
     def _fitting(self, slots: Ints) -> Ints:
         lines = self._table.lines
         if 2 * len(slots) > len(lines):  # to ask all is cheaper than to pick these
-            return slots[fit(lines, self.shape).fits[slots]]
-        return slots[fit(lines, self.shape, slots).fits]
+            return slots[fit_shape(lines, self.shape).fits[slots]]
+        return slots[fit_shape(lines, self.shape, slots).fits]
 
     def _mark_scored(self, slots: Ints) -> None:
         """These slots, each once, have the right score now."""

@@ -6,11 +6,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, Lines
+from cardwise.core.placement.scored.nodetable import Bools, Floats, Ints, NodeArrays
 from cardwise.core.placement.scored.shapes import Shape
 
 
-class Weighted(NamedTuple):
+class WeightedShape(NamedTuple):
     """A shape of the workload, and its part of the workload; the sum of all parts is 1."""
 
     shape: Shape
@@ -24,7 +24,7 @@ class Scores(NamedTuple):
     card: Ints
 
 
-class Known(NamedTuple):
+class NodeScores(NamedTuple):
     """What is kept of nodes: numbers of their cards that the policy needs (tally), and what each node is worth."""
 
     features: Floats
@@ -36,13 +36,13 @@ class Scoring(Protocol):
 
     width: int  # numbers in a tally
 
-    def node_features(self, lines: Lines) -> Floats:
+    def node_features(self, lines: NodeArrays) -> Floats:
         """The numbers that are kept of each node's cards until they change."""
 
     def node_values(self, features: Floats, cpu: Floats, memory: Floats) -> Floats:
         """What nodes with this tally and so much left are worth; good until the next look."""
 
-    def survey(self, lines: Lines, tally: Floats) -> Floats:
+    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:
         """What a look needs of these nodes; the results of several parts are added up."""
 
     def update_prices(self, surveyed_sum: Floats, leaving: float) -> bool:
@@ -50,14 +50,14 @@ class Scoring(Protocol):
         something else. `leaving`: how many pods end for each one that comes.
         """
 
-    def scores(self, lines: Lines, known: Known, shape: Shape, usable: Bools) -> Scores:
+    def scores(self, lines: NodeArrays, known: NodeScores, shape: Shape, usable: Bools) -> Scores:
         """How good each line is for the shape, which all of them can take. A higher score is better."""
 
 
 class NodeLocalScoring:
     """The methods of a policy that looks at one node at a time: it needs no look at all nodes."""
 
-    def survey(self, lines: Lines, tally: Floats) -> Floats:  # noqa: ARG002
+    def survey(self, lines: NodeArrays, tally: Floats) -> Floats:  # noqa: ARG002
         """Nothing."""
         return np.zeros(0)
 
@@ -70,7 +70,7 @@ class NodeLocalScoring:
 class WorkloadModel:
     """What a policy is made from. `yardstick`: MiB of a usual card; `prices`: by size of a card, see `prices`."""
 
-    workload: Sequence[Weighted]
+    workload: Sequence[WeightedShape]
     yardstick: float
     prices: Mapping[int, Floats]
 
@@ -86,7 +86,7 @@ def best_candidate(at: Ints, card: Ints, points: Floats, count: int) -> Scores:
     return Scores(best, card[first])
 
 
-def distinct_by_cards(workload: Sequence[Weighted]) -> tuple[list[Shape], Ints]:
+def distinct_by_cards(workload: Sequence[WeightedShape]) -> tuple[list[Shape], Ints]:
     """The shapes of the workload that differ in cards, and for each request of the workload the index of its shape."""
     indexes: dict[Shape, int] = {}
     shape_indexes = [indexes.setdefault(_cards_only(shape), len(indexes)) for shape, _ in workload]

@@ -11,7 +11,7 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement.fitting import CardRequest
 
 
-class Ask(NamedTuple):
+class RequestSize(NamedTuple):
     """`cards` different cards, each with `mem` MiB and `core` percent, or whole if `mem` is 0; and cpu and memory."""
 
     cards: int
@@ -29,18 +29,18 @@ class Ask(NamedTuple):
 class Shape(NamedTuple):
     """An ask and the cards that may serve it: their kinds (None: all), and the MPS fields of its `CardRequest`."""
 
-    ask: Ask
+    ask: RequestSize
     kinds: frozenset[int] | None = None
     untolerated: int = 0
     user: int = NOBODY
 
 
-def ask_of(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> Ask | None:
+def request_size(request: PodRequest, card_requests: Sequence[CardRequest], load: Load) -> RequestSize | None:
     """The ask of a pod with these claims; None if it has none."""
     if request.devices or len(card_requests) > 1:
         return None
     if not card_requests:
-        return Ask(0, 0, 0, "", load.cpu, load.memory)
+        return RequestSize(0, 0, 0, "", load.cpu, load.memory)
     card_request = card_requests[0]
     mem = 0 if card_request.whole else card_request.mem
-    return Ask(card_request.cards, mem, card_request.core, card_request.resource_class, load.cpu, load.memory)
+    return RequestSize(card_request.cards, mem, card_request.core, card_request.resource_class, load.cpu, load.memory)

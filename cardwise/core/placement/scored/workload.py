@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 from cardwise.core.api.cards import FULL_CORE
 from cardwise.core.placement.scored.nodetable import Floats
 from cardwise.core.placement.scored.prices import PARTS, remainder_prices
-from cardwise.core.placement.scored.shapes import Ask
-from cardwise.core.values.wording import quoted
+from cardwise.core.placement.scored.shapes import RequestSize
+from cardwise.core.values.wording import quote_text
 
 MOST_ASKS: Final = 512
 _MANY: Final = 20_000  # arrivals, after which all counts are halved
@@ -30,32 +30,32 @@ class InvalidWorkload(ValueError):
 class LearningInput(NamedTuple):
     """What is learned from: how often each ask has arrived, and how many cards there are of each size."""
 
-    counts: Mapping[Ask, float]
+    counts: Mapping[RequestSize, float]
     sizes: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
+class LearnedWorkload:
     """`shares`: each ask's part of the workload, 1 in sum; `prices`: of the rest of a card, by size of card."""
 
-    shares: Mapping[Ask, float]
+    shares: Mapping[RequestSize, float]
     yardstick: float
     prices: Mapping[int, Floats]
 
 
-NOTHING: Final = Learned({}, 1.0, {})
+NOTHING: Final = LearnedWorkload({}, 1.0, {})
 
 
 class Workload:
     """Counts of asks. All counts fade with time; if there are too many asks, the rarest are forgotten."""
 
     def __init__(self) -> None:
-        self.counts: dict[Ask, float] = {}
+        self.counts: dict[RequestSize, float] = {}
         self._seen = 0.0  # the sum of the counts
         self._since = 0.0  # arrivals since it was learned from, also those that are forgotten again
         self._learned_at = 0.0
 
-    def count_arrival(self, ask: Ask, times: float = 1.0) -> None:
+    def count_arrival(self, ask: RequestSize, times: float = 1.0) -> None:
         """A pod with this ask has arrived. An ask that no node could ever serve is not counted."""
         if not _possible(ask):
             return
@@ -91,7 +91,7 @@ class Workload:
         try:
             saved = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise InvalidWorkload(f"is no workload: {quoted(error)}") from error
+            raise InvalidWorkload(f"is no workload: {quote_text(error)}") from error
         if not isinstance(saved, dict) or not isinstance(saved.get("requests"), list):
             raise InvalidWorkload(f"is no workload: {reprlib.repr(saved)}")
         version = saved.get("version")
@@ -105,7 +105,7 @@ class Workload:
         self._learned_at = 0.0
 
 
-def learn(sample: LearningInput) -> Learned:
+def learn_workload(sample: LearningInput) -> LearnedWorkload:
     """Learns; takes 0.1 s for each size of card. NOTHING if no pod has arrived."""
     total = sum(sample.counts.values())
     if total <= 0:
@@ -120,18 +120,18 @@ def learn(sample: LearningInput) -> Learned:
                 parts = max(1, -(-ask.mem * PARTS // size), -(-ask.core * PARTS // 100))
                 demand[parts] = demand.get(parts, 0.0) + share * ask.cards
         prices[size] = remainder_prices(demand)
-    return Learned(shares, float(sizes[0]) if sizes else 1.0, prices)
+    return LearnedWorkload(shares, float(sizes[0]) if sizes else 1.0, prices)
 
 
-def _counted(entry: object) -> tuple[Ask, float]:
+def _counted(entry: object) -> tuple[RequestSize, float]:
     """An ask and how often it came, as `dump` writes them."""
-    if not isinstance(entry, list) or len(entry) != len(Ask._fields) + 1:
+    if not isinstance(entry, list) or len(entry) != len(RequestSize._fields) + 1:
         raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
     cards, mem, core, resource_class, cpu, memory, count = entry
     # By the very type: True and False are ints as well.
     if not isinstance(resource_class, str) or any(type(n) is not int for n in (cards, mem, core, cpu, memory)):
         raise InvalidWorkload(f"{reprlib.repr(entry)} is no ask")
-    ask = Ask(cards, mem, core, resource_class, cpu, memory)
+    ask = RequestSize(cards, mem, core, resource_class, cpu, memory)
     if not _possible(ask):
         raise InvalidWorkload(f"no pod can have asked for {reprlib.repr(entry)}")
     if type(count) not in (int, float) or not _LEAST <= count <= _MANY:  # which NaN is not
@@ -139,7 +139,7 @@ def _counted(entry: object) -> tuple[Ask, float]:
     return ask, float(count)
 
 
-def _possible(ask: Ask) -> bool:
+def _possible(ask: RequestSize) -> bool:
     """Whether a pod can have these numbers."""
     return (
         0 <= ask.cards <= _CARDS

@@ -4,7 +4,7 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Holding, Ledger
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.workload import learn
+from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.core.values.quantity import MiB, Percent
 
 CARD = 1000
@@ -59,7 +59,7 @@ def fill(ledger, node, index, mem):
 def knows(engine, seen):
     for request, of_load in seen:
         engine.count_arrival(request, of_load)
-    engine.adopt(learn(engine.learning_input()))
+    engine.adopt(learn_workload(engine.learning_input()))
 
 
 def warm(engine):

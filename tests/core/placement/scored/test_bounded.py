@@ -12,9 +12,9 @@ from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.nodetable import NodeTable
 from cardwise.core.placement.scored.pricing import Pricing
-from cardwise.core.placement.scored.rows import SAMPLE, Row
-from cardwise.core.placement.scored.scoring import Weighted, WorkloadModel
-from cardwise.core.placement.scored.shapes import Ask, Shape
+from cardwise.core.placement.scored.rows import SAMPLE, ShapeScores
+from cardwise.core.placement.scored.scoring import WeightedShape, WorkloadModel
+from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.values.quantity import MiB
 from tests.core.placement.scored.scoredworlds import CARD, fill, knows, load, share, warm, world
 
@@ -150,9 +150,9 @@ def row_of(fitting, nodes):
     table = NodeTable()
     for name in sorted(loads):
         table.set_node(name, ledger.node(name), loads.free_load(name))
-    shape = Shape(Ask(1, 500, 0, "", 0, 0))
-    scoring = Fgd(WorkloadModel([Weighted(shape, 1.0)], yardstick=1000.0, prices={}))
-    return table, loads, ledger, Row(table, NodeFeatures(table, scoring), shape)
+    shape = Shape(RequestSize(1, 500, 0, "", 0, 0))
+    scoring = Fgd(WorkloadModel([WeightedShape(shape, 1.0)], yardstick=1000.0, prices={}))
+    return table, loads, ledger, ShapeScores(table, NodeFeatures(table, scoring), shape)
 
 
 @pytest.mark.parametrize("fitting", [SAMPLE - 1, SAMPLE, SAMPLE + 1, 4 * SAMPLE + 40])
@@ -182,7 +182,9 @@ def test_nodes_that_have_gone_are_not_surveyed():
     for name in sorted(loads)[1:]:
         table.set_node(name, None, None)
     alone.set_node("n0", ledger.node("n0"), loads.free_load("n0"))
-    policy = Pricing(WorkloadModel([Weighted(Shape(Ask(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={}))
+    policy = Pricing(
+        WorkloadModel([WeightedShape(Shape(RequestSize(2, 0, 0, "", 1000, 1000)), 1.0)], yardstick=1000.0, prices={})
+    )
     seen = [policy.survey(of.lines, policy.node_features(of.lines)) for of in (table, alone)]
     assert np.array_equal(*seen)
     assert seen[0][0] == 1  # of the pair of cards, one copy on one node

@@ -6,12 +6,12 @@ import pytest
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Holding, Ledger
-from cardwise.core.placement.scored.candidates import fit
+from cardwise.core.placement.scored.candidates import fit_shape
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodetable import NodeTable, order_of
-from cardwise.core.placement.scored.scoring import Known, Weighted, WorkloadModel
-from cardwise.core.placement.scored.shapes import Ask, Shape
+from cardwise.core.placement.scored.scoring import NodeScores, WeightedShape, WorkloadModel
+from cardwise.core.placement.scored.shapes import RequestSize, Shape
 from cardwise.core.placement.scored.workload import InvalidWorkload, Workload
 from cardwise.core.values.quantity import MiB
 from tests.core.placement.scored.scoredworlds import CARD, Loads, knows, load, share, whole, world
@@ -27,7 +27,7 @@ def cards_of(placed):
 
 def fragmentation(*workload):
     total = sum(weight for _, weight in workload)
-    weighted = [Weighted(Shape(ask), weight / total) for ask, weight in workload]
+    weighted = [WeightedShape(Shape(ask), weight / total) for ask, weight in workload]
     return Fgd(WorkloadModel(weighted, yardstick=float(CARD), prices={}))
 
 
@@ -39,7 +39,11 @@ def lines(**nodes):
     return table.lines.pick(slice(0, len(nodes)))
 
 
-WHOLE, HALF, NO_GPU = Ask(1, 0, 0, "", 4000, 0), Ask(1, 500, 0, "", 2000, 0), Ask(0, 0, 0, "", 1000, 0)
+WHOLE, HALF, NO_GPU = (
+    RequestSize(1, 0, 0, "", 4000, 0),
+    RequestSize(1, 500, 0, "", 2000, 0),
+    RequestSize(0, 0, 0, "", 1000, 0),
+)
 
 
 def fragments(policy, of):
@@ -54,12 +58,12 @@ def test_cards_that_are_too_small_for_a_request_are_fragments_to_it():
 
 def test_all_is_a_fragment_to_who_needs_no_card_or_finds_no_cpu():
     assert fragments(fragmentation((WHOLE, 1), (NO_GPU, 1)), lines(n=[1000])) == pytest.approx(500)
-    starving = Ask(1, 500, 0, "", 200_000, 0)
+    starving = RequestSize(1, 500, 0, "", 200_000, 0)
     assert fragments(fragmentation((HALF, 1), (starving, 1)), lines(n=[1000])) == pytest.approx(500)
 
 
 def test_requests_beyond_the_most_frequent_95_percent_do_not_count():
-    rare = Ask(1, 900, 0, "", 0, 0)
+    rare = RequestSize(1, 900, 0, "", 0, 0)
     assert fragments(fragmentation((HALF, 97), (rare, 3)), lines(n=[700])) == 0.0
     assert fragments(fragmentation((HALF, 9), (rare, 1)), lines(n=[700])) == pytest.approx(70)
 
@@ -70,7 +74,7 @@ def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
     before, after_first, after_second = lines(n=[1000, 300]), lines(n=[700, 300]), lines(n=[1000, 0])
     assert f"a node has cards with {1000} and {300} free of {CARD} MiB" in theory
     assert f"Only the {fragments(policy, before):g} MiB are a fragment, to both requests" in theory
-    share_of_300 = Shape(Ask(1, 300, 0, "", 0, 0))
+    share_of_300 = Shape(RequestSize(1, 300, 0, "", 0, 0))
     assert "A share of 300 MiB on the first card leaves 700 and 300 MiB." in theory
     to_whole, to_half = (fragments(fragmentation((ask, 1)), after_first) for ask in (WHOLE, HALF))
     assert f"the fragments are {to_whole:g} MiB to the one request and {to_half:g} MiB to the other" in theory
@@ -79,8 +83,8 @@ def test_fgd_takes_the_card_where_fragments_grow_least_in_whole_points():
     assert less == fragments(policy, before), "no fragment is left"
 
     features = policy.node_features(before)
-    known = Known(features, policy.node_values(features, before.cpu, before.memory))
-    usable = fit(before, share_of_300).usable
+    known = NodeScores(features, policy.node_values(features, before.cpu, before.memory))
+    usable = fit_shape(before, share_of_300).usable
     first_only = usable & np.array([[True, False]])
     best, first = (policy.scores(before, known, share_of_300, cards) for cards in (usable, first_only))
     growth = (
@@ -96,10 +100,10 @@ def test_fgd_scores_are_whole_numbers_around_50():
 
     def score(free: int, mem: int) -> float:
         """The score of the only card, with `free` MiB, for a share of `mem` MiB."""
-        card, shape = lines(n=[free]), Shape(Ask(1, mem, 0, "", 0, 0))
+        card, shape = lines(n=[free]), Shape(RequestSize(1, mem, 0, "", 0, 0))
         features = policy.node_features(card)
-        known = Known(features, policy.node_values(features, card.cpu, card.memory))
-        return policy.scores(card, known, shape, fit(card, shape).usable).points[0]
+        known = NodeScores(features, policy.node_values(features, card.cpu, card.memory))
+        return policy.scores(card, known, shape, fit_shape(card, shape).usable).points[0]
 
     unchanged = score(CARD, CARD // 2)
     assert f"the score is a whole number from 0 to 100, {unchanged:g} where it does not change" in theory
@@ -109,7 +113,7 @@ def test_fgd_scores_are_whole_numbers_around_50():
 
 def test_fgd_counts_free_cards_in_cards_whatever_their_size():
     small = fragmentation((WHOLE, 1), (HALF, 1))
-    big = Fgd(WorkloadModel([Weighted(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
+    big = Fgd(WorkloadModel([WeightedShape(Shape(HALF._replace(mem=50_000)), 1.0)], yardstick=100_000.0, prices={}))
     assert small.useful(lines(n=[1000])).sum() == pytest.approx(1000)
     assert big.useful(lines(n=[1000])).sum() == 0.0
 
@@ -209,17 +213,17 @@ def test_the_workload_survives_as_text():
 )
 def test_a_workload_that_is_none_is_refused_and_changes_nothing(text):
     workload = Workload()
-    workload.count_arrival(Ask(1, 500, 0, "", 0, 0))
+    workload.count_arrival(RequestSize(1, 500, 0, "", 0, 0))
     with pytest.raises(InvalidWorkload):
         workload.load(text)
-    assert workload.counts == {Ask(1, 500, 0, "", 0, 0): 1.0}
+    assert workload.counts == {RequestSize(1, 500, 0, "", 0, 0): 1.0}
 
 
 def test_it_is_learned_anew_when_it_has_grown_by_half():
     workload = Workload()
     due = []
     for count in range(1, 60):
-        workload.count_arrival(Ask(1, 500, 0, "", 0, 0))
+        workload.count_arrival(RequestSize(1, 500, 0, "", 0, 0))
         if workload.is_learning_due:
             due.append(count)
             workload.mark_learned()
@@ -229,11 +233,11 @@ def test_it_is_learned_anew_when_it_has_grown_by_half():
 def test_what_was_seen_long_ago_fades_and_the_rarest_are_forgotten():
     workload = Workload()
     for _ in range(15_000):
-        workload.count_arrival(Ask(1, 500, 0, "", 0, 0))
+        workload.count_arrival(RequestSize(1, 500, 0, "", 0, 0))
     for i in range(2000):
-        workload.count_arrival(Ask(1, 100, 0, "", i, 0))
+        workload.count_arrival(RequestSize(1, 100, 0, "", i, 0))
     assert len(workload.counts) <= 512
-    assert workload.counts[Ask(1, 500, 0, "", 0, 0)] == 15_000
+    assert workload.counts[RequestSize(1, 500, 0, "", 0, 0)] == 15_000
     for _ in range(40_000):
-        workload.count_arrival(Ask(1, 300, 0, "", 0, 0))
-    assert workload.counts[Ask(1, 500, 0, "", 0, 0)] < workload.counts[Ask(1, 300, 0, "", 0, 0)] / 2
+        workload.count_arrival(RequestSize(1, 300, 0, "", 0, 0))
+    assert workload.counts[RequestSize(1, 500, 0, "", 0, 0)] < workload.counts[RequestSize(1, 300, 0, "", 0, 0)] / 2

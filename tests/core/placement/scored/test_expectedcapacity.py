@@ -10,8 +10,8 @@ from cardwise.core.placement.placement import place_on
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
 from cardwise.core.placement.scored.nodetable import NEVER
-from cardwise.core.placement.scored.shapes import Ask, Shape
-from cardwise.core.placement.scored.workload import learn
+from cardwise.core.placement.scored.shapes import RequestSize, Shape
+from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.core.values.quantity import MiB
 from tests.theory import theory_of
 
@@ -36,7 +36,7 @@ class Busy:
         for cards, often in ((1, 40), (4, 2)):
             for _ in range(often):
                 self.engine.count_arrival(whole(cards), LOAD)
-        self.engine.adopt(learn(self.engine.learning_input()))
+        self.engine.adopt(learn_workload(self.engine.learning_input()))
 
     def free_load(self, node):
         return Load(1000, 1000, 100) if self.ledger.node(node) else None
@@ -66,7 +66,9 @@ def test_where_pods_leave_a_pod_goes_to_the_node_that_is_last_to_be_empty(nodes)
 
 def vacancy(*workload):
     """Requests for so many cards, each with its weight."""
-    expected = ExpectedCapacity([Shape(Ask(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload])
+    expected = ExpectedCapacity(
+        [Shape(RequestSize(cards, mem, 0, "", 0, 0), kinds) for cards, mem, kinds, _ in workload]
+    )
     expected.set_weights(np.array([weight for *_, weight in workload]))
     return expected
 

@@ -10,12 +10,19 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
-from cardwise.core.placement.scored.shapes import Ask
-from cardwise.core.placement.scored.workload import MOST_ASKS, NOTHING, InvalidWorkload, LearningInput, Workload, learn
+from cardwise.core.placement.scored.shapes import RequestSize
+from cardwise.core.placement.scored.workload import (
+    MOST_ASKS,
+    NOTHING,
+    InvalidWorkload,
+    LearningInput,
+    Workload,
+    learn_workload,
+)
 from cardwise.core.values.quantity import MiB
 from tests.examples import examples
 
-HALF = Ask(1, 500, 0, "", 0, 0)
+HALF = RequestSize(1, 500, 0, "", 0, 0)
 SIZES = {1000: 4}
 ROOM = Load(64_000, 1 << 38, 100)
 
@@ -97,9 +104,9 @@ def test_what_has_faded_does_not_spoil_what_is_written():
     workload = Workload()
     workload.count_arrival(HALF)
     for _ in range(150_000):
-        workload.count_arrival(Ask(1, 300, 0, "", 0, 0))
+        workload.count_arrival(RequestSize(1, 300, 0, "", 0, 0))
     for _ in range(150_000):
-        workload.count_arrival(Ask(1, 200, 0, "", 0, 0))
+        workload.count_arrival(RequestSize(1, 200, 0, "", 0, 0))
     assert 0 < workload.counts[HALF] < 0.001
     again = Workload()
     again.load(workload.dump())
@@ -107,8 +114,8 @@ def test_what_has_faded_does_not_spoil_what_is_written():
 
 
 def test_of_nothing_nothing_is_learned():
-    assert learn(LearningInput({}, SIZES)) == NOTHING
-    assert learn(LearningInput({HALF: 0.0}, SIZES)) == NOTHING
+    assert learn_workload(LearningInput({}, SIZES)) == NOTHING
+    assert learn_workload(LearningInput({HALF: 0.0}, SIZES)) == NOTHING
 
 
 ANY = st.recursive(
@@ -145,7 +152,7 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
         engine.workload.load(text)
     except InvalidWorkload:
         assert not engine.workload.counts
-    learned = learn(engine.learning_input())
+    learned = learn_workload(engine.learning_input())
     assert sum(learned.shares.values()) == pytest.approx(1.0 if engine.workload.counts else 0.0)
     engine.adopt(learned)
     share = PodRequest(containers=(ContainerRequest(key="0", name="main", cards=1, mem=MiB(300)),))
@@ -159,7 +166,7 @@ def test_any_text_is_refused_or_can_be_decided_by(text):
 def test_more_different_asks_than_are_kept_are_learned_from_again_and_again():
     workload, learned = Workload(), []
     for i in range(6 * MOST_ASKS):
-        workload.count_arrival(Ask(cards=1, mem=100 + i, core=0, resource_class="", cpu=1, memory=1))
+        workload.count_arrival(RequestSize(cards=1, mem=100 + i, core=0, resource_class="", cpu=1, memory=1))
         if workload.is_learning_due:
             workload.mark_learned()
             learned.append(i)
