@@ -80,7 +80,7 @@ class _Resources(click.ParamType[Mapping[str, Amount]]):
             except InvalidQuantity as error:
                 self.fail(f"{part.strip()!r}: {error.problem}; write cpu=50m,memory=64Mi", param, ctx)
         if set(amounts) != set(COUNTED) or any(amount.number <= 0 for amount in amounts.values()):
-            self.fail(f"{value!r} is not an amount above zero of each; write cpu=50m,memory=64Mi", param, ctx)
+            self.fail(f"{value!r} needs an amount above zero for each; write cpu=50m,memory=64Mi", param, ctx)
         return amounts
 
 
@@ -119,7 +119,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     type=click.Path(file_okay=False, path_type=Path),
     default=None,
     help="Keep CA and certificate in this directory, not in a Secret. If another program (cert-manager) maintains "
-    "tls.crt, tls.key and ca.crt there, they are used as they are and read again when they change.",
+    "tls.crt, tls.key and ca.crt there, the webhook uses these files and reloads them when they change.",
 )
 @option(
     "--tls-rotate-every",
@@ -133,8 +133,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--client-ca",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     default=None,
-    help="PEM file of the CA of the API server's client certificate: the webhook then answers no other caller. "
-    "Default: it answers every caller, and refusals do not say what a namespace has and uses.",
+    help="PEM file of the CA of the API server's client certificate: the webhook then rejects all other callers. "
+    "Default: it answers every caller, and its refusals hide the quotas and use of namespaces.",
 )
 @option(
     "--webhook-configuration",
@@ -147,7 +147,7 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--tolerated-taints",
     type=_Taints(),
     default="nvidia.com/gpu:NoSchedule",
-    help="GPU pods get a toleration of these taints: KEY:EFFECT, with any value, or KEY=VALUE:EFFECT. The chart's "
+    help="GPU pods get tolerations for these taints: KEY:EFFECT (any value) or KEY=VALUE:EFFECT. The chart's "
     "webhook.toleratedTaints decides which pods the API server sends, and must be the same.",
 )
 @option(
@@ -174,8 +174,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "--nvidia-gpu",
     type=click.Choice(["leave", "take"]),
     default="leave",
-    help="Meaning of nvidia.com/gpu. leave: it belongs to NVIDIA's device plugin, and the webhook does not change "
-    "it. take: whole GPUs of Cardwise, in pods, workload templates and ResourceQuotas, for clusters without "
+    help="Meaning of nvidia.com/gpu. leave: it belongs to NVIDIA's device plugin, and the webhook does not change it. "
+    "take: it means whole GPUs of Cardwise, in pods, workload templates and ResourceQuotas; for clusters without "
     "that plugin. The chart's webhook.nvidiaGpu decides which objects the API server sends, and must be the "
     "same.",
 )
@@ -190,7 +190,8 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     type=_CommaList(),
     default=gangs.DEFAULT_SCHEDULER,
     help="Schedulers that call the extender. Gangs of their pods are gated and bound together. Pods of other "
-    "schedulers (Volcano, coscheduling) are in no gang. The chart's webhook.gangSchedulers decides which "
+    "schedulers (Volcano, coscheduling) are never members of Cardwise gangs. The chart's webhook.gangSchedulers "
+    "decides which "
     "objects the API server sends, and must be the same.",
 )
 @option(
@@ -204,44 +205,45 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
     "mps_mode",
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.PREFERRED),
-    help=f"MPS for pods with a share, if neither the pod nor its namespace has the annotation {names.MPS}. off: they "
-    "do without MPS. preferred: they go through MPS where the node has it. required: they wait for a node that "
-    "has it. Where a container has several cards and the nodes have a daemon for each card, preferred becomes off.",
+    help=f"MPS mode of pods with a share, if neither the pod nor its namespace has the annotation {names.MPS}. off: "
+    "without MPS. preferred: with MPS on nodes that have it. required: only on nodes that have it. If a container "
+    "has several GPUs and the nodes run one daemon per GPU, preferred becomes off.",
 )
 @option(
     "--min-mps",
     type=click.Choice([str(mode) for mode in Mode]),
     default=str(Mode.OFF),
-    help=f"The least that a pod with a share may say by the annotation {names.MPS}; a pod that says less is refused. A "
-    f"namespace can ask for more by the annotation {names.LEAST_MPS}. off: pods may do without MPS; their card then "
-    "takes no pod that wants it. Pods of whole cards may say anything.",
+    help=f"The weakest MPS mode that a pod with a share may have in the annotation {names.MPS}; weaker modes are "
+    f"refused. A namespace can require a stronger one with the annotation {names.LEAST_MPS}. off: pods may run "
+    "without MPS; their GPU then takes no pods with MPS. Pods with whole GPUs may have any mode.",
 )
 @option(
     "--sm-percent",
     type=click.Choice([str(choice) for choice in SmPercent]),
     default=str(SmPercent.CORE),
     help="What limits the SMs of pods with MPS, if neither the pod nor its namespace has the annotation "
-    f"{names.SM_PERCENT}. core: only {names.GPU_CORE}, if they ask for it. memory: if they do not, their part of the "
-    "card's memory.",
+    f"{names.SM_PERCENT}. core: {names.GPU_CORE}, if requested. memory: the same, and without that request the "
+    "pod's fraction of the GPU's memory.",
 )
 @option(
     "--share-agent",
     type=click.Choice(["always", "mps", "never"]),
     default="mps",
-    help="Which pods get the share agent. always: all with a share of a card. mps: those whose MPS is required, and "
+    help="Which pods get the share agent. always: all with a share of a GPU. mps: those whose MPS is required, and "
     "those whose MPS is preferred if some node has it. never: none. A pod's annotation "
-    f"{names.SHARE_AGENT} overrides this. Pods with the frameworks' hook get the agent unless that says never.",
+    f"{names.SHARE_AGENT} overrides this. Pods with the frameworks' hook get the agent unless that annotation is "
+    "never.",
 )
 @option(
     "--share-agent-image",
     default="",
-    help="Image of the share agent: Cardwise's own image. Without it no pod gets the agent.",
+    help="Image of the share agent: Cardwise's own image. Without an image no pod gets the agent.",
 )
 @option(
     "--share-agent-user",
     type=click.IntRange(min=0),
     default=agent.USER,
-    help="UID that the share agent runs as. 0: none is set, for clusters that assign each namespace a range "
+    help="UID that the share agent runs as. 0: set no UID, for clusters that assign each namespace a range "
     "(OpenShift).",
 )
 @option(
@@ -388,7 +390,7 @@ class _Process:
     def _problems(self) -> list[str]:
         problems = self._view.problems()
         if not self._bundle.asserted.is_set():
-            problems.append("the webhook configurations are missing, or do not carry our CA yet")
+            problems.append("the webhook configurations are missing or do not contain this webhook's CA yet")
         return problems
 
 

@@ -15,7 +15,7 @@ REVIEWS = Counter(
     ["path", "outcome"],
 )
 REFUSALS = Counter(
-    "cardwise_webhook_refusals_total", "AdmissionReviews refused, by path and what was wrong.", ["path", "reason"]
+    "cardwise_webhook_refusals_total", "AdmissionReviews refused, by path and invalid field.", ["path", "reason"]
 )
 SECONDS = Histogram(
     "cardwise_webhook_review_seconds",
@@ -55,7 +55,7 @@ class StalenessCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         ages = GaugeMetricFamily(
             "cardwise_webhook_staleness_seconds",
-            "Time since the API server last told anything, by kind of object.",
+            "Time since the API server last sent anything, by kind of object.",
             labels=["kind"],
         )
         for kind, seconds in self._staleness().items():

@@ -18,7 +18,7 @@ _COMMANDS: Final = {
     "classes": ("classes", "List the types of GPUs and devices, and what is free"),
     "completion": ("completion", "Print the completion script of a shell"),
     "cordon": ("cordon", "Cordon a GPU; its pods stay"),
-    "defrag": ("defrag", "Find the pods to move so that whole GPUs are free; move them"),
+    "defrag": ("defrag", "Free whole GPUs by moving pods"),
     "doctor": ("doctor", "Diagnose the installation and suggest fixes"),
     "drain": ("drain", "Cordon a GPU and evict its pods"),
     "explain": ("explain", "Explain why a pod or a workload waits"),
@@ -103,8 +103,8 @@ def main(program: str | None = None) -> None:
                 sys.exit(console.clean_line(f"cardwise: {rights.describe_refusal(error, cli.command_run)}"))
             case errors.UnknownKind():
                 sys.exit(
-                    "cardwise: this cluster has no kinds of cardwise.dev: Cardwise is not installed there; "
-                    "`cardwise doctor` says what is missing"
+                    "cardwise: this cluster has no CRDs of cardwise.dev: Cardwise is not installed there; `cardwise "
+                    "doctor` shows what is missing"
                 )
             case errors.KubeError() | errors.KubeConfigError():
                 sys.exit(console.clean_line(f"cardwise: {error}"))

@@ -102,11 +102,11 @@ def load_client(context: click.Context | None = None) -> "KubeClient":
         raise
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError, OSError) as error:
         raise errors.KubeConfigError(
-            f"the kubeconfig {path} cannot be used ({type(error).__name__}): check the fields of its cluster (server, "
+            f"the kubeconfig {path} is not usable ({type(error).__name__}): check the fields of its cluster (server, "
             "proxy-url, tls-server-name) and of its user; `kubectl config view --minify` shows them"
         ) from None
     if not isinstance(loaded.namespace, str):
-        raise errors.KubeConfigError(f"{path}: the context's namespace is no text; write it in quotes")
+        raise errors.KubeConfigError(f"{path}: the context's namespace is not a string; write it in quotes")
     return loaded
 
 
@@ -120,7 +120,7 @@ def check_namespace(client: "KubeClient", name: str) -> None:
         return
     except errors.NotFound:
         raise click.ClickException(
-            f"there is no namespace {name!r}: `kubectl get namespaces` lists those there are"
+            f"there is no namespace {name!r}: `kubectl get namespaces` lists the existing ones"
         ) from None
 
 

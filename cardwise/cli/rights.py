@@ -81,14 +81,14 @@ def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
         binding = "rolebinding {name:text} -n {namespace}"
     bind = f"kubectl create {binding} --clusterrole={{role:text}} --user={{user:text}}"
     grant = shellcommand.command(bind, name=name, namespace=denial.namespace, role=role, user=denial.user)
-    return f"{denial}; an administrator gives it by: {grant}"
+    return f"{denial}; an administrator grants it with: {grant}"
 
 
 def _describe_anonymous() -> str:
     """Nobody is to bind a role to that user: it is everybody who reaches the API server."""
     return (
-        f"the API server takes you for {_NOT_LOGGED_IN}, who may read nothing: your kubeconfig has no credentials; "
-        "log in, or name another by --context or --kubeconfig"
+        f"the API server sees you as {_NOT_LOGGED_IN}, who may read nothing: your kubeconfig has no credentials; log "
+        "in, or choose another with --context or --kubeconfig"
     )
 
 

@@ -75,7 +75,7 @@ def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> No
         if live is None:
             plotting.prepare_folder(settings.plots)
         else:
-            console.print_text("note: --plots is left out: of what fits in a cluster nothing is drawn", err=True)
+            console.print_text("note: ignoring --plots: there is no plot of what fits in a cluster", err=True)
     if settings.leaving:
         outcome = _simulate_churn(world, settings)
     elif live is not None:
@@ -100,13 +100,15 @@ def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _World:
     for note in live.notes:
         console.print_text(f"note: {note}", err=True)
     if not live.nodes:
-        raise click.ClickException("the cluster has no card that Cardwise shares: `cardwise doctor` says why")
+        raise click.ClickException("the cluster has no GPU that Cardwise shares: run `cardwise doctor` for the cause")
     world = _World([live.workload()], settings.tune, live=live)
     world = _add_what_if(world, settings, live.models(), snapshots.card_classifier(live))
     if not live.pods and not world.extra_shapes:
-        raise click.ClickException("no pod of the cluster uses cards or waits for some: --pod asks what would fit")
+        raise click.ClickException("no pod of the cluster uses or waits for GPUs: use --pod to see what would fit")
     if not world.extra_shapes and not world.workloads[0].capacity:
-        raise click.ClickException("the cluster has no GPU to replay pods on: --pod asks how many more devices fit")
+        raise click.ClickException(
+            "the cluster has no GPU to replay pods on: use --pod to see how many more devices fit"
+        )
     return world
 
 
@@ -185,7 +187,7 @@ def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
             for fill_summary in shown
         }
         refused = {fill_summary.policy: fill_summary.refused for fill_summary in shown}
-        return plotting.draw_plots("asked for so far, in percent of all cards", curves, refused)
+        return plotting.draw_plots("requested so far, in percent of all GPUs", curves, refused)
 
     rows = replays.fill_rows(workloads, plan, fills)
     return _Outcome(table, rows, replays.as_json(workloads, plan, fills), plots)
@@ -235,7 +237,7 @@ def _count_fits(live: Snapshot, world: _World, settings: SimulationOptions) -> _
         for policy, counts in counts_by_policy
     ]
     if live.waiting:
-        console.print_text(f"note: {live.waiting} pods wait, and may take some of that room first", err=True)
+        console.print_text(f"note: {live.waiting} pending pods may take some of that capacity first", err=True)
     heads = ["pod", "policy", "now", "added"]
     rows = [heads[: 2 + len(counts)] for _, _, counts in fits[:1]] + [
         [name, policy, *map(str, counts)] for name, policy, counts in fits

@@ -64,7 +64,7 @@ def test_one_class_of_devices_and_one_that_nobody_uses(monkeypatch):
         "NAMESPACE  DEVICES\nteam-b     1\n"
     )
     free = lists_with_devices(extendedresources=[device("n3", 0)])
-    assert run(monkeypatch, free, "classes", "rdma").output.endswith("\nNobody uses it.\n")
+    assert run(monkeypatch, free, "classes", "rdma").output.endswith("\nNo pod uses it.\n")
 
 
 def test_a_cluster_of_devices_only_has_one_table(monkeypatch):
@@ -91,7 +91,7 @@ def test_the_table_of_cards_has_no_devices_and_no_nodes_without_cards(monkeypatc
     assert run(monkeypatch, lists_with_devices(), "inspect").output == plain
     refused = run(monkeypatch, lists_with_devices(), "inspect", "n3")
     assert refused.exit_code == 1
-    assert "node 'n3' has no card that Cardwise shares; nodes that have: n1, n2" in refused.stderr
+    assert "node 'n3' has no GPU that Cardwise shares; nodes that have: n1, n2" in refused.stderr
 
 
 def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
@@ -102,7 +102,7 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
         "rdma-n1-1  rdma  MT4119  fast,rdma  team-b/gone (reported)\n"
     ) in of_n1
     assert "both      team-a     0                100\n" in of_n1
-    assert "gone" not in of_n1.partition("DEVICE ")[0], "it has no card"
+    assert "gone" not in of_n1.partition("DEVICE ")[0], "it has no GPU"
     of_n3 = run(monkeypatch, lists_with_devices(), "inspect", "-d", "n3").output
     assert "NAME:       n3\nIPADDRESS:  unknown\n\nDEVICE " in of_n3
     assert "Allocated :" not in of_n3
@@ -131,24 +131,25 @@ def test_a_class_without_a_kind_selects_no_device():
 
 def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():
     text = asking({"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"})
-    assert "asks for 2 devices of class rdma (container main).\n" in text
+    assert "requests 2 devices of class rdma (container main).\n" in text
     assert "Of class rdma: 4 devices on n1 (2), n2 (1), n3 (1), 1 of them unhealthy; free: n3 (1).\n" in text
     assert "  n1: Insufficient free devices of the requested class\n" in text
-    assert "    rdma: 2 asked, 0 of 2 devices free, 2 short, held by team-a/both, team-b/gone (reported)\n" in text
+    assert "    rdma: 2 requested, 0 of 2 devices free, 2 short, held by team-a/both, team-b/gone (reported)\n" in text
     assert (
-        "  n3: The node does not have the requested devices\n    rdma: 2 asked, 1 of 1 device free, 1 short\n" in text
+        "  n3: The node does not have the requested devices\n    rdma: 2 requested, 1 of 1 device free, 1 short\n"
+        in text
     )
-    assert "Tesla" not in text, "the cards say nothing of it"
+    assert "Tesla" not in text, "the GPUs say nothing of it"
 
 
 def test_a_pod_that_would_fit_hears_where():
     only = {"cardwise.dev/rdma": "1", "cardwise.dev/share": "1"}
-    assert "Devices that fit are free on n3 (best first, priced leaves it to binpack)" in asking(only)
+    assert "Devices that fit are free on n3 (best first, priced orders them as binpack would)" in asking(only)
     text = asking(
         only | {"aliyun.com/gpu-mem": "100"}, extendedresources=[*lists().objects("extendedresources"), *free()]
     )
-    assert "asks for 100 MiB (container main) + 1 device of class rdma (container main).\n" in text
-    assert "Cards and devices that fit are free on n1" in text
+    assert "requests 100 MiB (container main) + 1 device of class rdma (container main).\n" in text
+    assert "GPUs and devices that fit are free on n1" in text
 
 
 def free():
@@ -162,15 +163,15 @@ def test_classes_that_overlap_may_be_too_few_together():
         extendedresources=[device("n1", 0, labels={"speed": "fast"})],
         pods=[],
     )
-    assert "    each class has enough free, but some of these devices are of several: together too few\n" in text
+    assert "    each class has enough free devices, but some devices belong to several classes: together" in text
 
 
 def test_a_class_that_is_not_there_or_selects_nothing_is_told():
     limits = {"cardwise.dev/rdma": "1", "cardwise.dev/share": "1"}
-    assert "There is no ResourceClass rdma; those there are: fast." in asking(limits, resourceclasses=[FAST_CLASS])
+    assert "There is no ResourceClass rdma; available: fast." in asking(limits, resourceclasses=[FAST_CLASS])
     nothing = asking(limits, extendedresources=[], pods=[])
-    assert "No device is of class rdma: see its selector with `kubectl get resourceclass rdma -o yaml`." in nothing
-    assert "No node has a card or a device" in nothing
+    assert "No device matches class rdma: see its selector with `kubectl get resourceclass rdma -o yaml`." in nothing
+    assert "No node has a GPU or a device" in nothing
 
 
 def test_a_placed_pod_hears_its_devices_and_what_is_wrong_with_them():
@@ -184,8 +185,8 @@ def test_a_placed_pod_hears_its_devices_and_what_is_wrong_with_them():
     mixed = next(listed for listed in seen_pods() if listed["metadata"]["name"] == "both")
     mixed["spec"]["containers"][0]["resources"] = {"limits": {"aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}}
     text = sentences.explain_pod(mixed, device_survey())
-    assert "container main: 100 of 16276 MiB (0.0061) of card 1 GPU-n1-1" in text
-    assert "container main: device rdma-n1-0 of class rdma\nThe node has not granted it yet" in text
+    assert "container main: 100 of 16276 MiB (0.0061) of GPU 1 GPU-n1-1" in text
+    assert "container main: device rdma-n1-0 of class rdma\nThe node has not given it the share yet" in text
 
 
 @pytest.mark.parametrize("command", [["classes", "--help"], ["inspect", "--help"]])

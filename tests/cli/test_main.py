@@ -31,7 +31,7 @@ def test_classes_by_every_output(monkeypatch):
 def test_an_unknown_class_is_named_with_the_known_ones_and_a_broken_one_with_its_mistake(monkeypatch):
     refused = run(monkeypatch, lists(), "classes", "k80")
     assert refused.exit_code == 1
-    assert "no ResourceClass 'k80' that can be read; those there are: big, nvidia.tesla.k80" in refused.stderr
+    assert "no ResourceClass 'k80'; available: big, nvidia.tesla.k80" in refused.stderr
     broken = lists(resourceclasses=[resource_class("k80", selector={})])
     assert (
         "warning: ResourceClass k80: spec.selector: an empty selector"
@@ -82,7 +82,7 @@ def test_a_problem_of_many_pods_is_one_warning(monkeypatch):
         (warning,) = (line for line in errors_shown.splitlines() if line.startswith("warning"))
         assert warning == (
             "warning: team-a/p0, team-a/p1, team-a/p2 and 2 more: spec.containers[0].resources.limits: the pod was not "
-            "rewritten by the Cardwise webhook; cardwise explain says why, and what to do"
+            "rewritten by the Cardwise webhook; run cardwise explain for the cause and the remedy"
         )
 
 
@@ -97,8 +97,8 @@ def test_explain_pod_of_a_full_quota(monkeypatch):
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "aliyun.com/gpu-mem": "100", "cardwise.dev/share": "1"}
     api.add("pods", waiting("team-a", "more", limits))
     text = run(monkeypatch, api, "explain", "pod", "more", "-n", "team-a").output
-    assert f"asks for 100 MiB of class {K80_CLASS} (container main)" in text
-    assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked." in text
+    assert f"requests 100 MiB of class {K80_CLASS} (container main)" in text
+    assert f"GPUQuota team does not allow this on {K80_CLASS}: 2 of 2 shares used, 1 requested." in text
 
 
 def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch):
@@ -107,7 +107,9 @@ def test_explain_says_what_it_takes_the_policy_for_where_one_decides(monkeypatch
     api.add("pods", waiting("team-a", "more", limits))
     completed = run(monkeypatch, api, "explain", "pod", "more", "-n", "team-a")
     assert completed.exit_code == 0
-    assert "the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in" in completed.stderr
+    assert (
+        "assuming that the extender's policy is priced: there is no ConfigMap cardwise-workload in" in completed.stderr
+    )
     placed = run(monkeypatch, api, "explain", "pod", "notebook", "-n", "team-a")
     assert (placed.exit_code, placed.stderr) == (0, "")
 
@@ -123,7 +125,7 @@ def test_a_missing_right_is_told_with_the_command_that_gives_it(monkeypatch):
     assert str(ended.value.code).endswith(GIVES_VIEW)
 
 
-GIVES_VIEW = "by: kubectl create clusterrolebinding cardwise-view-jane --clusterrole=cardwise-view --user=jane"
+GIVES_VIEW = "with: kubectl create clusterrolebinding cardwise-view-jane --clusterrole=cardwise-view --user=jane"
 ASK_FOR_VIEW = "is missing (ClusterRole cardwise-view, docs/admin.md#looking)"
 
 
@@ -133,19 +135,19 @@ ASK_FOR_VIEW = "is missing (ClusterRole cardwise-view, docs/admin.md#looking)"
         ('cannot list resource "extendedresources" in API group "cardwise.dev" at the cluster scope', GIVES_VIEW),
         (
             'cannot list resource "nodes" in API group "" at the cluster scope',
-            "by: kubectl create clusterrolebinding cardwise-inspect-jane --clusterrole=cardwise-inspect --user=jane",
+            "with: kubectl create clusterrolebinding cardwise-inspect-jane --clusterrole=cardwise-inspect --user=jane",
         ),
         (
             'cannot list resource "pods" in API group "" in the namespace "team"',
-            "by: kubectl create rolebinding view-jane -n team --clusterrole=view --user=jane",
+            "with: kubectl create rolebinding view-jane -n team --clusterrole=view --user=jane",
         ),
         (
             'cannot list resource "gpuquotas" in API group "cardwise.dev" in the namespace "team"',
-            "by: kubectl create rolebinding cardwise-view-jane -n team --clusterrole=cardwise-view --user=jane",
+            "with: kubectl create rolebinding cardwise-view-jane -n team --clusterrole=cardwise-view --user=jane",
         ),
         (
             'cannot patch resource "extendedresources" in API group "cardwise.dev" at the cluster scope',
-            "by: kubectl create clusterrolebinding cardwise-drain-jane --clusterrole=cardwise-drain --user=jane",
+            "with: kubectl create clusterrolebinding cardwise-drain-jane --clusterrole=cardwise-drain --user=jane",
         ),
     ],
 )
@@ -159,7 +161,7 @@ def test_a_missing_right_is_said_in_a_few_words():
         denied = f'pods is forbidden: User "jane" cannot list resource "pods" in API group "" {at}'
         error = errors.Forbidden(403, "Forbidden", denied)
         assert rights.describe_refusal(error).startswith(
-            f"the right to list pods in {place} is missing; an administrator gives"
+            f"the right to list pods in {place} is missing; an administrator grants"
         )
         assert rights.describe_missing(error).startswith(f"the right to list pods in {place} is missing (ClusterRole ")
         assert len(rights.describe_missing(error)) < 120
@@ -256,8 +258,8 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
     assert completed.exit_code == 0, completed.output
     rows = [line.split() for line in completed.stdout.splitlines()]
     assert rows[0] == run(monkeypatch, lists(), "classes").stdout.splitlines()[0].split()
-    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
-    assert "without who uses what: the right to list extendedresources" in completed.stderr
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "GPU", "0", "yes"] in rows
+    assert "without the users of each class: the right to list extendedresources" in completed.stderr
     assert ASK_FOR_VIEW in completed.stderr
     assert {
         resource_class["name"]
@@ -293,7 +295,7 @@ def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, 
     completed = run(monkeypatch, api, *command)
     assert completed.exit_code == 0, completed.output
     rows = [line.split() for line in completed.stdout.splitlines()]
-    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "card", "0", "yes"] in rows
+    assert [K80_CLASS, "3", "-", "8441", "-", "-", "whole", "GPU", "0", "yes"] in rows
     assert ["team-a/notebook", "n1", "0", "2000"] in rows
     assert "team-b" not in completed.output
     assert ASK_FOR_VIEW in completed.stderr
@@ -324,7 +326,7 @@ LIMITS = {f"cardwise.dev/{K80_CLASS}": "1", "aliyun.com/gpu-mem": "9000", "cardw
 
 
 def as_a_user_of(namespace: str, *forbidden: str) -> Cluster:
-    """`lists` for who may read what is in the namespace, and with the extender's word on each card."""
+    """`lists` for who may read what is in the namespace, and with the extender's word on each GPU."""
     api = lists()
     of_n1, p100, _, whole = api.objects("extendedresources")
     api.add(
@@ -358,7 +360,7 @@ def test_explain_for_who_may_not_read_all_pods_says_what_others_leave(monkeypatc
     completed = run(monkeypatch, as_a_user_of("team-b"), "explain", "pod", "more")
     assert completed.exit_code == 0
     assert "you may not read the pods of all namespaces" in completed.stderr
-    assert "card 0 Tesla K80: 8441 of 11441 MiB free, 559 MiB short" in completed.stdout
+    assert "GPU 0 Tesla K80: 8441 of 11441 MiB free, 559 MiB short" in completed.stdout
     assert "held by other namespaces/pods (2000 MiB), team-b/serve (1000 MiB)" in completed.stdout
 
 
@@ -368,8 +370,8 @@ def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
     assert completed.exit_code == 0
     assert "the right to list extendedresources in the whole cluster is missing" in completed.stderr
     assert completed.stdout == (
-        f"pod team-b/more asks for 9000 MiB of class {K80_CLASS} (container main).\n"
-        "kube-scheduler has not said anything of it yet.\n"
+        f"pod team-b/more requests 9000 MiB of class {K80_CLASS} (container main).\n"
+        "kube-scheduler has not reported on it yet.\n"
     )
     conditions = [{"type": "PodScheduled", "message": "0/2 nodes"}]
     api.change("pods", "more", "team-b", status={"conditions": conditions})
@@ -377,7 +379,7 @@ def test_explain_for_who_may_read_no_card_says_what_the_pod_tells(monkeypatch):
     api.change("pods", "serve", "team-b", spec={"containers": [{"name": "main", "resources": {"limits": LIMITS}}]})
     placed = run(monkeypatch, api, "explain", "pod", "serve").stdout
     assert "is on node n1" in placed
-    assert "card 0 GPU-n1-0\n" in placed, "nothing is said of who else is on it"
+    assert "GPU 0 GPU-n1-0\n" in placed, "nothing is said of who else is on it"
 
 
 def test_the_namespace_is_that_of_the_context_unless_one_is_named(monkeypatch):
@@ -449,7 +451,10 @@ def test_a_cluster_without_cardwise_is_told_from_one_that_answers_wrongly(monkey
         raise errors.UnknownKind(404, "", "404 page not found")
 
     monkeypatch.setattr(main, "cli", fails)
-    with pytest.raises(SystemExit, match="Cardwise is not installed there; `cardwise doctor` says"):
+    with pytest.raises(
+        SystemExit,
+        match="cardwise: this cluster has no CRDs",
+    ):
         main.main()
 
 

@@ -30,14 +30,12 @@ def failure_of(api: Cluster) -> str:
 def test_where_no_card_is_known_it_says_which_value_is_wrong() -> None:
     nvidia = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
     api = Cluster({"daemonsets": [plugin(0)], "runtimeclasses": [nvidia]})
-    assert "no node has the labels that nodes.selector asks for; write nodes.selector, or: kubectl label" in failure_of(
-        api
-    )
+    assert "no node has the labels of nodes.selector; set nodes.selector, or run: kubectl label" in failure_of(api)
     api.replace("daemonsets", plugin(2))
     assert "runs without NVIDIA's RuntimeClass nvidia" in failure_of(api)
     assert "with nodes.runtimeClass=nvidia" in failure_of(api)
     api.replace("runtimeclasses")
-    assert "no card is known; see that the device plugin runs" in failure_of(api)
+    assert "no GPU is known; check that the device plugin runs" in failure_of(api)
 
 
 def test_a_device_plugin_that_crashes_is_the_cause() -> None:
@@ -74,7 +72,7 @@ def refusal() -> dict[str, Any]:
 
 def test_a_device_plugin_whose_pods_are_refused_is_the_cause() -> None:
     api = Cluster({"daemonsets": [plugin(1)], "events": [refusal()]})
-    assert "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity" in failure_of(api)
+    assert "DaemonSet cardwise-deviceplugin cannot create pods: violates PodSecurity" in failure_of(api)
 
 
 def in_gpu(workload: dict[str, Any]) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def test_without_rights_to_look_for_the_cause_it_says_that_no_card_is_known() ->
     api = Cluster({"daemonsets": [plugin(0)]})
     refused = Fault(status=403, message="no daemonsets for you")
     api.before_request(lambda request: api.fault(refused, "list"), "list")
-    assert failure_of(api).startswith("no card is known")
+    assert failure_of(api).startswith("no GPU is known")
 
 
 def test_cards_that_are_there_are_counted() -> None:
@@ -109,7 +107,7 @@ def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
     assert check.cards(api.kube, names.NAMESPACE, clock) == "1 of 1 healthy"
     api.replace("extendedresources")
     before = clock.now()
-    with pytest.raises(LookupError, match="no card is known"):
+    with pytest.raises(LookupError, match="no GPU is known"):
         check.cards(api.kube, names.NAMESPACE, clock)
     assert clock.now() - before == check.CARDS_SECONDS
 

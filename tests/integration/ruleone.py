@@ -1,4 +1,4 @@
-"""What the API server itself tells, followed while a test goes on; and rule 1 by it: what is held on each card."""
+"""What the API server itself tells, followed while a test goes on; and rule 1 by it: what is held on each GPU."""
 
 import threading
 from collections import defaultdict
@@ -65,7 +65,7 @@ class Follower:
 
 
 class RuleOne(Follower):
-    """Sums up what is held on each card after every event of a pod."""
+    """Sums up what is held on each GPU after every event of a pod."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster, paths.pods())

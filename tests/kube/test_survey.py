@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
     assert list(seen.classes) == ["k80"]
     assert [quota.name for quota in seen.quotas] == ["ok"]
     assert [problem.partition(": ")[0] for problem in seen.problems] == ["ResourceClass bad", "GPUQuota team-a/team"]
-    assert "an empty selector would be every card" in seen.problems[0]
+    assert "an empty selector would select every GPU" in seen.problems[0]
 
 
 def test_headroom_is_what_is_left_of_each_entry():

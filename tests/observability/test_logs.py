@@ -11,7 +11,7 @@ from tests.observability.metricdocs import ROOT, parsed
 PARTS = ("webhook", "extender", "deviceplugin", "mps")
 _LEVELS = ("debug", "info", "warning", "error", "exception")
 # The UID is nowhere to be had: a Binding names its pod by its name.
-WITHOUT_UID = {"a Binding passes unseen"}
+WITHOUT_UID = {"admitting a Binding without a check: its pod could not be read"}
 
 
 def lines(part: str) -> Iterator[tuple[str, Path, set[str]]]:

@@ -53,13 +53,16 @@ def test_what_nvidia_gpu_means_is_one_of_two() -> None:
         ("--mps=on", "'on' is not one of 'off', 'preferred', 'required'"),
         ("--share-agent=yes", "'yes' is not one of 'always', 'mps', 'never'"),
         ("--share-agent-user=-1", "-1 is not in the range x>=0"),
-        ("--share-agent-resources=cpu=50m", "'cpu=50m' is not an amount above zero of each; write cpu=50m,memory=64Mi"),
-        ("--share-agent-resources=cpu=0,memory=1Mi", "is not an amount above zero of each"),
+        ("--share-agent-resources=cpu=50m", "'cpu=50m' needs an amount above zero for each; write cpu=50m,memory=64Mi"),
+        ("--share-agent-resources=cpu=0,memory=1Mi", "needs an amount above zero for each; write cpu=50m,memory=64Mi"),
         (
             "--share-agent-resources=cpu=1,memory=lots",
             "'memory=lots': 'lots' is not a quantity; write cpu=50m,memory=64Mi",
         ),
-        ("--share-agent-resources=cpu=1,memory=1Mi,disk=1", "is not an amount above zero of each"),
+        (
+            "--share-agent-resources=cpu=1,memory=1Mi,disk=1",
+            "needs an amount above zero for each; write cpu=50m,memory=64Mi",
+        ),
     ],
 )
 def test_settings_of_mps_and_the_agent_are_refused_by_name(flag: str, says: str) -> None:

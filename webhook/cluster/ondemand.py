@@ -213,7 +213,12 @@ class GangNumbers:
                 failed = namespace, gang, None
             self._skip(failed, _TIMED_OUT_SECONDS)
             self._lines.log(
-                "warning", namespace, "a gang's pods are not compared", namespace=namespace, gang=gang, error=str(error)
+                "warning",
+                namespace,
+                "failed to compare the sizes that a gang's pods name; admitting the pod",
+                namespace=namespace,
+                gang=gang,
+                error=str(error),
             )
             return None
         finally:

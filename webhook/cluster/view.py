@@ -200,7 +200,7 @@ class ClusterView:
     def pod(self, namespace: str, name: str, caller: str) -> Json | None:
         if caller and not self._bindings.begin_lookup(caller):
             self._lookup_failures.log(
-                "warning", caller, "a caller's Bindings pass unseen: they are too many", caller=caller
+                "warning", caller, "admitting Bindings of this client without a check: it sends too many", caller=caller
             )
             return None
         try:
@@ -213,7 +213,11 @@ class ClusterView:
         except (errors.KubeError, msgspec.DecodeError, RecursionError) as error:
             # As if we were down: others' Bindings must go on (failurePolicy Ignore).
             self._lookup_failures.log(
-                "warning", namespace, "a Binding passes unseen", pod=f"{namespace}/{name}", error=str(error)
+                "warning",
+                namespace,
+                "admitting a Binding without a check: its pod could not be read",
+                pod=f"{namespace}/{name}",
+                error=str(error),
             )
             return None
 
@@ -235,7 +239,7 @@ class ClusterView:
         """It was made while nobody checked. Its status changes often, so this is said once."""
         if self._unreadable.get(object_name) != str(error):
             self._unreadable[object_name] = str(error)
-            _log.warning("failed to parse an object; ignoring it", object=object_name, error=str(error))
+            _log.warning("ignored an object that cannot be parsed", object=object_name, error=str(error))
 
 
 class _ByNamespace(Generic[T]):

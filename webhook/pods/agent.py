@@ -76,8 +76,8 @@ def inject(
     if not wanted:
         return Injection(_remove_agent(pod), warnings=_no_hook(hook, f"{_FIELD} says never"))
     if not settings.image:
-        reason = "the webhook knows no image of the share agent (--share-agent-image)"
-        warnings = (f"{_FIELD}: {reason}, so the pod has none",) if annotated == "always" else ()
+        reason = "the webhook has no image for the share agent (--share-agent-image)"
+        warnings = (f"{_FIELD}: {reason}, so the pod gets no share agent",) if annotated == "always" else ()
         return Injection(_remove_agent(pod), warnings=warnings + _no_hook(hook, reason))
     _refuse_names(pod)
     spec = pod.get("spec") or {}
@@ -90,8 +90,8 @@ def inject(
         spec, agent_container, [agent_container if i is None else init[i] for i in order], known
     )
     if misfit:
-        warnings = (f"spec.initContainers: the share agent is left out, since {misfit}; the pod runs without it",)
-        return Injection(_remove_agent(pod), warnings=warnings + _no_hook(hook, "there is no share agent"))
+        warnings = (f"spec.initContainers: the share agent is not injected, because {misfit}; the pod runs without it",)
+        return Injection(_remove_agent(pod), warnings=warnings + _no_hook(hook, "the pod has no share agent"))
     return _mounted(
         _moved(pod, order, agent_container), pod_request, _renamed(order), hook, f"{_INIT}{order.index(None)}"
     )
@@ -126,14 +126,14 @@ def _read_choice(pod: Json) -> str:
     text = str(annotations_of(pod).get(names.SHARE_AGENT, ""))
     if text and text not in get_args(AgentChoice):
         raise InvalidRequest(
-            _FIELD, f"{quote_text(text)} is no choice", f"write one of: {', '.join(get_args(AgentChoice))}"
+            _FIELD, f"{quote_text(text)} is not a choice", f"write one of: {', '.join(get_args(AgentChoice))}"
         )
     return text
 
 
 def _no_hook(hook: str, reason: str) -> tuple[str, ...]:
     """The warning for a pod that would have the hook, whose files the agent brings."""
-    return (f"{frameworks.FIELD}: the hook is left out, since {reason}",) if hook else ()
+    return (f"{frameworks.FIELD}: the hook is not installed, because {reason}",) if hook else ()
 
 
 def _is_ours(container: Container) -> bool:
@@ -292,8 +292,8 @@ def _refuse_mounts(pod: Json, pod_request: PodRequest) -> None:
         for i, path in _strange(container.spec.get("volumeMounts") or ()):
             raise InvalidRequest(
                 f"{container.path}.volumeMounts[{i}].mountPath",
-                f"{path} is where Cardwise puts what belongs to the container's share",
-                "mount it elsewhere",
+                f"{path} is reserved for Cardwise's files about the container's share",
+                "choose another mountPath",
             )
 
 
@@ -308,17 +308,17 @@ def _strange(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
 
 def _reserved(path: str) -> InvalidRequest:
     return InvalidRequest(
-        f"{path}.name", f"{shareagent.CONTAINER} is the name of Cardwise's share agent", "give the container another"
+        f"{path}.name", f"{shareagent.CONTAINER} is reserved for Cardwise's share agent", "rename the container"
     )
 
 
 def _reserved_volume(field: str) -> InvalidRequest:
     return InvalidRequest(
         field,
-        f"{shareagent.VOLUME} is the volume of Cardwise's share agent",
-        f"give yours another name, or write {names.SHARE_AGENT}: never",
+        f"{shareagent.VOLUME} is reserved for the volume of Cardwise's share agent",
+        f"rename your volume, or write {names.SHARE_AGENT}: never",
     )
 
 
 def _changed(field: str) -> InvalidRequest:
-    return changed_later(field, "is not as Cardwise leaves it for the share agent")
+    return changed_later(field, "is not as Cardwise wrote it for the share agent")

@@ -105,7 +105,7 @@ def _core(name: str, count: int, percent: int, field: str) -> int:
     if count * percent > FULL_CORE:
         raise InvalidRequest(
             field,
-            f"{count} of {name} are {count * percent} percent of the cores of one card",
-            f"ask for at most {FULL_CORE // percent}",
+            f"{count} of {name} are {count * percent} percent of one GPU's SMs",
+            f"request at most {FULL_CORE // percent}",
         )
     return count * percent

@@ -42,7 +42,7 @@ class Defaults:
                 raise InvalidRequest(f"{field}[{names.DEFAULT_GPU_MEM}]", error.problem, error.remedy) from error
         if self.policy and self.policy not in policies.POLICIES:
             known = ", ".join(sorted(policies.POLICIES))
-            problem = f"{quote_text(self.policy)} is no placement policy"
+            problem = f"{quote_text(self.policy)} is not a placement policy"
             raise InvalidRequest(f"{field}[{names.POLICY}]", problem, f"write one of: {known}")
         if self.mps:
             mpsmode.check(self.mps, f"{field}[{names.MPS}]")

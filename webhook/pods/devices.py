@@ -52,9 +52,9 @@ def check_noted(pod: Json, lookup: Lookup) -> None:
     if annotate_classes(pod, lookup) is not pod:
         raise InvalidRequest(
             f"metadata.annotations[{names.DEVICE_CLASSES}]",
-            "does not name the classes of devices that the containers ask for: another webhook has changed it, or a "
-            "class was made or changed a moment ago",
-            "create the pod again; where that does not help, let that webhook leave it alone",
+            "does not match the device classes that the containers request: another webhook has changed it, or a "
+            "class was created or changed a moment ago",
+            "create the pod again; if that does not help, keep that webhook from changing the annotation",
         )
 
 
@@ -67,6 +67,6 @@ def refuse_beside(named: str, requested: set[str], lookup: Lookup) -> None:
     if others and is_device_class(named, lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
-            f"{named} is a class of devices that are not GPUs, and a container asks for {min(others)}",
-            f"write {named}: 1 in the limits of the container that needs the device, and leave the annotation out",
+            f"{named} is a class of devices other than GPUs, and a container requests {min(others)}",
+            f"write {named}: 1 in the limits of the container that needs the device, and remove the annotation",
         )

@@ -77,7 +77,7 @@ def check(existing: list[Json], card_request: ContainerRequest | None, path: str
             present.setdefault(entry["name"], []).append(entry)
     wrong = sorted(name for name in present if present[name] != ours.get(name))
     if wrong:
-        raise changed_later(f"{path}.env", f"{', '.join(wrong)} not as Cardwise sets the access to cards")
+        raise changed_later(f"{path}.env", f"not as set by Cardwise: {', '.join(wrong)}")
 
 
 def has_count(existing: list[Json]) -> bool:
@@ -96,7 +96,7 @@ def harmful(existing: list[Json], card_request: ContainerRequest | None) -> list
     return [
         (
             entry["name"],
-            "the container sees only its own cards, numbered from 0; leave it out, else CUDA finds no device",
+            "the container sees only its own GPUs, numbered from 0; remove the variable, or CUDA may find no device",
         )
         for entry in existing
         if entry["name"] == _VISIBLE

@@ -34,7 +34,7 @@ def check(text: str, field: str = FIELD) -> str:
     if unknown:
         known = ", ".join(share.FRAMEWORKS)
         raise InvalidRequest(
-            field, f"{quote_text(unknown[0])} is no framework of the hook", f"write on, off, or some of: {known}"
+            field, f"{quote_text(unknown[0])} is not a framework of the hook", f"write on, off, or some of: {known}"
         )
     return ",".join(dict.fromkeys(wanted))
 
@@ -61,7 +61,10 @@ def environment(existing: list[Json], hook: str, path: str) -> tuple[list[Json],
     if _PATH not in names_set:
         return [*existing, *added, {"name": _PATH, "value": share.MOUNT}], ()
     if any(entry["name"] == _PATH and entry.get("valueFrom") for entry in existing):
-        warning = f"{path}.env: {_PATH} comes from elsewhere, so the hook of {names.FRAMEWORKS} is not put behind it"
+        warning = (
+            f"{path}.env: {_PATH} comes from a ConfigMap, Secret or field, so the hook of {names.FRAMEWORKS} is "
+            "not added to it"
+        )
         return [*existing, *added], (f"{warning}; add {share.MOUNT} to it",)
     return [*(_appended(entry) if entry["name"] == _PATH else entry for entry in existing), *added], ()
 

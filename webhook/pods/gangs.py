@@ -30,7 +30,7 @@ _NATIVE: Final = "spec.schedulingGroup"
 _SHORT: Final = re.compile(r"[a-z0-9]([-.a-z0-9]{0,61}[a-z0-9])?")  # of Kubernetes' names those that a label can say
 _GROUP_KEYS: Final = (names.GROUP_NAME, names.GROUP_NUM)
 _NOT_SERVED: Final = (
-    f"{_NATIVE}: the pod is in no gang of Cardwise, since this cluster serves no PodGroups of "
+    f"{_NATIVE}: the pod is not a member of a Cardwise gang, because this cluster does not serve PodGroups of "
     f"{ForeignPodGroup.KUBERNETES}/v1beta1 (Kubernetes 1.37, feature gate GenericWorkload)"
 )
 # How many pods a workload makes at a time, where Kubernetes' default is one.
@@ -84,19 +84,19 @@ def joined(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
         warnings = []
         if names.GANG in labels:
             metadata["labels"] = {key: text for key, text in labels.items() if key != names.GANG}
-            warnings.append(f"{_LABEL}: removed, since the pod is in no gang")
+            warnings.append(f"{_LABEL}: removed, because the pod is not a member of a gang")
         if gated:
             spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
-            warnings.append(f"{_GATE}: removed, since the pod is in no gang")
+            warnings.append(f"{_GATE}: removed, because the pod is not a member of a gang")
         return _with(pod, metadata, spec) if warnings else pod, tuple(warnings)
     warnings = []
     if spec.get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
-        raise InvalidRequest("spec.nodeName", "a pod of a gang must be placed by the scheduler", remedy)
+        raise InvalidRequest("spec.nodeName", "the scheduler must place a pod of a gang", remedy)
     if labels.get(names.GANG) != gang.name:
         metadata["labels"] = labels | {names.GANG: gang.name}
         if names.GANG in labels:
-            warnings.append(f"{_LABEL}: replaced by {gang.name}, the gang that the pod names")
+            warnings.append(f"{_LABEL}: replaced by {gang.name}, the gang that the pod's annotation or label names")
     if not gated:
         spec["schedulingGates"] = [*gates, {"name": names.GANG}]
     return _with(pod, metadata, spec), tuple(warnings)
@@ -106,7 +106,7 @@ def check(pod: Json, gang: Membership | None, pod_request: PodRequest | None) ->
     """Warnings. Raises InvalidRequest where the pod is not as `joined` and `mutate` leave it, or asks for nonsense."""
     label = labels_of(pod).get(names.GANG)
     if label != (gang.name if gang else None) or gangs.is_gated(pod) != (gang is not None):
-        raise changed_later(_LABEL, "label and scheduling gate are not those of the gang that the pod names")
+        raise changed_later(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
     if gang is not None and pod_request is None and not mutate.is_marked(pod):
         problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing"
         raise changed_later("spec.containers[0].resources.limits", problem)
@@ -176,8 +176,8 @@ def _judged(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple
             raise InvalidRequest("spec.podManagementPolicy", _ordered(gang, f"{gang.minimum} pods"), remedy)
     if gang.minimum is not None and 0 < size < gang.minimum:
         warnings.append(
-            f"{'.'.join(_SIZES[resource])}: gang {gang.name} needs {gang.minimum} pods to start and this makes {size}; "
-            f"right where other workloads make the other {gang.minimum - size}"
+            f"{'.'.join(_SIZES[resource])}: gang {gang.name} needs {gang.minimum} pods to start, and this workload "
+            f"creates {size}; fine if other workloads create the remaining {gang.minimum - size}"
         )
     return tuple(warnings)
 
@@ -209,21 +209,21 @@ def _one_by_one(stateful_set: Json) -> bool:
 
 
 def _ordered(gang: Membership, pods: str) -> str:
-    return f"{_ORDERED} makes a pod only when the one before it runs, and gang {gang.name} starts only with {pods}"
+    return f"{_ORDERED} creates a pod only after the previous one runs, and gang {gang.name} starts only with {pods}"
 
 
 def _differences(pod: Json) -> list[str]:
     """Warnings of what is said twice, and differs."""
     annotations, labels = annotations_of(pod), labels_of(pod)
     warnings = [
-        f"metadata.labels[{key}]: {labels[key]} differs from the annotation, which says {annotations[key]} and holds"
+        f"metadata.labels[{key}]: {labels[key]} differs from the annotation, whose value is used: {annotations[key]}"
         for key in _GROUP_KEYS
         if key in labels and key in annotations and labels[key] != annotations[key]
     ]
     name = annotations.get(names.GROUP_NAME, labels.get(names.GROUP_NAME))
     if name is not None and labels.get(names.COSCHEDULING, name) != name:
         field = f"metadata.labels[{names.COSCHEDULING}]"
-        warnings.append(f"{field}: differs from {names.GROUP_NAME}, which says {name} and holds")
+        warnings.append(f"{field}: differs from {names.GROUP_NAME}, whose value is used: {name}")
     return warnings
 
 

@@ -27,7 +27,7 @@ def check(text: str, field: str = FIELD) -> Mode:
         return Mode(text)
     except ValueError:
         raise InvalidRequest(
-            field, f"{quote_text(text)} is no mode of MPS", f"write one of: {', '.join(Mode)}"
+            field, f"{quote_text(text)} is not a mode of MPS", f"write one of: {', '.join(Mode)}"
         ) from None
 
 
@@ -43,7 +43,7 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
         return SmPercent(text)
     except ValueError:
         remedy = f"write one of: {', '.join(SmPercent)}"
-        raise InvalidRequest(field, f"{quote_text(text)} is nothing to take a percentage from", remedy) from None
+        raise InvalidRequest(field, f"{quote_text(text)} is not a source for the percentage", remedy) from None
 
 
 def least_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
@@ -59,8 +59,8 @@ def least_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
 def check_least(pod: Json, bound: Mode) -> None:
     """Raises InvalidRequest for a pod that wants less than its administrators allow."""
     if (mode := mode_of(pod)).isolation < bound.isolation:
-        problem = f"{mode} is less than the {bound} that the administrators ask of pods that share cards here"
-        raise InvalidRequest(FIELD, problem, f"write {bound}, or leave it out")
+        problem = f"{mode} is less than the {bound} that the administrators require of pods that share GPUs here"
+        raise InvalidRequest(FIELD, problem, f"write {bound}, or remove the annotation")
 
 
 def annotate_mode(
@@ -103,24 +103,24 @@ def judged(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...
         return ()
     known = scopes()
     if not known:
-        waits = f"{FIELD}: no node has an MPS manager now; the pod waits until one comes"
+        waits = f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one"
         return (waits, *_too_small(pod_request)) if mode is Mode.REQUIRED else ()
     several = _several(pod_request)
     if not several or DaemonScope.NODE in known:
         return _too_small(pod_request)
-    problem = f"container {several} has several cards, and the MPS daemons of all nodes serve one card each"
+    problem = f"container {several} has several GPUs, and on every node each MPS daemon serves a single GPU"
     if mode is Mode.REQUIRED:
-        remedy = f"write {Mode.OFF}, ask for one card in each container, or have cardwise-mps run with --scope=node"
+        remedy = f"write {Mode.OFF}, request one GPU in each container, or have cardwise-mps run with --scope=node"
         raise InvalidRequest(FIELD, problem, remedy)
-    remedy = f"write {Mode.OFF}, or ask for one card in each container"
-    return (f"{FIELD}: {problem}; the pod goes on nodes without a manager only: {remedy}",)
+    remedy = f"write {Mode.OFF}, or request one GPU in each container"
+    return (f"{FIELD}: {problem}; the pod can run only on nodes without an MPS manager: {remedy}",)
 
 
 def _too_small(pod_request: PodRequest) -> tuple[str, ...]:
     """A warning for each container with a limit in which CUDA may not start."""
     return tuple(
-        f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a card, and with "
-        f"MPS its programs may not start: CUDA needs {mps.LEAST_LIMIT} MiB for itself on some cards; ask for more"
+        f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a GPU, too little "
+        f"for programs to start with MPS: CUDA needs up to {mps.LEAST_LIMIT} MiB for itself; request more"
         for container in pod_request.containers
         if not container.whole and container.mem_per_card < mps.LEAST_LIMIT
     )

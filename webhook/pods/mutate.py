@@ -110,7 +110,7 @@ def unplaced(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]
         return pod, ()
     del spec["nodeName"]
     metadata.pop("resourceVersion", None)
-    warning = "spec.nodeName: removed, since the pod is a copy of a placed one and will be scheduled anew"
+    warning = "spec.nodeName: removed, because the pod is a copy of a placed pod; the scheduler places it again"
     return pod | {"metadata": metadata, "spec": spec}, (warning,)
 
 
@@ -210,7 +210,9 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
         changed["env"], overridden = environment.merged(existing, card, env_from=env_from, mps=mps)
         warnings += [f"{path}.env[{name}]: {reason}" for name, reason in environment.harmful(existing, card)]
         if overridden:
-            warnings.append(f"{path}.env: {', '.join(overridden)} replaced, since Cardwise sets the access to cards")
+            warnings.append(
+                f"{path}.env: {', '.join(overridden)} replaced, because Cardwise sets which GPUs the container may use"
+            )
     return changed
 
 

@@ -6,7 +6,7 @@ from cardwise.core.api import names
 from cardwise.core.values.invalid import InvalidRequest
 
 _REMEDY: Final = (
-    "let that webhook leave it alone, or give its MutatingWebhookConfiguration a name that sorts before "
+    "keep that webhook from changing it, or give its MutatingWebhookConfiguration a name that sorts before "
     f"{names.WEBHOOK_CONFIGURATION} (kubectl get mutatingwebhookconfigurations)"
 )
 
@@ -19,10 +19,10 @@ def changed_later(field: str, problem: str) -> InvalidRequest:
 def count_removed(field: str) -> InvalidRequest:
     """The refusal of a share of which nothing says any more over how many cards it is split."""
     problem = (
-        f"has {names.SHARE} without the variables that Cardwise writes beside it, so over how many cards the share is "
-        "split is unknown: a mutating webhook that runs after Cardwise's has removed them"
+        f"has {names.SHARE} without the variables that Cardwise writes with it, so the number of GPUs for the share "
+        "is unknown: a mutating webhook that runs after Cardwise's has removed them"
     )
-    return InvalidRequest(field, problem, f"{_REMEDY}; if you wrote {names.SHARE} yourself, leave it out")
+    return InvalidRequest(field, problem, f"{_REMEDY}; if you wrote {names.SHARE} yourself, remove it")
 
 
 def added_later(field: str) -> InvalidRequest:
@@ -31,4 +31,4 @@ def added_later(field: str) -> InvalidRequest:
         "was not rewritten by the Cardwise webhook: a mutating webhook that runs after Cardwise's has added it, or "
         f"MutatingWebhookConfiguration {names.WEBHOOK_CONFIGURATION} or {names.LATE_CONFIGURATION} is missing"
     )
-    return InvalidRequest(field, problem, f"{_REMEDY}; `cardwise doctor` says whether they are there")
+    return InvalidRequest(field, problem, f"{_REMEDY}; `cardwise doctor` shows whether they exist")

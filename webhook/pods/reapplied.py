@@ -56,7 +56,7 @@ def _respelled(amounts: Json, stored: Json, split: str, field: str, unit: Unit) 
         elif not _same(key, amount, former, unit):
             raise InvalidRequest(
                 f"{field}[{name}]",
-                f"{amount} is not what the pod was created with ({former}), and nobody can change what a pod asks for",
+                f"{amount} is not what the pod was created with ({former}), and the request of a pod cannot be changed",
                 "delete the pod and create it again",
             )
         elif key in stored:

@@ -18,7 +18,7 @@ def of_taint(text: str) -> Json:
     """The toleration of `KEY:EFFECT`, with any value, or of `KEY=VALUE:EFFECT`. Raises ValueError."""
     match = _TAINT.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is no taint; write KEY:EFFECT or KEY=VALUE:EFFECT, as nvidia.com/gpu:NoSchedule")
+        raise ValueError(f"{text!r} is not a taint; write KEY:EFFECT or KEY=VALUE:EFFECT, as nvidia.com/gpu:NoSchedule")
     key, taint_value, effect = match["key"], match["value"], match["effect"]
     matching = {"operator": "Exists"} if taint_value is None else {"operator": "Equal", "value": taint_value}
     return {"key": key, **matching, "effect": effect}

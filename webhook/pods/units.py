@@ -67,7 +67,7 @@ def _refuse_mib(text: str | int, unit: Unit, largest_node: int, field: str) -> N
         raise InvalidRequest(
             field,
             f"{text} counts {unit} in this namespace ({names.GPU_MEM_UNIT}, or webhook.gpuMemUnit of the chart): "
-            f"{int(number * unit.mib)} MiB, more than all cards of any node have ({largest_node})",
+            f"{int(number * unit.mib)} MiB, more than all GPUs of any node have ({largest_node})",
             f"write {int(number)}Mi where MiB are meant",
         )
 

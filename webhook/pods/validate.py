@@ -23,7 +23,7 @@ from webhook.pods.order import added_later
 
 Oversize = Literal["refuse", "wait"]
 
-_SCHEDULER_PLACES = "a pod that requests a GPU share must be placed by the scheduler"
+_SCHEDULER_PLACES = "the scheduler must place a pod that requests a GPU share"
 _KNOWN = (*names.REQUESTED, *INTERNAL)
 _GIB = 1024  # MiB
 _SHOWN = 10  # of the classes that there are, in a refusal
@@ -71,10 +71,10 @@ def check_pod(manifest: Json, inventory: CardCatalog, oversize: Oversize) -> tup
     if (manifest.get("spec") or {}).get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
         raise InvalidRequest("spec.nodeName", _SCHEDULER_PLACES, remedy)
-    cards = collect_warnings(oversize, lambda: _fits_by_class(pod_request, inventory), "such a card comes")
+    cards = collect_warnings(oversize, lambda: _fits_by_class(pod_request, inventory), "a node with such a GPU joins")
     return pod_request, (
         *cards,
-        *collect_warnings(oversize, lambda: _devices_fit(pod_request, inventory), "such a device comes"),
+        *collect_warnings(oversize, lambda: _devices_fit(pod_request, inventory), "a node with such a device joins"),
     )
 
 
@@ -101,9 +101,7 @@ def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collecti
         warnings = [*_fits_by_class(pod_request, inventory, nodes), *_devices_fit(pod_request, inventory, nodes)]
     except InvalidRequest as error:
         warnings = [f"{error.field}: {error.problem}"]
-    limitation = (
-        f"by spec.nodeSelector and spec.affinity the pod keeps to {wording.pluralize(len(nodes), 'node')} with cards"
-    )
+    limitation = f"spec.nodeSelector and spec.affinity allow only {wording.pluralize(len(nodes), 'node')} with GPUs"
     return tuple(f"{text.partition('; ')[0]}: {limitation}" for text in warnings)
 
 
@@ -134,8 +132,8 @@ def check_binding(manifest: Json) -> None:
     if asks:
         raise InvalidRequest(
             "target",
-            "only the Cardwise extender binds pods that ask for a share of a card",
-            "let kube-scheduler with the Cardwise extender place the pod",
+            "only the Cardwise extender may bind pods that request a share of a GPU",
+            "let a kube-scheduler that calls the Cardwise extender place the pod",
         )
 
 
@@ -175,13 +173,13 @@ def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
         raise InvalidRequest(field, f"there is no ResourceClass {name}", f"did you mean {near}?")
     likely = difflib.get_close_matches(name, known, n=_SHOWN, cutoff=0.0)
     further = f" or one of {len(known) - len(likely)} more" if len(known) > len(likely) else ""
-    any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole cards) for any card"
+    any_card = f"{names.GPU_MEM} (such as 8Gi) or {names.WHOLE_GPU} (whole GPUs) for any GPU"
     raise InvalidRequest(
         field,
         f"there is no ResourceClass {name}",
-        f"write {', '.join(likely)}{further} (kubectl get resourceclass), or ask for {any_card}"
+        f"write {', '.join(likely)}{further} (kubectl get resourceclass), or request {any_card}"
         if likely
-        else f"there are none yet (kubectl get resourceclass); ask for {any_card}",
+        else f"there are none yet (kubectl get resourceclass); request {any_card}",
     )
 
 
@@ -198,7 +196,9 @@ def _fits_by_class(pod_request: PodRequest, inventory: CardCatalog, nodes: Colle
         cards = inventory.cards(known, nodes)
         if known is not None and not cards.largest:
             field = f"{_path(containers[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
-            warnings.append(f"{field}: no card is of the class now; the pod waits until one comes")
+            warnings.append(
+                f"{field}: no GPU of the class is in the cluster now; the pod waits until a node brings one"
+            )
         _fits(PodRequest(containers=tuple(containers)), cards, known)
     if len(by_class) > 1:
         cards = inventory.cards(None, nodes)
@@ -219,13 +219,15 @@ def _devices_fit(pod_request: PodRequest, inventory: CardCatalog, nodes: Collect
         count = sum(device.count for device in wanted)
         field = f"{_path(wanted[0].key)}.resources.limits[{names.CLASS_PREFIX}{name}]"
         if not available:
-            warnings.append(f"{field}: no device is of the class now; the pod waits until one comes")
+            warnings.append(
+                f"{field}: no device of the class is in the cluster now; the pod waits until a node brings one"
+            )
         elif count > available:
             together = " together with the pod's other containers" if len(wanted) > 1 else ""
             raise InvalidRequest(
                 field,
                 f"{count} devices of class {name}{together} are more than any node has ({available})",
-                f"ask for at most {available}",
+                f"request at most {available}",
             )
     return warnings
 
@@ -239,8 +241,8 @@ def _fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass
         if 1 < c.cards <= cards.max_cards and c.mem_per_card > (there := cards.largest_for(c.cards)):
             raise InvalidRequest(
                 f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]",
-                f"{_mib(c.mem_per_card)} on each of {c.cards} cards{of_class} is more than any node has ({there})",
-                f"ask for at most {c.cards * there}Mi{_unit(c)}",
+                f"{_mib(c.mem_per_card)} on each of {c.cards} GPUs{of_class} is more than any node has ({there})",
+                f"request at most {c.cards * there}Mi{_unit(c)}",
             )
     if requested.largest_share > cards.largest:
         culprits = [c for c in requested.containers if not c.whole and c.mem_per_card > cards.largest]
@@ -250,7 +252,7 @@ def _fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass
         key, remedy = _smaller(culprit, cards, resource_class)
         raise InvalidRequest(
             f"{_path(culprit.key)}.resources.limits[{key}]",
-            f"{_mib(requested.largest_share)}{together} is more than the largest card{of_class} has ({cards.largest})",
+            f"{_mib(requested.largest_share)}{together} is more than the largest GPU{of_class} has ({cards.largest})",
             remedy,
         )
     _check_count(requested, cards, of_class)
@@ -262,12 +264,12 @@ def _smaller(culprit: ContainerRequest, cards: CardSizes, resource_class: Resour
     share_mib = resource_class.share.memory if resource_class and resource_class.share else 0
     if not share_mib or culprit.mem % share_mib:
         splits = any(n * cards.largest_for(n) >= culprit.mem for n in range(2, cards.max_cards + 1))
-        over = f", or split it over cards with {names.GPU_COUNT}" if splits else ""
-        return names.GPU_MEM, f"ask for at most {cards.largest}Mi{over}{_unit(culprit)}"
+        over = f", or split it over GPUs with {names.GPU_COUNT}" if splits else ""
+        return names.GPU_MEM, f"request at most {cards.largest}Mi{over}{_unit(culprit)}"
     count, key = cards.largest // share_mib, names.CLASS_PREFIX + culprit.resource_class
     if not count:
-        return key, f"one of the class is {share_mib} MiB: ask for {names.GPU_MEM} as well, at most {cards.largest}Mi"
-    return key, f"ask for at most {count}, since one of the class is {share_mib} MiB"
+        return key, f"one of the class is {share_mib} MiB: add {names.GPU_MEM} with at most {cards.largest}Mi"
+    return key, f"request at most {count}, because one of the class is {share_mib} MiB"
 
 
 def _mib(amount: MiB) -> str:
@@ -278,7 +280,7 @@ def _mib(amount: MiB) -> str:
 
 def _unit(container: ContainerRequest) -> str:
     """What to tell of 8M, which is what the API server makes of 8000000 too."""
-    return "; an amount without Mi or Gi, as 8M, counts no bytes" if container.mem % 1000**2 == 0 else ""
+    return "; a number without Mi or Gi, such as 8M, means MiB, not bytes" if container.mem % 1000**2 == 0 else ""
 
 
 def _check_count(pod_request: PodRequest, cards: CardSizes, of_class: str) -> None:
@@ -294,8 +296,8 @@ def _check_count(pod_request: PodRequest, cards: CardSizes, of_class: str) -> No
             key = names.CLASS_PREFIX + container.resource_class if container.resource_class else names.GPU_COUNT
             raise InvalidRequest(
                 f"{_path(container.key)}.resources.limits[{key}]",
-                f"{wanted} cards{of_class} are more than any node has ({cards.max_cards})",
-                f"ask for at most {cards.max_cards}",
+                f"{wanted} GPUs{of_class} are more than any node has ({cards.max_cards})",
+                f"request at most {cards.max_cards}",
             )
 
 
@@ -319,9 +321,9 @@ def _check_together(pod_request: PodRequest, cards: CardSizes, of_class: str) ->
         key = names.CLASS_PREFIX + largest.resource_class if largest.resource_class else of_many
         raise InvalidRequest(
             f"{_path(largest.key)}.resources.limits[{key}]",
-            f"the pod's containers need at least {needed} cards{of_class} together, more than any node has "
+            f"the pod's containers need at least {needed} GPUs{of_class} together, more than any node has "
             f"({cards.max_cards})",
-            "ask for fewer or smaller shares, or put some of the containers into pods of their own",
+            "request fewer or smaller shares, or move some containers into other pods",
         )
 
 

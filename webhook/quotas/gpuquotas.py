@@ -53,14 +53,17 @@ def check_pod(
                 continue
             used = _used(standing, entry)
             if over := quotas.exceeded_limits(entry, NOTHING, wanted):
-                problem, remedy = "the pod alone asks for more than is allowed", "ask for less"
+                problem, remedy = "the pod alone requests more than the quota allows", "request less"
             elif quota.refuse and (over := quotas.exceeded_limits(entry, used, wanted)):
-                problem, remedy = "the pod does not fit now", "create it again when something has ended"
+                problem, remedy = (
+                    "the quota has no capacity left for the pod",
+                    "create it again when other pods of the namespace have ended",
+                )
             else:
                 continue
             fields = {limit.field for limit in over}
             exceeded = ", ".join(
-                f"{limit.field} asked {limit.requested}"
+                f"{limit.field} requested {limit.requested}"
                 + (f", used {limit.used}, hard {limit.hard}" if detailed else "")
                 for limit in quotas.limits(entry, used, wanted)
                 if limit.field in fields
@@ -68,7 +71,8 @@ def check_pod(
             raise InvalidRequest(
                 f"GPUQuota {quota.name}: spec.hard[{i}] ({_describe_entry(entry)})" if detailed else "GPUQuota",
                 f"{problem}: {exceeded}",
-                f"{remedy}, or have the quota raised{'' if detailed else _describe_usage_command(quota.namespace)}",
+                f"{remedy}, or ask an administrator to raise the "
+                f"quota{'' if detailed else _describe_usage_command(quota.namespace)}",
             )
 
 
@@ -84,12 +88,12 @@ def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
         if known is not None and known.other:
             raise InvalidRequest(
                 f"{field}.class",
-                f"{known.name} is a class of devices that are not GPUs, and a GPUQuota counts cards",
+                f"{known.name} is a class of devices other than GPUs, and a GPUQuota counts GPUs only",
                 f"write requests.{names.CLASS_PREFIX}{known.name} in spec.hard of a ResourceQuota",
             )
         if entry.resource_class and known is None:
             warnings.append(
-                f"{field}.class: there is no ResourceClass {entry.resource_class} now; until there is, the entry "
+                f"{field}.class: there is no ResourceClass {entry.resource_class} now; until there is one, the entry "
                 "limits nothing (kubectl get resourceclass)"
             )
         if rounding := quantity.describe_rounding(
@@ -97,8 +101,8 @@ def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
         ):
             warnings.append(f"{field}.memoryMiB: {rounding}")
         warnings += [
-            f"{field}.{limit.field}: {limit.hard} is below the {limit.used} that are used now; nothing is taken away, "
-            "but no more is given"
+            f"{field}.{limit.field}: {limit.hard} is below the {limit.used} that are used now; running pods keep what "
+            "they have, and no pod gets more"
             for limit in quotas.limits(entry, _used(standing, entry))
             if limit.used > limit.hard
         ]
@@ -124,8 +128,8 @@ def _used(standing: QuotaStanding, entry: QuotaEntry) -> Charge:
 def _describe_usage_command(namespace: str) -> str:
     """Whoever may read the quotas of the namespace finds there what a stranger is not told: used and hard."""
     show = command("kubectl get gpuquotas -n {namespace}", namespace=namespace)
-    return f"; the GPUQuotas of namespace {namespace} say what is used and allowed: {show}"
+    return f"; the GPUQuotas of namespace {namespace} show what is used and allowed: {show}"
 
 
 def _describe_entry(entry: QuotaEntry) -> str:
-    return f"class {entry.resource_class}" if entry.resource_class else "every card"
+    return f"class {entry.resource_class}" if entry.resource_class else "every GPU"

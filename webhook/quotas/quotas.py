@@ -80,8 +80,9 @@ def rewrite_limit_range(limits: Json, old: Json | None = None, *, unit: Unit = U
         for i, entry in enumerate(spec.get("limits") or ())
     ]
     warnings = [
-        f"spec.limits[{i}].{name}[{names.GPU_MEM}]: Kubernetes gives this to every container and init container of the "
-        "namespace, also of pods that want no card or a whole one; an ordinary init container is refused with it. For "
+        f"spec.limits[{i}].{name}[{names.GPU_MEM}]: Kubernetes adds this to every container and init container of the "
+        "namespace, also in pods that need no GPU or a whole one, and ordinary init containers with it are refused. "
+        "For "
         f"a default share, annotate the namespace with {names.DEFAULT_GPU_MEM} and label it "
         f"{names.DEFAULTS_LABEL}=enabled"
         for i, entry in enumerate(entries)
@@ -161,7 +162,7 @@ def _refuse_markers(hard: Json) -> None:
         if counted_resource(key) in _MARKERS:
             known = (names.CLASS_PREFIX + "<class>", names.WHOLE_GPU, names.GPU_MEM)
             remedy = f"write one of {', '.join('requests.' + name for name in known)}"
-            raise InvalidRequest(f"{_HARD}[{key}]", "is a mark that Cardwise sets on some pods for itself", remedy)
+            raise InvalidRequest(f"{_HARD}[{key}]", "is an internal marker of Cardwise", remedy)
 
 
 def _warn_bare_names(hard: Json) -> list[str]:
@@ -178,8 +179,8 @@ def _warn_bare_names(hard: Json) -> list[str]:
 def _warn_counts_less(written: Mapping[str, str]) -> list[str]:
     """Warnings of keys that count less than they may seem to."""
     return [
-        f"{_HARD}[{spelled}]: counts cards asked for as a whole, as {key}; a share counts none, also where it is split "
-        f"over cards: limit those by requests.{names.GPU_MEM}, or by a GPUQuota"
+        f"{_HARD}[{spelled}]: counts whole GPUs, as {key}; it does not count shares, even if they are split over "
+        f"several GPUs: limit those by requests.{names.GPU_MEM}, or by a GPUQuota"
         for key, spelled in written.items()
         if counted_resource(spelled) == names.GPU_COUNT
     ]
@@ -191,7 +192,8 @@ def _warn_unchanged(quota: Json, old: Json | None, record: list[str]) -> list[st
         return []
     stored = ", ".join(record)
     warning = (
-        f"{_HARD}: nothing has changed; what was written by another name is stored as {stored}: take it away by that"
+        f"{_HARD}: nothing has changed; the key that was written under another name is stored as {stored}: remove "
+        "that key"
     )
     return [warning]
 

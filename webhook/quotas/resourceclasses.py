@@ -41,13 +41,14 @@ def warn(
 ) -> tuple[str, ...]:
     """What the author of a class should know. `old` is the stored one at an update. Raises InvalidRequest."""
     parsed = classes.parse(manifest)
-    device_noun = "device" if parsed.other else "card"
+    device_noun = "device" if parsed.other else "GPU"
     texts = []
     if not has_card_of(parsed):
         labels = ((key, lookalikes.suggest_card_label(key)) for key in sorted(parsed.selector.keys))
-        hint = next((f"; did you mean {near} by {key}?" for key, near in labels if near), "")
+        hint = next((f"; did you mean {near} instead of {key}?" for key, near in labels if near), "")
         texts.append(
-            f"spec.selector: selects no {device_noun} now; pods that ask for {parsed.name} wait until one comes{hint}"
+            f"spec.selector: does not match any {device_noun} now; pods that request {parsed.name} wait until one "
+            f"comes{hint}"
         )
     if parsed.share is not None and (
         rounding := quantity.describe_rounding(amounts.kubernetes(str(manifest["spec"]["share"]["memoryMiB"])))
@@ -57,14 +58,14 @@ def warn(
         texts += _warn_byte_amounts(parsed.selector)
     if parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:
         texts.append(
-            f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest card of the class has ({largest}); "
-            f"nobody is given {parsed.name} until a larger one comes"
+            f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest GPU of the class has ({largest}); "
+            f"no pod gets {parsed.name} until a larger one joins"
         )
     if old is not None and _was_other(old) not in (None, parsed.other):
         was, now = ("GPUs", "other devices") if parsed.other else ("other devices", "GPUs")
         texts.append(
-            f"spec.selector: the class was of {was} and is of {now}; pods that have asked for {parsed.name} keep what "
-            "they hold, but those that wait find none any more: create them again"
+            f"spec.selector: the class selected {was} and now selects {now}; pods that have requested {parsed.name} "
+            "keep what they hold, but pending pods can no longer be placed: create them again"
         )
     return tuple(texts)
 
@@ -81,7 +82,7 @@ def _warn_byte_amounts(selector: Selector) -> list[str]:
     )
     return [
         f"spec.selector: memory {name} {float(number):.10g} is read as bytes; write {float(number):.10g}"
-        f"{'Gi' if number < _LEAST_MIB else 'Mi'} where that is meant"
+        f"{'Gi' if number < _LEAST_MIB else 'Mi'} if that is what you mean"
         for name, number in compared
     ]
 

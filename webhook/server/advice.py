@@ -40,7 +40,7 @@ def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) ->
                 if len(warnings) >= _MAX_WARNINGS:  # each is compared with all that there are
                     return tuple(warnings.values())
                 near = lookalikes.suggest_resource(name, (*sorted(offered), *classes))
-                remedy = f"did you mean {near}?" if near else "the pod waits until one does"
+                remedy = f"did you mean {near}?" if near else "the pod waits until a node does"
                 if lookalikes.is_of_other_vendor(name):
                     remedy = f"{remedy}; Cardwise shares NVIDIA GPUs only"
                 warnings[name] = f"{container.path}.resources.{kind}[{name}]: no node offers it; {remedy}"
@@ -80,7 +80,9 @@ def warn_namespace(manifest: Json) -> tuple[str, ...]:
     opted_in = labels.get(names.DEFAULTS_LABEL)
     if opted_in not in (None, defaults.ENABLED, defaults.DISABLED):
         field = f"metadata.labels[{names.DEFAULTS_LABEL}]"
-        warnings.append(f"{field}: {wording.quote_text(opted_in)} gives no defaults; write {defaults.ENABLED}")
+        warnings.append(
+            f"{field}: {wording.quote_text(opted_in)} does not enable the defaults; write {defaults.ENABLED}"
+        )
     elif opted_in is None:
         warnings += [
             f"metadata.annotations[{key}]: has no effect without the label {names.DEFAULTS_LABEL}={defaults.ENABLED}"
@@ -114,8 +116,8 @@ def warn_resource_quota(
         quotas.counts_in_place_of(standing.quota, missing) for standing in standings
     ):
         warnings.append(
-            f"spec.hard[{quotas.SHARES}]: counts no whole cards: pods that ask for {names.GPU_COUNT} or a class get "
-            f"past it; add {missing}, or a GPUQuota, unless another quota of the namespace counts them"
+            f"spec.hard[{quotas.SHARES}]: does not count whole GPUs: pods that request {names.GPU_COUNT} or a class "
+            f"are not limited by it; add {missing}, or a GPUQuota, unless another quota of the namespace counts them"
         )
     return tuple(warnings[:_MAX_WARNINGS])
 
@@ -173,7 +175,7 @@ def _uncounted_keys(
             continue
         if of_class := names.class_of(name):
             if of_class not in known:
-                yield key, f"there is no ResourceClass {of_class} now; until there is, it counts nothing"
+                yield key, f"there is no ResourceClass {of_class} now; until there is one, it counts nothing"
         elif offered is not None and name not in offered:
             foreign.append((key, name))
     for key, name in foreign[:_MAX_WARNINGS]:
@@ -197,11 +199,11 @@ def warn_placement(
     if schedulers and scheduler not in schedulers:
         own_scheduler = DEFAULT_SCHEDULER if DEFAULT_SCHEDULER in schedulers else min(schedulers)
         warnings.append(
-            f"spec.schedulerName: {scheduler} does not ask Cardwise, so the pod gets no card and waits; leave it out, "
-            f"or write {own_scheduler}"
+            f"spec.schedulerName: {scheduler} does not call Cardwise, so the pod waits and never gets a GPU; remove "
+            f"the field, or write {own_scheduler}"
         )
     warnings += [
-        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is taken away{_remover_of(gate['name'])}"
+        f"spec.schedulingGates[{gate['name']}]: the pod waits until this gate is removed{_remover_of(gate['name'])}"
         for gate in spec.get("schedulingGates") or ()
         if gate.get("name") not in (None, "", names.GANG)
     ]
@@ -213,7 +215,7 @@ def warn_placement(
         )
     elif admitting is not None and not admitting:
         field = "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution"
-        warnings.append(f"{field}: no node with cards meets it now; the pod waits until one does")
+        warnings.append(f"{field}: no node with GPUs matches it now; the pod waits until one does")
     return tuple(warnings)
 
 

@@ -74,7 +74,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
         # Not `request.mimetype`: werkzeug reads the parameters too, which takes 95 ms for 60 KB of them.
         media_type = request.environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         if media_type != "application/json":
-            raise review.BadReview(f"Content-Type must be application/json, not {media_type or 'nothing'}")
+            raise review.BadReview(f"Content-Type must be application/json, but is {media_type or 'nothing'}")
         try:
             received = replace(review.decode(request.get_data(cache=False)), caller=request.environ["REMOTE_ADDR"])
         except review.Unreadable as error:
@@ -145,7 +145,7 @@ def _answer_failure(error: Exception, lines: LineLimit) -> Response:
         lines.log("warning", "cannot decide", "cannot decide", path=path, error=str(error))
         return _text_response("the webhook cannot read what it needs from the API server; try again", 503)
     lines.log("error", "review failed", "review failed", path=path, exc_info=error)
-    return _text_response("the webhook failed on this review; its log says why", 500)
+    return _text_response("the webhook failed to handle this review; see its log", 500)
 
 
 def _text_response(message: str, status: int) -> Response:

@@ -377,7 +377,9 @@ def _judge_quotas(
         return ()
 
     gpuquotas.check_pod(pod_request, standings, detailed=settings.callers_known)
-    return validate.collect_warnings(settings.oversize, check_smallest, "a smaller card comes or the quota is raised")
+    return validate.collect_warnings(
+        settings.oversize, check_smallest, "a node with a smaller GPU joins or the quota is raised"
+    )
 
 
 def _judge_sharing(
@@ -394,7 +396,7 @@ def _judge_sharing(
         return ()
     mpsmode.check_least(pod, mpsmode.least_mode(pod_request, settings.min_mps, known.min_mps if known else ""))
     judge = partial(mpsmode.judged, pod, pod_request, view.mps_scopes)
-    return validate.collect_warnings(settings.oversize, judge, "one serves several")
+    return validate.collect_warnings(settings.oversize, judge, "a daemon serves several GPUs")
 
 
 def _validate_workload(review: Review, settings: WebhookSettings) -> Decision:

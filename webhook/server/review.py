@@ -281,7 +281,7 @@ _SHAPES: dict[str, type[Struct]] = {
     "resourceclasses": _CustomResource,
     "gpuquotas": _CustomResource,
 }
-_TOO_DEEP = "is nested too deep to be read; leave out what lies that deep, such as metadata.managedFields"
+_TOO_DEEP = "is nested too deeply to be read; remove the deep parts, such as metadata.managedFields"
 _OBJECT = b'"object"'  # of a review, which has all else that we read before it
 # Of these kinds, those that are in no namespace.
 _CLUSTER_SCOPED = frozenset({"namespaces", "resourceclasses"})
@@ -396,7 +396,7 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
         raise Unreadable(request.uid, f"{field} {_TOO_DEEP}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         kind = wording.sanitize_message(resource, 80)
-        problem = f"{field} is not shaped like one of {kind}: {error}; correct the field that is named"
+        problem = f"{field} does not have the structure of {kind}: {error}; correct this field"
         raise Unreadable(request.uid, problem) from error
 
 
@@ -415,7 +415,9 @@ def _check_names(request: _Request, manifest: Json) -> None:
     ):
         if text and not is_valid(text):
             rule = "63 of a-z, 0-9 and '-'" if is_valid is objectnames.is_label else "253 of a-z, 0-9, '-' and '.'"
-            raise Unreadable(request.uid, f"{path}: {quote_text(text)} is no name in Kubernetes; write at most {rule}")
+            raise Unreadable(
+                request.uid, f"{path}: {quote_text(text)} is not a name in Kubernetes; write at most {rule}"
+            )
     if kind in _NAMESPACED and not request.namespace:
         raise Unreadable(request.uid, "request.namespace: is empty; name the namespace of the object")
 

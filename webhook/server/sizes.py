@@ -35,12 +35,14 @@ MOST_IN_SPEC: Final = 1024  # entries of each field of other objects: a Resource
 def check_text(text: bytes) -> None:
     """Check the JSON of an object before it is decoded. Raises InvalidRequest."""
     if len(text) > MOST_BYTES:
-        problem = f"the object has {len(text) >> 10} KiB, which is too much for one that names GPUs"
-        raise InvalidRequest("metadata", problem, f"bring it below {MOST_BYTES >> 10} KiB")
+        problem = f"the object has {len(text) >> 10} KiB, too much for an object that names GPUs"
+        raise InvalidRequest("metadata", problem, f"reduce it below {MOST_BYTES >> 10} KiB")
     parts = sum(map(text.count, (b",", b"{", b"[")))
     if parts > MOST_PARTS:
-        problem = f"the object has too many entries ({parts}) for one that names GPUs"
-        raise InvalidRequest("metadata", problem, f"write at most {MOST_PARTS} in all its lists and maps")
+        problem = f"the object has too many entries ({parts}) for an object that names GPUs"
+        raise InvalidRequest(
+            "metadata", problem, f"write at most {MOST_PARTS} entries in all its lists and maps together"
+        )
 
 
 def check_template(template: Json, path: str = "", *, update: bool = False) -> None:
@@ -49,7 +51,7 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
     _check_count(f"{path}metadata.annotations", len(annotations), MOST_ANNOTATIONS)
     written = sum(len(text.encode()) for pair in annotations.items() for text in pair if isinstance(text, str))
     if written > MOST_ANNOTATION_BYTES:
-        problem = f"they have {written >> 10} KiB, which is too much for a pod that requests GPUs"
+        problem = f"the annotations have {written >> 10} KiB, which is too much for a pod that requests GPUs"
         raise InvalidRequest(f"{path}metadata.annotations", problem, f"write at most {MOST_ANNOTATION_BYTES >> 10} KiB")
     pod_containers = list(request.containers(template))
     if len(pod_containers) > MOST_CONTAINERS:

@@ -58,7 +58,7 @@ def warn_unknown_classes(field: str, written: Mapping[str, str], vocabulary: Voc
     """Warnings of the classes that there are not; `written` is what they stand under now, and how they were spelled."""
     named_classes = ((names.class_of(counted_resource(key)), spelled) for key, spelled in written.items())
     return [
-        f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is, it counts nothing"
+        f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is one, it counts nothing"
         for name, spelled in named_classes
         if name and vocabulary.lookup(name) is None
     ]
@@ -92,7 +92,7 @@ def rename_keys(amounts: Json, field: str, spell: Callable[[str, object], str]) 
             other = written.get(new, new)
             raise InvalidRequest(
                 f"{field}[{name}]",
-                f"{amount} differs from {other}, which means the same and says {renamed[new]}",
+                f"{amount} differs from {other}, which has the same meaning and the value {renamed[new]}",
                 f"write only {min(name, other, key=len)}",
             )
         # The API server's own spelling of the amount, where both are there.

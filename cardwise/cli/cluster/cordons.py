@@ -23,7 +23,7 @@ from cardwise.kube.wire import Cordon, ExtendedResource
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-_DEFRAG_REASON = "cardwise defrag moves its pods"
+_DEFRAG_REASON = "cardwise defrag is moving its pods"
 _LEFT_AFTER = timedelta(minutes=30)  # a defrag has given its cards back by then, unless its pods start slowly
 _MOST = 5  # cards named where a prefix fits several
 _LONGEST, _LONGEST_NAME = 1024, 253  # characters of a reason, and of who gave it, by the CRD
@@ -111,7 +111,8 @@ def write_cordon(
     if written is not None and not written["spec"].get("unschedulable"):
         # An older kind drops what it does not know, without a word.
         raise click.ClickException(
-            "the cluster's ExtendedResources know no cordon yet: upgrade the chart with its CRDs"
+            "the cluster's CRD of ExtendedResources has no field for a cordon yet: upgrade the chart together with "
+            "its CRDs"
         )
     return written is not None
 
@@ -170,7 +171,7 @@ def describe_author(card: ExtendedResource) -> str:
 def describe_card(card: ExtendedResource) -> str:
     """What it is called in a message."""
     spec = card.spec
-    noun = "card" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
+    noun = "GPU" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
     return f"{noun} {spec.index} of node {spec.node} ({wording.quote_unless_name(spec.uuid)})"
 
 
@@ -184,10 +185,10 @@ def find_card(client: KubeClient, text: str) -> ExtendedResource:
     matching = [card for card in cards if card.metadata.name == name]
     matching = matching or [card for card in cards if _has_prefix(card.metadata.name, name)]
     if not matching:
-        raise click.ClickException(f"no card has a UUID that begins with {text!r}; `cardwise top` shows them")
+        raise click.ClickException(f"no GPU has a UUID that begins with {text!r}; `cardwise top` shows them")
     if len(matching) > 1:
         some = wording.enumerate_first([describe_card(card) for card in matching], _MOST)
-        raise click.ClickException(f"{text!r} is the beginning of several UUIDs: {some}; write more of it")
+        raise click.ClickException(f"{text!r} matches several UUIDs: {some}; give more characters")
     return matching[0]
 
 
@@ -197,10 +198,10 @@ def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     # The label is what its writer made it: another node's card can carry it.
     cards = {str(card.spec.index): card for card in listed if card.spec.kind == classes.KIND and card.spec.node == node}
     if not cards:
-        raise click.ClickException(f"node {node!r} has no card that Cardwise shares")
+        raise click.ClickException(f"node {node!r} has no GPU that Cardwise shares")
     if index not in cards:
         known = ", ".join(sorted(cards, key=int))
-        raise click.ClickException(f"node {node!r} has no card {index!r}; its cards are {known}")
+        raise click.ClickException(f"node {node!r} has no GPU {index!r}; its GPUs are {known}")
     return cards[index]
 
 

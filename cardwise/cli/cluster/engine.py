@@ -29,7 +29,7 @@ class SurveyedEngine(Engine):
             if workload:
                 self.workload.load(workload)
         except InvalidWorkload as error:
-            self.note = f"what the extender has saved cannot be read ({error})"
+            self.note = f"the extender's saved data cannot be read ({error})"
         sample = self.learning_input()
         if sample.counts and sample.sizes:
             self.adopt(learn_workload(sample))

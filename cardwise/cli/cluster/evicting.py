@@ -56,8 +56,8 @@ class MoveRun:
                     continue
             except errors.Forbidden as error:
                 raise self._stop_error(
-                    f"{cordons.describe_card(card)} may not be cordoned by you ({error.message}): that takes the "
-                    "ClusterRole cardwise-drain too, --no-cordon does without"
+                    f"{cordons.describe_card(card)} cannot be cordoned with your rights ({error.message}): it needs "
+                    "the ClusterRole cardwise-drain; or use --no-cordon"
                 ) from error
             console.print_text(f"{cordons.describe_card(card)} cordoned", err=True)
             self.clock.sleep(_LOOK_SECONDS)
@@ -78,7 +78,7 @@ class MoveRun:
             if failure:
                 again = cordons.uncordon_command(card)
                 console.print_text(
-                    f"{cordons.describe_card(card)} is still cordoned ({failure}); give it back with: {again}", err=True
+                    f"{cordons.describe_card(card)} is still cordoned ({failure}); uncordon it with: {again}", err=True
                 )
 
     def move_pod(self, move: Move, pod: Json, number: str) -> None:
@@ -91,7 +91,7 @@ class MoveRun:
         until = self.clock.now() + self.timeout
         while (came := self._replacement_ready(move, owner, before, name)) is None:
             if self.clock.now() >= until:
-                raise self._stop_error(f"no pod is ready in place of {name} after {self.timeout:g} s")
+                raise self._stop_error(f"no replacement for pod {name} is ready after {self.timeout:g} s")
             self.clock.sleep(_LOOK_SECONDS)
         cards = ",".join(map(str, move.after.assignment.indices()))
         console.print_text(f"{number} {came} runs on {move.after.node} {cards}", err=True)
@@ -113,15 +113,15 @@ class MoveRun:
             except errors.TooManyRequests as error:
                 if self.clock.now() >= until:
                     raise self._stop_error(
-                        f"{name} may not be evicted after {self.timeout:g} s: {error.message}"
+                        f"{name} could not be evicted within {self.timeout:g} s: {error.message}"
                     ) from error
                 if error.message != last_message:
                     last_message = error.message
-                    again = f"asked again every {_ASK_SECONDS:g} s"
+                    again = f"trying again every {_ASK_SECONDS:g} s"
                     console.print_text(f"{number} {name} cannot be evicted yet: {last_message}; {again}", err=True)
                 self.clock.sleep(max(0.0, min(_ASK_SECONDS, until - self.clock.now())))
             except (errors.NotFound, errors.Conflict) as error:
-                raise self._stop_error(f"{name} has gone by itself") from error
+                raise self._stop_error(f"{name} ended by itself") from error
             else:
                 console.print_text(f"{number} evicted {name}", err=True)
                 return before
@@ -131,10 +131,10 @@ class MoveRun:
         try:
             now = self.client.get(paths.pods(move.before.namespace, move.before.name))
         except errors.NotFound:
-            raise self._stop_error(f"{name} has gone by itself") from None
+            raise self._stop_error(f"{name} ended by itself") from None
         metadata = now["metadata"]
         if metadata["uid"] != move.before.uid or metadata.get("deletionTimestamp"):
-            raise self._stop_error(f"{name} has gone by itself")
+            raise self._stop_error(f"{name} ended by itself")
 
     def _check_job(self, move: Move, pod: Json, name: str) -> None:
         """The pod's Job, if it has one, still goes on without it: pods may have failed since the plan was made."""
@@ -146,7 +146,7 @@ class MoveRun:
         jobs = self.client.objects(paths.jobs(move.before.namespace), named)
         job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
         if movables.failures_left(job) == 0:
-            raise self._stop_error(f"{name} is of a Job that would fail by it ({owner['name']})")
+            raise self._stop_error(f"{name} belongs to a Job that would fail because of the eviction ({owner['name']})")
 
     def _replacement_ready(self, move: Move, owner: str, before: set[str], name: str) -> str | None:
         """The pod that is ready in place of the old one, which is gone; None while that is not so yet.
@@ -161,7 +161,7 @@ class MoveRun:
                 phase = (pod.get("status") or {}).get("phase")
                 if phase in names.FINISHED_PHASES:
                     raise self._stop_error(
-                        f"{pod['metadata']['name']}, in place of {name}, has ended already ({phase})"
+                        f"{pod['metadata']['name']}, the replacement for {name}, has ended already ({phase})"
                     )
                 there = any(listed["metadata"]["uid"] == move.before.uid for listed in pods)
                 return pod["metadata"]["name"] if _is_ready(pod) and not there else None
@@ -170,7 +170,7 @@ class MoveRun:
             actual = f"{pod['spec']['nodeName']} {','.join(map(str, assigned.indices()))}"
             planned = f"{move.after.node} {','.join(map(str, move.after.assignment.indices()))}"
             raise self._stop_error(
-                f"{pod['metadata']['name']}, in place of {name}, is on {actual} and not on {planned}"
+                f"{pod['metadata']['name']}, the replacement for {name}, is on {actual} instead of {planned}"
             )
         return None
 
@@ -180,7 +180,7 @@ class MoveRun:
         return [pod for pod in pods if workloads.controller_of(pod).get("uid") == owner]
 
     def _stop_error(self, reason: str) -> click.ClickException:
-        return click.ClickException(f"stopped: {reason}; look at the cluster, and run cardwise defrag again")
+        return click.ClickException(f"stopped: {reason}; check the cluster, then run cardwise defrag again")
 
 
 def _is_ready(pod: Json) -> bool:

@@ -58,14 +58,14 @@ def find_movable_pods(seen: ClusterFacts, ledger: Ledger, is_wanted: Callable[[H
         reason = _unmovable_reason(pod, seen)
         if ledger.nodes_of(holding) != {holding.node}:
             # Nobody would end it there: the machine has come back under another name.
-            reason = reason or "have cards that another node reports now"
+            reason = reason or "hold GPUs that another node reports now"
         pod_request = None
         try:
             pod_request = request.parse_mutated(pod)
         except InvalidRequest:
-            reason = reason or "ask for what cannot be read"
+            reason = reason or "have an invalid request"
         if reason or pod_request is None:
-            movable.unmovable[reason or "ask for nothing any more"] += 1
+            movable.unmovable[reason or "no longer request a GPU"] += 1
             continue
         movable.objects[holding.uid] = pod
         owner = workloads.controller_of(pod).get("uid", "")
@@ -107,14 +107,14 @@ def _unmovable_reason(pod: Json, seen: ClusterFacts) -> str:
     annotations, labels = annotations_of(pod), labels_of(pod)
     owner = workloads.controller_of(pod)
     if not owner:
-        return "have no controller that would make them anew"
+        return "have no controller that would recreate them"
     if owner.get("kind") in _DAEMONS:
-        return "are of a DaemonSet"
+        return "belong to a DaemonSet"
     if is_job_pod(pod) and failures_left(seen.jobs.get(owner.get("uid", ""))) == 0:
-        return "are of Jobs that would fail by it"
+        return "belong to Jobs that would fail because of the eviction"
     if _kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
         # To a workflow or a training operator a pod that is gone may be a failure of the whole.
-        return f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true"
+        return f"belong to other controllers and lack the annotation {names.SAFE_TO_EVICT}: true"
     if metadata.get("deletionTimestamp"):
         return "are ending"
     if labels.get(names.GANG):
@@ -127,9 +127,9 @@ def _unmovable_reason(pod: Json, seen: ClusterFacts) -> str:
         allowance < 1
         for allowance in seen.budgets.allowed(seen.budgets.matching(metadata["namespace"], labels)).values()
     ):
-        return "are held by a PodDisruptionBudget"
+        return "are protected by a PodDisruptionBudget"
     bound = eligible.other_constraint(pod)
-    return f"are bound by {bound}" if bound else ""
+    return f"are tied to their node by {bound}" if bound else ""
 
 
 def failures_left(job: Json | None) -> int | None:

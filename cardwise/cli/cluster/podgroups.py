@@ -13,8 +13,8 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
-_UNKNOWN = "Unknown"
-_NO_STATUS = "no extender has told of it"
+UNKNOWN = "Unknown"
+_NO_STATUS = "the extender has not reported on this gang yet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
     return GangView(
         namespace=key[0],
         name=key[1],
-        phase=status["phase"] if has_status else _UNKNOWN,
+        phase=status["phase"] if has_status else UNKNOWN,
         reason=(status.get("reason") or "") if has_status else _NO_STATUS,
         minimum=status.get("minMember") or (group.get("spec") or {}).get("minMember") or _minimum(counted),
         members=tuple(sorted(_names(counted))),

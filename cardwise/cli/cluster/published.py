@@ -15,8 +15,8 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 _NONE: Final = (
-    "the leading extender makes it; where Cardwise is installed in another namespace, name that by "
-    "--cardwise-namespace or $CARDWISE_NAMESPACE"
+    "the leading extender creates it; if Cardwise is installed in another namespace, give --cardwise-namespace or "
+    "$CARDWISE_NAMESPACE"
 )
 
 
@@ -53,7 +53,7 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
     if not policy:
         note = f"the {configmap} names no policy"
     elif policy not in policies.POLICIES:
-        note = f"the {configmap} names a policy that is not known here ({wording.quote_text(policy)})"
+        note = f"the {configmap} names an unknown policy ({wording.quote_text(policy)})"
     return PublishedPolicy(policies.DEFAULT if note else policy, workload, note, CardLimits.read(data))
 
 

@@ -143,4 +143,4 @@ def _add_pod(snapshot: Snapshot, pod: Json) -> bool:
 
 def describe_unlimited(error: errors.Forbidden) -> str:
     """What is less exact where nodes or pods may not be read."""
-    return f"cpu and memory of nodes are taken as unlimited: {error.message}"
+    return f"assuming unlimited cpu and memory of nodes: {error.message}"

@@ -233,7 +233,7 @@ def read_details(client: KubeClient, nodes: Sequence[str], installed: str = name
             gathered.own = True
             gathered.holders = _own_holders(client, nodes)
             shown = (
-                "who holds what is not shown" if gathered.holders is None else "of the holders only your own are shown"
+                "the holders are not shown" if gathered.holders is None else "only your own pods are shown as holders"
             )
             gathered.notes.append(f"you may not read the pods of all namespaces: {shown}")
         gathered.measured = measuring.result()
@@ -300,7 +300,7 @@ def _measured(
         managers = {}
     queried = [managers[node] for node in nodes if node in managers]
     if not queried:
-        notes.append("what pods use is not measured: no MPS manager of these nodes is to be seen")
+        notes.append("usage not measured: no MPS manager runs on these nodes")
         return {}
     usage: dict[tuple[str, str, str], int] = {}
     refused = ""
@@ -311,7 +311,7 @@ def _measured(
             else:
                 usage |= answer
     if refused:
-        notes.append(f"what pods use is not known of all nodes: {refused}")
+        notes.append(f"usage is unknown for some nodes: {refused}")
     return usage
 
 

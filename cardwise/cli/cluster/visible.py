@@ -70,7 +70,7 @@ def summarize_class(known: ResourceClass, amounts: Mapping[str, int | None]) -> 
 
 def _describe_share(known: ResourceClass) -> str:
     if known.share is None:
-        return "whole card"
+        return "whole GPU"
     core = f" {known.share.core}%" if known.share.core else ""
     return f"{known.share.memory} MiB{core}"
 

@@ -95,13 +95,15 @@ def parse_pods(
         return [NamedPod(written, _shape(pod, known, field), pod["spec"])]
     path = Path(written)
     if not path.is_file():
-        raise InvalidRequest(field, "is no file, and has no =", "write for example gpu-mem=8138,cpu=2")
+        raise InvalidRequest(
+            field, "is neither a file nor a list of KEY=AMOUNT", "write, for example, gpu-mem=8138,cpu=2"
+        )
     named_pods = [
         NamedPod(name, _shape(pod, known, f"{path.name}: {name}", unit), pod.get("spec") or {})
         for name, pod in _pods(path)
     ]
     if not named_pods:
-        raise InvalidRequest(path.name, "has no Pod and nothing with a pod's template", "name another file")
+        raise InvalidRequest(path.name, "contains no Pod and no object with a pod template", "name another file")
     return named_pods
 
 
@@ -170,7 +172,7 @@ def _part(parent: Json, key: str, field: str) -> Json:
 
 def _mapping(content: Any, field: str) -> Json:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise InvalidRequest(field, f"{content!r} is no mapping of names", "write it as Kubernetes reads it")
+        raise InvalidRequest(field, f"{content!r} is not a map", "write it as in a Kubernetes manifest")
     return content
 
 
@@ -178,7 +180,7 @@ def _sequence(parent: Json, key: str, field: str) -> list[Json]:
     """As `_part`, of a list of mappings."""
     listed = parent.get(key) or []
     if not isinstance(listed, list):
-        raise InvalidRequest(field, f"{listed!r} is no list", "write it as Kubernetes reads it")
+        raise InvalidRequest(field, f"{listed!r} is not a list", "write it as in a Kubernetes manifest")
     return [_mapping(content, f"{field}[{i}]") for i, content in enumerate(listed)]
 
 
@@ -202,7 +204,7 @@ def _annotations(metadata: Json) -> Json:
     annotations = _part(metadata, "annotations", "metadata.annotations")
     for name, text in annotations.items():
         if not isinstance(text, str):
-            raise InvalidRequest(f"metadata.annotations[{name}]", f"{text!r} is no text", "write it in quotes")
+            raise InvalidRequest(f"metadata.annotations[{name}]", f"{text!r} is not a string", "write it in quotes")
     return annotations
 
 
@@ -215,7 +217,7 @@ def _load(spec: Json) -> Load:
         msgspec.convert(spec, _NodeSpec)
         return loads.load_of_pod(msgspec.convert(spec, loads.PodSpec))
     except msgspec.ValidationError as error:
-        raise InvalidRequest("spec", str(error), "write it as Kubernetes reads it") from error
+        raise InvalidRequest("spec", str(error), "write it as in a Kubernetes manifest") from error
 
 
 def _check_resources(parent: Json, field: str) -> None:
@@ -275,14 +277,14 @@ def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, R
     """
     if pod_request is None:
         field = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
-        raise InvalidRequest(field, "the pod asks for no card", "write for example gpu-mem=8138")
+        raise InvalidRequest(field, "the pod requests no GPU", "write, for example, gpu-mem=8138")
     for container in pod_request.containers:
         resource_class = known.get(container.resource_class)
         if container.whole and resource_class is not None and resource_class.share is not None:
             resource = names.CLASS_PREFIX + resource_class.name
             raise InvalidRequest(
                 resource,
-                f"one of it is a share of {resource_class.share.memory} MiB",
+                f"one of this class is a share of {resource_class.share.memory} MiB",
                 f"write gpu-mem={container.cards * resource_class.share.memory},class={resource_class.name}",
             )
     return pod_request
@@ -293,7 +295,7 @@ def check_classes(name: str, shape: PodShape, there: Collection[str], option: st
     containers = shape.request.containers if shape.request is not None else ()
     for missing in (c.resource_class for c in containers if c.resource_class and c.resource_class not in there):
         known = ", ".join(sorted(there)) or "none"
-        raise InvalidRequest(f"{option} {name}", f"nothing is of class {missing}", f"write one that is there: {known}")
+        raise InvalidRequest(f"{option} {name}", f"no GPU or device matches class {missing}", f"write one of: {known}")
 
 
 def parse_nodes(written: str, number: int, models: Sequence[str], classify_card: CardClassifier) -> list[SimulatedNode]:
@@ -304,12 +306,12 @@ def parse_nodes(written: str, number: int, models: Sequence[str], classify_card:
     field = f"{_ADD} {written}"
     match = _NODES.fullmatch(written)
     if match is None:
-        remedy = "write nodes x cards x model : MiB of a card, for example 4x8xTesla-T4:16384,cpu=64,memory=256Gi"
+        remedy = "write NODES x GPUS x MODEL : MIB, for example 4x8xTesla-T4:16384,cpu=64,memory=256Gi"
         raise InvalidRequest(field, "cannot be read", remedy)
     count, cards = int(match[1]), int(match[2])
     if not 1 <= count <= _MOST or not 1 <= cards <= _CARDS:
         bounds = f"write 1 to {_MOST} x 1 to {_CARDS}"
-        raise InvalidRequest(field, f"{count} nodes of {cards} cards are out of range", bounds)
+        raise InvalidRequest(field, f"{count} nodes of {cards} GPUs are out of range", bounds)
     try:
         mem = quantity.memory(match[4])
     except InvalidQuantity as error:
@@ -329,7 +331,7 @@ def _parse_free_load(field: str, written: str) -> Load:
     for part in filter(None, written.split(",")):
         key, _, amount = part.partition("=")
         if key not in _BESIDE:
-            raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_BESIDE)} after the cards")
+            raise InvalidRequest(field, f"{key!r} is unknown", f"write {' and '.join(_BESIDE)} after the GPUs")
         _check_amount(f"{field}: {key}", amount)
         amounts[key] = amount
     parsed = loads.load_of_node(loads.ResourceList(**amounts))

@@ -167,7 +167,7 @@ def describe_recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
     if (pod.get("spec") or {}).get("nodeName"):
         dropping = ("nodeName", *dropping)
     recreate = recreate_command(namespace, [name], dropping=dropping)
-    return f"no controller makes another, so `{recreate}` saves it to {name}.yaml, deletes it and creates it again"
+    return f"no controller recreates it: `{recreate}` saves it to {name}.yaml, deletes it and creates it again"
 
 
 def retry_command(namespace: str, maker: str) -> str:
@@ -186,9 +186,9 @@ def successor(pod: Json) -> str:
         return describe_recreation(pod)
     kind = str(controller_of(pod).get("kind") or "")
     if names.MIRROR in annotations_of(pod):
-        return "the kubelet makes another while the manifest is there"
+        return "the kubelet recreates it while its manifest exists"
     if kind == "Job":
-        return "its Job makes another while its backoffLimit allows"
+        return "its Job recreates it while its backoffLimit allows"
     return f"its {quote_unless_name(kind)} {'makes' if kind in _CONTROLLERS else 'may make'} another"
 
 
@@ -242,7 +242,7 @@ def kept_by_finalizers(metadata: Json) -> str:
     """Why a deleted object is still there, as the end of a sentence; "" where it has no finalizers."""
     finalizers = metadata.get("finalizers") or ()
     some = wording.enumerate_first([*map(quote_unless_name, finalizers)], _FEW)
-    return f", and is there as long as it has the finalizers {some}" if finalizers else ""
+    return f", and exists as long as it has the finalizers {some}" if finalizers else ""
 
 
 def pod_state(pod: Json) -> str:

@@ -62,7 +62,7 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
         findings = checks.run_all_checks(client, cardwise_namespace)
         missing, wanted = write_bundle(client, file, findings, cardwise_namespace, options.current_clock().wall())
     except FileExistsError:
-        raise click.ClickException(f"{file} is there already; name another file") from None
+        raise click.ClickException(f"{file} exists already; name another file") from None
     except OSError as error:
         raise click.ClickException(f"{file} cannot be written: {error.strerror}") from None
     for unread in (finding for finding in findings if finding.unread):
@@ -72,7 +72,7 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
         console.print_text(
             f"note: could not read {len(missing)} of {wanted} files (missing.json says why): {some}", err=True
         )
-    console.print_text(f"wrote {file}; look through it before you send it")
+    console.print_text(f"wrote {file}; check it for secrets before you send it")
 
 
 def write_bundle(

@@ -38,7 +38,9 @@ def classes(output: str, name: str | None) -> None:
             output,
         )
     elif not seen.classes:
-        console.print_text("there is no ResourceClass yet; the first card of a model brings one", err=True)
+        console.print_text(
+            "there is no ResourceClass yet; Cardwise creates one for the first GPU of each model", err=True
+        )
     elif name is not None and output == "table":
         of_one = (
             classtable.format_device_class(of_devices[0])
@@ -59,7 +61,7 @@ def classes(output: str, name: str | None) -> None:
 
 def _unknown(name: str, there: Iterable[str]) -> click.ClickException:
     known = ", ".join(sorted(there)) or "none"
-    return click.ClickException(f"there is no ResourceClass {name!r} that can be read; those there are: {known}")
+    return click.ClickException(f"there is no ResourceClass {name!r}; available: {known}")
 
 
 def _by_status(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
@@ -69,7 +71,7 @@ def _by_status(client: KubeClient, name: str | None, output: str, missing: error
         raise _unknown(name, [summary.name for summary in there])
     summaries = [summary for summary in there if name in (None, summary.name)]
     reason = rights.describe_missing(missing)
-    console.print_text(f"note: as the extender says it, without who uses what: {reason}", err=True)
+    console.print_text(f"note: as last written by the extender, without the users of each class: {reason}", err=True)
     if output in ("json", "yaml"):
         printing.print_object({"classes": [classtable.summary_as_json(summary) for summary in summaries]}, output)
         return

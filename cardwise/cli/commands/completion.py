@@ -13,14 +13,14 @@ _SHELLS = ("bash", "zsh", "fish")
 _FILES, _NO_FILES = ":0", ":4"  # what kubectl is to add, as its own commands say it
 
 
-_HELP = """Print the script by which a shell completes commands, options and GPUs.
+_HELP = """Print the completion script of a shell for commands, options and GPUs.
 
 \b
 source <(cardwise completion bash)         in ~/.bashrc
 source <(cardwise completion zsh)          in ~/.zshrc, behind compinit
 cardwise completion fish | source          in ~/.config/fish/config.fish
 
-kubectl completes `kubectl cardwise` by itself, where kubectl_complete-cardwise is on the PATH.
+kubectl completes `kubectl cardwise` by itself if kubectl_complete-cardwise is in the PATH.
 """
 
 
@@ -30,7 +30,7 @@ kubectl completes `kubectl cardwise` by itself, where kubectl_complete-cardwise 
 def completion(context: click.Context, shell: str) -> None:
     shell_class = get_completion_class(shell)
     if shell_class is None:
-        raise click.ClickException(f"click knows no completion for {shell}")
+        raise click.ClickException(f"there is no completion for the shell {shell}")
     console.print_data(shell_class(context.find_root().command, {}, PROGRAM, _VARIABLE).source())
 
 

@@ -40,8 +40,8 @@ _HELP: Final = """Find the fewest pods to move so that whole GPUs are free, or p
     With --evict it moves them, one after another. Only pods that a controller recreates are moved: no bare pods, no
     pods of DaemonSets or gangs, none that a PodDisruptionBudget protects, and none with the annotation
     cardwise.dev/no-defrag: "true". The plan follows the extender's placement. Where that saves moves, the GPUs that
-    pods leave are cordoned until all have moved. Exits with 1 if there is no such plan, or if the cluster changes so
-    that the plan fails.
+    pods leave are cordoned until all have moved. Exits with status 1 if there is no such plan, or if the plan fails
+    because the cluster has changed.
 
     \b
     cardwise defrag --free-cards 2               which pods would have to move
@@ -51,8 +51,8 @@ _HELP: Final = """Find the fewest pods to move so that whole GPUs are free, or p
 _TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
 _MOST_FITS: Final = 1000
 _UNKNOWN_LIMITS: Final = (
-    "warning: how much of a card the extender gives at most is not known (headroomMiB, maxClients, coreOvercommit): if "
-    "one of these is set, pods may move for a card that the extender then says is too full"
+    "warning: the extender's limits per GPU are unknown (headroomMiB, maxClients, coreOvercommit): if one of them is "
+    "set, pods may be moved to a GPU that the extender then considers full"
 )
 
 
@@ -116,15 +116,21 @@ class DefragOutcome:
     "--cordon/--no-cordon",
     default=True,
     show_default=True,
-    help="Cordon the GPUs that pods leave, where that saves moves.",
+    help="Cordon the GPUs that pods leave if that saves moves.",
 )
-@click.option("--dry-run/--evict", "dry_run", default=True, show_default=True, help="Show the plan, or carry it out.")
+@click.option(
+    "--dry-run/--evict",
+    "dry_run",
+    default=True,
+    show_default=True,
+    help="Whether to carry out the plan. Default: only show it.",
+)
 @click.option(
     "--timeout",
     type=DURATION,
     default="5m",
     show_default=True,
-    help="With --evict: how long to wait until a pod may be evicted, and until its replacement is ready.",
+    help="With --evict: how long to wait for permission to evict a pod, and then for its replacement to be ready.",
 )
 @options.plain_output
 @options.cardwise_namespace
@@ -162,13 +168,13 @@ def defrag(
     except InvalidRequest as error:
         raise click.ClickException(str(error)) from error
     if settings.note:
-        console.print_text(f"note: the extender's policy is taken as {settings.policy}: {settings.note}", err=True)
+        console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
     abandoned = _ignore_cordons_of_defrag(seen)
     for card in abandoned:
-        next_step = "--evict gives it back or takes it over" if dry_run else "it is given back or taken over"
+        next_step = "--evict uncordons it or takes it over" if dry_run else "it will be uncordoned or taken over"
         by = cordons.describe_author(card)
         console.print_text(
-            f"note: {cordons.describe_card(card)} was cordoned{by} by another defrag, and counts as free: {next_step}",
+            f"note: {cordons.describe_card(card)} was cordoned{by} by another defrag and counts as free: {next_step}",
             err=True,
         )
     outcome = _search_plan(client, seen, wanted, settings, client.server_time())
@@ -192,7 +198,7 @@ def defrag(
         after = _search_plan(client, now, wanted, settings, client.server_time()).plan.fits[0]
         if after < wanted.count:
             raise click.ClickException(
-                f"all pods have moved, but {_describe_fits(after, wanted)}: others have come meanwhile"
+                f"all pods have moved, but {_describe_fits(after, wanted)}: other pods have been placed meanwhile"
             )
         console.print_text(f"done: {_describe_fits(after, wanted)}", err=True)
 
@@ -215,13 +221,13 @@ def _parse_request(
         shape = PodShape(PodRequest(containers=(container,)), Load(0, 0, 0))
         whatif.check_classes(resource_class, shape, there, "--class")
         spec: Json = {}
-        text, count = f"free whole card{' of class ' * bool(resource_class)}{resource_class}", cards
+        text, count = f"free whole GPU{' of class ' * bool(resource_class)}{resource_class}", cards
     else:
         count, pod = _parse_pod(seen, fit or "", resource_class, unit)
         text, shape, spec = f"pod {pod.name}", pod.shape, pod.spec
         whatif.check_classes(text, shape, there, _FIT)
     if shape.request is None:
-        raise InvalidRequest(_FIT, "the pod asks for no card", "write for example gpu-mem=8138")
+        raise InvalidRequest(_FIT, "the pod requests no GPU", "write, for example, gpu-mem=8138")
     return DefragRequest(
         text=text,
         request=shape.request,
@@ -262,12 +268,12 @@ def _parse_pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -
     if not 1 <= count <= _MOST_FITS:
         raise InvalidRequest(f"{_FIT} {fit}", f"{count} pods are out of range", f"write 1 to {_MOST_FITS}")
     if resource_class and "=" not in written:
-        raise InvalidRequest(f"{_FIT} {fit}", "a file says its class itself", "leave --class out")
+        raise InvalidRequest(f"{_FIT} {fit}", "a file names its class itself", "leave --class out")
     with_class = f"{written},class={resource_class}" if resource_class else written
     pods = whatif.parse_pods(with_class, seen.classes, _FIT, unit=unit)
     if len(pods) > 1:
         known = ", ".join(pod.name for pod in pods)
-        raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write them into files of their own")
+        raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write each into its own file")
     return count, pods[0]
 
 
@@ -308,7 +314,7 @@ def _search_plan(
 def _count_barred(ledger: Ledger, allowed: frozenset[str] | None) -> str:
     with_cards = [node.name for node in ledger.nodes()]
     barred = sum(name not in allowed for name in with_cards) if allowed is not None else 0
-    return f"{barred} of {wording.pluralize(len(with_cards), 'node')} with cards" if barred else ""
+    return f"{barred} of {wording.pluralize(len(with_cards), 'node')} with GPUs" if barred else ""
 
 
 def format_outcome(outcome: DefragOutcome) -> str:
@@ -321,7 +327,7 @@ def format_outcome(outcome: DefragOutcome) -> str:
         lines += _describe_failure(outcome)
         return "\n".join(lines) + "\n"
     if not move_plan.moves:
-        return f"{lines[0]} Nothing has to move.\n"
+        return f"{lines[0]} No pod has to be moved.\n"
     lines.append(f"{wording.pluralize(len(move_plan.moves), 'pod')} would move{_describe_bound(move_plan)}:")
     rows = [["#", "POD", "FROM", "TO", "MIB", "PRIORITY", "AGE", "CONTROLLER", "FITS"]]
     for i, (move, pod, owner, fits) in enumerate(outcome.steps(), 1):
@@ -340,25 +346,25 @@ def format_outcome(outcome: DefragOutcome) -> str:
         ]
         rows.append(row)
     lines.append(tables.align_rows(rows).rstrip("\n"))
-    lines.append("Each is ended and started anew: what it has in memory and on its own disk is lost.")
+    lines.append("Each pod is deleted and recreated: its data in memory and on its local disk is lost.")
     if move_plan.cordons:
         lines.append(
-            "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more "
-            "would have to move. --no-cordon does without."
+            "Before a pod is moved, its GPUs are cordoned until all pods have moved: otherwise it could return to "
+            "them, or more pods would have to be moved. --no-cordon skips this."
         )
     return "\n".join(lines) + "\n"
 
 
 def _describe_bound(move_plan: MovePlan) -> str:
-    return "" if move_plan.exact else f", perhaps more than needed (at least {move_plan.least})"
+    return "" if move_plan.exact else f", possibly more than necessary (at least {move_plan.least})"
 
 
 def _describe_fits(fits: int, wanted: DefragRequest, *, least: bool = False) -> str:
-    """Such as "there is 1 free whole card", "there is room for 2 pods gpu-mem=100". `least`: there may be more."""
+    """Such as "there is 1 free whole card", "there is capacity for 2 pods gpu-mem=100". `least`: there may be more."""
     at = "at least " * least
     noun, shape = wanted.text.split(" ", 1) if wanted.text.startswith("pod ") else (wanted.text, "")
     if shape:
-        return f"there is room for {at}{wording.pluralize(fits, noun)} of {shape}"
+        return f"there is capacity for {at}{wording.pluralize(fits, noun)} of {shape}"
     head, _, tail = noun.partition(" of class ")
     return (
         f"there {'is' if fits == 1 else 'are'} {at}{wording.pluralize(fits, head)}{f' of class {tail}' if tail else ''}"
@@ -367,26 +373,27 @@ def _describe_fits(fits: int, wanted: DefragRequest, *, least: bool = False) -> 
 
 def _describe_failure(outcome: DefragOutcome) -> list[str]:
     move_plan, wanted = outcome.plan, outcome.wanted
-    verdict = f"{'There is no way' if move_plan.searched else 'No way was found'} to move pods for that"
+    verdict = f"{'It is impossible' if move_plan.searched else 'No plan was found'} to get there by moving pods"
     if wanted.max_moves is not None:
-        verdict += f" by at most {wording.pluralize(wanted.max_moves, 'move')}"
+        verdict += f" with at most {wording.pluralize(wanted.max_moves, 'move')}"
     if not wanted.cordon:
-        verdict += " without cordoning their cards meanwhile"
+        verdict += " without cordoning the GPUs that they leave"
     if move_plan.moves:
         moves = wording.pluralize(len(move_plan.moves), "move")
-        verdict += f"; the best that was found: {_describe_fits(move_plan.fits[-1], wanted)}, by {moves}"
+        verdict += f"; the best plan found: {_describe_fits(move_plan.fits[-1], wanted)}, by {moves}"
     lines = [f"{verdict}."]
     if not move_plan.searched:
-        lines.append("There may be one all the same: not everything could be tried.")
+        lines.append("One may exist: not all plans could be tried.")
     if not wanted.cordon:
         lines.append(
-            "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX."
+            "There may be a plan without --no-cordon, or if you cordon the GPUs that should become free: cardwise "
+            "cordon NODE/INDEX."
         )
     if outcome.barred:
         lines.append(f"No room: {outcome.barred}, by a taint or by what the pod asks of its node.")
     lines.append(f"{wording.pluralize(len(outcome.movable.pods), 'pod')} may be moved.")
     for reason, count in sorted(outcome.movable.unmovable.items(), key=lambda pair: (-pair[1], pair[0])):
-        lines.append(f"Not so those that {reason}: {count}.")
+        lines.append(f"Pods that cannot be moved because they {reason}: {count}.")
     return lines
 
 

@@ -179,16 +179,15 @@ class Drain:
         bare = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
         if bare and not self.rules.force:
             raise click.ClickException(
-                "pods without a controller would not be made anew: "
-                f"{wording.enumerate_first(bare, _FEW)}; --force evicts them all "
-                "the same"
+                "pods without a controller would not be recreated: "
+                f"{wording.enumerate_first(bare, _FEW)}; --force evicts them anyway"
             )
         daemons = [pod.name for pod in pods if pod.controller == "DaemonSet"]
         if daemons and not self.rules.ignore_daemonsets:
             raise click.ClickException(
-                f"pods of DaemonSets would come back at once: {wording.enumerate_first(daemons, _FEW)}; "
+                f"pods of DaemonSets would be recreated at once: {wording.enumerate_first(daemons, _FEW)}; "
                 "--ignore-daemonsets leaves "
-                "them on the card"
+                "them on the GPU"
             )
 
     def _evictable(self, pods: Sequence[_Pod]) -> list[_Pod]:
@@ -205,7 +204,7 @@ class Drain:
         try:
             assigned = assignment.decode(pod.metadata.annotations)
         except assignment.InvalidAssignment as error:
-            console.print_text(f"warning: what pod {pod.name} holds is not known: {error}", err=True)
+            console.print_text(f"warning: what pod {pod.name} holds is unknown: {error}", err=True)
             return False
         if assigned is None:
             return False
@@ -225,10 +224,10 @@ class Drain:
     def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:
         still = [f"{pod.name} ({self._state(pod)})" for pod in remaining]
         still += [f"{name} (its containers still run)" for name in terminating]
-        summary = wording.enumerate_first(still, _FEW) if still else "nothing any more, but it was seen so only once"
+        summary = wording.enumerate_first(still, _FEW) if still else "none at the last check, which has to be repeated"
         return (
             f"{cordons.describe_card(self.card)} is not empty after {self.rules.timeout:g} s: {summary}; it stays "
-            "cordoned, and `cardwise drain` goes on where it stopped"
+            "cordoned, and `cardwise drain` continues where it stopped"
         )
 
     def _state(self, pod: _Pod) -> str:

@@ -86,10 +86,10 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
     if not slash and len(words) == 2:
         name = words[1]
     if not name or len(words) != (1 if slash else 2):
-        raise click.UsageError("name one thing: NAME, KIND NAME or KIND/NAME")
+        raise click.UsageError("name one object: NAME, KIND NAME or KIND/NAME")
     kind = workloads.kind_of(word)
     if not kind:
-        raise click.UsageError(f"{word!r} is no kind that makes pods; write one of: {', '.join(workloads.KINDS)}")
+        raise click.UsageError(f"{word!r} is not a kind that creates pods; write one of: {', '.join(workloads.KINDS)}")
     return kind, name
 
 
@@ -143,11 +143,13 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -
     try:
         seen = survey.take_survey(client, addresses=False, own=namespace, limits=settings.limits)
     except errors.Forbidden as error:
-        console.print_text(f"note: why it is so cannot be said in full: {rights.describe_missing(error)}", err=True)
+        console.print_text(
+            f"note: only part of the reason is visible to you: {rights.describe_missing(error)}", err=True
+        )
     if seen is not None and seen.partial:
         console.print_text(f"note: {seen.partial}", err=True)
     if settings.note and seen is not None and waits:  # of a placed pod no policy decides any more
-        console.print_text(f"note: the extender's policy is taken as {settings.policy}: {settings.note}", err=True)
+        console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
     pods: Sequence[Json] = ()
     if seen is not None:
         pods = _visible_pods(client, namespace)

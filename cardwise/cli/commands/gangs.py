@@ -28,5 +28,7 @@ def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
         console.print_lines(gangtable.table(views, client.server_time(), wide=output == "wide"))
     else:
         console.print_text(
-            f"there is no gang{f' in namespace {scope!r}; -A shows those of all' if scope else ''}", err=True
+            "there is no "
+            f"gang{f' in namespace {scope!r}; -A shows those of all namespaces namespaces' if scope else ''}",
+            err=True,
         )

@@ -34,7 +34,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     )
     if node is not None and node not in {state.name for state in shown}:
         known = ", ".join(state.name for state in shown) or "none"
-        raise click.ClickException(f"node {node!r} has no card that Cardwise shares; nodes that have: {known}")
+        raise click.ClickException(f"node {node!r} has no GPU that Cardwise shares; nodes that have: {known}")
     closed = nodestates.read_closed_reasons(client, [state.name for state in shown if node in (None, state.name)])
     for note in nodestates.describe_closed(closed):
         console.print_text(f"note: {note}", err=True)

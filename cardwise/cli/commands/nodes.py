@@ -90,12 +90,12 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     missing = [name for name in node if name not in known]
     if missing:
         there = ", ".join(known) or "none"
-        raise click.ClickException(f"node {missing[0]!r} has no card that Cardwise shares; nodes that have: {there}")
+        raise click.ClickException(f"node {missing[0]!r} has no GPU that Cardwise shares; nodes that have: {there}")
     summary = summarize_cluster(client, seen, cardwise_namespace)
     for card in cordons.left_by_defrag(seen.resources, client.server_time()):
         summary.notes.append(
-            f"{cordons.describe_card(card)} was cordoned{cordons.describe_author(card)} by a defrag; if none runs any "
-            f"more: {cordons.uncordon_command(card)}"
+            f"{cordons.describe_card(card)} was cordoned{cordons.describe_author(card)} by a defrag; if that is no "
+            f"longer running, uncordon it: {cordons.uncordon_command(card)}"
         )
     for note in summary.notes:
         console.print_text(f"note: {note}", err=True)
@@ -161,13 +161,13 @@ def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[M
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above
 
     settings = published.read_published(client, installed)
-    reason = settings.note or "the extender has learned nothing yet"
+    reason = settings.note or "the extender has not seen enough pods yet"
     if settings.workload:
         learned = Workload()
         try:
             learned.load(settings.workload)
         except InvalidWorkload as error:
-            reason = f"what the extender has saved cannot be read ({error})"
+            reason = f"the extender's saved data cannot be read ({error})"
         asks = fragmentation.only_card_requests(learned.counts)
         if asks:
             return asks, "learned", ""
@@ -175,8 +175,12 @@ def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[M
         share_holding for share_holding in seen.ledger.holdings() if share_holding.namespace != survey.OTHERS
     )
     if holding:
-        return holding, "running", f"fragmentation is measured by the pods that hold cards now: {reason}"
-    return {}, "", f"fragmentation is not known, since no pod is known that comes: {reason}"
+        return (
+            holding,
+            "running",
+            f"fragmentation is measured with the requests of the pods that hold GPUs now: {reason}",
+        )
+    return {}, "", f"fragmentation cannot be measured, because no pod that uses GPUs is known: {reason}"
 
 
 def _summarize_node(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:

@@ -23,7 +23,7 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     except errors.Forbidden as error:
         reason = rights.describe_missing(error)
         views = totals.entries_by_status(client.objects(paths.gpuquotas(scope)))
-        console.print_text(f"note: as the extender says it, without the pods: {reason}", err=True)
+        console.print_text(f"note: as last written by the extender, without the pods: {reason}", err=True)
     else:
         printing.print_survey_warnings(seen)
         views = totals.quota_entries(seen.ledger, seen.quotas, seen.missing, scope)

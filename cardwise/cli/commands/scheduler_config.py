@@ -15,7 +15,7 @@ from cardwise.core.api import schedulerconfig
 @click.option(
     "--tls-dir",
     type=click.Path(path_type=Path),
-    help="Folder of ca.crt, client.crt and client.key on kube-scheduler's machine.",
+    help="Folder with ca.crt, client.crt and client.key on kube-scheduler's machine.",
 )
 def scheduler_config(filter_url: str, bind_url: str, tls_dir: Path | None) -> None:
     """Print the KubeSchedulerConfiguration that makes kube-scheduler call the extender."""

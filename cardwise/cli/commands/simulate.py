@@ -15,27 +15,26 @@ from cardwise.simulation.defaults import FIRST_SEED, LIFETIMES, LOAD, TUNE
 _HELP: Final = """Replay a trace of pods, or the cluster's own pods, under each placement policy.
 
     TRACE is a folder in the format of openb (cluster-trace-gpu-v2023), with openb_node_list_NAME.csv and
-    openb_pod_list_NAME.csv. Its pods come in an order that the seed shuffles, until 1.3 times the cards have been asked
-    for; what does not fit is refused. This is the protocol of FGD (USENIX ATC 2023), so that numbers compare. A card is
-    1000 units.
+    openb_pod_list_NAME.csv. Its pods arrive in an order that the seed determines, until they have requested 1.3 times
+    all GPUs; pods that do not fit are refused. This is the protocol of FGD (USENIX ATC 2023), so the results are
+    comparable. A GPU is 1000 units.
 
-    With --from-cluster the pods of the cluster, running and waiting, come to its nodes as if they were empty.
+    With --from-cluster the running and pending pods of the cluster are placed on its nodes as if these were empty.
 
     \b
-    With --pod it says how many more pods of that kind fit: now, and with
-    --add-nodes. NODES are
-      4x8xTesla-T4:16384   4 nodes of 8 cards of 16384 MiB, any cpu and memory
+    With --pod it shows how many more such pods fit: now, and with --add-nodes. NODES are
+      4x8xTesla-T4:16384   4 nodes of 8 GPUs of 16384 MiB, any cpu and memory
       4x8xTesla-T4:16Gi,cpu=64,memory=256Gi
-    and PODS are a file of manifests (a Pod, or what has a template), or
-      gpu-mem=8138,cpu=2,memory=4Gi   8138 MiB of a card
-      gpu=2                           two whole cards
+    and PODS are a file of manifests (a Pod, or an object with a pod template), or
+      gpu-mem=8138,cpu=2,memory=4Gi   8138 MiB of a GPU
+      gpu=2                           two whole GPUs
       gpu-mem=8138,class=nvidia.tesla.t4,core=50
 
     \b
     cardwise simulate openb             every policy, three seeds
-    cardwise simulate openb --churn     pods leave as well
+    cardwise simulate openb --churn     pods also end
     cardwise simulate openb --pods gpuspec33 --policy priced --seeds 10
-    cardwise simulate --from-cluster    what each policy would make of our pods
+    cardwise simulate --from-cluster    how each policy would place our pods
     cardwise simulate --from-cluster --pod gpu-mem=8138 --add-nodes 4x8xT4:16384
 """
 
@@ -49,7 +48,7 @@ class _Positive(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
         if not math.isfinite(number):
-            self.fail(f"{value} is no finite number: write for example 1.3", param, ctx)
+            self.fail(f"{value} is not a finite number; write, for example, 1.3", param, ctx)
         return number
 
 
@@ -91,11 +90,11 @@ def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[st
     show_default=True,
     help="Seed of the first run; each further run uses the next number.",
 )
-@click.option("--tune", type=_Positive(), help=f"How much to ask for, as a multiple of all cards. [{TUNE}]")
+@click.option("--tune", type=_Positive(), help=f"Total amount to request, as a multiple of all GPUs. [{TUNE}]")
 @click.option(
     "--known",
     is_flag=True,
-    help="Show the policies all pods in advance; else they learn from the pods that have arrived.",
+    help="Show all pods to the policies in advance. Default: they learn from the pods that have arrived.",
 )
 @click.option(
     "--churn", "leaving", is_flag=True, help="Let pods arrive and end all the time instead of filling the cluster."
@@ -122,15 +121,17 @@ def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[st
 @click.option("-o", "--output", type=click.Choice(["table", "json", "csv"]), default="table", show_default=True)
 def simulate(*, trace: Path | None, from_cluster: bool, **settings: Any) -> None:
     if (trace is None) is not from_cluster:
-        raise click.UsageError("name the folder of a trace, or write --from-cluster")
+        raise click.UsageError("name the folder of a trace, or give --from-cluster")
     if from_cluster and settings["pods"]:
-        raise click.UsageError("--pods names lists of a trace, and --from-cluster has none: leave one of them out")
+        raise click.UsageError("--pods names a list of a trace, which --from-cluster does not use: remove one of them")
     if settings["leaving"] and settings["pod"]:
-        raise click.UsageError("--pod asks what fits at the end, and --churn has none: leave one of them out")
+        raise click.UsageError(
+            "--pod needs a simulation that ends with a full cluster, and --churn never fills it: remove one of them"
+        )
     unheeded = ("tune",) if settings["leaving"] else ("load", "lifetimes")
     for name in unheeded:
         if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            advice = "leave it out with --churn" if settings["leaving"] else "it belongs to --churn, which is not there"
+            advice = "do not give it with --churn" if settings["leaving"] else "it has an effect only with --churn"
             raise click.UsageError(f"--{name} changes nothing: {advice}")
     from cardwise.cli import simulation  # noqa: PLC0415 - see above
 

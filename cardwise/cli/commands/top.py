@@ -50,7 +50,7 @@ def top(
     Use is measured by the MPS managers; "-" where none runs.
     """
     if watch and output != "table":
-        raise click.UsageError(f"-o {output} is for programs, which look once: leave out --watch")
+        raise click.UsageError(f"-o {output} prints once, for programs: remove --watch")
     client = options.load_client()
     view = TopView(client, nodes=node, limit=limit, installed=cardwise_namespace, clock=options.current_clock())
     try:
@@ -98,7 +98,7 @@ class TopView:
         self._seen = _Screen()
 
     def refresh(self, max_lines: int | None = None) -> None:
-        """`max_lines`: lines that there is room for. Raises `ClickException` for a node without cards, and
+        """`max_lines`: lines that there is capacity for. Raises `ClickException` for a node without cards, and
         `KubeError`.
         """
         now = self._clock.now()
@@ -114,7 +114,7 @@ class TopView:
         missing = set(self._nodes) - {node.name for node in everything}
         if missing:
             raise click.ClickException(
-                f"no card that Cardwise shares on {wording.enumerate_first(sorted(missing), 5, 'node')}"
+                f"no GPU that Cardwise shares on {wording.enumerate_first(sorted(missing), 5, 'node')}"
             )
         details = usage.read_details(self._client, [node.name for node in shown], self._installed) if shown else None
         if details is not None:
@@ -140,10 +140,10 @@ class TopView:
         """For people. `columns`: of the terminal, None where there is none."""
         seen = self._seen
         if not seen.everything:
-            return "no card is shared: `cardwise doctor` says why\n"
+            return "no GPU is shared: run `cardwise doctor` for the cause\n"
         hidden = len(seen.everything) - len(seen.shown)
         hidden_note = (
-            f"{wording.pluralize(hidden, 'more node')}, less used; --limit shows more, NODE one of them\n"
+            f"{wording.pluralize(hidden, 'more node')} with lower use; --limit shows more, NODE shows one\n"
             if hidden
             else ""
         )
@@ -173,7 +173,7 @@ def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
                 view.refresh(_terminal_size()[1])
                 problem = ""
             except errors.KubeError as error:
-                problem = f"; not of now: {wording.sanitize_message(str(error))}"
+                problem = f"; outdated: {wording.sanitize_message(str(error))}"
 
 
 def _terminal_size() -> tuple[int, int]:

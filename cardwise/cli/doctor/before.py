@@ -91,8 +91,13 @@ def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = T
 def check_preview(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """All that follows from what was read."""
     if parts.is_installed(seen):
-        text = "Cardwise is installed here already: these are the values for another installation"
-        yield Finding("installation", Severity.NOTE, text, "cardwise doctor, without --before-install, looks at it")
+        text = "Cardwise is already installed here: these values are for another installation"
+        yield Finding(
+            "installation",
+            Severity.NOTE,
+            text,
+            "to check the installation, run cardwise doctor without --before-install",
+        )
     yield from cluster.check_kubernetes_version(seen)
     yield from check_control_plane(seen)
     yield from check_gpu_nodes(seen)
@@ -127,23 +132,21 @@ def check_control_plane(seen: PreinstallFacts) -> Iterator[Finding]:
     own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(seen)}")
     by_kubeadm = [name for name, label in planes.items() if not label]  # k3s and RKE2 write "true"
     if static and by_kubeadm:
-        text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, as kubeadm makes it"
+        text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, as kubeadm creates it"
         remedy = (
-            f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it alone ({_MODES}); for helm "
+            f"scheduler.mode=kubeadm changes its manifest, scheduler.mode=own leaves it unchanged ({_MODES}); for helm "
             f"template also scheduler.controlPlaneNodes={len(by_kubeadm)}"
         )
         yield Finding("scheduler", Severity.OK, text, remedy, values=("scheduler.mode=kubeadm",))
         return
     if static and planes:
-        text = (
-            f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, and not one that kubeadm has made"
-        )
+        text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, but kubeadm did not create it"
     elif planes:
-        text = f"kube-scheduler is no static pod of the control plane ({finding.name_nodes(sorted(planes))})"
+        text = f"kube-scheduler is not a static pod on the control plane ({finding.name_nodes(sorted(planes))})"
     else:
-        text = "no node is visible as a control plane: a provider runs it"
+        text = "no control plane node is visible: a provider runs the control plane"
     remedy = (
-        f"scheduler.mode=own runs a second kube-scheduler for pods that ask for cards ({_MODES}); "
+        f"scheduler.mode=own runs a second kube-scheduler for pods that request GPUs ({_MODES}); "
         "scheduler.mode=kubeadm cannot work"
     )
     yield Finding("scheduler", Severity.OK, text, remedy, values=own)
@@ -160,17 +163,17 @@ def check_gpu_nodes(seen: PreinstallFacts) -> Iterator[Finding]:
     labelled = [node["metadata"]["name"] for node in _with_gpus(seen)]
     offering = [name for name, offered in _offering(seen).items() if offered and name not in labelled]
     if labelled:
-        text = f"{finding.name_nodes(labelled)} with the label of a GPU: the parts on nodes would run there"
+        text = f"{finding.name_nodes(labelled)} with a GPU label: Cardwise's DaemonSets would run there"
         yield Finding("nodes", Severity.OK, text)
     put = shellcommand.command("kubectl label node NODE {label:text}", label=f"{gpunodes.PRESENT}=true")
-    label = f"{put}, or nodes.selector with a label that they have"
+    label = f"{put}, or set nodes.selector to a label that they have"
     if offering:
         offer, have = ("offers", "has") if len(offering) == 1 else ("offer", "have")
         nodes = finding.name_nodes(offering)
-        text = f"{nodes} {offer} {names.NVIDIA_GPU}, but {have} no label of a GPU that Cardwise knows"
+        text = f"{nodes} {offer} {names.NVIDIA_GPU}, but {have} no GPU label that Cardwise knows"
         yield Finding("nodes", Severity.WARNING, text, label)
     if not labelled and not offering:
-        text = "no node has a label of a GPU: no card will be found until one comes"
+        text = "no node has a GPU label: no GPU will be found until such a node joins"
         yield Finding("nodes", Severity.WARNING, text, label)
 
 
@@ -187,7 +190,7 @@ def check_taints(seen: PreinstallFacts) -> Iterator[Finding]:
         text = (
             f"nodes with GPUs have taints that pods with a share do not tolerate: {wording.enumerate_first(some, _FEW)}"
         )
-        remedy = "tolerate those that are there to keep pods without GPU away; the taint of a team's own nodes: not"
+        remedy = "add the taints that keep pods without GPUs away, but not those that reserve nodes for a team"
         setting = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *some])}}}"
         yield Finding("taints", Severity.NOTE, text, f"{remedy}: {setting}")
 
@@ -208,14 +211,14 @@ def check_container_runtimes(seen: PreinstallFacts) -> Iterator[Finding]:
         if name not in cdiruntimes.CDI_AT_ALL:
             yield Finding("runtime", Severity.PROBLEM, f"{subject} has no CDI", cluster.cdi_remedy(name, number))
         elif not cdiruntimes.has_cdi(name, number):
-            text = f"{subject} takes no CDI devices as it is delivered; without CDI a container can get past its card"
+            text = f"{subject} does not support CDI by default; without CDI a container can use other GPUs than its own"
             yield Finding("runtime", Severity.WARNING, text, cluster.cdi_remedy(name, number), values=settings)
         else:
             remedy = f"its socket: {settings[0]}" if settings else ""
             yield Finding("runtime", Severity.OK, f"{subject} takes CDI devices", remedy, values=settings)
     if len(sockets) > 1:
         text = f"the runtimes of nodes with GPUs have different sockets ({', '.join(sorted(sockets))})"
-        yield Finding("runtime", Severity.PROBLEM, text, "keep to nodes of one kind by nodes.selector")
+        yield Finding("runtime", Severity.PROBLEM, text, "select nodes of one kind with nodes.selector")
 
 
 def _socket(runtime: str) -> str:
@@ -234,38 +237,44 @@ def check_runtime_classes(seen: PreinstallFacts) -> Iterator[Finding]:
     classes = [name for name, _ in facts.nvidia_runtimes(seen)]
     chosen = "nvidia" if "nvidia" in classes else classes[0] if len(classes) == 1 else ""
     if chosen:
-        text = f"RuntimeClass {chosen} brings the parts on nodes NVIDIA's driver"
+        text = f"RuntimeClass {chosen} gives Cardwise's DaemonSets access to NVIDIA's driver"
         yield Finding("driver", Severity.OK, text, values=(f"nodes.runtimeClass={chosen}",))
     elif classes:
-        text = f"several RuntimeClasses are NVIDIA's: {', '.join(classes)}"
-        remedy = "write the one whose runtime brings the driver's libraries into nodes.runtimeClass"
+        text = f"NVIDIA has several RuntimeClasses here: {', '.join(classes)}"
+        remedy = "set nodes.runtimeClass to the one whose runtime mounts the driver's libraries"
         yield Finding("driver", Severity.PROBLEM, text, remedy)
     else:
-        text = "the cluster has no RuntimeClass of NVIDIA's: its runtime must be the default one of the nodes with GPUs"
+        text = (
+            "the cluster has no NVIDIA RuntimeClass: NVIDIA's runtime must be the default runtime of the nodes "
+            "with GPUs"
+        )
         remedy = (
-            "else no card is found (the device plugin ends with NVML Shared Library Not Found): install NVIDIA's "
+            "otherwise no GPU is found (the device plugin exits with NVML Shared Library Not Found): install NVIDIA's "
             "container toolkit there, and its RuntimeClass"
         )
         yield Finding("driver", Severity.NOTE, text, remedy)
     if unlisted := [name for name in classes if name not in bypasses.RUNTIME_CLASSES]:
-        text = f"pods without a share would get cards by {', '.join(unlisted)}"
+        text = f"pods without a share would get GPUs through {', '.join(unlisted)}"
         setting = f"policies.runtimeClasses={{{','.join([*bypasses.RUNTIME_CLASSES, *unlisted])}}}"
-        yield Finding("policies", Severity.NOTE, text, f"let a policy refuse that: {setting}", values=(setting,))
+        yield Finding("policies", Severity.NOTE, text, f"let a policy prevent that: {setting}", values=(setting,))
 
 
 def check_pod_security(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
-    """Whether the namespace admits pods that mount folders of their node."""
+    """Whether the namespace admits pods with hostPath volumes."""
     label = repairs.label_namespace(namespace)
     if "namespace" in seen.absent:
-        text = f"there is no namespace {namespace} yet"
+        text = f"namespace {namespace} does not exist yet"
         create = shellcommand.command("kubectl create namespace {namespace}", namespace=namespace)
         yield Finding(_NAMESPACE, Severity.NOTE, text, f"{create} && {label}")
     elif seen.namespace is not None:
         enforced = labels_of(seen.namespace).get(_ENFORCE)
         if enforced == "privileged":
-            yield Finding(_NAMESPACE, Severity.OK, f"{namespace} admits pods that mount folders of their node")
+            yield Finding(_NAMESPACE, Severity.OK, f"{namespace} admits pods with hostPath volumes")
         elif enforced:
-            text = f"Pod Security enforces {enforced} in {namespace}: the parts on nodes would not be created"
+            text = (
+                f"Pod Security enforces {enforced} in {namespace}: the pods of Cardwise's DaemonSets would not be "
+                "created"
+            )
             yield Finding(_NAMESPACE, Severity.PROBLEM, text, label)
         else:
             text = f"{namespace} has no label of Pod Security; some clusters (Talos) enforce baseline then"
@@ -276,11 +285,15 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     """Tries by dry runs whether the namespace admits a pod like those on nodes, and its PriorityClass."""
     plain = _dry_run(client, namespace, {})
     if plain is not None:
-        text = f"{namespace} refuses a pod like those on nodes: {wording.sanitize_message(plain.message)}"
+        text = (
+            f"{namespace} refuses a pod like those of Cardwise's DaemonSets: {wording.sanitize_message(plain.message)}"
+        )
         if isinstance(plain, errors.Forbidden) and "violates PodSecurity" in plain.message:
             yield Finding("admission", Severity.PROBLEM, text, repairs.label_namespace(namespace))
         else:
-            remedy = "ask as an administrator, or change what refuses it (a ResourceQuota, a LimitRange, a webhook)"
+            remedy = (
+                "run this as an administrator, or change what refuses it (a ResourceQuota, a LimitRange, a webhook)"
+            )
             yield Finding("admission", Severity.WARNING, text, remedy)
         return
     for priority in ("system-node-critical", "system-cluster-critical"):
@@ -289,17 +302,23 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
             continue
         if "insufficient quota to match these scopes" in refusal.message:
             text = (
-                f"PriorityClass {priority} is admitted only where a ResourceQuota names it (GKE): the chart makes one"
+                f"PriorityClass {priority} is admitted only where a ResourceQuota allows it (GKE): the chart creates "
+                "one"
             )
             yield Finding("admission", Severity.OK, text)
         else:
             text = f"{namespace} refuses pods of PriorityClass {priority}: {wording.sanitize_message(refusal.message)}"
             remedy = (
-                "let the ResourceQuota of this PriorityClass there admit more pods, or set priorityClassName of parts"
+                "let the ResourceQuota of this PriorityClass admit more pods, or set another priorityClassName for "
+                "the parts"
             )
             yield Finding("admission", Severity.WARNING, text, remedy)
         return
-    yield Finding("admission", Severity.OK, f"{namespace} admits pods like those on nodes, of system priority too")
+    yield Finding(
+        "admission",
+        Severity.OK,
+        f"{namespace} admits pods like those of Cardwise's DaemonSets, also with system priority",
+    )
 
 
 def _dry_run(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
@@ -325,12 +344,12 @@ def check_other_plugins(seen: PreinstallFacts) -> Iterator[Finding]:
             yield other
     if contested:
         text = (
-            f"{finding.name_nodes(sorted(contested))}, {wording.pluralize(sum(contested.values()), 'card')}: NVIDIA's "
-            "device plugin offers them, and Cardwise takes none of these while it does"
+            f"{finding.name_nodes(sorted(contested))}, {wording.pluralize(sum(contested.values()), 'GPU')}: NVIDIA's "
+            "device plugin offers them, and Cardwise does not use them while it does"
         )
         remedy = (
-            "take it off the nodes that Cardwise is to share (docs/integrations/gpu-operator.md: devicePlugin.enabled, "
-            "or nvidia.com/gpu.deploy.device-plugin=false), or choose others by nodes.selector"
+            "stop it on the nodes that Cardwise should share (docs/integrations/gpu-operator.md: devicePlugin.enabled, "
+            "or nvidia.com/gpu.deploy.device-plugin=false), or select other nodes with nodes.selector"
         )
         yield Finding("other-plugins", Severity.WARNING, text, remedy)
 
@@ -363,11 +382,11 @@ def check_refused_workloads(seen: PreinstallFacts, namespace: str) -> Iterator[F
             by_reason.setdefault(reason, []).append(f"{kind} {name_of(manifest)}")
     for reason, workloads in by_reason.items():
         listed = f"{wording.pluralize(len(workloads), 'workload')} ({wording.enumerate_first(sorted(workloads), _FEW)})"
-        text = f"{listed} would be refused when created again, because of {reason.text}"
+        text = f"{listed} would be refused when created again, because they have {reason.text}"
         yield Finding("policies", Severity.WARNING, text, reason.remedy)
     lists = {"pods", "daemonsets", "deployments", "statefulsets", "replicasets", "jobs", "cronjobs"}
     if not by_reason and not seen.unread.keys() & lists:
-        yield Finding("policies", Severity.OK, "no pod and no template is there that the policies of the chart refuse")
+        yield Finding("policies", Severity.OK, "the chart's policies refuse no existing pod or template")
 
 
 def _specs(seen: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:

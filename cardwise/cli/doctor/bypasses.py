@@ -33,7 +33,7 @@ _WRITTEN_LIMITS: Final = {  # of MPS, as the webhook writes them
     mps.PERCENT_ENV: re.compile("[1-9][0-9]?|100"),
 }
 _INFRASTRUCTURE_REMEDY: Final = (
-    "if they manage cards, name their namespace in policies.infrastructure.namespaces or NAMESPACE/ACCOUNT in "
+    "if they manage GPUs, name their namespace in policies.infrastructure.namespaces or NAMESPACE/ACCOUNT in "
     "policies.infrastructure.serviceAccounts"
 )
 
@@ -48,20 +48,20 @@ class Bypass:
 
 ENVIRONMENT: Final = Bypass(
     f"{names.ENV_VISIBLE_DEVICES}, CUDA_MPS_* or NVIDIA_GPU_MEMORY_* in env",
-    f"have them ask for a share ({names.GPU_MEM}) instead, or, where they need no card, say "
+    f"let them request a share ({names.GPU_MEM}) instead or, if they need no GPU, set "
     f"{names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}; {_INFRASTRUCTURE_REMEDY}",
 )
 HOST_PATH: Final = Bypass(
-    "hostPath volumes with device files of cards, CDI specs or folders of processes",
-    f"have them ask for a share ({names.GPU_MEM}) instead; {_INFRASTRUCTURE_REMEDY}",
+    "hostPath volumes with GPU device files, CDI specs or /proc",
+    f"let them request a share ({names.GPU_MEM}) instead; {_INFRASTRUCTURE_REMEDY}",
 )
 RUNTIME_CLASS: Final = Bypass(
-    "a RuntimeClass of NVIDIA's, but no request for a card",
-    f"take runtimeClassName away, or have them ask for a share ({names.GPU_MEM}); {_INFRASTRUCTURE_REMEDY}",
+    "a RuntimeClass of NVIDIA's, but no request for a GPU",
+    f"take runtimeClassName away, or let them request a share ({names.GPU_MEM}); {_INFRASTRUCTURE_REMEDY}",
 )
 OPEN_CONTAINER: Final = Bypass(
-    "a RuntimeClass of NVIDIA's, but containers that ask for no card",
-    f"give each other container, init containers too, the variable {names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}",
+    "a RuntimeClass of NVIDIA's, but containers that request no GPU",
+    f"set for each other container, also init containers, the variable {names.ENV_VISIBLE_DEVICES}={names.NO_CARDS}",
 )
 
 

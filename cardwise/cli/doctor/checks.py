@@ -69,9 +69,9 @@ def run_all_checks(client: KubeClient, installed: str, probe_in: str = "", image
     if parts.is_installed(seen) is False or any(parts.check_namespace(seen)):
         return finding.sort_findings(findings)
     if probe_in in waiting.exempt_namespaces(seen):
-        text = f"no probe pod was sent: the webhook is not asked about pods of namespace {probe_in}, which is exempt"
+        text = f"no probe pod was created: namespace {probe_in} is exempt from the webhook"
         findings.append(
-            Finding("probe", Severity.NOTE, text, "name a namespace of users: cardwise doctor -n NAMESPACE")
+            Finding("probe", Severity.NOTE, text, "name a namespace that is not exempt: cardwise doctor -n NAMESPACE")
         )
     elif probe_in:
         wire, renew = repairs.wire_scheduler(seen), repairs.renew_certificates(seen)
@@ -96,7 +96,7 @@ def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
         name = pod["metadata"]["name"]
         config = facts.read_configz(client, pod)
         if config is None:
-            text = f"{name} does not tell its configuration (kubeadm binds it to loopback)"
-            yield Finding("scheduler", Severity.NOTE, text, "the probe pod tells whether it asks the extender")
+            text = f"{name} does not show its configuration (kubeadm binds it to the loopback address)"
+            yield Finding("scheduler", Severity.NOTE, text, "the probe pod shows whether it calls the extender")
         else:
             yield from scheduler.check_wiring(config, name, repairs.wire_scheduler(seen))

@@ -74,32 +74,35 @@ def check_runtimes(facts: Facts) -> Iterator[Finding]:
         runtime, _, number = reported.partition("://")
         if method == "env":
             version_text = quote_unless_name(reported)
-            text = f"{subject}: cards are given by environment only, a container can get past it ({version_text})"
+            text = (
+                f"{subject}: GPUs are assigned by environment variable only, which a container can circumvent "
+                f"({version_text})"
+            )
             yield Finding("card-access", Severity.WARNING, text, cdi_remedy(runtime, number))
         else:
             version_text = quote_unless_name(reported or "unknown")
-            text = f"{subject}: the device plugin has not said how it gives cards ({version_text})"
+            text = f"{subject}: the device plugin has not reported how containers get their GPUs ({version_text})"
             log = repairs.log(facts, "daemonset/cardwise-deviceplugin")
-            yield Finding("card-access", Severity.WARNING, text, f"the log of the device plugin there says why: {log}")
+            yield Finding("card-access", Severity.WARNING, text, f"see the log of the device plugin there: {log}")
     closed = sum(method == "cdi" for method in access.values())
     if closed:
         yield Finding(
             "card-access",
             Severity.OK,
-            f"{wording.pluralize(closed, 'node')} with cards given by CDI: a container opens no other",
+            f"{wording.pluralize(closed, 'node')} with GPUs assigned by CDI: a container can open only its own",
         )
 
 
 def cdi_remedy(runtime: str, number: str) -> str:
     if runtime not in cdiruntimes.CDI_AT_ALL:
-        return "use containerd 2 or CRI-O: this runtime has no CDI"
+        return "use containerd 2 or CRI-O: this runtime does not support CDI"
     least = cdiruntimes.CDI_AT_ALL[runtime]
     if cdiruntimes.parse_version(number) < least:
-        return f"upgrade {runtime} to {cdiruntimes.dotted(least)} or later: before, it takes no CDI devices"
+        return f"upgrade {runtime} to {cdiruntimes.dotted(least)} or later: earlier versions do not support CDI"
     if not cdiruntimes.has_cdi(runtime, number):
         since = cdiruntimes.dotted(cdiruntimes.CDI_BY_DEFAULT[runtime])
         return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"
-    return "let the device plugin choose (deviceplugin.cardAccess=auto), and see that the runtime reads /var/run/cdi"
+    return "let the device plugin choose (deviceplugin.cardAccess=auto), and check that the runtime reads /var/run/cdi"
 
 
 def check_clocks(facts: Facts) -> Iterator[Finding]:
@@ -112,7 +115,7 @@ def check_clocks(facts: Facts) -> Iterator[Finding]:
     if skewed:
         text = f"clocks differ from the API server's: {wording.enumerate_first(skewed, _FEW)}"
         yield Finding(
-            "clocks", Severity.WARNING, text, "run NTP or chrony there: Leases and ages are told by these clocks"
+            "clocks", Severity.WARNING, text, "run NTP or chrony there: Leases and ages depend on these clocks"
         )
     elif facts.node_leases:
         yield Finding(
@@ -143,12 +146,14 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
     is_shared = bool(theirs)
     if theirs:
         cards = sum(int(number) for number in theirs.values() if number.isdigit())
-        subject = f"{finding.name_nodes(list(theirs))}, {wording.pluralize(cards, 'card')}"
+        subject = f"{finding.name_nodes(list(theirs))}, {wording.pluralize(cards, 'GPU')}"
         yield Finding(
             "other-plugins",
             Severity.WARNING,
-            f"{subject}: NVIDIA's device plugin offers them, so Cardwise takes none without nodes.cards",
-            "stop NVIDIA's plugin there, or divide the cards by nodes.cards and its NVIDIA_VISIBLE_DEVICES",
+            f"{subject}: NVIDIA's device plugin offers them, so Cardwise does not use them unless nodes.cards names "
+            "them",
+            "stop NVIDIA's plugin there, or split the GPUs between the two with nodes.cards and that plugin's "
+            "NVIDIA_VISIBLE_DEVICES",
         )
     similar: list[str] = []
     for kind, workload in _workloads(facts):
@@ -163,17 +168,16 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
                 "other-plugins",
                 Severity.NOTE,
                 f"{vendor} is installed: {kind} {name_of(workload)}",
-                "keep its nodes and those of Cardwise apart by a nodeSelector",
+                "use a nodeSelector to run it on other nodes than Cardwise",
             )
     if similar:
         text = (
-            "workloads in namespaces of users have names of other GPU plugins: "
-            f"{wording.enumerate_first(similar, _FEW)}"
+            f"workloads in user namespaces are named like other GPU plugins: {wording.enumerate_first(similar, _FEW)}"
         )
-        remedy = "if they are such plugins, keep their nodes and those of Cardwise apart by a nodeSelector"
+        remedy = "if they are such plugins, use a nodeSelector to run them on other nodes than Cardwise"
         yield Finding("other-plugins", Severity.NOTE, text, remedy)
     if not is_shared and not facts.unread.keys() & {"nodes", "daemonsets"}:
-        yield Finding("other-plugins", Severity.OK, "nobody else gives out cards of Cardwise's nodes")
+        yield Finding("other-plugins", Severity.OK, "no other plugin assigns the GPUs of Cardwise's nodes")
 
 
 def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
@@ -192,18 +196,20 @@ def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
         if _GPUSHARE_LABEL in labels_of(node):
             leftovers.append(f"label {_GPUSHARE_LABEL} of node {metadata['name']}")
         elif capacity != "0" and metadata["name"] not in ours:
-            leftovers.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise knows no card")
+            leftovers.append(f"{names.GPU_MEM}: {capacity} of node {metadata['name']}, where Cardwise has no GPU")
     if leftovers:
-        remedy = "end its DaemonSet node by node and its extender last; its running pods stay and are counted"
+        remedy = "stop its DaemonSet node by node and its extender last; its running pods stay and are counted"
         yield Finding(
-            "gpushare", Severity.WARNING, f"left of gpushare: {wording.enumerate_first(leftovers, _FEW)}", remedy
+            "gpushare", Severity.WARNING, f"leftovers of gpushare: {wording.enumerate_first(leftovers, _FEW)}", remedy
         )
     if similar:
-        text = f"workloads in namespaces of users have names of gpushare's: {wording.enumerate_first(similar, _FEW)}"
-        remedy = "if they are gpushare's, see what its numbers mean and how it ends (docs/migration.md)"
+        text = (
+            f"workloads in user namespaces are named like those of gpushare: {wording.enumerate_first(similar, _FEW)}"
+        )
+        remedy = "if they belong to gpushare, see docs/migration.md for the meaning of its numbers and how to stop it"
         yield Finding("gpushare", Severity.NOTE, text, remedy)
     elif not leftovers and not facts.unread.keys() & {"nodes", "daemonsets", "deployments"}:
-        yield Finding("gpushare", Severity.OK, "nothing of gpushare is left")
+        yield Finding("gpushare", Severity.OK, "no leftovers of gpushare")
 
 
 def _workloads(facts: Facts) -> Iterator[tuple[str, Json]]:

@@ -36,7 +36,7 @@ _SCRIPT: Final = (
 )
 _REMEDIES: Final = {
     "cdi": f"set {_SETTING} = false in config.toml of NVIDIA's container toolkit there, and deviceplugin.privileged of "
-    "the chart: shares get their cards by CDI",
+    "the chart: shares get their GPUs by CDI",
     "env": f"enable CDI in the container runtime there, then set {_SETTING} = false; until then make runc its default "
     "runtime",
 }
@@ -58,8 +58,10 @@ def check_exposure(
     if not nodes:
         return
     if not image:
-        text = "whether pods that ask for no card get one was not tried: no image to look with is known"
-        yield Finding(CHECK, Severity.NOTE, text, "name one with a shell, which the nodes can pull, by --probe-image")
+        text = "not tested whether pods without a GPU request get one: no image for the test is known"
+        yield Finding(
+            CHECK, Severity.NOTE, text, "give an image with a shell, which the nodes can pull, with --probe-image"
+        )
         return
     for name, handler in [("", ""), *nvidia_runtimes(seen)]:  # the default, and NVIDIA's
         by = f"RuntimeClass {name}" if name else "the default runtime"
@@ -120,9 +122,9 @@ def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
 
 def _refused(by: str, error: errors.KubeError) -> Finding:
     if _POLICY in error.message:
-        return Finding(CHECK, Severity.OK, f"a pod that asks for no card may not name {by.removeprefix('the ')}")
-    text = f"whether a pod that asks for no card gets one by {by} was not tried: {error.message}"
-    return Finding(CHECK, Severity.NOTE, text, "name a namespace where you may create pods with -n")
+        return Finding(CHECK, Severity.OK, f"a pod without a GPU request may not use {by.removeprefix('the ')}")
+    text = f"not tested whether a pod without a GPU request gets one through {by}: {error.message}"
+    return Finding(CHECK, Severity.NOTE, text, "give a namespace in which you may create pods with -n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +199,7 @@ def _judge_results(
             if there and access.get(node, "cdi") == method
         ]
         if open_to_all:
-            text = f"a pod that asks for no card gets cards by {by}: {wording.enumerate_first(open_to_all, _FEW)}"
+            text = f"a pod without a GPU request gets GPUs through {by}: {wording.enumerate_first(open_to_all, _FEW)}"
             yield Finding(CHECK, Severity.WARNING, text, listed + remedy)
     silent: dict[str, list[str]] = {}
     for node, probed in probe_results.items():
@@ -205,12 +207,12 @@ def _judge_results(
             silent.setdefault(probed.reason, []).append(node)
     for reason, nodes in silent.items():
         text = (
-            f"whether pods that ask for no card get one by {by} is not known of {wording.enumerate_first(nodes, _FEW)}"
+            f"unknown whether pods without a GPU request get one through {by} on {wording.enumerate_first(nodes, _FEW)}"
         )
-        detail = f": of the pod that was to look Kubernetes says {reason}" if reason else ""
-        remedy = "see whether pods start there; name an image with a shell, which they have, by --probe-image"
+        detail = f": Kubernetes reports about the test pod: {reason}" if reason else ""
+        remedy = "check whether pods start there; give an image with a shell that the nodes have with --probe-image"
         yield Finding(CHECK, Severity.NOTE, text + detail, remedy)
     closed = sum(probed.has_run and not cards[node] for node, probed in probe_results.items())
     if closed:
-        text = f"a pod that asks for no card gets none by {by} on {wording.pluralize(closed, 'node')}"
+        text = f"a pod without a GPU request gets none through {by} on {wording.pluralize(closed, 'node')}"
         yield Finding(CHECK, Severity.OK, text)

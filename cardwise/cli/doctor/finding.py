@@ -42,12 +42,15 @@ def report_unread(reasons: Mapping[str, str], kinds: int) -> Iterator[Finding]:
     for kind, reason in reasons.items():
         if reason:
             yield Finding(
-                "rights", Severity.NOTE, f"could not look at {_kind_title(kind)}: {reason}", "try again", unread=1
+                "rights", Severity.NOTE, f"could not read {_kind_title(kind)}: {reason}", "try again", unread=1
             )
     hidden = [_kind_title(kind) for kind, reason in reasons.items() if not reason]
     if hidden:
-        text = f"could not look at {len(hidden)} of {kinds} things, for want of rights: {', '.join(hidden)}"
-        yield Finding("rights", Severity.NOTE, text, "ask as an administrator", unread=len(hidden))
+        text = (
+            f"could not read {len(hidden)} of {kinds} kinds of objects, because you lack the rights: "
+            f"{', '.join(hidden)}"
+        )
+        yield Finding("rights", Severity.NOTE, text, "run this as an administrator", unread=len(hidden))
 
 
 def _kind_title(kind: str) -> str:
@@ -87,7 +90,7 @@ def table(findings: Sequence[Finding], kinds: int = KINDS) -> str:
         for number in [sum(finding.level is level for finding in findings)]
     )
     if hidden := sum(finding.unread for finding in findings):
-        counts = f"could not look at {hidden} of {kinds} things; of the others: {counts}"
+        counts = f"could not read {hidden} of {kinds} kinds of objects; the others: {counts}"
     return "".join(f"{line}\n" for line in [*shown, counts])
 
 

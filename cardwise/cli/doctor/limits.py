@@ -26,11 +26,11 @@ def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
     if empty:
         pronoun = "it" if len(empty) == 1 else "them"
         text = (
-            f"there is no card of {wording.enumerate_first(empty, _FEW)}: pods that "
-            f"ask for {pronoun} wait until a node brings one"
+            f"no GPU matches {wording.enumerate_first(empty, _FEW)}: pods that "
+            f"request {pronoun} wait until a node brings one"
         )
         delete = command("kubectl delete resourceclass {name}", name=empty[0])
-        remedy = f"remove a type that does not come back: {delete}"
+        remedy = f"remove a type that will not return: {delete}"
         yield Finding("classes", Severity.NOTE, text, remedy)
 
 
@@ -52,7 +52,8 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
         for key in sorted(hard):
             if near := _suggest_key(key, offered, known):
                 text = (
-                    f"ResourceQuota {name_of(quota)}: {quote_unless_name(key)} counts nothing, since no node offers it"
+                    f"ResourceQuota {name_of(quota)}: {quote_unless_name(key)} counts nothing, because no node offers "
+                    "it"
                 )
                 yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{near}?")
     for missing, counted in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
@@ -63,11 +64,9 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
             and not _is_counted_by_gpuquota(facts.gpuquotas, namespace, missing)
         )
         if open_:
-            uncounted = "whole cards, by gpu-count or a class," if missing == quotas.WHOLE_CARDS else "shares"
-            text = (
-                f"{wording.enumerate_first(open_, _FEW)}: a ResourceQuota limits {counted}, and {uncounted} get past it"
-            )
-            yield Finding("quotas", Severity.WARNING, text, f"add {missing} to it, or make a GPUQuota")
+            uncounted = "whole GPUs (gpu-count or a class)" if missing == quotas.WHOLE_CARDS else "shares"
+            text = f"{wording.enumerate_first(open_, _FEW)}: a ResourceQuota limits {counted}, but not {uncounted}"
+            yield Finding("quotas", Severity.WARNING, text, f"add {missing} to it, or create a GPUQuota")
 
 
 def _suggest_key(key: str, offered: set[str], classes: list[str]) -> str:

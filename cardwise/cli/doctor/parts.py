@@ -58,21 +58,25 @@ def check_namespace(facts: Facts) -> Iterator[Finding]:
     is_here = any(map(is_of_chart, (*facts.daemonsets, *facts.deployments)))
     if namespaces and chosen not in namespaces:
         text = (
-            f"Cardwise is not in namespace {chosen}, but in {wording.enumerate_first(sorted(namespaces), _FEW_REASONS)}"
+            f"Cardwise is not installed in namespace {chosen} but in "
+            f"{wording.enumerate_first(sorted(namespaces), _FEW_REASONS)}"
         )
         again = command("cardwise doctor --cardwise-namespace {namespace}", namespace=min(namespaces))
         remedy = f"{again} (or $CARDWISE_NAMESPACE)"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif not namespaces and hints and not is_here:
         text = (
-            f"no workload in namespace {chosen} has Cardwise's label, but some have in "
+            f"no workload in namespace {chosen} has Cardwise's label, but some in "
             f"{wording.enumerate_first(hints, _FEW_REASONS)}"
         )
-        remedy = "name that of Cardwise, if it is another: cardwise doctor --cardwise-namespace NAMESPACE"
+        remedy = "if Cardwise is in another namespace: cardwise doctor --cardwise-namespace NAMESPACE"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif "namespace" in facts.absent:
-        text = f"there is no namespace {chosen}, in which Cardwise was to be looked for"
-        remedy = "name that of Cardwise: cardwise doctor --cardwise-namespace NAMESPACE (kubectl get namespaces)"
+        text = f"namespace {chosen}, where Cardwise was expected, does not exist"
+        remedy = (
+            "give the namespace of Cardwise: cardwise doctor --cardwise-namespace NAMESPACE (kubectl get "
+            "namespaces lists them)"
+        )
         yield Finding("installation", Severity.PROBLEM, text, remedy)
 
 
@@ -102,13 +106,13 @@ def check_definitions(facts: Facts) -> Iterator[Finding]:
     missing = sorted(facts.absent & {"cards", "classes"})
     if missing:
         yield Finding(
-            "installation", Severity.PROBLEM, "the kinds of cardwise.dev are not installed", repairs.install(facts)
+            "installation", Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", repairs.install(facts)
         )
     elif is_installed(facts) is False:
-        text = "of Cardwise only its kinds are here: it was uninstalled, or its installation has failed"
+        text = "only Cardwise's CRDs are installed: Cardwise was uninstalled, or its installation has failed"
         yield Finding("installation", Severity.PROBLEM, text, repairs.install(facts))
     elif "cards" not in facts.unread:
-        yield Finding("installation", Severity.OK, f"the kinds of {names.API_VERSION} are installed")
+        yield Finding("installation", Severity.OK, f"the CRDs of {names.API_VERSION} are installed")
 
 
 def check_webhooks(facts: Facts) -> Iterator[Finding]:
@@ -128,16 +132,19 @@ def check_webhooks(facts: Facts) -> Iterator[Finding]:
         title = f"{kind}WebhookConfiguration {name}"
         if ours is None:
             is_there = _plugins(facts) or "daemonsets" in facts.unread
-            remedy = f"let the chart write it again: {repairs.upgrade(facts)}" if is_there else repairs.install(facts)
+            remedy = f"let the chart recreate it: {repairs.upgrade(facts)}" if is_there else repairs.install(facts)
             yield Finding("webhook", Severity.PROBLEM, f"there is no {title}", remedy)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
-            remedy = f"its log says why: {repairs.log(facts, f'deployment/{installation.WEBHOOK}')}"
-            yield Finding("webhook", Severity.PROBLEM, f"{title} has no CA: the webhook has never run", remedy)
+            remedy = f"see its log: {repairs.log(facts, f'deployment/{installation.WEBHOOK}')}"
+            yield Finding("webhook", Severity.PROBLEM, f"{title} has no CA: the webhook has never started", remedy)
     for configuration in facts.mutating:
         name = configuration["metadata"]["name"]
         if name > names.LATE_CONFIGURATION and any(map(_changes_new_pods, configuration.get("webhooks") or ())):
-            text = f"MutatingWebhookConfiguration {name} runs after Cardwise's: pods to which it adds cards are refused"
-            remedy = f"give it a name that sorts before {names.WEBHOOK_CONFIGURATION}, if it does"
+            text = (
+                f"MutatingWebhookConfiguration {name} runs after Cardwise's: pods to which it adds a GPU request "
+                "are refused"
+            )
+            remedy = f"if it does that, give it a name that sorts before {names.WEBHOOK_CONFIGURATION}"
             yield Finding("webhook", Severity.NOTE, text, remedy)
 
 
@@ -166,11 +173,11 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     labels = (template.get("metadata") or {}).get("labels") or {}
     remedy = "set webhook.clientCA of the chart (docs/admin.md, Only the API server asks the webhook)"
     if spec.get("hostNetwork"):
-        reason = "it is on the nodes' network, where no NetworkPolicy holds"
+        reason = "it uses the nodes' network, to which no NetworkPolicy applies"
     elif _names_callers(facts.networkpolicies, labels, ports):
         return
     else:
-        reason = "it asks for no certificate, and no NetworkPolicy says who may connect"
+        reason = "it requires no client certificate, and no NetworkPolicy restricts who may connect"
         remedy += ", or networkPolicies.enabled and networkPolicies.sources.apiServer"
     yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {reason}", remedy)
 
@@ -196,10 +203,10 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
         return
     if ours := _count_own_policies(facts.policies):
         yield Finding(
-            "policies", Severity.OK, f"ValidatingAdmissionPolicies hold also while the webhook is down: {ours}"
+            "policies", Severity.OK, f"ValidatingAdmissionPolicies apply also while the webhook is down: {ours}"
         )
     else:
-        text = "no ValidatingAdmissionPolicy of Cardwise: users may write placement annotations themselves"
+        text = "no ValidatingAdmissionPolicy of Cardwise: users can write placement annotations themselves"
         yield Finding("policies", Severity.WARNING, text, "set policies.enabled of the chart to true")
 
 
@@ -211,23 +218,23 @@ def check_leader(facts: Facts) -> Iterator[Finding]:
     spec = (lease or {}).get("spec") or {}
     holder = quote_unless_name(spec.get("holderIdentity") or "")
     if lease is None or not spec.get("holderIdentity"):
-        text = f"no extender holds the Lease {names.LEASE}: pods that ask for cards wait"
+        text = f"no extender holds the Lease {names.LEASE}: pods that request GPUs stay pending"
         deployment = next((listed for listed in facts.deployments if listed["metadata"]["name"] == _EXTENDER), None)
         if lease is None and deployment is None:
-            remedy = "start the extender (extender.enabled); with --no-lease (one extender alone) this says nothing"
+            remedy = "start the extender (extender.enabled); ignore this if a single extender runs with --no-lease"
             yield Finding("extender", Severity.WARNING, text, remedy)
         else:
             yield Finding("extender", Severity.PROBLEM, text, _start_extender(facts, deployment))
         return
     age = installation.lease_age(lease, facts.now)
     if age is None:
-        text = f"extender {holder} holds the Lease {names.LEASE}, which does not tell when it was renewed"
-        remedy = f"an extender that runs writes it within seconds: {_see_extender(facts)}"
+        text = f"extender {holder} holds the Lease {names.LEASE}, which has no renewal time"
+        remedy = f"a running extender writes it within seconds: {_see_extender(facts)}"
         yield Finding("extender", Severity.WARNING, text, remedy)
         return
     if age > min(spec.get("leaseDurationSeconds") or _LEASE_SECONDS, MAX_DURATION):
         text = f"extender {holder} leads, but has not renewed its Lease for {age:.0f} s"
-        remedy = f"another replica takes over by itself; see whether one runs: {_see_extender(facts)}"
+        remedy = f"another replica takes over by itself; check that one runs: {_see_extender(facts)}"
         yield Finding("extender", Severity.PROBLEM, text, remedy)
     else:
         yield Finding("extender", Severity.OK, f"extender {holder} leads")
@@ -240,8 +247,8 @@ def _start_extender(facts: Facts, deployment: Json | None) -> str:
     if not startup.wanted_replicas(deployment):
         return repairs.scale(facts, _EXTENDER)
     if startup.is_faulty(facts, "extender"):
-        return "first mend what `parts` says of its pods"
-    return f"see whether one runs: {_see_extender(facts)}"
+        return "first fix what `parts` reports about its pods"
+    return f"check that one runs: {_see_extender(facts)}"
 
 
 def _see_extender(facts: Facts) -> str:
@@ -254,21 +261,21 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
         return
     if not facts.cards:
         remedy = (
-            "see that the device plugin runs on the nodes with cards (nodes.selector), and its log: "
+            "check that the device plugin runs on the nodes with GPUs (nodes.selector), and see its log: "
             f"{repairs.log(facts, f'daemonset/{_PLUGIN}')}"
         )
-        text = "no card is known"
+        text = "no GPU is known"
         plugins = _plugins(facts)
         theirs = [name for name, _ in nvidia_runtimes(facts)]
         if startup.is_faulty(facts, "deviceplugin"):
-            remedy = "first mend what `parts` says of the device plugin, which reports the cards"
+            remedy = "first fix what `parts` reports about the device plugin, which reports the GPUs"
         elif plugins and not any((listed.get("status") or {}).get("desiredNumberScheduled") for listed in plugins):
-            text = "no card is known: no node has the labels that nodes.selector asks for"
-            remedy = "write nodes.selector, or: kubectl label node NODE nvidia.com/gpu.present=true"
+            text = "no GPU is known: no node has the labels of nodes.selector"
+            remedy = "set nodes.selector, or run: kubectl label node NODE nvidia.com/gpu.present=true"
         elif plugins and theirs and not any(_pod_spec(listed).get("runtimeClassName") for listed in plugins):
-            text = f"no card is known: the device plugin runs without NVIDIA's RuntimeClass {theirs[0]}"
+            text = f"no GPU is known: the device plugin runs without NVIDIA's RuntimeClass {theirs[0]}"
             remedy = (
-                "it finds no driver where NVIDIA's runtime is not the default: "
+                "without it the device plugin finds no driver, unless NVIDIA's runtime is the default: "
                 f"{repairs.upgrade(facts, nodes_runtimeClass=theirs[0])}"
             )
         yield Finding("cards", Severity.PROBLEM, text, remedy)
@@ -277,30 +284,30 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
     cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
     usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
     for reason, some in _group_by_reason(
-        sick, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason told")
+        sick, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason given")
     ).items():
         text = f"{_name_cards(some)} unhealthy: {reason}"
-        remedy = "nobody gets a card before one is well: fix that, or give others to Cardwise (nodes.cards)"
+        remedy = "no pod gets a GPU until one is healthy: fix that, or give Cardwise other GPUs (nodes.cards)"
         level = Severity.WARNING if usable else Severity.PROBLEM
         yield Finding(
-            "cards", level, text, "it takes no new pod and comes back by itself once it is well" if usable else remedy
+            "cards", level, text, "it gets no new pods; this ends by itself once it is healthy" if usable else remedy
         )
     now = facts.now or datetime.now(UTC)
     resources = msgspec.convert(cordoned, list[ExtendedResource])
     for listed in cordons.left_by_defrag(resources, now):
         card = cordons.describe_card(listed)
-        text = f"{card} was cordoned{cordons.describe_author(listed)} by a defrag, and has not been given back"
+        text = f"{card} was cordoned{cordons.describe_author(listed)} by a defrag and has not been uncordoned"
         remedy = f"if none runs any more: {cordons.uncordon_command(listed)}"
         yield Finding("cards", Severity.WARNING, text, remedy)
     if cordoned and not usable:
-        text = f"{_name_cards(cordoned)} cordoned, and no other is well"
-        yield Finding("cards", Severity.PROBLEM, text, f"give some back: {cordons.uncordon_command(resources[0])}")
+        text = f"{_name_cards(cordoned)} cordoned, and no other is healthy"
+        yield Finding("cards", Severity.PROBLEM, text, f"uncordon some: {cordons.uncordon_command(resources[0])}")
     yield from _find_conflicts(facts)
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
         yield from _check_slots(facts, {name: by_name.get(name) for name in with_cards}, _plugins(facts))
-    number = "1 card or device" if len(facts.cards) == 1 else f"{len(facts.cards)} cards and devices"
+    number = "1 GPU or device" if len(facts.cards) == 1 else f"{len(facts.cards)} GPUs and devices"
     closed = {name for name in with_cards if name not in by_name or nodestates.closed_reason(by_name[name])}
     withheld = {card["spec"]["uuid"] for card in (*sick, *cordoned)}
     if "nodes" not in facts.unread:  # of a node that takes no pods another finding tells
@@ -332,11 +339,11 @@ def _find_conflicts(facts: Facts) -> Iterator[Finding]:
         state = nodestates.closed_reason(nodes[other]) if other in nodes else "gone"
         if "nodes" not in facts.unread and (state == "gone" or nodestates.NOT_READY in state):
             delete = command("kubectl delete node {node}", node=other)
-            remedy = f"node {other} is {state}; if {node} was called {other} before: {delete}"
+            remedy = f"node {other} is {state}; if {node} was previously called {other}: {delete}"
         else:
             remedy = (
                 "compare what nvidia-smi -L prints on both nodes: where they report the same UUID (clones of a "
-                "machine?), only one of them can offer the card"
+                "machine?), only one of them can offer the GPU"
             )
         yield Finding("cards", Severity.WARNING, text, remedy)
 
@@ -345,8 +352,8 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
     gone = [name for name, node in nodes.items() if node is None]
     if gone:
         delete = command(f"kubectl delete extendedresources -l {names.NODE_LABEL}={{node}}", node=gone[0])
-        remedy = f"they go by themselves within minutes, or: {delete}"
-        text = f"{finding.name_nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, the cards still known"
+        remedy = f"they are removed within minutes; or run: {delete}"
+        text = f"{finding.name_nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, but the GPUs are still listed"
         yield Finding("cards", Severity.NOTE, text, remedy)
     without_slots = {
         name: node
@@ -364,28 +371,33 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
     if upgrading:
         label = gpunodes.upgrade_label(node_labels[upgrading[0]].labels)
         text = (
-            f"{finding.name_nodes(upgrading)}: NVIDIA's GPU Operator replaces the driver, so the device plugin has left"
+            f"{finding.name_nodes(upgrading)}: NVIDIA's GPU Operator is replacing the driver, so the device plugin "
+            "was stopped"
         )
-        remedy = f"it comes back once the operator has changed the label {label}"
+        remedy = f"it starts again once the operator has changed the label {label}"
         yield Finding("cards", Severity.WARNING, text, remedy)
     unselected = [name for name in unselected if name not in upgrading]
     if unselected:
         text = (
-            f"{finding.name_nodes(unselected)}: the device plugin does not run there: nodes.selector does not choose it"
+            f"{finding.name_nodes(unselected)}: the device plugin does not run there, because nodes.selector does not "
+            "match"
         )
         label = command("kubectl label node {node} nvidia.com/gpu.present=true", node=unselected[0])
-        remedy = f"{label}, or write nodes.selector"
+        remedy = f"{label}, or set nodes.selector"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
     others = [name for name in without_slots if name not in (*unselected, *upgrading)]
     if others:
         nodes_of = finding.name_nodes(others)
-        text = f"{nodes_of}: no {names.SHARE} is offered: the kubelet there does not know our device plugin"
+        text = (
+            f"{nodes_of}: no {names.SHARE} is offered: Cardwise's device plugin is not registered with the kubelet "
+            "there"
+        )
         remedy = (
-            "see that the device plugin runs there, and its folder (nodes.kubeletDir): "
+            "check that the device plugin runs there and that nodes.kubeletDir is the kubelet's folder: "
             f"{repairs.get_pods(facts.installed, 'deviceplugin')} -o wide"
         )
         if startup.is_faulty(facts, "deviceplugin"):
-            remedy = "first mend what `parts` says of the device plugin"
+            remedy = "first fix what `parts` reports about the device plugin"
         yield Finding("cards", Severity.PROBLEM, text, remedy)
 
 
@@ -412,7 +424,7 @@ def _name_cards(some: Sequence[Json]) -> str:
     if len(some) == 1:
         return f"{some[0]['spec']['node']}: {quote_unless_name(some[0]['spec']['uuid'])} is"
     nodes = sorted({card["spec"]["node"] for card in some})
-    return f"{finding.name_nodes(nodes)}, {len(some)} cards:"
+    return f"{finding.name_nodes(nodes)}, {len(some)} GPUs:"
 
 
 def check_mps(facts: Facts) -> Iterator[Finding]:
@@ -420,8 +432,8 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
     known = {card["spec"]["uuid"]: (card.get("status") or {}).get("mps") for card in facts.cards if _is_card(card)}
     reported = {uuid: status for uuid, status in known.items() if status}
     if known and not reported:
-        text = "no node has an MPS manager: nothing but their frameworks holds programs to their memory"
-        yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with cards: mps.enabled=true")
+        text = "no node has an MPS manager: memory limits depend on the programs' frameworks"
+        yield Finding("mps", Severity.NOTE, text, "run cardwise-mps on the nodes with GPUs: mps.enabled=true")
     ill = [
         card for card in facts.cards if (reported.get(card["spec"]["uuid"]) or {}).get("state", "Off") not in _USABLE
     ]
@@ -431,8 +443,8 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
     if ill and len(ill) == len(known):
         by_number = sorted(reasons, key=lambda reason: -len(reasons[reason]))
         text = (
-            f"{_name_cards(ill)} without MPS, {wording.enumerate_first(by_number, _FEW_REASONS)}: "
-            "no card is left for pods that use it"
+            f"{_name_cards(ill)} without working MPS, {wording.enumerate_first(by_number, _FEW_REASONS)}: no GPU is "
+            "left for pods that use MPS"
         )
         yield Finding("mps", Severity.PROBLEM, text, _mps_remedy(facts, by_number[0]))
     else:
@@ -441,27 +453,27 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
             yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
     ready = sum(status.get("state") in _USABLE for status in reported.values())
     if ready:
-        yield Finding("mps", Severity.OK, f"MPS of {wording.pluralize(ready, 'card')} is ready or off on purpose")
+        yield Finding("mps", Severity.OK, f"MPS of {wording.pluralize(ready, 'GPU')} is ready, or off as requested")
 
 
 def _mps_remedy(facts: Facts, reason: str) -> str:
     if startup.is_faulty(facts, "mps"):
-        return "first mend what `parts` says of cardwise-mps"
+        return "first fix what `parts` reports about cardwise-mps"
     if MANAGER_GONE in reason:
         return (
-            "run cardwise-mps there (mps.enabled=true), or say that it has gone for good: mps.enabled=false, with "
+            "run cardwise-mps there (mps.enabled=true), or declare that it was removed: mps.enabled=false, with "
             "deviceplugin.mps=auto or off"
         )
     if LEFT_CLOSED in reason:
         return (
-            "run cardwise-mps there (mps.enabled=true) until the pods with MPS on these cards have ended, and take "
-            "it away then; or drain and reboot the node"
+            "run cardwise-mps there (mps.enabled=true) until the pods with MPS on these GPUs have ended, then remove "
+            "it; or drain and reboot the node"
         )
-    return f"it is tried again by itself; more of it: {repairs.log(facts, 'daemonset/cardwise-mps')}"
+    return f"the manager tries again by itself; see its log: {repairs.log(facts, 'daemonset/cardwise-mps')}"
 
 
 def _mps_reason(card: Json) -> str:
-    return wording.sanitize_message(card["status"]["mps"].get("reason") or "no reason told")
+    return wording.sanitize_message(card["status"]["mps"].get("reason") or "no reason given")
 
 
 def _is_card(card: Json) -> bool:

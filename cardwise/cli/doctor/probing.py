@@ -26,7 +26,7 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.pods import eligible
 
-_RENEW: Final = "give it those of now, and restart it (docs/operations.md#certificates)"
+_RENEW: Final = "give it the current ones and restart it (docs/operations.md#certificates)"
 _SECONDS: Final = 15.0
 _EVERY: Final = 0.2
 _NAME: Final = "probe"  # of its container
@@ -61,17 +61,17 @@ def send_probe(
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, a missing PriorityClass, or the webhook itself: which, the message says.
         remedy = (
-            f"have the right to create pods in {installed} and, by a dry run, in {namespace}, name another namespace "
-            "with -n, or leave the probe out with --no-probe"
+            f"get the right to create pods in {installed} and (as a dry run) in {namespace}, give another namespace "
+            "with -n, or skip the probe with --no-probe"
         )
         if f"no PriorityClass with name {names.PROBE_PRIORITY_CLASS}" in error.message:
             remedy = (
-                "upgrade the chart, which makes that PriorityClass: without it the probe might preempt a user's pod"
+                "upgrade the chart, which creates that PriorityClass: without it the probe might preempt a user's pod"
             )
         yield Finding("probe", Severity.NOTE, f"the probe pod was refused: {error.message}", remedy)
     except errors.KubeError as error:
         pods = repairs.get_pods(installed, "webhook")
-        remedy = f"see that the webhook runs ({pods}), and that the API server reaches its Service or URL"
+        remedy = f"check that the webhook runs ({pods}) and that the API server can reach its Service or URL"
         yield Finding("webhook", Severity.PROBLEM, f"the probe pod was not admitted: {error.message}", remedy)
     finally:
         if created is not None:
@@ -153,8 +153,8 @@ def _judge_admission(pod: Json) -> Iterator[Finding]:
     yield Finding(
         "webhook",
         Severity.PROBLEM,
-        "the webhook was not asked for the probe pod: it got no share",
-        "see that the webhook configurations are there and that this namespace is not exempt",
+        "the API server did not call the webhook for the probe pod: it got no share",
+        "check that the webhook configurations exist and that this namespace is not exempt",
     )
 
 
@@ -165,7 +165,7 @@ def _await_placement(client: KubeClient, created: Json, clock: Clock, wire: str,
         try:
             pod = client.get(paths.pods(namespace, name))
         except errors.NotFound:
-            text = "the probe pod was deleted while it waited: something had bound it without the extender"
+            text = "the probe pod was deleted while it was pending: something had bound it without the extender"
             yield Finding("scheduler", Severity.PROBLEM, text, wire)
             return
         if node := pod["spec"].get("nodeName"):
@@ -204,7 +204,7 @@ def _judge_silence(probe: Json, pods_ahead: int | None) -> Finding:
     scheduler = wording.quote_unless_name(probe["spec"].get("schedulerName"))
     text = f"kube-scheduler has not tried the probe pod for {_SECONDS:.0f} s"
     if pods_ahead == 0:
-        remedy = f"see that {scheduler} runs, and that no extender keeps it waiting"
+        remedy = f"check that {scheduler} runs, and that no extender delays it"
         return Finding("scheduler", Severity.PROBLEM, f"{text}, and no other pod waits", remedy)
     waiting = (
         "pods of higher priority may wait" if pods_ahead is None else f"{wording.pluralize(pods_ahead, 'pod')} ahead"
@@ -213,16 +213,16 @@ def _judge_silence(probe: Json, pods_ahead: int | None) -> Finding:
         "scheduler",
         Severity.WARNING,
         f"{text}: {waiting}",
-        "run `cardwise doctor` again when fewer pods are pending; if they are never tried either, see that "
+        "run `cardwise doctor` again when fewer pods are pending; if they are never tried either, check that "
         f"{scheduler} runs",
     )
 
 
 def _judge_binding(pod: Json, node: str, wire: str) -> Finding:
     if assignment.decode(annotations_of(pod)) is not None:
-        return Finding("scheduler", Severity.OK, f"the probe pod was placed on a card of {node} by the extender")
+        return Finding("scheduler", Severity.OK, f"the probe pod was placed on a GPU of {node} by the extender")
     text = (
-        f"the probe pod was bound to {node} without a card: kube-scheduler does not ask the extender, which deletes "
+        f"the probe pod was bound to {node} without a GPU: kube-scheduler does not call the extender, which deletes "
         "such pods"
     )
     return Finding("scheduler", Severity.PROBLEM, text, wire)
@@ -253,26 +253,31 @@ def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew:
     barring = _barring(nodes or (), pod) if _TAINTED in message else ()
     if barring:
         some = wording.enumerate_first([*map(wording.quote_unless_name, barring)], _FEW)
-        text = f"every node with cards has a taint that keeps out pods which ask for cards: {some}"
+        text = f"every node with GPUs has a taint that pods with GPU requests do not tolerate: {some}"
         return Finding(
-            "scheduler", Severity.WARNING, text, "add it to webhook.toleratedTaints, if all of them may run there"
+            "scheduler",
+            Severity.WARNING,
+            text,
+            "add it to webhook.toleratedTaints if all pods with GPU requests may run there",
         )
     if any(refusal.text in message for refusal in Refusal):
-        return Finding("scheduler", Severity.OK, f"kube-scheduler asks the extender, which has no room now: {shown}")
+        return Finding(
+            "scheduler", Severity.OK, f"kube-scheduler calls the extender, which has no capacity now: {shown}"
+        )
     if f"Insufficient {names.GPU_MEM}" in message:
         if nodes is not None and not any(_offers(node, names.GPU_MEM) for node in nodes):
-            text = f"no node offers {names.GPU_MEM}, so kube-scheduler had nothing to ask the extender: {shown}"
-            remedy = "the findings about cards and the device plugin say why; then run `cardwise doctor` again"
+            text = f"no node offers {names.GPU_MEM}, so kube-scheduler had nothing to call the extender: {shown}"
+            remedy = "fix the findings about GPUs and the device plugin, then run `cardwise doctor` again"
             return Finding("scheduler", Severity.NOTE, text, remedy)
-        text = f"no card is free, so kube-scheduler had nothing to ask the extender: {shown}"
-        return Finding("scheduler", Severity.NOTE, text, "try again when a card has 1 MiB left")
+        text = f"no GPU is free, so kube-scheduler had nothing to call the extender: {shown}"
+        return Finding("scheduler", Severity.NOTE, text, "try again when a GPU has 1 MiB free")
     if any(sign in message for sign in _REACH):
         remedy = (
-            f"its certificates are those of an earlier installation, or have expired: {renew}"
+            f"its certificates belong to an earlier installation or have expired: {renew}"
             if "x509" in message
-            else "see that the extender runs, and its URL in kube-scheduler's configuration"
+            else "check that the extender runs, and its URL in kube-scheduler's configuration"
         )
-        return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler does not reach the extender: {shown}", remedy)
+        return Finding("scheduler", Severity.PROBLEM, f"kube-scheduler cannot reach the extender: {shown}", remedy)
     return Finding(
         "scheduler", Severity.WARNING, f"the probe pod was not placed: {shown}", "see `kubectl describe nodes`"
     )

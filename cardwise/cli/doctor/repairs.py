@@ -44,7 +44,7 @@ def upgrade(facts: Facts, **settings: str) -> str:
 def wire_scheduler(facts: Facts) -> str:
     """Makes kube-scheduler ask the extender, by the scheduler.mode that this cluster can have."""
     if schedulers.scheduler_names(facts.deployments):
-        return f"let the chart write its scheduler's configuration again: {upgrade(facts)}"
+        return f"let the chart rewrite its scheduler's configuration: {upgrade(facts)}"
     if any(names.MIRROR in annotations_of(pod) for pod in facts.schedulers):
         change = upgrade(facts, scheduler_mode="kubeadm")
     else:
@@ -63,7 +63,7 @@ def renew_certificates(facts: Facts) -> str:
     steps = "the notes of the chart"
     if release:
         steps = command("helm get notes {name} -n {namespace}", name=release[0], namespace=release[1])
-    return f"give it those of now (steps 1 and 3 of: {steps}), or {wire_scheduler(facts)}"
+    return f"give it the current ones (steps 1 and 3 of: {steps}), or {wire_scheduler(facts)}"
 
 
 def scheduler_image(facts: Facts) -> str:
@@ -87,7 +87,7 @@ def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] 
             for namespace, some in _group_names(controlled)
         ]
         deletion = delete if delete and not bare else " && ".join(commands) + _describe_omitted(controlled)
-        parts.append(f"delete those of controllers, which make new ones: {deletion}")
+        parts.append(f"delete those with a controller, which recreates them: {deletion}")
     if bare:
         one_by_one = [(namespace, [name]) for namespace, some in _group_names(bare) for name in some]
         commands = [
@@ -95,7 +95,7 @@ def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] 
             for namespace, some in (one_by_one if dropping else _group_names(bare))
         ]
         saved = f"{' && '.join(commands)}{_describe_omitted(bare)}"
-        parts.append(f"save and recreate those of no controller, which nothing else does: {saved}")
+        parts.append(f"save and recreate those without a controller: {saved}")
     return "; ".join(parts)
 
 

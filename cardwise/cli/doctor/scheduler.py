@@ -34,7 +34,7 @@ def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
     text = (
         f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first(pods, _FEW)}) "
         f"wait{'s' * alone} for the scheduler "
-        f"{names.SCHEDULER}, which is not here any more: nobody places {'it' if alone else 'them'}"
+        f"{names.SCHEDULER}, which no longer exists: nothing places {'it' if alone else 'them'}"
     )
     delete = command("kubectl delete pods -A --field-selector={selector:text}", selector=_LEFT)
     remedy = repairs.recreate(waiting, delete=delete, dropping=["schedulerName"])
@@ -52,12 +52,12 @@ def check_unwired_nodes(facts: Facts) -> Iterator[Finding]:
     late = [node for node in sorted(nodes) if node not in wired]
     if wired and late:
         text = (
-            f"kube-scheduler asks the extender on {finding.name_nodes(wired)}, and does not on "
-            f"{finding.name_nodes(late)}: "
-            "when it leads there, it binds pods without a card, and the extender deletes them"
+            f"kube-scheduler calls the extender on {finding.name_nodes(wired)}, and does not on "
+            f"{finding.name_nodes(late)}: while that one is leader, it binds pods without a GPU, and the extender "
+            "deletes them"
         )
         remedy = (
-            f"let the chart change it too: {repairs.upgrade(facts)} (scheduler.controlPlaneNodes too, if it is set)"
+            f"let the chart configure it too: {repairs.upgrade(facts)} (scheduler.controlPlaneNodes too, if it is set)"
         )
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
 
@@ -76,9 +76,8 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
         writers = sorted({quote_unless_name(event.writer) if event.writer else "no name" for event in events})
         text = (
             f"in the last 10 minutes {wording.pluralize(len(pods), 'pod')} "
-            f"({wording.enumerate_first(pods, _FEW)}) disappeared: bound "
-            "without the extender, so without a card, and deleted, by Events "
-            f"of {wording.enumerate_first(writers, _FEW)}"
+            f"({wording.enumerate_first(pods, _FEW)}) disappeared: bound without the extender, so without a GPU, and "
+            f"then deleted (Events of {wording.enumerate_first(writers, _FEW)})"
         )
         level = Severity.WARNING if _lacks_extender(facts) else Severity.NOTE
         yield Finding("scheduler", level, text, _stop_deletions(facts, len(pods)))
@@ -88,18 +87,18 @@ def _stop_deletions(facts: Facts, number: int) -> str:
     them = "it" if number == 1 else "them"
     if _lacks_extender(facts):
         return (
-            f"if nobody bound {them} by hand, kube-scheduler does not ask the extender; {repairs.wire_scheduler(facts)}"
+            f"if nobody bound {them} by hand, kube-scheduler does not call the extender; "
+            f"{repairs.wire_scheduler(facts)}"
         )
     if not _asks_extender(facts):
         return (
-            f"if nobody bound {them} by hand, see whether kube-scheduler asks the extender: cardwise doctor, without "
-            "--no-probe, tries that with a pod"
+            f"if nobody bound {them} by hand, check whether kube-scheduler calls the extender: cardwise doctor "
+            "without --no-probe tests that with a pod"
         )
     pods, were = ("the pod", "was") if number == 1 else ("the pods", "were")
     return (
-        f"kube-scheduler is set to ask the extender, so {pods} named a node (spec.nodeName) or another scheduler "
-        f"(spec.schedulerName), {were} bound by hand, or {were} created while the webhook was not there: leave these "
-        "fields out"
+        f"kube-scheduler is set to call the extender, so {pods} named a node (spec.nodeName) or another scheduler "
+        f"(spec.schedulerName), {were} bound by hand, or {were} created while the webhook was down: remove these fields"
     )
 
 
@@ -138,20 +137,20 @@ def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
     }
     missing = [name for name in (*_FAST, *_SLOW) if name not in managed]
     if len(missing) == len(_FAST) + len(_SLOW):
-        yield Finding("scheduler", Severity.PROBLEM, f"{title} has no extender for our resources", remedy)
+        yield Finding("scheduler", Severity.PROBLEM, f"{title} has no extender for Cardwise's resources", remedy)
         return
     if missing:
-        text = f"{title} does not ask an extender for {', '.join(missing)}"
+        text = f"{title} does not call an extender for {', '.join(missing)}"
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
     unignored = [name for name in _MARKERS if name in managed and not managed[name][1]]
     if unignored:
-        text = f"{title} looks for {', '.join(unignored)} on nodes, where nobody offers it: gang members never start"
+        text = f"{title} looks for {', '.join(unignored)} on nodes, where it is never offered: gang members never start"
         yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {remedy}")
     ignorable = [stanza for stanza, _ in managed.values() if _get_field(stanza, "ignorable")]
     if ignorable:
         text = (
-            f"{title} goes on without the extender when it does not answer (ignorable: true): pods are bound without a "
-            "card, and deleted"
+            f"{title} ignores the extender when it does not answer (ignorable: true): pods are bound without a GPU "
+            "and then deleted"
         )
         yield Finding("scheduler", Severity.PROBLEM, text, "set ignorable: false")
     percent = _get_field(config, "percentageOfNodesToScore")
@@ -159,7 +158,7 @@ def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
         text = f"{title} looks at {percent or 'some'} % of the nodes only: pods are packed less tightly"
         yield Finding("scheduler", Severity.NOTE, text, "set percentageOfNodesToScore: 100")
     if not missing and not unignored and not ignorable:
-        yield Finding("scheduler", Severity.OK, f"{title} asks the extender for all our resources")
+        yield Finding("scheduler", Severity.OK, f"{title} calls the extender for all of Cardwise's resources")
 
 
 def _get_field(manifest: Json, key: str) -> Any:

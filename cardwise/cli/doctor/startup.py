@@ -60,10 +60,10 @@ def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
             latest[kind, name] = event.message
     for (kind, name), message in latest.items():
         refused = wording.sanitize_message(podevents.refusal_cause(message), _SHOWN)
-        text = f"no pod of {kind} {name} can be created: {refused}"
+        text = f"{kind} {name} cannot create pods: {refused}"
         remedy = _admission_remedy(facts, name, message)
         retry = workloads.retry_command(facts.installed, f"{kind.lower()} {name}")
-        pauses = f"its controller pauses longer after each failure, up to {_RETRY_MINUTES} minutes"
+        pauses = f"its controller waits longer after each failure, up to {_RETRY_MINUTES} minutes"
         remedy += f"{' &&' if remedy.startswith('kubectl') else '; then'} {retry} ({pauses})"
         yield Finding(CHECK, Severity.PROBLEM, text, remedy)
 
@@ -88,14 +88,14 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
         return f"raise that quota: {edit}"
     if "insufficient quota to match these scopes" in message:
         return (
-            f"a ResourceQuota of {facts.installed} has to name the PriorityClass, as the chart's does for "
-            f"system-node-critical and system-cluster-critical; write it again: {repairs.upgrade(facts)}"
+            f"a ResourceQuota of {facts.installed} has to allow the PriorityClass, as the chart's does for "
+            f"system-node-critical and system-cluster-critical; recreate it: {repairs.upgrade(facts)}"
         )
     if "PriorityClass" in message:
         return f"set {part}.priorityClassName of the chart to one of: kubectl get priorityclasses"
     if "webhook" in message:
-        return f"exempt the namespace {facts.installed} from that webhook, or start it again"
-    return f"whatever refuses it has to let the pods of namespace {facts.installed} pass"
+        return f"exempt the namespace {facts.installed} from that webhook, or start that webhook"
+    return f"change what refuses it, so that it admits the pods of namespace {facts.installed}"
 
 
 def check_scaled_down(facts: Facts) -> Iterator[Finding]:
@@ -165,7 +165,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
         return None  # evicted, say: its controller has made another
     if not _is_ready(pod) and (state := _state_of_dead_node(facts, pod)):
         is_told = component in _ON_NODES and pod["spec"]["nodeName"] in facts.card_nodes()  # by the check `nodes`
-        return None if is_told else _Fault(component, f"is not ready, since its node is {state}", "", "node")
+        return None if is_told else _Fault(component, f"is not ready, because its node is {state}", "", "node")
     for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
         fault = _find_container_fault(facts, component, container)
         if fault is not None:
@@ -180,7 +180,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
         return None
     if status.get("phase") == "Pending":
         return _Fault(component, "does not start", "", "describe")
-    return _Fault(component, "runs and is not ready", "", "readyz")
+    return _Fault(component, "is running but not ready", "", "readyz")
 
 
 def _state_of_dead_node(facts: Facts, pod: Json) -> str:
@@ -210,7 +210,7 @@ def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fau
     end = ended or (container.get("lastState") or {}).get("terminated") or {}
     if not (reason == _BACK_OFF or ended.get("exitCode") or _has_just_crashed(facts, container, end)):
         return None
-    error = _last_error(end) or f"exit code {end.get('exitCode')}, and nothing in its log"
+    error = _last_error(end) or f"exit code {end.get('exitCode')}, and its log is empty"
     if end.get("reason") == _MEMORY:
         error = f"{_MEMORY}: it uses more memory than its limit"
     return _Fault(component, "crashes, last error", wording.sanitize_message(error, _SHOWN), "previous log")
@@ -268,27 +268,27 @@ def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
         return _driver(facts, pod)
     if "no runtime for" in reason or "RuntimeHandler" in reason:
         return (
-            "the node's container runtime does not know the handler of nodes.runtimeClass: install NVIDIA's container "
+            "the node's container runtime has no handler for nodes.runtimeClass: install NVIDIA's container "
             "toolkit there (docs/admin.md#nvidias-container-toolkit)"
         )
     if "FailedMount" in reason and "hostPath" in reason:
-        return "name the folder as it is on that node: nodes.kubeletDir, nodes.criSocket of the chart"
+        return "set the folder as it is on that node: nodes.kubeletDir, nodes.criSocket of the chart"
     if any(sign in reason for sign in ("ImagePull", "ErrImage", "InvalidImageName")):
-        return "see image.repository, image.tag and image.pullSecrets of the chart (of `own` scheduler.image too)"
+        return "check image.repository, image.tag and image.pullSecrets of the chart (of `own` scheduler.image too)"
     if reason.startswith(_MEMORY):
-        return f"raise its memory in {part}.resources of the chart"
+        return f"raise its memory limit in {part}.resources of the chart"
     match fault.hint:
         case "readyz":
             ready = "kubectl get --raw /api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/readyz"
-            return f"what it lacks: {command(ready, namespace=facts.installed, pod=name, port=_metrics_port(pod))}"
+            return f"what is missing: {command(ready, namespace=facts.installed, pod=name, port=_metrics_port(pod))}"
         case "node":
             return nodestates.suggest_remedy(nodestates.NOT_READY, pod["spec"]["nodeName"]).replace("`", "")
         case "log":
-            return f"all of it: {repairs.log(facts, name)}"
+            return f"full log: {repairs.log(facts, name)}"
         case "previous log":
-            return f"more of it: {repairs.log(facts, name, previous=True)}"
+            return f"full log: {repairs.log(facts, name, previous=True)}"
     describe = command("kubectl describe pod -n {namespace} {pod}", namespace=facts.installed, pod=name)
-    return f"more of it: {describe}"
+    return f"details: {describe}"
 
 
 def _metrics_port(pod: Json) -> int:
@@ -303,10 +303,10 @@ def _driver(facts: Facts, pod: Json) -> str:
     theirs = [name for name, _ in nvidia_runtimes(facts)]
     runs_with = (pod.get("spec") or {}).get("runtimeClassName")
     if theirs and not runs_with:
-        return f"let it run with NVIDIA's RuntimeClass: {repairs.upgrade(facts, nodes_runtimeClass=theirs[0])}"
+        return f"run it with NVIDIA's RuntimeClass: {repairs.upgrade(facts, nodes_runtimeClass=theirs[0])}"
     if runs_with:
-        return "install NVIDIA's driver on that node (nvidia-smi has to work there), or take its label away"
+        return "install NVIDIA's driver on that node (nvidia-smi has to work there), or remove the node's GPU label"
     return (
-        "its containers do not get NVIDIA's driver: install the driver and NVIDIA's container toolkit on that node, "
+        "its containers cannot access NVIDIA's driver: install the driver and NVIDIA's container toolkit on that node, "
         "and set nodes.runtimeClass where NVIDIA's runtime is not the default (docs/admin.md#nvidias-container-toolkit)"
     )

@@ -27,8 +27,8 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
             named[Unit(unit_label)].append(name)
         elif unit_label is not None:
             label = f"its label {names.GPU_MEM_UNIT} says {wording.quote_text(unit_label)}"
-            text = f"namespace {name}: {label}, no unit, which counts for nothing"
-            yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or take the label away")
+            text = f"namespace {name}: {label}, which is not a unit and is ignored"
+            yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or remove the label")
     ours = _configured_unit(facts.mutating)
     theirs = {
         name_of(daemonset): _gpushare_unit(daemonset)
@@ -48,9 +48,9 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
             "gpu-mem-unit",
             Severity.WARNING,
             f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name}), Cardwise in {ours}: a "
-            f"number without a unit, as {names.GPU_MEM}: 2, means {ours} now",
-            f"set webhook.gpuMemUnit={unit}, or label namespaces {names.GPU_MEM_UNIT}={unit} one by one; and write the "
-            "unit into ResourceQuotas and LimitRanges that are there (docs/migration.md)",
+            f"number without a unit, such as {names.GPU_MEM}: 2, means {ours} now",
+            f"set webhook.gpuMemUnit={unit}, or label namespaces {names.GPU_MEM_UNIT}={unit} one by one; and add the "
+            "unit to existing ResourceQuotas and LimitRanges (docs/migration.md)",
         )
     if not others:
         apart = [name for unit, names_of in named.items() if unit is not ours for name in names_of]

@@ -25,10 +25,10 @@ def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
     alone = len(pods) == 1
     text = (
         f"{wording.pluralize(len(pods), 'pod')} ({wording.enumerate_first([name_of(pod) for pod in pods], _FEW)}) "
-        f"{'was' if alone else 'were'} created while the webhook was not there: "
-        f"{'it waits' if alone else 'they wait'} for ever"
+        f"{'was' if alone else 'were'} created while the webhook was down: "
+        f"{'it waits' if alone else 'they wait'} forever"
     )
-    yield Finding("webhook", Severity.WARNING, text, f"once the webhook runs: {repairs.recreate(pods)}")
+    yield Finding("webhook", Severity.WARNING, text, f"when the webhook runs: {repairs.recreate(pods)}")
 
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:

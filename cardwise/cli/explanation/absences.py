@@ -17,7 +17,8 @@ _KUEUE: Final = "kueue.x-k8s.io/queue-name"  # the label of what Kueue admits
 _JOB_CONTROLLER: Final = "kubernetes.io/job-controller"  # Kubernetes' own
 _UNWIRED: Final = (
     "something other than Cardwise's extender had bound {them}. If nobody did so by hand (spec.nodeName, a Binding), "
-    "kube-scheduler may not ask the extender: your administrator runs `cardwise doctor`, which tries that with a pod"
+    "kube-scheduler may not call the extender: ask your administrator to run `cardwise doctor`, which tests that with "
+    "a pod"
 )
 
 
@@ -26,29 +27,32 @@ def explain_workload(workload: WorkloadState) -> list[str]:
     if workload.manifest["metadata"].get("deletionTimestamp"):
         metadata = workload.manifest["metadata"]
         since, kept = workloads.deleted_at(metadata), workloads.kept_by_finalizers(metadata)
-        return [f"It is being deleted (since {since}){kept}: no more pods are made."]
+        return [f"It is being deleted (since {since}){kept}: it creates no more pods."]
     lines = [*_explain_stopped(workload)]
     running = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
     wanted = _desired_pods(workload)
     if workload.refused and (wanted is None or running < wanted):
         lines.append(
-            f"Kubernetes could not create one: {wording.sanitize_message(podevents.refusal_cause(workload.refused))}"
+            f"Kubernetes could not create a pod: {wording.sanitize_message(podevents.refusal_cause(workload.refused))}"
         )
         namespace = workload.manifest["metadata"]["namespace"]
         retry = workloads.retry_command(namespace, workload.refused_maker)
         lines.append(
-            "Its controller pauses longer after each failure, up to 17 minutes. Once the cause is gone, "
-            f"`{retry}` makes it try at once."
+            f"Its controller waits longer after each failure, up to 17 minutes. Once the cause is removed, `{retry}` "
+            "makes it try at once."
         )
     if workload.directly_bound:
         listed = wording.enumerate_first(workload.directly_bound, _FEW, "pod")
-        lines.append(f"The extender has deleted pods of it within the hour ({listed}): {_UNWIRED.format(them='them')}.")
+        lines.append(
+            f"The extender has deleted pods of this workload within the last hour ({listed}): "
+            f"{_UNWIRED.format(them='them')}."
+        )
     if not workload.pods and not lines:
         metadata = workload.manifest["metadata"]
         fields = {"kind": workload.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
         lines.append(
-            "Its controller has not made one yet, or the reason is older than an hour, which is how long events are "
-            f"kept: `{command('kubectl describe {kind} -n {namespace} {name}', **fields)}`"
+            "Its controller has not created a pod yet, or the event with the reason is older than an hour and no "
+            f"longer kept: `{command('kubectl describe {kind} -n {namespace} {name}', **fields)}`"
         )
     return lines
 
@@ -62,7 +66,7 @@ def explain_nodes(pods: Iterable[Json], closed: Mapping[str, str]) -> list[str]:
         if node in closed and workloads.pod_state(pod) != "ended":
             on_node.setdefault(node, []).append(pod["metadata"]["name"])
     for node, names_of in on_node.items():
-        old = ", so that what they say of themselves may be old" if nodestates.NOT_READY in closed[node] else ""
+        old = ", so their reported state may be outdated" if nodestates.NOT_READY in closed[node] else ""
         lines.append(f"Node {node} is {closed[node]}{old}: {wording.enumerate_first(names_of, _FEW, 'pod')}.")
     return lines
 
@@ -89,14 +93,14 @@ def _explain_stopped(workload: WorkloadState) -> Iterator[str]:
                 scale = command("kubectl scale {kind} -n {namespace} {name} --replicas=1", **fields)
                 owner = workloads.controller_of(workload.manifest)
                 maker = " ".join(quote_unless_name(owner[key]) for key in ("kind", "name") if owner)
-                of = f"{maker} has another one now, or wants no pod" if owner else ""
-                yield f"It is to have none (spec.replicas is 0): {of or f'`{scale}` asks for one'}."
+                of = f"{maker} uses a newer one, or is scaled to zero" if owner else ""
+                yield f"It is scaled to zero (spec.replicas is 0): {of or f'`{scale}` creates one'}."
             if spec.get("paused"):
                 resume = command("kubectl rollout resume {kind} -n {namespace} {name}", **fields)
                 yield f"It is paused (spec.paused): `{resume}`."
         case "daemonset":
             if status.get("desiredNumberScheduled") == 0:
-                yield "No node is right for it: its nodeSelector, node affinity and tolerations leave none."
+                yield "No node is suitable: its nodeSelector, node affinity and tolerations exclude all nodes."
         case "job":
             yield from _explain_job(workload.manifest)
         case "cronjob":
@@ -107,20 +111,20 @@ def _explain_job(job: Json) -> Iterator[str]:
     spec = job.get("spec") or {}
     if (manager := spec.get("managedBy") or _JOB_CONTROLLER) != _JOB_CONTROLLER:
         controller = quote_unless_name(manager)
-        yield f"It is left to the controller {controller} (spec.managedBy), which may make pods elsewhere."
+        yield f"The controller {controller} manages it (spec.managedBy) and may create its pods elsewhere."
     if spec.get("suspend"):
         namespace = job["metadata"]["namespace"]
         if _KUEUE in labels_of(job):
             workloads_of = command("kubectl get workloads -n {namespace}", namespace=namespace)
-            yield f"It is suspended until Kueue admits it: `{workloads_of}` says why it waits."
+            yield f"It is suspended until Kueue admits it: `{workloads_of}` shows why it waits."
         else:
-            yield "It is suspended (spec.suspend): whoever has suspended it sets that to false."
+            yield "It is suspended (spec.suspend): it creates pods once that is set to false."
     if spec.get("parallelism") == 0:
-        yield "It is to have none at a time (spec.parallelism is 0)."
+        yield "It runs no pods (spec.parallelism is 0)."
     if end := _end_condition(job):
         reason = ": ".join(filter(None, (end.get("reason"), end.get("message"))))
-        says = f" Its status says: {wording.sanitize_message(reason)}" if end["type"] == "Failed" and reason else ""
-        yield f"It {'is complete' if end['type'] == 'Complete' else 'has failed'}: no more pods are made.{says}"
+        says = f" Its status: {wording.sanitize_message(reason)}" if end["type"] == "Failed" and reason else ""
+        yield f"It {'is complete' if end['type'] == 'Complete' else 'has failed'}: it creates no more pods.{says}"
 
 
 def _end_condition(job: Json) -> Json:
@@ -137,37 +141,37 @@ def _end_condition(job: Json) -> Json:
 def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
     spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     if spec.get("suspend"):
-        yield "It is suspended (spec.suspend): it makes no job until that is false."
+        yield "It is suspended (spec.suspend): it creates no Job until that is false."
         return
     unfinished = [job for job in workload.makers if not _end_condition(job)]
     for job in unfinished:
-        yield from (f"Of its job {job['metadata']['name']}: {line}" for line in _explain_job(job))
+        yield from (f"About its Job {job['metadata']['name']}: {line}" for line in _explain_job(job))
     if not unfinished:
         zone = f" {quote_unless_name(spec['timeZone'])}" if spec.get("timeZone") else ""
         last = status.get("lastScheduleTime")
-        when = f"its last job was made at {quote_unless_name(last)}" if last else "it has not made a job yet"
-        yield f"It is not due: its schedule is {wording.quote_text(spec.get('schedule', '?'))}{zone}, and {when}."
+        when = f"its last Job was created at {quote_unless_name(last)}" if last else "it has not created a Job yet"
+        yield f"It is not due yet: its schedule is {wording.quote_text(spec.get('schedule', '?'))}{zone}, and {when}."
 
 
 def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
     """What became of a pod that is not there any more; empty where no event tells. `events`: the oldest first."""
     if not events:
         return []
-    lines = [f"pod {namespace}/{name} is gone. Its last events:"]
+    lines = [f"pod {namespace}/{name} no longer exists. Its last events:"]
     for event in events[-_FEW:]:
         by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
         reason = quote_unless_name(event.reason)
         lines.append(f"  {event.at} {reason}: {by}{wording.sanitize_message(event.message)}")
     if any(event.reason == names.BOUND_WITHOUT_EXTENDER for event in events):
         lines.append(
-            f"It got no GPU, since {_UNWIRED.format(them='it')}; until then a pod that is made in its place is deleted "
+            f"It got no GPU, because {_UNWIRED.format(them='it')}; until that is fixed, replacement pods are deleted "
             "too."
         )
     deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
     for kind, owner in deleters:
         if word := workloads.kind_of(kind):
             again = command("cardwise explain -n {namespace} {kind}/{name}", namespace=namespace, kind=word, name=owner)
-            lines.append(f"What its {kind} does now: {again}")
+            lines.append(f"The current state of its {kind}: {again}")
     return lines
 
 

@@ -51,14 +51,14 @@ def find_obstacles(
     reasons = "; ".join(
         f"{wording.enumerate_first(some, _FEW_NODES, 'node')}: {text}" for text, some in nodes_by_text.items()
     )
-    reasons = reasons or "it may be on no node with cards"
+    reasons = reasons or "it may run on no node with GPUs"
     name = names[first.index]
     if first.alone:
-        lines.append(f"Its gang cannot start: member {name} finds no place even if every card is empty ({reasons}).")
+        lines.append(f"Its gang cannot start: member {name} would not fit even if every GPU were empty ({reasons}).")
     else:
         lines.append(
-            f"Its gang does not fit together even if every card is empty: placed one after another, {count} of its "
-            f"{len(names)} waiting members find a place, and {needed} have to; {name} finds none ({reasons})."
+            f"Its gang would not fit as a whole even if every GPU were empty: placed one after another, {count} of its "
+            f"{len(names)} waiting members fit, and {needed} have to; {name} does not fit ({reasons})."
         )
     return lines
 
@@ -82,7 +82,7 @@ def _quotas(namespace: str, members: dict[str, PodRequest], survey: Survey) -> l
         ]
         charge = quotas.total(card_request.charge(card_request.cards, 0) for card_request in counted)
         lines += [
-            f"Its gang cannot start: its {len(members)} waiting members ask for {limit.requested} {limit.unit} of "
+            f"Its gang cannot start: its {len(members)} waiting members request {limit.requested} {limit.unit} of "
             f"{quotas.title(entry)} together, and GPUQuota {quota.name} allows {limit.hard}."
             for limit in quotas.exceeded_limits(entry, NOTHING, charge)
         ]

@@ -9,7 +9,7 @@ from typing import Final
 from cardwise.cli.cluster import nodestates, workloads
 from cardwise.cli.cluster.installation import Webhook
 from cardwise.cli.cluster.podevents import Event
-from cardwise.cli.cluster.podgroups import GangView
+from cardwise.cli.cluster.podgroups import UNKNOWN, GangView
 from cardwise.cli.cluster.workloads import scheduler_message
 from cardwise.core.api import lookalikes, names, quotas, request
 from cardwise.core.api.request import PodRequest
@@ -100,13 +100,13 @@ def explain_node_state(pod: Json, around: PodSurroundings) -> list[str]:
     if around.is_node_gone(name):
         another = workloads.successor(pod)
         if workloads.controller_of(pod).get("kind") in ("DaemonSet", "Node"):
-            another = "nothing makes another for a node that is gone"
-        return [f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes, and {another}."]
+            another = "no controller replaces it"
+        return [f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes; {another}."]
     node = next((node for node in around.nodes if node["metadata"]["name"] == name), None)
     state = nodestates.closed_reason(node) if node is not None else ""
     if not state:
         return []
-    old = ": what the pod says of itself may be old" if nodestates.NOT_READY in state else ""
+    old = ": the pod's reported state may be outdated" if nodestates.NOT_READY in state else ""
     return [f"Node {name} is {state}{old}."]
 
 
@@ -117,17 +117,19 @@ def explain_not_rewritten(pod: Json, around: PodSurroundings) -> str:
     recreation = workloads.describe_recreation(pod)
     if known is None:
         return (
-            "It was created while the webhook was not registered, or its namespace is exempt from it "
-            "(webhook.exemptNamespaces of the chart): pods of an exempt namespace get no GPU, whoever recreates them. "
-            f"In any other, {recreation}."
+            "It was created while the webhook was not registered, or its namespace is exempt from the webhook "
+            "(webhook.exemptNamespaces of the chart). In an exempt namespace no pod gets a GPU. Otherwise "
+            f"{recreation}."
         )
     if namespace in known.exempt:
         return (
-            f"Namespace {namespace} is exempt from the webhook (webhook.exemptNamespaces of the chart), so that no pod "
-            "in it gets a GPU: create it in another namespace."
+            f"Namespace {namespace} is exempt from the webhook (webhook.exemptNamespaces of the chart), so no pod in "
+            "it gets a GPU: create the pod in another namespace."
         )
     if known.since is None:
-        return f"The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, {recreation}."
+        return (
+            f"The webhook is not registered: ask your administrator to run `cardwise doctor`. Once it is, {recreation}."
+        )
     created = metadata.get("creationTimestamp")
     if created and datetime.fromisoformat(created) < known.since:
         return (
@@ -135,7 +137,8 @@ def explain_not_rewritten(pod: Json, around: PodSurroundings) -> str:
             f"{recreation}."
         )
     return (
-        "The webhook did not see it: its namespace was exempt then, or the API server had just learned of the webhook; "
+        "The webhook did not process it: its namespace was exempt at that time, or the API server had only just "
+        "loaded the webhook's registration; "
         f"{recreation}."
     )
 
@@ -157,7 +160,7 @@ def daemonset_node(pod: Json) -> str:
 
 def explain_daemonset_node(name: str, around: PodSurroundings, *, has_some: bool) -> list[str]:
     """What is to know of the node for which a DaemonSet has made a pod that waits. `has_some`: cards or devices."""
-    lines = [f"It is for node {name} only: its DaemonSet makes one for each node that its template admits."]
+    lines = [f"It is for node {name} only: its DaemonSet creates one pod for each node that its template allows."]
     if around.is_node_gone(name):
         return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
     states = (nodestates.closed_reason(listed) for listed in around.nodes or () if listed["metadata"]["name"] == name)
@@ -165,8 +168,8 @@ def explain_daemonset_node(name: str, around: PodSurroundings, *, has_some: bool
         lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
     if not has_some:
         lines.append(
-            f"Node {name} has no card or device that Cardwise gives: a nodeSelector in the DaemonSet's template keeps "
-            "its pods to nodes that have some."
+            f"Node {name} has no GPU or device of Cardwise: a nodeSelector in the DaemonSet's template limits its "
+            "pods to nodes that have some."
         )
     return lines
 
@@ -176,26 +179,26 @@ def explain_installation(pod: Json, around: PodSurroundings) -> list[str]:
     lines = []
     if around.leaderless_seconds == math.inf:
         lines.append(
-            "No extender of Cardwise has ever led here, so that no pod gets a card: Cardwise is not installed (any "
-            "more), does not start, or is in another namespace (--cardwise-namespace). Your administrator runs "
-            "`cardwise doctor`."
+            "No Cardwise extender has ever been leader here, so no pod gets a GPU: Cardwise is not installed, does "
+            "not start, or is in another namespace (--cardwise-namespace). Ask your administrator to run `cardwise "
+            "doctor`."
         )
     elif around.leaderless_seconds is not None:
         lines.append(
-            f"No extender of Cardwise has led for {around.leaderless_seconds:.0f} s, so that no pod gets a card: your "
-            "administrator runs `cardwise doctor`."
+            f"No Cardwise extender has been leader for {around.leaderless_seconds:.0f} s, so no pod gets a GPU: ask "
+            "your administrator to run `cardwise doctor`."
         )
     if around.directly_bound:
         listed = wording.enumerate_first(around.directly_bound, _FEW, "pod")
         asks = any(refusal.text in scheduler_message(pod) for refusal in Refusal)
         cause = (
-            "The scheduler of this pod does ask the extender."
+            "The scheduler of this pod does call the extender."
             if asks
-            else "If nobody did so by hand (spec.nodeName, a Binding), kube-scheduler does not ask the extender: your "
-            "administrator runs `cardwise doctor`."
+            else "If nobody did so by hand (spec.nodeName, a Binding), kube-scheduler does not call the extender: ask "
+            "your administrator to run `cardwise doctor`."
         )
         lines.append(
-            "Something other than Cardwise's extender has bound pods of this namespace within the hour "
+            "Something other than Cardwise's extender has bound pods of this namespace within the last hour "
             f"({listed}), and the extender has deleted them. {cause}"
         )
     return lines
@@ -210,16 +213,19 @@ def explain_scheduler(pod: Json, around: PodSurroundings) -> list[str]:
         if name.startswith(_KUEUE):
             lines.append(
                 f"Kueue has not admitted it yet (scheduling gate {quote_unless_name(name)}): "
-                f"`{command('kubectl get workloads -n {namespace}', namespace=metadata['namespace'])}` says why."
+                f"`{command('kubectl get workloads -n {namespace}', namespace=metadata['namespace'])}` shows why."
             )
         elif name != names.GANG:
             gate = quote_unless_name(name)
-            lines.append(f"It is not placed before its scheduling gate {gate} is taken away by whoever set it.")
+            lines.append(
+                f"It is not scheduled until its scheduling gate {gate} is removed by the controller or "
+                "person that set it."
+            )
     scheduler = spec.get("schedulerName") or _DEFAULT
     if scheduler in around.stopped:
         lines.append(
-            f"It is left to the scheduler {quote_unless_name(scheduler)}, which does not run: the Deployment "
-            f"{names.SCHEDULER} of Cardwise has no ready pod. Your administrator runs `cardwise doctor`."
+            f"Its scheduler {quote_unless_name(scheduler)} is not running: the Deployment "
+            f"{names.SCHEDULER} of Cardwise has no ready pod. Ask your administrator to run `cardwise doctor`."
         )
         return lines
     if scheduler in {_DEFAULT, *((names.SCHEDULER,) if schedulers is None else schedulers)}:
@@ -227,13 +233,13 @@ def explain_scheduler(pod: Json, around: PodSurroundings) -> list[str]:
     if scheduler == names.SCHEDULER:
         recreation = workloads.describe_recreation(pod, dropping=["schedulerName"])
         lines.append(
-            f"It is left to the scheduler {scheduler}, which is not here any more, so no scheduler places it: "
-            f"{recreation}. The new pod gets a scheduler that is here."
+            f"Its scheduler {scheduler} no longer exists, so nothing places the pod: {recreation}. The new pod gets a "
+            "scheduler that exists."
         )
     elif not any(refusal.text in scheduler_message(pod) for refusal in Refusal):
         lines.append(
             f"It is left to the scheduler {quote_unless_name(scheduler)}, and nothing says that this one asks "
-            f"Cardwise: if not, it never gets a card. {_without_scheduler(pod)}"
+            f"Cardwise: if not, it never gets a GPU. {_without_scheduler(pod)}"
         )
     return lines
 
@@ -242,7 +248,7 @@ def _without_scheduler(pod: Json) -> str:
     """How to leave the pod to the default scheduler: one sentence."""
     if workloads.is_bare(pod):
         recreation = workloads.describe_recreation(pod, dropping=["schedulerName"])
-        return f"Without spec.schedulerName it would be left to {_DEFAULT}: {recreation}."
+        return f"Without spec.schedulerName its scheduler would be {_DEFAULT}: {recreation}."
     maker = quote_unless_name(workloads.controller_of(pod).get("kind") or "manifest")
     return f"Remove spec.schedulerName from the template of its {maker}, or write {_DEFAULT} there."
 
@@ -250,27 +256,26 @@ def _without_scheduler(pod: Json) -> str:
 def explain_gang(view: GangView) -> list[str]:
     """How far it is, and who is missing."""
     since = f" since {quote_unless_name(view.since)}" if view.since else ""
-    there = f"{len(view.members)} are there, {len(view.bound)} have a node"
-    lines = [
-        f"Its gang {view.name} needs {view.minimum or '?'} pods: {there} ({quote_unless_name(view.phase)}{since})."
-    ]
+    there = f"{len(view.members)} exist, {len(view.bound)} have a node"
+    state = f" ({quote_unless_name(view.phase)}{since})" if view.phase != UNKNOWN else ""
+    lines = [f"Its gang {view.name} needs {view.minimum or 'an unknown number of'} pods: {there}{state}."]
     if not view.minimum:
         lines.append(
-            f"Nobody says how many, so it waits for ever: make a PodGroup {view.name} with spec.minMember, or create "
-            f"its pods again with the annotation {names.GROUP_NUM}."
+            f"The number is unknown, so the gang waits forever: create a PodGroup {view.name} with spec.minMember, or "
+            f"create its pods again with the annotation {names.GROUP_NUM}."
         )
     waiting_for = [*map(quote_unless_name, view.waiting_for)]
     missing = view.minimum - len(view.members)
     if missing > 0:
         there = wording.enumerate_first(view.members, _FEW) or "none"
-        lines.append(f"{missing} more must be created before any of them is scheduled; there are {there}.")
+        lines.append(f"{missing} more must be created before any of them is scheduled; existing: {there}.")
     elif len(view.bound) < view.minimum and view.waiting_for:
-        lines.append(f"It fits, and waits for {wording.enumerate_first(waiting_for, _FEW)} to be scheduled.")
+        lines.append(f"The gang fits and waits for {wording.enumerate_first(waiting_for, _FEW)} to be scheduled.")
     if view.reserved:
         on = [f"{quote_unless_name(reservation.node)} ({reservation.cards})" for reservation in view.reserved]
-        lines.append(f"Cards held for it: {view.cards}, on {wording.enumerate_first(on, _FEW_NODES, 'node')}.")
+        lines.append(f"GPUs reserved for it: {view.cards}, on {wording.enumerate_first(on, _FEW_NODES, 'node')}.")
     if view.reason:
-        lines.append(f"Last said of it: {wording.sanitize_message(view.reason)}.")
+        lines.append(f"Last status: {wording.sanitize_message(view.reason)}.")
     return lines
 
 
@@ -282,10 +287,10 @@ def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: PodSurro
         if not selector or _NO_MATCH not in scheduler_message(pod):
             return []
         by = f"its nodeSelector ({selector}), or its node affinity"
-        return [f"It keeps away from nodes by {by}; which labels they have, an administrator can tell."]
+        return [f"It excludes nodes by {by}; ask an administrator which labels the nodes have."]
     away = [name for name in with_cards if name not in admitted]
     gone = [name for name in away if around.is_node_gone(name)]
-    lines = [f"Node {name} is gone from the cluster; its cards are known for some minutes more." for name in gone]
+    lines = [f"Node {name} is gone from the cluster; its GPUs stay listed for some minutes." for name in gone]
     away = [name for name in away if name not in gone]
     if not away:
         return lines
@@ -300,11 +305,11 @@ def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: PodSurro
     avoided = [name for name in away if not states.get(name) or not _admits_if_open(pod, name, around)]
     if avoided:
         listed = (
-            "every node with cards"
+            "every node with GPUs"
             if len(avoided) == len(with_cards)
             else wording.enumerate_first(avoided, _FEW, "node")
         )
-        lines.append(f"It keeps away from {listed} by {avoidance_reasons(pod, avoided, around)}.")
+        lines.append(f"It excludes {listed} by {avoidance_reasons(pod, avoided, around)}.")
     return lines
 
 
@@ -382,18 +387,18 @@ def explain_despite_cards(pod: Json, message: str, foreign: Sequence[str]) -> st
     if names.GANG in gates:
         return "it waits for its gang"
     if foreign:
-        return "what it waits for is said above"
+        return "the lines above say what it waits for"
     if f"Insufficient {names.SHARE}" in message:
-        return f"their device plugins offer no {names.SHARE} now: your administrator runs cardwise doctor"
+        return f"their device plugins offer no {names.SHARE} now: ask your administrator to run `cardwise doctor`"
     if f"{names.EXTENDER_PREFIX}/" in message:
-        return "no extender of Cardwise answers kube-scheduler: your administrator runs cardwise doctor"
+        return "no Cardwise extender answers kube-scheduler: ask your administrator to run `cardwise doctor`"
     about_us = (*(refusal.text for refusal in Refusal), *(f"Insufficient {name}" for name in names.REQUESTED))
     if (
         message
         and not any(text in message for text in about_us)
         and f"Insufficient {names.CLASS_PREFIX}" not in message
     ):
-        return "it waits for what kube-scheduler says above"
+        return "kube-scheduler's message above says what it waits for"
     return ""
 
 
@@ -406,14 +411,12 @@ def explain_foreign(pod: Json, around: PodSurroundings, classes: Sequence[str]) 
             continue
         if offered is not None and name in offered:
             resource = quote_unless_name(name)
-            lines.append(
-                f"It asks for {resource}, which is not of Cardwise: the device plugin that offers it gives it."
-            )
+            lines.append(f"It requests {resource}, which belongs to another device plugin, not to Cardwise.")
             continue
         near = lookalikes.suggest_resource(name, (*sorted(offered or ()), *classes))
-        no = "which no node offers" if offered is not None else "which is not of Cardwise"
+        no = "which no node offers" if offered is not None else "which does not belong to Cardwise"
         other = " Cardwise shares NVIDIA GPUs only." if lookalikes.is_of_other_vendor(name) else ""
-        lines.append(f"It asks for {quote_unless_name(name)}, {no}{f'; did you mean {near}?' if near else '.'}{other}")
+        lines.append(f"It requests {quote_unless_name(name)}, {no}{f'; did you mean {near}?' if near else '.'}{other}")
     return lines
 
 
@@ -441,19 +444,19 @@ def _unknown_class(name: str, survey: Survey) -> str:
         return ""
     known = ", ".join(sorted(survey.classes)) or "none"
     broken = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
-    return broken or f"There is no ResourceClass {name}; those there are: {known}."
+    return broken or f"There is no ResourceClass {name}; available: {known}."
 
 
 def _explain_card_class(name: str, survey: Survey) -> str:
     nodes = {node.name: [card for card in node.cards if name in card.classes] for node in survey.ledger.nodes()}
     cards = [card for of_node in nodes.values() for card in of_node]
     if not cards and survey.classes[name].untouched:
-        return f"No card of class {name} is there now: the pod waits until a node brings one."
+        return f"The cluster has no GPU of class {name} now: the pod waits until a node brings one."
     if not cards:
-        return f"No card is of class {name}: see its selector with `{_show_class(name)}`."
+        return f"No GPU matches class {name}: see its selector with `{_show_class(name)}`."
     shown = _listed({node: len(of_node) for node, of_node in nodes.items()})
     sick = sum(not card.healthy for card in cards)
-    return f"Of class {name}: {len(cards)} card{'s' * (len(cards) > 1)} on {shown}" + (
+    return f"Of class {name}: {len(cards)} GPU{'s' * (len(cards) > 1)} on {shown}" + (
         f", {sick} of them unhealthy." if sick else "."
     )
 
@@ -463,7 +466,7 @@ def _explain_device_class(name: str, survey: Survey) -> str:
     nodes = {node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()}
     devices = [device for of_node in nodes.values() for device in of_node]
     if not devices:
-        return f"No device is of class {name}: see its selector with `{_show_class(name)}`."
+        return f"No device matches class {name}: see its selector with `{_show_class(name)}`."
     counts = {node.name: len(of_node) for node, of_node in nodes.items()}
     free = {node.name: sum(node.is_free(device) for device in of_node) for node, of_node in nodes.items()}
     sick = sum(not device.healthy for device in devices)
@@ -501,11 +504,11 @@ def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) ->
         charge = quotas.total(counted.charge(counted.cards, 0) for counted in card_requests)
         amounts = ", ".join(
             f"{counted.used} of {counted.hard} {counted.unit} used"
-            + (f", {counted.requested} asked" if counted.requested else "")
+            + (f", {counted.requested} requested" if counted.requested else "")
             for counted in quotas.limits(entry, view.used, charge)
         )
-        closes = "closes" if quotas.exceeded_limits(entry, view.used, charge) else "on"
-        lines.append(f"GPUQuota {view.quota.name} {closes} {quotas.title(entry)}: {amounts}.")
+        verdict = "does not allow this on" if quotas.exceeded_limits(entry, view.used, charge) else "on"
+        lines.append(f"GPUQuota {view.quota.name} {verdict} {quotas.title(entry)}: {amounts}.")
     return lines
 
 
@@ -520,9 +523,9 @@ def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> l
         charge, everywhere = excess
         used = survey.ledger.used(namespace, headroom.entry)
         full = ", ".join(
-            f"{limit.used} of {limit.hard} {limit.unit} used, {limit.requested} asked"
+            f"{limit.used} of {limit.hard} {limit.unit} used, {limit.requested} requested"
             for limit in quotas.exceeded_limits(headroom.entry, used, charge)
         )
-        steer = "" if everywhere else "; cards that it does not limit are open"
-        lines.append(f"GPUQuota {quota.name} closes {quotas.title(headroom.entry)}: {full}{steer}.")
+        steer = "" if everywhere else "; GPUs that it does not limit are still available"
+        lines.append(f"GPUQuota {quota.name} does not allow this on {quotas.title(headroom.entry)}: {full}{steer}.")
     return lines

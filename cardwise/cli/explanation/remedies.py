@@ -55,12 +55,12 @@ def suggest_remedies(
         *_suggest_split(pod_request, survey.ledger, views),
         *_suggest_own_pods(views),
     ]
-    return ["It would run if:", *(f"  - {line}" for line in suggestions)] if suggestions else []
+    return ["It would run if one of these were true:", *(f"  - {line}" for line in suggestions)] if suggestions else []
 
 
 def describe_holder(holding: Holding, uuid: str = "") -> str:
     """A pod and what it holds, of one card if `uuid` names it. A pod that is ending or gone has a mark."""
-    gone = ", is ending" if holding.mark == ENDING else ", its pod has gone" if holding.mark else ""
+    gone = ", is ending" if holding.mark == ENDING else ", its pod is gone" if holding.mark else ""
     of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
     return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{gone})"
 
@@ -71,7 +71,7 @@ def _suggest_less(
     """What it could have at once, where that is enough for anything."""
     smaller = explanation.find_smaller_request(ledger, [view.name for view in views], pod_request, policy, headroom)
     if smaller is not None and smaller.mem >= _LEAST:
-        yield f"it asked for at most {smaller.mem} MiB: that runs now, on {_name_cards(smaller.node, smaller.cards)}"
+        yield f"it requested at most {smaller.mem} MiB: that fits now, on {_name_cards(smaller.node, smaller.cards)}"
 
 
 def _suggest_former(namespace: str, views: Sequence[NodeView], around: PodSurroundings) -> Iterator[str]:
@@ -82,7 +82,7 @@ def _suggest_former(namespace: str, views: Sequence[NodeView], around: PodSurrou
     )
     if own:
         yield (
-            f"its own former replica ended ({wording.enumerate_first(list(own), _FEW, 'pod')}): "
+            f"its own previous replica ended ({wording.enumerate_first(list(own), _FEW, 'pod')}): "
             "write strategy.type: Recreate in "
             "the Deployment, or maxSurge: 0 with maxUnavailable: 1"
         )
@@ -121,7 +121,7 @@ def _suggest_holders(
     place = _name_cards(near.node, near.cards)
     short = f", {near.short} MiB short" if near.short else ""
     if not near.holders:
-        yield f"what is ending on {near.node} is gone: nobody else has to go"
+        yield f"the terminating pods on {near.node} are gone: no other pod has to end"
         return
     listed = wording.enumerate_first([describe_holder(holding) for holding in near.holders], _FEW, "pod")
     yield f"these ended ({place}{short}): {listed}{_warn_bare_pods(near.holders, around)}"
@@ -133,8 +133,8 @@ def _warn_bare_pods(holders: Sequence[Holding], around: PodSurroundings) -> str:
     if not bare:
         return ""
     return (
-        f"; no controller recreates {wording.enumerate_first(bare, _FEW, 'pod')}, "
-        "so save what is deleted: kubectl get pod -o yaml"
+        f"; no controller recreates {wording.enumerate_first(bare, _FEW, 'pod')}, so save their manifests first: "
+        "kubectl get pod -o yaml"
     )
 
 
@@ -152,27 +152,24 @@ def _suggest_without_mps(
         if view_without_mps.refusal is None
     ]
     if fits:
-        yield f"it said {MODE}: {Mode.PREFERRED}, so that it need not have MPS: that runs now, on {fits[0]}"
+        yield f"it had {MODE}: {Mode.PREFERRED} and so did not require MPS: that fits now, on {fits[0]}"
 
 
 def _suggest_elsewhere(pod: Json, away: Sequence[NodeView], around: PodSurroundings) -> Iterator[str]:
-    """Nodes that would take the pod, if it did not keep away from them."""
+    """Nodes that would take the pod, if it did not exclude them."""
     free = [view.name for view in away if view.refusal is None]
     closed = holdups.blocking_states(pod, free, around)
     for name, state in list(closed.items())[:_FEW]:
-        yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): what it asks for is free there"
+        yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): its request fits there"
     # What a node's state keeps away as well would not run there for another selector alone.
     free = [name for name in free if name not in holdups.closed_states(pod, free, around)]
     if free:
         causes = holdups.avoidance_reasons(pod, free, around)
-        yield (
-            f"it did not keep away from {wording.enumerate_first(free, _FEW, 'node')} "
-            f"by {causes}: what it asks for is free there"
-        )
+        yield (f"it did not exclude {wording.enumerate_first(free, _FEW, 'node')} by {causes}: its request fits there")
 
 
 def _name_cards(node: str, indices: Sequence[int]) -> str:
-    return f"card{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} of {node}" if indices else node
+    return f"GPU{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} of {node}" if indices else node
 
 
 def _suggest_withheld(pod_request: PodRequest, views: Sequence[NodeView]) -> Iterator[str]:
@@ -180,12 +177,12 @@ def _suggest_withheld(pod_request: PodRequest, views: Sequence[NodeView]) -> Ite
     for view in views:
         for card in view.cards:
             if not card.closed and _would_fit(pod_request, card):
-                place = f"card {card.index} of {view.name}"
+                place = f"GPU {card.index} of {view.name}"
                 if not card.healthy:
                     yield f"{place} became healthy: it has {card.free} MiB free"
                 elif card.cordoned:
                     again = command("cardwise uncordon {node}/{index}", node=view.name, index=card.index)
-                    yield f"{place} were given back (`{again}`)"
+                    yield f"{place} were uncordoned (`{again}`)"
 
 
 def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
@@ -216,7 +213,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
             if largest
             else ""
         )
-        yield f"GPUQuota {quota.name} left room on {quotas.title(headroom.entry)}{by}"
+        yield f"GPUQuota {quota.name} left capacity on {quotas.title(headroom.entry)}{by}"
 
 
 def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
@@ -236,11 +233,11 @@ def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[Node
         if all(not name or name in card.classes for name in classes)
     ]
     if sizes and max(card_request.mem for card_request in shares_asked) > max(sizes):
-        split = f"more than that can be split over cards with {names.GPU_COUNT}"
-        yield f"it asked for at most {max(sizes)} MiB of a card, the biggest that it may be on; {split}"
+        split = f"more than that can be split over GPUs with {names.GPU_COUNT}"
+        yield f"it requested at most {max(sizes)} MiB of a GPU, the size of the largest GPU that it may use; {split}"
 
 
 def _suggest_own_pods(views: Sequence[NodeView]) -> Iterator[str]:
     """Where the requests of one pod are too much for the cards of a node."""
     if any(view.refusal is Refusal.NEVER_TOGETHER for view in views):
-        yield "its containers asked for less, or were pods of their own"
+        yield "its containers requested less, or were separate pods"

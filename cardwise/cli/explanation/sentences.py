@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _STARTING = ("ContainerCreating", "PodInitializing")
 _NOT_ADMITTED = "UnexpectedAdmissionError"  # of the kubelet, where a device plugin does not give what a pod needs
-_CLOSED = {"type": ", not of the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
+_CLOSED = {"type": ", not in the class", "quota": ", closed by quota", "mps": ", closed by MPS"}
 _ABOUT_DEVICES = (Refusal.NO_SUCH_DEVICE, Refusal.NO_DEVICE)
 _FEW_NODES = 10  # on which the pod fits
 _MOST_MODEL = 80  # bytes
@@ -53,8 +53,8 @@ def explain_pod(
     node = spec.get("nodeName")
     if status.get("phase") in names.FINISHED_PHASES:
         reason = ": ".join(filter(None, (status.get("reason"), status.get("message"))))
-        says = [f"Its status says: {wording.sanitize_message(reason)}"] if reason else []
-        lines = [f"{subject} has ended ({status['phase']}) and holds nothing.", *says, *_explain_exits(pod)]
+        says = [f"Its status: {wording.sanitize_message(reason)}"] if reason else []
+        lines = [f"{subject} has ended ({status['phase']}) and holds no GPU.", *says, *_explain_exits(pod)]
         if status.get("reason") == _NOT_ADMITTED:
             lines += _not_admitted(pod)
         return join_lines(lines)
@@ -74,14 +74,14 @@ def explain_pod(
         at = f"is on node {node}" if node else "is placed together with its gang"
         other = next(iter(around.partners), "")
         again = command("cardwise explain pod {pod}", pod=other)
-        next_step = f"What keeps those waiting that ask for some: {again}\n" if other else ""
-        return f"{subject} asks for no GPU and no device of Cardwise, and {at}.\n{together}{next_step}"
+        next_step = f"To explain members that request GPUs: {again}\n" if other else ""
+        return f"{subject} requests no GPU and no device of Cardwise, and {at}.\n{together}{next_step}"
     if pod_request is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
         classes = survey.classes if survey is not None else {}
         foreign = join_lines(holdups.explain_foreign(pod, around, list(classes)))
-        return f"{subject} asks for no GPU and no device of Cardwise ({known}).\n{foreign}"
-    asks = f"{subject} asks for {_describe_request(pod_request, pod)}.\n{together}"
+        return f"{subject} requests no GPU and no device of Cardwise ({known}).\n{foreign}"
+    asks = f"{subject} requests {_describe_request(pod_request, pod)}.\n{together}"
     if node:
         return asks + _explain_placed("It", pod, node, survey, around)
     if pod["metadata"].get("deletionTimestamp"):
@@ -96,13 +96,13 @@ def _explain_deletion(pod: Json, around: PodSurroundings) -> list[str]:
         return []
     since, kept = workloads.deleted_at(metadata), workloads.kept_by_finalizers(metadata)
     if not node:
-        return [f"It is being deleted (since {since}) and is not placed any more{kept}."]
+        return [f"It is being deleted (since {since}) and is no longer scheduled{kept}."]
     free = f": {holdings} is free once its containers have ended" if (holdings := _name_holdings(pod)) else ""
     lines = [f"It is being deleted (since {since}){kept}{free}."]
     if any(nodestates.NOT_READY in sentence for sentence in holdups.explain_node_state(pod, around)):
         lines.append(
-            f"Node {node} does not report that its containers have ended: the pod stays until the node is back, or is "
-            "deleted."
+            f"Node {node} does not report that its containers have ended: the pod stays until the node is ready again "
+            "or is deleted."
         )
     return lines
 
@@ -122,13 +122,13 @@ def _not_admitted(pod: Json) -> list[str]:
     delete = command("kubectl delete pod -n {namespace} {pod}", namespace=metadata["namespace"], pod=metadata["name"])
     removal = "" if workloads.is_bare(pod) else f"; `{delete}` removes this one"
     refused = (
-        "The node's kubelet refused it, as it does with each pod with a share after a reboot of the node, and with a "
+        "The node's kubelet refused it. This happens to every pod with a share after a reboot of the node, and to a "
         f"pod that is bound while the device plugin is replaced. The pod never runs again: {workloads.successor(pod)}"
         f"{removal}."
     )
     avoid = (
         "Drain a node before a reboot. A Job does not count the pods that a drain evicts if its podFailurePolicy "
-        "ignores the pod condition DisruptionTarget; each other failure counts towards its backoffLimit."
+        "ignores the pod condition DisruptionTarget; every other failure counts towards its backoffLimit."
     )
     return [refused, avoid]
 
@@ -142,8 +142,8 @@ def _describe_request(pod_request: request.PodRequest, pod: Json) -> str:
     container = _container_names(pod)
     parts = []
     for c in pod_request.containers:
-        amount = f"{c.cards} whole card{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
-        over = f" over {c.cards} cards" if c.cards > 1 and not c.whole else ""
+        amount = f"{c.cards} whole GPU{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
+        over = f" over {c.cards} GPUs" if c.cards > 1 and not c.whole else ""
         core = f" and {c.core} % of the SMs" if c.core else ""
         of_class = f" of class {quote_unless_name(c.resource_class)}" if c.resource_class else ""
         parts.append(f"{amount}{over}{core}{of_class} (container {quote_unless_name(c.name)})")
@@ -171,7 +171,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
     try:
         assigned = assignment.decode(annotations)
     except assignment.InvalidAssignment as error:
-        return f"{subject} is on node {node}, and its annotations cannot be read: {error}.\n"
+        return f"{subject} is on node {node}, but its annotations are invalid: {error}.\n"
     if assigned is None:
         return join_lines(
             [
@@ -190,7 +190,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
                 if survey is None
                 else _describe_neighbors(survey, node, share, pod) + _describe_card_state(survey, node, share)
             )
-            card = f"card {share.index} {quote_unless_name(share.uuid)}"
+            card = f"GPU {share.index} {quote_unless_name(share.uuid)}"
             lines.append(f"  container {_container_name(key, container)}: {part} of {card}{about}")
     for key, devices in assigned.devices.items():
         for device in devices:
@@ -201,13 +201,13 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
     if assigned.containers:
         # Of devices alone no annotation tells.
         runs = (pod.get("status") or {}).get("phase") == "Running"  # simulated nodes grant nothing
-        not_granted = "its init containers have not ended" if _is_initializing(pod) else "its container is not up"
-        not_yet = f"The node has not granted it yet: {not_granted}."
+        not_granted = "its init containers have not ended" if _is_initializing(pod) else "its container is not running"
+        not_yet = f"The node has not given it the share yet: {not_granted}."
         if runs:
             statuses = pod["status"].get("containerStatuses") or ()
             over = statuses and all(_end_of(status) and not _is_restarted(pod, status) for status in statuses)
             not_yet = "Its containers have ended." if over else "It runs."
-        lines.append("The node has granted it." if annotations.get(names.ASSIGNED) == "true" else not_yet)
+        lines.append("The node has given it the share." if annotations.get(names.ASSIGNED) == "true" else not_yet)
     if around.warning is not None:
         message, reason = wording.sanitize_message(around.warning.message), quote_unless_name(around.warning.reason)
         lines.append(f"  its last warning ({reason}, {around.warning.at}): {message}")
@@ -220,7 +220,7 @@ def _explain_unassigned(subject: str, pod: Json, around: PodSurroundings) -> str
     """Of a pod that is on a node and has no card: why, and what to do."""
     on = f"{subject} is on node {pod['spec']['nodeName']}"
     if names.MIRROR in annotations_of(pod):
-        has_none = "it has no GPU of Cardwise, and can have none. Write it as a DaemonSet."
+        has_none = "a static pod cannot get a GPU of Cardwise. Use a DaemonSet instead."
         return f"{on} as a static pod, which no scheduler places: {has_none}"
     try:
         request.parse_mutated(pod)
@@ -231,8 +231,9 @@ def _explain_unassigned(subject: str, pod: Json, around: PodSurroundings) -> str
         pass  # an annotation has been changed since its creation
     return (
         f"{on} without an assignment: it was not bound by the Cardwise extender, so its containers with a share do not "
-        f"start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); {workloads.successor(pod)}. Your "
-        "administrator runs `cardwise doctor`: kube-scheduler does not ask the extender, or something else has bound "
+        f"start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); {workloads.successor(pod)}. Ask "
+        "your administrator to run `cardwise doctor`: kube-scheduler does not call the extender, or something else "
+        "has bound "
         "the pod."
     )
 
@@ -245,7 +246,7 @@ def _explain_containers(pod: Json) -> list[str]:
         state, kind = status.get("state") or {}, "init container" if status.get("name") in init else "container"
         name = quote_unless_name(status.get("name"))
         if status.get("name") in init and "running" in state:
-            lines.append(f"  {kind} {name} runs: the containers after it start once it has ended")
+            lines.append(f"  {kind} {name} is running: the containers after it start once it has ended")
             continue
         if ended := _end_of(status):
             exit_text = _describe_exit(ended)
@@ -253,13 +254,13 @@ def _explain_containers(pod: Json) -> list[str]:
                 then = ", and the containers after it start once it has succeeded" * (status.get("name") in init)
                 lines.append(f"  {kind} {name} ended with {exit_text}: the kubelet restarts it{then}")
             elif status.get("name") not in init:
-                note = "; what the pod holds is free once all of it has ended"
+                note = "; the pod's share is free once all its containers have ended"
                 lines.append(f"  {kind} {name} has ended with {exit_text}{note}")
             elif ended.get("exitCode"):
                 lines.append(f"  {kind} {name} failed with {exit_text}: the containers after it do not start")
             continue
         if "running" in state and status.get("started") is False:
-            lines.append(f"  container {name} runs and is not ready; the pod's events say why")
+            lines.append(f"  container {name} is running but not ready; see the pod's events")
         waits = state.get("waiting") or {}
         if waits.get("reason") in (None, *_STARTING):
             continue
@@ -347,10 +348,10 @@ def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare)
         now = next(
             (resource.spec.node for resource in survey.resources if share.uuid and resource.spec.uuid == share.uuid), ""
         )
-        return f"; this card is on node {now} now" if now else "; this card is not on the node any more"
+        return f"; this GPU is on node {now} now" if now else "; this GPU is not on the node any more"
     card = state.cards[position]
-    sick = f"; this card is unhealthy{_describe_health_reason(survey, card.uuid)}" * (not card.healthy)
-    return sick + "; this card is cordoned" * card.cordoned
+    sick = f"; this GPU is unhealthy{_describe_health_reason(survey, card.uuid)}" * (not card.healthy)
+    return sick + "; this GPU is cordoned" * card.cordoned
 
 
 def _describe_health_reason(survey: Survey, uuid: str) -> str:
@@ -389,12 +390,12 @@ def _explain_waiting(
     if survey is None:
         lines += holdups.explain_avoided_nodes(pod, (), around)
         lines += holdups.explain_quota_status(pod_request, around.quotas)
-        return join_lines(lines or ["kube-scheduler has not said anything of it yet."])
+        return join_lines(lines or ["kube-scheduler has not reported on it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.policy_of_pod(pod, settings)
     headroom = [entry_headroom for _, entry_headroom in survey.headroom(namespace)]
     with_cards = [node.name for node in survey.ledger.nodes()]
     if not with_cards:
-        lines.append("No node has a card or a device that Cardwise gives: `cardwise doctor` says why.")
+        lines.append("No node has a GPU or a device of Cardwise: run `cardwise doctor` for the cause.")
     if only := holdups.daemonset_node(pod):
         has_some = any(node.name == only and (node.cards or node.devices) for node in survey.ledger.nodes())
         lines += holdups.explain_daemonset_node(only, around, has_some=has_some)
@@ -413,16 +414,17 @@ def _explain_waiting(
     starving = [view.name for view in views if view.refusal is None and not view.roomy]
     if starving:
         on = wording.enumerate_first(starving, _FEW_NODES, "node")
-        lines.append(f"Room on cards, but not the cpu and memory of the pod beside it, is on {on}.")
+        lines.append(f"Nodes with enough free GPU memory, but without the cpu and memory that the pod requests: {on}.")
     if fitting and not unplaced:
         noun = " and ".join(
-            filter(None, ("cards" * bool(pod_request.containers), "devices" * bool(pod_request.devices)))
+            filter(None, ("GPUs" * bool(pod_request.containers), "devices" * bool(pod_request.devices)))
         )
         unknown = "its node selector, taints, " if admitted is None else ""
-        still = f"if it still waits, look at {unknown}cpu and memory, and whether kube-scheduler reaches the extender"
+        still = f"if it still waits, check {unknown}cpu and memory, and whether kube-scheduler reaches the extender"
         on = wording.enumerate_first(fitting, _FEW_NODES, "node")
         lines.append(
-            f"{noun.capitalize()} that fit are free on {on} (best first, {_describe_order(policy, ranked, settings)}); "
+            f"{noun[0].upper()}{noun[1:]} that fit are free on {on} "
+            f"(best first, {_describe_order(policy, ranked, settings)}); "
             f"{holdups.explain_despite_cards(pod, message, foreign) or still}."
         )
     known = {resource.spec.uuid: resource.status for resource in survey.resources}
@@ -444,8 +446,8 @@ def _describe_order(policy: str, ranked: Mapping[str, int] | None, settings: Pub
     if policy not in policies.SCORED or ranked is not None:
         return policy
     if settings.note and not settings.workload:
-        return f"as {policies.BY_CARDS} would; what {policy} has learned is not known here"
-    return f"{policy} leaves it to {policies.BY_CARDS}"
+        return f"as {policies.BY_CARDS} would; the data that {policy} has learned is unknown here"
+    return f"{policy} orders them as {policies.BY_CARDS} would"
 
 
 def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStatus) -> str:
@@ -459,7 +461,7 @@ def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStat
     )
     closed = _CLOSED.get(card.closed, "") + (_describe_mps(status.mps) if card.closed == "mps" else "")
     model = wording.sanitize_message(card.model, _MOST_MODEL)
-    return f"    card {card.index} {model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
+    return f"    GPU {card.index} {model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
 
 
 def _describe_mps(status: wire.MpsStatus | None) -> str:
@@ -475,7 +477,10 @@ def _shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:
     """What a node that was refused for its devices has of each class that is asked for, and who holds it."""
     lines = [f"    {_describe_devices(view)}" for view in seen if view.total]
     if lines and all(view.free >= view.requested for view in seen):
-        lines.append("    each class has enough free, but some of these devices are of several: together too few")
+        lines.append(
+            "    each class has enough free devices, but some devices belong to several classes: together "
+            "they are too few"
+        )
     return lines
 
 
@@ -483,7 +488,8 @@ def _describe_devices(view: explanation.DevicesView) -> str:
     short, sick = view.requested - view.free, view.total - view.healthy
     by = ", ".join(sorted(f"{holding.namespace}/{holding.marked_name}" for holding in view.holders))
     return (
-        f"{view.resource_class}: {view.requested} asked, {view.free} of {wording.pluralize(view.total, 'device')} free"
+        f"{view.resource_class}: {view.requested} requested, {view.free} of {wording.pluralize(view.total, 'device')} "
+        "free"
         + (f", {short} short" if short > 0 else "")
         + (f", {sick} unhealthy" if sick else "")
         + (f", held by {by}" if by else "")

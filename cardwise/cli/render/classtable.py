@@ -13,7 +13,7 @@ from cardwise.core.placement.totals import CardClassView, DeviceClassView
 from cardwise.core.values.decoded import Json
 
 _SPARE: Final = ("AUTO", "PRIORITY", "NODES", "USED-MIB")  # of a terminal that has few columns
-_NOBODY: Final = "Nobody uses it.\n"
+_NOBODY: Final = "No pod uses it.\n"
 
 
 # Classes of cards.

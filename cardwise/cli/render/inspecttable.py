@@ -111,7 +111,7 @@ def _cordoned(node: NodeState) -> list[str]:
 
 def _mark_cards(state: str, nodes: Sequence[NodeState], cards_of: Callable[[NodeState], list[str]]) -> str:
     listed = [f"{node.name} {name}" for node in nodes for name in cards_of(node)]
-    return f"{state}, so without new shares: {', '.join(listed)}\n" if listed else ""
+    return f"{state}, so they get no new shares: {', '.join(listed)}\n" if listed else ""
 
 
 def _unusable_rows(node: NodeState) -> list[list[str]]:

@@ -40,8 +40,8 @@ def draw_plots(
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
     return {
-        "allocated": _lines("Cards allocated, in percent", below, allocated),
-        "fragmented": _lines("Idle cards that the pods cannot use, in percent", below, fragmented),
+        "allocated": _lines("GPUs allocated, in percent", below, allocated),
+        "fragmented": _lines("Idle GPUs that the pods cannot use, in percent", below, fragmented),
         "refused": _bars(refused),
     }
 
@@ -60,7 +60,7 @@ def write_plots(folder: Path, prefix: str, plots: Mapping[str, bytes]) -> list[P
 
 def _unwritable(folder: Path, error: OSError) -> InvalidRequest:
     problem = f"cannot be written ({error.strerror})"
-    return InvalidRequest(f"--plots {folder}", problem, "name a folder that you may write into")
+    return InvalidRequest(f"--plots {folder}", problem, "name a folder in which you may write")
 
 
 def _lines(title: str, below: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
@@ -72,7 +72,9 @@ def _lines(title: str, below: str, lines: Mapping[str, Sequence[tuple[float, flo
 
 def _bars(refused: Mapping[str, Sequence[RefusedPods]]) -> bytes:
     sizes = [size for size in SIZES if any(row.size == size for rows in refused.values() for row in rows)]
-    chart = _pygal().Bar(title="Pods refused, in percent of those of their size", x_title="cards asked for", **_PLAIN)
+    chart = _pygal().Bar(
+        title="Pods refused, in percent of the pods of the same size", x_title="GPUs requested", **_PLAIN
+    )
     chart.x_labels = sizes
     for policy, rows in refused.items():
         parts = {row.size: row.percent for row in rows}

@@ -38,8 +38,9 @@ def format_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Fil
         )  # fmt: skip
     refusals = [(workloads[fill.workload].name, fill.policy, fill.refused) for fill in summaries]
     return (
-        "Allocated, in percent of all cards, when so many percent had been asked for;\n"
-        f"s.d. over the seeds and idle cards at {reference}%, what of the idle cannot be used at {least}%:\n"
+        "Allocated GPUs in percent, by the percentage requested so far;\n"
+        f"standard deviation over the seeds and idle GPUs at {reference}%, unusable part of the idle GPUs at "
+        f"{least}%:\n"
         f"{tables.align_rows(rows)}\n{_refusals(refusals)}"
     )
 
@@ -57,7 +58,7 @@ def format_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Ch
     ]  # fmt: skip
     refusals = [(workloads[churn.workload].name, churn.policy, churn.refused) for churn in summaries]
     return (
-        "Allocated, in percent of all cards, in the mean over time; refused, in percent of what was asked for:\n"
+        "Allocated GPUs in percent, mean over time; refused requests in percent:\n"
         f"{tables.align_rows(rows)}\n{_refusals(refusals)}"
     )
 
@@ -68,7 +69,7 @@ def _refusals(refusals: Iterable[tuple[str, str, Sequence[RefusedPods]]]) -> str
         by_size = {row.size: row for row in refused}
         rows.append([trace, policy, *(_share(by_size.get(size)) for size in SIZES)])
     heads = ["TRACE", "POLICY", *(size.upper() for size in SIZES)]
-    return f"Pods refused, in percent of those that asked for so many cards:\n{tables.align_rows([heads, *rows])}"
+    return f"Pods refused in percent, by the number of GPUs requested:\n{tables.align_rows([heads, *rows])}"
 
 
 def _share(refused: RefusedPods | None) -> str:

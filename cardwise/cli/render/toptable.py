@@ -22,7 +22,7 @@ def summary_line(nodes: Sequence[NodeUsage]) -> str:
     cards = [card for node in nodes for card in node.cards]
     granted, total = granted_of(cards), sum(card.total for card in cards)
     sick, cordoned = sum(not card.healthy for card in cards), sum(card.cordoned for card in cards)
-    number = f"{wording.pluralize(len(cards), 'card')} on {wording.pluralize(len(nodes), 'node')}"
+    number = f"{wording.pluralize(len(cards), 'GPU')} on {wording.pluralize(len(nodes), 'node')}"
     return (
         f"{number}: {granted} of {total} MiB granted ({format_percent(granted, total)})"
         + f", {sick} unhealthy" * bool(sick)

@@ -11,7 +11,9 @@ from cardwise.kube import errors
 
 def print_visible(seen: VisibleCluster, missing: errors.Forbidden, output: str) -> None:
     """Prints it in the place of cards, and the right that is missing."""
-    console.print_text(f"note: types, and the cards of your own pods: {rights.describe_missing(missing)}", err=True)
+    console.print_text(
+        f"note: showing the types, and the GPUs of your own pods only: {rights.describe_missing(missing)}", err=True
+    )
     if output in ("json", "yaml"):
         visible = {
             "nodes": None,
@@ -24,7 +26,7 @@ def print_visible(seen: VisibleCluster, missing: errors.Forbidden, output: str) 
     parts += [tables.align_rows(_pod_rows(seen.shares))] if seen.shares else []
     console.print_lines("\n".join(parts))
     if seen.shares is not None and not seen.shares:
-        console.print_text(f"no pod of namespace {seen.namespace!r} holds a card", err=True)
+        console.print_text(f"no pod of namespace {seen.namespace!r} holds a GPU", err=True)
 
 
 def _pod_rows(shares: Iterable[PodShare]) -> list[list[str]]:

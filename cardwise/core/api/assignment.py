@@ -198,9 +198,9 @@ def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json
     else:
         return None
     if any(share.mem > MOST_MIB or share.total > MOST_MIB for share in assignment.shares()):
-        raise InvalidAssignment("a share has more MiB than any card")
+        raise InvalidAssignment("a share has more MiB than any GPU")
     if any(share.index > _MOST_NUMBER or share.core > _MOST_NUMBER for share in assignment.shares()):
-        raise InvalidAssignment("a share has an index or percent beyond those of any card")
+        raise InvalidAssignment("a share has an index or percent beyond those of any GPU")
     return assignment
 
 
@@ -220,7 +220,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
             raise
         raise InvalidAssignment(f"{names.ASSIGNMENT} is unreadable: {quote_text(text)}") from error
     if not (containers or devices) or not all(containers.values()) or not all(devices.values()):
-        raise InvalidAssignment(f"{names.ASSIGNMENT} names no card")
+        raise InvalidAssignment(f"{names.ASSIGNMENT} names no GPU")
     return Assignment(containers, devices)
 
 
@@ -258,9 +258,9 @@ def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
         index, mem = int(annotations[names.IDX]), int(annotations[names.POD_MEM])
         total, unit = int(annotations.get(names.DEV_MEM, mem)), _unit(annotations)
     except (KeyError, ValueError) as error:
-        raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are no numbers") from error
+        raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are not numbers") from error
     if index < 0 or mem <= 0:
-        raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no card was found by gpushare")
+        raise InvalidAssignment(f"{names.IDX}={index}, {names.POD_MEM}={mem}: no GPU was found by gpushare")
     share = CardShare(index, "", MiB(mem * unit), Percent(0), MiB(max(total, mem) * unit))
     return Assignment({_LEGACY_KEY: (share,)})
 
@@ -284,5 +284,5 @@ def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
         CardShare(index, "", MiB(mem), Percent(0), MiB(mem)) for index, mem in sorted(by_card.items()) if mem > 0
     )
     if not shares:
-        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} names no card")
+        raise InvalidAssignment(f"{names.GPUSHARE_ALLOCATION} names no GPU")
     return Assignment({_LEGACY_KEY: shares})

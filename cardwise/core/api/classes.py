@@ -173,11 +173,11 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
     name = metadata.get("name") or ""
     check_name(name)
     if not isinstance(spec, Mapping):
-        raise InvalidRequest("spec", "is missing", "write spec.selector, which says what cards are of the class")
+        raise InvalidRequest("spec", "is missing", "write spec.selector, which selects the GPUs of the class")
     _check_fields(spec, _SPEC_FIELDS, "spec", "a ResourceClass")
     written = [field for field in _SELECTORS if field in spec]
     if len(written) > 1:
-        raise InvalidRequest(f"spec.{written[1]}", f"spec.{written[0]} is there as well", "write one of them")
+        raise InvalidRequest(f"spec.{written[1]}", f"spec.{written[0]} is also set", "write only one of them")
     field = written[0] if written else "selector"
     priority = spec.get("priority", 0)
     if type(priority) is not int or priority not in _PRIORITIES:
@@ -188,7 +188,7 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
     share = _share(spec["share"]) if spec.get("share") is not None else None
     other = _is_other(selector, f"spec.{field}")
     if other and share is not None:
-        raise InvalidRequest("spec.share", "is for GPUs, and a device is given whole", "leave it out")
+        raise InvalidRequest("spec.share", "is only for GPUs; a device is always given whole", "leave it out")
     return ResourceClass(
         name=name,
         selector=selector,
@@ -205,13 +205,13 @@ def check_name(name: str, field: str = "metadata.name") -> None:
     if len(name) > _LONGEST or not objectnames.is_subdomain(name):
         raise InvalidRequest(
             field,
-            f"{quote_text(name)} is no name of a class",
+            f"{quote_text(name)} is not a name of a class",
             f"write at most {_LONGEST} of a-z, 0-9, '-' and '.', such as nvidia.tesla.k80",
         )
     if name in _TAKEN or name.startswith(_TAKEN_PREFIXES):
         raise InvalidRequest(
             field,
-            f"{quote_text(name)} has another meaning in limits or quotas",
+            f"{quote_text(name)} is reserved for another resource name",
             f"choose another name, such as nvidia.{name}",
         )
 
@@ -234,8 +234,8 @@ def _is_other(selector: Selector, field: str) -> bool:
     if others and KIND in kinds:
         raise InvalidRequest(
             field,
-            f"selects GPUs and other devices ({', '.join(sorted(others))}), which cannot be of one class",
-            f"write a class for each, and in every alternative the kind; one that says none selects {KIND}",
+            f"selects GPUs and other devices ({', '.join(sorted(others))}), which cannot be in one class",
+            f"write a class for each, and name the kind in every alternative; without a kind it selects {KIND}",
         )
     return bool(others)
 
@@ -251,19 +251,19 @@ def _kinds(conditions: Iterable[Expression]) -> frozenset[str]:
 def _check_fields(mapping: Mapping[str, Any], fields: Iterable[str], field: str, noun: str) -> None:
     for name in mapping:
         if name not in fields:
-            raise InvalidRequest(f"{field}.{name}", f"is no field of {noun}", f"write {', '.join(fields)}")
+            raise InvalidRequest(f"{field}.{name}", f"is not a field of {noun}", f"write {', '.join(fields)}")
 
 
 def _share(share: object) -> ClassShare:
     if not isinstance(share, Mapping):
         raise InvalidRequest(
-            "spec.share", f"{quote_text(share)} is no share", f"write a map with {', '.join(_SHARE_FIELDS)}"
+            "spec.share", f"{quote_text(share)} is not a share", f"write a map with {', '.join(_SHARE_FIELDS)}"
         )
     _check_fields(share, _SHARE_FIELDS, "spec.share", "a share")
     memory, core = share.get("memoryMiB"), share.get("corePercent", 0)
     if type(memory) is not int and not isinstance(memory, str):
-        problem = "is missing" if memory is None else f"{quote_text(memory)} is no amount of memory"
-        remedy = "write MiB such as 8138, or a quantity such as 8Gi; without a share, one of the class is a whole card"
+        problem = "is missing" if memory is None else f"{quote_text(memory)} is not an amount of memory"
+        remedy = "write MiB such as 8138, or a quantity such as 8Gi; without a share, one of the class is a whole GPU"
         raise InvalidRequest("spec.share.memoryMiB", problem, remedy)
     try:
         mib = quantity.memory(amounts.kubernetes(str(memory)))

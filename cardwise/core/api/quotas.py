@@ -17,7 +17,7 @@ from cardwise.core.values.wording import quote_text, sanitize_message
 _MOST_TITLE = 80  # bytes: the longest model of NVIDIA's has 40
 
 # What a quota counts: the name in `Charge`, `QuotaEntry` and `Headroom`, the field of GPUQuota, the unit in a sentence.
-AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole cards"))
+AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole GPUs"))
 
 # The keys of a ResourceQuota that count shares, and whole cards: a pod that asks for one counts nothing of the other.
 SHARES = f"requests.{names.GPU_MEM}"
@@ -158,7 +158,7 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
         raise InvalidRequest("spec", "is missing", "write spec.hard, a list of limits")
     for name in spec:
         if name not in _SPEC_FIELDS:
-            raise InvalidRequest(f"spec.{name}", "is no field of a GPUQuota", f"write {' and '.join(_SPEC_FIELDS)}")
+            raise InvalidRequest(f"spec.{name}", "is not a field of a GPUQuota", f"write {' and '.join(_SPEC_FIELDS)}")
     hard = spec.get("hard")
     if not isinstance(hard, list) or not hard:
         raise InvalidRequest("spec.hard", "limits nothing", f"write a list of entries, each with {_AMOUNTS}")
@@ -193,7 +193,7 @@ def selection(entry: QuotaEntry) -> dict[str, str]:
 
 def title(entry: QuotaEntry) -> str:
     """Which cards the entry covers, for people."""
-    return sanitize_message(entry.resource_class or entry.model, _MOST_TITLE) or "all cards"
+    return sanitize_message(entry.resource_class or entry.model, _MOST_TITLE) or "all GPUs"
 
 
 def limits(entry: QuotaEntry, used: Charge, requested: Charge = NOTHING) -> list[Limit]:
@@ -236,24 +236,24 @@ def _number(decoded: object) -> int:
 def _refuse_twice(entry: QuotaEntry, field: str, first: int) -> None:
     subject = f"class {entry.resource_class}" if entry.resource_class else f"model {entry.model}"
     if not (entry.resource_class or entry.model):
-        subject = "every card"
+        subject = "every GPU"
     name = "class" if entry.resource_class else "model" if entry.model else ""
     raise InvalidRequest(
         f"{field}.{name}" if name else field,
-        f"{subject} is limited by spec.hard[{first}] already",
+        f"{subject} is already limited by spec.hard[{first}]",
         "write all its limits in one entry",
     )
 
 
 def _entry(fields: object, field: str) -> QuotaEntry:
     if not isinstance(fields, Mapping):
-        raise InvalidRequest(field, f"{quote_text(fields)} is no entry", f"write class or model, and {_AMOUNTS}")
+        raise InvalidRequest(field, f"{quote_text(fields)} is not an entry", f"write class or model, and {_AMOUNTS}")
     for name in fields:
         if name not in _ENTRY_FIELDS:
-            raise InvalidRequest(f"{field}.{name}", "is no field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
+            raise InvalidRequest(f"{field}.{name}", "is not a field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
     resource_class, model = _text(fields, "class", field), _text(fields, "model", field)
     if resource_class and model:
-        raise InvalidRequest(f"{field}.model", "the entry names a class as well", "write class or model, not both")
+        raise InvalidRequest(f"{field}.model", "the entry also names a class", "write class or model, not both")
     entry = QuotaEntry(
         resource_class=resource_class,
         model=model,
@@ -272,7 +272,7 @@ def _text(fields: Mapping[str, Any], name: str, field: str) -> str:
         return ""
     if not isinstance(text, str) or not text.strip():
         raise InvalidRequest(
-            f"{field}.{name}", f"{quote_text(text)} is no name", f"write a {name}, or leave it out for every card"
+            f"{field}.{name}", f"{quote_text(text)} is not a name", f"write a {name}, or leave it out for every GPU"
         )
     return text
 
@@ -282,7 +282,9 @@ def _count(fields: Mapping[str, Any], name: str, field: str) -> int | None:
     if number is None:
         return None
     if type(number) is not int or not 0 <= number <= _MOST:
-        raise InvalidRequest(f"{field}.{name}", f"{quote_text(number)} is out of range", "write a whole number from 0")
+        raise InvalidRequest(
+            f"{field}.{name}", f"{quote_text(number)} is out of range", "write a whole number, 0 or more"
+        )
     return number
 
 
@@ -293,7 +295,7 @@ def _memory(fields: Mapping[str, Any], field: str) -> int | None:
     field = f"{field}.memoryMiB"
     remedy = "write MiB such as 65536, or a quantity such as 64Gi"
     if type(amount) is not int and not isinstance(amount, str):
-        raise InvalidRequest(field, f"{quote_text(amount)} is no amount of memory", remedy)
+        raise InvalidRequest(field, f"{quote_text(amount)} is not an amount of memory", remedy)
     try:
         return amounts.memory(amount)
     except InvalidQuantity as error:

@@ -200,7 +200,7 @@ def parse(pod: Json) -> PodRequest | None:
     if policy is not None and policy not in policies.POLICIES:
         known = ", ".join(sorted(policies.POLICIES))
         field = f"metadata.annotations[{names.POLICY}]"
-        raise InvalidRequest(field, f"{quote_text(policy)} is no placement policy", f"write one of: {known}")
+        raise InvalidRequest(field, f"{quote_text(policy)} is not a placement policy", f"write one of: {known}")
     priority = (pod.get("spec") or {}).get("priority") or 0
     return PodRequest(
         containers=tuple(container_requests),
@@ -231,7 +231,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
             raise NotRewritten(
                 f"{c.path}.resources.limits",
                 "the pod was not rewritten by the Cardwise webhook",
-                "cardwise explain says why, and what to do",
+                "run cardwise explain for the cause and the remedy",
             )
     return request
 
@@ -266,7 +266,7 @@ def _not_in_init(c: Container, resource: str, noun: str) -> InvalidRequest:
     return InvalidRequest(
         f"{c.path}.resources.limits[{resource}]",
         f"an ordinary init container cannot hold {noun}",
-        "ask in a container, or give this one restartPolicy: Always",
+        "request it in an ordinary container, or set restartPolicy: Always on this one",
     )
 
 
@@ -282,7 +282,7 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
     field = f"{c.path}.resources.limits"
     if len(typed) > 1:
         raise InvalidRequest(
-            f"{field}[{typed[1]}]", f"{typed[0]} is asked for as well", "ask for one class in each container"
+            f"{field}[{typed[1]}]", f"{typed[0]} is also requested", "request one class in each container"
         )
     amounts_by_name = {name: _amount(c, name, limits, requests) for name in resources}
     mem, core = amounts_by_name.get(names.GPU_MEM, 0), amounts_by_name.get(names.GPU_CORE, 0)
@@ -296,28 +296,28 @@ def _container_request(c: Container, annotations: Json, of_devices: Collection[s
         if not counts:
             raise InvalidRequest(
                 f"{field}[{names.GPU_CORE}]",
-                "a share of the cores needs a share of the memory",
-                f"add {names.GPU_MEM} with what the container needs, such as 8Gi",
+                "a share of the SMs needs a share of the memory",
+                f"add {names.GPU_MEM} with the memory that the container needs, such as 8Gi",
             )
         if core:
-            raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "whole cards have all their cores", "leave it out")
+            raise InvalidRequest(f"{field}[{names.GPU_CORE}]", "a whole GPU includes all its SMs", "leave it out")
         return ContainerRequest(key=c.key, name=c.spec.get("name", ""), cards=cards, resource_class=resource_class)
     if names.WHOLE_GPU in counts:
         raise InvalidRequest(
             f"{field}[{names.WHOLE_GPU}]",
-            f"whole cards and {names.GPU_MEM} exclude each other",
-            f"write {names.GPU_COUNT} to split the memory over several cards, or leave {names.GPU_MEM} out",
+            f"whole GPUs and {names.GPU_MEM} cannot be combined",
+            f"write {names.GPU_COUNT} to split the memory over several GPUs, or leave {names.GPU_MEM} out",
         )
     if not counts and rewritten:
         cards = split_cards(c, annotations)
     if typed and cards > 1 and amounts_by_name[typed[0]] != cards:  # a ResourceQuota counts what stands there
-        raise InvalidRequest(f"{field}[{typed[0]}]", f"is not the number of cards, {cards}", f"write {cards}")
+        raise InvalidRequest(f"{field}[{typed[0]}]", f"differs from the number of GPUs, {cards}", f"write {cards}")
     for name, amount, unit in ((names.GPU_MEM, mem, "Mi"), (names.GPU_CORE, core, "")):
         if amount % cards:
             low = amount - amount % cards
             near = f"{low}{unit} or {low + cards}{unit}" if low else f"{cards}{unit}"
             raise InvalidRequest(
-                f"{field}[{name}]", f"{amount}{unit} does not divide over {cards} cards", f"write {near}"
+                f"{field}[{name}]", f"{amount}{unit} cannot be divided equally over {cards} GPUs", f"write {near}"
             )
     _check_core(c, core, cards=cards, others=0)
     return ContainerRequest(
@@ -381,12 +381,12 @@ def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
         return
     field = f"{c.path}.resources.limits[{names.GPU_CORE}]"
     if not others:
-        over = "a card has" if cards == 1 else f"{cards} cards have"
+        over = "a GPU has" if cards == 1 else f"{cards} GPUs have"
         raise InvalidRequest(field, f"{over} no {core} percent", f"write at most {FULL_CORE * cards}")
     raise InvalidRequest(
         field,
-        f"the containers of the pod share a card and ask for {others + core} percent of it in sum",
-        f"write at most {available}" if available else f"write at most {FULL_CORE} in sum, or leave it out",
+        f"the containers of the pod share a GPU and request {others + core} percent of its SMs in total",
+        f"write at most {available}" if available else f"write at most {FULL_CORE} in total, or leave it out",
     )
 
 
@@ -394,7 +394,7 @@ def _amount(c: Container, name: str, limits: Json, requests: Json) -> int:
     """The amount of one resource; request and limit must agree, as for every extended resource."""
     field = f"{c.path}.resources.limits[{name}]"
     if name not in limits:
-        raise InvalidRequest(field, "is missing beside the request", f"write {name} in limits only")
+        raise InvalidRequest(field, "is missing although there is a request", f"write {name} in limits only")
     limit = _parse_amount(field, name, limits[name])
     if name in requests:
         request_field = f"{c.path}.resources.requests[{name}]"
@@ -424,9 +424,9 @@ def _remedy(name: str, text: str | int, remedy: str) -> str:
     if name == names.GPU_MEM:
         return remedy
     if names.class_of(name) and (near := lookalikes.suggest_resource(name)):
-        return f"did you mean {near}? One of a class is a card or a share of one, so its amount is a whole number"
+        return f"did you mean {near}? The amount of a class must be a whole number"
     if name == names.GPU_CORE:
-        remedy = f"write percent of a card, from 1 to {FULL_CORE}, times its cards"
+        remedy = f"write a percentage from 1 to {FULL_CORE} for each GPU"
     try:
         number, _ = quantity.parse(text)
     except quantity.InvalidQuantity:
@@ -434,5 +434,5 @@ def _remedy(name: str, text: str | int, remedy: str) -> str:
     if number == 0:
         return f"{remedy}, or leave it out"
     if name != names.GPU_CORE and number > 0 and number.denominator != 1:
-        return f"{remedy}; for a part of a card write {names.GPU_MEM}, such as 8Gi"
+        return f"{remedy}; for a part of a GPU write {names.GPU_MEM}, such as 8Gi"
     return remedy

@@ -86,34 +86,36 @@ def parse(selector: object, field: str = "spec.selector") -> Selector:
     if selector is None or selector == []:
         raise _empty(field)
     raise InvalidRequest(
-        field, f"{quote_text(selector)} is no selector", "write a map with matchLabels or matchExpressions"
+        field, f"{quote_text(selector)} is not a selector", "write a map with matchLabels or matchExpressions"
     )
 
 
 def _empty(field: str) -> InvalidRequest:
     return InvalidRequest(
-        field, "an empty selector would be every card", "write matchLabels or matchExpressions with at least one entry"
+        field,
+        "an empty selector would select every GPU",
+        "write matchLabels or matchExpressions with at least one entry",
     )
 
 
 def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
     if not isinstance(selector, Mapping):
         raise InvalidRequest(
-            field, f"{quote_text(selector)} is no selector", "write a map with matchLabels or matchExpressions"
+            field, f"{quote_text(selector)} is not a selector", "write a map with matchLabels or matchExpressions"
         )
     for name in selector:
         if name not in _FIELDS:
-            raise InvalidRequest(f"{field}.{name}", "is no field of a selector", f"write {' or '.join(_FIELDS)}")
+            raise InvalidRequest(f"{field}.{name}", "is not a field of a selector", f"write {' or '.join(_FIELDS)}")
     labels = selector.get("matchLabels") or {}
     if not isinstance(labels, Mapping):
         raise InvalidRequest(
-            f"{field}.matchLabels", f"{quote_text(labels)} is no map", "write a map such as model: Tesla K80"
+            f"{field}.matchLabels", f"{quote_text(labels)} is not a map", "write a map such as model: Tesla K80"
         )
     expressions = selector.get("matchExpressions") or []
     if not isinstance(expressions, list):
         raise InvalidRequest(
             f"{field}.matchExpressions",
-            f"{quote_text(expressions)} is no list",
+            f"{quote_text(expressions)} is not a list",
             f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
         )
     expressions_found = [_equal(key, text, f"{field}.matchLabels[{key}]") for key, text in labels.items()]
@@ -137,16 +139,16 @@ def _in(key: str, name: str, texts: list[str]) -> Expression:
 def _expression(fields: object, field: str) -> Expression:
     if not isinstance(fields, Mapping):
         raise InvalidRequest(
-            field, f"{quote_text(fields)} is no expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
+            field, f"{quote_text(fields)} is not an expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
         )
     for name in fields:
         if name not in _EXPRESSION_FIELDS:
             remedy = f"write {', '.join(_EXPRESSION_FIELDS)}"
-            raise InvalidRequest(f"{field}.{name}", "is no field of an expression", remedy)
+            raise InvalidRequest(f"{field}.{name}", "is not a field of an expression", remedy)
     key = _key(fields.get("key"), f"{field}.key")
     name, operands = fields.get("operator"), fields.get("values")
     if not isinstance(name, str) or name not in _OPERATORS:
-        problem = "is missing" if name is None else f"{quote_text(name)} is no operator"
+        problem = "is missing" if name is None else f"{quote_text(name)} is not an operator"
         raise InvalidRequest(f"{field}.operator", problem, f"write one of {', '.join(_OPERATORS)}")
     field = f"{field}.values"
     if name in _PRESENT:
@@ -156,15 +158,17 @@ def _expression(fields: object, field: str) -> Expression:
     if name in _COMPARE:
         return Expression(key=key, operator=name, bound=_bound(name, operands, field))
     if not isinstance(operands, list) or not operands:
-        problem = f"{name} needs values" if operands is None or operands == [] else f"{quote_text(operands)} is no list"
+        problem = (
+            f"{name} needs values" if operands is None or operands == [] else f"{quote_text(operands)} is not a list"
+        )
         raise InvalidRequest(field, problem, "write a list of at least one value, such as [Tesla K80]")
     return _in(key, name, [_text(operand, f"{field}[{i}]") for i, operand in enumerate(operands)])
 
 
 def _key(key: object, field: str) -> str:
     if not isinstance(key, str) or not key:
-        problem = "is missing" if key is None else f"{quote_text(key)} is no label"
-        raise InvalidRequest(field, problem, "write a label of the card, such as model, memory or driver")
+        problem = "is missing" if key is None else f"{quote_text(key)} is not a label"
+        raise InvalidRequest(field, problem, "write a label of the GPU, such as model, memory or driver")
     return key.lower()
 
 

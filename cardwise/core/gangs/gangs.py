@@ -56,8 +56,8 @@ def membership(pod: Json) -> Membership | None:
         if gang_key is not None:
             raise InvalidRequest(
                 "spec.schedulingGroup",
-                f"names a PodGroup of Kubernetes, and {gang_key} a gang of Cardwise: a pod is in one of them at most",
-                "leave one of them out on all pods of the group",
+                f"names a PodGroup of Kubernetes and {gang_key} a Cardwise gang: a pod can be in only one of them",
+                "remove one of them from all pods of the group",
             )
         return Membership(name=str(group.get("podGroupName") or ""), foreign=ForeignPodGroup.KUBERNETES)
     for source, keys in (("annotations", annotations), ("labels", labels)):
@@ -71,7 +71,7 @@ def membership(pod: Json) -> Membership | None:
         source = "annotations" if names.GROUP_NUM in annotations else "labels"
         raise InvalidRequest(
             f"metadata.{source}[{names.GROUP_NUM}]",
-            "says how many pods a gang needs, but no gang is named",
+            "gives the number of pods of a gang, but no gang is named",
             f"add {names.GROUP_NAME} with the gang's name, the same on all its pods",
         )
     return None
@@ -113,7 +113,7 @@ def queue_priority(annotations: Mapping[str, str]) -> int | None:
             f"metadata.annotations[{names.QUEUE_PRIORITY}]",
             f"{quote_text(text)} is not a whole number",
         )
-        raise InvalidRequest(field_name, problem, "write for example 10 (higher values go first)")
+        raise InvalidRequest(field_name, problem, "write, for example, 10 (higher values go first)")
     return int(text)
 
 
@@ -121,7 +121,7 @@ def _name(text: object, field_name: str) -> str:
     if not isinstance(text, str) or not objectnames.is_label(text):
         raise InvalidRequest(
             field_name,
-            f"{quote_text(text)} is no name of a gang",
+            f"{quote_text(text)} is not a valid gang name",
             "write lower-case letters, digits and -, at most 63 of them",
         )
     return text

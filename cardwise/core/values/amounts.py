@@ -34,9 +34,9 @@ def memory(text: str | int) -> int:
     """
     number, is_bytes = quantity.parse(kubernetes(str(text)))
     if str(text).strip()[-1:] in "MGTPE":
-        raise InvalidQuantity(f"{text} would be so many MiB, not bytes", "write MiB such as 65536, or 64Gi")
+        raise InvalidQuantity(f"{text} would mean that many MiB, not bytes", "write MiB such as 65536, or 64Gi")
     if is_bytes:
         number = Fraction(math.ceil(number / _MIB))
     if number.denominator != 1 or not 0 <= number <= _MOST:
-        raise InvalidQuantity(f"{text} is not a whole number of MiB from 0", "write MiB such as 65536, or 64Gi")
+        raise InvalidQuantity(f"{text} is not a whole number of MiB, 0 or more", "write MiB such as 65536, or 64Gi")
     return number.numerator

@@ -91,7 +91,7 @@ def with_unit(text: str | int, unit: Unit) -> str:
         return str(text)
     mib = number * unit.mib
     if mib > MOST_MIB:
-        raise InvalidQuantity(f"{text} means GiB here, more than any card has", "write a unit, as in 8138Mi or 8Gi")
+        raise InvalidQuantity(f"{text} means GiB here, more than any GPU has", "write a unit, as in 8138Mi or 8Gi")
     if mib < 1:
         raise InvalidQuantity(f"{text} means GiB here, and is less than 1 MiB", "write a unit, as in 512Mi")
     return f"{number}Gi" if number.denominator == 1 else f"{_decimal(mib)}Mi"
@@ -112,7 +112,7 @@ def memory(text: str | int) -> MiB:
     if is_bytes:
         number /= _MIB
     if number <= 0:
-        raise InvalidQuantity(f"{text} is not above zero", "write at least 1Mi, or leave it out")
+        raise InvalidQuantity(f"{text} must be above zero", "write at least 1Mi, or remove it")
     if is_bytes and number < 1:
         raise InvalidQuantity(
             f"{_readable(text, number)} is less than 1 MiB", "write a whole number of MiB, such as 512Mi"
@@ -134,7 +134,7 @@ def describe_rounding(text: str | int) -> str:
     number /= _MIB
     if not is_bytes or number == mib:
         return ""
-    return f"{_readable(text, number)} is not a whole number of MiB, and counts as {mib}Mi"
+    return f"{_readable(text, number)} is not a whole number of MiB and counts as {mib}Mi"
 
 
 def _readable(text: str | int, number: Fraction) -> str:
@@ -161,12 +161,12 @@ def _no_whole_number(text: str, number: Fraction) -> InvalidQuantity:
 
 def _too_many(text: str, number: Fraction) -> InvalidQuantity:
     """`number` is in MiB, often because bytes were meant."""
-    problem = f"{text} is {number if number < 10**18 else 'too many'} MiB, more than any card has"
+    problem = f"{text} is {number if number < 10**18 else 'too many'} MiB, more than any GPU has"
     mib = number // _MIB
     if mib > MOST_MIB:
         return InvalidQuantity(problem, "write MiB, or a suffix as in 8Gi")
     suffixed = f", or {text}i" if text[-1] in "GT" else ""
-    return InvalidQuantity(problem, f"without Mi or Gi it counts MiB; write {mib} for so many bytes{suffixed}")
+    return InvalidQuantity(problem, f"without Mi or Gi it means MiB; write {mib} if you mean bytes{suffixed}")
 
 
 def count(text: str | int, *, minimum: int = 1, maximum: int | None = None) -> int:

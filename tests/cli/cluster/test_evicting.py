@@ -83,12 +83,12 @@ def test_a_pod_is_evicted_and_its_replacement_waited_for(capsys):
 @pytest.mark.parametrize(
     ("pods", "then", "says"),
     [
-        ([old()], [[new("n1", 1)]], "web-2, in place of team/web, is on n1 1 and not on n2 1"),
-        ([old()], [[new("n2", 1, "Failed")]], "web-2, in place of team/web, has ended already (Failed)"),
-        ([old()], [[pending()]], "no pod is ready in place of team/web after 20 s"),
-        ([old()], [[new("n2", 1, ready=False)]], "no pod is ready in place of team/web after 20 s"),
-        ([], [], "team/web has gone by itself"),
-        ([old() | {"metadata": old()["metadata"] | {"uid": "another"}}], [], "team/web has gone by itself"),
+        ([old()], [[new("n1", 1)]], "web-2, the replacement for team/web, is on n1 1 instead of n2 1"),
+        ([old()], [[new("n2", 1, "Failed")]], "web-2, the replacement for team/web, has ended already (Failed)"),
+        ([old()], [[pending()]], "no replacement for pod team/web is ready after 20 s"),
+        ([old()], [[new("n2", 1, ready=False)]], "no replacement for pod team/web is ready after 20 s"),
+        ([], [], "team/web ended by itself"),
+        ([old() | {"metadata": old()["metadata"] | {"uid": "another"}}], [], "team/web ended by itself"),
     ],
 )
 def test_a_surprise_ends_it(pods, then, says):
@@ -102,7 +102,7 @@ def test_a_job_that_has_lost_a_pod_meanwhile_loses_none_by_it(jobs):
     metadata = {"namespace": "team", "name": "web-rs", "uid": "rs-web"}
     pod = with_controller(running("web", "n1", 0, 3000), kind="Job")
     api = Cluster({"pods": [pod], "jobs": [job | {"metadata": metadata} for job in jobs]})
-    with pytest.raises(click.ClickException, match="team/web is of a Job that would fail by it"):
+    with pytest.raises(click.ClickException, match="team/web belongs to a Job that would fail because"):
         MoveRun(api.kube, 20.0, Clock(api)).move_pod(planned(), pod, "1/1")
     assert api.sent("create", "*/eviction") == []
 
@@ -126,7 +126,7 @@ def test_a_budget_that_allows_none_yet_is_asked_again(capsys):
     carry(api, clock)
     assert (len(api.sent("create", "*/eviction")), clock.now() - began) == (3, 10.0)
     assert capsys.readouterr().err == (
-        "1/1 team/web cannot be evicted yet: the budget allows none; asked again every 5 s\n"
+        "1/1 team/web cannot be evicted yet: the budget allows none; trying again every 5 s\n"
         "1/1 evicted team/web\n1/1 web-2 runs on n2 1\n"
     )
 
@@ -136,22 +136,22 @@ def test_a_budget_that_allows_none_ends_it_after_the_timeout():
     api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction", times=math.inf)
     clock = Clock(api)
     began = clock.now()
-    assert stopped(api, clock) == "team/web may not be evicted after 20 s: the budget allows none"
+    assert stopped(api, clock) == "team/web could not be evicted within 20 s: the budget allows none"
     assert clock.now() - began == 20.0
 
 
 def test_a_pod_that_goes_while_the_budget_is_asked_is_not_waited_for():
     api = Cluster({"pods": [old()]})
     api.fault(Fault(status=429, message="the budget allows none"), "create", "*/eviction", times=math.inf)
-    assert stopped(api, Clock(api, [pending()])) == "team/web has gone by itself"
+    assert stopped(api, Clock(api, [pending()])) == "team/web ended by itself"
 
 
 def stopped(api: Cluster, clock: Clock) -> str:
     with pytest.raises(click.ClickException) as caught:
         carry(api, clock)
     reason = caught.value.message.removeprefix("stopped: ")
-    assert reason.endswith("; look at the cluster, and run cardwise defrag again")
-    return reason.removesuffix("; look at the cluster, and run cardwise defrag again")
+    assert reason.endswith("; check the cluster, then run cardwise defrag again")
+    return reason.removesuffix("; check the cluster, then run cardwise defrag again")
 
 
 def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
@@ -162,7 +162,7 @@ def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert [call.body["metadata"]["name"] for call in api.sent("create")] == ["small"]
-    assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole card\n"
+    assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole GPU\n"
 
 
 class Cordoned(Cards):
@@ -207,11 +207,11 @@ def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
     assert api.closed_at_eviction == ["gpu-n1-0"]
     assert [(resource["spec"], resource["status"]) for resource in api.objects("extendedresources")] == before
     assert shown.stderr == (
-        "card 0 of node n1 (GPU-n1-0) cordoned\n"
+        "GPU 0 of node n1 (GPU-n1-0) cordoned\n"
         "1/1 evicted team/small\n"
         "1/1 small-2 runs on n1 1\n"
-        "card 0 of node n1 (GPU-n1-0) uncordoned\n"
-        "done: there is 1 free whole card\n"
+        "GPU 0 of node n1 (GPU-n1-0) uncordoned\n"
+        "done: there is 1 free whole GPU\n"
     )
 
 
@@ -228,7 +228,7 @@ def test_a_card_is_given_back_after_a_surprise(monkeypatch):
     api = Cordoned(came("n2", 1))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert (shown.exit_code, api.closed_at_eviction, api.closed()) == (1, ["gpu-n1-0"], [])
-    assert "stopped: small-2, in place of team/small, is on n2 1 and not on n1 1" in shown.stderr
+    assert "stopped: small-2, the replacement for team/small, is on n2 1 instead of n1 1" in shown.stderr
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(sign))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert (shown.exit_code, api.closed()) == (128 + sign, [])
-    assert "card 0 of node n1 (GPU-n1-0) uncordoned\n" in shown.stderr
+    assert "GPU 0 of node n1 (GPU-n1-0) uncordoned\n" in shown.stderr
     assert signal.getsignal(sign) is before
 
 
@@ -309,7 +309,7 @@ def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkey
     api.fault(Fault(status=403, message=text), "patch")
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert (shown.exit_code, api.evicted) == (1, [])
-    assert "card 0 of node n1 (GPU-n1-0) may not be cordoned by you" in shown.stderr
+    assert "GPU 0 of node n1 (GPU-n1-0) cannot be cordoned with your rights" in shown.stderr
     assert "ClusterRole cardwise-drain" in shown.stderr
     assert "--no-cordon" in shown.stderr
 
@@ -327,10 +327,10 @@ def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch)
     down = Fault(refused=True)
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: api.fault(down, "patch", times=math.inf))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
-    assert "give it back with: cardwise uncordon n1/0" in shown.stderr
+    assert "uncordon it with: cardwise uncordon n1/0" in shown.stderr
 
 
-KILLED = {"reason": "cardwise defrag moves its pods", "user": "jane", "time": "2026-11-21T11:00:00Z"}
+KILLED = {"reason": "cardwise defrag is moving its pods", "user": "jane", "time": "2026-11-21T11:00:00Z"}
 
 
 def left_by_a_killed_one(*names: str) -> Cordoned:
@@ -346,9 +346,9 @@ def test_what_a_killed_defrag_has_cordoned_is_taken_over_and_given_back(monkeypa
     assert shown.exit_code == 0, shown.output
     assert (api.closed_at_eviction, api.closed()) == (["gpu-n1-0"], [])
     assert shown.stderr.startswith(
-        "note: card 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by another defrag, and counts "
-        "as free: it is given back or taken over\n"
-        "card 0 of node n1 (GPU-n1-0) cordoned\n"
+        "note: GPU 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by another defrag and counts "
+        "as free: it will be uncordoned or taken over\n"
+        "GPU 0 of node n1 (GPU-n1-0) cordoned\n"
     )
 
 
@@ -369,7 +369,7 @@ def test_without_a_plan_the_cards_of_a_killed_defrag_are_given_back_too(monkeypa
 def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the_persons(monkeypatch, words):
     api = left_by_a_killed_one("gpu-n1-1")
     shown = worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW))
-    assert "card 1 of node n1 (GPU-n1-1) cordoned\n" in shown.output
+    assert "GPU 1 of node n1 (GPU-n1-1) cordoned\n" in shown.output
     cordon = api.card("gpu-n1-1")["spec"]["cordon"]
     assert (cordon["reason"], cordon["time"]) == ("", api.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
@@ -389,7 +389,7 @@ def test_a_card_that_a_person_cordons_while_defrag_moves_its_pods_stays_cordoned
 def test_a_dry_run_says_whose_cards_it_counts_as_free_and_changes_nothing(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-0")
     shown = run(monkeypatch, api, "--free-cards", "1")
-    assert "and counts as free: --evict gives it back or takes it over\n" in shown.stderr
+    assert "and counts as free: --evict uncordons it or takes it over\n" in shown.stderr
     assert api.closed() == ["gpu-n1-0"]
     assert api.sent("patch") == []
 
@@ -411,7 +411,7 @@ def test_a_second_ctrl_c_names_the_card_that_stays_cordoned(monkeypatch):
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(signal.SIGINT))
     shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
     assert again is not None
-    assert "is still cordoned (interrupted); give it back with: cardwise uncordon n1/0\n" in shown.stderr
+    assert "is still cordoned (interrupted); uncordon it with: cardwise uncordon n1/0\n" in shown.stderr
 
 
 def test_nodes_says_what_a_killed_defrag_has_left(monkeypatch):
@@ -419,7 +419,7 @@ def test_nodes_says_what_a_killed_defrag_has_left(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-0")
     api.clock.set_wall(NOW)
     wrong = FakeClock(wall=NOW + timedelta(days=-1))
-    note = "by a defrag; if none runs any more: cardwise uncordon n1/0\n"
+    note = "by a defrag; if that is no longer running, uncordon it: cardwise uncordon n1/0\n"
     assert note in worlds.run(monkeypatch, api, "nodes", clock=wrong).stderr
     begun = KILLED | {"time": "2026-11-21T11:50:00Z"}
     api.change("extendedresources", "gpu-n1-0", spec={"cordon": begun})

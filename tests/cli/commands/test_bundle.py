@@ -183,7 +183,7 @@ def test_an_archive_that_is_there_is_not_overwritten(api, monkeypatch, tmp_path)
     before = target.read_bytes()
     refused = run(monkeypatch, api, "bundle", str(target))
     assert refused.exit_code == 1
-    assert "is there already; name another file" in refused.stderr
+    assert "exists already; name another file" in refused.stderr
     assert target.read_bytes() == before
     assert "cannot be written" in run(monkeypatch, api, "bundle", str(tmp_path / "no" / "b.tar.gz")).stderr
 
@@ -193,6 +193,8 @@ def test_what_doctor_could_not_look_at_is_said(monkeypatch, tmp_path):
     api.forbid("nodes", "pods", "leases")
     completed = run(monkeypatch, api, "bundle", str(tmp_path / "b.tar.gz"))
     doctor, files = completed.stderr.splitlines()
-    assert doctor.startswith(f"note: doctor could not look at 6 of {KINDS} things, for want of rights: nodes, node lea")
+    assert doctor.startswith(
+        f"note: doctor could not read 6 of {KINDS} kinds of objects, because you lack the rights: nodes, node lea"
+    )
     of_14 = "nodes.json, pods.json, leases.json, parts/pods.json"
     assert files == f"note: could not read 4 of 14 files (missing.json says why): {of_14}"

@@ -23,7 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, api: Cards, *args: str) -> Result:
 @pytest.mark.parametrize("text", ["n1/1", "GPU-n1-1", "gpu-n1-1", "n1-1"])
 def test_a_card_is_meant_by_its_place_or_its_uuid_or_the_beginning_of_that(monkeypatch, api, text):
     completed = run(monkeypatch, api, "cordon", text, "--reason", "it smokes")
-    assert (completed.exit_code, completed.output) == (0, "card 1 of node n1 (GPU-n1-1) cordoned\n")
+    assert (completed.exit_code, completed.output) == (0, "GPU 1 of node n1 (GPU-n1-1) cordoned\n")
     marked = spec(api, "gpu-n1-1")
     assert marked["unschedulable"] is True
     assert (marked["cordon"]["reason"], marked["cordon"]["user"]) == ("it smokes", "jane")
@@ -34,12 +34,12 @@ def test_a_card_is_meant_by_its_place_or_its_uuid_or_the_beginning_of_that(monke
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("n1", "'n1' is the beginning of several UUIDs: card 0 of node n1 (GPU-n1-0), card 1 of node n1 (GPU-n1-1)"),
-        ("GPU-x", "no card has a UUID that begins with 'GPU-x'"),
-        ("", "no card has a UUID that begins with ''"),
-        ("n3/0", "node 'n3' has no card that Cardwise shares"),
-        ("n1/2", "node 'n1' has no card '2'; its cards are 0, 1"),
-        ("n1/", "node 'n1' has no card ''; its cards are 0, 1"),
+        ("n1", "'n1' matches several UUIDs: GPU 0 of node n1 (GPU-n1-0), GPU 1 of node n1 (GPU-n1-1)"),
+        ("GPU-x", "no GPU has a UUID that begins with 'GPU-x'"),
+        ("", "no GPU has a UUID that begins with ''"),
+        ("n3/0", "node 'n3' has no GPU that Cardwise shares"),
+        ("n1/2", "node 'n1' has no GPU '2'; its GPUs are 0, 1"),
+        ("n1/", "node 'n1' has no GPU ''; its GPUs are 0, 1"),
     ],
 )
 def test_what_is_no_card_or_several_is_refused_with_those_there_are(monkeypatch, api, text, message):
@@ -53,7 +53,7 @@ def test_no_card_of_another_node_is_taken_for_this_nodes(monkeypatch):
     """A node can label its own card with this node's name where no policy forbids it."""
     liar = card("n9", 0, labels={names.NODE_LABEL: "n1"})
     api = Cards([card("n1", 0), liar], [])
-    assert run(monkeypatch, api, "cordon", "n1/0").output == "card 0 of node n1 (GPU-n1-0) cordoned\n"
+    assert run(monkeypatch, api, "cordon", "n1/0").output == "GPU 0 of node n1 (GPU-n1-0) cordoned\n"
 
 
 def test_a_device_is_meant_by_its_uuid(monkeypatch, api):
@@ -64,7 +64,7 @@ def test_a_second_time_says_who_was_first_and_a_new_reason_is_taken(monkeypatch,
     run(monkeypatch, api, "cordon", "n1/0", "--reason", "it smokes")
     first = spec(api, "gpu-n1-0")["cordon"]
     output = run(monkeypatch, api, "cordon", "n1/0").output
-    assert output == f"card 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['time']}: it smokes\n"
+    assert output == f"GPU 0 of node n1 (GPU-n1-0) already cordoned by jane at {first['time']}: it smokes\n"
     assert spec(api, "gpu-n1-0")["cordon"] == first
     run(monkeypatch, api, "cordon", "n1/0", "--reason", "it burns")
     assert spec(api, "gpu-n1-0")["cordon"]["reason"] == "it burns"
@@ -73,9 +73,9 @@ def test_a_second_time_says_who_was_first_and_a_new_reason_is_taken(monkeypatch,
 def test_uncordon_leaves_nothing_behind_and_says_so_twice(monkeypatch, api):
     before = spec(api, "gpu-n1-0")
     run(monkeypatch, api, "cordon", "n1/0")
-    assert run(monkeypatch, api, "uncordon", "n1/0").output == "card 0 of node n1 (GPU-n1-0) uncordoned\n"
+    assert run(monkeypatch, api, "uncordon", "n1/0").output == "GPU 0 of node n1 (GPU-n1-0) uncordoned\n"
     assert spec(api, "gpu-n1-0") == before
-    assert run(monkeypatch, api, "uncordon", "n1/0").output == "card 0 of node n1 (GPU-n1-0) already uncordoned\n"
+    assert run(monkeypatch, api, "uncordon", "n1/0").output == "GPU 0 of node n1 (GPU-n1-0) already uncordoned\n"
 
 
 def test_an_api_server_that_does_not_say_who_we_are_is_no_obstacle(monkeypatch, api):
@@ -88,4 +88,4 @@ def test_a_kind_of_an_older_release_is_told_and_not_taken_for_cordoned(monkeypat
     api.before_request(lambda request: request.body["spec"].clear(), "patch")  # fields that the kind does not know
     completed = run(monkeypatch, api, "cordon", "n1/0")
     assert completed.exit_code == 1
-    assert "upgrade the chart with its CRDs" in completed.stderr
+    assert "the cluster's CRD of ExtendedResources has no field for a" in completed.stderr

@@ -84,13 +84,13 @@ def test_what_would_move_and_where_to(monkeypatch):
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
     assert lines[:3] == [
-        "Now there are 0 free whole cards, of 1 that are wanted.",
+        "Now there are 0 free whole GPUs, of 1 that are wanted.",
         "1 pod would move:",
         "#  POD         FROM  TO    MIB   PRIORITY  AGE  CONTROLLER           FITS",
     ]
     row = lines[3].split()
     assert row == ["1", "team/small", "n1", "0", "n1", "1", "3000", "5", "26h", "ReplicaSet/small-rs", "1"]
-    assert lines[4] == "Each is ended and started anew: what it has in memory and on its own disk is lost."
+    assert lines[4] == "Each pod is deleted and recreated: its data in memory and on its local disk is lost."
     assert shown.stderr == "nothing was changed; --evict moves them\n"
 
 
@@ -109,7 +109,7 @@ def test_for_programs(monkeypatch):
     (move,) = document["moves"]
     assert move["from"] == {"node": "n1", "cards": [{"index": 0, "uuid": "GPU-n1-0"}]}
     assert move["to"] == {"node": "n1", "cards": [{"index": 1, "uuid": "GPU-n1-1"}]}
-    assert document["unmovable"] == {"have no controller that would make them anew": 3}
+    assert document["unmovable"] == {"have no controller that would recreate them": 3}
 
 
 def test_what_the_extender_still_keeps_of_a_pod_that_vanished_is_no_room(monkeypatch):
@@ -123,7 +123,7 @@ def test_where_it_fits_already_nothing_moves(monkeypatch):
     shown = run(monkeypatch, cluster(*three()), "--fit", "gpu-mem=2000x2")
     assert (
         shown.stdout
-        == "Now there is room for at least 2 pods of gpu-mem=2000, of 2 that are wanted. Nothing has to move.\n"
+        == "Now there is capacity for at least 2 pods of gpu-mem=2000, of 2 that are wanted. No pod has to be moved.\n"
     )
     assert shown.exit_code == 0
 
@@ -131,28 +131,28 @@ def test_where_it_fits_already_nothing_moves(monkeypatch):
 @pytest.mark.parametrize(
     ("of", "reason"),
     [
-        ({"kind": "DaemonSet"}, "are of a DaemonSet"),
+        ({"kind": "DaemonSet"}, "belong to a DaemonSet"),
         ({"labels": {names.GANG: "g"}}, "are members of gangs"),
         ({"annotations": {names.NO_DEFRAG: "true"}}, "say cardwise.dev/no-defrag"),
         ({"annotations": {names.SAFE_TO_EVICT: "false"}}, f"say {names.SAFE_TO_EVICT}: false"),
-        ({"kind": "Workflow"}, f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true"),
+        ({"kind": "Workflow"}, f"belong to other controllers and lack the annotation {names.SAFE_TO_EVICT}: true"),
         (
             {"kind": "Job", "group": "batch.volcano.sh/v1alpha1"},
-            f"are of other controllers and do not say {names.SAFE_TO_EVICT}: true",
+            f"belong to other controllers and lack the annotation {names.SAFE_TO_EVICT}: true",
         ),
         ({"kind": "Workflow", "annotations": SAFE | {names.NO_DEFRAG: "true"}}, "say cardwise.dev/no-defrag"),
-        ({"kind": "DaemonSet", "annotations": SAFE}, "are of a DaemonSet"),
+        ({"kind": "DaemonSet", "annotations": SAFE}, "belong to a DaemonSet"),
     ],
 )
 def test_who_is_left_where_it_is_and_why(monkeypatch, of, reason):
     shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
     assert shown.exit_code == 1
     assert shown.stdout == (
-        "Now there are 0 free whole cards, of 1 that are wanted.\n"
-        "There is no way to move pods for that.\n"
+        "Now there are 0 free whole GPUs, of 1 that are wanted.\n"
+        "It is impossible to get there by moving pods.\n"
         "0 pods may be moved.\n"
-        "Not so those that have no controller that would make them anew: 3.\n"
-        f"Not so those that {reason}: 1.\n"
+        "Pods that cannot be moved because they have no controller that would recreate them: 3.\n"
+        f"Pods that cannot be moved because they {reason}: 1.\n"
     )
 
 
@@ -179,12 +179,12 @@ def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
         "status": {"disruptionsAllowed": 0},
     }
     held = cluster(*three(labels={"app": "x"}), poddisruptionbudgets=[budget])
-    assert "are held by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-cards", "1").stdout
+    assert "are protected by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-cards", "1").stdout
     held.change("poddisruptionbudgets", "b", "team", status={"disruptionsAllowed": 1})
     assert run(monkeypatch, held, "--free-cards", "1").exit_code == 0
     pods = three()
     pods[0]["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
-    assert "are bound by volumes: 1" in run(monkeypatch, cluster(*pods), "--free-cards", "1").stdout
+    assert "are tied to their node by volumes: 1" in run(monkeypatch, cluster(*pods), "--free-cards", "1").stdout
     pods = three()
     pods[0]["spec"]["nodeSelector"] = {"zone": "n2"}
     assert run(monkeypatch, cluster(*pods), "--free-cards", "1").exit_code == 1
@@ -197,7 +197,7 @@ def test_pods_of_the_former_name_of_a_node_stay(monkeypatch):
     assert run(monkeypatch, cluster(*pods), "--free-cards", "1").exit_code == 0
     pods[0]["spec"]["nodeName"] = "former"
     shown = run(monkeypatch, cluster(*pods), "--free-cards", "1")
-    assert "have cards that another node reports now: 1" in shown.stdout
+    assert "hold GPUs that another node reports now: 1" in shown.stdout
 
 
 def ruled(action: str, condition: str, *, codes: bool = True) -> dict:
@@ -224,7 +224,10 @@ def ruled(action: str, condition: str, *, codes: bool = True) -> dict:
 def test_no_job_is_made_to_fail(monkeypatch, job, moves):
     named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
     shown = run(monkeypatch, cluster(*three(kind="Job"), jobs=[named]), "--free-cards", "1")
-    assert ("team/small" in shown.stdout, "are of Jobs that would fail by it: 1" in shown.stdout) == (moves, not moves)
+    assert (
+        "team/small" in shown.stdout,
+        "belong to Jobs that would fail because of the eviction: 1" in shown.stdout,
+    ) == (moves, not moves)
 
 
 @pytest.mark.parametrize(
@@ -249,8 +252,8 @@ def test_no_job_loses_more_pods_than_it_has_failures_left(monkeypatch, job, move
 
 def test_where_the_extender_tells_nothing_a_note_says_what_its_policy_is_taken_for(monkeypatch):
     note = (
-        "note: the extender's policy is taken as priced: there is no ConfigMap cardwise-workload in {0}; the leading "
-        "extender makes it; where Cardwise is installed in another namespace, name that by --cardwise-namespace or "
+        "note: assuming that the extender's policy is priced: there is no ConfigMap cardwise-workload in {0}; the "
+        "leading extender creates it; if Cardwise is installed in another namespace, give --cardwise-namespace or "
         "$CARDWISE_NAMESPACE\n"
     )
     monkeypatch.delenv("CARDWISE_NAMESPACE", raising=False)
@@ -289,16 +292,17 @@ def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
     assert shown.exit_code == 0, shown.output
     assert "1 pod would move:\n" in shown.stdout
     assert (
-        "Before each goes its cards are cordoned, until all have moved: else it would come back to them, or more would "
-        "have to move. --no-cordon does without.\n"
+        "Before a pod is moved, its GPUs are cordoned until all pods have moved: otherwise it could return to them, "
+        "or more pods would have to be moved. --no-cordon skips this.\n"
     ) in shown.stdout
     document = json.loads(run(monkeypatch, spreading(*three()), "--free-cards", "1", "-o", "json").stdout)
     assert (document["cordons"], document["exhaustive"]) == (True, True)
     refused = run(monkeypatch, spreading(*three()), "--free-cards", "1", "--no-cordon")
     assert refused.exit_code == 1
     assert (
-        "There is no way to move pods for that without cordoning their cards meanwhile.\n"
-        "Without --no-cordon there may be one, or cordon the cards that are to be free: cardwise cordon NODE/INDEX.\n"
+        "It is impossible to get there by moving pods without cordoning the GPUs that they leave.\n"
+        "There may be a plan without --no-cordon, or if you cordon the GPUs that should become free: cardwise cordon "
+        "NODE/INDEX.\n"
     ) in refused.stdout
 
 
@@ -311,18 +315,20 @@ def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
     shown = run(monkeypatch, cluster(*pods, nodes=nodes, extendedresources=cards), "--free-cards", "27")
     assert shown.exit_code == 1
     assert (
-        "No way was found to move pods for that; the best that was found: there are 26 free whole cards, by 26 moves.\n"
-        "There may be one all the same: not everything could be tried.\n"
+        "No plan was found to get there by moving pods; the best plan found: there are 26 free whole GPUs, by 26 "
+        "moves.\n"
+        "One may exist: not all plans could be tried.\n"
     ) in shown.stdout
 
 
 def test_classes_and_counts(monkeypatch):
     of_class = run(monkeypatch, cluster(*three()), "--free-cards", "1", "--class", "nvidia.tesla.k80")
-    assert "there are 0 free whole cards of class nvidia.tesla.k80, of 1 that are wanted." in of_class.stdout
+    assert "there are 0 free whole GPUs of class nvidia.tesla.k80, of 1 that are wanted." in of_class.stdout
     assert of_class.exit_code == 0
     shown = run(monkeypatch, cluster(*three()), "--free-cards", "2", "--max-moves", "1")
     assert (
-        "There is no way to move pods for that by at most 1 move; the best that was found: there is 1 free whole card, "
+        "It is impossible to get there by moving pods with at most 1 move; the best plan found: there is 1 free whole "
+        "GPU, "
         "by 1 move.\n"
     ) in shown.stdout
     assert shown.exit_code == 1
@@ -361,7 +367,7 @@ OLDER = PUBLISHED | {"data": {names.WORKLOAD_POLICY: DEFAULT}}
 @pytest.mark.parametrize("configmap", [PUBLISHED, OLDER])
 def test_where_the_extender_does_not_say_what_a_card_gives_evict_warns(monkeypatch, configmap):
     monkeypatch.setattr(evicting.MoveRun, "move_pod", lambda *_: None)
-    says = "warning: how much of a card the extender gives at most is not known (headroomMiB, maxClients, coreOver"
+    says = "warning: the extender's limits per GPU are unknown"
     args = ("--free-cards", "1", "--no-cordon")
     api = cluster(*three(), configmaps=[configmap])
     assert (says in run(monkeypatch, api, *args, "--evict").stderr) == (configmap is OLDER)
@@ -382,7 +388,7 @@ def n1_is_empty(taint: str = "", *, tolerated: bool = False) -> Cluster:
     return api
 
 
-FITS_ALREADY, MOVES = "Nothing has to move", "team/small  n2 0  n2 1"
+FITS_ALREADY, MOVES = "No pod has to be moved.", "team/small  n2 0  n2 1"
 
 
 @pytest.mark.parametrize(
@@ -427,7 +433,7 @@ AFFINITY = {
         ({"affinity": {"podAffinity": {}}}, "", FITS_ALREADY),
         ({"tolerations": [{"key": "dedicated", "operator": "Exists"}]}, "dedicated:NoSchedule", FITS_ALREADY),
         ({}, "nvidia.com/gpu:NoSchedule", FITS_ALREADY),
-        ({"nodeSelector": {"zone": "n3"}}, "", "\nNo room: 2 of 2 nodes with cards, by a taint"),
+        ({"nodeSelector": {"zone": "n3"}}, "", "\nNo room: 2 of 2 nodes with GPUs, by a taint"),
     ],
 )
 def test_the_pod_of_a_manifest_fits_where_it_may_be(monkeypatch, tmp_path, spec, taint, says):
@@ -440,7 +446,7 @@ def test_the_pod_of_a_manifest_fits_where_it_may_be(monkeypatch, tmp_path, spec,
 def test_where_there_is_no_way_it_says_which_nodes_do_not_count(monkeypatch):
     api = n1_is_empty("dedicated:NoSchedule")
     shown = run(monkeypatch, api, "--free-cards", "3")
-    assert "\nNo room: 1 of 2 nodes with cards, by a taint or by what the pod asks of its node.\n" in shown.stdout
+    assert "\nNo room: 1 of 2 nodes with GPUs, by a taint or by what the pod asks of its node.\n" in shown.stdout
 
 
 @pytest.mark.parametrize(
@@ -458,7 +464,7 @@ def test_a_manifest_that_kubernetes_would_not_take_is_refused(monkeypatch, tmp_p
     file = tmp_path / "pod.yaml"
     file.write_text(yaml.safe_dump({"kind": "Pod", "spec": {"containers": [container], **spec}}))
     refused = run(monkeypatch, n1_is_empty(), "--fit", str(file))
-    assert (refused.exit_code, "write it as Kubernetes reads it" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "write it as in a Kubernetes manifest" in refused.stderr) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -466,10 +472,10 @@ def test_a_manifest_that_kubernetes_would_not_take_is_refused(monkeypatch, tmp_p
     [
         ((), "write either --free-cards N or --fit SHAPE"),
         (("--free-cards", "1", "--fit", "gpu=1"), "write either"),
-        (("--fit", "nothing.yaml"), "--fit nothing.yaml: is no file, and has no ="),
+        (("--fit", "nothing.yaml"), "--fit nothing.yaml: is neither a file nor a list of KEY=AMOUNT"),
         (("--fit", "gpus=1"), "--fit gpus=1: 'gpus' is unknown"),
         (("--fit", "gpu-mem=100x0"), "0 pods are out of range"),
-        (("--free-cards", "1", "--class", "v100"), "nothing is of class v100"),
+        (("--free-cards", "1", "--class", "v100"), "no GPU or device matches class v100"),
     ],
 )
 def test_mistakes_are_told_with_a_remedy(monkeypatch, args, says):

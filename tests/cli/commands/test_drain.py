@@ -15,7 +15,7 @@ from tests.cli.worlds import card, placed, run
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 
-TITLE = "card 0 of node n1 (GPU-n1-0)"
+TITLE = "GPU 0 of node n1 (GPU-n1-0)"
 
 
 def work(api: Cards, **rules) -> drain.Drain:
@@ -108,13 +108,13 @@ def test_a_pod_that_was_being_bound_meanwhile_is_evicted_too():
 def test_bare_pods_and_those_of_daemonsets_need_a_word(capsys):
     bare = placed("team-a", "bare", "n1", 0, 10)
     api = Cards([card("n1", 0)], [bare, running("a")])
-    with pytest.raises(click.ClickException, match=r"would not be made anew: team-a/bare; --force evicts them"):
+    with pytest.raises(click.ClickException, match=r"would not be recreated: team-a/bare; --force evicts them"):
         work(api).run("")
     assert "unschedulable" not in spec(api, "gpu-n1-0"), "nothing is half-done"
     work(api, force=True).run("")
     assert [name for name, _ in api.evicted] == ["a", "bare"]
     api = Cards([card("n1", 0)], [running("agent", kind="DaemonSet"), running("a")])
-    with pytest.raises(click.ClickException, match=r"come back at once: team-a/agent; --ignore-daemonsets leaves"):
+    with pytest.raises(click.ClickException, match=r"recreated at once: team-a/agent; --ignore-daemonsets leaves"):
         work(api).run("")
     work(api, ignore_daemonsets=True).run("")
     assert [name for name, _ in api.evicted] == ["a"]

@@ -50,14 +50,14 @@ def api() -> Cluster:
 def test_a_workload_is_explained_by_its_pods_and_the_first_that_waits(monkeypatch, api, words):
     output = run(monkeypatch, api, "explain", *words, "-n", "team-a").output
     assert "deployment team-a/web has 3 pods: 2 waiting, 1 starting.\n" in output
-    assert "pod team-a/web-1-b asks for 20000 MiB" in output
+    assert "pod team-a/web-1-b requests 20000 MiB" in output
 
 
 def test_a_pod_of_a_scheduler_that_has_gone_is_told_from_one_of_a_scheduler_that_is_there(monkeypatch, api):
     pod = waiting("team-a", "left", {"aliyun.com/gpu-mem": "20000", "cardwise.dev/share": "1"})
     pod["spec"]["schedulerName"] = names.SCHEDULER
     api.add("pods", pod)
-    gone = "which is not here any more"
+    gone = "no longer exists, so nothing places the pod:"
     assert gone in run(monkeypatch, api, "explain", "left", "-n", "team-a").output
     api.forbid("deployments")
     assert gone not in run(monkeypatch, api, "explain", "left", "-n", "team-a").output, "nobody knows"
@@ -78,7 +78,8 @@ def test_who_is_asked_to_end_a_pod_hears_that_nobody_recreates_it(monkeypatch, a
         "pods", "web-1-b", "team-a", spec=waiting("", "", {"aliyun.com/gpu-mem": "14000", names.SHARE: "1"})["spec"]
     )
     assert ends().endswith(
-        "team-b/big (4069 MiB); no controller recreates team-b/big, so save what is deleted: kubectl get pod -o yaml"
+        "team-b/big (4069 MiB); no controller recreates team-b/big, so save their manifests first: kubectl get pod -o "
+        "yaml"
     )
     owner = {"kind": "ReplicaSet", "name": "r", "uid": "r", "controller": True}
     api.change("pods", "big", "team-b", metadata={"ownerReferences": [owner]})
@@ -89,7 +90,7 @@ def test_a_workload_names_the_nodes_of_its_pods_that_do_not_report(monkeypatch, 
     api.change("nodes", "n1", status={"conditions": [{"type": "Ready", "status": "Unknown"}]})
     output = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
     assert (
-        "Node n1 is NotReady (its kubelet does not report), so that what they say of themselves may be old: web-1-a.\n"
+        "Node n1 is NotReady (its kubelet does not report), so their reported state may be outdated: web-1-a.\n"
         in output
     )
 
@@ -100,11 +101,11 @@ def test_a_scheduler_of_the_chart_without_a_ready_pod_is_said_to_place_nothing(m
     api.add("pods", pod)
     api.add("deployments", workload_object(names.SCHEDULER, names.NAMESPACE))
     output = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
-    assert "It is left to the scheduler cardwise-scheduler, which does not run: the Deployment" in output
+    assert "Its scheduler cardwise-scheduler is not running: the Deployment" in output
     assert "that fit are free" not in output
     api.change("deployments", names.SCHEDULER, names.NAMESPACE, status={"readyReplicas": 1})
     output = run(monkeypatch, api, "explain", "left", "-n", "team-a").stdout
-    assert "It is left to the scheduler" not in output
+    assert "Its scheduler" not in output
     assert "that fit are free" in output
 
 
@@ -112,7 +113,7 @@ def test_a_pod_that_outlived_an_uninstallation_hears_of_it(monkeypatch, api):
     api.replace("extendedresources")
     api.replace("resourceclasses")
     output = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
-    assert "No extender of Cardwise has ever led here, so that no pod gets a card: Cardwise is not installed" in output
+    assert "No Cardwise extender has ever been leader here, so no pod gets" in output
     lease = {"metadata": {"namespace": names.NAMESPACE, "name": names.LEASE}, "spec": {}}
     api.add("leases", lease)
     assert "has ever led" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
@@ -122,15 +123,13 @@ def test_a_pod_that_outlived_an_uninstallation_hears_of_it(monkeypatch, api):
 
 def test_pods_bound_by_hand_are_not_blamed_on_a_scheduler_that_asks(monkeypatch, api):
     api.add("events", event_about("BoundWithoutExtender", "deleted: ...", "2026-11-28T05:00:00Z", "Pod", "by-hand"))
-    blame = "kube-scheduler does not ask the extender"
+    blame = "kube-scheduler does not call the extender"
     assert blame in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
     condition = {"type": "PodScheduled", "status": "False", "message": f"0/2 nodes: 2 {Refusal.NO_MEMORY.text}."}
     api.change("pods", "web-1-b", "team-a", status={"conditions": [condition]})
     output = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
-    assert (
-        "Something other than Cardwise's extender has bound pods of this namespace within the hour (by-hand)" in output
-    )
-    assert "The scheduler of this pod does ask the extender." in output
+    assert "has bound pods of this namespace within the last hour (by-hand)" in output
+    assert "The scheduler of this pod does call the extender." in output
     assert blame not in output
 
 
@@ -156,7 +155,7 @@ def test_a_pod_that_does_not_start_says_its_own_last_warning(monkeypatch, api):
 def test_words_that_name_nothing_are_told(monkeypatch, api, words):
     completed = run(monkeypatch, api, "explain", *words, "-n", "team-a")
     assert completed.exit_code == 2
-    assert "name one thing: NAME, KIND NAME or KIND/NAME" in completed.output
+    assert "name one object: NAME, KIND NAME or KIND/NAME" in completed.output
 
 
 def test_without_rights_nobody_hears_that_there_is_no_such_pod(monkeypatch, api):
@@ -167,12 +166,12 @@ def test_without_rights_nobody_hears_that_there_is_no_such_pod(monkeypatch, api)
 
 def test_a_workload_without_pods_says_who_refuses_them(monkeypatch, api):
     output = run(monkeypatch, api, "explain", "job/big", "-n", "team-a").output
-    assert "job team-a/big has no pod.\nKubernetes could not create one: admission webhook denied" in output
+    assert "job team-a/big has no pod.\nKubernetes could not create a pod: admission webhook denied" in output
 
 
 @pytest.mark.parametrize("words", [["pod", "web-1-b"], ["pod/web-1-b"], ["po/web-1-b"], ["web-1-b"]])
 def test_a_pod_by_any_words(monkeypatch, api, words):
-    assert "pod team-a/web-1-b asks for 20000 MiB" in run(monkeypatch, api, "explain", *words, "-n", "team-a").output
+    assert "pod team-a/web-1-b requests 20000 MiB" in run(monkeypatch, api, "explain", *words, "-n", "team-a").output
 
 
 def test_for_programs(monkeypatch, api):
@@ -183,8 +182,8 @@ def test_for_programs(monkeypatch, api):
 def test_what_is_not_there_or_no_kind_is_told(monkeypatch, api):
     assert "there is no pod or workload 'none'" in run(monkeypatch, api, "explain", "none", "-n", "team-a").output
     assert "there is no job 'none'" in run(monkeypatch, api, "explain", "job/none", "-n", "team-a").output
-    assert "'svc' is no kind that makes pods" in run(monkeypatch, api, "explain", "svc/x").output
-    assert "name one thing" in run(monkeypatch, api, "explain", "pod", "a", "b").output
+    assert "'svc' is not a kind that creates pods" in run(monkeypatch, api, "explain", "svc/x").output
+    assert "name one object" in run(monkeypatch, api, "explain", "pod", "a", "b").output
 
 
 def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fellows_of_the_same():
@@ -210,13 +209,13 @@ def test_former_replicas_are_of_the_same_deployment_and_another_template_and_fel
 def test_pods_that_are_ending_are_not_among_those_that_should_end(monkeypatch, api):
     api.add("pods", waiting("team-a", "p", {"aliyun.com/gpu-mem": "16000", "cardwise.dev/share": "1"}))
     output = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
-    assert "  - these ended (card 1 of n1, 3893 MiB short): " in output
+    assert "  - these ended (GPU 1 of n1, 3893 MiB short): " in output
     assert "team-b/big (4069 MiB)" in output.rpartition("these ended")[2]
     for name, namespace in (("big", "team-b"), ("web-1-a", "team-a")):
         api.change("pods", name, namespace, metadata={"deletionTimestamp": "2026-11-28T05:00:00Z"})
     output = run(monkeypatch, api, "explain", "p", "-n", "team-a").output
     assert "these ended" not in output
-    assert "  - what is ending on n1 is gone: nobody else has to go\n" in output
+    assert "  - the terminating pods on n1 are gone: no other pod has to end\n" in output
     assert "held by team-a/web-1-a (100 MiB, is ending), team-b/big (4069 MiB, is ending)\n" in output
 
 
@@ -253,7 +252,7 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
     api.add(
         "events",
         event_about("Scheduled", "Successfully assigned", "2026-11-28T05:00:00Z", "Pod", "web-1-z"),
-        event_about("BoundWithoutExtender", "deleted: it asks for GPU cards", "2026-11-28T05:00:02Z", "Pod", "web-1-z"),
+        event_about("BoundWithoutExtender", "deleted: it asks for GPUs", "2026-11-28T05:00:02Z", "Pod", "web-1-z"),
         event_about("SuccessfulDelete", "Deleted pod: web-1-z", "2026-11-28T05:00:03Z", "ReplicaSet", "web-1"),
         event_about("SuccessfulDelete", "Deleted pod: web-1-zz", "2026-11-28T05:00:04Z", "ReplicaSet", "web-1"),
         event_about("Killing", "of a node of this name", "2026-11-28T05:00:05Z", "Node", "web-1-z"),
@@ -266,15 +265,15 @@ def test_of_a_pod_that_is_gone_the_last_events_are_told(monkeypatch, api):
         assert completed.exit_code == 0
         *events, advice, owner = completed.stdout.splitlines()
         assert events == [
-            "pod team-a/web-1-z is gone. Its last events:",
+            "pod team-a/web-1-z no longer exists. Its last events:",
             "  2026-11-28T05:00:00Z Scheduled: Successfully assigned",
-            "  2026-11-28T05:00:02Z BoundWithoutExtender: deleted: it asks for GPU cards",
+            "  2026-11-28T05:00:02Z BoundWithoutExtender: deleted: it asks for GPUs",
             "  2026-11-28T05:00:03Z SuccessfulDelete: ReplicaSet web-1: Deleted pod: web-1-z",
         ]
         assert advice.startswith(
-            "It got no GPU, since something other than Cardwise's extender had bound it. If nobody did so by hand"
+            "It got no GPU, because something other than Cardwise's extender had bound it. If nobody did so by hand"
         )
-        assert owner == "What its ReplicaSet does now: cardwise explain -n team-a replicaset/web-1"
+        assert owner == "The current state of its ReplicaSet: cardwise explain -n team-a replicaset/web-1"
     programs = json.loads(run(monkeypatch, api, "explain", "web-1-z", "-n", "team-a", "-o", "json").stdout)
     assert (programs["phase"], programs["text"]) == ("Gone", completed.stdout.splitlines())
     assert "there is no job 'web-1-z'" in run(monkeypatch, api, "explain", "job/web-1-z", "-n", "team-a").output
@@ -286,7 +285,7 @@ def test_a_refusal_of_pods_is_no_news_once_all_of_them_are_there(monkeypatch, ap
     message = 'Error creating: pods "web-1-x7k2p" is forbidden: exceeded quota: gpus'
     api.add("events", event_about("FailedCreate", message, "2026-11-28T05:00:00Z", "ReplicaSet", "web-1"))
     api.change("deployments", "web", "team-a", spec={"replicas": 4})
-    refused = "Kubernetes could not create one: exceeded quota: gpus\n"
+    refused = "Kubernetes could not create a pod: exceeded quota: gpus\n"
     assert refused in run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
     api.change("deployments", "web", "team-a", spec={"replicas": 3})
     assert refused not in run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
@@ -299,7 +298,7 @@ def test_a_refusal_older_than_its_event_is_read_from_the_condition(monkeypatch, 
     output = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
     head, refusal, retry = output.splitlines()
     assert head == "deployment team-a/web has no pod."
-    assert refusal == "Kubernetes could not create one: pods are forbidden: exceeded quota"
+    assert refusal == "Kubernetes could not create a pod: pods are forbidden: exceeded quota"
     assert "`kubectl annotate -n team-a replicaset web-1 retried-at=$(date +%s) --overwrite`" in retry
 
 
@@ -312,14 +311,14 @@ def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_wh
         return run(monkeypatch, api, "explain", "p", "-n", "team-a").stdout
 
     assert (
-        "The webhook is not registered: your administrator runs `cardwise doctor`. Once it is, no contr"
+        "The webhook is not registered: ask your administrator to run `cardwise doctor`. Once it is, no contr"
         in explanation()
     )
     configuration = {"name": names.WEBHOOK_CONFIGURATION, "creationTimestamp": "2026-06-02T00:00:00Z"}
     api.add("mutatingwebhookconfigurations", {"metadata": configuration})
     before = "It was created at 2026-06-01T00:00:00Z, before the webhook was registered (at 2026-06-02T00:00:00Z): "
     recreate = "`kubectl get pod -n team-a p -o yaml > p.yaml && kubectl replace --force -f p.yaml`"
-    assert f"{before}no controller makes another, so {recreate} saves it to p.yaml, deletes it and cr" in explanation()
+    assert f"{before}no controller recreates it: {recreate} saves it to p.yaml, deletes it and cr" in explanation()
     api.replace("mutatingwebhookconfigurations")
     arguments = ["--exempt-namespaces=kube-system,team-a"]
     webhook = workload_object("cardwise-webhook", names.NAMESPACE)
@@ -327,7 +326,7 @@ def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_wh
     api.add("deployments", webhook)
     assert "Namespace team-a is exempt from the webhook" in explanation(), "also while its configuration is missing"
     api.forbid("mutatingwebhookconfigurations")
-    assert "while the webhook was not registered, or its namespace is exempt from it (webhook.exempt" in explanation()
+    assert "It was created while the webhook was not registered, or its" in explanation()
 
 
 def test_who_may_view_one_namespace_hears_of_its_quotas_what_cardwise_quota_says(monkeypatch, api):
@@ -340,12 +339,13 @@ def test_who_may_view_one_namespace_hears_of_its_quotas_what_cardwise_quota_says
     assert "2/2" in of_quota
     assert "13441/32768" in of_quota
     output = run(monkeypatch, api, "explain", "typed", "-n", "team-a").stdout
-    closed = f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n"
+    used = "2 of 2 shares used, 1 requested, 1 of 1 whole GPUs used, 1 requested"
+    closed = f"GPUQuota team does not allow this on {K80_CLASS}: {used}.\n"
     assert closed in output
-    assert "GPUQuota team on all cards: 13441 of 32768 MiB used.\n" in output
+    assert "GPUQuota team on all GPUs: 13441 of 32768 MiB used.\n" in output
     output = run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
-    assert f"GPUQuota team on {K80_CLASS}: 2 of 2 shares used, 1 of 1 whole cards used.\n" in output
-    assert "GPUQuota team closes all cards: 13441 of 32768 MiB used, 20000 asked.\n" in output
+    assert f"GPUQuota team on {K80_CLASS}: 2 of 2 shares used, 1 of 1 whole GPUs used.\n" in output
+    assert "GPUQuota team does not allow this on all GPUs: 13441 of 32768 MiB used, 20000 requested.\n" in output
     api.forbid("extendedresources", "gpuquotas")
     assert "GPUQuota" not in run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a").stdout
 
@@ -359,17 +359,15 @@ def test_a_daemonsets_pod_hears_of_its_own_node_alone(monkeypatch, api):
     api.replace("gpuquotas")
     api.add("pods", pod)
     output = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
-    assert "It is for node n1 only: its DaemonSet makes one for each node that its template admits.\n" in output
-    assert "these ended (card 0 of n1, 2559 MiB short): " in output
+    assert "It is for node n1 only: its DaemonSet creates one pod for each node that its template allows.\n" in output
+    assert "these ended (GPU 0 of n1, 2559 MiB short): " in output
     assert "n2" not in output
     assert "keep away" not in output
     programs = json.loads(run(monkeypatch, api, "explain", "ds-x", "-n", "team-a", "-o", "json").stdout)
     assert [node["name"] for node in programs["nodes"]] == ["n1"]
     api.replace("extendedresources", card("n2", 1))
     output = run(monkeypatch, api, "explain", "ds-x", "-n", "team-a").stdout
-    assert (
-        "Node n1 has no card or device that Cardwise gives: a nodeSelector in the DaemonSet's template keeps" in output
-    )
+    assert "Node n1 has no GPU or device of Cardwise: a nodeSelector in the DaemonSet's template limits" in output
     assert "would run" not in output
 
 
@@ -378,7 +376,7 @@ def test_pods_that_vanish_are_told_of_their_own_workload_alone(monkeypatch, api)
     for i, name in enumerate(("web-1-x9z", "web-1-api-x9z", "web-10-x9z")):
         api.add("events", event_about("BoundWithoutExtender", "deleted: ...", f"2026-11-28T05:00:0{i}Z", "Pod", name))
     output = run(monkeypatch, api, "explain", "deploy/web", "-n", "team-a").stdout
-    assert "The extender has deleted pods of it within the hour (web-1-x9z): something other than Cardwise" in output
+    assert "The extender has deleted pods of this workload within the last hour (web-1-x9z): something " in output
 
 
 def test_a_gang_that_could_never_start_is_told_by_the_cluster_it_is_in(monkeypatch, api):
@@ -391,12 +389,12 @@ def test_a_gang_that_could_never_start_is_told_by_the_cluster_it_is_in(monkeypat
     api.add("podgroups", {"metadata": {"namespace": "team-a", "name": "g"}, "spec": {"minMember": 2}})
     big = member("big", "99999")
     api.add("pods", member("small", "1000"), big)
-    never = "Its gang cannot start: member big finds no place even if every card is empty (n1, n2: "
+    never = "Its gang cannot start: member big would not fit even if every GPU were empty (n1, n2: "
     assert never in run(monkeypatch, api, "explain", "small", "-n", "team-a").stdout
     api.replace("pods", member("small", "1000"), member("big", "1000"))
     assert "Its gang cannot" not in run(monkeypatch, api, "explain", "small", "-n", "team-a").stdout
     picky = member("big", "1000")
     picky["spec"]["nodeSelector"] = {"gpu": "h100"}
     api.replace("pods", member("small", "1000"), picky)
-    nowhere = "Its gang cannot start: member big finds no place even if every card is empty (it may be on no node with"
+    nowhere = "Its gang cannot start: member big would not fit even if every GPU were empty (it may run on no node with"
     assert nowhere in run(monkeypatch, api, "explain", "small", "-n", "team-a").stdout

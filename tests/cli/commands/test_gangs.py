@@ -126,7 +126,7 @@ def test_the_command_by_every_output_and_namespace(monkeypatch):
     assert gang["members"] == ["slurp-0", "slurp-1", "slurp-2"]
     none = run(monkeypatch, api, "gangs")
     assert (none.exit_code, none.stdout) == (0, "")
-    assert "there is no gang in namespace 'default'; -A shows those of all" in none.stderr
+    assert "there is no gang in namespace 'default'; -A shows those of all namespaces namespaces" in none.stderr
 
 
 def test_a_missing_right_is_told(monkeypatch):
@@ -144,32 +144,34 @@ def explained(monkeypatch: pytest.MonkeyPatch, api: Cluster, name: str) -> str:
 def test_a_member_hears_who_is_missing(monkeypatch):
     api = world([group("slurp", "Pending")], *SLURP[:2])
     text = explained(monkeypatch, api, "slurp-0")
-    assert text.startswith("pod team-a/slurp-0 asks for 8138 MiB")
-    assert "Its gang slurp needs 3 pods: 2 are there, 0 have a node (Pending since 2026-11-21T11:58:00Z).\n" in text
-    assert "1 more must be created before any of them is scheduled; there are slurp-0, slurp-1.\n" in text
+    assert text.startswith("pod team-a/slurp-0 requests 8138 MiB")
+    assert "Its gang slurp needs 3 pods: 2 exist, 0 have a node (Pending since 2026-11-21T11:58:00Z).\n" in text
+    assert "1 more must be created before any of them is scheduled; existing: slurp-0, slurp-1.\n" in text
 
 
 def test_a_member_of_a_gang_of_which_nobody_says_how_many_hears_what_to_make(monkeypatch):
     alone = member("g", "alone")
     del alone["metadata"]["annotations"][names.GROUP_NUM]
     text = explained(monkeypatch, world([], alone), "alone")
-    assert "Nobody says how many, so it waits for ever: make a PodGroup g with spec.minMember, or create " in text
+    assert (
+        "The number is unknown, so the gang waits forever: create a PodGroup g with spec.minMember, or create " in text
+    )
     assert names.GROUP_NUM in text
 
 
 def test_a_member_hears_whom_the_gang_waits_for_and_what_is_held(monkeypatch):
     text = explained(monkeypatch, world([RESERVED], *SLURP), "slurp-0")
-    assert "It fits, and waits for slurp-2 to be scheduled.\n" in text
-    assert "Cards held for it: 3, on n1 (2), n2 (1).\n" in text
+    assert "The gang fits and waits for slurp-2 to be scheduled.\n" in text
+    assert "GPUs reserved for it: 3, on n1 (2), n2 (1).\n" in text
     assert "must be created" not in text
     waits = world([group("slurp", "Waiting", reason="it does not fit as a whole")], *SLURP)
-    assert "Last said of it: it does not fit as a whole.\n" in explained(monkeypatch, waits, "slurp-0")
+    assert "Last status: it does not fit as a whole.\n" in explained(monkeypatch, waits, "slurp-0")
 
 
 def test_a_member_without_gpu_is_not_called_a_stranger(monkeypatch):
     server = member("slurp", "ps-0", limits={names.PLACE_MARKER: "1", names.BIND_MARKER: "1"})
     text = explained(monkeypatch, world([RESERVED], *SLURP, server), "ps-0")
-    assert "asks for no GPU and no device of Cardwise, and is placed together with its gang.\n" in text
+    assert "requests no GPU and no device of Cardwise, and is placed together with its gang.\n" in text
     assert "Its gang slurp needs 3 pods" in text
 
 

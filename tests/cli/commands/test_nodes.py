@@ -80,7 +80,7 @@ def test_a_node_that_takes_no_pods_has_no_fragments_and_says_why(monkeypatch, st
     assert shown.stdout.splitlines()[3].split()[:2] == ["CLUSTER", "1/4"]
     document = json.loads(run(monkeypatch, api, "-o", "json").stdout)
     assert [node["unschedulableReason"] for node in document["nodes"]] == [reason, ""]
-    assert document["nodes"][0]["cordonedCards"] == [], "the node is, and none of its cards"
+    assert document["nodes"][0]["cordonedCards"] == [], "the node is, and none of its GPUs"
 
 
 def test_for_programs(monkeypatch):
@@ -134,16 +134,17 @@ def test_whole_free_cards_and_what_the_nodes_have_left(monkeypatch):
 def test_where_nothing_is_learned_the_running_pods_count_and_it_says_so(monkeypatch):
     shown = run(monkeypatch, lists(configmaps=[learned()]))
     assert (
-        "note: fragmentation is measured by the pods that hold cards now: the extender has learned nothing yet"
-        in shown.stderr
+        "note: fragmentation is measured with the requests of the pods that hold GPUs now: the extender has not seen "
+        "enough pods yet" in shown.stderr
     )
     assert (
-        "note: fragmentation is measured by the pods that hold cards now: there is no ConfigMap cardwise-workload in "
+        "note: fragmentation is measured with the requests of the pods that hold GPUs now: there is no ConfigMap "
+        "cardwise-workload in "
         "cardwise-system" in run(monkeypatch, lists()).stderr
     )
     assert json.loads(run(monkeypatch, lists(), "-o", "json").stdout)["typicalPods"] == "running"
     nobody = run(monkeypatch, lists(pods=[]))
-    assert "note: fragmentation is not known, since no pod is known that comes" in nobody.stderr
+    assert "note: fragmentation cannot be measured, because no pod that uses GPUs" in nobody.stderr
     assert nobody.stdout.splitlines()[1].split() == ["n1", "2/2", "0/27717", "2", "16276", "-", "-", "0"]
     document = json.loads(run(monkeypatch, lists(pods=[]), "-o", "json").stdout)
     assert (document["cluster"]["fragmentedMiB"], document["typicalPods"]) == (None, None)
@@ -155,7 +156,7 @@ def test_a_viewer_who_may_read_less_is_told_what_is_less_exact(monkeypatch):
     api.forbid("nodes", "configmaps")
     shown = run(monkeypatch, api)
     assert shown.exit_code == 0
-    assert 'cpu and memory of nodes are taken as unlimited: User "jane" cannot list resource "nodes"' in shown.stderr
+    assert 'assuming unlimited cpu and memory of nodes: User "jane" cannot list resource "nodes"' in shown.stderr
     assert "you may not read the ConfigMap cardwise-workload in cardwise-system" in shown.stderr
     assert [line.split()[:5] for line in shown.stdout.splitlines()] == [line.split()[:5] for line in whole.splitlines()]
 
@@ -163,7 +164,7 @@ def test_a_viewer_who_may_read_less_is_told_what_is_less_exact(monkeypatch):
 def test_a_spoilt_workload_and_an_unknown_node(monkeypatch):
     for text in ("{}", '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}', "[" * 200_000):
         spoilt = HALVES | {"data": {names.WORKLOAD_REQUESTS: text}}
-        assert "what the extender has saved cannot be read" in run(monkeypatch, lists(configmaps=[spoilt])).stderr
+        assert "the extender's saved data cannot be read" in run(monkeypatch, lists(configmaps=[spoilt])).stderr
     refused = run(monkeypatch, lists(), "n9")
     assert refused.exit_code == 1
-    assert "node 'n9' has no card that Cardwise shares; nodes that have: n1, n2" in refused.stderr
+    assert "node 'n9' has no GPU that Cardwise shares; nodes that have: n1, n2" in refused.stderr

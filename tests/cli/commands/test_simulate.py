@@ -38,13 +38,13 @@ def cells(text: str, policy: str) -> list[list[str]]:
 
 
 GOLDEN = """\
-Allocated, in percent of all cards, when so many percent had been asked for;
-s.d. over the seeds and idle cards at 100%, what of the idle cannot be used at 95%:
+Allocated GPUs in percent, by the percentage requested so far;
+standard deviation over the seeds and idle GPUs at 100%, unusable part of the idle GPUs at 95%:
 TRACE    POLICY   SEEDS  80%    90%    95%    100%   110%   130%   S.D.  IDLE CARDS  FRAGMENTED  FIRST REFUSAL
 default  binpack  2      75.80  80.80  82.39  94.32  97.73  98.30  2.05  1           33.8%       87.8%
 default  spread   2      62.16  67.16  67.16  67.73  72.84  81.36  1.82  7           48.3%       64.4%
 
-Pods refused, in percent of those that asked for so many cards:
+Pods refused in percent, by the number of GPUs requested:
 TRACE    POLICY   NO CARD  TO 1/4  TO 1/2  BELOW 1  1      TO 2  TO 4   OVER 4
 default  binpack  0.00     34.38   21.43   37.50    27.27  -     0.00   -
 default  spread   0.00     0.00    3.57    43.75    63.64  -     66.67  -
@@ -86,7 +86,7 @@ def test_pods_that_leave(trace):
     assert float(rows[-1]["time"]) == pytest.approx(3.0, abs=0.2)
     refused = run(trace, *of, "--pod", "gpu=1")
     assert refused.exit_code == 2
-    assert "--pod asks what fits at the end" in refused.stderr
+    assert "--pod needs a simulation that ends with a full cluster, and" in refused.stderr
 
 
 def test_several_lists_of_pods_and_plots_of_each(trace, tmp_path):
@@ -118,7 +118,7 @@ def test_what_more_fits_after_a_trace(trace):
     output = run(trace, *of, "--pod", "gpu=8,cpu=1", "--pod", "gpu-mem=100", "--add-nodes", "2x8xG2:1000,cpu=64").output
     eight, small = cells(output.partition("More pods")[2], "binpack")
     assert [int(count) for count in eight[2:]] == [int(eight[2]), int(eight[2]) + 2]
-    assert int(small[3]) == int(small[2]) + 160, "ten on each added card"
+    assert int(small[3]) == int(small[2]) + 160, "ten on each added GPU"
 
 
 def test_nodes_that_are_added_to_a_trace(trace):
@@ -209,7 +209,7 @@ def test_pods_that_wait_are_said_and_come_where_the_cluster_is_replayed(monkeypa
     api = lists()
     api.replace("pods", *(waiting("team-a", f"w{i}", {"aliyun.com/gpu-mem": "8000"}) for i in range(3)))
     completed = live(monkeypatch, api, "--pod", "gpu-mem=8000", "--policy", "binpack")
-    assert "note: 3 pods wait" in completed.stderr
+    assert "note: 3 pending pods" in completed.stderr
     replayed = live(monkeypatch, api, "--policy", "binpack", "--seeds", "1", "--processes", "1")
     (_, refused) = cells(replayed.output, "binpack")
     # The sick card takes none of them: 16276 MiB hold two, each K80 one.
@@ -235,7 +235,7 @@ def test_a_cluster_without_pods(monkeypatch):
     assert {row[2] for policy in POLICIES for row in cells(completed.output, policy)} == {"4"}
     completed = live(monkeypatch, lists(pods=[]))
     assert completed.exit_code == 1
-    assert "no pod of the cluster uses cards or waits for some: --pod asks what would fit" in completed.stderr
+    assert "no pod of the cluster uses or waits for GPUs: use --pod to see what would fit" in completed.stderr
 
 
 def test_running_pods_are_replayed_with_what_they_ask(monkeypatch):
@@ -256,37 +256,43 @@ def test_without_the_right_to_read_nodes_cpu_counts_as_unlimited(monkeypatch):
     api = lists()
     api.forbid("nodes")
     completed = live(monkeypatch, api, "--pod", "gpu-mem=4000,cpu=1000", "--policy", "binpack")
-    assert "note: cpu and memory of nodes are taken as unlimited" in completed.stderr
+    assert "note: assuming unlimited cpu and memory of nodes" in completed.stderr
     assert cells(completed.stdout, "binpack")[0][2] == "5"
 
 
 def test_a_cluster_without_cards(monkeypatch):
     completed = live(monkeypatch, lists(extendedresources=[]))
     assert completed.exit_code == 1
-    assert "has no card that Cardwise shares" in completed.stderr
+    assert "has no GPU that Cardwise shares" in completed.stderr
     asks = waiting("team-a", "w", {"cardwise.dev/rdma": "1"}, devices="rdma")
     completed = live(monkeypatch, lists(extendedresources=[device("n3", 0)], pods=[asks]))
     assert completed.exit_code == 1
-    assert "the cluster has no GPU to replay pods on: --pod asks how many more devices fit" in completed.stderr
+    assert "the cluster has no GPU to replay pods on: use --pod to see how" in completed.stderr
 
 
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--pod", "gpu-mem=0"), "--pod gpu-mem=0: spec.containers[0].resources.limits[aliyun.com/gpu-mem]: 0 is not"),
+        (
+            ("--pod", "gpu-mem=0"),
+            "--pod gpu-mem=0: spec.containers[0].resources.limits[aliyun.com/gpu-mem]: 0 must be above",
+        ),
         (("--pod", "gpu=1,colour=red"), "'colour' is unknown; write gpu-mem, gpu-count, gpu, core, cpu, memory, class"),
-        (("--pod", "cpu=2"), "the pod asks for no card; write for example gpu-mem=8138"),
+        (("--pod", "cpu=2"), "the pod requests no GPU; write, for example, gpu-mem=8138"),
         (("--pod", "gpu=1,cpu=lots"), "cpu: 'lots' is not a quantity; write for example cpu=2"),
-        (("--pod", "nothing.yaml"), "--pod nothing.yaml: is no file, and has no =; write for example gpu-mem=8138"),
+        (
+            ("--pod", "nothing.yaml"),
+            "--pod nothing.yaml: is neither a file nor a list of KEY=AMOUNT; write, for example, gpu-mem=8138",
+        ),
         (
             ("--pod", "gpu=1,class=k80"),
-            "nothing is of class k80; write one that is there: big, nvidia.tesla.k80, nvidia.t",
+            "no GPU or device matches class k80; write one of: big, nvidia.tesla.k80, nvidia.t",
         ),
-        (("--pod", "cardwise.dev/big=2"), "one of it is a share of 4069 MiB; write gpu-mem=8138,class=big"),
-        (("--add-nodes", "4x8xT4"), "--add-nodes 4x8xT4: cannot be read; write nodes x cards x model : MiB"),
-        (("--add-nodes", "0x8xT4:16Gi"), "0 nodes of 8 cards are out of range; write 1 to 10000 x 1 to 1024"),
+        (("--pod", "cardwise.dev/big=2"), "one of this class is a share of 4069 MiB; write gpu-mem=8138,class=big"),
+        (("--add-nodes", "4x8xT4"), "--add-nodes 4x8xT4: cannot be read; write NODES x GPUS x MODEL : MIB"),
+        (("--add-nodes", "0x8xT4:16Gi"), "0 nodes of 8 GPUs are out of range; write 1 to 10000 x 1 to 1024"),
         (("--add-nodes", "1x8xT4:lots"), "'lots' is not a quantity"),
-        (("--add-nodes", "1x8xT4:16Gi,disk=2"), "'disk' is unknown; write cpu and memory after the cards"),
+        (("--add-nodes", "1x8xT4:16Gi,disk=2"), "'disk' is unknown; write cpu and memory after the GPUs"),
         (("--add-nodes", "1x8xT4:16Gi,cpu=-1"), "--add-nodes 1x8xT4:16Gi,cpu=-1: cpu: -1 is below zero; write for"),
         (("--pod", "gpu-mem=100,cpu=-4"), "--pod gpu-mem=100,cpu=-4: cpu: -4 is below zero; write for example cpu=2"),
         (("--pod", "gpu-mem=100,memory=10GiB"), "memory: '10GiB' is not a quantity; write for example cpu=2 or mem"),
@@ -301,9 +307,9 @@ def test_mistakes_are_told_with_a_remedy(monkeypatch, args, message):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("--load", "2"), "--load changes nothing: it belongs to --churn, which is not there"),
-        (("--lifetimes", "3"), "--lifetimes changes nothing: it belongs to --churn, which is not there"),
-        (("--churn", "--tune", "2"), "--tune changes nothing: leave it out with --churn"),
+        (("--load", "2"), "--load changes nothing: it has an effect only with --churn"),
+        (("--lifetimes", "3"), "--lifetimes changes nothing: it has an effect only with --churn"),
+        (("--churn", "--tune", "2"), "--tune changes nothing: do not give it with --churn"),
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(monkeypatch, args, message):
@@ -315,7 +321,7 @@ def test_an_option_that_would_change_nothing_is_refused(monkeypatch, args, messa
 def test_a_file_that_holds_no_pod(monkeypatch, tmp_path):
     path = tmp_path / "class.yaml"
     path.write_text(yaml.safe_dump(resource_class("k80", selector={})))
-    assert "has no Pod and nothing with a pod's template" in live(monkeypatch, lists(), "--pod", str(path)).stderr
+    assert "contains no Pod and no object with a pod template" in live(monkeypatch, lists(), "--pod", str(path)).stderr
     path.write_text("a: [")
     assert "class.yaml: cannot be read" in live(monkeypatch, lists(), "--pod", str(path)).stderr
 
@@ -333,16 +339,19 @@ def _asking(**limits: object) -> dict[str, object]:
         ({"spec": _asking(cpu="foo")}, "spec.containers[1].resources.limits[cpu]: 'foo' is not a quantity; write"),
         ({"spec": _asking(memory=-1)}, "spec.containers[1].resources.limits[memory]: -1 is below zero; write"),
         ({"spec": {"containers": [_ASKS], "overhead": {"cpu": "-1"}}}, "spec.overhead[cpu]: -1 is below zero; write"),
-        ({"spec": {"containers": 5}}, "spec.containers: 5 is no list; write it as Kubernetes reads it"),
-        ({"spec": {"containers": [None]}}, "spec.containers[0]: None is no mapping of names; write"),
+        ({"spec": {"containers": 5}}, "spec.containers: 5 is not a list; write it as in a Kubernetes manifest"),
+        ({"spec": {"containers": [None]}}, "spec.containers[0]: None is not a map; write"),
         ({"spec": {"containers": [{"resources": {"limits": [1]}}]}}, "spec.containers[0].resources.limits: [1] is no"),
-        ({"spec": {"containers": [{"resources": {"limits": {5: 1}}}]}}, "limits: {5: 1} is no mapping of names; write"),
-        ({"spec": {"containers": [_ASKS], "securityContext": 5}}, "spec.securityContext: 5 is no mapping of names"),
+        (
+            {"spec": {"containers": [{"resources": {"limits": {5: 1}}}]}},
+            "limits: {5: 1} is not a map; write",
+        ),
+        ({"spec": {"containers": [_ASKS], "securityContext": 5}}, "spec.securityContext: 5 is not a map"),
         ({"spec": {"containers": [_ASKS], "priority": "high"}}, "spec: Expected `int | null`, got `str`"),
-        ({"spec": [1]}, "spec: [1] is no mapping of names; write it as Kubernetes reads it"),
-        ({"metadata": 5}, "metadata: 5 is no mapping of names; write it as Kubernetes reads it"),
-        ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]: 1 is no text; write it in quotes"),
-        ({"kind": "List", "items": 5}, "List: items: 5 is no list; write it as Kubernetes reads it"),
+        ({"spec": [1]}, "spec: [1] is not a map; write it as in a Kubernetes manifest"),
+        ({"metadata": 5}, "metadata: 5 is not a map; write it as in a Kubernetes manifest"),
+        ({"metadata": {"annotations": {"a": 1}}}, "metadata.annotations[a]: 1 is not a string; write it in quotes"),
+        ({"kind": "List", "items": 5}, "List: items: 5 is not a list; write it as in a Kubernetes manifest"),
     ],
 )
 def test_manifests_that_are_none_of_kubernetes(monkeypatch, tmp_path, manifest, message):
@@ -382,19 +391,19 @@ def test_a_folder_for_plots_that_cannot_be_made_is_told_before_anything_runs(tra
     refused = run(trace, "--plots", str(tmp_path / "file" / "plots"))
     assert refused.exit_code == 1
     assert refused.stdout == ""
-    assert "cannot be written (Not a directory); name a folder that you may write into" in refused.stderr
+    assert "cannot be written (Not a directory); name a folder in which you may write" in refused.stderr
     fits = live(monkeypatch, lists(), "--pod", "gpu-mem=4000", "--plots", str(tmp_path / "plots"))
     assert fits.exit_code == 0
-    assert "note: --plots is left out" in fits.stderr
+    assert "note: ignoring --plots: there is no plot of what fits in a cluster" in fits.stderr
     assert not (tmp_path / "plots").exists(), "nothing is drawn"
 
 
 def test_a_trace_and_the_cluster_are_one_or_the_other(trace):
-    assert "name the folder of a trace, or write --from-cluster" in run().stderr
-    assert "name the folder of a trace, or write --from-cluster" in run(trace, "--from-cluster").stderr
+    assert "name the folder of a trace, or give --from-cluster" in run().stderr
+    assert "name the folder of a trace, or give --from-cluster" in run(trace, "--from-cluster").stderr
     refused = run("--from-cluster", "--pods", "default")
     assert refused.exit_code == 2
-    assert "--pods names lists of a trace, and --from-cluster has none" in refused.stderr
+    assert "--pods names a list of a trace, which --from-cluster does not" in refused.stderr
 
 
 def test_a_trace_that_is_not_there_is_told_with_those_that_are(trace):

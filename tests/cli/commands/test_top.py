@@ -41,7 +41,7 @@ cardwise_mps_up{card="GPU-n1-0"} 1
 
 
 SCREEN = """\
-6 cards on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
+6 GPUs on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
 
 NODE  GPU  MODEL      GRANTED             USED-MIB  GRANTED-MIB  TOTAL-MIB  CORE  PODS  STATE               HOLDERS(USED/GRANTED)
 n2    0    Tesla K80  [##########]  100%  -         11441        11441      100%  1     whole               team-a/all -/11441
@@ -140,12 +140,12 @@ def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api)
 
 def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api):
     output = run(monkeypatch, api, "--limit", "1").stdout
-    assert output.startswith("6 cards on 2 nodes")
+    assert output.startswith("6 GPUs on 2 nodes")
     assert "n2    0" in output
     assert "n1" not in output
     assert output.endswith(
-        "1 more node, less used; --limit shows more, NODE one of them\n"
-        "note: what pods use is not measured: no MPS manager of these nodes is to be seen\n"
+        "1 more node with lower use; --limit shows more, NODE shows one\n"
+        "note: usage not measured: no MPS manager runs on these nodes\n"
     )
     assert f"{PODS} spec.nodeName=n1" not in list_requests(api), "pods of shown nodes only"
 
@@ -153,10 +153,10 @@ def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api
 def test_one_node_and_one_that_is_not_there(monkeypatch, api):
     output = run(monkeypatch, api, "n1", "--limit", "1").stdout
     assert "n2" not in output
-    assert output.startswith("2 cards on 1 node: 3000 of 22882 MiB granted")
+    assert output.startswith("2 GPUs on 1 node: 3000 of 22882 MiB granted")
     refused = run(monkeypatch, api, "n1", "n3")
     assert refused.exit_code == 1
-    assert "no card that Cardwise shares on n3" in refused.stderr
+    assert "no GPU that Cardwise shares on n3" in refused.stderr
 
 
 def test_many_nodes_are_one_request(monkeypatch):
@@ -170,17 +170,17 @@ def test_what_may_not_be_read_is_said(monkeypatch, api):
     api.kube.namespace = "team-b"
     api.forbid("pods of all")
     output = run(monkeypatch, api).stdout
-    assert "note: you may not read the pods of all namespaces: of the holders only your own are shown\n" in output
+    assert "note: you may not read the pods of all namespaces: only your own pods are shown as holders\n" in output
     assert "team-a" not in output
     assert "team-b/serve 500/1000" in output
     api.forbid("pods")
     output = run(monkeypatch, api).stdout
-    assert "note: you may not read the pods of all namespaces: who holds what is not shown\n" in output
+    assert "note: you may not read the pods of all namespaces: the holders are not shown\n" in output
     assert "team-b/serve" not in output
     api.forbid()
     forbidden = api.fault(Fault(status=403), "list", PARTS, times=math.inf)
     output = run(monkeypatch, api).stdout
-    assert "no MPS manager of these nodes is to be seen" in output
+    assert "usage not measured: no MPS manager runs on these nodes" in output
     assert "team-a/train -/1500" in output
     forbidden.end()
     api.forbid("extendedresources", "resourceclasses", "pods")
@@ -190,18 +190,21 @@ def test_what_may_not_be_read_is_said(monkeypatch, api):
 def test_a_manager_that_may_not_be_asked_or_does_not_answer_is_told(monkeypatch, api):
     api.fault(Fault(status=403, message='User "jane" cannot get resource "pods/proxy"'), "get", "*/proxy/*")
     output = run(monkeypatch, api).stdout
-    assert 'note: what pods use is not known of all nodes: User "jane" cannot get resource "pods/proxy"\n' in output
+    assert 'note: usage is unknown for some nodes: User "jane" cannot get resource "pods/proxy"\n' in output
     assert "team-a/train -/1500" in output
 
 
 def test_a_cluster_without_cards(monkeypatch):
-    assert "`cardwise doctor` says why" in run(monkeypatch, monitored_cluster([], [], {})).stdout
+    assert (
+        "no GPU is shared: run `cardwise doctor` for the cause"
+        in run(monkeypatch, monitored_cluster([], [], {})).stdout
+    )
 
 
 def test_a_program_looks_once(monkeypatch, api):
     refused = run(monkeypatch, api, "-o", "json", "--watch")
     assert refused.exit_code == 2
-    assert "leave out --watch" in refused.stderr
+    assert "prints once, for programs: remove --watch" in refused.stderr
 
 
 def test_gpushares_pods_hold_a_card_by_its_index():
@@ -254,7 +257,7 @@ def test_the_live_screen_follows_and_ends_with_ctrl_c(monkeypatch, api, capsys):
     assert looks == [5.0] * 3
     assert "14441 of 68646" in click.unstyle(first)
     assert "14541 of 68646" in click.unstyle(second)
-    assert "not of now" in click.unstyle(third)
+    assert "outdated" in click.unstyle(third)
     assert third.endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
     assert all(len(row) <= 60 for row in click.unstyle(second).splitlines())
     assert len(first.splitlines()) <= 12
@@ -379,7 +382,7 @@ def test_containers_of_a_pod_are_added_up():
 
 
 NARROW = """\
-6 cards on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
+6 GPUs on 2 nodes: 14441 of 68646 MiB granted (21%), 1 unhealthy, 1 cordoned
 
 NODE  GPU  STATE               GRANTED/TOTAL  HOLDERS(USED/GRANTED)
 n2    0    whole               11441/11441    team-a/all -/11441

@@ -242,28 +242,58 @@ def plant_no_rights(preview: PreinstallFacts) -> None:
     [
         (plant_old_kubernetes, "kubernetes", Severity.PROBLEM, "Kubernetes v1.30.9, not 1.31", "upgrade"),
         (plant_unlabelled, "nodes", Severity.WARNING, "node n1 offers nvidia.com/gpu, but has no", "kubectl label"),
-        (plant_no_gpu, "nodes", Severity.WARNING, "no node has a label of a GPU", "nvidia.com/gpu.present=true"),
+        (
+            plant_no_gpu,
+            "nodes",
+            Severity.WARNING,
+            "no node has a GPU label: no GPU will be found until such a node joins",
+            "nvidia.com/gpu.present=true",
+        ),
         (plant_taint, "taints", Severity.NOTE, "do not tolerate: sku=gpu:NoSchedule", "{nvidia.com/gpu:NoSchedule,sku"),
         (plant_docker, "runtime", Severity.PROBLEM, "node n1: docker://27.1 has no CDI", "use containerd 2 or CRI-O"),
-        (plant_old_containerd, "runtime", Severity.WARNING, "takes no CDI devices", "set enable_cdi = true"),
+        (
+            plant_old_containerd,
+            "runtime",
+            Severity.WARNING,
+            "does not support CDI by default; without CDI a container can",
+            "set enable_cdi = true",
+        ),
         (plant_two_runtimes, "runtime", Severity.PROBLEM, "have different sockets", "nodes.selector"),
-        (plant_no_runtime_class, "driver", Severity.NOTE, "no RuntimeClass of NVIDIA's", "NVML Shared Library Not"),
+        (
+            plant_no_runtime_class,
+            "driver",
+            Severity.NOTE,
+            "the cluster has no NVIDIA RuntimeClass: NVIDIA's runtime must",
+            "NVML Shared Library Not",
+        ),
         (plant_several_runtime_classes, "driver", Severity.PROBLEM, "nvidia-cdi, nvidia-legacy", "nodes.runtimeClass"),
         (
             plant_other_runtime_class,
             "policies",
             Severity.NOTE,
-            "pods without a share would get cards by cards",
+            "pods without a share would get GPUs through cards",
             "policies.runtimeClasses={nvidia,nvidia-cdi,nvidia-legacy,nvidia-experimental,cards}",
         ),
-        (plant_no_namespace, "namespace", Severity.NOTE, "there is no namespace", "kubectl create namespace cardwise-"),
+        (
+            plant_no_namespace,
+            "namespace",
+            Severity.NOTE,
+            "does not exist yet",
+            "kubectl create namespace cardwise-",
+        ),
         (plant_unlabelled_namespace, "namespace", Severity.NOTE, "has no label of Pod", "enforce=privileged"),
         (plant_baseline, "namespace", Severity.PROBLEM, "enforces baseline", "enforce=privileged --overwrite"),
-        (plant_nvidia_plugin, "other-plugins", Severity.WARNING, "node n1, 2 cards: NVIDIA's", "devicePlugin.enabled"),
+        (plant_nvidia_plugin, "other-plugins", Severity.WARNING, "node n1, 2 GPUs: NVIDIA's", "devicePlugin.enabled"),
         (plant_hami, "other-plugins", Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-", "nodeSelector"),
         (plant_gpushare, "gpushare", Severity.WARNING, "gpushare-schd-extender", "node by node"),
-        (plant_installed, "installation", Severity.NOTE, "installed here already", "without --before-install"),
-        (plant_no_rights, "rights", Severity.NOTE, "could not look at 2 of 27 things", "administrator"),
+        (
+            plant_installed,
+            "installation",
+            Severity.NOTE,
+            "Cardwise is already installed here: these values are for another installation",
+            "without --before-install",
+        ),
+        (plant_no_rights, "rights", Severity.NOTE, "could not read 2 of 27 kinds of objects", "administrator"),
     ],
 )
 def test_what_is_in_the_way_is_found_alone_and_with_a_remedy(preview, plant, *, check, level, text, remedy):
@@ -319,7 +349,7 @@ def test_workloads_that_the_policies_would_refuse_are_named_once_each(preview):
     (finding,) = troubles(preview)
     assert finding.text == (
         "4 workloads (CronJob team/nightly, Deployment team/trainer, Pod team/by-hand, Pod team/of-operator) would be "
-        "refused when created again, because of NVIDIA_VISIBLE_DEVICES, CUDA_MPS_* or NVIDIA_GPU_MEMORY_* in env"
+        "refused when created again, because they have NVIDIA_VISIBLE_DEVICES, CUDA_MPS_* or NVIDIA_GPU_MEMORY_* in env"
     )
     assert "policies.infrastructure.namespaces" in finding.remedy
 
@@ -416,9 +446,9 @@ def test_the_command_proposes_and_says_what_is_in_the_way(monkeypatch):
 @pytest.mark.parametrize(
     ("plant", "text"),
     [
-        (plant_managed, "no node is visible as a control plane"),
-        (plant_k3s_control_plane, "kube-scheduler is no static pod of the control plane (node n1)"),
-        (plant_rke2, "kube-scheduler is a static pod on node n1, and not one that kubeadm has made"),
+        (plant_managed, "no control plane node is visible: a provider runs the control plane"),
+        (plant_k3s_control_plane, "kube-scheduler is not a static pod on the control plane (node n1)"),
+        (plant_rke2, "kube-scheduler is a static pod on node n1, but kubeadm did not create it"),
     ],
 )
 def test_what_is_said_of_a_control_plane_that_kubeadm_has_not_made(preview, plant, text):

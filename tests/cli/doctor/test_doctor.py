@@ -41,12 +41,12 @@ def test_a_reason_is_one_line_for_all_cards_that_it_is_of(sound):
     for resource in (cards := add_nodes(sound))[:-1]:
         resource["status"] |= {"health": "Unhealthy", "reason": "NvidiaDevicePluginActive"}
     (finding,) = troubles(sound)
-    assert finding.text == "60 nodes (n0, n1, n10 and 57 more), 479 cards: unhealthy: NvidiaDevicePluginActive"
+    assert finding.text == "60 nodes (n0, n1, n10 and 57 more), 479 GPUs: unhealthy: NvidiaDevicePluginActive"
     assert finding.level is Severity.WARNING
     cards[-1]["status"] |= {"health": "Unhealthy", "reason": "XID 79"}
     resource, other = troubles(sound)
     assert (resource.level, other.level) == (Severity.PROBLEM, Severity.PROBLEM), "no card is usable"
-    assert "nobody gets a card" in resource.remedy
+    assert "no pod gets a GPU" in resource.remedy
     assert not any(f.check == "cards" and f.level is Severity.OK for f in checks.check_facts(sound))
 
 
@@ -54,7 +54,7 @@ def test_a_cluster_whose_cards_are_all_cordoned_has_a_problem(sound):
     for resource in add_nodes(sound, 1):
         resource["spec"]["unschedulable"] = True
     (finding,) = troubles(sound)
-    assert (finding.level, "8 cards: cordoned" in finding.text) == (Severity.PROBLEM, True)
+    assert (finding.level, "8 GPUs: cordoned" in finding.text) == (Severity.PROBLEM, True)
     assert "cardwise uncordon n0/0" in finding.remedy
 
 
@@ -71,7 +71,7 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
     planted.update({"spec": state["spec"]} if "spec" in state else {})
     planted["status"] |= {key: field for key, field in state.items() if key != "spec"}
     (finding,) = troubles(sound)
-    assert (finding.check, finding.level, finding.text) == ("nodes", Severity.PROBLEM, text), "no other node has cards"
+    assert (finding.check, finding.level, finding.text) == ("nodes", Severity.PROBLEM, text), "no other node has GPUs"
     sound.nodes = [*sound.nodes, node("n2")]
     sound.cards = [*sound.cards, sound.cards[0] | {"spec": sound.cards[0]["spec"] | {"node": "n2"}}]
     (finding,) = troubles(sound)
@@ -84,10 +84,10 @@ def test_a_node_that_takes_no_pods_is_a_finding(sound, state, text):
 def test_without_rights_it_does_not_say_that_there_is_no_problem(sound):
     plant_no_rights(sound)
     shown = table(list(checks.check_facts(sound))).splitlines()
-    assert shown[-1].startswith("could not look at 2 of 22 things; of the others: 0 problems, 0 warnings, 1 note")
+    assert shown[-1].startswith("could not read 2 of 22 kinds of objects; the others: 0 problems, 0 warnings, 1 note")
     sound.unread = {"leases": "the server is currently unable to handle the request"}
     shown = table(list(checks.check_facts(sound))).splitlines()
-    assert shown[-1].startswith("could not look at 1 of 22 things; of the others: 0 problems")
+    assert shown[-1].startswith("could not read 1 of 22 kinds of objects; the others: 0 problems")
     sound.unread = {}
     assert table(list(checks.check_facts(sound))).splitlines()[-1].startswith("0 problems")
 
@@ -96,9 +96,11 @@ def test_what_is_the_same_on_many_nodes_is_one_line(sound):
     for resource in add_nodes(sound):
         resource["status"] |= {"cardAccess": "env", "mps": {"state": "Down", "reason": "no control program"}}
     texts = {finding.check: finding.text for finding in troubles(sound)}
-    assert texts["card-access"].startswith("60 nodes (n0, n1, n2 and 57 more): cards are given by environment only")
+    assert texts["card-access"].startswith(
+        "60 nodes (n0, n1, n2 and 57 more): GPUs are assigned by environment variable only"
+    )
     assert texts["mps"].endswith(
-        "480 cards: without MPS, Down: no control program: no card is left for pods that use it"
+        "480 GPUs: without working MPS, Down: no control program: no GPU is left for pods that use MPS"
     )
 
 
@@ -182,7 +184,7 @@ def test_on_the_nodes_network_no_policy_closes_the_webhook_and_a_certificate_doe
     sound.networkpolicies = [network_policy(API_SERVERS)]
     sound.deployments = [webhook_of(hostNetwork=True)]
     (finding,) = troubles(sound)
-    assert finding.text.startswith("the webhook is open to pods: it is on the nodes' network")
+    assert finding.text.startswith("the webhook is open to pods: it uses the nodes' network")
     assert "networkPolicies" not in finding.remedy
     for spec in ({}, {"hostNetwork": True}):
         sound.deployments = [webhook_of("--client-ca=/etc/cardwise/client-ca/ca.crt", **spec)]
@@ -225,7 +227,7 @@ def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(s
     assert [(finding.level, finding.text) for finding in findings] == [
         (
             Severity.WARNING,
-            "namespace odd: its label cardwise.dev/gpu-mem-unit says 'gib', no unit, which counts for nothing",
+            "namespace odd: its label cardwise.dev/gpu-mem-unit says 'gib', which is not a unit and is ignored",
         ),
         (Severity.OK, "numbers without a unit in aliyun.com/gpu-mem mean MiB, in team GiB"),
     ]
@@ -491,7 +493,7 @@ def plant_no_rights(seen: Facts) -> None:
     ("plant", "level", "text", "remedy"),
     [
         (plant_old_kubernetes, Severity.PROBLEM, "Kubernetes v1.29.9-gke.1, not 1.31", "upgrade the control plane"),
-        (plant_no_kinds, Severity.PROBLEM, "the kinds of cardwise.dev are not installed", "cardwise doctor --before-"),
+        (plant_no_kinds, Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", "cardwise doctor --before-"),
         (plant_no_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "--before-install"),
         (
             plant_no_late_webhook,
@@ -508,7 +510,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_webhook_that_never_ran,
             Severity.PROBLEM,
-            "has no CA: the webhook has never run",
+            "has no CA: the webhook has never started",
             "logs -n cardwise-system dep",
         ),
         (plant_no_policies, Severity.WARNING, "no ValidatingAdmissionPolicy of Cardwise", "policies.enabled"),
@@ -516,75 +518,100 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_driver_upgrade,
             Severity.WARNING,
-            "node n1: NVIDIA's GPU Operator replaces the driver, so the device plugin has left",
+            "node n1: NVIDIA's GPU Operator is replacing the driver, so the device plugin was stopped",
             "nvidia.com/gpu.deploy.client=paused-for-driver-upgrade",
         ),
         (plant_deleted_webhook, Severity.PROBLEM, "there is no MutatingWebhookConfiguration cardwise", "helm upgrade"),
         (plant_extender_at_zero, Severity.PROBLEM, "no extender holds the Lease", "--replicas 2"),
         (plant_no_leader, Severity.WARNING, "no extender holds the Lease cardwise-extender", "start the extender"),
-        (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "see whether one runs: kubectl get"),
+        (plant_dead_leader, Severity.PROBLEM, "has not renewed its Lease for", "check that one runs: kubectl get"),
         (
             plant_dead_leader_of_an_hour,
             Severity.PROBLEM,
             "has not renewed its Lease for",
-            "see whether one runs: kubectl get",
+            "check that one runs: kubectl get",
         ),
         (
             plant_lease_without_times,
             Severity.WARNING,
             "extender e holds the Lease cardwise-extender, which",
-            "an extender that runs writes it within seconds: kubectl get pods -n cardwise-system -l ",
+            "a running extender writes it within seconds: kubectl get pods -n cardwise-system -l ",
         ),
-        (plant_no_cards, Severity.PROBLEM, "no card is known", "nodes.selector"),
+        (plant_no_cards, Severity.PROBLEM, "no GPU is known", "nodes.selector"),
         (
             plant_no_labels,
             Severity.PROBLEM,
-            "no node has the labels that nodes.selector asks for",
+            "no node has the labels of nodes.selector",
             "kubectl label node",
         ),
         (plant_no_runtime_class, Severity.PROBLEM, "without NVIDIA's RuntimeClass nvidia", "nodes.runtimeClass=nvidia"),
-        (plant_nothing_installed, Severity.PROBLEM, "the kinds of cardwise.dev are not", "--before-install"),
-        (plant_uninstalled, Severity.PROBLEM, "of Cardwise only its kinds are here", "doctor --before-install prints"),
+        (plant_nothing_installed, Severity.PROBLEM, "the CRDs of cardwise.dev are not installed", "--before-install"),
+        (
+            plant_uninstalled,
+            Severity.PROBLEM,
+            "only Cardwise's CRDs are installed: Cardwise was uninstalled,",
+            "doctor --before-install prints",
+        ),
         (
             plant_class_without_cards,
             Severity.NOTE,
-            "there is no card of nvidia.l4: pods that ask for it wait",
+            "no GPU matches nvidia.l4: pods that request it wait",
             "kubectl delete resourceclass nvidia.l4",
         ),
         (
             plant_quota_of_shares,
             Severity.WARNING,
-            "open: a ResourceQuota limits requests.aliyun.com/gpu-mem, and whole cards, by gpu-count or a class",
-            "add requests.cardwise.dev/gpu to it, or make a GPUQuota",
+            "open: a ResourceQuota limits requests.aliyun.com/gpu-mem, but not whole GPUs (gpu-count or a class)",
+            "add requests.cardwise.dev/gpu to it, or create a GPUQuota",
         ),
-        (plant_quota_of_whole_cards, Severity.WARNING, "and shares get past it", "add requests.aliyun.com/gpu-mem to"),
+        (plant_quota_of_whole_cards, Severity.WARNING, "but not shares", "add requests.aliyun.com/gpu-mem to"),
         (
             plant_misspelled_quota,
             Severity.WARNING,
-            "ResourceQuota open/cards: requests.aliyun.com/gpumem counts nothing, since no node offers it",
+            "ResourceQuota open/cards: requests.aliyun.com/gpumem counts nothing, because no node offers it",
             "did you mean requests.aliyun.com/gpu-mem?",
         ),
-        (plant_sick_card, Severity.WARNING, "n1: GPU-n1-0 is unhealthy: XID 79", "comes back by itself"),
+        (
+            plant_sick_card,
+            Severity.WARNING,
+            "n1: GPU-n1-0 is unhealthy: XID 79",
+            "it gets no new pods; this ends by itself once it is healthy",
+        ),
         (plant_unregistered_plugin, Severity.PROBLEM, "node n1: no cardwise.dev/share is offered", "nodes.kubeletDir"),
         (plant_deleted_node, Severity.NOTE, "node n1 is gone", "cardwise.dev/node=n1"),
-        (plant_old_runtime, Severity.WARNING, "n1: cards are given by environment only", "enable_cdi = true"),
-        (plant_old_crio, Severity.WARNING, "n1: cards are given by environment only", "upgrade cri-o to 1.28 or later"),
-        (plant_docker, Severity.WARNING, "n1: cards are given by environment only", "use containerd 2 or CRI-O"),
+        (
+            plant_old_runtime,
+            Severity.WARNING,
+            "n1: GPUs are assigned by environment variable only",
+            "enable_cdi = true",
+        ),
+        (
+            plant_old_crio,
+            Severity.WARNING,
+            "n1: GPUs are assigned by environment variable only",
+            "upgrade cri-o to 1.28 or later",
+        ),
+        (
+            plant_docker,
+            Severity.WARNING,
+            "n1: GPUs are assigned by environment variable only",
+            "use containerd 2 or CRI-O",
+        ),
         (plant_no_mps, Severity.NOTE, "no node has an MPS manager", "cardwise-mps"),
         (
             plant_dead_mps,
             Severity.WARNING,
             "n1: GPU-n1-1 is without MPS, Down: the daemon died",
-            "tried again by itself",
+            "the manager tries again by itself; see its log:",
         ),
         (
             plant_no_mps_any_more,
             Severity.PROBLEM,
-            "n1, 2 cards: without MPS, Down: the node's",
+            "n1, 2 GPUs: without working MPS, Down: the node's",
             "deviceplugin.mps=auto",
         ),
         (plant_closed_by_mps, Severity.WARNING, "GPU-n1-1 is without MPS, Down: the card is closed", "until the pods"),
-        (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 cards: NVIDIA's device plugin offers", "nodes.cards"),
+        (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 GPUs: NVIDIA's device plugin offers", "nodes.cards"),
         (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-device-plugin", "nodeSelector"),
         (
             plant_dra_driver,
@@ -602,14 +629,14 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_left_scheduler,
             Severity.PROBLEM,
-            "2 pods (gpu/a, gpu/b) wait for the scheduler cardwise-scheduler, which is not here",
+            "2 pods (gpu/a, gpu/b) wait for the scheduler cardwise-scheduler, which no longer exists",
             "kubectl delete pods -A --field-selector=spec.schedulerName=cardwise-scheduler,",
         ),
         (plant_renamed_scheduler, Severity.PROBLEM, "2 pods (gpu/a, gpu/b) wait for the sch", "kubectl delete pods"),
         (
             plant_new_control_planes,
             Severity.PROBLEM,
-            "kube-scheduler asks the extender on node cp1, and does not on 2 nodes (cp2, cp3): when it leads there",
+            "kube-scheduler calls the extender on node cp1, and does not on 2 nodes (cp2, cp3): while",
             "helm upgrade cardwise helm/cardwise -n cardwise-system --reset-then-reuse-values",
         ),
         (
@@ -621,7 +648,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_no_rights,
             Severity.NOTE,
-            "could not look at 2 of 22 things, for want of rights: node leases, schedulers",
+            "could not read 2 of 22 kinds of objects, because you lack the rights: node leases, schedulers",
             "administrator",
         ),
     ],
@@ -654,13 +681,13 @@ def test_a_node_is_named_for_deletion_only_where_it_is_dead_and_has_the_card(sou
     n2 = sound.nodes[1]
     sound.nodes = [n2, *([dead] if state == "NotReady" else [])]
     (finding,) = (finding for finding in troubles(sound) if "gpu-n1-0" in finding.text)
-    assert finding.remedy == f"node n1 is {state}; if n2 was called n1 before: kubectl delete node n1"
+    assert finding.remedy == f"node n1 is {state}; if n2 was previously called n1: kubectl delete node n1"
     sound.nodes = [n2, alive]
     (finding,) = troubles(sound)
     assert "kubectl delete" not in finding.remedy
     sound.cards[0]["spec"]["node"] = "n2"
     assert [finding for finding in troubles(sound) if "gpu-n1-0" in finding.text] == [], (
-        "the card is that node's own by now"
+        "the GPU is that node's own by now"
     )
     sound.cards = []
     assert [finding for finding in troubles(sound) if "gpu-n1-0" in finding.text] == []
@@ -674,7 +701,7 @@ def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
         sound.schedulers = [kube_scheduler("cp1", wired=wired)]
         (finding,) = troubles(sound)
         assert finding.text.startswith("in the last 10 minutes 1 pod (team/mine) disappeared")
-        assert ("kube-scheduler is set to ask the extender, so the pod named a node" in finding.remedy) == wired
+        assert ("kube-scheduler is set to call the extender, so the pod named a node" in finding.remedy) == wired
         assert ("if nobody bound it by hand" in finding.remedy) != wired
 
 
@@ -755,19 +782,19 @@ def test_the_wiring_of_kube_scheduler_is_judged():
             for finding in scheduler.check_wiring({"extenders": stanzas} | fields, "sched", "do so")
         ]
 
-    assert wiring_findings(CONFIG) == [(Severity.OK, "sched asks the extender for all our resources")]
-    assert wiring_findings([]) == [(Severity.PROBLEM, "sched has no extender for our resources")]
+    assert wiring_findings(CONFIG) == [(Severity.OK, "sched calls the extender for all of Cardwise's resources")]
+    assert wiring_findings([]) == [(Severity.PROBLEM, "sched has no extender for Cardwise's resources")]
     ((level, text),) = wiring_findings(CONFIG[:1])
     assert (level, text) == (
         Severity.PROBLEM,
-        "sched does not ask an extender for cardwise.dev/share, cardwise.dev/bind",
+        "sched does not call an extender for cardwise.dev/share, cardwise.dev/bind",
     )
     unignored = deepcopy(CONFIG)
     unignored[1]["managedResources"][1]["ignoredByScheduler"] = False
     assert "looks for cardwise.dev/bind on nodes" in wiring_findings(unignored)[0][1]
     careless = deepcopy(CONFIG)
     careless[0]["ignorable"] = True
-    assert "goes on without the extender" in wiring_findings(careless)[0][1]
+    assert "ignores the extender when it does not answer (ignorable: true):" in wiring_findings(careless)[0][1]
     assert (Severity.NOTE, "sched looks at 50 % of the nodes only: pods are packed less tightly") in wiring_findings(
         CONFIG, percentageOfNodesToScore=50
     )
@@ -816,7 +843,7 @@ def test_without_its_priority_class_no_probe_is_sent():
     probed.api.fault(Fault(status=403, message=text), "create", f"*/{names.NAMESPACE}/pods", times=math.inf)
     _, finding = probed.probe()
     assert (finding.check, finding.level) == ("probe", Severity.NOTE)
-    assert finding.remedy.startswith("upgrade the chart, which makes that PriorityClass")
+    assert finding.remedy.startswith("upgrade the chart, which creates that PriorityClass: without it")
 
 
 @pytest.mark.parametrize(
@@ -825,12 +852,24 @@ def test_without_its_priority_class_no_probe_is_sent():
         (
             {"metadata": {"annotations": ASSIGNED}, "spec": {"nodeName": "n1"}},
             Severity.OK,
-            "was placed on a card of n1",
+            "was placed on a GPU of n1",
         ),
-        ({"spec": {"nodeName": "n1"}}, Severity.PROBLEM, "kube-scheduler does not ask the extender"),
-        (unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."), Severity.OK, "which has no room now"),
-        (unschedulable('Post "https://x": connection refused'), Severity.PROBLEM, "does not reach the extender"),
-        (unschedulable('Post "https://x": x509: unknown authority'), Severity.PROBLEM, "does not reach the extender"),
+        ({"spec": {"nodeName": "n1"}}, Severity.PROBLEM, "kube-scheduler does not call the extender"),
+        (
+            unschedulable(f"0/3 nodes: 3 {Refusal.NO_MEMORY.text}."),
+            Severity.OK,
+            "kube-scheduler calls the extender, which has no capacity now:",
+        ),
+        (
+            unschedulable('Post "https://x": connection refused'),
+            Severity.PROBLEM,
+            "kube-scheduler cannot reach the extender:",
+        ),
+        (
+            unschedulable('Post "https://x": x509: unknown authority'),
+            Severity.PROBLEM,
+            "kube-scheduler cannot reach the extender:",
+        ),
         (unschedulable(f"0/3 nodes: 3 Insufficient {names.GPU_MEM}"), Severity.NOTE, "no node offers aliyun.com/gpu"),
         (unschedulable("0/3 nodes: 3 had untolerated taint"), Severity.WARNING, "was not placed: 0/3 nodes"),
     ],
@@ -840,15 +879,18 @@ def test_the_probe_tells_how_far_it_came_and_leaves_nothing(after, level, text):
     assert (webhook.check, webhook.level) == ("webhook", Severity.OK)
     assert (finding.check, finding.level) == ("scheduler", level)
     assert text in finding.text
-    assert ("wire it" in finding.remedy) == ("does not ask" in finding.text)
+    assert ("wire it" in finding.remedy) == ("does not call" in finding.text)
     assert ("renew it" in finding.remedy) == ("x509" in finding.text)
 
 
 @pytest.mark.parametrize(
     ("second", "message"),
     [
-        ([{"key": "gpu", "effect": "NoExecute"}], "keeps out pods which ask for cards: gpu:NoExecute, ml=x:NoSchedule"),
-        ([], "no card is free"),
+        (
+            [{"key": "gpu", "effect": "NoExecute"}],
+            "has a taint that pods with GPU requests do not tolerate: gpu:NoExecute, ml=x:NoSchedule",
+        ),
+        ([], "no GPU is free"),
     ],
 )
 def test_taints_that_all_nodes_with_cards_have_are_named_with_the_value_to_change(second, message):
@@ -902,7 +944,7 @@ def test_a_probe_that_waits_behind_other_pods_is_no_problem_of_the_installation(
         probed.api.add("pods", {"metadata": {"name": name, "namespace": "team"}, "spec": pod_spec})
     _, finding = probed.probe()
     assert (finding.level, says in finding.text) == (level, True), finding.text
-    assert "see that default-scheduler runs" in finding.remedy
+    assert "check that default-scheduler runs" in finding.remedy
 
 
 def test_a_probe_that_waits_where_nobody_may_list_pods_is_no_problem():
@@ -914,7 +956,7 @@ def test_a_probe_that_waits_where_nobody_may_list_pods_is_no_problem():
 
 def test_a_probe_that_the_webhook_never_saw_ends_there():
     (finding,) = Probed({}, rewrites=False).probe()
-    assert (finding.level, "was not asked" in finding.text) == (Severity.PROBLEM, True)
+    assert (finding.level, "did not call the webhook" in finding.text) == (Severity.PROBLEM, True)
 
 
 def test_a_probe_that_may_not_be_made_is_told_from_a_webhook_that_does_not_answer():
@@ -974,16 +1016,16 @@ def test_a_node_where_a_pod_without_a_share_gets_a_card_is_found(sound):
     )
     sound.runtimeclasses.append(nvidia())
     with_cdi, by_env, none, named = looked.check_exposure(sound)
-    assert "by RuntimeClass nvidia: n1" in named.text
+    assert "through RuntimeClass nvidia: n1" in named.text
     assert "list nvidia in policies.runtimeClasses" in named.remedy
     assert {finding.level for finding in (with_cdi, by_env)} == {Severity.WARNING}
-    assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in with_cdi.text
+    assert "gets GPUs through the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in with_cdi.text
     assert "accept-nvidia-visible-devices-envvar-when-unprivileged = false" in with_cdi.remedy
     assert "n2 (/dev/nvidia0, /dev/nvidia1)" in by_env.text
     assert "make runc its default" in by_env.remedy
     assert (none.level, none.text) == (
         Severity.OK,
-        "a pod that asks for no card gets none by RuntimeClass cards on 1 node",
+        "a pod without a GPU request gets none through RuntimeClass cards on 1 node",
     ), "n2 does not serve its handler, and gvisor is not NVIDIA's"
     for pod in looked.created:
         (container,) = pod["spec"]["containers"]
@@ -996,22 +1038,20 @@ def test_a_runtime_class_that_the_policy_refuses_needs_no_look(sound):
     refused = "ValidatingAdmissionPolicy 'runtimeclasses.cardwise.dev' denied request: spec.runtimeClassName"
     default, named = Looked({("n1", ""): "looked\n"}, refused=refused).check_exposure(sound)
     assert (default.level, named.level) == (Severity.OK, Severity.OK)
-    assert named.text == "a pod that asks for no card may not name RuntimeClass nvidia"
+    assert named.text == "a pod without a GPU request may not use RuntimeClass nvidia"
     _, named = Looked({("n1", ""): "looked\n"}, refused="exceeded quota").check_exposure(sound)
     assert (named.level, "exceeded quota" in named.text) == (Severity.NOTE, True)
 
 
 def test_what_could_not_be_looked_at_is_told(sound):
     (finding,) = Looked({}).check_exposure(sound)
-    assert (finding.level, "is not known of n1" in finding.text) == (Severity.NOTE, True)
+    assert (finding.level, "on n1" in finding.text) == (Severity.NOTE, True)
     (finding,) = Looked({("n1", ""): "failed to create containerd task"}).check_exposure(sound)
-    assert (finding.level, "is not known of n1" in finding.text) == (Severity.NOTE, True)
+    assert (finding.level, "on n1" in finding.text) == (Severity.NOTE, True)
     (finding,) = Looked({("n1", ""): {"waiting": {"reason": "ErrImagePull", "message": "not found"}}}).check_exposure(
         sound
     )
-    assert finding.text.endswith(
-        "is not known of n1: of the pod that was to look Kubernetes says ErrImagePull: not found"
-    )
+    assert finding.text.endswith("on n1: Kubernetes reports about the test pod: ErrImagePull: not found")
     (finding,) = Looked({}).check_exposure(sound, image="")
     assert (finding.level, "--probe-image" in finding.remedy) == (Severity.NOTE, True)
     plugin = {"spec": {"template": {"spec": {"containers": [{"image": "registry.example/cardwise:1"}]}}}}
@@ -1042,7 +1082,7 @@ def test_in_a_namespace_about_which_the_webhook_is_not_asked_no_probe_is_sent(mo
     completed = run(monkeypatch, api, "doctor", "-n", names.NAMESPACE, "-o", "json")
     (finding,) = (listed for listed in json.loads(completed.stdout)["findings"] if listed["check"] == "probe")
     assert finding["level"] == "note"
-    assert finding["text"].endswith("not asked about pods of namespace cardwise-system, which is exempt")
+    assert finding["text"].endswith("namespace cardwise-system is exempt from the webhook")
     assert api.sent("create") == []
 
 
@@ -1051,7 +1091,7 @@ def test_a_namespace_where_cardwise_is_not_is_the_only_finding(sound):
     sound.mutating[0]["webhooks"][0]["clientConfig"]["service"] = {"namespace": "cards"}
     (finding,) = troubles(sound)
     assert (finding.check, finding.level) == ("installation", Severity.PROBLEM)
-    assert finding.text == "Cardwise is not in namespace cardwise-system, but in cards"
+    assert finding.text == "Cardwise is not installed in namespace cardwise-system but in cards"
     assert "cardwise doctor --cardwise-namespace cards" in finding.remedy
     sound.installed = "cards"
     assert [finding.check for finding in troubles(sound)] == ["extender"]
@@ -1077,7 +1117,7 @@ def test_a_namespace_of_cardwise_that_does_not_exist_is_named_and_no_probe_is_se
     api = Cluster({"extendedresources": [card("n1", 0)]})
     completed = run(monkeypatch, api, "doctor", "--cardwise-namespace", "nowhere", "-o", "json")
     (finding,) = (listed for listed in json.loads(completed.stdout)["findings"] if listed["level"] == "problem")
-    assert finding["text"] == "there is no namespace nowhere, in which Cardwise was to be looked for"
+    assert finding["text"] == "namespace nowhere, where Cardwise was expected, does not exist"
     assert api.sent("create") == []
 
 
@@ -1105,16 +1145,16 @@ def test_the_command_ends_with_1_where_there_is_a_problem(monkeypatch):
     assert completed.exit_code == 1
     report = json.loads(completed.stdout)
     assert report["worst"] == "problem"
-    assert "the kinds of cardwise.dev are not installed" in {finding["text"] for finding in report["findings"]}
+    assert "the CRDs of cardwise.dev are not installed" in {finding["text"] for finding in report["findings"]}
 
 
 def test_a_card_that_a_killed_defrag_has_left_cordoned_is_named_with_the_command(sound):
-    cordon = {"reason": "cardwise defrag moves its pods", "user": "jane", "time": "2026-11-21T11:00:00Z"}
+    cordon = {"reason": "cardwise defrag is moving its pods", "user": "jane", "time": "2026-11-21T11:00:00Z"}
     sound.cards[0]["spec"] |= {"unschedulable": True, "cordon": cordon}
     (finding,) = troubles(sound)
     assert finding.text == (
-        "card 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by a defrag, and has not been given "
-        "back"
+        "GPU 0 of node n1 (GPU-n1-0) was cordoned by jane at 2026-11-21T11:00:00Z by a defrag and has not been "
+        "uncordoned"
     )
     assert finding.remedy == "if none runs any more: cardwise uncordon n1/0"
     cordon["time"] = "2026-11-21T11:45:00Z"

@@ -22,8 +22,8 @@ from tests.fakes.clock import FakeClock
 
 SYSTEM = names.NAMESPACE
 NO_DRIVER = (
-    "NVML does not start (NVML Shared Library Not Found); is the NVIDIA driver installed, and its library mounted into "
-    "this container? For simulated cards give --simulated-cards FILE"
+    "NVML does not start (NVML Shared Library Not Found); check that the NVIDIA driver is installed and its library is "
+    "mounted into this container. For simulated GPUs give --simulated-cards FILE"
 )
 POD_SECURITY = (
     'Error creating: pods "cardwise-deviceplugin-x7k2p" is forbidden: violates PodSecurity "baseline:latest": hostPath '
@@ -99,7 +99,7 @@ def the_finding(seen: Facts) -> Finding:
     [
         (
             "DaemonSet/cardwise-deviceplugin", POD_SECURITY,
-            'no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity "baseline:latest": ',
+            'DaemonSet cardwise-deviceplugin cannot create pods: violates PodSecurity "baseline:latest": ',
             "kubectl label namespace cardwise-system pod-security.kubernetes.io/enforce=privileged --overwrite",
         ),
         (
@@ -109,7 +109,7 @@ def the_finding(seen: Facts) -> Finding:
         ("DaemonSet/cardwise-mps", QUOTA, "exceeded quota: small", "kubectl edit resourcequota small -n cardwise-"),
         ("DaemonSet/cardwise-mps", NO_CLASS, "no PriorityClass with name high was found", "mps.priorityClassName"),
         ("Job/cardwise-kubeadm-wire", WEBHOOK, "images.example.com", "exempt the namespace cardwise-system from"),
-        ("Job/cardwise-cleanup", "no reason", "no reason", "let the pods of namespace cardwise-system pass"),
+        ("Job/cardwise-cleanup", "no reason", "no reason", "admits the pods of namespace cardwise-system"),
     ],
 )  # fmt: skip
 def test_a_controller_of_ours_whose_pods_are_refused_is_found(sound, controller, message, text, remedy):
@@ -136,7 +136,7 @@ def test_events_that_kubernetes_has_combined_name_the_same_cause(sound):
     combined = f"(combined from similar events): {POD_SECURITY}"
     sound.own_events = read(event("DaemonSet", "cardwise-deviceplugin", "FailedCreate", combined))
     cause = next(finding for finding in troubles(sound) if finding.check == startup.CHECK)
-    assert cause.text.startswith("no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity")
+    assert cause.text.startswith("DaemonSet cardwise-deviceplugin cannot create pods: violates PodSecurity")
 
 
 def test_the_last_event_counts_whatever_field_has_its_time(sound):
@@ -195,8 +195,8 @@ def test_where_no_card_is_known_since_the_device_plugin_crashes_the_cause_comes_
     sound.cards, sound.nodes = [], []
     sound.own_pods = [crashing("deviceplugin", log(level="error", event="cannot start", error=NO_DRIVER))]
     cause, effect = checks.finding.sort_findings(troubles(sound))
-    assert (cause.check, effect.text) == ("parts", "no card is known")
-    assert effect.remedy == "first mend what `parts` says of the device plugin, which reports the cards"
+    assert (cause.check, effect.text) == ("parts", "no GPU is known")
+    assert effect.remedy == "first fix what `parts` reports about the device plugin, which reports the GPUs"
 
 
 @pytest.mark.parametrize(
@@ -208,19 +208,19 @@ def test_where_no_card_is_known_since_the_device_plugin_crashes_the_cause_comes_
         ("Usage: cardwise-mps [OPTIONS]\nError: No such option: --rot\n", "Error: No such option: --rot"),
         ("Traceback (most recent call last):\n  File x\nModuleNotFoundError: grpc\n", "ModuleNotFoundError: grpc"),
         ('exec: "cardwise-mps": executable file not found in $PATH', 'exec: "cardwise-mps": executable file not found'),
-        ("", "exit code 1, and nothing in its log"),
+        ("", "exit code 1, and its log is empty"),
     ],
 )
 def test_the_last_error_is_found_in_what_the_kubelet_kept_of_the_log(sound, message, error):
     sound.own_pods = [crashing("mps", message)]
     finding = the_finding(sound)
     assert f"crashes, last error: {error}" in finding.text
-    assert finding.remedy == "more of it: kubectl logs -n cardwise-system cardwise-mps-0 --previous"
+    assert finding.remedy == "full log: kubectl logs -n cardwise-system cardwise-mps-0 --previous"
 
 
 def test_a_part_that_is_killed_for_its_memory_names_the_limit(sound):
     sound.own_pods = [crashing("extender", "", reason="OOMKilled", code=137)]
-    assert "raise its memory in extender.resources" in the_finding(sound).remedy
+    assert "raise its memory limit in extender.resources" in the_finding(sound).remedy
 
 
 def test_a_crash_is_told_between_restarts_too_and_not_when_it_is_over(sound):
@@ -266,7 +266,7 @@ def test_a_crash_is_told_between_restarts_too_and_not_when_it_is_over(sound):
         ),
         (pod("scheduler"), [], "pod cardwise-scheduler-0 does not start", "kubectl describe pod"),
         (
-            pod("webhook", state={"running": {}}), [], "pod cardwise-webhook-0 runs and is not ready",
+            pod("webhook", state={"running": {}}), [], "pod cardwise-webhook-0 is running but not ready",
             "kubectl get --raw /api/v1/namespaces/cardwise-system/pods/cardwise-webhook-0:9400/proxy/readyz",
         ),
     ],
@@ -283,7 +283,7 @@ def test_two_replicas_of_which_one_is_not_ready_are_a_warning(sound):
     assert the_finding(sound).level is Severity.WARNING
     sound.own_pods = [pod("webhook", number, state={"running": {}}) for number in range(2)]
     assert the_finding(sound).text == (
-        "cardwise-webhook in 2 pods (cardwise-webhook-0, cardwise-webhook-1) runs and is not ready"
+        "cardwise-webhook in 2 pods (cardwise-webhook-0, cardwise-webhook-1) is running but not ready"
     )
 
 
@@ -296,9 +296,9 @@ def test_a_part_on_a_node_that_is_not_ready_names_the_node(sound):
     sound.own_pods = [pod("webhook", state={"running": {}}), pod("deviceplugin", state={"running": {}})]
     webhook, plugin = troubles(sound)
     assert webhook.text == (
-        "pod cardwise-webhook-0 is not ready, since its node is NotReady (its kubelet does not report)"
+        "pod cardwise-webhook-0 is not ready, because its node is NotReady (its kubelet does not report)"
     )
-    assert plugin.text.startswith("cardwise-deviceplugin on node n0 is not ready, since its node is NotReady")
+    assert plugin.text.startswith("cardwise-deviceplugin on node n0 is not ready, because its node is NotReady")
     assert {finding.remedy for finding in (webhook, plugin)} == {"kubectl describe node n0 says why"}
     sound.own_pods = [pod("deviceplugin", 1, state={"running": {}})]
     card_node["status"]["conditions"] = unknown
@@ -321,7 +321,7 @@ def test_a_job_that_could_not_wire_kube_scheduler_says_why(sound):
     sound.own_pods = [failed]
     finding = the_finding(sound)
     assert finding.text == "pod cardwise-kubeadm-0 failed: no kube-scheduler in /etc/kubernetes/manifests"
-    assert finding.remedy == "all of it: kubectl logs -n cardwise-system cardwise-kubeadm-0"
+    assert finding.remedy == "full log: kubectl logs -n cardwise-system cardwise-kubeadm-0"
 
 
 @pytest.mark.parametrize("name", ["webhook", "scheduler"])
@@ -337,9 +337,9 @@ def test_without_a_leader_the_remedy_is_what_keeps_it_from_running(sound):
     sound.leases = []
     for deployments, pods, remedy in (
         ([], [], "start the extender (extender.enabled)"),
-        ([part("extender")], [], "see whether one runs: kubectl get pods -n cardwise-system -l app.kubernetes.io/comp"),
+        ([part("extender")], [], "check that one runs: kubectl get pods -n cardwise-system -l app.kubernetes.io/comp"),
         ([part("extender", replicas=0)], [], "kubectl scale deployment cardwise-extender -n cardwise-system --repl"),
-        ([part("extender")], [crashing("extender", "x")], "first mend what `parts` says of its pods"),
+        ([part("extender")], [crashing("extender", "x")], "first fix what `parts` reports about its pods"),
     ):
         sound.deployments, sound.own_pods = deployments, pods
         (finding,) = (finding for finding in troubles(sound) if finding.check == "extender")
@@ -356,14 +356,15 @@ def test_mps_that_is_down_on_all_cards_is_one_finding_with_the_reason(sound):
     finding = the_finding(sound)
     assert (finding.check, finding.level) == ("mps", Severity.PROBLEM)
     assert finding.text == (
-        f"node n1, 2 cards: without MPS, Down: {reasons[0]}, Down: {reasons[1]}: no card is left for pods that use it"
+        f"node n1, 2 GPUs: without working MPS, Down: {reasons[0]}, Down: {reasons[1]}: no GPU is left for pods that "
+        "use MPS"
     )
     assert finding.remedy == (
-        "it is tried again by itself; more of it: kubectl logs -n cardwise-system daemonset/cardwise-mps"
+        "the manager tries again by itself; see its log: kubectl logs -n cardwise-system daemonset/cardwise-mps"
     )
     sound.own_pods = [crashing("mps", "x")]
     assert [finding.remedy for finding in troubles(sound) if finding.check == "mps"] == [
-        "first mend what `parts` says of cardwise-mps"
+        "first fix what `parts` reports about cardwise-mps"
     ]
 
 
@@ -396,7 +397,7 @@ def test_pods_that_the_webhook_has_not_seen_are_one_finding(sound):
     plant_unrewritten(sound)
     finding = the_finding(sound)
     assert (finding.check, finding.level) == ("webhook", Severity.WARNING)
-    assert finding.text == "2 pods (team/p0, team/p1) were created while the webhook was not there: they wait for ever"
+    assert finding.text == "2 pods (team/p0, team/p1) were created while the webhook was down: they wait forever"
     assert finding.remedy.endswith("kubectl delete pods -n team p0 p1")
     plant_unrewritten(sound, 60)
     finding = the_finding(sound)
@@ -410,8 +411,8 @@ def test_a_pod_of_no_controller_is_saved_before_it_is_deleted(sound):
     plant_unrewritten(sound)
     del sound.waiting_pods[-4]["metadata"]["ownerReferences"]
     assert the_finding(sound).remedy == (
-        "once the webhook runs: delete those of controllers, which make new ones: kubectl delete pods -n team p1; save "
-        "and recreate those of no controller, which nothing else does: kubectl get pod -n team p0 -o yaml > p0.yaml && "
+        "when the webhook runs: delete those with a controller, which recreates them: kubectl delete pods -n team p1; "
+        "save and recreate those without a controller: kubectl get pod -n team p0 -o yaml > p0.yaml && "
         "kubectl replace --force -f p0.yaml"
     )
 
@@ -438,9 +439,9 @@ def deletion(name: str, minutes: float) -> Event:
     ("static", "own", "command"),
     [
         ("kube-scheduler --kubeconfig=/x", False, "--reset-then-reuse-values --set scheduler.mode=kubeadm"),
-        ("kube-scheduler --config=/x", False, "see whether kube-scheduler asks the extender: cardwise doctor, without"),
-        ("", False, "see whether kube-scheduler asks the extender: cardwise doctor, without --no-probe, tries that"),
-        ("", True, "kube-scheduler is set to ask the extender, so the pods named a node"),
+        ("kube-scheduler --config=/x", False, "whether kube-scheduler calls the extender: cardwise doctor without"),
+        ("", False, "check whether kube-scheduler calls the extender: cardwise doctor without --no-probe tests that"),
+        ("", True, "kube-scheduler is set to call the extender, so the pods named a node"),
     ],
 )  # fmt: skip
 def test_pods_that_disappear_are_found_and_only_a_configuration_without_extenders_is_changed(
@@ -457,8 +458,8 @@ def test_pods_that_disappear_are_found_and_only_a_configuration_without_extender
     confirmed = static.startswith("kube-scheduler --kube")
     assert finding.level is (Severity.WARNING if confirmed else Severity.NOTE)
     assert finding.text == (
-        "in the last 10 minutes 2 pods (team/web-0, team/web-1) disappeared: bound without the extender, so without a "
-        "card, and deleted, by Events of cardwise-extender"
+        "in the last 10 minutes 2 pods (team/web-0, team/web-1) disappeared: bound without the extender, so "
+        "without a GPU, and then deleted (Events of cardwise-extender)"
     )
     assert command in finding.remedy
     assert finding.remedy.count("helm upgrade gpus ") == confirmed
@@ -476,4 +477,4 @@ def test_a_probe_that_was_deleted_before_it_was_looked_at_is_no_fault_of_the_web
     api.before_request(lambda request: api.remove(request.path), "get")
     webhook, finding = probing.send_probe(api.kube, "default", SYSTEM, clock, wire="do so")
     assert (webhook.level, finding.level, finding.remedy) == (Severity.OK, Severity.PROBLEM, "do so")
-    assert "the probe pod was deleted while it waited" in finding.text
+    assert "the probe pod was deleted while it was pending: something had" in finding.text

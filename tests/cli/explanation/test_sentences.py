@@ -33,11 +33,13 @@ def test_a_pod_whose_requests_fit_alone_only_hears_what_helps():
     seen = Survey(ledger=ledger_with_free(n1=[16276, 16276]))
     text = sentences.explain_pod(pod("p", containers=[whole, share], annotations=split), seen)
     assert "  n1: The node's GPUs are too few or too small for all requests of the pod together\n" in text
-    assert text.endswith("It would run if:\n  - its containers asked for less, or were pods of their own\n")
+    assert text.endswith(
+        "It would run if one of these were true:\n  - its containers requested less, or were separate pods\n"
+    )
     seen.ledger.set_holding(holding("other", 10000, 0))
     text = sentences.explain_pod(pod("p", containers=[whole, container("small", gpu_mem=8000, share=1)]), seen)
     assert "  n1: The node's GPUs fit each request of the pod, but not all of them together\n" in text
-    assert text.endswith("  - these ended (cards 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
+    assert text.endswith("  - these ended (GPUs 0, 1 of n1, 1724 MiB short): default/other (10000 MiB)\n")
 
 
 def test_of_a_split_share_each_card_is_told_its_part():
@@ -50,7 +52,7 @@ def test_of_a_split_share_each_card_is_told_its_part():
 
 def test_a_pod_that_would_fit_hears_where():
     text = sentences.explain_pod(asking("p", gpu_mem=100), Survey(ledger=ledger_with_free(n1=[4069], n2=[16276])))
-    assert "free on n1, n2 (best first, priced leaves it to binpack)" in text
+    assert "free on n1, n2 (best first, priced orders them as binpack would)" in text
 
 
 def test_a_placed_pod_hears_its_card_and_its_neighbours():
@@ -59,8 +61,8 @@ def test_a_placed_pod_hears_its_card_and_its_neighbours():
     there = pod("p", gpu_mem=4069, annotations=annotations, uid="u")
     there["spec"]["nodeName"] = "n1"
     text = sentences.explain_pod(there, seen)
-    assert "4069 of 16276 MiB (0.2500) of card 0 GPU-n1-0, beside default/n1-0 (12207 MiB)" in text
-    assert "not granted it yet" in text
+    assert "4069 of 16276 MiB (0.2500) of GPU 0 GPU-n1-0, beside default/n1-0 (12207 MiB)" in text
+    assert "The node has not given it the share yet:" in text
 
 
 def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_changed():
@@ -70,9 +72,9 @@ def test_neighbours_are_told_by_the_uuid_of_the_card_as_its_index_may_have_chang
     there = pod("p", gpu_mem=4069, annotations=assignment.encode(before, assume_time_ns=1), uid="u")
     there["spec"]["nodeName"] = "n1"
     text = sentences.explain_pod(there, seen)
-    assert "of card 1 GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB)\n" in text
+    assert "of GPU 1 GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB)\n" in text
     seen.ledger.set_cards("n1", cards(16276, 16276)[1:])
-    gone = "; this card is not on the node any more\n"
+    gone = "; this GPU is not on the node any more\n"
     assert f"GPU-n1-0, beside default/n1-0 (12207 MiB), default/old (4069 MiB){gone}" in sentences.explain_pod(
         there, seen
     )
@@ -83,7 +85,7 @@ def test_what_a_pod_that_has_gone_holds_is_said_so():
     held = {"podUID": "x", "namespace": "team-b", "name": "cr", "memoryMiB": 1000, "container": "0"}
     api.change("extendedresources", "gpu-n1-0", status={"reported": [held]})
     (stored_pod,) = api.objects("pods")
-    assert ", held by team-b/cr (1000 MiB, its pod has gone)\n" in sentences.explain_pod(
+    assert ", held by team-b/cr (1000 MiB, its pod is gone)\n" in sentences.explain_pod(
         stored_pod, survey.take_survey(api.kube, addresses=False)
     )
 
@@ -100,14 +102,14 @@ def test_a_placed_pod_hears_its_containers_by_their_names():
 
 def test_pods_that_can_never_run_or_are_not_ours():
     assert "can never be placed" in sentences.explain_pod(pod("p", gpu_mem=0), Survey())
-    assert "asks for no GPU" in sentences.explain_pod(pod("p", containers=[{"name": "x"}]), Survey())
+    assert "requests no GPU" in sentences.explain_pod(pod("p", containers=[{"name": "x"}]), Survey())
     bound = asking("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
     assert "not bound by the Cardwise extender" in sentences.explain_pod(bound, Survey())
     bound = pod("p", gpu_mem=5)
     bound["spec"]["nodeName"] = "n1"
     assert "is on node n1 without a GPU of Cardwise: the webhook has not" in sentences.explain_pod(bound, Survey())
-    assert "No node has a card" in sentences.explain_pod(asking("p", gpu_mem=5), Survey())
+    assert "No node has a GPU" in sentences.explain_pod(asking("p", gpu_mem=5), Survey())
     unseen = sentences.explain_pod(pod("p", gpu_mem=5), Survey())
     assert "can never be placed" in unseen
     assert "the pod was not rewritten by the Cardwise webhook" in unseen
@@ -119,10 +121,10 @@ def test_what_runs_is_explained_although_its_policy_was_changed_to_nonsense():
     placed["spec"]["nodeName"] = "n1"
     assert "pod default/p is on node n1" in sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[4069])))
     gone = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[])))
-    assert "this card is not on the node any more" in gone
+    assert "this GPU is not on the node any more" in gone
     on_n2 = msgspec.convert(resource(0) | {"spec": resource(0)["spec"] | {"node": "n2"}}, wire.ExtendedResource)
     moved = sentences.explain_pod(placed, Survey(ledger=ledger_with_free(n1=[]), resources=[on_n2]))
-    assert "; this card is on node n2 now" in moved
+    assert "; this GPU is on node n2 now" in moved
 
 
 def test_what_has_failed_says_why():
@@ -130,8 +132,7 @@ def test_what_has_failed_says_why():
     failed["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": "no healthy devices"}
     text = sentences.explain_pod(failed, Survey())
     assert text.startswith(
-        "pod default/p has ended (Failed) and holds nothing.\n"
-        "Its status says: UnexpectedAdmissionError: no healthy devices\n"
+        "pod default/p has ended (Failed) and holds no GPU.\nIts status: UnexpectedAdmissionError: no healthy devices\n"
     )
     advice = text.splitlines()[2:]
     assert "after a reboot of the node" in advice[0]
@@ -152,9 +153,9 @@ def test_a_typed_pod_hears_which_cards_are_of_its_class():
     text = sentences.explain_pod(
         typed({f"cardwise.dev/{K80_CLASS}": "2", "cardwise.dev/gpu": "2"}), survey.take_survey(api.kube)
     )
-    assert f"asks for 2 whole cards of class {K80_CLASS} (container main)" in text
-    assert f"Of class {K80_CLASS}: 3 cards on n1 (1), n2 (2), 1 of them unhealthy." in text
-    assert "card 1 Tesla P100: 12207 of 16276 MiB free, not of the class" in text
+    assert f"requests 2 whole GPUs of class {K80_CLASS} (container main)" in text
+    assert f"Of class {K80_CLASS}: 3 GPUs on n1 (1), n2 (2), 1 of them unhealthy." in text
+    assert "GPU 1 Tesla P100: 12207 of 16276 MiB free, not in the class" in text
     assert "GPUQuota" not in text
 
 
@@ -169,7 +170,7 @@ def test_nodes_without_the_type_are_one_line():
 
 def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one_with_its_mistake():
     limits = {"cardwise.dev/k80": "1", "cardwise.dev/gpu": "1"}
-    assert "There is no ResourceClass k80; those there are: big, nvidia.tesla.k80." in sentences.explain_pod(
+    assert "There is no ResourceClass k80; available: big, nvidia.tesla.k80." in sentences.explain_pod(
         typed(limits), survey.take_survey(lists().kube)
     )
     broken = lists(resourceclasses=[resource_class("k80", selector={})])
@@ -177,7 +178,7 @@ def test_a_class_that_is_not_there_is_named_with_those_that_are_and_a_broken_one
         typed(limits), survey.take_survey(broken.kube)
     )
     empty = lists(resourceclasses=[resource_class("k80", selector={"matchLabels": {"model": "none"}})])
-    assert "No card is of class k80: see its selector" in sentences.explain_pod(
+    assert "No GPU matches class k80: see its selector" in sentences.explain_pod(
         typed(limits), survey.take_survey(empty.kube)
     )
 
@@ -188,13 +189,16 @@ def test_a_type_whose_cards_are_all_gone_says_that_the_pod_waits_for_a_node():
     text = sentences.explain_pod(
         typed({"cardwise.dev/nvidia.l4": "1", "cardwise.dev/gpu": "1"}), survey.take_survey(scaled_to_zero.kube)
     )
-    assert "No card of class nvidia.l4 is there now: the pod waits until a node brings one." in text
+    assert "The cluster has no GPU of class nvidia.l4 now: the pod waits until a node brings one." in text
 
 
 def test_quotas_in_the_way_say_hard_used_and_asked():
     limits = {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1"}
     text = sentences.explain_pod(typed(limits), survey.take_survey(lists().kube))
-    assert f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked, 1 of 1 whole cards used, 1 asked.\n" in text
+    assert (
+        f"GPUQuota team does not allow this on {K80_CLASS}: 2 of 2 shares used, 1 requested, "
+        "1 of 1 whole GPUs used, 1 requested.\n" in text
+    )
     assert "The namespace's GPUQuota leaves no capacity" not in text.partition("n1:")[0]
     assert "GPUQuota" not in sentences.explain_pod(typed(limits, "team-b"), survey.take_survey(lists().kube))
 
@@ -211,7 +215,7 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
     pod["spec"]["containers"][0]["securityContext"] = {"runAsUser": 0}
     text = sentences.explain_pod(pod, survey_)
     assert "n1: MPS on the suitable GPUs serves one Unix user at a time, and pods of another user run there" in text
-    assert "card 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
+    assert "GPU 0 Tesla K80: 11441 of 11441 MiB free, closed by MPS (Down: it does not start)\n" in text
     assert "10441 of 11441 MiB free, closed by MPS (Ready, one user at a time), held by team-b/train (1000 MiB)" in text
     pod["metadata"]["annotations"] = {names.MPS: "off"}
     assert "used by pods with another MPS mode" in sentences.explain_pod(pod, survey_)
@@ -220,14 +224,15 @@ def test_who_waits_for_mps_is_told_how_each_card_is_and_who_holds_it():
 def test_a_pod_that_names_no_type_is_steered_and_told_so():
     text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(lists().kube))
     assert (
-        f"GPUQuota team closes {K80_CLASS}: 2 of 2 shares used, 1 asked; cards that it does not limit are open." in text
+        f"GPUQuota team does not allow this on {K80_CLASS}: 2 of 2 shares used, 1 requested; GPUs that it does not "
+        "limit are still available." in text
     )
-    assert "Cards that fit are free on n1" in text
+    assert "GPUs that fit are free on n1" in text
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
     text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(everything.kube))
-    assert "GPUQuota team closes all cards: 13441 of 13500 MiB used, 100 asked." in text
+    assert "GPUQuota team does not allow this on all GPUs: 13441 of 13500 MiB used, 100 requested." in text
     assert "n1: The namespace's GPUQuota leaves no capacity on the suitable GPUs" in text
-    assert "card 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
+    assert "GPU 0 Tesla K80: 8441 of 11441 MiB free, closed by quota" in text
 
 
 # Under which policy, and what would help.
@@ -256,9 +261,11 @@ def test_the_policy_is_the_pods_own_else_the_extenders():
     assert "free on n2, n1 (best first, spread)" in sentences.explain_pod(
         waiting_for(100), seen, settings=published_policy
     )
-    assert "free on n1, n2 (best first, priced leaves it to binpack)" in sentences.explain_pod(waiting_for(100), seen)
+    assert "free on n1, n2 (best first, priced orders them as binpack would)" in sentences.explain_pod(
+        waiting_for(100), seen
+    )
     unread = PublishedPolicy(note="you may not read it")
-    assert "(best first, as binpack would; what priced has learned is not known here)" in sentences.explain_pod(
+    assert "(best first, as binpack would; the data that priced has learned is unknown here)" in sentences.explain_pod(
         waiting_for(100), seen, settings=unread
     )
 
@@ -269,7 +276,7 @@ def test_a_policy_that_compares_all_nodes_is_asked_as_the_extender_asks_it():
     # Binpack takes the fullest card, n1; but shares of 8000 come, and on n2 one still fits then.
     text = sentences.explain_pod(pod, seen, engine=engine(seen, {}, 8000))
     assert "free on n2, n3, n1 (best first, fgd)" in text
-    assert "free on n1, n2, n3 (best first, fgd leaves it to binpack)" in sentences.explain_pod(
+    assert "free on n1, n2, n3 (best first, fgd orders them as binpack would)" in sentences.explain_pod(
         pod, seen, engine=engine(seen, {})
     )
 
@@ -280,7 +287,7 @@ def test_with_a_spoilt_workload_it_is_as_if_nothing_was_learned_and_says_so():
     spoilt = SurveyedEngine(seen.ledger, {}, '{"version":1,"requests":[[1,8000,0,"",0,0,NaN]]}')
     assert "cannot be read ([1, 8000, 0, '', 0, 0] cannot have come nan times)" in spoilt.note
     text = sentences.explain_pod(pod, seen, engine=spoilt)
-    assert "free on n1, n2 (best first, fgd leaves it to binpack)" in text
+    assert "free on n1, n2 (best first, fgd orders them as binpack would)" in text
 
 
 def test_a_node_with_the_card_and_without_the_cpu_is_told():
@@ -288,7 +295,7 @@ def test_a_node_with_the_card_and_without_the_cpu_is_told():
     pod = waiting_for(500, **{names.POLICY: "fgd"})
     pod["spec"]["containers"][0]["resources"]["requests"] = {"cpu": "2"}
     text = sentences.explain_pod(pod, seen, engine=engine(seen, {"n2": Load(1000, 1 << 40, 10)}, 8000))
-    assert "Room on cards, but not the cpu and memory of the pod beside it, is on n2.\n" in text
+    assert "Nodes with enough free GPU memory, but without the cpu and memory that the pod requests: n2.\n" in text
     assert "free on n1 (best first, fgd)" in text
 
 
@@ -297,9 +304,9 @@ def test_who_could_be_asked_are_the_fewest_of_one_card():
     seen.ledger.set_holding(holding("small", 4276, 0, node="n2"))
     text = sentences.explain_pod(waiting_for(8138), seen)
     assert text.endswith(
-        "It would run if:\n"
-        "  - it asked for at most 4069 MiB: that runs now, on card 0 of n1\n"
-        "  - these ended (card 0 of n2, 8138 MiB short): default/n2-0 (12000 MiB)\n"
+        "It would run if one of these were true:\n"
+        "  - it requested at most 4069 MiB: that fits now, on GPU 0 of n1\n"
+        "  - these ended (GPU 0 of n2, 8138 MiB short): default/n2-0 (12000 MiB)\n"
     )
     assert "would run if" not in sentences.explain_pod(waiting_for(4000), seen)
 
@@ -309,24 +316,24 @@ def test_cards_that_are_sick_or_cordoned_are_told_with_the_remedy():
     cordoned["spec"]["unschedulable"] = True
     seen = survey.take_survey(lists(extendedresources=[sick, cordoned], pods=[], gpuquotas=[]).kube)
     text = sentences.explain_pod(waiting_for(4000), seen)
-    assert "  - card 0 of n1 became healthy: it has 11441 MiB free\n" in text
-    assert "  - card 1 of n1 were given back (`cardwise uncordon n1/1`)\n" in text
+    assert "  - GPU 0 of n1 became healthy: it has 11441 MiB free\n" in text
+    assert "  - GPU 1 of n1 were uncordoned (`cardwise uncordon n1/1`)\n" in text
 
 
 def test_a_quota_names_who_holds_most_of_it():
     everything = lists(gpuquotas=[gpu_quota("team-a", {"memoryMiB": 13500})])
     text = sentences.explain_pod(typed({"aliyun.com/gpu-mem": "100"}), survey.take_survey(everything.kube))
     assert (
-        "  - GPUQuota team left room on all cards; it is held by team-a/train (11441 MiB), team-a/notebook (2000 MiB)\n"
-        in text
+        "  - GPUQuota team left capacity on all GPUs; it is held by team-a/train (11441 MiB), team-a/notebook (2000 "
+        "MiB)\n" in text
     )
 
 
 def test_what_no_card_can_hold_is_told_the_most_that_one_can():
     text = sentences.explain_pod(waiting_for(20_000), Survey(ledger=ledger_with_free(n1=[16276])))
-    assert "  - it asked for at most 16276 MiB of a card, the biggest that it may be on; more than that can be" in text
+    assert "  - it requested at most 16276 MiB of a GPU, the size of the largest GPU that it may use; more" in text
     split = sentences.explain_pod(pod("p", gpu_mem=24_000, gpu_count=2), Survey(ledger=ledger_with_free(n1=[16276])))
-    assert "the biggest" not in split, "it asks for less than that"
+    assert "the biggest" not in split, "it requests less than that"
 
 
 # What keeps a pod from its cards before cards matter, and what is cheaper than to end somebody.
@@ -358,7 +365,7 @@ def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
     assert "Kueue has not admitted it yet" in kueue
     assert "`kubectl get workloads -n team-b`" in kueue
     other = heard({"schedulingGates": [{"name": "acme.example/wait"}]})
-    assert "its scheduling gate acme.example/wait is taken away" in other
+    assert "its scheduling gate acme.example/wait is removed" in other
     for text in (hub, kueue, other):
         assert "that fit are free" not in text
     ganged = heard(
@@ -371,46 +378,46 @@ def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
 def test_a_scheduler_of_the_chart_places_pods_only_while_it_is_there():
     mine = {"schedulerName": names.SCHEDULER}
     gone = heard(mine, surroundings(schedulers=frozenset()), refusal=Refusal.NO_MEMORY.text)
-    assert "It is left to the scheduler cardwise-scheduler, which is not here any more" in gone
+    assert "Its scheduler cardwise-scheduler no longer exists" in gone
     assert "that fit are free" not in gone
     renamed = heard(mine, surroundings(schedulers=frozenset({"gpus"})))
-    assert "which is not here any more" in renamed
-    assert "left to the scheduler" not in heard({"schedulerName": "gpus"}, surroundings(schedulers=frozenset({"gpus"})))
+    assert "no longer exists, so nothing places the pod:" in renamed
+    assert "Its scheduler" not in heard({"schedulerName": "gpus"}, surroundings(schedulers=frozenset({"gpus"})))
     for known in (None, frozenset({names.SCHEDULER})):  # None: it may not be read
-        assert "left to the scheduler" not in heard(mine, surroundings(schedulers=known))
+        assert "Its scheduler" not in heard(mine, surroundings(schedulers=known))
 
 
 def test_what_else_kube_scheduler_says_is_what_it_waits_for():
-    assert "look at cpu and memory" in heard(
+    assert "check cpu and memory" in heard(
         {}, refusal="0/2 nodes are available: 2 Insufficient GPU Memory in one device."
     )
-    assert "look at cpu and memory" in heard({}, refusal="0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
+    assert "check cpu and memory" in heard({}, refusal="0/2 nodes are available: 2 Insufficient aliyun.com/gpu-mem.")
     text = heard({}, refusal='0/2 nodes are available: persistentvolumeclaim "data" not found.')
-    assert "; it waits for what kube-scheduler says above.\n" in text
+    assert "; kube-scheduler's message above says what it waits for.\n" in text
     text = heard({}, refusal="0/2 nodes are available: 2 Insufficient cardwise.dev/share.")
-    assert "; their device plugins offer no cardwise.dev/share now: your administrator runs cardwise doctor.\n" in text
+    assert "; their device plugins offer no cardwise.dev/share now: ask your administrator to run" in text
     text = heard({}, refusal='Post "https://10.96.0.50:12345/gpushare-scheduler/filter": connect: connection refused')
-    assert "; no extender of Cardwise answers kube-scheduler: your administrator runs cardwise doctor.\n" in text
+    assert "; no Cardwise extender answers kube-scheduler: ask your administrator to run `cardwise doctor`.\n" in text
     limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
     misspelt = waiting("team-b", "p", limits)
     text = sentences.explain_pod(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=surroundings(labelled("n1")))
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in text
-    assert "; what it waits for is said above.\n" in text
+    assert "; the lines above say what it waits for.\n" in text
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain_pod(misspelt, None)
 
 
 def test_a_scheduler_that_has_told_our_reasons_asks_us():
     text = heard({"schedulerName": "mine"}, refusal="0/2 nodes are available: 2 Insufficient GPU Memory in one device.")
-    assert "It is left to the scheduler" not in text
+    assert "Its scheduler" not in text
 
 
 def test_nodes_that_the_pod_keeps_away_from_are_no_place_for_it():
     zones = surroundings(labelled("n1", zone="a"), labelled("n2", zone="b"))
     some = heard({"nodeSelector": {"zone": "b"}}, zones)
-    assert "It keeps away from n1 by its nodeSelector (zone=b)" in some
+    assert "It excludes n1 by its nodeSelector (zone=b)" in some
     assert "free on n2 (best first" in some
     none = heard({"nodeSelector": {"zone": "c"}}, zones)
-    assert "It keeps away from every node with cards by its nodeSelector (zone=c)" in none
+    assert "It excludes every node with GPUs by its nodeSelector (zone=c)" in none
     assert "that fit are free" not in none
     tainted = labelled("n1") | {"spec": {"taints": [{"key": "mine", "effect": "NoSchedule"}]}}
     assert "taints that it does not tolerate (mine:NoSchedule)" in heard({}, surroundings(tainted, labelled("n2")))
@@ -427,13 +434,13 @@ def test_a_node_that_takes_no_pods_is_blamed_and_not_the_pod():
     text = heard({}, surroundings(dead, cordoned))
     assert "Node n1 takes no new pods: it is NotReady.\n" in text
     assert "Node n2 takes no new pods: it is cordoned.\n" in text
-    assert "  - node n1 were not NotReady (`kubectl describe node n1` says why): what it asks for is free" in text
-    assert "  - node n2 were not cordoned (`kubectl uncordon n2`): what it asks for is free there\n" in text
+    assert "  - node n1 were not NotReady (`kubectl describe node n1` says why): its request fits" in text
+    assert "  - node n2 were not cordoned (`kubectl uncordon n2`): its request fits there\n" in text
     for blame in ("keeps away", "keep away", "tolerate"):
         assert blame not in text
     tainted = labelled("n1") | {"spec": {"taints": [NOT_READY, {"key": "mine", "effect": "NoSchedule"}]}}
     text = heard({}, surroundings(tainted, labelled("n2")))
-    assert "It keeps away from n1 by taints that it does not tolerate (mine:NoSchedule).\n" in text
+    assert "It excludes n1 by taints that it does not tolerate (mine:NoSchedule).\n" in text
     assert "Node n1 takes no new pods: it is NotReady.\n" in text
 
 
@@ -445,19 +452,19 @@ def test_a_placed_pod_hears_that_its_node_is_not_ready():
     seen = Survey(ledger=ledger_with_free(n1=[4069]))
     silent = labelled("n1") | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
     text = sentences.explain_pod(there, seen, around=surroundings(silent))
-    assert "Node n1 is NotReady (its kubelet does not report): what the pod says of itself may be old.\n" in text
+    assert "Node n1 is NotReady (its kubelet does not report): the pod's reported state may be outdated.\n" in text
     assert "Node n1 is" not in sentences.explain_pod(there, seen, around=surroundings(labelled("n1")))
 
 
 def test_a_name_of_nobody_is_told_with_what_was_meant():
     limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
     text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), around=surroundings(labelled("n1")))
-    assert "It asks for aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
-    assert "It asks for amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
-    assert "It asks for nvidia.com/mig-1g.5gb, which is not of Cardwise: the device plugin that offers it" in text
+    assert "It requests aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
+    assert "It requests amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
+    assert "It requests nvidia.com/mig-1g.5gb, which belongs to another device plugin, not to Cardwise.\n" in text
     assert "nvidia.com/gpu," not in text
     blind = sentences.explain_pod(waiting("team-b", "p", limits), None)
-    assert "aliyun.com/gpu-memory, which is not of Cardwise; did you mean aliyun.com/gpu-mem?" in blind
+    assert "aliyun.com/gpu-memory, which does not belong to Cardwise; did you mean aliyun.com/gpu-mem?" in blind
 
 
 def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
@@ -465,8 +472,8 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
     seen.ledger.release("n1-0")
     seen.ledger.set_holding(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
     text = sentences.explain_pod(waiting_for(4000), seen, around=surroundings(former=frozenset({"web-1-x"})))
-    assert "  - its own former replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
-    assert "these ended" not in text, "nobody else has to"
+    assert "  - its own previous replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
+    assert "these ended" not in text, "no other pod has to"
 
 
 def test_for_a_gang_all_that_must_end_are_named():
@@ -495,11 +502,11 @@ def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, *
 
 
 def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
-    never = "Its gang cannot start: member b finds no place even if every card is empty (n1, n2: "
+    never = "Its gang cannot start: member b would not fit even if every GPU were empty (n1, n2: "
     assert never in of_gang(4000, {"a": 16000, "b": 99999})
     crowded = (
-        "Its gang does not fit together even if every card is empty: placed one after another, 2 of its 3 waiting "
-        "members find a place, and 3 have to; b finds none (n1, n2: "
+        "Its gang would not fit as a whole even if every GPU were empty: placed one after another, 2 of its 3 waiting "
+        "members fit, and 3 have to; b does not fit (n1, n2: "
     )
     assert crowded in of_gang(16000, {"a": 16000, "b": 16000})
     assert "Its gang" not in of_gang(16000, {"a": 16000}), "what runs now may end"
@@ -507,14 +514,14 @@ def test_a_gang_that_could_never_start_hears_which_member_finds_no_place():
         assert "Its gang" not in of_gang(16000, {"a": 16000, "b": 16000}, **fields)
     assert "Its gang" not in of_gang(4000, {"a": 99999, "b": 4000}, needed=2)
     narrow = of_gang(4000, {"a": 4000}, reachable_nodes={"a": frozenset()})
-    assert "member a finds no place even if every card is empty (it may be on no node with cards)." in narrow
+    assert "member a would not fit even if every GPU were empty (it may run on no node with GPUs)." in narrow
 
 
 def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
     seen = Survey(ledger=ledger_with_free(n1=[16276], n2=[200]))
     seen.ledger.set_holding(Holding("first", "team-b", "first", "n1", Assignment({"0": shares(16000, 0)})))
     assert "Its gang" not in of_gang(16000, {"a": 16000}, seen=seen)
-    assert "1 of its 2 waiting members find a place, and 2 have to; a finds none" in of_gang(
+    assert "1 of its 2 waiting members fit, and 2 have to; a does not fit" in of_gang(
         16000, {"a": 16000}, seen=seen, bound=frozenset({"first"})
     )
 
@@ -522,7 +529,7 @@ def test_what_bound_members_of_a_gang_hold_is_not_free_to_the_others():
 def test_a_gang_larger_than_its_quota_hears_of_it():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200]))
     seen.quotas = [quotas.parse(gpu_quota("team-b", {"memoryMiB": 30000}))]
-    together = "Its gang cannot start: its 2 waiting members ask for 32000 MiB of all cards together, and GPUQuota team"
+    together = "Its gang cannot start: its 2 waiting members request 32000 MiB of all GPUs together, and GPUQuota team"
     assert f"{together} allows 30000.\n" in of_gang(16000, {"a": 16000}, seen=seen)
     assert "Its gang" not in of_gang(16000, {"a": 14000}, seen=seen)
 
@@ -536,7 +543,7 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     alone = sentences.explain_pod(
         waiting_for(4000), seen, around=PodSurroundings(nodes, siblings=frozenset({"serve-x"}))
     )
-    assert alone.endswith("  - these ended (card 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
+    assert alone.endswith("  - these ended (GPU 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
     partners = {"serve-y": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
     ganged = PodSurroundings(nodes, siblings=frozenset({"serve-x"}), partners=partners)
     text = sentences.explain_pod(waiting_for(4000), seen, around=ganged)
@@ -554,9 +561,7 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
         ["Its gang waits."],
         around=PodSurroundings(None, partners=partners),
     )
-    assert text.endswith(
-        "Its gang waits.\nWhat keeps those waiting that ask for some: cardwise explain pod tf-worker-0\n"
-    )
+    assert text.endswith("Its gang waits.\nTo explain members that request GPUs: cardwise explain pod tf-worker-0\n")
 
 
 def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
@@ -565,14 +570,17 @@ def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
     picky = waiting_for(4000)
     picky["spec"] |= {"nodeSelector": {"zone": "a"}}
     text = sentences.explain_pod(picky, seen, around=zones)
-    assert "It keeps away from n2 by its nodeSelector (zone=a).\n" in text
-    assert "  - it did not keep away from n2 by its nodeSelector (zone=a): what it asks for is free there\n" in text
+    assert "It excludes n2 by its nodeSelector (zone=a).\n" in text
+    assert "  - it did not exclude n2 by its nodeSelector (zone=a): its request fits there\n" in text
     tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}]}}
     text = sentences.explain_pod(waiting_for(4000), seen, around=surroundings(labelled("n1"), tainted))
-    assert "It keeps away from n2 by taints that it does not tolerate (mine=x:NoSchedule).\n" in text
+    assert "It excludes n2 by taints that it does not tolerate (mine=x:NoSchedule).\n" in text
     picky["status"] = {"conditions": [{"type": "PodScheduled", "message": MISMATCH}]}
     blind = sentences.explain_pod(picky, None)
-    assert "It keeps away from nodes by its nodeSelector (zone=a), or its node affinity; which labels" in blind
+    assert (
+        "It excludes nodes by its nodeSelector (zone=a), or its node affinity; ask an administrator which labels"
+        in blind
+    )
 
 
 MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
@@ -581,7 +589,7 @@ MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/
 def test_who_requires_mps_where_there_is_none_hears_that_it_might_only_prefer_it():
     seen = Survey(ledger=ledger_with_free(n1=[16276]))
     text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), seen)
-    assert "  - it said cardwise.dev/mps: preferred, so that it need not have MPS: that runs now, on n1\n" in text
+    assert "  - it had cardwise.dev/mps: preferred and so did not require MPS: that fits now, on n1\n" in text
     full = Survey(ledger=ledger_with_free(n1=[100]))
     text = sentences.explain_pod(waiting_for(4000, **{"cardwise.dev/mps": "required"}), full)
     assert "cardwise.dev/mps" not in text
@@ -600,7 +608,7 @@ def test_a_container_that_does_not_start_says_why():
     holds_up = {"name": "agent", "started": False, "state": {"running": {"startedAt": "2026-11-26T05:00:00Z"}}}
     there["status"] = {"containerStatuses": [pulls, crash], "initContainerStatuses": [holds_up]}
     text = sentences.explain_pod(there, Survey(ledger=ledger_with_free(n1=[4069])))
-    assert "The node has granted it.\n  container agent runs and is not ready; the pod's events say why\n" in text
+    assert "The node has given it the share.\n  container agent is running but not ready; see" in text
     assert "  container main does not run: ImagePullBackOff: no such image\n" in text
     assert "  container side does not run: CrashLoopBackOff; it ended with exit code 1 (Error)\n" in text
 
@@ -621,9 +629,9 @@ def with_init(
 
 
 def test_an_init_container_is_what_the_pod_waits_for():
-    not_yet = "The node has not granted it yet: its init containers have not ended.\n"
+    not_yet = "The node has not given it the share yet: its init containers have not ended.\n"
     text = with_init({"running": {}})
-    assert f"{not_yet}  init container fetch runs: the containers after it start once it has ended\n" in text
+    assert f"{not_yet}  init container fetch is running: the containers after it start once it has ended\n" in text
     text = with_init({"terminated": {"exitCode": 3, "reason": "Error"}})
     failed = (
         "  init container fetch ended with exit code 3 (Error): the kubelet restarts it, and the containers after it"
@@ -637,7 +645,7 @@ def test_an_init_container_is_what_the_pod_waits_for():
     assert not_yet + waits in text
     text = with_init({"terminated": {"exitCode": 0, "reason": "Completed"}})
     assert "init container" not in text
-    assert "its container is not up" in text
+    assert "its container is not running" in text
     ended = with_init({"terminated": {"exitCode": 3, "reason": "Error"}}, "Failed")
     assert "  init container fetch ended with exit code 3 (Error)\n" in ended
 
@@ -648,7 +656,7 @@ def test_a_container_that_has_ended_while_the_pod_goes_on_is_told():
     assert "It runs.\n  container main ended with exit code 0 (Completed): the kubelet restarts it\n" in restarted
     text = with_init(done, "Running", done, policy="OnFailure")
     assert "It runs." not in text
-    assert "  container main has ended with exit code 0 (Completed); what the pod holds is free once all of it" in text
+    assert "  container main has ended with exit code 0 (Completed); the pod's share is free once all" in text
 
 
 def test_what_runs_on_a_simulated_node_runs():

@@ -169,7 +169,7 @@ def event(reason: str, message: str, at: str = DELETED, kind: str = "Pod", name:
 
 
 def events_of(cell: PodCell) -> Iterator[Json]:
-    past = "deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node n1"
+    past = "deleted: it requests GPUs or devices and was bound to node n1 by something other than Cardwise"
     if cell.installation == "unwired":
         yield event(names.BOUND_WITHOUT_EXTENDER, past, name="p" if cell.phase == "Gone" else "web-1-x")
     if cell.phase == "Mounting":
@@ -374,7 +374,7 @@ def said_of_changed(cell: PodCell, **fields: Json) -> str:
 def test_what_two_things_keep_away_does_not_run_without_the_first():
     cell = PodCell("Pending", "waiting", "NotReady", "none", "up")
     text = said_of_changed(cell, spec={"nodeSelector": {"zone": "a"}})
-    assert "It keeps away from every node with cards by its nodeSelector (zone=a)." in text
+    assert "It excludes every node with GPUs by its nodeSelector (zone=a)." in text
     assert "takes no new pods: it is NotReady" in text
     assert "It would run if" not in text
 
@@ -383,7 +383,7 @@ def test_what_the_api_server_said_while_a_pod_had_gates_is_over_without_them():
     gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "Scheduling is blocked"}
     text = said_of_changed(PodCell("Pending", "waiting", "Ready", "none", "up"), status={"conditions": [gated]})
     assert "kube-scheduler says" not in text
-    assert "it waits for what kube-scheduler says above" not in text
+    assert "kube-scheduler's message above says what it waits for" not in text
 
 
 def test_a_placed_pod_that_is_deleted_is_there_as_long_as_it_has_finalizers():
@@ -391,7 +391,7 @@ def test_a_placed_pod_that_is_deleted_is_there_as_long_as_it_has_finalizers():
         PodCell("Ending", "granted", "Ready", "Job", "up"), metadata={"finalizers": ["example.com/keep"]}
     )
     assert (
-        "It is being deleted (since 2026-06-01T00:59:30Z), and is there as long as it has the finalizers "
+        "It is being deleted (since 2026-06-01T00:59:30Z), and exists as long as it has the finalizers "
         "example.com/keep: what it holds is free once its containers have ended.\n"
     ) in text
 

@@ -24,7 +24,7 @@ def test_table():
     assert classtable.format_card_classes(views(lists())) == (
         "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE         PRIORITY  AUTO\n"
         "big               1      1      12207     4069      16276      4069 MiB 25%  10        no\n"
-        "nvidia.tesla.k80  3      2      8441      14441     34323      whole card    0         yes\n"
+        "nvidia.tesla.k80  3      2      8441      14441     34323      whole GPU     0         yes\n"
     )
 
 
@@ -33,7 +33,7 @@ def test_eighty_columns_show_what_matters():
     assert narrow == (
         "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE\n"
         "big               1      1      12207     4069      16276      4069 MiB 25%\n"
-        "nvidia.tesla.k80  3      2      8441      14441     34323      whole card\n"
+        "nvidia.tesla.k80  3      2      8441      14441     34323      whole GPU\n"
     )
     heads = classtable.format_card_classes(views(lists()), 60).splitlines()[0].split()
     assert heads == ["CLASS", "CARDS", "FREE-MIB", "TOTAL-MIB", "SHARE"]
@@ -59,7 +59,7 @@ def test_one_class_with_its_users_and_one_without():
         "NAMESPACE  SHARES  MIB    WHOLE-CARDS\nteam-a     2       13441  1\nteam-b     1       1000   0\n"
     )
     assert "big" not in text
-    assert classtable.format_card_class(views(lists(pods=[]), "big")[0]).endswith("\nNobody uses it.\n")
+    assert classtable.format_card_class(views(lists(pods=[]), "big")[0]).endswith("\nNo pod uses it.\n")
 
 
 @pytest.mark.parametrize(("edited", "message"), [(False, "yes"), (True, "edited")])

@@ -71,7 +71,7 @@ def test_sick_cards_are_marked():
     ledger = Ledger()
     ledger.set_cards("a", [Card(index=i, uuid=f"u{i}", mem=100, healthy=i == 0) for i in range(3)])
     ledger.set_cards("b", cards(100, node="b"))
-    assert inspecttable.summary(ledger, {}).endswith("\nUnhealthy, so without new shares: a GPU1, a GPU2\n")
+    assert inspecttable.summary(ledger, {}).endswith("\nUnhealthy, so they get no new shares: a GPU1, a GPU2\n")
     text = inspecttable.details(ledger, {})
     assert text.count("UNHEALTHY:") == 1
     assert "UNHEALTHY:  GPU1, GPU2\n" in text
@@ -82,6 +82,6 @@ def test_cordoned_cards_are_marked_beside_sick_ones():
     cards = [Card(index=i, uuid=f"u{i}", mem=100, healthy=i > 0, cordoned=i < 2) for i in range(3)]
     ledger.set_cards("a", cards)
     assert inspecttable.summary(ledger, {}).endswith(
-        "\nUnhealthy, so without new shares: a GPU0\nCordoned, so without new shares: a GPU0, a GPU1\n"
+        "\nUnhealthy, so they get no new shares: a GPU0\nCordoned, so they get no new shares: a GPU0, a GPU1\n"
     )
     assert "UNHEALTHY:  GPU0\nCORDONED:   GPU0, GPU1\n" in inspecttable.details(ledger, {})

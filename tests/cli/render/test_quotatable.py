@@ -33,7 +33,7 @@ def test_both_layers_of_one_namespace():
     assert table(api, "team-a") == (
         "NAMESPACE  GPUQUOTA  TYPE              SHARES  MIB          WHOLE-CARDS  ON-EXCEED\n"
         "team-a     team      nvidia.tesla.k80  2/2     13441/-      1/1          Wait\n"
-        "team-a     team      all cards         2/-     13441/32768  1/-          Wait\n"
+        "team-a     team      all GPUs          2/-     13441/32768  1/-          Wait\n"
         "\n"
         "NAMESPACE  RESOURCEQUOTA  RESOURCE                                USED/HARD\n"
         "team-a     gpus           requests.aliyun.com/gpu-mem             -/65536\n"
@@ -54,8 +54,8 @@ def test_wide_names_the_pods_of_each_entry_the_largest_first():
         "NAMESPACE  GPUQUOTA  TYPE              POD       NODE  SHARES  MIB    WHOLE-CARDS\n"
         "team-a     team      nvidia.tesla.k80  train     n2    1       11441  1\n"
         "team-a     team      nvidia.tesla.k80  notebook  n1    1       2000   0\n"
-        "team-a     team      all cards         train     n2    1       11441  1\n"
-        "team-a     team      all cards         notebook  n1    1       2000   0\n"
+        "team-a     team      all GPUs          train     n2    1       11441  1\n"
+        "team-a     team      all GPUs          notebook  n1    1       2000   0\n"
     )
 
 

@@ -167,21 +167,21 @@ def test_headroom_below_nothing_is_told():
 @pytest.mark.parametrize(
     ("entry", "field", "says"),
     [
-        ("k80", "", "no entry; write class or model, and one or more of shares, memoryMiB, cards"),
+        ("k80", "", "not an entry; write class or model, and one or more of shares, memoryMiB, cards"),
         ({}, "", "limits nothing; write one or more of shares, memoryMiB, cards"),
         ({"class": "k80"}, "", "limits nothing; write one or more of shares, memoryMiB, cards"),
         ({"class": "k80", "model": "Tesla K80", "cards": 1}, ".model", "write class or model, not both"),
-        ({"class": "", "cards": 1}, ".class", "no name; write a class, or leave it out for every card"),
-        ({"model": 80, "cards": 1}, ".model", "no name; write a model"),
-        ({"cards": -1}, ".cards", "-1 is out of range; write a whole number from 0"),
-        ({"cards": "2"}, ".cards", "whole number from 0"),
-        ({"shares": True}, ".shares", "whole number from 0"),
-        ({"shares": 1.5}, ".shares", "whole number from 0"),
-        ({"memoryMiB": -1}, ".memoryMiB", "not a whole number of MiB from 0; write MiB such as 65536"),
+        ({"class": "", "cards": 1}, ".class", "not a name; write a class, or leave it out for every GPU"),
+        ({"model": 80, "cards": 1}, ".model", "not a name; write a model"),
+        ({"cards": -1}, ".cards", "-1 is out of range; write a whole number, 0 or more"),
+        ({"cards": "2"}, ".cards", "write a whole number, 0 or more"),
+        ({"shares": True}, ".shares", "write a whole number, 0 or more"),
+        ({"shares": 1.5}, ".shares", "write a whole number, 0 or more"),
+        ({"memoryMiB": -1}, ".memoryMiB", "not a whole number of MiB, 0 or more; write MiB such as 65536"),
         ({"memoryMiB": "1.5"}, ".memoryMiB", "not a whole number of MiB"),
         ({"memoryMiB": "64GB"}, ".memoryMiB", "not a quantity; write MiB such as 65536, or a quantity such as 64Gi"),
-        ({"memoryMiB": True}, ".memoryMiB", "no amount of memory"),
-        ({"memory": 1}, ".memory", "no field of an entry; write class, model, shares, memoryMiB, cards"),
+        ({"memoryMiB": True}, ".memoryMiB", "not an amount of memory"),
+        ({"memory": 1}, ".memory", "not a field of an entry; write class, model, shares, memoryMiB, cards"),
     ],
 )
 def test_a_bad_entry_is_refused_by_its_field(entry, field, says):
@@ -195,7 +195,7 @@ def test_a_bad_entry_is_refused_by_its_field(entry, field, says):
     [
         ({"class": "k80"}, ".class", "class k80"),
         ({"model": "Tesla K80"}, ".model", "model Tesla K80"),
-        ({}, "", "every card"),
+        ({}, "", "every GPU"),
     ],
 )
 def test_two_entries_for_the_same_cards_are_refused(selects, field, holder):
@@ -203,7 +203,7 @@ def test_two_entries_for_the_same_cards_are_refused(selects, field, holder):
     with pytest.raises(InvalidRequest) as refused:
         quotas.parse(quota(*hard))
     assert refused.value.field == f"spec.hard[2]{field}"
-    assert refused.value.problem == f"{holder} is limited by spec.hard[1] already"
+    assert refused.value.problem == f"{holder} is already limited by spec.hard[1]"
 
 
 def test_a_class_and_a_model_of_the_same_name_are_not_the_same():

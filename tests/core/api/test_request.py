@@ -106,10 +106,10 @@ def both(limit, requested):
         (pod(gpu_mem=-1), "spec.containers[0].resources.limits[aliyun.com/gpu-mem]", "at least 1"),
         (pod(gpu_mem="1.5"), "limits[aliyun.com/gpu-mem]", "write 1 or 2, or 1536 for 1.5Gi"),
         (pod(gpu_count=0), "limits[aliyun.com/gpu-count]", "whole number from 1 to 4096, or leave it out"),
-        (pod(gpu_count="500m"), "limits[aliyun.com/gpu-count]", "for a part of a card write aliyun.com/gpu-mem"),
-        (pod(whole_gpu="0.5"), "limits[cardwise.dev/gpu]", "for a part of a card write aliyun.com/gpu-mem"),
-        (pod(gpu_mem=10, gpu_core=0), "limits[aliyun.com/gpu-core.percentage]", "times its cards, or leave it out"),
-        (pod(containers=[typed(0)]), "limits[cardwise.dev/nvidia.tesla.k80]", "or leave it out"),
+        (pod(gpu_count="500m"), "limits[aliyun.com/gpu-count]", "for a part of a GPU write aliyun.com/gpu-mem"),
+        (pod(whole_gpu="0.5"), "limits[cardwise.dev/gpu]", "for a part of a GPU write aliyun.com/gpu-mem"),
+        (pod(gpu_mem=10, gpu_core=0), "limits[aliyun.com/gpu-core.percentage]", "for each GPU, or leave it out"),
+        (pod(containers=[typed(0)]), "limits[cardwise.dev/nvidia.tesla.k80]", ", or leave it out"),
         (
             pod(containers=[typed("8Gi", resource_class="gpu-mem")]),
             "limits[cardwise.dev/gpu-mem]",
@@ -122,7 +122,7 @@ def both(limit, requested):
         (
             pod(containers=[typed(1, container(gpu_mem=80, gpu_count=8, share=1))]),
             "limits[cardwise.dev/nvidia.tesla.k80]",
-            "is not the number of cards, 8; write 8",
+            "differs from the number of GPUs, 8; write 8",
         ),
         (
             pod(containers=[typed(1, container(gpu_mem=80, share=1))], annotations={names.GPU_COUNTS: "main=8"}),
@@ -136,7 +136,7 @@ def both(limit, requested):
             "is missing",
         ),
         (pod(containers=[{"name": "x"}], init=[container(gpu_mem=1)]), "spec.initContainers[0]", "restartPolicy"),
-        (pod(gpu_mem=10, whole_gpu=1), "limits[cardwise.dev/gpu]", "exclude each other"),
+        (pod(gpu_mem=10, whole_gpu=1), "limits[cardwise.dev/gpu]", "cannot be combined"),
         (pod(gpu_count=1, whole_gpu=2), "limits[aliyun.com/gpu-count]", "differs"),
         (pod(gpu_mem=10001, gpu_count=2), "limits[aliyun.com/gpu-mem]", "write 10000Mi or 10002Mi"),
         (pod(gpu_core=10), "limits[aliyun.com/gpu-core.percentage]", "add aliyun.com/gpu-mem"),
@@ -151,15 +151,15 @@ def both(limit, requested):
         (
             pod(containers=[container("a", gpu_mem=1, gpu_core=100), container("b", gpu_mem=1, gpu_core=1)]),
             "spec.containers[1].resources.limits[aliyun.com/gpu-core.percentage]",
-            "in sum",
+            "in total",
         ),
         (
             pod(containers=[typed(1, typed(1), resource_class="a")]),
             "spec.containers[0].resources.limits[cardwise.dev/nvidia.tesla.k80]",
-            "cardwise.dev/a is asked for as well; ask for one class",
+            "cardwise.dev/a is also requested; request one class",
         ),
         (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "whole number from 1"),
-        (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "for a part of a card write"),
+        (pod(containers=[typed("0.5")]), "limits[cardwise.dev/nvidia.tesla.k80]", "for a part of a GPU write"),
         (
             pod(containers=[typed(2, section="requests")]),
             "limits[cardwise.dev/nvidia.tesla.k80]",

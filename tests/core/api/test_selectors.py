@@ -90,7 +90,7 @@ def test_equal_selectors_are_equal():
 @pytest.mark.parametrize("empty", [None, {}, [], {"matchLabels": {}}, {"matchExpressions": []}, {"matchLabels": None}])
 def test_an_empty_selector_is_refused(empty):
     with pytest.raises(
-        InvalidRequest, match=r"^spec\.selector: an empty selector would be every card; write matchLabels"
+        InvalidRequest, match=r"^spec\.selector: an empty selector would select every GPU; write matchLabels"
     ):
         selectors.parse(empty)
 
@@ -104,14 +104,14 @@ def test_an_empty_alternative_is_refused_by_its_place():
 @pytest.mark.parametrize(
     ("selector", "field", "problem", "remedy"),
     [
-        ("K80", "", "no selector", "matchLabels"),
-        (["K80"], "[0]", "no selector", "matchLabels"),
-        ({"matchLabel": {}}, ".matchLabel", "no field", "matchLabels or matchExpressions"),
-        ({"matchLabels": ["model"]}, ".matchLabels", "no map", "model: Tesla K80"),
+        ("K80", "", "not a selector", "matchLabels"),
+        (["K80"], "[0]", "not a selector", "matchLabels"),
+        ({"matchLabel": {}}, ".matchLabel", "not a field", "matchLabels or matchExpressions"),
+        ({"matchLabels": ["model"]}, ".matchLabels", "not a map", "model: Tesla K80"),
         ({"matchLabels": {"model": None}}, ".matchLabels[model]", "neither text nor a number", "quotes"),
         ({"matchLabels": {"ecc": True}}, ".matchLabels[ecc]", "neither text nor a number", "quotes"),
-        ({"matchExpressions": {"key": "x"}}, ".matchExpressions", "no list", "key, operator, values"),
-        ({"matchExpressions": ["x"]}, ".matchExpressions[0]", "no expression", "key, operator, values"),
+        ({"matchExpressions": {"key": "x"}}, ".matchExpressions", "not a list", "key, operator, values"),
+        ({"matchExpressions": ["x"]}, ".matchExpressions[0]", "not an expression", "key, operator, values"),
     ],
 )
 def test_a_malformed_selector_is_refused_by_its_field(selector, field, problem, remedy):
@@ -128,13 +128,13 @@ ALL_OPERATORS = "In, NotIn, Exists, DoesNotExist, Gt, Lt, GtEq, LtEq"
 @pytest.mark.parametrize(
     ("bad_expression", "field", "problem", "remedy"),
     [
-        (expression("memory", "Ge", "1"), "operator", "'Ge' is no operator", ALL_OPERATORS),
-        (expression("memory", "in", "1"), "operator", "'in' is no operator", ALL_OPERATORS),
+        (expression("memory", "Ge", "1"), "operator", "'Ge' is not an operator", ALL_OPERATORS),
+        (expression("memory", "in", "1"), "operator", "'in' is not an operator", ALL_OPERATORS),
         ({"key": "memory"}, "operator", "is missing", ALL_OPERATORS),
-        (expression("memory", ["In"], "1"), "operator", "is no operator", ALL_OPERATORS),
+        (expression("memory", ["In"], "1"), "operator", "is not an operator", ALL_OPERATORS),
         ({"operator": "Exists"}, "key", "is missing", "model, memory"),
-        (expression("", "Exists"), "key", "is no label", "model, memory"),
-        (expression(7, "Exists"), "key", "is no label", "model, memory"),
+        (expression("", "Exists"), "key", "is not a label", "model, memory"),
+        (expression(7, "Exists"), "key", "is not a label", "model, memory"),
         (expression("memory", "Gt"), "values", "exactly one value", "10GiB"),
         (expression("memory", "Lt", "1", "2"), "values", "exactly one value", "10GiB"),
         (expression("memory", "GtEq", "much"), "values[0]", "'much' is not a quantity", "10GiB"),
@@ -144,11 +144,11 @@ ALL_OPERATORS = "In, NotIn, Exists, DoesNotExist, Gt, Lt, GtEq, LtEq"
         (expression("memory", "Gt", False), "values[0]", "neither text nor a number", "quotes"),
         (expression("model", "In"), "values", "In needs values", "at least one value"),
         (expression("model", "NotIn") | {"values": []}, "values", "NotIn needs values", "at least one value"),
-        (expression("model", "In") | {"values": "K80"}, "values", "'K80' is no list", "at least one value"),
+        (expression("model", "In") | {"values": "K80"}, "values", "'K80' is not a list", "at least one value"),
         (expression("model", "In", "a", None), "values[1]", "neither text nor a number", "quotes"),
         (expression("model", "Exists", "x"), "values", "Exists takes no values", "leave them out"),
         (expression("model", "DoesNotExist") | {"values": "x"}, "values", "DoesNotExist takes no values", "leave them"),
-        (expression("model", "In", "x") | {"value": "x"}, "value", "no field", "key, operator, values"),
+        (expression("model", "In", "x") | {"value": "x"}, "value", "not a field", "key, operator, values"),
     ],
 )
 def test_a_bad_expression_is_refused_by_its_field(bad_expression, field, problem, remedy):

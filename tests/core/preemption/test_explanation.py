@@ -1,4 +1,4 @@
-"""What explain says: which cards and devices are free, who holds them, and why they are not for the request."""
+"""What explain says: which GPUs and devices are free, who holds them, and why they are not for the request."""
 
 from cardwise.core.api import request
 from cardwise.core.api.mpsprofile import CardMps

@@ -42,9 +42,9 @@ def test_memory_reads_mib(text, mib):
         ("314572800m", r"^314572800m \(0.3Mi\) is less than 1 MiB: write a whole number"),  # 0.3Mi from the API server
         ("107374183m", r"\(0.1024Mi\) is less than 1 MiB"),  # 0.0001Gi, as the API server prints it
         ("512Ki", r"512Ki \(0.5Mi\) is less than 1 MiB"),
-        ("8589934592", "more than any card has: without Mi or Gi it counts MiB; write 8192 for so many bytes"),
-        ("8G", "8000000000 MiB, more than any card has: without .*; write 7629 for so many bytes, or 8Gi$"),
-        ("1e30", "more than any card has: write MiB, or a suffix as in 8Gi"),
+        ("8589934592", "more than any GPU has: without Mi or Gi it means MiB; write 8192 if you mean bytes"),
+        ("8G", "8000000000 MiB, more than any GPU has: without .*; write 7629 if you mean bytes, or 8Gi$"),
+        ("1e30", "more than any GPU has: write MiB, or a suffix as in 8Gi"),
         ("eight", "is not a quantity"),
         ("8 Gi", "is not a quantity"),
         ("8GiB", "is not a quantity"),
@@ -63,9 +63,9 @@ def test_memory_refuses_and_says_what_to_write(text, says):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("1395864371200m", "1395864371200m (1.3Gi) is not a whole number of MiB, and counts as 1332Mi"),
-        ("1.3Gi", "1.3Gi is not a whole number of MiB, and counts as 1332Mi"),
-        ("1.5Mi", "1.5Mi is not a whole number of MiB, and counts as 2Mi"),
+        ("1395864371200m", "1395864371200m (1.3Gi) is not a whole number of MiB and counts as 1332Mi"),
+        ("1.3Gi", "1.3Gi is not a whole number of MiB and counts as 1332Mi"),
+        ("1.5Mi", "1.5Mi is not a whole number of MiB and counts as 2Mi"),
         ("8Gi", ""), ("8138", ""), (8138, ""), ("1.5", ""), ("0.3Mi", ""), ("eight", ""), ("0", ""),
     ],
 )  # fmt: skip

@@ -81,7 +81,7 @@ def test_every_command_with_a_value_is_made_by_the_function():
 @pytest.mark.parametrize(
     "source",
     [
-        'f"kubectl delete node {name}"', 'f"if so: `kubectl -n {namespace} get pods`"', 'f"cardwise uncordon {card}"',
+        'f"kubectl delete node {name}"', 'f"if so: `kubectl -n {namespace} get pods`"', 'f"cardwise uncordon {GPU}"',
         '"kubectl delete node " + name', 'f"helm upgrade {release} helm/cardwise"', '"helm get notes {}".format(name)',
     ],
 )  # fmt: skip

@@ -122,7 +122,7 @@ class TestCapacitiesOfClasses:
         assert rig.capacity("cardwise.dev/broken") is None
         (events,) = [line for line in logs if line["event"] == "ignored an invalid ResourceClass"]
         assert events["name"] == "broken"
-        assert "spec.selector: an empty selector would be every card" in events["problem"]
+        assert "spec.selector: an empty selector would select every GPU" in events["problem"]
         rig.make_class("broken", P100_SPEC)
         offers(rig, "cardwise.dev/broken", "256")
 

@@ -185,7 +185,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         ),
         pytest.param(
             build.pod(gpu_mem=20000),
-            [FIELD, "more than the largest card has (16276)", "ask for at most 16276Mi", names.GPU_COUNT],
+            [FIELD, "more than the largest card has (16276)", "request at most 16276Mi", names.GPU_COUNT],
             id="above the largest card",
         ),
         pytest.param(build.pod(gpu_count=3), ["3 cards are more than any node has (2)"], id="more cards than a node"),
@@ -281,7 +281,10 @@ def test_a_class_has_a_short_name_that_means_nothing_else(api: Api) -> None:
     for name in ("nvidia.new", "n" * 48):
         classes.check_name(name)
         create(name)
-    for name, says in (("n" * 49, "at most 48 characters"), *((name, "has another meaning") for name in TAKEN)):
+    for name, says in (
+        ("n" * 49, "at most 48 characters"),
+        *((name, "is reserved for another resource name") for name in TAKEN),
+    ):
         with pytest.raises(InvalidRequest):
             classes.check_name(name)
         with pytest.raises(errors.Invalid, match=says):
@@ -305,7 +308,7 @@ def test_the_old_resource_of_bindings_binds_pods_of_others_only(api: Api) -> Non
     api.create(build.pod("theirs"))
     # The API server waits a second for the webhook, and then it binds.
     bind = functools.partial(api.bind, "ours", legacy=True, flags=["--dry-run=server"])
-    assert wait_for(lambda: "only the Cardwise extender binds pods" in bind().stderr), bind().stderr
+    assert wait_for(lambda: "only the Cardwise extender may bind pods" in bind().stderr), bind().stderr
     assert api.bind("theirs", legacy=True).returncode == 0
     api.ok("delete", "pod", "ours", "theirs", "--force", "--grace-period=0")
 
@@ -460,13 +463,13 @@ def _limited(kind: str, spec: dict[str, Any]) -> dict[str, Any]:
         (_marked("Deployment", "annotations", "Cardwise.dev/policy", "spread"), "did you mean cardwise.dev/policy?"),
         (_marked("Pod", "annotations", "team", "gpu scheduling"), ""),
         (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpumem": "8"}}), "requests.aliyun.com/gpu-mem?"),
-        (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpu-mem": "8192"}}), "counts no whole cards"),
+        (_limited("ResourceQuota", {"hard": {"requests.aliyun.com/gpu-mem": "8192"}}), "does not count whole GPUs"),
         (_limited("ResourceQuota", {"hard": {"requests.cpu": "8", "pods": "9"}}), ""),
         (
             _limited("LimitRange", {"limits": [{"type": "Container", "max": {"aliyun.com/gpumem": "8"}}]}),
             "did you mean aliyun.com/gpu-mem?",
         ),
-        (_namespace(labels={names.DEFAULTS_LABEL: "true"}), "'true' gives no defaults; write enabled"),
+        (_namespace(labels={names.DEFAULTS_LABEL: "true"}), "'true' does not enable the defaults; write enabled"),
         (_namespace(annotations={names.DEFAULT_GPU_MEM: "2Gi"}), "has no effect without the label"),
         (_namespace(annotations={"Cardwise.dev/default-gpumem": "2Gi"}), f"did you mean {names.DEFAULT_GPU_MEM}?"),
         (_namespace(labels={"team": "cardwise"}), ""),

@@ -74,7 +74,7 @@ def test_where_podgroups_of_kubernetes_are_not_served_a_pod_that_names_one_is_as
     document = json.loads(done.stdout)
     assert {"schedulingGroup", "schedulingGates"}.isdisjoint(document["spec"])
     assert names.GANG not in document["metadata"].get("labels", {})
-    assert ("serves no PodGroups" in done.stderr) == versions.at_least(36), "what older ones know"
+    assert ("does not serve PodGroups" in done.stderr) == versions.at_least(36), "what older ones know"
 
 
 def test_a_parameter_server_may_mount_what_pods_without_a_card_may(api: Api) -> None:
@@ -93,7 +93,7 @@ def test_a_parameter_server_may_mount_what_pods_without_a_card_may(api: Api) -> 
         (pod("a", number="501", gpu_mem=1), "501 is out of range"),
         (pod("a", number="1.5"), "1.5 is out of range"),
         (pod("a", number="three"), "'three' is not a quantity"),
-        (pod("a", gang="My_Gang"), "'My_Gang' is no name of a gang"),
+        (pod("a", gang="My_Gang"), "'My_Gang' is not a valid gang name"),
         (
             workload("StatefulSet", "apps/v1", replicas=3, serviceName="w"),
             "gang slurp starts only with 3 pods; write podManagementPolicy: Parallel",
@@ -109,7 +109,7 @@ def test_jobs_and_cron_jobs_are_told_too(api: Api) -> None:
     job = workload("Job", "batch/v1", parallelism=2)
     del job["spec"]["selector"], job["spec"]["template"]["metadata"]["labels"]
     job["spec"]["template"]["spec"]["restartPolicy"] = "Never"
-    assert "spec.parallelism: gang slurp needs 3 pods to start and this makes 2" in warnings_of(api, job)
+    assert "spec.parallelism: gang slurp needs 3 pods to start, and this workload creates 2" in warnings_of(api, job)
     cron = job | {"kind": "CronJob", "spec": {"schedule": "@daily", "jobTemplate": {"spec": job["spec"]}}}
     assert "spec.jobTemplate.spec.parallelism: gang slurp needs 3 pods" in warnings_of(api, cron)
 
@@ -210,4 +210,4 @@ def test_the_examples_are_admitted(api: Api, example: Path) -> None:
     done = api.kubectl("apply", DRY, "-n", SPACE, "-f", str(example))
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stderr.splitlines() if line]
-    assert all("right where other workloads make the other" in line for line in warnings)
+    assert all("fine if other workloads create the remaining" in line for line in warnings)

@@ -118,7 +118,7 @@ def test_quotas_count_what_the_pods_get(space):
     quota_status = lambda: space.cluster.api.get(paths.gpuquotas(space.name, "held")).get("status", {})  # noqa: E731
     space.wait(lambda: "4096" in json.dumps(quota_status()), "the GPUQuota counts MiB")
     with pytest.raises(
-        CommandFailed, match=r"means GiB here, more than any card has; write a unit, as in 8138Mi or 8Gi"
+        CommandFailed, match=r"means GiB here, more than any GPU has; write a unit, as in 8138Mi or 8Gi"
     ):
         space.kubectl("apply", "-f", "-", stdin=json.dumps(quota | {"spec": {"hard": {KEY: "100G"}}}))
 

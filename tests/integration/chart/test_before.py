@@ -96,7 +96,7 @@ def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, clien
     )
     notes = install(plane, "scheduler.mode=manual")
     assert "No node has the labels of a GPU" in notes
-    assert "the cluster has no RuntimeClass of NVIDIA's" in notes
+    assert "the cluster has no NVIDIA RuntimeClass" in notes
     assert "runtimeClassName" not in notes.partition("kind: DaemonSet")[2].partition("---")[0]
     with there(client, runtime_class("nvidia"), node("cp1", PLANE, ""), node("n1", GPU, "true")):
         assert "kube-system has no such pod of a control plane node (cp1)" in install(plane, "scheduler.mode=kubeadm")
@@ -126,7 +126,7 @@ def test_doctor_proposes_the_values_of_a_cluster_without_cardwise(plane: Control
     code, output = doctor(plane)
     assert code == 1
     assert "Pod Security enforces baseline in cardwise-system" in output
-    assert "refuses a pod like those on nodes" in output
+    assert "refuses a pod like those of Cardwise's DaemonSets" in output
     enforce("privileged")
     with (
         there(client, runtime_class("nvidia"), node("cp1", PLANE, ""), node("n1", GPU, "true"), mirror("cp1")),
@@ -135,9 +135,9 @@ def test_doctor_proposes_the_values_of_a_cluster_without_cardwise(plane: Control
         code, output = doctor(plane)
     assert code == 1, "the container runtime of the node is not known"
     assert "kube-scheduler is a static pod on node cp1" in output
-    refused = f"1 workload (Pod {TEAM}/plain) would be refused when created again, because of"
+    refused = f"1 workload (Pod {TEAM}/plain) would be refused when created again, because they have"
     assert f"{refused} {bypasses.ENVIRONMENT.text}" in output
-    assert "admits pods like those on nodes, of system priority too" in output
+    assert "admits pods like those of Cardwise's DaemonSets, also with system priority" in output
     assert "--set scheduler.mode=kubeadm" in output
     assert "--set nodes.runtimeClass=nvidia" in output
 

@@ -238,11 +238,11 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in output
     assert "ok    extender: it knows the cards of 1 node" in output
     assert "ok    cards: " in output
-    assert "ok    kube-scheduler: the probe pod was placed on a card of n1 by the extender" in output, output
+    assert "ok    kube-scheduler: the probe pod was placed on a GPU of n1 by the extender" in output, output
     assert "FAIL" not in output
     assert output.count("TEST SUITE:") == 2, "what it may do, and the pod"
     preview = commands.cardwise(cluster, "doctor", "--before-install", "--no-probe").stdout
-    assert "Cardwise is installed here already" in preview
+    assert "Cardwise is already installed here" in preview
     assert "would be refused" not in preview, "of the pods that have shares"
 
 
@@ -461,7 +461,7 @@ def test_doctor_says_why_the_device_plugin_does_not_run_and_the_remedy_runs(clus
         set_container(right)
         cluster.kubectl("label", "namespace", SYSTEM, "pod-security.kubernetes.io/enforce=baseline", "--overwrite")
         cluster.kubectl("delete", "pods", "-n", SYSTEM, "-l", "app.kubernetes.io/component=deviceplugin")
-        refused = "no pod of DaemonSet cardwise-deviceplugin can be created: violates PodSecurity"
+        refused = "DaemonSet cardwise-deviceplugin cannot create pods: violates PodSecurity"
         run_remedy(cluster, finding(cluster, space, refused, "--no-probe"))
         space.wait(lambda: plugin_runs(cluster), "the device plugin runs")
         output = commands.cardwise(cluster, "doctor", "--no-probe").stdout

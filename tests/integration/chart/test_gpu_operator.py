@@ -160,7 +160,7 @@ def test_a_share_tolerates_the_taint_of_nodes_with_cards_and_no_other(space: Spa
     space.create(workload("intolerant", gpu_mem=100))
     space.refused("intolerant", "untolerated taint")
     output = cardwise(space.cluster, "explain", "intolerant", "-n", space.name).stdout
-    assert "It keeps away from every node with cards by taints that it does not tolerate (mine=x:NoSchedule)" in output
+    assert "It excludes every node with GPUs by taints that it does not tolerate (mine=x:NoSchedule)" in output
 
 
 def test_its_pods_are_its_namespaces_alone(space: Space, operator: Space) -> None:

@@ -369,7 +369,7 @@ def test_the_agent_holds_the_pod_back_tells_it_its_share_and_ends_with_it(world)
     world.break_down(1)
     uid = world.pod("job", 1, 8138, agent=True, restart="Never")
     world.wait(lambda: "running" in agent(world, "job").get("state", {}), "the agent runs")
-    world.wait(lambda: "Startup probe failed: MPS on card" in world.space.reasons("job"), "the pod's events say why")
+    world.wait(lambda: "Startup probe failed: MPS on GPU" in world.space.reasons("job"), "see the pod's events")
     assert agent(world, "job")["started"] is False
     assert world.starts(uid) == 0
     world.heal(1)

@@ -394,7 +394,7 @@ def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(
             if finding["check"] == "runtime"
         ]
 
-    named = ("ok", "a pod that asks for no card may not name RuntimeClass nvidia", "")
+    named = ("ok", "a pod without a GPU request may not use RuntimeClass nvidia", "")
     node = cluster.node("n1")
     node.default_runtime("nvidia")
     try:
@@ -404,7 +404,7 @@ def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(
         assert f"set {ENVIRONMENT} = false" in remedy
         toolkit.configure(settings, {ENVIRONMENT: False})
         assert runtime_findings() == [
-            ("ok", "a pod that asks for no card gets none by the default runtime on 1 node", ""),
+            ("ok", "a pod without a GPU request gets none through the default runtime on 1 node", ""),
             named,
         ]
     finally:

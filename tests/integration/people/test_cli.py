@@ -44,10 +44,10 @@ def doctor_says(space: Space, code: int, *texts: str) -> None:
 
 def test_doctor_finds_a_sound_cluster_sound_and_an_extender_that_is_gone(cluster, space):
     (node,) = space.nodes()
-    doctor_says(space, 0, f"placed on a card of {node}", "OK       webhook")
+    doctor_says(space, 0, f"placed on a GPU of {node}", "OK       webhook")
     cluster.process("extender").stop()
     try:
-        doctor_says(space, 1, "PROBLEM  scheduler", "does not reach the extender")
+        doctor_says(space, 1, "PROBLEM  scheduler", "cannot reach the extender")
     finally:
         cluster.process("extender").restart()
         cluster.parts.wait_ready("extender")
@@ -68,7 +68,7 @@ def test_the_probe_preempts_no_pod(cluster: Cluster, space: Space):
     space.running(*names_of)
     before = {pod["metadata"]["uid"] for pod in space.pods()}
     output = process(cluster, "cardwise", "doctor").stdout
-    assert "which has no room now" in output or "no card is free" in output, output
+    assert "which has no capacity now" in output or "no GPU is free" in output, output
     assert {pod["metadata"]["uid"] for pod in space.pods()} == before
     assert not any("deletionTimestamp" in pod["metadata"] for pod in space.pods())
 
@@ -84,7 +84,7 @@ def test_an_unwired_kube_scheduler_makes_pods_disappear_and_doctor_says_so(clust
         space.wait(lambda: "deletionTimestamp" in space.get("web")["metadata"], "the extender deletes it")
         disappeared = f"({space.name}/web) disappeared: bound without the extender, so without a card, and deleted"
         doctor_says(space, 1, f"the probe pod was bound to {node} without a card", disappeared)
-        assert "see whether kube-scheduler asks the extender" in cardwise(cluster, "doctor", "--no-probe").stdout
+        assert "check whether kube-scheduler calls the extender" in cardwise(cluster, "doctor", "--no-probe").stdout
         output = cardwise(cluster, "doctor").stdout
         # No kube-scheduler is seen in pods, as in managed control planes.
         assert (
@@ -96,7 +96,7 @@ def test_an_unwired_kube_scheduler_makes_pods_disappear_and_doctor_says_so(clust
         cluster.control_plane.start_scheduler(cluster.parts.stanzas())
         keeper.restart()
     space.wait_for_deletion("web")
-    doctor_says(space, 0, f"placed on a card of {node}")
+    doctor_says(space, 0, f"placed on a GPU of {node}")
 
 
 def test_doctor_says_why_pods_of_a_part_are_refused_and_the_remedy_lets_them_in(cluster: Cluster, space: Space):
@@ -120,7 +120,7 @@ def test_doctor_says_why_pods_of_a_part_are_refused_and_the_remedy_lets_them_in(
     try:
         remedy = f"kubectl label namespace {system} {label}=privileged --overwrite"
         doctor_says(
-            space, 1, 'no pod of DaemonSet cardwise-mps can be created: violates PodSecurity "baseline:latest"', remedy
+            space, 1, 'DaemonSet cardwise-mps cannot create pods: violates PodSecurity "baseline:latest"', remedy
         )
         cluster.kubectl(*remedy.split()[1:])
         admitted = lambda: cluster.api.get(f"{path}/cardwise-mps")["status"].get("currentNumberScheduled")  # noqa: E731
@@ -247,18 +247,18 @@ def test_explain_says_why_a_workload_has_no_pod_and_what_became_of_one_that_is_g
     assert f"deployment {space.name}/web has no pod.\nIt is to have none" in explained("deploy/web")
     gone = f"SuccessfulDelete: ReplicaSet {web.rpartition('-')[0]}: Deleted pod: {web}\n"
     space.wait(lambda: gone in explained(web), "its controller says that it has deleted it")
-    assert f"pod {space.name}/{web} is gone. Its last events:\n" in explained(web)
+    assert f"pod {space.name}/{web} no longer exists. Its last events:\n" in explained(web)
 
     every_card = container() | {"env": [{"name": names.ENV_VISIBLE_DEVICES, "value": "all"}]}
     space.apply(deployment("refused", 1, containers=[every_card]))
-    refused = "has no pod.\nKubernetes could not create one: "
+    refused = "has no pod.\nKubernetes could not create a pod: "
     space.wait(lambda: refused in explained("deploy/refused"), "the ReplicaSet says why it makes no pods")
     assert "spec.containers[main].env" in explained("deploy/refused")
 
     template = {"spec": {"containers": [container(gpu_mem=100)], "restartPolicy": "Never"}}
     jobs = paths.jobs(space.name)
     space.cluster.api.create(jobs, {"metadata": {"name": "later"}, "spec": {"suspend": True, "template": template}})
-    assert "It is suspended (spec.suspend): whoever has suspended it sets that to false.\n" in explained("job/later")
+    assert "It is suspended (spec.suspend): it creates pods once that is set to false.\n" in explained("job/later")
 
 
 def test_inspect_shows_every_card_and_its_holder(cluster, crowded):

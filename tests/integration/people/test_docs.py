@@ -184,7 +184,7 @@ def test_the_quick_start_is_for_who_may_edit_in_one_namespace(cluster: Cluster, 
         # A command that can show nothing says how an administrator gives ann the right: she has it then.
         refused = ann.type("cardwise gangs -A")
         assert refused.returncode != 0
-        assert shell.type(refused.stderr.strip().partition(" gives it by: ")[2]).returncode == 0
+        assert shell.type(refused.stderr.strip().partition(" grants it with: ")[2]).returncode == 0
         space.wait(lambda: ann.type("cardwise gangs -A").returncode == 0, "gangs may be seen")
         cluster.kubectl_object("delete", "clusterrolebinding", ANNS_ROLE)
         # What the page gives a group is what people.viewCards gives.

@@ -96,7 +96,7 @@ def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space
     condition = {"key": "kubernetes.io/hostname", "operator": "In", "values": ["none-such"]}
     required = {"nodeSelectorTerms": [{"matchExpressions": [condition]}]}
     nowhere = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}}
-    tells(known, mine(build.pod("p", gpu_mem=4000), **nowhere), "no node with cards meets it now")
+    tells(known, mine(build.pod("p", gpu_mem=4000), **nowhere), "no node with GPUs matches it now")
 
 
 def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fits(known: Space) -> None:
@@ -115,7 +115,7 @@ def test_workloads_whose_pods_can_never_run_are_told_the_largest_amount_that_fit
             known,
             {"apiVersion": version, "kind": kind, "metadata": {"name": "w"}, "spec": spec},
             f"{at}.spec.containers[0].resources.limits[{names.GPU_MEM}]: 90000 MiB is more than",
-            f"ask for at most {build.P100}",
+            f"request at most {build.P100}",
             "its pods will be refused",
         )
 
@@ -196,7 +196,7 @@ def explained(space: Space, *arguments: str) -> str:
 
 def test_explain_knows_workloads_and_who_refuses_their_pods(known: Space) -> None:
     known.apply(deployment("wide", 1, gpu_mem=90000))
-    known.wait(lambda: "is more than the largest card" in explained(known, "deploy/wide"), "the refusal is told")
+    known.wait(lambda: "is more than the largest GPU" in explained(known, "deploy/wide"), "the refusal is told")
     assert f"deployment {known.name}/wide has no pod." in explained(known, "wide")
     known.apply(deployment("web", 2, gpu_mem=4000))
     known.wait(lambda: "has 2 pods: 2 running" in explained(known, "deploy/web"), "they run")
@@ -208,7 +208,7 @@ def test_explain_gives_the_cheapest_advice_that_is_true(known: Space) -> None:
     known.create(workload("more", gpu_mem=8000))
     known.refused("more", "Insufficient GPU Memory in one device")
     output = explained(known, "pod/more")
-    cheapest, dearer = "it asked for at most 6276 MiB: that runs now, on card", "these ended"
+    cheapest, dearer = "it requested at most 6276 MiB: that fits now, on card", "these ended"
     assert output.index(cheapest) < output.index(dearer)
     assert known.create_and_locate(workload("advised", gpu_mem=6276)) is not None
 

@@ -74,7 +74,7 @@ def there(space: Space) -> set[str]:
 
 
 def fill(space: Space, change: Callable[[Json], Json] = lambda pod: pod) -> dict[tuple[str, str], list[str]]:
-    """Two pods of low priority on each card. Returns who is where, by node and card.
+    """Two pods of low priority on each GPU. Returns who is where, by node and card.
 
     The scheduler takes the youngest of a node: these are on two cards.
     """

@@ -208,7 +208,7 @@ PAST_THE_SCHEDULER = (
             Try(
                 lambda tenant: bound_at_last(tenant, "ungated"),
                 By.WEBHOOK,
-                ("only the Cardwise extender binds pods",),
+                ("only the Cardwise extender may bind pods",),
             ),
             Try(
                 lambda tenant: bound(tenant, "ungated", as_debugger=True, annotations=FORGED),
@@ -353,12 +353,12 @@ QUOTAS_AND_RIGHTS = (
         "T41",
         "a GPUQuota: with a share or a whole card beyond it; made, changed or deleted",
         [
-            creates(ours(gpu_mem="13Gi"), By.WEBHOOK, "GPUQuota", "memoryMiB asked 13312", guarded=True),
+            creates(ours(gpu_mem="13Gi"), By.WEBHOOK, "GPUQuota", "memoryMiB requested 13312", guarded=True),
             creates(
                 with_spec(plain(), containers=[container(whole_gpu=1)]),
                 By.WEBHOOK,
                 "GPUQuota",
-                f"memoryMiB asked {P100}",
+                f"memoryMiB requested {P100}",
                 guarded=True,
             ),
             created(lambda tenant: paths.gpuquotas(tenant.space.name), By.RBAC, "gpuquotas", spec={"quotas": []}),
@@ -498,7 +498,7 @@ QUOTAS_AND_RIGHTS = (
                 with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(17)]),
                 By.WEBHOOK,
                 "GPUQuota",
-                "shares asked 17",
+                "shares requested 17",
                 guarded=True,
             )
         ],
@@ -525,7 +525,7 @@ CARDWISE_ITSELF = (
             creates(
                 ours(annotations={names.POLICY: "x" * 120_000}),
                 By.WEBHOOK,
-                "(120000 characters) is no placement policy",
+                "(120000 characters) is not a placement policy",
                 "write one of",
             )
         ],
@@ -594,7 +594,7 @@ CARDWISE_ITSELF = (
                 (one_container(resources={"limits": {f"no.class-{i}": "1" for i in range(5000)}}), "5000 different"),
                 (
                     with_spec(plain(), containers=[container(f"c{i}", gpu_mem=64) for i in range(2000)]),
-                    "which is too much for one that names GPUs",
+                    "too much for an object that names GPUs",
                 ),
                 (ours(annotations={f"{names.GPUSHARE_PREFIX}{i}": "" for i in range(5000)}), "5000 are too many"),
                 (with_env(ours(), **{f"CUDA_MPS_{i}": "1" for i in range(5000)}), "spec.containers[0].env: more than"),

@@ -449,9 +449,9 @@ def test_t65_what_is_bound_past_the_webhook_does_not_stay(tenant: Tenant) -> Non
     )  # fmt: skip
     explained = cardwise(tenant.cluster, "explain", "past", "-n", tenant.space.name)
     assert explained.returncode == 0, explained.stderr
-    assert f"pod {tenant.space.name}/past is gone. Its last events:\n" in explained.stdout
+    assert f"pod {tenant.space.name}/past no longer exists. Its last events:\n" in explained.stdout
     assert " BoundWithoutExtender: deleted: " in explained.stdout
-    assert "It got no GPU, since something other than Cardwise's extender had bound it. " in explained.stdout
+    assert "It got no GPU, because something other than Cardwise's extender had bound it. " in explained.stdout
     tenant.edit.delete(f"{budgets}/mine")
 
 
@@ -544,7 +544,7 @@ def test_t67_no_name_in_a_review_is_another_url_of_the_api_server(tenant: Tenant
     wrong = [
         response
         for response in answers
-        if b'"allowed":false' not in response or b"is no name in Kubernetes" not in response
+        if b'"allowed":false' not in response or b"is not a name in Kubernetes" not in response
     ]
     assert not wrong, wrong[0]
     assert resident_mib(cluster, "webhook") - before < 64

@@ -120,7 +120,7 @@ def test_another_word_is_refused() -> None:
     message = refused(build.pod(gpu_mem=1, annotations={names.SHARE_AGENT: "yes"}))
     assert (
         message
-        == "metadata.annotations[cardwise.dev/share-agent]: 'yes' is no choice; write one of: always, mps, never"
+        == "metadata.annotations[cardwise.dev/share-agent]: 'yes' is not a choice; write one of: always, mps, never"
     )
 
 
@@ -140,7 +140,7 @@ def names_of(pod: Json) -> list[str]:
     ("init", "after"),
     [
         pytest.param([], ["cardwise-agent"], id="alone"),
-        pytest.param(["i"], ["i", "cardwise-agent"], id="behind what needs no card"),
+        pytest.param(["i"], ["i", "cardwise-agent"], id="behind what needs no GPU"),
         pytest.param(
             ["i", "plain", "gpu"], ["i", "plain", "cardwise-agent", "gpu"], id="before the first with a share"
         ),
@@ -233,14 +233,14 @@ def test_a_forged_agent_is_written_anew() -> None:
 def test_the_name_is_ours_where_the_agent_is_to_come(bad: Json) -> None:
     pod = build.pod(**({"containers": [build.container(gpu_mem=1)]} | bad))
     message = refused(pod)
-    assert ".name: cardwise-agent is the name of Cardwise's share agent; give the container another" in message
+    assert ".name: cardwise-agent is reserved for Cardwise's share agent; rename the container" in message
 
 
 def test_the_name_is_nobodys_for_a_share() -> None:
     """The device plugin knows the agent by it."""
     pod = build.pod(containers=[build.container("cardwise-agent", gpu_mem=1)])
     stored = patched(pod, decision_on(pod, settings=NEVER))
-    assert "spec.containers[0].name: cardwise-agent is the name" in judged(stored, settings=NEVER).message
+    assert "spec.containers[0].name: cardwise-agent is reserved" in judged(stored, settings=NEVER).message
     plain = build.pod(init=[build.container("cardwise-agent")], gpu_mem=1)
     assert names_of(admitted(plain, settings=NEVER)[0]) == ["cardwise-agent"]
 

@@ -26,12 +26,12 @@ def with_volume(pod: Json, volume: Json, *mounted: Json) -> Json:
         (
             {"name": "cardwise-share", "hostPath": {"path": "/x"}},
             [],
-            "spec.volumes[0].name: cardwise-share is the volume",
+            "spec.volumes[0].name: cardwise-share is reserved for the volume",
         ),
         (
             {"name": "cardwise-share", "emptyDir": {}},
             [{"name": "cardwise-share", "mountPath": "/mine"}],
-            "spec.containers[0].volumeMounts[0].name: cardwise-share is the volume",
+            "spec.containers[0].volumeMounts[0].name: cardwise-share is reserved for the volume",
         ),
         *(
             (
@@ -74,4 +74,4 @@ def test_what_another_webhook_changes_later_is_refused(change: str) -> None:
     decision = judged(stored)
     assert not decision.allowed
     assert "cardwise-share" in decision.message
-    assert "let that webhook leave it alone" in decision.message
+    assert "keep that webhook from changing it" in decision.message

@@ -62,7 +62,7 @@ def warnings(pod: Json, settings: WebhookSettings | None = None) -> tuple[str, .
 @pytest.mark.parametrize(
     ("limits", "is_now"),
     [
-        pytest.param({K80: "1"}, {K80_KEY: "1", names.WHOLE_GPU: "1"}, id="bare: a whole card"),
+        pytest.param({K80: "1"}, {K80_KEY: "1", names.WHOLE_GPU: "1"}, id="bare: a whole GPU"),
         pytest.param({K80_KEY: "2"}, {K80_KEY: "2", names.WHOLE_GPU: "2"}, id="our spelling"),
         pytest.param({K80: "2", names.GPU_COUNT: "2"}, {K80_KEY: "2", names.WHOLE_GPU: "2"}, id="with the count"),
         pytest.param({K80: "1", names.GPU_MEM: "4Gi"}, {K80_KEY: "1", names.GPU_MEM: "4096"}, id="a share"),
@@ -177,14 +177,14 @@ def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
     [
         pytest.param(
             pod({K80: "1", P100: "1"}),
-            f"spec.containers[0].resources.limits[{P100_KEY}]: {K80_KEY} is asked for as well; "
-            "ask for one class in each container",
+            f"spec.containers[0].resources.limits[{P100_KEY}]: {K80_KEY} is also requested; "
+            "request one class in each container",
             id="two classes",
         ),
         pytest.param(
             pod({K80: "1", K80_KEY: "2"}),
-            f"spec.containers[0].resources.limits[{K80_KEY}]: 2 differs from {K80}, which means the same and says 1; "
-            f"write only {K80}",
+            f"spec.containers[0].resources.limits[{K80_KEY}]: 2 differs from {K80}, which has the same meaning and "
+            f"the value 1; write only {K80}",
             id="two amounts",
         ),
         pytest.param(pod({K80: "0"}), f"limits[{K80_KEY}]: 0 is out of range", id="none of it"),
@@ -203,25 +203,25 @@ def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
         ),
         pytest.param(
             pod({}, annotations={names.CLASS: "A b"}),
-            f"metadata.annotations[{names.CLASS}]: 'A b' is no name of a class",
+            f"metadata.annotations[{names.CLASS}]: 'A b' is not a name of a class",
             id="no name by annotation",
         ),
         pytest.param(
             pod({"k80-half": "3"}),
-            f"limits[{HALF_KEY}]: 3 of k80-half are 120 percent of the cores of one card; ask for at most 2",
-            id="more cores than a card",
+            f"limits[{HALF_KEY}]: 3 of k80-half are 120 percent of one GPU's SMs; request at most 2",
+            id="more cores than a GPU",
         ),
         pytest.param(
             pod({K80: "1", names.GPU_MEM: "11442"}),
-            f"limits[{names.GPU_MEM}]: 11442 MiB is more than the largest card of class {K80} has (11441); "
-            "ask for at most 11441Mi, or split it",
-            id="larger than cards of the class",
+            f"limits[{names.GPU_MEM}]: 11442 MiB is more than the largest GPU of class {K80} has (11441); "
+            "request at most 11441Mi, or split it",
+            id="larger than GPUs of the class",
         ),
         pytest.param(
             pod({"k80-half": "3", names.GPU_CORE: "1"}),
-            f"limits[{HALF_KEY}]: 15360 MiB (15 GiB) is more than the largest card of class k80-half has (11441); "
-            "ask for at most 2, since one of the class is 5120 MiB",
-            id="more shares than a card",
+            f"limits[{HALF_KEY}]: 15360 MiB (15 GiB) is more than the largest GPU of class k80-half has (11441); "
+            "request at most 2, because one of the class is 5120 MiB",
+            id="more shares than a GPU",
         ),
         pytest.param(
             pod({"cardwise.dev/gpu-mem": "1"}),
@@ -229,10 +229,10 @@ def test_what_is_no_class_is_left_to_kubernetes(name: str) -> None:
             id="another domain",
         ),
         pytest.param(
-            pod({K80: "3"}), f"limits[{K80_KEY}]: 3 cards of class {K80} are more than any node has (2)", id="too many"
+            pod({K80: "3"}), f"limits[{K80_KEY}]: 3 GPUs of class {K80} are more than any node has (2)", id="too many"
         ),
         pytest.param(
-            pod({K80: "2"}, {names.GPU_COUNT: "2"}), "4 cards are more than any node has (3)", id="too many together"
+            pod({K80: "2"}, {names.GPU_COUNT: "2"}), "4 GPUs are more than any node has (3)", id="too many together"
         ),
     ],
 )
@@ -249,7 +249,7 @@ def test_a_bare_name_in_an_ordinary_init_container_is_refused() -> None:
 
 def test_two_types_in_one_pod_are_each_held_against_their_own_cards() -> None:
     assert refusal_of(pod({K80: "1", names.GPU_MEM: "9000"}, {P100: "1", names.GPU_MEM: "9000"})) == ""
-    assert "more than the largest card of class" in refusal_of(
+    assert "more than the largest GPU of class" in refusal_of(
         pod({K80: "1", names.GPU_MEM: "9000"}, {K80: "1", names.GPU_MEM: "9000"})
     )
 
@@ -267,12 +267,11 @@ def test_at_most_ten_classes_are_named_the_likely_ones_first() -> None:
 
 def test_a_class_without_a_card_waits_with_a_warning() -> None:
     key = f"{names.CLASS_PREFIX}rare"
-    assert warnings(pod({"rare": "1"})) == (
-        f"spec.containers[0].resources.limits[{key}]: no card is of the class now; the pod waits until one comes",
-    )
+    problem = "no GPU of the class is in the cluster now; the pod waits until a node brings one"
+    assert warnings(pod({"rare": "1"})) == (f"spec.containers[0].resources.limits[{key}]: {problem}",)
 
 
 def test_what_is_too_large_may_wait_by_the_setting() -> None:
     messages = warnings(pod({K80: "1", names.GPU_MEM: "11442"}), WebhookSettings(oversize="wait"))
     assert len(messages) == 1
-    assert messages[0].endswith("; the pod waits until such a card comes")
+    assert messages[0].endswith("; the pod waits until a node with such a GPU joins")

@@ -41,7 +41,7 @@ def test_a_plain_pod_gets_the_default_share_in_its_first_container() -> None:
         pytest.param(build.pod(annotations={names.DEFAULTS_OPT_OUT: "disabled"}), id="opted out"),
         pytest.param(
             build.pod(containers=[{"name": "a", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]),
-            id="asks for nvidia.com/gpu",
+            id="requests nvidia.com/gpu",
         ),
         pytest.param(placed(build.pod()), id="kubectl debug node/n1"),
     ],
@@ -80,7 +80,7 @@ def test_other_namespaces_have_no_defaults() -> None:
         (Defaults("0"), "write at least 1"),
         (
             Defaults("1Gi", "best"),
-            f"namespace team: metadata.annotations[{names.POLICY}]: 'best' is no placement policy",
+            f"namespace team: metadata.annotations[{names.POLICY}]: 'best' is not a placement policy",
         ),
     ],
 )

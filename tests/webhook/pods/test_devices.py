@@ -90,12 +90,12 @@ def warned(pod: Json) -> tuple[str, ...]:
         pytest.param({RDMA: "1", RDMA_KEY: "1"}, {RDMA_KEY: "1"} | MARKER, id="both spellings"),
         pytest.param({RDMA: "1", FPGA: "1"}, {RDMA_KEY: "1", FPGA_KEY: "1"} | MARKER, id="two classes of devices"),
         pytest.param(
-            {RDMA: "1", names.GPU_MEM: "8138"}, {RDMA_KEY: "1", names.GPU_MEM: "8138"}, id="beside a share of a card"
+            {RDMA: "1", names.GPU_MEM: "8138"}, {RDMA_KEY: "1", names.GPU_MEM: "8138"}, id="beside a share of a GPU"
         ),
         pytest.param(
             {RDMA: "1", FPGA: "1", K80: "2"},
             {RDMA_KEY: "1", FPGA_KEY: "1", K80_KEY: "2", names.WHOLE_GPU: "2"},
-            id="beside cards of a class",
+            id="beside GPUs of a class",
         ),
         pytest.param(
             {RDMA: "1", HALF: "2"},
@@ -156,7 +156,7 @@ def test_markers_of_users_go_but_ours_stays_without_a_word() -> None:
         pytest.param({RDMA: "1"}, RDMA, RDMA, "", id="right"),
         pytest.param({RDMA: "1"}, f"{K80},{RDMA}", RDMA, f"replaced by {RDMA}", id="a class too many"),
         pytest.param({RDMA: "1"}, "", RDMA, f"replaced by {RDMA}", id="none"),
-        pytest.param({K80: "1"}, K80, None, "removed", id="a card as a device"),
+        pytest.param({K80: "1"}, K80, None, "removed", id="a GPU as a device"),
         pytest.param({}, RDMA, None, "removed", id="nothing is asked"),
     ],
 )
@@ -206,7 +206,7 @@ def test_what_is_about_cards_is_not_for_pods_without_one() -> None:
         assert names.SHARE.replace("/", "~1") in text or names.SHARE in text
         assert "runtimeClassName" not in text
         assert "policy" not in text
-        assert "gpu-mem" not in text, "a pod that asks for a device is no plain pod"
+        assert "gpu-mem" not in text, "a pod that requests a device is not a plain pod"
     assert after_mutation(pod({RDMA: "1", names.GPU_MEM: "9"}), known, settings)["spec"]["runtimeClassName"] == "nvidia"
 
 
@@ -224,8 +224,9 @@ def test_an_annotation_with_a_class_of_devices_stands_alone(limits: Json) -> Non
     (name,) = limits
     key = names.CLASS_PREFIX + name if name in (K80, FPGA) else name
     assert refusal_of(pod(limits, annotations={names.CLASS: RDMA})) == (
-        f"metadata.annotations[{names.CLASS}]: {RDMA} is a class of devices that are not GPUs, and a container asks "
-        f"for {key}; write {RDMA}: 1 in the limits of the container that needs the device, and leave the annotation out"
+        f"metadata.annotations[{names.CLASS}]: {RDMA} is a class of devices other than GPUs, and a container "
+        f"requests {key}; write {RDMA}: 1 in the limits of the container that needs the device, and remove the "
+        "annotation"
     )
 
 
@@ -246,7 +247,7 @@ def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
         pytest.param(
             pod({RDMA: "3"}),
             f"spec.containers[0].resources.limits[{RDMA_KEY}]: 3 devices of class {RDMA} are more than any node has "
-            "(2); ask for at most 2",
+            "(2); request at most 2",
             id="too many",
         ),
         pytest.param(
@@ -257,7 +258,7 @@ def test_an_annotation_with_a_class_of_gpus_says_nothing_of_devices() -> None:
         ),
         pytest.param(pod({RDMA: "0"}), f"limits[{RDMA_KEY}]: 0 is out of range", id="none of it"),
         pytest.param(
-            pod({RDMA: "1", K80: "1", HALF: "1"}), "ask for one class in each container", id="two classes of cards"
+            pod({RDMA: "1", K80: "1", HALF: "1"}), "request one class in each container", id="two classes of GPUs"
         ),
         pytest.param(
             build.pod(init=[{"name": "i", "resources": {"limits": {RDMA: "1"}}}]),
@@ -276,12 +277,12 @@ def test_what_can_never_run_is_refused_by_its_field(refused_pod: Json, says: str
 def test_what_is_not_there_yet_waits_with_a_warning() -> None:
     key = f"spec.containers[0].resources.limits[{names.CLASS_PREFIX}nic]"
     assert validated(after_mutation(pod({"nic": "1"}))).warnings == (
-        f"{key}: no device is of the class now; the pod waits until one comes",
+        f"{key}: no device of the class is in the cluster now; the pod waits until a node brings one",
     )
     waiting = after_mutation(pod({RDMA: "3", names.GPU_MEM: "99999"}))
     card, device = validated(waiting, settings=WebhookSettings(oversize="wait")).warnings
-    assert card.endswith("; the pod waits until such a card comes")
-    assert device.endswith("(2); the pod waits until such a device comes")
+    assert card.endswith("; the pod waits until a node with such a GPU joins")
+    assert device.endswith("(2); the pod waits until a node with such a device joins")
 
 
 def test_a_node_name_is_refused_and_a_binding_is_the_extenders() -> None:
@@ -300,7 +301,7 @@ def test_another_webhook_does_not_get_the_annotation_past_us(now: str | None) ->
     changed = once | {
         "metadata": once["metadata"] | {"annotations": kept | ({names.DEVICE_CLASSES: now} if now else {})}
     }
-    assert validated(changed).message.startswith(f"metadata.annotations[{names.DEVICE_CLASSES}]: does not name")
+    assert validated(changed).message.startswith(f"metadata.annotations[{names.DEVICE_CLASSES}]: does not match")
 
 
 # Classes and quotas.
@@ -331,7 +332,7 @@ RDMA_ONLY = {"matchLabels": {"kind": "rdma"}}
         ),
         (
             device_class(RDMA_ONLY, share={"memoryMiB": 1}),
-            "spec.share: is for GPUs, and a device is given whole; leave it out",
+            "spec.share: is only for GPUs; a device is always given whole; leave it out",
         ),
     ],
 )
@@ -341,17 +342,17 @@ def test_a_class_is_of_gpus_or_of_devices(manifest: Json, says: str) -> None:
 
 def test_the_author_of_a_class_hears_of_a_selector_of_no_device_and_of_a_change_of_kind() -> None:
     assert classed(device_class(RDMA_ONLY)).warnings == (
-        "spec.selector: selects no device now; pods that ask for mine wait until one comes",
+        "spec.selector: does not match any device now; pods that request mine wait until one comes",
     )
     card = {"kind": "nvidia-gpu", "model": "Tesla K80"}
     (warning,) = classed(
         device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({"matchLabels": {"model": "Tesla K80"}})
     ).warnings
     assert warning.startswith(
-        "spec.selector: the class was of GPUs and is of other devices; pods that have asked for mine "
+        "spec.selector: the class selected GPUs and now selects other devices; pods that have requested mine "
     )
     (back,) = classed(device_class({"matchLabels": card}), card, old=device_class(RDMA_ONLY)).warnings
-    assert "was of other devices and is of GPUs" in back
+    assert "selected other devices and now selects GPUs" in back
     assert classed(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class(RDMA_ONLY)).warnings == ()
     assert classed(device_class(RDMA_ONLY), {"kind": "rdma"}, old=device_class({})).warnings == (), (
         "it could not be read before"
@@ -362,7 +363,7 @@ def test_a_gpuquota_does_not_count_devices_and_says_what_does() -> None:
     quota = {"metadata": {"namespace": "a", "name": "q"}, "spec": {"hard": [{"class": RDMA, "shares": 1}]}}
     decision = on_validate(quota, "gpuquotas", KNOWN)
     assert decision.message == (
-        f"spec.hard[0].class: {RDMA} is a class of devices that are not GPUs, and a GPUQuota counts cards; "
+        f"spec.hard[0].class: {RDMA} is a class of devices other than GPUs, and a GPUQuota counts GPUs only; "
         f"write requests.{RDMA_KEY} in spec.hard of a ResourceQuota"
     )
     # One that was there before the class counts nothing of a pod.

@@ -76,11 +76,11 @@ def test_who_chooses_among_cards_that_the_container_does_not_see_is_warned() -> 
         return mutate(build.pod(containers=[container])).warnings
 
     (warning,) = warnings_for("1", gpu_mem=100)
-    assert warning.startswith("spec.containers[0].env[CUDA_VISIBLE_DEVICES]: the container sees only its own cards")
+    assert warning.startswith("spec.containers[0].env[CUDA_VISIBLE_DEVICES]: the container sees only its own GPUs")
     assert warnings_for("0", gpu_mem=100) == warnings_for("1,0", gpu_count=2) == ()
     assert warnings_for("GPU-1", gpu_count=2) != ()
     assert warnings_for("$(NVIDIA_VISIBLE_DEVICES)", gpu_mem=100) == warnings_for("", gpu_mem=100) == (), (
-        "the UUIDs of its own cards"
+        "the UUIDs of its own GPUs"
     )
     assert warnings_for("$(ALIYUN_COM_GPU_MEM_IDX)", gpu_mem=100) != (), "the node's numbers, not the container's"
 
@@ -122,7 +122,7 @@ def test_jax_keeps_its_own_default_on_whole_cards() -> None:
     assert own in merged([own], WHOLE, env_from=False)[0]
 
 
-@pytest.mark.parametrize("now", [WHOLE, None], ids=["whole", "no card"])
+@pytest.mark.parametrize("now", [WHOLE, None], ids=["whole", "no GPU"])
 @pytest.mark.parametrize("env_from", [False, True])
 def test_a_copy_with_a_whole_card_loses_the_fraction_of_its_original(
     now: ContainerRequest | None, env_from: bool

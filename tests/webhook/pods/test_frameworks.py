@@ -72,7 +72,9 @@ def test_the_namespace_gives_it_and_the_pod_goes_before() -> None:
     assert not has_hook(main(admitted(hooked("off"), known, namespace="team")[0]))
     bad = Known(namespaces={"team": Defaults(frameworks="paddle")})
     message = decision_on(build.pod(gpu_mem=1), bad, namespace="team").message
-    assert message.startswith("namespace team: metadata.annotations[cardwise.dev/frameworks]: 'paddle' is no framework")
+    assert message.startswith(
+        "namespace team: metadata.annotations[cardwise.dev/frameworks]: 'paddle' is not a framework"
+    )
 
 
 def test_it_brings_the_agent_along() -> None:
@@ -86,7 +88,7 @@ def test_where_the_agent_cannot_come_the_user_is_told() -> None:
     never["metadata"]["annotations"][names.SHARE_AGENT] = "never"
     for pod, settings, reason in ((never, OFF, "says never"), (hooked(), WebhookSettings(), "--share-agent-image")):
         after, (warning,) = admitted(pod, settings=settings)
-        assert warning.startswith(f"{FIELD}: the hook is left out, since ")
+        assert warning.startswith(f"{FIELD}: the hook is not installed, because ")
         assert reason in warning
         assert not has_hook(main(after))
         assert "PYTHONPATH" not in env(main(after))
@@ -123,7 +125,7 @@ def test_a_path_that_comes_from_elsewhere_is_left_and_told() -> None:
     main(pod)["env"] = [{"name": "PYTHONPATH", "valueFrom": source}]
     after, (warning,) = admitted(pod)
     assert env(main(after))["PYTHONPATH"]["valueFrom"] == source
-    assert warning.startswith("spec.containers[0].env: PYTHONPATH comes from elsewhere")
+    assert warning.startswith("spec.containers[0].env: PYTHONPATH comes from a ConfigMap")
     assert "add /run/cardwise/python to it" in warning
 
 

@@ -100,7 +100,7 @@ def test_each_member_is_gated_and_labelled(annotations: Json, labels: Json, memb
 def test_a_pod_that_names_a_podgroup_of_kubernetes_too_is_refused(annotations: Json, labels: Json) -> None:
     member = pod(annotations, labels)
     member["spec"]["schedulingGroup"] = {"podGroupName": "slurp"}
-    assert refusal(member).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes, and ")
+    assert refusal(member).startswith("spec.schedulingGroup: names a PodGroup of Kubernetes and ")
 
 
 def native(name: str = "slurp.v1", **amounts: Any) -> Json:
@@ -119,7 +119,7 @@ def test_a_podgroup_of_kubernetes_is_a_gang_of_pods_that_ask_for_something() -> 
         assert core.gang_of(member) == Membership(name="slurp.v1", foreign=ForeignPodGroup.KUBERNETES)
         assert validated(member, Known(known_classes=RDMA)).allowed
     assert warned(native()) == ()
-    assert "schedulingGates" not in after_mutation(native(containers=[{"name": "ps"}]))["spec"], "it asks for nothing"
+    assert "schedulingGates" not in after_mutation(native(containers=[{"name": "ps"}]))["spec"], "it requests nothing"
     by_default = Known(namespaces={"default": Defaults("1Gi")})
     decision = on_defaults(native(containers=[{"name": "w"}]), "pods", by_default)
     assert f'"{names.GANG}"' in json.dumps(decision.patch), "now it asks"
@@ -129,7 +129,9 @@ def test_where_no_podgroups_are_served_the_field_says_nothing() -> None:
     """The API server drops it from the pod after this webhook has seen it."""
     known = Known(native=False)
     first = on_mutate(native(), "pods", known)
-    assert first.warnings[0].startswith("spec.schedulingGroup: the pod is in no gang of Cardwise, since this cluster ")
+    assert first.warnings[0].startswith(
+        "spec.schedulingGroup: the pod is not a member of a Cardwise gang, because this "
+    )
     member = after_mutation(native("x" * 64), known)
     assert "schedulingGates" not in member["spec"]
     assert validated(member, known).allowed
@@ -159,7 +161,7 @@ def test_gates_of_others_stay() -> None:
 def test_a_member_that_asks_for_nothing_comes_to_the_extender_by_markers() -> None:
     member = after_mutation(server())
     assert limits(member) == [MARKERS, {}]
-    assert "env" not in member["spec"]["containers"][0], "nothing of a card is its"
+    assert "env" not in member["spec"]["containers"][0], "nothing of a GPU is its"
     assert request.parse_mutated(member) is None
     assert validated(member).message == ""
 
@@ -181,7 +183,7 @@ def test_a_copy_of_a_running_member_is_gated_again() -> None:
         if member_pod != server():
             held = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
             running["metadata"]["annotations"] = GROUP | held
-        assert "spec.nodeName: removed, since the pod is a copy" in "".join(warned(running))
+        assert "spec.nodeName: removed, because the pod is a copy of a placed" in "".join(warned(running))
         again = after_mutation(running)
         assert (again["spec"], again["metadata"]["labels"]) == (member["spec"], member["metadata"]["labels"])
         assert "resourceVersion" not in again["metadata"]
@@ -191,7 +193,7 @@ def test_a_node_name_of_the_user_is_refused_before_kubernetes_speaks_of_gates() 
     for member in (pod(), server()):
         member["spec"]["nodeName"] = "n1"
         assert refusal(member) == (
-            "spec.nodeName: a pod of a gang must be placed by the scheduler; use spec.nodeSelector or "
+            "spec.nodeName: the scheduler must place a pod of a gang; use spec.nodeSelector or "
             "spec.affinity.nodeAffinity instead"
         )
 
@@ -205,8 +207,8 @@ def test_gate_label_and_markers_of_a_pod_in_no_gang_go_with_a_warning() -> None:
     assert alone["spec"]["schedulingGates"] == [{"name": "mine"}]
     assert limits(alone) == [{}, {}]
     warnings = "\n".join(warned(loner))
-    assert f"metadata.labels[{names.GANG}]: removed, since the pod is in no gang" in warnings
-    assert f"spec.schedulingGates[{names.GANG}]: removed, since the pod is in no gang" in warnings
+    assert f"metadata.labels[{names.GANG}]: removed, because the pod is not a member of a gang" in warnings
+    assert f"spec.schedulingGates[{names.GANG}]: removed, because the pod is not a member of a gang" in warnings
     assert names.PLACE_MARKER in warnings
     assert validated(alone).allowed
 
@@ -214,7 +216,9 @@ def test_gate_label_and_markers_of_a_pod_in_no_gang_go_with_a_warning() -> None:
 def test_the_label_is_the_name_that_the_pod_says() -> None:
     member = pod(labels={names.GANG: "other"})
     assert after_mutation(member)["metadata"]["labels"] == {names.GANG: "slurp"}
-    assert warned(member) == (f"metadata.labels[{names.GANG}]: replaced by slurp, the gang that the pod names",)
+    assert warned(member) == (
+        f"metadata.labels[{names.GANG}]: replaced by slurp, the gang that the pod's annotation or label names",
+    )
 
 
 def test_pods_for_schedulers_that_do_not_ask_the_extender_are_in_no_gang() -> None:
@@ -270,7 +274,7 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
     assert core.gang_of(member) == membership
     assert core.is_gated(member) == (membership is not None)
     marked = membership is not None and request.parse(member) is None
-    assert mutate.is_marked(member) == marked, "filter and bind see it by what it asks for, or by the markers"
+    assert mutate.is_marked(member) == marked, "filter and bind see it by what it requests, or by the markers"
     assert {"name": "mine"} in member["spec"]["schedulingGates"] or {"name": "mine"} not in gates
 
 
@@ -287,10 +291,10 @@ def test_any_pod_is_in_the_gang_that_it_names_and_in_no_other(
         pytest.param({names.GROUP_NUM: "all"}, f"{NUM}: 'all' is not a quantity", id="no number"),
         pytest.param(
             {names.GROUP_NAME: "Slurp_1"},
-            f"metadata.annotations[{names.GROUP_NAME}]: 'Slurp_1' is no name of a gang; write lower-case letters",
+            f"metadata.annotations[{names.GROUP_NAME}]: 'Slurp_1' is not a valid gang name; write lower-case letters",
             id="no DNS label",
         ),
-        pytest.param({names.GROUP_NAME: "a" * 64}, "is no name of a gang", id="too long"),
+        pytest.param({names.GROUP_NAME: "a" * 64}, "is not a valid gang name", id="too long"),
         pytest.param(
             {names.QUEUE_PRIORITY: "high"}, f"[{names.QUEUE_PRIORITY}]: 'high' is not a whole number", id="rank"
         ),
@@ -303,7 +307,8 @@ def test_groups_that_cannot_be_are_refused(annotations: Json, says: str) -> None
 
 def test_a_number_without_a_name_is_refused() -> None:
     assert refusal(pod({names.GROUP_NUM: "3"})) == (
-        f"{NUM}: says how many pods a gang needs, but no gang is named; add {names.GROUP_NAME} with the gang's name, "
+        f"{NUM}: gives the number of pods of a gang, but no gang is named; add {names.GROUP_NAME} with the gang's "
+        "name, "
         "the same on all its pods"
     )
 
@@ -329,9 +334,9 @@ def test_what_is_said_twice_and_differs_is_a_warning_and_the_annotation_holds() 
     member = pod(GROUP, {names.GROUP_NAME: "other", names.GROUP_NUM: "5", names.COSCHEDULING: "third"})
     assert core.gang_of(after_mutation(member)) == Membership(name="slurp", minimum=3)
     assert warned(member) == (
-        f"metadata.labels[{names.GROUP_NAME}]: other differs from the annotation, which says slurp and holds",
-        f"metadata.labels[{names.GROUP_NUM}]: 5 differs from the annotation, which says 3 and holds",
-        f"metadata.labels[{names.COSCHEDULING}]: differs from {names.GROUP_NAME}, which says slurp and holds",
+        f"metadata.labels[{names.GROUP_NAME}]: other differs from the annotation, whose value is used: slurp",
+        f"metadata.labels[{names.GROUP_NUM}]: 5 differs from the annotation, whose value is used: 3",
+        f"metadata.labels[{names.COSCHEDULING}]: differs from {names.GROUP_NAME}, whose value is used: slurp",
     )
     assert warned(pod(GROUP, GROUP | {names.COSCHEDULING: "slurp"})) == ()
 
@@ -363,7 +368,7 @@ def judged(manifest: Json, resource: str = "deployments", old: Json | None = Non
 
 
 ORDERED = (
-    "spec.podManagementPolicy: OrderedReady makes a pod only when the one before it runs, and gang slurp starts only "
+    "spec.podManagementPolicy: OrderedReady creates a pod only after the previous one runs, and gang slurp starts only "
     "with 3 pods; write podManagementPolicy: Parallel"
 )
 
@@ -380,7 +385,7 @@ def test_a_stateful_set_that_can_be_whole_is_not() -> None:
     assert judged(alone, "statefulsets") == Decision()
     # One pod is not in the way of those of others, such as the workers of a parameter server.
     (warning,) = judged(workload(replicas=1), "statefulsets").warnings
-    assert "this makes 1" in warning
+    assert "this workload creates 1" in warning
     assert judged(workload(annotations={}, replicas=3), "statefulsets") == Decision()
 
 
@@ -413,8 +418,8 @@ def test_what_was_stored_so_may_be_updated_and_what_is_new_may_not() -> None:
 )
 def test_a_workload_that_makes_too_few_pods_hears_so(resource: str, spec: Json, field: str, pod_count: int) -> None:
     decision = judged(workload(resource, **spec), resource)
-    advice = f"right where other workloads make the other {3 - pod_count}"
-    text = f"{field}: gang slurp needs 3 pods to start and this makes {pod_count}; {advice}"
+    advice = f"fine if other workloads create the remaining {3 - pod_count}"
+    text = f"{field}: gang slurp needs 3 pods to start, and this workload creates {pod_count}; {advice}"
     assert (decision.allowed, decision.warnings) == (True, (text,))
 
 

@@ -61,10 +61,10 @@ def test_the_namespace_goes_before_the_setting_and_the_pod_before_both() -> None
 
 
 def test_an_unknown_word_is_refused_with_the_ones_there_are() -> None:
-    assert refused(saying("on")) == f"{FIELD}: 'on' is no mode of MPS; write one of: off, preferred, required"
+    assert refused(saying("on")) == f"{FIELD}: 'on' is not a mode of MPS; write one of: off, preferred, required"
     known = Known(namespaces={"team": Defaults(mps="yes")})
     message = decision_on(saying(), known, namespace="team").message
-    assert message.startswith(f"namespace team: metadata.annotations[{names.MPS}]: 'yes' is no mode of MPS")
+    assert message.startswith(f"namespace team: metadata.annotations[{names.MPS}]: 'yes' is not a mode of MPS")
     # Who asks for nothing may write what he likes.
     assert decision_on(build.pod(containers=[build.container("a", share=1)], annotations={names.MPS: "on"})).allowed
 
@@ -93,8 +93,9 @@ def test_a_pod_may_only_ask_for_more_isolation_than_the_administrators_do(
     for own_mode in Mode:
         decision = judged_in("team", saying(own_mode), known, settings)
         assert decision.allowed == (own_mode.isolation >= Mode(bound).isolation), own_mode
-    problem = f"{FIELD}: off is less than the {bound} that the administrators ask of pods that share cards here"
-    assert judged_in("team", saying("off"), known, settings).message == f"{problem}; write {bound}, or leave it out"
+    problem = f"{FIELD}: off is less than the {bound} that the administrators require of pods that share GPUs here"
+    message = judged_in("team", saying("off"), known, settings).message
+    assert message == f"{problem}; write {bound}, or remove the annotation"
     assert mode(admitted(saying(), known, settings, "team")[0]) == bound, "so does who says nothing"
 
 
@@ -121,7 +122,7 @@ def test_who_has_whole_cards_only_shares_them_with_nobody_and_is_free() -> None:
 
 def test_a_least_mode_that_is_none_is_refused_where_it_is_written() -> None:
     known = Known(namespaces={"team": Defaults(min_mps="much")})
-    assert "'much' is no mode of MPS" in decision_on(saying(), known, namespace="team").message
+    assert "'much' is not a mode of MPS" in decision_on(saying(), known, namespace="team").message
 
 
 def percent(pod: Json) -> str | None:
@@ -141,13 +142,13 @@ def test_what_the_percentage_is_taken_from_is_noted_where_it_is_not_the_usual() 
     own["metadata"]["annotations"][names.SM_PERCENT] = "core"
     after, _ = admitted(own, known, namespace="team")
     assert percent(after) == "core"
-    assert PERCENT not in env(after), "before placement nobody knows the card"
+    assert PERCENT not in env(after), "before placement nobody knows the GPU"
 
 
 def test_what_a_percentage_cannot_be_taken_from_is_refused() -> None:
     bad = saying()
     bad["metadata"]["annotations"][names.SM_PERCENT] = "50"
-    says = "'50' is nothing to take a percentage from; write one of: core, memory"
+    says = "'50' is not a source for the percentage; write one of: core, memory"
     assert refused(bad) == f"metadata.annotations[{names.SM_PERCENT}]: {says}"
     known = Known(namespaces={"team": Defaults(sm_percent="50")})
     assert decision_on(saying(), known, namespace="team").message.startswith("namespace team: metadata.annotations[")
@@ -166,7 +167,7 @@ def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -
     assert first.allowed
     stored = patched(after, first)
     message = judged(stored, PER_CARD).message
-    assert message.startswith(f"{FIELD}: container main has several cards, and the MPS daemons of all nodes serve one")
+    assert message.startswith(f"{FIELD}: container main has several GPUs, and on every node each")
     assert "--scope=node" in message
     grows = judged(stored, PER_CARD, WebhookSettings(oversize="wait"))
     assert grows.allowed
@@ -177,13 +178,13 @@ def test_several_cards_and_required_is_refused_where_every_daemon_serves_one() -
 def test_several_cards_and_preferred_by_the_pods_own_word_is_told_what_it_waits_for() -> None:
     _, warnings = admitted(saying("preferred", gpu_count=2), PER_CARD, PLAIN)
     assert len(warnings) == 1
-    assert "goes on nodes without a manager only: write off" in warnings[0]
+    assert "can run only on nodes without an MPS manager: write off" in warnings[0]
     assert admitted(saying("preferred", gpu_count=2), PER_NODE, PLAIN)[1] == ()
 
 
 def test_required_where_no_node_has_a_manager_waits_with_a_warning() -> None:
     _, warnings = admitted(saying("required"), Known(), PLAIN)
-    assert warnings == (f"{FIELD}: no node has an MPS manager now; the pod waits until one comes",)
+    assert warnings == (f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one",)
     assert admitted(saying("required"), PER_CARD, PLAIN)[1] == ()
     assert admitted(saying("preferred"), Known(), PLAIN)[1] == ()
 
@@ -200,7 +201,7 @@ def test_a_share_in_which_cuda_may_not_start_is_told_of(mem: int, warned: bool) 
 
 def test_of_several_cards_each_has_a_context() -> None:
     several = saying("preferred", gpu_mem=1000, gpu_count=2)
-    assert ["has 500 MiB of a card" in text for text in admitted(several, PER_NODE, PLAIN)[1]] == [True]
+    assert ["has 500 MiB of a GPU" in text for text in admitted(several, PER_NODE, PLAIN)[1]] == [True]
 
 
 def test_limits_of_a_share_are_written_as_mps_reads_them() -> None:

@@ -27,10 +27,10 @@ def limits(pod: Json, index: int = 0, kind: str = "containers") -> Json:
         pytest.param({"gpu_mem": "8k"}, {names.GPU_MEM: "8k"}, id="as the API server spells 8000"),
         pytest.param({"gpu_mem": "1e3"}, {names.GPU_MEM: "1000"}, id="exponent"),
         pytest.param({"gpu_mem": 64, "gpu_core": 25}, {names.GPU_MEM: "64", names.GPU_CORE: "25"}, id="with cores"),
-        pytest.param({"gpu_mem": 64, "gpu_count": 1}, {names.GPU_MEM: "64"}, id="one card"),
+        pytest.param({"gpu_mem": 64, "gpu_count": 1}, {names.GPU_MEM: "64"}, id="one GPU"),
         pytest.param({"gpu_mem": 64, "gpu_count": 2}, {names.GPU_MEM: "64"}, id="split share"),
-        pytest.param({"gpu_count": 2}, {names.WHOLE_GPU: "2"}, id="whole cards"),
-        pytest.param({"whole_gpu": 2}, {names.WHOLE_GPU: "2"}, id="whole cards by our name"),
+        pytest.param({"gpu_count": 2}, {names.WHOLE_GPU: "2"}, id="whole GPUs"),
+        pytest.param({"whole_gpu": 2}, {names.WHOLE_GPU: "2"}, id="whole GPUs by our name"),
         pytest.param({"gpu_mem": 64, "share": 7}, {names.GPU_MEM: "64"}, id="own slots"),
     ],
 )
@@ -142,7 +142,7 @@ def test_what_is_left_alone_is_the_same_object() -> None:
     beside = build.container("b") | {"env": [{"name": names.ENV_VISIBLE_DEVICES, "value": "void"}]}
     pod = build.pod(containers=[build.container("a", gpu_mem=1), beside])
     assert mutate(pod).pod["spec"]["containers"][1] == beside
-    assert mutate(build.pod()).pod == build.pod(), "it asks for nothing"
+    assert mutate(build.pod()).pod == build.pod(), "it requests nothing"
 
 
 def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
@@ -227,7 +227,7 @@ def _drop(env: list[Json], dropped: str) -> list[Json]:
 
 @pytest.mark.parametrize("dropped", ["all", "plain values", "CARDWISE_"])
 @pytest.mark.parametrize("change", ["annotations", "name"])
-@pytest.mark.parametrize("asks", [{"gpu_mem": "8Gi", "gpu_count": 2}, {"gpu_mem": "8Gi"}], ids=["split", "one card"])
+@pytest.mark.parametrize("asks", [{"gpu_mem": "8Gi", "gpu_count": 2}, {"gpu_mem": "8Gi"}], ids=["split", "one GPU"])
 def test_a_share_whose_count_another_webhook_has_removed_is_refused(dropped: str, change: str, asks: Json) -> None:
     """A share of one card looks the same then."""
     pod = mutated(build.pod(containers=[build.container("main", **asks)]), "pods", Known())

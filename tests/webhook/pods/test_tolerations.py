@@ -42,7 +42,7 @@ def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:
     assert tolerations_after(whole_gpu=1) == [NVIDIA, AKS]
     assert tolerations_after(MINE) == [MINE, NVIDIA, AKS]
     assert tolerations_after(settings=WebhookSettings()) is None
-    assert tolerations_after(share=1) is None, "it asks for no card"
+    assert tolerations_after(share=1) is None, "it requests no GPU"
 
 
 @pytest.mark.parametrize(

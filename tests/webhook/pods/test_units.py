@@ -82,9 +82,9 @@ def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
     ("text", "message"),
     [
         ("100u", "100u means GiB here, and is less than 1 MiB; write a unit, as in 512Mi"),
-        ("8G", "8G means GiB here, more than any card has; write a unit, as in 8138Mi or 8Gi"),
-        ("-2", "-2 is not above zero; write at least 1Mi, or leave it out"),
-        ("0", "0 is not above zero; write at least 1Mi, or leave it out"),
+        ("8G", "8G means GiB here, more than any GPU has; write a unit, as in 8138Mi or 8Gi"),
+        ("-2", "-2 must be above zero; write at least 1Mi, or remove it"),
+        ("0", "0 must be above zero; write at least 1Mi, or remove it"),
     ],
 )
 def test_what_is_no_amount_is_refused_by_its_field(text: str, message: str) -> None:
@@ -95,16 +95,16 @@ def test_mib_that_are_taken_for_gib_are_refused_with_what_they_count() -> None:
     """gpushare's samples/4.yaml says 16276, and MiB."""
     assert decision_on(build.pod(gpu_mem="16276"), CARDS, GIB).message == (
         f"{FIELD}: 16276 counts GiB in this namespace (cardwise.dev/gpu-mem-unit, or webhook.gpuMemUnit of the chart): "
-        "16666624 MiB, more than all cards of any node have (32552); write 16276Mi where MiB are meant"
+        "16666624 MiB, more than all GPUs of any node have (32552); write 16276Mi where MiB are meant"
     )
-    assert decision_on(build.pod(gpu_mem="16276"), Known(), GIB).allowed, "no card is known"
+    assert decision_on(build.pod(gpu_mem="16276"), Known(), GIB).allowed, "no GPU is known"
     assert decision_on(build.pod(gpu_mem="16276"), CARDS, replace(GIB, oversize="wait")).allowed
 
 
 def test_what_one_card_has_not_is_told_in_gib_too() -> None:
     pod = mutated(build.pod(gpu_mem="20"), "pods", CARDS, GIB)
     decision = on_validate(pod, "pods", CARDS, GIB)
-    assert "20480 MiB (20 GiB) is more than the largest card has (16276); ask for at most 16276Mi" in decision.message
+    assert "20480 MiB (20 GiB) is more than the largest GPU has (16276); request at most 16276Mi" in decision.message
 
 
 @pytest.mark.parametrize(
@@ -113,9 +113,9 @@ def test_what_one_card_has_not_is_told_in_gib_too() -> None:
         (
             "1395864371200m",
             WebhookSettings(),
-            "1395864371200m (1.3Gi) is not a whole number of MiB, and counts as 1332Mi",
+            "1395864371200m (1.3Gi) is not a whole number of MiB and counts as 1332Mi",
         ),
-        ("1300m", GIB, "1331.2Mi (1.3Gi) is not a whole number of MiB, and counts as 1332Mi"),
+        ("1300m", GIB, "1331.2Mi (1.3Gi) is not a whole number of MiB and counts as 1332Mi"),
     ],
 )
 def test_a_fraction_of_a_mib_is_rounded_up_and_told(text: str, settings: WebhookSettings, warning: str) -> None:

@@ -34,47 +34,45 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
     [
         pytest.param(
             mutated(gpu_mem=20000),
-            f"{FIELD}: 20000 MiB is more than the largest card has (16276); "
-            "ask for at most 16276Mi, or split it over cards with aliyun.com/gpu-count",
+            f"{FIELD}: 20000 MiB is more than the largest GPU has (16276); "
+            "request at most 16276Mi, or split it over GPUs with aliyun.com/gpu-count",
             id="one container",
         ),
         pytest.param(
             mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=9000)]),
-            f"{FIELD}: 18000 MiB together with the pod's other containers is more than the largest card has (16276)",
+            f"{FIELD}: 18000 MiB together with the pod's other containers is more than the largest GPU has (16276)",
             id="together",
         ),
         pytest.param(
             mutated(gpu_mem="8M"),
-            f"{FIELD}: 8000000 MiB is more than the largest card has (16276); ask for at most 16276Mi; an amount "
-            "without Mi or Gi, as 8M, counts no bytes",
+            f"{FIELD}: 8000000 MiB is more than the largest GPU has (16276); request at most 16276Mi; a number "
+            "without Mi or Gi, such as 8M, means MiB, not bytes",
             id="bytes",
         ),
         pytest.param(
             mutated(gpu_mem=40000, gpu_count=2),
-            f"{FIELD}: 20000 MiB on each of 2 cards is more than any node has (16276); ask for at most 32552Mi",
+            f"{FIELD}: 20000 MiB on each of 2 GPUs is more than any node has (16276); request at most 32552Mi",
             id="split",
         ),
         pytest.param(
-            mutated(gpu_mem=3, gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="wide"
+            mutated(gpu_mem=3, gpu_count=3), "[aliyun.com/gpu-count]: 3 GPUs are more than any node has (2)", id="wide"
         ),
-        pytest.param(
-            mutated(gpu_count=3), "[aliyun.com/gpu-count]: 3 cards are more than any node has (2)", id="whole"
-        ),
+        pytest.param(mutated(gpu_count=3), "[aliyun.com/gpu-count]: 3 GPUs are more than any node has (2)", id="whole"),
         pytest.param(
             mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_count=1)]),
-            "3 cards are more than any node has (2)",
+            "3 GPUs are more than any node has (2)",
             id="whole together",
         ),
         pytest.param(
             mutated(containers=[build.container("a", gpu_count=2), build.container("b", gpu_mem=1024)]),
-            "spec.containers[0].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards "
-            "together, more than any node has (2); ask for fewer or smaller shares, or put some of the containers into "
-            "pods of their own",
+            "spec.containers[0].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 GPUs "
+            "together, more than any node has (2); request fewer or smaller shares, or move some containers into "
+            "other pods",
             id="beside whole ones",
         ),
         pytest.param(
             mutated(containers=[build.container("a", gpu_count=1), build.container("b", gpu_mem=8192, gpu_count=2)]),
-            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards",
+            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 GPUs",
             id="split beside whole ones",
         ),
         pytest.param(
@@ -85,13 +83,13 @@ def mutated(*args: Any, **kwargs: Any) -> dict[str, Any]:
                     build.container("c", gpu_mem=16000, gpu_count=2),
                 ]
             ),
-            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 cards",
-            id="memory in sum",
+            "spec.containers[1].resources.limits[aliyun.com/gpu-count]: the pod's containers need at least 3 GPUs",
+            id="memory in total",
         ),
         pytest.param(
             mutated(containers=[build.container("a", gpu_mem=9000), build.container("b", gpu_mem=18000, gpu_count=2)]),
-            "the pod's containers need at least 3 cards",
-            id="two larger than half a card each",
+            "the pod's containers need at least 3 GPUs",
+            id="two larger than half a GPU each",
         ),
     ],
 )
@@ -100,17 +98,17 @@ def test_what_no_node_has_is_refused_or_waits_by_setting(pod: dict[str, Any], sa
         validate.check_pod(pod, KNOWN, "refuse")
     assert says in str(refused.value)
     assert "waits" in warnings(pod, KNOWN, "wait")[0]
-    assert warnings(pod, Known()) == (), "no card is known: it may wait for one"
+    assert warnings(pod, Known()) == (), "no GPU is known: it may wait for one"
 
 
 def test_a_split_share_is_compared_with_what_one_node_has_on_so_many_cards() -> None:
     """A node of one large card, and one of two smaller ones."""
     known = Known(known_cards=CardSizes(MiB(23034), 2, MiB(11441), (MiB(23034), MiB(11441))))
     with pytest.raises(
-        InvalidRequest, match=r"15000 MiB on each of 2 cards is more .* \(11441\); ask for at most 22882Mi$"
+        InvalidRequest, match=r"15000 MiB on each of 2 GPUs is more .* \(11441\); request at most 22882Mi$"
     ):
         validate.check_pod(mutated(gpu_mem=30000, gpu_count=2), known, "refuse")
-    with pytest.raises(InvalidRequest, match=r"ask for at most 23034Mi$"):
+    with pytest.raises(InvalidRequest, match=r"request at most 23034Mi$"):
         validate.check_pod(mutated(gpu_mem=24000), known, "refuse")
 
 
@@ -199,9 +197,9 @@ def small(pod: dict[str, Any], least: int = 256) -> tuple[str, ...]:
 def test_a_share_that_hardly_any_program_can_use_is_warned_about() -> None:
     problem = "less than most programs need to start on a GPU (256 MiB)"
     assert small(mutated(gpu_mem=8)) == (f"{FIELD}: 8 means 8 MiB, {problem}; did you mean 8Gi?",)
-    assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 is 100 MiB, {problem}; write at least 256Mi",)
-    assert small(mutated(gpu_mem=16, gpu_count=2)) == (f"{FIELD}: 16 is 16 MiB, {problem}; did you mean 16Gi?",)
-    assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 is 300 MiB, {problem}; write at least 512Mi",)
+    assert small(mutated(gpu_mem=100)) == (f"{FIELD}: 100 means 100 MiB, {problem}; write at least 256Mi",)
+    assert small(mutated(gpu_mem=16, gpu_count=2)) == (f"{FIELD}: 16 means 16 MiB, {problem}; did you mean 16Gi?",)
+    assert small(mutated(gpu_mem=300, gpu_count=2)) == (f"{FIELD}: 300 means 300 MiB, {problem}; write at least 512Mi",)
 
 
 def test_a_share_that_is_large_enough_or_meant_so_is_not() -> None:
@@ -223,7 +221,9 @@ def test_a_container_without_a_share_keeps_its_void(kind: str) -> None:
         decision = on_validate(done, "pods", KNOWN)
         index = len(done["spec"][kind]) - 1
         assert not decision.allowed
-        assert decision.message.startswith(f"spec.{kind}[{index}].env: {names.ENV_VISIBLE_DEVICES} not as Cardwise")
+        assert decision.message.startswith(
+            f"spec.{kind}[{index}].env: not as set by Cardwise: {names.ENV_VISIBLE_DEVICES}"
+        )
 
 
 @pytest.mark.parametrize(

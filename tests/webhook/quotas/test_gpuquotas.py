@@ -50,36 +50,43 @@ def typed(resource_class: str = K80, count: int = 1, **fields: Any) -> Json:
         pytest.param(
             typed(mem=5000),
             {"class": K80, "memoryMiB": "4Gi"},
-            f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone asks for more than is allowed: "
-            "memoryMiB asked 5000, used 0, hard 4096; ask for less, or have the quota raised",
+            f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone requests more than the quota allows: "
+            "memoryMiB requested 5000, used 0, hard 4096; request less, or ask an administrator to raise the quota",
             id="memory",
         ),
         pytest.param(
             typed(count=2, mem=5000),
             {"class": K80, "shares": 1},
-            "shares asked 2, used 0, hard 1",
-            id="two cards are two",
+            "shares requested 2, used 0, hard 1",
+            id="two GPUs are two",
         ),
-        pytest.param(typed(count=2), {"class": K80, "cards": 1}, "cards asked 2, used 0, hard 1", id="whole cards"),
-        pytest.param(typed(), {"class": K80, "memoryMiB": 0}, "memoryMiB asked 1, used 0, hard 0", id="none at all"),
+        pytest.param(typed(count=2), {"class": K80, "cards": 1}, "cards requested 2, used 0, hard 1", id="whole GPUs"),
         pytest.param(
-            typed(), {"class": K80, "memoryMiB": 11440}, "memoryMiB asked 11441, used 0, hard 11440", id="a whole card"
+            typed(), {"class": K80, "memoryMiB": 0}, "memoryMiB requested 1, used 0, hard 0", id="none at all"
+        ),
+        pytest.param(
+            typed(),
+            {"class": K80, "memoryMiB": 11440},
+            "memoryMiB requested 11441, used 0, hard 11440",
+            id="a whole GPU",
         ),
         pytest.param(
             typed(P100, 2),
             {"memoryMiB": 24395},
-            "memoryMiB asked 24396, ",
-            id="two whole cards, the smallest of a class",
+            "memoryMiB requested 24396, ",
+            id="two whole GPUs, the smallest of a class",
         ),
-        pytest.param(pod({names.GPU_COUNT: 1}), {"memoryMiB": 11440}, "asked 11441, ", id="a whole card of any class"),
-        pytest.param(pod({names.GPU_MEM: 9}), {"memoryMiB": 8}, "(every card): ", id="every card, and no class named"),
+        pytest.param(
+            pod({names.GPU_COUNT: 1}), {"memoryMiB": 11440}, "requested 11441, ", id="a whole GPU of any class"
+        ),
+        pytest.param(pod({names.GPU_MEM: 9}), {"memoryMiB": 8}, "(every GPU): ", id="every GPU, and no class named"),
         pytest.param(
             pod({names.GPU_MEM: 5}, {names.GPU_MEM: 4}),
             {"memoryMiB": 8},
-            "memoryMiB asked 9",
+            "memoryMiB requested 9",
             id="its containers together",
         ),
-        pytest.param(typed(P100, mem=9), {"memoryMiB": 8}, "(every card): ", id="every card, and a class"),
+        pytest.param(typed(P100, mem=9), {"memoryMiB": 8}, "(every GPU): ", id="every GPU, and a class"),
     ],
 )
 @pytest.mark.parametrize("on_exceed", ["Wait", "Refuse"])
@@ -91,14 +98,14 @@ def test_what_can_never_run_is_refused(pod: Json, hard: Json, says: str, on_exce
 @pytest.mark.parametrize(
     ("pod", "hard"),
     [
-        pytest.param(pod({names.GPU_MEM: 9}), {"class": K80, "memoryMiB": 8}, id="it may get another card"),
+        pytest.param(pod({names.GPU_MEM: 9}), {"class": K80, "memoryMiB": 8}, id="it may get another GPU"),
         pytest.param(typed(P100, mem=9), {"class": K80, "memoryMiB": 8}, id="another class"),
         pytest.param(typed(mem=9), {"model": "Tesla K80", "memoryMiB": 8}, id="a model"),
         pytest.param(typed(mem=8), {"class": K80, "memoryMiB": 8}, id="just enough"),
-        pytest.param(typed(mem=8), {"class": K80, "cards": 0}, id="a share is no whole card"),
-        pytest.param(typed(), {"class": K80, "memoryMiB": 11441}, id="a whole card that just fits"),
-        pytest.param(typed(P100), {"memoryMiB": 12198}, id="the smallest card of the class fits"),
-        pytest.param(pod({"cpu": 1}), {"shares": 0}, id="asks for no card"),
+        pytest.param(typed(mem=8), {"class": K80, "cards": 0}, id="a share is not a whole GPU"),
+        pytest.param(typed(), {"class": K80, "memoryMiB": 11441}, id="a whole GPU that just fits"),
+        pytest.param(typed(P100), {"memoryMiB": 12198}, id="the smallest GPU of the class fits"),
+        pytest.param(pod({"cpu": 1}), {"shares": 0}, id="requests no GPU"),
     ],
 )
 def test_what_may_run_is_left_to_the_scheduler(pod: Json, hard: Json) -> None:
@@ -110,8 +117,10 @@ def test_what_does_not_fit_now_waits_or_is_refused_by_the_quota() -> None:
     hard = ({"class": P100, "shares": 10}, {"class": K80, "shares": 4, "memoryMiB": 1000})
     assert message_on(typed(mem=200), quota(*hard, used=used)) == ""
     assert message_on(typed(mem=200), quota(*hard, used=used, on_exceed="Refuse")) == (
-        f"GPUQuota team: spec.hard[1] (class {K80}): the pod does not fit now: shares asked 1, used 4, hard 4, "
-        "memoryMiB asked 200, used 900, hard 1000; create it again when something has ended, or have the quota raised"
+        f"GPUQuota team: spec.hard[1] (class {K80}): the quota has no capacity left for the pod: shares requested 1, "
+        "used 4, hard 4, "
+        "memoryMiB requested 200, used 900, hard 1000; create it again when other pods of the namespace have ended, or "
+        "ask an administrator to raise the quota"
     )
     assert message_on(typed(P100, mem=200), quota(*hard, used=used, on_exceed="Refuse")) == ""
 
@@ -121,8 +130,8 @@ def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) ->
     used = [{"class": K80, "shares": 4, "memoryMiB": 917}]
     decision = judged(typed(mem=200), quota(hard, used=used, on_exceed="Refuse"), callers_known=False)
     assert not decision.allowed
-    assert "memoryMiB asked 200;" in decision.message
-    assert decision.message.endswith("say what is used and allowed: kubectl get gpuquotas -n default")
+    assert "memoryMiB requested 200;" in decision.message
+    assert decision.message.endswith("show what is used and allowed: kubectl get gpuquotas -n default")
     for secret in ("team", K80, "917", "1000", "100,", "hard"):
         assert secret not in decision.message
 
@@ -130,7 +139,7 @@ def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) ->
 def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
     lowered = quota({"class": K80, "cards": 1}, used=[{"class": K80, "cards": 2}], on_exceed="Refuse")
     assert message_on(typed(mem=1), lowered) == ""
-    assert "cards asked 1, used 2, hard 1" in message_on(typed(), lowered)
+    assert "cards requested 1, used 2, hard 1" in message_on(typed(), lowered)
 
 
 def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
@@ -143,8 +152,10 @@ def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
     decision = judged(typed(), quota({"class": K80, "memoryMiB": 4096}), oversize="wait")
     assert decision.allowed
     (warning,) = decision.warnings
-    assert warning.startswith(f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone asks for more than is allowed")
-    assert warning.endswith("the pod waits until a smaller card comes or the quota is raised")
+    assert warning.startswith(
+        f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone requests more than the quota allows"
+    )
+    assert warning.endswith("the pod waits until a node with a smaller GPU joins or the quota is raised")
     assert not judged(typed(count=2), quota({"class": K80, "cards": 1}), oversize="wait").allowed
 
 
@@ -162,12 +173,12 @@ def validated(manifest: Json) -> review.Decision:
 @pytest.mark.parametrize(
     ("hard", "says"),
     [
-        ({"class": "a", "model": "b", "shares": 1}, "spec.hard[0].model: the entry names a class as well"),
+        ({"class": "a", "model": "b", "shares": 1}, "spec.hard[0].model: the entry also names a class"),
         ({"class": "a"}, "spec.hard[0]: limits nothing"),
         ({"shares": -1}, "spec.hard[0].shares: -1 is out of range"),
-        (7, "spec.hard[0]: 7 is no entry"),
-        ({"class": "Half", "shares": 1}, "spec.hard[0].class: 'Half' is no name of a class; write"),
-        ({"class": "cpu", "shares": 1}, "spec.hard[0].class: 'cpu' has another meaning"),
+        (7, "spec.hard[0]: 7 is not an entry"),
+        ({"class": "Half", "shares": 1}, "spec.hard[0].class: 'Half' is not a name of a class; write"),
+        ({"class": "cpu", "shares": 1}, "spec.hard[0].class: 'cpu' is reserved for another resource name"),
     ],
 )
 def test_a_quota_that_cannot_be_read_is_refused(hard: Json, says: str) -> None:
@@ -188,7 +199,7 @@ def test_the_author_is_told_of_missing_classes_and_of_limits_below_what_is_used(
 
 def test_memory_that_was_rounded_up_is_told() -> None:
     (warning,) = validated(quota({"class": K80, "memoryMiB": "1.3Gi"})).warnings
-    assert warning == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
+    assert warning == "spec.hard[0].memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"
 
 
 def test_no_pod_costs_a_reading_of_all_quotas() -> None:

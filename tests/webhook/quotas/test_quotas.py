@@ -57,7 +57,7 @@ def test_a_fraction_of_a_mib_is_rounded_up_as_in_pods_and_told() -> None:
         {"spec": {"hard": {KEY: "1025Ki"}}}, None, LEAVE, update=False
     )
     assert rewritten_quota["spec"]["hard"][KEY] == "2"
-    assert warnings == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB, and counts as 2Mi"]
+    assert warnings == [f"spec.hard[{KEY}]: 1025Ki (1.001Mi) is not a whole number of MiB and counts as 2Mi"]
 
 
 def test_a_name_of_ours_without_its_domain_says_what_was_meant() -> None:
@@ -137,8 +137,8 @@ def test_an_amount_is_rewritten_with_its_name(written):
 def test_what_gpu_count_counts_is_told(written):
     _, (warning,) = quotas.rewrite_resource_quota({"spec": {"hard": {written: "5"}}}, None, LEAVE, update=False)
     assert warning == (
-        f"spec.hard[{written}]: counts cards asked for as a whole, as requests.cardwise.dev/gpu; a share counts none, "
-        "also where it is split over cards: limit those by requests.aliyun.com/gpu-mem, or by a GPUQuota"
+        f"spec.hard[{written}]: counts whole GPUs, as requests.cardwise.dev/gpu; it does not count shares, even if "
+        "they are split over several GPUs: limit those by requests.aliyun.com/gpu-mem, or by a GPUQuota"
     )
 
 
@@ -148,7 +148,7 @@ def test_our_own_marks_are_no_quota(prefix, marker):
     with pytest.raises(InvalidRequest) as refused:
         hard({prefix + marker: "1"})
     assert str(refused.value) == (
-        f"spec.hard[{prefix}{marker}]: is a mark that Cardwise sets on some pods for itself; "
+        f"spec.hard[{prefix}{marker}]: is an internal marker of Cardwise; "
         "write one of requests.cardwise.dev/<class>, requests.cardwise.dev/gpu, requests.aliyun.com/gpu-mem"
     )
 
@@ -169,7 +169,7 @@ def test_a_class_without_an_object_is_told():
     quota = {"spec": {"hard": {"not.there": "5"}}}
     _, warnings = quotas.rewrite_resource_quota(quota, None, LEAVE, update=False)
     assert warnings == [
-        "spec.hard[not.there]: there is no ResourceClass not.there now; until there is, it counts nothing"
+        "spec.hard[not.there]: there is no ResourceClass not.there now; until there is one, it counts nothing"
     ]
 
 
@@ -177,7 +177,7 @@ def test_two_spellings_with_different_amounts_are_refused():
     with pytest.raises(InvalidRequest) as refused:
         hard({"nvidia.tesla.k80": "5", K80: "6"})
     assert str(refused.value) == (
-        f"spec.hard[{K80}]: 6 differs from nvidia.tesla.k80, which means the same and says 5; "
+        f"spec.hard[{K80}]: 6 differs from nvidia.tesla.k80, which has the same meaning and the value 5; "
         "write only nvidia.tesla.k80"
     )
     assert hard({"nvidia.tesla.k80": "5000", K80: "5k"}) == {K80: "5k"}, "equal amounts are one key"
@@ -294,7 +294,8 @@ def test_an_update_that_takes_away_a_name_that_is_not_stored_is_told(stored):
 
     (warning,) = warnings(stored)
     assert warning == (
-        f"spec.hard: nothing has changed; what was written by another name is stored as {K80}: take it away by that"
+        f"spec.hard: nothing has changed; the key that was written under another name is stored as {K80}: remove that "
+        "key"
     )
     assert warnings(stored | {"metadata": stored["metadata"] | {"labels": {"a": "b"}}}) == []
     assert warnings(stored | {"spec": {"hard": {K80: "6"}}}) == []

@@ -41,16 +41,16 @@ def test_a_manifest_with_the_other_spelling_can_be_applied_again() -> None:
 def test_two_selectors_that_differ_are_refused() -> None:
     two = class_manifest(selector=K80, labelSelector=P100)
     assert mutated(two, "resourceclasses", Known()) == two
-    assert validated(two).message.startswith("spec.labelSelector: spec.selector is there as well")
+    assert validated(two).message.startswith("spec.labelSelector: spec.selector is also set")
 
 
 @pytest.mark.parametrize(
     ("manifest", "says"),
     [
-        (resource_class("cpu"), "metadata.name: 'cpu' has another meaning"),
+        (resource_class("cpu"), "metadata.name: 'cpu' is reserved for another resource name"),
         (resource_class("x" * 49), "metadata.name: "),
-        (class_manifest(), "spec.selector: an empty selector would be every card"),
-        (class_manifest(selector=7), "spec.selector: 7 is no selector"),
+        (class_manifest(), "spec.selector: an empty selector would select every GPU"),
+        (class_manifest(selector=7), "spec.selector: 7 is not a selector"),
         (class_manifest(selector=K80, share={"memoryMiB": -1}), "spec.share.memoryMiB: "),
         ({"metadata": {"name": "mine"}}, "spec: is missing"),
     ],
@@ -64,17 +64,17 @@ def test_what_cannot_be_read_is_refused_by_its_field(manifest: Json, says: str) 
 def test_a_selector_of_no_card_is_told() -> None:
     assert validated(class_manifest(selector=K80), {"model": "Tesla K80"}).warnings == ()
     assert validated(class_manifest(selector=K80), {"model": "Tesla P100"}).warnings == (
-        "spec.selector: selects no card now; pods that ask for mine wait until one comes",
+        "spec.selector: does not match any GPU now; pods that request mine wait until one comes",
     )
     (warning,) = validated(
         class_manifest(selector={"matchLabels": {"modle": "Tesla K80"}}), {"model": "Tesla K80"}
     ).warnings
-    assert warning.endswith("wait until one comes; did you mean model by modle?")
+    assert warning.endswith("wait until one comes; did you mean model instead of modle?")
 
 
 def test_a_share_that_was_rounded_up_is_told() -> None:
     (warning,) = validated(class_manifest(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}).warnings
-    assert warning == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB, and counts as 1332Mi"
+    assert warning == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"
 
 
 def compared(operator: str, amount: object, key: str = "memory") -> Json:
@@ -117,8 +117,8 @@ def test_a_share_that_fits_no_card_of_the_class_is_told() -> None:
 
     (warning,) = warnings_for("40Gi", 16160)
     assert warning == (
-        "spec.share.memoryMiB: 40960 is more than the largest card of the class has (16160); "
-        "nobody is given mine until a larger one comes"
+        "spec.share.memoryMiB: 40960 is more than the largest GPU of the class has (16160); "
+        "no pod gets mine until a larger one joins"
     )
     assert warnings_for("16160", 16160) == ()
     assert warnings_for("40Gi", 0) == ()

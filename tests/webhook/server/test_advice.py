@@ -20,7 +20,7 @@ CARDS = CardSizes(MiB(build.P100), 2)
 CLASSES = resource_classes(resource_class("nvidia.tesla.k80"))
 THERE = {"n1": with_cards(zone="a"), "n2": NodeOffer(frozenset({"nvidia.com/mig-1g.5gb"}))}
 TOO_MUCH = (
-    "20000 MiB is more than the largest card has (16276); ask for at most 16276Mi, or split it over cards with "
+    "20000 MiB is more than the largest GPU has (16276); request at most 16276Mi, or split it over GPUs with "
     "aliyun.com/gpu-count"
 )
 TOO_LITTLE = "8 means 8 MiB, less than most programs need to start on a GPU (256 MiB)"
@@ -62,7 +62,7 @@ def test_a_name_that_nobody_offers_says_what_was_meant() -> None:
     (warning,) = advised(asking(**{"nvidia.com__mig_1g.5g": "1"}))
     assert warning.endswith("did you mean nvidia.com/mig-1g.5gb?")
     (warning,) = advised(asking(**{"amd.com__gpu": "1"}))
-    assert warning.endswith("no node offers it; the pod waits until one does; Cardwise shares NVIDIA GPUs only")
+    assert warning.endswith("no node offers it; the pod waits until a node does; Cardwise shares NVIDIA GPUs only")
 
 
 def test_what_is_offered_or_none_or_no_gpu_is_not_our_business() -> None:
@@ -83,13 +83,13 @@ def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
         (
             {"schedulerName": "jupyterhub-user-scheduler"},
             (
-                "spec.schedulerName: jupyterhub-user-scheduler does not ask Cardwise, so the pod gets no card and "
-                "waits; leave it out, or write default-scheduler"
+                "spec.schedulerName: jupyterhub-user-scheduler does not call Cardwise, so the pod waits and never "
+                "gets a GPU; remove the field, or write default-scheduler"
             ),
         ),
         (
             {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
-            "spec.schedulingGates[kueue.x-k8s.io/admission]: the pod waits until this gate is taken away, by Kueue",
+            "spec.schedulingGates[kueue.x-k8s.io/admission]: the pod waits until this gate is removed, by Kueue",
         ),
         (
             {"nodeSelector": {"zone": "b"}},
@@ -98,7 +98,7 @@ def test_a_wrong_name_beside_a_right_one_is_told_too() -> None:
         (
             required("b"),
             (
-                "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution: no node with cards meets "
+                "spec.affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution: no node with GPUs matches "
                 "it now; the pod waits until one does"
             ),
         ),
@@ -116,12 +116,12 @@ def test_what_the_nodes_lack_that_a_pod_keeps_to_is_told() -> None:
     view.cards_on = {("", "n1"): CardSizes(MiB(8000), 1), ("", "n2"): CardSizes(MiB(build.P100), 2)}
     view.cards_of = {"nvidia.tesla.k80": CardSizes(MiB(11441), 1)}
     view.cards_on["nvidia.tesla.k80", "n2"] = CardSizes(MiB(11441), 1)
-    keeps = "by spec.nodeSelector and spec.affinity the pod keeps to 1 node with cards"
+    keeps = "spec.nodeSelector and spec.affinity allow only 1 node with GPUs"
     large, typed = build.pod(gpu_mem=9000), asking(**{"cardwise.dev__nvidia.tesla.k80": "1"})
     on = {zone: {"nodeSelector": {"zone": zone}} for zone in "ab"}
     for pod, says in (
-        (large, f"{LIMITS}[aliyun.com/gpu-mem]: 9000 MiB is more than the largest card has (8000): {keeps}"),
-        (typed, f"{LIMITS}[cardwise.dev/nvidia.tesla.k80]: no card is of the class now: {keeps}"),
+        (large, f"{LIMITS}[aliyun.com/gpu-mem]: 9000 MiB is more than the largest GPU has (8000): {keeps}"),
+        (typed, f"{LIMITS}[cardwise.dev/nvidia.tesla.k80]: no GPU of the class is in the cluster now: {keeps}"),
     ):
         assert validated(pod, view=view) == ()
         assert validated(pod | {"spec": pod["spec"] | on["a"]}, view=view) == (says,)
@@ -302,7 +302,7 @@ def test_defaults_of_a_namespace_that_have_no_effect_are_told() -> None:
     unread = "Cardwise does not read it; did you mean cardwise.dev/default-gpu-mem?"
     assert namespaced(on, default_gpu_mem="2Gi") == namespaced(on) == namespaced() == ()
     assert namespaced({names.DEFAULTS_LABEL: "true"}) == (
-        "metadata.labels[cardwise.dev/defaults]: 'true' gives no defaults; write enabled",
+        "metadata.labels[cardwise.dev/defaults]: 'true' does not enable the defaults; write enabled",
     )
     assert namespaced(default_gpu_mem="2Gi", min_mps="required") == (
         f"metadata.annotations[cardwise.dev/default-gpu-mem]: {no_effect}",
@@ -340,7 +340,7 @@ def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
     (warning,) = quota(**{"requests.nvidia.com__tesla.k80": "1"})
     assert warning.endswith("did you mean requests.cardwise.dev/nvidia.tesla.k80?")
     (warning,) = quota(**{"requests.cardwise.dev__nvidia.tesla.k8": "1"})
-    assert warning.endswith("there is no ResourceClass nvidia.tesla.k8 now; until there is, it counts nothing")
+    assert warning.endswith("there is no ResourceClass nvidia.tesla.k8 now; until there is one, it counts nothing")
     (warning,) = quota(**{"requests.amd.com__gpu": "1"})
     assert warning.endswith("no node offers it, so it counts nothing until one does")
     assert (
@@ -353,8 +353,10 @@ def test_keys_of_a_quota_that_count_nothing_are_told() -> None:
 def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
     (warning,) = quota(**MEM)
     assert warning == (
-        "spec.hard[requests.aliyun.com/gpu-mem]: counts no whole cards: pods that ask for aliyun.com/gpu-count or a "
-        "class get past it; add requests.cardwise.dev/gpu, or a GPUQuota, unless another quota of the namespace "
+        "spec.hard[requests.aliyun.com/gpu-mem]: does not count whole GPUs: pods that request aliyun.com/gpu-count or "
+        "a "
+        "class are not limited by it; add requests.cardwise.dev/gpu, or a GPUQuota, unless another quota of the "
+        "namespace "
         "counts them"
     )
     assert quota(**MEM, **WHOLE) == quota(**WHOLE) == ()

@@ -240,10 +240,12 @@ def test_random_classes_and_quotas_never_fail_us(
     ],
 )
 def test_what_is_not_shaped_like_its_kind_is_told_so(client: FlaskClient, resource: str, manifest: Any) -> None:
-    assert message_shown(client, body(manifest, resource)).startswith(f"object is not shaped like one of {resource}")
+    assert message_shown(client, body(manifest, resource)).startswith(
+        f"object does not have the structure of {resource}"
+    )
     if resource != "gpuquotas":
         message = message_shown(client, body({}, resource, operation="UPDATE", old=manifest))
-        assert message.startswith(f"oldObject is not shaped like one of {resource}")
+        assert message.startswith(f"oldObject does not have the structure of {resource}")
 
 
 # Deeper than any Python makes objects of.
@@ -253,7 +255,7 @@ DEEP = {"metadata": {"managedFields": [{"fieldsV1": msgspec.Raw(b'{"f:a":' * 100
 @pytest.mark.parametrize(
     ("manifest", "says"),
     [
-        pytest.param(None, "object is not shaped", id="no object"),
+        pytest.param(None, "object does not have", id="no object"),
         pytest.param({"spec": {"containers": 7}}, "$.spec.containers", id="misshapen pod"),
         pytest.param({"spec": {"securityContext": [1]}}, "$.spec.securityContext", id="of a pod"),
         pytest.param({"spec": {"containers": [{"securityContext": {"runAsUser": "root"}}]}}, "runAsUser", id="of one"),

@@ -68,7 +68,7 @@ def named(place: str, text: str, manifest: Any = BINDING, resource: str = "pods"
 def test_a_binding_of_what_is_no_name_is_asked_about_nowhere(world: World, place: str, text: str) -> None:
     answer = world.post(shell.BINDINGS, named(place, text)).get_json()["response"]
     assert not answer["allowed"]
-    assert answer["status"]["message"].startswith(f"{place}: {text!r} is no name in Kubernetes; write at most")
+    assert answer["status"]["message"].startswith(f"{place}: {text!r} is not a name in Kubernetes; write at most")
     assert world.api.requests == []
 
 
@@ -151,4 +151,4 @@ def test_what_the_api_server_takes_is_taken(world: World, resource: str, name: s
     namespace = "" if resource in ("namespaces", "resourceclasses") else "team-a"
     object_review = review({"metadata": metadata, "spec": {"containers": []}}, resource, namespace=namespace)
     answer = world.post("/mutate", object_review).get_json()["response"]
-    assert "is no name" not in str(answer)
+    assert "is not a name" not in str(answer)

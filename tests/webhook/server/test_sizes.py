@@ -101,9 +101,9 @@ SHAPES = pytest.mark.parametrize(
         (
             of_annotation_bytes,
             sizes.MOST_ANNOTATION_BYTES,
-            "metadata.annotations: they have 128 KiB, which is too much",
+            "metadata.annotations: the annotations have 128 KiB, which is too much",
         ),
-        (of_bytes, sizes.MOST_BYTES, "metadata: the object has 512 KiB, which is too much"),
+        (of_bytes, sizes.MOST_BYTES, "metadata: the object has 512 KiB, too much"),
     ],
 )
 

@@ -136,9 +136,9 @@ def mutated_then_validated(client: FlaskClient, pod: Json) -> Json:
 @pytest.mark.parametrize(
     ("annotations", "begins", "ends"),
     [
-        ({names.POLICY: "x" * 120_000}, "is no placement policy", "spread"),
-        ({names.GROUP_NAME: "X" * 120_000, names.GROUP_NUM: "2"}, "is no name of a gang", "63 of them"),
-        ({names.MPS: "x" * 120_000}, "is no mode of MPS", "required"),
+        ({names.POLICY: "x" * 120_000}, "is not a placement policy", "spread"),
+        ({names.GROUP_NAME: "X" * 120_000, names.GROUP_NUM: "2"}, "is not a valid gang name", "63 of them"),
+        ({names.MPS: "x" * 120_000}, "is not a mode of MPS", "required"),
     ],
 )
 def test_a_refusal_quotes_the_beginning_and_says_how_long_the_text_is(

@@ -106,8 +106,8 @@ def test_a_class_that_is_not_there_is_told_once() -> None:
 def test_two_spellings_with_different_amounts_are_refused() -> None:
     message = on_mutate(workload({K80_KEY: "1", K80: "2"}), "deployments", KNOWN).message
     assert message == (
-        f"spec.template.spec.containers[0].resources.limits[{K80}]: 2 differs from {K80_KEY}, which means the same and "
-        f"says 1; write only {K80}"
+        f"spec.template.spec.containers[0].resources.limits[{K80}]: 2 differs from {K80_KEY}, which has the same "
+        f"meaning and the value 1; write only {K80}"
     )
 
 
