@@ -111,7 +111,7 @@ def load_client(context: click.Context | None = None) -> "KubeClient":
 
 
 def check_namespace(client: "KubeClient", name: str) -> None:
-    """Raises ClickException if the namespace does not exist. Returns where that may not be read."""
+    """Raise ClickException if the namespace does not exist. Passes if the caller may not read namespaces."""
     from cardwise.kube import errors, paths  # noqa: PLC0415 - see above
 
     try:

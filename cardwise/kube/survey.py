@@ -306,7 +306,7 @@ def is_whole(held: wire.ContainerShare, mem: int) -> bool:
 
 
 def is_uid(uid: str) -> bool:
-    """Whether a pod may have it. What a ledger keeps by another key than a pod's UID has a "/" in it."""
+    """Whether a pod may have this UID. Keys of the ledger that are not pods' UIDs contain a "/"."""
     return _UID.fullmatch(uid) is not None
 
 

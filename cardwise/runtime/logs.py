@@ -74,7 +74,7 @@ def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json")
 class LineLimit:
     """Logs what others can cause at will: so many lines a minute for each key and for all together.
 
-    A refused dry run costs its author nothing, and may be repeated thousands of times. Metrics count what has no line.
+    A refused dry run costs its author nothing, and may be repeated thousands of times. Metrics count the dropped lines.
     Methods may be called from any thread.
     """
 

@@ -99,7 +99,7 @@ class CardSums:
             return known.total
 
     def unknown_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
-        """The same of a class that is only asked about; not remembered, for anybody may ask about any."""
+        """The sizes of cards of a class that need not exist; not cached, since any caller may name any class."""
         with self._lock:
             return _merge_sizes(self._sizes(node, resource_class) for node in self._cards)
 

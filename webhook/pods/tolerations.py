@@ -32,7 +32,7 @@ def with_all(spec: Json, wanted: Iterable[Json]) -> Json:
 
 
 def keep_added(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
-    """The spec of an update with what `with_all` had added: Kubernetes lets nobody take a toleration away."""
+    """The spec of an update with the tolerations that `with_all` had added: Kubernetes refuses to remove any."""
     had = stored.get("tolerations") or ()
     return with_all(spec, [toleration for toleration in wanted if toleration in had])
 

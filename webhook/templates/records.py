@@ -105,7 +105,7 @@ def rewrite_place(
 ) -> RewrittenPlace:
     """The lists of one place by the names that they stand for, without stale keys. Raises InvalidRequest, KubeError.
 
-    `several`: the place may name many classes, as a quota does, so one that is brought replaces no other.
+    several: whether the place may name many classes, as a quota does. A new class then replaces no other.
     """
     present = {name for listed in amounts.values() for name in listed}
     spelled = ((name, spell(name, amount)) for listed in amounts.values() for name, amount in listed.items())

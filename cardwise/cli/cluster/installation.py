@@ -58,7 +58,7 @@ def exempt_namespaces(configuration: Json) -> frozenset[str]:
 
 
 def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> frozenset[str]:
-    """The namespaces that will be exempt once the webhook is registered: those that it leaves alone itself.
+    """The namespaces that will be exempt once the webhook is registered: those that the webhook itself ignores.
 
     Without a Deployment of it among these, the chart's default. `namespace`: of Cardwise.
     """

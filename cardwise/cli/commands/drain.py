@@ -41,7 +41,7 @@ class _Pod(msgspec.Struct):
 
     @property
     def controller(self) -> str:
-        """The kind of what would make the pod anew; "" for a bare pod."""
+        """The kind of the controller that would recreate the pod; "" for a bare pod."""
         return next((owner.kind for owner in self.metadata.owner_references if owner.controller), "")
 
 

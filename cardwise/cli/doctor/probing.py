@@ -266,10 +266,10 @@ def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew:
         )
     if f"Insufficient {names.GPU_MEM}" in message:
         if nodes is not None and not any(_offers(node, names.GPU_MEM) for node in nodes):
-            text = f"no node offers {names.GPU_MEM}, so kube-scheduler had nothing to call the extender: {shown}"
+            text = f"no node offers {names.GPU_MEM}, so kube-scheduler did not call the extender: {shown}"
             remedy = "fix the findings about GPUs and the device plugin, then run `cardwise doctor` again"
             return Finding("scheduler", Severity.NOTE, text, remedy)
-        text = f"no GPU is free, so kube-scheduler had nothing to call the extender: {shown}"
+        text = f"no GPU is free, so kube-scheduler did not call the extender: {shown}"
         return Finding("scheduler", Severity.NOTE, text, "try again when a GPU has 1 MiB free")
     if any(sign in message for sign in _REACH):
         remedy = (

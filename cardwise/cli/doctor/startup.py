@@ -135,7 +135,7 @@ def check_unready_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def is_faulty(facts: Facts, component: str) -> bool:
-    """Whether pods of this part are not created, do not start or crash: what it should do is not done then."""
+    """Whether pods of this part are not created, do not start or crash, so that the part does not work."""
     refused = any(f"{_PREFIX}{component}" in finding.text for finding in check_uncreated_pods(facts))
     pods = [pod for pod in facts.own_pods if labels_of(pod).get(_COMPONENT) == component]
     return refused or any(_find_fault(facts, component, pod) is not None for pod in pods)

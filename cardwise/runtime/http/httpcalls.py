@@ -270,7 +270,7 @@ def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> t
 
 
 def refusal(status: HTTPStatus) -> bytes:
-    """The last answer on a connection, without the application."""
+    """The response, made without the application, after which the connection is closed."""
     answer = HttpAnswer(last=True)
     answer.start_response(f"{status.value} {status.phrase}", [])
     return answer.encode(b"")
