@@ -156,7 +156,7 @@ def test_what_a_limit_range_gives_the_agent_stays_where_the_pod_as_a_whole_names
 def test_a_pod_that_a_limit_range_has_no_more_room_for_runs_without_it(api: Api, space: str) -> None:
     limit_range(api, space, {"type": "Pod", "max": {"cpu": "1", "memory": "2Gi"}})
     full = pod(space, amounts={"limits": ONE}, annotations={names.FRAMEWORKS: "on"})
-    left_out = "the share agent is left out, since a LimitRange allows a pod 1 of cpu at most"
+    left_out = "the share agent is not injected, because a LimitRange allows a pod 1 of cpu at most"
     create_dry = functools.partial(api.run, "create", DRY, "-f", "-", stdin=full)
     assert wait_for(lambda: left_out in create_dry().stderr), create_dry().stderr
     created = api.create(full)

@@ -82,8 +82,8 @@ def test_an_unwired_kube_scheduler_makes_pods_disappear_and_doctor_says_so(clust
     try:
         space.create(workload("web", gpu_mem=100))
         space.wait(lambda: "deletionTimestamp" in space.get("web")["metadata"], "the extender deletes it")
-        disappeared = f"({space.name}/web) disappeared: bound without the extender, so without a card, and deleted"
-        doctor_says(space, 1, f"the probe pod was bound to {node} without a card", disappeared)
+        disappeared = f"({space.name}/web) disappeared: bound without the extender, so without a GPU, and then deleted"
+        doctor_says(space, 1, f"the probe pod was bound to {node} without a GPU", disappeared)
         assert "check whether kube-scheduler calls the extender" in cardwise(cluster, "doctor", "--no-probe").stdout
         output = cardwise(cluster, "doctor").stdout
         # No kube-scheduler is seen in pods, as in managed control planes.

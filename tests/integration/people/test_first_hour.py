@@ -80,16 +80,14 @@ def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> No
     gate = {"name": "kueue.x-k8s.io/admission"}
     tells(known, mine(build.pod("p", **ours), schedulingGates=[gate]), "taken away, by Kueue")
     nowhere = mine(build.pod("p", **ours), nodeSelector={"accelerator": "none-such"})
-    tells(known, nowhere, "no node with cards has accelerator=none-such now")
+    tells(known, nowhere, "no node with GPUs has accelerator=none-such now")
 
 
 def test_a_pod_that_keeps_to_nodes_without_what_it_asks_for_is_told(known: Space) -> None:
     (small,) = known.nodes(1, [TestCard(memory_mib=4096)])
     on_small = {"nodeSelector": {"kubernetes.io/hostname": small}}
     known.wait(
-        lambda: (
-            "the pod keeps to 1 node with cards" in warnings_of(known, mine(build.pod("p", gpu_mem=8000), **on_small))
-        ),
+        lambda: "allow only 1 node with GPUs" in warnings_of(known, mine(build.pod("p", gpu_mem=8000), **on_small)),
         "the webhook knows the small card",
     )
     assert warnings_of(known, mine(build.pod("p", gpu_mem=4000), **on_small)) == ""
