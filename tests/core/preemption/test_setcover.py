@@ -95,7 +95,7 @@ def test_the_example_of_the_docstring():
         return cover.cost, ", ".join(pod.name for pod in cover.victims)
 
     (cost, chosen), (cost_without_8, without_8), (cost_beyond, beyond) = cheapest(), cheapest(8), cheapest(8, 6)
-    assert f"a GPU is {short} GiB short, and its pods hold 8, 6, 5 and 3 GiB" in theory
+    assert f"a card is {short} GiB short, and its pods hold 8, 6, 5 and 3 GiB" in theory
     assert f"that adds the missing {short - sizes[0]} GiB: {{{chosen}}} at a cost of {cost}." in theory
     assert f"the 8 GiB pod allows no eviction, the result is {{{without_8}}} at the same cost" in theory
     assert cost_without_8 == cost

@@ -103,7 +103,7 @@ def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(w
     full_entry = FullEntry("gpus", QuotaEntry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
     world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full_entry)
     assert world.events.all[0].message == (
-        "GPUQuota gpus leaves no room on all cards: 0/1000 MiB are used and 11441 more asked at least, all of the "
+        "GPUQuota gpus leaves no room on all GPUs: 0/1000 MiB are used and 11441 more asked at least, all of the "
         "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "
         "raised"
     )

@@ -131,7 +131,7 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     )
     world.run(3)
     status = world.status(path)
-    assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all cards: 1/0 whole cards"
+    assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all GPUs: 1/0 whole GPUs"
     amounts = {"shares": 2, "memoryMiB": 4000 + K80, "cards": 1}
     assert status["used"] == [
         {"class": "k80", **amounts, "hard": {"shares": 5, "memoryMiB": 65536}},
@@ -139,7 +139,7 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     ]
     assert conditions(status) == {"Exceeded": "True", "Valid": "True"}
     (exceeded,) = (condition for condition in status["conditions"] if condition["type"] == "Exceeded")
-    assert exceeded["message"].startswith("all cards: 1 whole cards are held, 0 are allowed")
+    assert exceeded["message"].startswith("all GPUs: 1 whole GPUs are held, 0 are allowed")
     world.release("p2")
     world.run(3)
     assert conditions(world.status(path))["Exceeded"] == "False"

@@ -101,7 +101,9 @@ def test_a_user_of_one_namespace_gets_on_with_the_commands(space, other, tmp_pat
 
     space.wait(lambda: used() == 4000, "the class counts both pods")
     assert "1/1" in cardwise(jane, "quota")
-    assert "GPUQuota team closes all cards: 1 of 1 shares used, 1 asked." in cardwise(jane, "explain", "pod", "waits")
+    assert "GPUQuota team does not allow this on all GPUs: 1 of 1 shares used, 1 requested." in cardwise(
+        jane, "explain", "pod", "waits"
+    )
     space.wait(  # cards' statuses are some seconds old, and pods of the test before were on cards
         lambda: "other namespaces/pods (3000 MiB)" in cardwise(jane, "explain", "pod", "waits"), "others are counted"
     )
