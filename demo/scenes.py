@@ -78,7 +78,7 @@ def refuse_too_large_pod(cluster: Cluster) -> str:
         cluster.kubectl("apply", "-f", str(EXAMPLES / "too-large.yaml"))
     except CommandFailed as error:
         text = str(error)
-        _expect("more than the largest card has (16276)" in text, f"refused without the reason: {text}")
+        _expect("more than the largest GPU has (16276)" in text, f"refused without the reason: {text}")
         return text[text.index("spec.containers") :].splitlines()[0]
     raise SceneFailed("a pod of 1Ti was admitted")
 

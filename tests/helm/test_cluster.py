@@ -125,7 +125,7 @@ def test_without_parts_on_nodes_nothing_is_asked_of_them(helm: str, seeing: Seei
         ({"labelled": 0}, [], "kubectl label node NODE nvidia.com/gpu.present=true", "offer nvidia.com/gpu"),
         ({"labelled": 0, "unlabelled": ["n1"]}, [], "though these offer nvidia.com/gpu: n1.", "have the labels"),
         ({}, [], "is in namespace", "NVML"),
-        (NONE, [], "the cluster has no RuntimeClass of NVIDIA's). So NVIDIA's runtime must be the default", "you"),
+        (NONE, [], "the cluster has no NVIDIA RuntimeClass). So NVIDIA's runtime must be the default", "you"),
         ({}, ["nodes.runtimeClass="], "as you have set it). So NVIDIA's runtime must be the default", "helm does not"),
     ],
 )

@@ -229,15 +229,13 @@ def start_problem(
     if uuid not in status.uuids:
         return f"the state file is about {', '.join(status.uuids) or 'no card'}, not {uuid}"
     if status.state is not wanted:
-        return f"MPS on card {uuid} is {status.state}, not {wanted}" + (f": {status.reason}" if status.reason else "")
+        return f"MPS on GPU {uuid} is {status.state}, not {wanted}" + (f": {status.reason}" if status.reason else "")
     if is_stale(status, now):
         # How long is not said: a text that is another one each second would be told each second.
         return f"the MPS manager has not looked at card {uuid} for over {status.valid_seconds:.0f} s; is it hanging?"
     allowed = status.ceilings.get(uuid, 0)
     if wanted is MpsState.READY and allowed < need:
-        return (
-            f"MPS on card {uuid} allows {allowed} MiB, and {need} MiB are needed; the manager raises it at any moment"
-        )
+        return f"MPS on GPU {uuid} allows {allowed} MiB, and {need} MiB are needed; the manager raises it at any moment"
     return ""
 
 

@@ -185,7 +185,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
         ),
         pytest.param(
             build.pod(gpu_mem=20000),
-            [FIELD, "more than the largest card has (16276)", "request at most 16276Mi", names.GPU_COUNT],
+            [FIELD, "more than the largest GPU has (16276)", "request at most 16276Mi", names.GPU_COUNT],
             id="above the largest card",
         ),
         pytest.param(build.pod(gpu_count=3), ["3 cards are more than any node has (2)"], id="more cards than a node"),

@@ -482,7 +482,7 @@ def test_leaving_kubeadm_mode_unwires_and_a_rollback_wires_again(cluster: Cluste
     space.create(workload("plain-again", command=IDLE))
     space.running("plain-again")
     output = cluster.chart.helm("test", "cardwise", "--logs", check=False)
-    assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a card" in output
+    assert "FAIL  kube-scheduler: the probe pod was bound to n1 without a GPU" in output
     cluster.chart.helm("rollback", "cardwise", *WAITS)
     assert yaml.safe_load(manifest.read_text()) == wired
 

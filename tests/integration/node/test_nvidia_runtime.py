@@ -400,7 +400,7 @@ def test_doctor_finds_the_node_where_a_pod_without_a_share_gets_cards(
     try:
         (level, text, remedy), by_class = runtime_findings()
         assert (level, by_class) == ("warning", named)
-        assert "gets cards by the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in text
+        assert "gets GPUs through the default runtime: n1 (/dev/nvidia0, /dev/nvidia1)" in text
         assert f"set {ENVIRONMENT} = false" in remedy
         toolkit.configure(settings, {ENVIRONMENT: False})
         assert runtime_findings() == [

@@ -244,7 +244,7 @@ def test_explain_says_why_a_workload_has_no_pod_and_what_became_of_one_that_is_g
     deployments = paths.namespaced("/apis/apps/v1", "deployments", space.name, "web")
     space.cluster.api.patch(deployments, {"spec": {"replicas": 0}})
     space.wait_for_deletion(web)
-    assert f"deployment {space.name}/web has no pod.\nIt is to have none" in explained("deploy/web")
+    assert f"deployment {space.name}/web has no pod.\nIt is scaled to zero" in explained("deploy/web")
     gone = f"SuccessfulDelete: ReplicaSet {web.rpartition('-')[0]}: Deleted pod: {web}\n"
     space.wait(lambda: gone in explained(web), "its controller says that it has deleted it")
     assert f"pod {space.name}/{web} no longer exists. Its last events:\n" in explained(web)

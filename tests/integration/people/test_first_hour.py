@@ -76,9 +76,9 @@ def test_what_would_wait_for_ever_is_told_when_it_is_created(known: Space) -> No
     ours = {"gpu_mem": 4000}
     assert warnings_of(known, mine(build.pod("p", **ours))) == ""
     hub = mine(build.pod("p", **ours), schedulerName="jupyterhub-user-scheduler")
-    tells(known, hub, "jupyterhub-user-scheduler does not ask Cardwise")
+    tells(known, hub, "jupyterhub-user-scheduler does not call Cardwise")
     gate = {"name": "kueue.x-k8s.io/admission"}
-    tells(known, mine(build.pod("p", **ours), schedulingGates=[gate]), "taken away, by Kueue")
+    tells(known, mine(build.pod("p", **ours), schedulingGates=[gate]), "removed, by Kueue")
     nowhere = mine(build.pod("p", **ours), nodeSelector={"accelerator": "none-such"})
     tells(known, nowhere, "no node with GPUs has accelerator=none-such now")
 

@@ -23,7 +23,7 @@ HEAVY |= {"asyncio", "logging", "argparse", "subprocess", "_hashlib"}
 def test_the_pod_is_held_back_until_its_card_answers(pod, card):
     card.dies().says(state=MpsState.STARTING, reason="its server is not there yet")
     pod.start(assignment(c0=[share()]))
-    assert pod.probe() == (1, "MPS on card GPU-1 is Starting, not Ready: its server is not there yet\n")
+    assert pod.probe() == (1, "MPS on GPU GPU-1 is Starting, not Ready: its server is not there yet\n")
     card.says(state=MpsState.READY)
     code, message = pod.later().probe()
     assert code == 1
@@ -91,7 +91,7 @@ def test_what_breaks_later_takes_nothing_back(pod, card):
     assert pod.ready()
     card.dies().says(state=MpsState.DOWN, reason="the daemon died")
     assert 'cardwise_share_mps_usable{uuid="GPU-1"} 0' in pod.later().get("/metrics")[1]
-    assert pod.get("/readyz") == (200, "MPS on card GPU-1 is Down, not Ready: the daemon died\n"), "containers run"
+    assert pod.get("/readyz") == (200, "MPS on GPU GPU-1 is Down, not Ready: the daemon died\n"), "containers run"
     (card.home / mps.READY).write_text("garbage")
     assert "does not serve" in pod.later().get("/readyz")[1]
     assert pod.document("0")["enforced"] == "mps"
