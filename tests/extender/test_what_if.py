@@ -28,11 +28,11 @@ STEPS = [
     (Scorer, "__init__"),
     (Scorer, "place_on"),
     (Scorer, "score_all"),
-    (Scorer, "first"),
+    (Scorer, "best_node"),
     (Ledger, "used"),
     (NodeLoads, "free_load"),
     (placement, "place"),
-    (preemption, "best"),
+    (preemption, "least_harmful_victims"),
 ]
 
 
