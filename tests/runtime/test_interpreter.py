@@ -48,7 +48,7 @@ def test_a_process_has_files_for_its_connections(allowed: int | None, after: int
 @pytest.mark.parametrize("process", ["cardwise/runtime/http/serving.py", "deviceplugin/__main__.py", "mps/__main__.py"])
 def test_each_process_that_serves_is_tuned_before_it_begins(process: str) -> None:
     """The webhook and the extender serve by `serving`."""
-    before, called, _ = (ROOT / process).read_text().partition("interpreter.tune()")
+    before, called, _ = (ROOT / process).read_text().partition("interpreter.tune_interpreter()")
     assert called
     assert "health.start()" not in before
     assert "self.on_start()" not in before

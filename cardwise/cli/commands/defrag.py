@@ -360,7 +360,7 @@ def _describe_bound(move_plan: MovePlan) -> str:
 
 
 def _describe_fits(fits: int, wanted: DefragRequest, *, least: bool = False) -> str:
-    """Such as "there is 1 free whole card", "there is capacity for 2 pods gpu-mem=100". `least`: there may be more."""
+    """Such as "there is 1 free whole GPU", "there is capacity for 2 pods gpu-mem=100". `least`: there may be more."""
     at = "at least " * least
     noun, shape = wanted.text.split(" ", 1) if wanted.text.startswith("pod ") else (wanted.text, "")
     if shape:

@@ -188,7 +188,7 @@ FIELD = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
             [FIELD, "more than the largest GPU has (16276)", "request at most 16276Mi", names.GPU_COUNT],
             id="above the largest card",
         ),
-        pytest.param(build.pod(gpu_count=3), ["3 cards are more than any node has (2)"], id="more cards than a node"),
+        pytest.param(build.pod(gpu_count=3), ["3 GPUs are more than any node has (2)"], id="more cards than a node"),
         pytest.param(
             build.pod(gpu_mem=1, annotations={names.POLICY: "best"}),
             [names.POLICY, "binpack, fgd, priced, spread"],

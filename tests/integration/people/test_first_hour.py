@@ -206,7 +206,7 @@ def test_explain_gives_the_cheapest_advice_that_is_true(known: Space) -> None:
     known.create(workload("more", gpu_mem=8000))
     known.refused("more", "Insufficient GPU Memory in one device")
     output = explained(known, "pod/more")
-    cheapest, dearer = "it requested at most 6276 MiB: that fits now, on card", "these ended"
+    cheapest, dearer = "it requested at most 6276 MiB: that fits now, on GPU", "these ended"
     assert output.index(cheapest) < output.index(dearer)
     assert known.create_and_locate(workload("advised", gpu_mem=6276)) is not None
 

@@ -89,7 +89,7 @@ def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
 
     done = cardwise(cluster, "defrag", *args, "--evict", "--timeout", f"{PATIENCE:.0f}s")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "done: there is 1 free whole card" in done.stderr
+    assert "done: there is 1 free whole GPU" in done.stderr
     space.wait(lambda: len(pods_of(space, "small")) == 1, "the old pod is gone")
     assert (card_of(space, "small"), card_of(space, "big")) == (big, big)
     space.create(workload("next", gpu_count=1))

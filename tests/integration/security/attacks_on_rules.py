@@ -120,7 +120,12 @@ BIGGER_SHARE = (
             creates(amount("-8138"), By.WEBHOOK, MEM),
             creates(amount("1m"), By.WEBHOOK, MEM),
             creates(amount("0"), By.WEBHOOK, MEM),
-            creates(amount("9" * 5000), By.WEBHOOK, "object does not have the structure", "spec.containers[0].resources.limits"),
+            creates(
+                amount("9" * 5000),
+                By.WEBHOOK,
+                "object does not have the structure",
+                "spec.containers[0].resources.limits",
+            ),
             creates(amount("0x10"), By.KUBERNETES, "quantities must match"),
             creates(amount(str(P100 + 1)), By.WEBHOOK, MEM, "more than the largest GPU has"),
             creates(ours(gpu_count=10**9), By.WEBHOOK, f"limits[{names.GPU_COUNT}]", "from 1 to 4096"),
