@@ -307,7 +307,7 @@ def test_nothing_starts_on_a_card_whose_daemon_was_killed_until_it_is_healed(wor
     other = world.pod("other", 1, 4000)
     world.started(other)
     for name in ("before", "after"):
-        world.wait(lambda name=name: f"card {world.uuids[0]}" in world.space.reasons(name), f"{name} is told why")
+        world.wait(lambda name=name: f"GPU {world.uuids[0]}" in world.space.reasons(name), f"{name} is told why")
     assert (world.starts(before), world.starts(after)) == (1, 0)
     world.heal(0)
     output = world.started(before, 2)
