@@ -6,7 +6,7 @@ from typing import Final
 
 # The most cards that a pod of each size requests.
 _SIZES: Final[Sequence[tuple[float, str]]] = (
-    (0.0, "no card"),
+    (0.0, "no GPU"),
     (0.25, "to 1/4"),
     (0.5, "to 1/2"),
     (0.999, "below 1"),

@@ -72,7 +72,7 @@ def read_trace(folder: Path, pods: str, nodes: str = "gpu_node") -> SimulatedWor
         simulated_pods.append(SimulatedPod(row.name, shapes[key]))
     specs = {row.gpu_spec for _, row in pod_rows if row.gpu_spec}
     simulated_nodes = tuple(_node(row, specs) for _, row in node_rows)
-    return SimulatedWorkload(pods, simulated_nodes, tuple(simulated_pods), unit="1/1000 card")
+    return SimulatedWorkload(pods, simulated_nodes, tuple(simulated_pods), unit="1/1000 GPU")
 
 
 def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
@@ -88,7 +88,7 @@ def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
         cards += row.gpu
     if not cards:
         raise InvalidRequest(
-            f"{file}, gpu", "no node has a card", "write the number of cards of each node, or name another list"
+            f"{file}, gpu", "no node has a GPU", "write the number of GPUs of each node, or name another list"
         )
 
 

@@ -91,7 +91,7 @@ def group_status(seen: GroupRecord, view: GangView | None, now: str) -> Json:
         "lastTransitionTime": changed or now,
         "waitingFor": list(view.waiting_for[:_NAMED]) if view is not None else [],
         "reserved": [
-            {"node": node, "members": members, "cards": cards}
+            {"node": node, "members": members, "gpus": cards}
             for node, members, cards in (view.reserved if view is not None else ())
         ],
     }

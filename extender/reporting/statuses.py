@@ -224,8 +224,8 @@ def card_status(status: CardStatus) -> Json:
 def class_status(seen: ClassRecord, cards: CardSums, nodes: int) -> Json:
     """The status of a ResourceClass as JSON, without times. Memory is left out for devices that are no GPUs."""
     status: Json = {
-        "cards": cards.cards,
-        "healthyCards": cards.healthy,
+        "devices": cards.cards,
+        "healthyDevices": cards.healthy,
         "nodes": nodes,
         "conditions": [_valid(seen.problem, seen.generation)],
     }

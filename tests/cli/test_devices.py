@@ -117,16 +117,16 @@ def test_details_have_a_table_of_devices_below_that_of_cards(monkeypatch):
 def test_inspect_for_programs(monkeypatch):
     document = json.loads(run(monkeypatch, lists_with_devices(), "inspect", "-o", "json").output)
     first, _, third = document["nodes"]
-    assert [card["uuid"] for card in first["cards"]] == ["GPU-n1-0", "GPU-n1-1"]
+    assert [card["uuid"] for card in first["gpus"]] == ["GPU-n1-0", "GPU-n1-1"]
     assert first["devices"][0]["pods"] == [{"namespace": "team-a", "name": "both", "uid": "team-a-both"}]
-    assert (third["cards"], [device["uuid"] for device in third["devices"]]) == ([], ["rdma-n3-0"])
+    assert (third["gpus"], [device["uuid"] for device in third["devices"]]) == ([], ["rdma-n3-0"])
 
 
 def test_a_class_without_a_kind_selects_no_device():
     loose = resource_class("loose", selector={"matchExpressions": [{"key": "uuid", "operator": "Exists"}]})
     there = device_survey(resourceclasses=[loose])
     (view,) = totals.classes_of_cards(there.ledger, there.classes)
-    assert (view.amounts["cards"], totals.classes_of_devices(there.ledger, there.classes)) == (4, [])
+    assert (view.amounts["devices"], totals.classes_of_devices(there.ledger, there.classes)) == (4, [])
 
 
 def test_a_waiting_pod_hears_which_class_is_short_and_who_has_it():

@@ -123,7 +123,7 @@ def cluster() -> Cluster:
             "reason": HOSTILE,
             "lastTransitionTime": HOSTILE,
             "waitingFor": [HOSTILE, "a"],
-            "reserved": [{"node": HOSTILE, "members": 1, "cards": 1}],
+            "reserved": [{"node": HOSTILE, "members": 1, "gpus": 1}],
         },
     }
     meta = {"namespace": "team-a"}
@@ -147,7 +147,7 @@ def cluster() -> Cluster:
             resource_class("broken", selector=HOSTILE),
         ],
         gpuquotas=[
-            gpu_quota("team-a", {"model": HOSTILE_MODEL, "cards": 1}),
+            gpu_quota("team-a", {"model": HOSTILE_MODEL, "gpus": 1}),
             gpu_quota("team-a", {"shares": HOSTILE}, name="bad"),
         ],
         resourcequotas=[
@@ -249,7 +249,7 @@ COMMANDS = {
     ("classes", "broken"): ["available: "],
     ("cordon", "n1/2"): ["already cordoned by"],
     ("drain", "n1/0", "--dry-run"): ["would be evicted"],
-    ("defrag", "--free-cards", "1"): [],
+    ("defrag", "--free-gpus", "1"): [],
     ("simulate", "--from-cluster", "--pod", "gpu-mem=100"): [],
 }
 

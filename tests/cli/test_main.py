@@ -251,8 +251,8 @@ def test_a_class_that_is_not_there_is_an_error_for_who_may_read_no_card(monkeypa
 
 def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(monkeypatch):
     api = as_a_user_of("team-a", "extendedresources")
-    api.change("resourceclasses", K80_CLASS, status={"cards": 3, "healthyCards": 2, "freeMiB": 8441})
-    used = [{"class": K80_CLASS, "shares": 2, "memoryMiB": 13441, "cards": 1}]
+    api.change("resourceclasses", K80_CLASS, status={"devices": 3, "healthyDevices": 2, "freeMiB": 8441})
+    used = [{"class": K80_CLASS, "shares": 2, "memoryMiB": 13441, "gpus": 1}]
     api.change("gpuquotas", "team", "team-a", status={"used": used})
     completed = run(monkeypatch, api, "classes")
     assert completed.exit_code == 0, completed.output
@@ -279,7 +279,7 @@ def test_without_rights_on_cards_classes_and_quotas_are_as_the_extender_says(mon
 def test_devices_are_apart_also_for_who_may_read_no_card(monkeypatch):
     api = as_a_user_of("team-a", "extendedresources")
     rdma = resource_class("rdma", selector={"matchLabels": {"kind": "rdma"}})
-    api.add("resourceclasses", rdma | {"status": {"cards": 4, "nodes": 2, "healthyCards": 3}})
+    api.add("resourceclasses", rdma | {"status": {"devices": 4, "nodes": 2, "healthyDevices": 3}})
     cards, devices = run(monkeypatch, api, "classes").stdout.split("\n\n")
     assert "rdma" not in cards
     assert [line.split() for line in devices.splitlines()] == [
@@ -291,7 +291,7 @@ def test_devices_are_apart_also_for_who_may_read_no_card(monkeypatch):
 @pytest.mark.parametrize("command", [("inspect",), ("top", "--once"), ("nodes",)])
 def test_without_rights_on_cards_types_and_ones_own_pods_are_shown(monkeypatch, command):
     api = as_a_user_of("team-a", "extendedresources")
-    api.change("resourceclasses", K80_CLASS, status={"cards": 3, "freeMiB": 8441})
+    api.change("resourceclasses", K80_CLASS, status={"devices": 3, "freeMiB": 8441})
     completed = run(monkeypatch, api, *command)
     assert completed.exit_code == 0, completed.output
     rows = [line.split() for line in completed.stdout.splitlines()]
@@ -395,7 +395,7 @@ def test_the_namespace_is_that_of_the_context_unless_one_is_named(monkeypatch):
 
 
 def test_an_entry_whose_class_is_gone_does_not_look_like_a_limit(monkeypatch):
-    hard = [{"class": "p100", "shares": 1}, {"class": "nvidia.tesla.p100", "shares": 1}, {"class": "odd", "cards": 1}]
+    hard = [{"class": "p100", "shares": 1}, {"class": "nvidia.tesla.p100", "shares": 1}, {"class": "odd", "gpus": 1}]
     api = lists(gpuquotas=[gpu_quota("team-b", *hard)])
     api.add("resourceclasses", resource_class("odd", selector={}))
     gone, of_model, odd = run(monkeypatch, api, "quota", "-n", "team-b").stdout.splitlines()[1:]

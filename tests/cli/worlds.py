@@ -173,7 +173,7 @@ def lists(**objects_by_kind: list[Json]) -> Cluster:
                 priority=10,
             ),
         ],
-        "gpuquotas": [gpu_quota("team-a", {"class": K80_CLASS, "shares": 2, "cards": 1}, {"memoryMiB": "32Gi"})],
+        "gpuquotas": [gpu_quota("team-a", {"class": K80_CLASS, "shares": 2, "gpus": 1}, {"memoryMiB": "32Gi"})],
         "resourcequotas": [],
         "pods": [
             placed("team-a", "train", "n2", 1, K80, core=100),

@@ -156,12 +156,12 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     card, p100, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
     api.write_object(CARDS, card)
-    api.write_object(CLASSES, p100 | {"status": {"cards": 1}})
+    api.write_object(CLASSES, p100 | {"status": {"devices": 1}})
     api.write_object(QUOTAS, quota | {"status": {"used": []}})
     all_told(clock)
     name = card["metadata"]["name"]
     assert listers.cards.objects[name].status.memory == 7
-    assert listers.classes.objects["p100"].status == {"cards": 1}
+    assert listers.classes.objects["p100"].status == {"devices": 1}
     assert listers.quotas.objects["default/team"].status == {"used": []}
     assert (listers.cards.objects[name].status.free, listers.cards.objects[name].status.classes) == (9, ("p100",))
     assert state.changed_nodes() == set()
@@ -194,10 +194,10 @@ def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(
     _, feeds = fed
     with capture_logs() as logs:
         ready(feeds, clock)
-        api.edit(paths.resourceclasses("bad"), status={"cards": 0})
+        api.edit(paths.resourceclasses("bad"), status={"devices": 0})
         api.edit(paths.gpuquotas("default", "team"), status={"used": []})
         all_told(clock)
-    assert listers.classes.objects["bad"].status == {"cards": 0}
+    assert listers.classes.objects["bad"].status == {"devices": 0}
     assert listers.quotas.objects["default/team"].status == {"used": []}
     assert sorted(entry["event"].split(",")[0] for entry in logs if "unreadable" in entry["event"]) == [
         "unreadable GPUQuota",

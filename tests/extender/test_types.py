@@ -449,7 +449,7 @@ def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
         Refusal.QUOTA
     }
     assert world.full_entry("default", pod_request).requested == Charge(1, 11441, 1)
-    world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "cards": 0}))
+    world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "gpus": 0}))
     assert world.full_entry("default", pod_request).entry.resource_class in ("p100", "k80")
     of_p100 = request.parse_mutated(asking("p", whole_gpu=1, resource_class="p100"))
     assert world.full_entry("default", of_p100).requested == Charge(1, P100, 1)

@@ -323,7 +323,7 @@ def _charge(shares: Sequence[tuple[int, bool]]) -> Json:
     return {
         "shares": len(shares),
         "memoryMiB": sum(mem for mem, _ in shares),
-        "cards": sum(whole for _, whole in shares),
+        "gpus": sum(whole for _, whole in shares),
     }
 
 

@@ -142,7 +142,7 @@ def _ended_when_deleted(pod: Json) -> Json:
 
 def _one_more(quota: Json) -> Json:
     hard = [
-        {name: amount + 1 if name in ("shares", "cards") else amount for name, amount in entry.items()}
+        {name: amount + 1 if name in ("shares", "gpus") else amount for name, amount in entry.items()}
         for entry in quota["spec"]["hard"]
     ]
     return merged(quota, {"spec": {"hard": hard}})

@@ -28,9 +28,7 @@ choice = st.integers(0, 7)
 extender = st.integers(0, 1)
 to = st.sampled_from([0, 0, 0, 1])
 namespaces = st.sampled_from(["default", "team"])
-quotas = st.sampled_from(
-    [{"shares": 2}, {"memoryMiB": P100}, {"cards": 1, "shares": 3}, {"class": "fast", "shares": 1}]
-)
+quotas = st.sampled_from([{"shares": 2}, {"memoryMiB": P100}, {"gpus": 1, "shares": 3}, {"class": "fast", "shares": 1}])
 kinds = st.sampled_from(
     [*[{}] * 6, {"resource_class": "fast"}, {"resource_class": "any"}, {"mps": "off"}, {"mps": "required"}]
 )

@@ -43,7 +43,7 @@ def test_pods_without_cards_fill_nothing():
     world = worlds.workload([worlds.node("a", 1000)], [worlds.shape(cards=0)] * 3)
     filled = simulate_fill(world, "binpack", 1)
     assert [(p.arrived, p.allocated) for p in filled.points] == [(0, 0.0)]
-    assert [(row.size, row.arrived, row.refused) for row in filled.refused] == [("no card", 3, 0)]
+    assert [(row.size, row.arrived, row.refused) for row in filled.refused] == [("no GPU", 3, 0)]
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

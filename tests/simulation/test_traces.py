@@ -85,7 +85,7 @@ def test_a_file_without_a_column(tmp_path):
         (
             "node_list_gpu_node",
             "sn,cpu_milli,memory_mib,gpu,model\na,1000,1024,0,\n",
-            "openb_node_list_gpu_node.csv, gpu: no node has a card; write the number of cards of each",
+            "openb_node_list_gpu_node.csv, gpu: no node has a GPU; write the number of GPUs of each",
         ),
         (
             "node_list_gpu_node",

@@ -108,7 +108,7 @@ def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
         bound=tuple(sorted(_names(pod for pod in counted if (pod.get("spec") or {}).get("nodeName")))),
         waiting_for=tuple(status.get("waitingFor") or ()),
         reserved=tuple(
-            NodeReservation(reservation["node"], reservation.get("members", 0), reservation.get("cards", 0))
+            NodeReservation(reservation["node"], reservation.get("members", 0), reservation.get("gpus", 0))
             for reservation in status.get("reserved") or ()
         ),
         created=min(filter(None, created), default=""),

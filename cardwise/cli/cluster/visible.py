@@ -16,9 +16,9 @@ from cardwise.kube.client import KubeClient
 
 # Of a ResourceClass's status, by the heads of their columns.
 COLUMNS: Final = {
-    "CARDS": "cards", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
+    "GPUS": "devices", "NODES": "nodes", "FREE-MIB": "freeMiB", "USED-MIB": "usedMiB", "TOTAL-MIB": "memoryMiB",
 }  # fmt: skip
-HEALTHY: Final = "healthyCards"
+HEALTHY: Final = "healthyDevices"
 AMOUNTS: Final = (*COLUMNS.values(), HEALTHY)
 
 

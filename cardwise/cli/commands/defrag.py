@@ -44,9 +44,9 @@ _HELP: Final = """Find the fewest pods to move so that whole GPUs are free, or p
     because the cluster has changed.
 
     \b
-    cardwise defrag --free-cards 2               which pods would have to move
+    cardwise defrag --free-gpus 2               which pods would have to move
     cardwise defrag --fit gpu-mem=8138,cpu=2x4   capacity for four more of these
-    cardwise defrag --free-cards 1 --class nvidia.l4 --max-moves 3 --evict
+    cardwise defrag --free-gpus 1 --class nvidia.l4 --max-moves 3 --evict
 """
 _TIMES: Final = re.compile(r"(.+)x([0-9]+)", re.DOTALL)
 _MOST_FITS: Final = 1000
@@ -104,7 +104,7 @@ class DefragOutcome:
 
 @click.command("defrag", help=_HELP)
 @options.cluster
-@click.option("--free-cards", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole GPUs to free.")
+@click.option("--free-gpus", type=click.IntRange(1, _MOST_FITS), metavar="N", help="How many whole GPUs to free.")
 @click.option(
     "--fit", metavar="SHAPE[xN]", help="Free capacity for N pods of this shape (as --pod of cardwise simulate)."
 )
@@ -137,7 +137,7 @@ class DefragOutcome:
 def defrag(
     *,
     cardwise_namespace: str,
-    free_cards: int | None,
+    free_gpus: int | None,
     fit: str | None,
     gpu_mem_unit: str,
     resource_class: str,
@@ -148,8 +148,8 @@ def defrag(
     timeout: float,
     output: str,
 ) -> None:
-    if (free_cards is None) is (fit is None):
-        raise click.UsageError("write either --free-cards N or --fit SHAPE")
+    if (free_gpus is None) is (fit is None):
+        raise click.UsageError("write either --free-gpus N or --fit SHAPE")
     client = options.load_client()
     clock = options.current_clock()
     settings = published.read_published(client, cardwise_namespace)
@@ -157,7 +157,7 @@ def defrag(
     try:
         wanted = _parse_request(
             seen,
-            free_cards,
+            free_gpus,
             fit,
             resource_class,
             unit=Unit(gpu_mem_unit),
@@ -435,4 +435,4 @@ def as_json(outcome: DefragOutcome) -> Json:
 
 def _place_as_json(holding: Holding) -> Json:
     cards = [{"index": share.index, "uuid": share.uuid} for share in holding.assignment.shares()]
-    return {"node": holding.node, "cards": cards}
+    return {"node": holding.node, "gpus": cards}

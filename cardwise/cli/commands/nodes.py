@@ -223,7 +223,7 @@ def table(
 
     `columns`: of the terminal.
     """
-    heads = ["NAME", "CARDS", "USED/TOTAL(MiB)", "FREE-CARDS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
+    heads = ["NAME", "GPUS", "USED/TOTAL(MiB)", "FREE-GPUS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
     rows = [[*heads, "UNHEALTHY", "CORDONED", "MODELS"] if wide else heads]
     for view in _shown(summary, only):
         memory = view.memory
@@ -270,11 +270,11 @@ def _object(view: NodeSummary, *, measured: bool) -> Json:
     return {
         "name": view.name,
         "models": list(view.models),
-        "cards": view.cards,
-        "unhealthyCards": list(view.unhealthy),
-        "cordonedCards": list(view.cordoned),
+        "gpus": view.cards,
+        "unhealthyGPUs": list(view.unhealthy),
+        "cordonedGPUs": list(view.cordoned),
         **_amounts(view.memory, measured=measured),
-        "freeCards": view.empty,
+        "freeGPUs": view.empty,
         "largestFreeMiB": view.largest,
         "mps": list(view.mps),
         "pods": view.pods,

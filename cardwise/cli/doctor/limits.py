@@ -21,7 +21,7 @@ def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
         resource_class["metadata"]["name"]
         for resource_class in facts.classes
         if labels_of(resource_class).get(names.AUTO_LABEL) == "true"
-        and (resource_class.get("status") or {}).get("cards") == 0
+        and (resource_class.get("status") or {}).get("devices") == 0
     ]
     if empty:
         pronoun = "it" if len(empty) == 1 else "them"

@@ -177,5 +177,5 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
 
 def as_json(namespace: str, name: str, text: str) -> Json:
     """The same for programs, as of a pod that is there."""
-    gone: Json = {"phase": "Gone", "node": None, "cards": [], "nodes": []}
+    gone: Json = {"phase": "Gone", "node": None, "gpus": [], "nodes": []}
     return {"namespace": namespace, "name": name} | gone | {"text": text.splitlines()}

@@ -20,7 +20,7 @@ def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
         "name": metadata["name"],
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
-        "cards": _card_shares(pod) if spec.get("nodeName") else [],
+        "gpus": _card_shares(pod) if spec.get("nodeName") else [],
         "nodes": _nodes(pod, survey, policy) if waits and survey is not None else [],
         "text": text.splitlines(),
     }
@@ -64,7 +64,7 @@ def _node(view: NodeView) -> Json:
         "name": view.name,
         "fits": view.refusal is None,
         "reason": "" if view.refusal is None else view.refusal.text,
-        "cards": [_card(card) for card in view.cards],
+        "gpus": [_card(card) for card in view.cards],
         "devices": [
             {"class": device.resource_class, "requested": device.requested, "free": device.free, "total": device.total}
             for device in view.devices

@@ -49,14 +49,14 @@ def _card_class(view: CardClassView) -> Json:
         "auto": view.known.auto,
         "edited": view.known.auto and not view.known.untouched,
         "users": [
-            {"namespace": namespace, "shares": held.shares, "memoryMiB": held.memory, "cards": held.cards}
+            {"namespace": namespace, "shares": held.shares, "memoryMiB": held.memory, "gpus": held.cards}
             for namespace, held in view.users
         ],
     }
 
 
 def _users_of_cards(seen: Sequence[CardClassView]) -> list[list[str]]:
-    rows = [["CLASS", "NAMESPACE", "SHARES", "MIB", "WHOLE-CARDS"]]
+    rows = [["CLASS", "NAMESPACE", "SHARES", "MIB", "WHOLE-GPUS"]]
     rows += [
         [view.known.name, namespace, str(held.shares), str(held.memory), str(held.cards)]
         for view in seen
@@ -114,7 +114,7 @@ def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> 
     cards = _card_rows(summary for summary in summaries if not summary.other)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
     devices += [
-        [summary.name, *(_amount(summary, key) for key in ("cards", "nodes", HEALTHY))]
+        [summary.name, *(_amount(summary, key) for key in ("devices", "nodes", HEALTHY))]
         for summary in summaries
         if summary.other
     ]
@@ -124,7 +124,7 @@ def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> 
 
 def summary_as_json(summary: ClassSummary) -> dict[str, Any]:
     """All of it, for programs."""
-    return {"name": summary.name, "one": summary.share, **summary.amounts}
+    return {"name": summary.name, "unit": summary.share, **summary.amounts}
 
 
 def _card_rows(summaries: Iterable[ClassSummary]) -> list[list[str]]:

@@ -14,7 +14,7 @@ _FEW = 5  # pods that a cell names
 def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
     """One row for each; wide, also the pods that it waits for and the nodes on which cards are reserved for it."""
     wide_heads = ["WAITING-FOR", "RESERVED-ON"] if wide else []
-    rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-RESERVED", "AGE", *wide_heads, "REASON"]]
+    rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "GPUS-RESERVED", "AGE", *wide_heads, "REASON"]]
     for view in seen:
         counts = [f"{len(view.members)}/{view.minimum or '?'}", str(len(view.bound)), str(view.cards)]
         places = ",".join(f"{reservation.node}:{reservation.cards}" for reservation in view.reserved)
@@ -31,7 +31,7 @@ def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str
 
 def reservations_table(seen: Sequence[GangView], only: str | None) -> str:
     """What is reserved for gangs, by node; "" where nothing is."""
-    rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "CARDS"]]
+    rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "GPUS"]]
     rows += [
         [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]
         for view in seen
@@ -54,9 +54,9 @@ def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
                 "members": list(view.members),
                 "bound": list(view.bound),
                 "waitingFor": list(view.waiting_for),
-                "cardsReserved": view.cards,
+                "gpusReserved": view.cards,
                 "reserved": [
-                    {"node": reservation.node, "members": reservation.members, "cards": reservation.cards}
+                    {"node": reservation.node, "members": reservation.members, "gpus": reservation.cards}
                     for reservation in view.reserved
                 ],
                 "created": view.created,

@@ -144,7 +144,7 @@ def as_json(ledger: Ledger, addresses: Mapping[str, str], closed: Mapping[str, s
                 "name": node.name,
                 "address": addresses.get(node.name, "unknown"),
                 "unschedulableReason": closed.get(node.name, ""),
-                "cards": _card_objects(ledger, node),
+                "gpus": _card_objects(ledger, node),
                 "devices": _device_objects(ledger, node),
             }
             for node in ledger.nodes()

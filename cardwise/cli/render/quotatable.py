@@ -15,7 +15,7 @@ from cardwise.kube.survey import NativeQuota
 
 def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bool = False) -> str:
     """Used and hard amounts; wide, also the pods."""
-    rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "SHARES", "MIB", "WHOLE-CARDS", "ON-EXCEED"]]
+    rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "SHARES", "MIB", "WHOLE-GPUS", "ON-EXCEED"]]
     for view in seen:
         hard = quotas.to_fields(view.entry)
         counted = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
@@ -28,7 +28,7 @@ def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: boo
 
 
 def _holders(seen: Sequence[EntryView]) -> list[list[str]]:
-    rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "POD", "NODE", "SHARES", "MIB", "WHOLE-CARDS"]]
+    rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "POD", "NODE", "SHARES", "MIB", "WHOLE-GPUS"]]
     for view in seen:
         for holding, part in view.holders:
             quota_cells = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]

@@ -24,7 +24,7 @@ def format_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Fil
     reference = max((level for level in shown if level <= 100), default=0)
     least = min(_FRAGMENTED_AT, reference)
     heads = ["TRACE", "POLICY", "SEEDS", *(f"{level}%" for level in shown)]
-    rows = [[*heads, "S.D.", "IDLE CARDS", "FRAGMENTED", "FIRST REFUSAL"]]
+    rows = [[*heads, "S.D.", "IDLE GPUS", "FRAGMENTED", "FIRST REFUSAL"]]
     for fill in summaries:
         workload = workloads[fill.workload]
         idle = (100 - fill.at[reference].mean) / 100 * workload.capacity / workload.mean_card_size

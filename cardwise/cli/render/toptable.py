@@ -111,14 +111,14 @@ def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: 
     """For programs: what is not known is null."""
     cards = [card for node in everything for card in node.cards]
     return {
-        "cards": len(cards),
+        "gpus": len(cards),
         "grantedMiB": granted_of(cards),
         "totalMiB": sum(card.total for card in cards),
-        "unhealthyCards": sum(not card.healthy for card in cards),
-        "cordonedCards": sum(card.cordoned for card in cards),
+        "unhealthyGPUs": sum(not card.healthy for card in cards),
+        "cordonedGPUs": sum(card.cordoned for card in cards),
         "nodeCount": len(everything),
         "nodes": [
-            {"name": node.name, "unschedulableReason": node.closed, "cards": [_object(card) for card in node.cards]}
+            {"name": node.name, "unschedulableReason": node.closed, "gpus": [_object(card) for card in node.cards]}
             for node in shown
         ],
         "notes": list(notes),

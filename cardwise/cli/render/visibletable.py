@@ -40,6 +40,6 @@ def _pod(share: PodShare) -> dict[str, Any]:
         "namespace": share.namespace,
         "name": share.pod,
         "node": share.node,
-        "card": share.card,
+        "gpu": share.card,
         "memoryMiB": share.mem,
     }

@@ -17,7 +17,7 @@ from cardwise.core.values.wording import quote_text, sanitize_message
 _MOST_TITLE = 80  # bytes: the longest model of NVIDIA's has 40
 
 # What a quota counts: the name in `Charge`, `QuotaEntry` and `Headroom`, the field of GPUQuota, the unit in a sentence.
-AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "cards", "whole GPUs"))
+AMOUNTS = (("shares", "shares", "shares"), ("memory", "memoryMiB", "MiB"), ("cards", "gpus", "whole GPUs"))
 
 # The keys of a ResourceQuota that count shares, and whole cards: a pod that asks for one counts nothing of the other.
 SHARES = f"requests.{names.GPU_MEM}"
@@ -26,7 +26,7 @@ WHOLE_CARDS = f"requests.{names.WHOLE_GPU}"
 _ENTRY_FIELDS = ("class", "model", *(field for _, field, _ in AMOUNTS))
 _SPEC_FIELDS = ("hard", "onExceed")
 _MOST = 2**53  # what any JSON reader keeps exact
-_AMOUNTS = "one or more of shares, memoryMiB, cards"
+_AMOUNTS = "one or more of shares, memoryMiB, gpus"
 
 
 class Charge(NamedTuple):
@@ -259,7 +259,7 @@ def _entry(fields: object, field: str) -> QuotaEntry:
         model=model,
         shares=_count(fields, "shares", field),
         memory=_memory(fields, field),
-        cards=_count(fields, "cards", field),
+        cards=_count(fields, "gpus", field),
     )
     if entry.shares is None and entry.memory is None and entry.cards is None:
         raise InvalidRequest(field, "limits nothing", f"write {_AMOUNTS}")

@@ -74,8 +74,8 @@ def _of_cards(ledger: Ledger, known: ResourceClass, namespaces: Collection[str])
     return CardClassView(
         known=known,
         amounts={
-            "cards": len(of_class),
-            "healthyCards": sum(node.cards[i].healthy for node, i in of_class),
+            "devices": len(of_class),
+            "healthyDevices": sum(node.cards[i].healthy for node, i in of_class),
             "nodes": len({node.name for node, _ in of_class}),
             "memoryMiB": sum(node.cards[i].mem for node, i in of_class),
             "usedMiB": sum(node.used[i] for node, i in of_class),

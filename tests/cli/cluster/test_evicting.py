@@ -159,7 +159,7 @@ def test_evict_moves_them_and_says_what_fits_then(monkeypatch):
     pods = three()
     api = cluster(*pods)
     api.after_request(lambda _: api.replace("pods", came("n1", 1), *pods[1:]), "create", "*/eviction")
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert [call.body["metadata"]["name"] for call in api.sent("create")] == ["small"]
     assert shown.stderr == "1/1 evicted team/small\n1/1 small-2 runs on n1 1\ndone: there is 1 free whole GPU\n"
@@ -202,7 +202,7 @@ def came(node: str, index: int) -> dict:
 def test_a_card_is_cordoned_while_its_pod_moves_and_given_back(monkeypatch):
     api = Cordoned(came("n1", 1))
     before = [(resource["spec"], resource["status"]) for resource in api.objects("extendedresources")]
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert api.closed_at_eviction == ["gpu-n1-0"]
     assert [(resource["spec"], resource["status"]) for resource in api.objects("extendedresources")] == before
@@ -220,13 +220,13 @@ def test_the_card_that_is_cordoned_is_the_one_that_the_pod_holds(monkeypatch):
     api = Cordoned(came("n1", 1))
     api.change("extendedresources", "gpu-n1-0", spec={"index": 1})
     api.change("extendedresources", "gpu-n1-1", spec={"index": 0})
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert api.closed_at_eviction == ["gpu-n1-0"], shown.output
 
 
 def test_a_card_is_given_back_after_a_surprise(monkeypatch):
     api = Cordoned(came("n2", 1))
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert (shown.exit_code, api.closed_at_eviction, api.closed()) == (1, ["gpu-n1-0"], [])
     assert "stopped: small-2, the replacement for team/small, is on n2 1 instead of n1 1" in shown.stderr
 
@@ -251,7 +251,7 @@ def test_a_card_is_given_back_when_somebody_ends_it(monkeypatch, sign):
     before = signal.getsignal(sign)
     api = Cordoned()
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(sign))
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert (shown.exit_code, api.closed()) == (128 + sign, [])
     assert "GPU 0 of node n1 (GPU-n1-0) uncordoned\n" in shown.stderr
     assert signal.getsignal(sign) is before
@@ -264,7 +264,7 @@ def test_a_card_that_a_person_cordons_meanwhile_is_left_to_them(monkeypatch):
         api.change("extendedresources", "gpu-n1-0", spec={"cordon": {"reason": "it smokes"}})
 
     monkeypatch.setattr(MoveRun, "move_pod", smokes)
-    run(monkeypatch, api, "--free-cards", "1", "--evict")
+    run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert api.card("gpu-n1-0")["spec"]["unschedulable"] is True
 
 
@@ -281,7 +281,7 @@ def test_a_card_that_is_written_just_before_it_is_given_back_loses_nothing(monke
             api.change("extendedresources", "gpu-n1-0", spec=by_hand)
 
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: api.after_request(write_meanwhile, "get", "*/gpu-n1-0"))
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     card = api.card("gpu-n1-0")
     if status_only:
         assert (api.closed(), card["status"]["phase"]) == ([], "Bound"), shown.stderr
@@ -289,7 +289,7 @@ def test_a_card_that_is_written_just_before_it_is_given_back_loses_nothing(monke
         assert card["spec"] | by_hand == card["spec"], shown.stderr
 
 
-@pytest.mark.parametrize("words", [("cordon", "n1/0"), ("defrag", "--free-cards", "1", "--evict")])
+@pytest.mark.parametrize("words", [("cordon", "n1/0"), ("defrag", "--free-gpus", "1", "--evict")])
 def test_a_card_that_a_person_cordons_just_before_it_is_cordoned_keeps_the_reason(monkeypatch, words):
     """Between the read that shows no cordon and the write."""
     api = Cordoned()
@@ -307,7 +307,7 @@ def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkey
     api = Cordoned()
     text = 'User "jane" cannot patch resource "extendedresources"'
     api.fault(Fault(status=403, message=text), "patch")
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert (shown.exit_code, api.evicted) == (1, [])
     assert "GPU 0 of node n1 (GPU-n1-0) cannot be cordoned with your rights" in shown.stderr
     assert "ClusterRole cardwise-drain" in shown.stderr
@@ -317,7 +317,7 @@ def test_who_may_not_cordon_is_told_what_it_takes_before_anything_happens(monkey
 def test_a_card_is_given_back_also_when_nobody_was_told_that_it_was_cordoned(monkeypatch):
     api = Cordoned()
     api.fault(Fault(lost=True), "patch")
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert (shown.exit_code, api.evicted, api.closed()) == (1, [], [])
 
 
@@ -326,7 +326,7 @@ def test_a_card_that_cannot_be_given_back_is_named_with_the_command(monkeypatch)
 
     down = Fault(refused=True)
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: api.fault(down, "patch", times=math.inf))
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert "uncordon it with: cardwise uncordon n1/0" in shown.stderr
 
 
@@ -342,7 +342,7 @@ def left_by_a_killed_one(*names: str) -> Cordoned:
 
 def test_what_a_killed_defrag_has_cordoned_is_taken_over_and_given_back(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-0")
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert (api.closed_at_eviction, api.closed()) == (["gpu-n1-0"], [])
     assert shown.stderr.startswith(
@@ -354,14 +354,14 @@ def test_what_a_killed_defrag_has_cordoned_is_taken_over_and_given_back(monkeypa
 
 def test_a_card_that_the_new_plan_does_not_cordon_is_given_back_before_pods_move_to_it(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-1", "gpu-n2-0")
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert shown.exit_code == 0, shown.output
     assert (api.closed_at_eviction, api.closed()) == (["gpu-n1-0"], [])
 
 
 def test_without_a_plan_the_cards_of_a_killed_defrag_are_given_back_too(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-1")
-    shown = run(monkeypatch, api, "--free-cards", "4", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "4", "--evict")
     assert (shown.exit_code, api.evicted, api.closed()) == (1, [], [])
 
 
@@ -372,7 +372,7 @@ def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the
     assert "GPU 1 of node n1 (GPU-n1-1) cordoned\n" in shown.output
     cordon = api.card("gpu-n1-1")["spec"]["cordon"]
     assert (cordon["reason"], cordon["time"]) == ("", api.clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ"))
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert "by another defrag" not in shown.stderr
     assert (api.closed(), api.card("gpu-n1-1")["spec"]["cordon"]) == (["gpu-n1-1"], cordon)
 
@@ -381,14 +381,14 @@ def test_a_card_of_a_killed_defrag_that_a_person_cordons_without_a_reason_is_the
 def test_a_card_that_a_person_cordons_while_defrag_moves_its_pods_stays_cordoned(monkeypatch, words):
     api = Cordoned()
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: worlds.run(monkeypatch, api, *words, clock=FakeClock(wall=NOW)))
-    run(monkeypatch, api, "--free-cards", "1", "--evict")
+    run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert api.card("gpu-n1-0")["spec"]["cordon"]["reason"] == ""
     assert api.closed() == ["gpu-n1-0"]
 
 
 def test_a_dry_run_says_whose_cards_it_counts_as_free_and_changes_nothing(monkeypatch):
     api = left_by_a_killed_one("gpu-n1-0")
-    shown = run(monkeypatch, api, "--free-cards", "1")
+    shown = run(monkeypatch, api, "--free-gpus", "1")
     assert "and counts as free: --evict uncordons it or takes it over\n" in shown.stderr
     assert api.closed() == ["gpu-n1-0"]
     assert api.sent("patch") == []
@@ -400,7 +400,7 @@ def test_a_defrag_whose_card_another_has_taken_over_leaves_it_cordoned(monkeypat
     monkeypatch.setattr(
         MoveRun, "move_pod", lambda *_: api.change("extendedresources", "gpu-n1-0", spec={"cordon": other})
     )
-    run(monkeypatch, api, "--free-cards", "1", "--evict")
+    run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert api.card("gpu-n1-0")["spec"]["cordon"] == other
 
 
@@ -409,7 +409,7 @@ def test_a_second_ctrl_c_names_the_card_that_stays_cordoned(monkeypatch):
     api = Cordoned()
     again = api.after_request(lambda _: signal.raise_signal(signal.SIGINT), "get", "*/gpu-n1-0", times=math.inf)
     monkeypatch.setattr(MoveRun, "move_pod", lambda *_: signal.raise_signal(signal.SIGINT))
-    shown = run(monkeypatch, api, "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, api, "--free-gpus", "1", "--evict")
     assert again is not None
     assert "is still cordoned (interrupted); uncordon it with: cardwise uncordon n1/0\n" in shown.stderr
 

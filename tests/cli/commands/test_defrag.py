@@ -80,7 +80,7 @@ def run(monkeypatch: pytest.MonkeyPatch, api: Cluster, *args: str):
 
 
 def test_what_would_move_and_where_to(monkeypatch):
-    shown = run(monkeypatch, cluster(*three(priority=5)), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*three(priority=5)), "--free-gpus", "1")
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
     assert lines[:3] == [
@@ -107,14 +107,14 @@ def test_for_programs(monkeypatch):
     )
     assert document["minimal"] is True
     (move,) = document["moves"]
-    assert move["from"] == {"node": "n1", "cards": [{"index": 0, "uuid": "GPU-n1-0"}]}
-    assert move["to"] == {"node": "n1", "cards": [{"index": 1, "uuid": "GPU-n1-1"}]}
+    assert move["from"] == {"node": "n1", "gpus": [{"index": 0, "uuid": "GPU-n1-0"}]}
+    assert move["to"] == {"node": "n1", "gpus": [{"index": 1, "uuid": "GPU-n1-1"}]}
     assert document["unmovable"] == {"have no controller that would recreate them": 3}
 
 
 def test_what_the_extender_still_keeps_of_a_pod_that_vanished_is_no_room(monkeypatch):
     cards = [card("n1", 0), allocated(card("n1", 1), 11_000, 2), card("n2", 0), card("n2", 1)]
-    shown = run(monkeypatch, cluster(*three(), extendedresources=cards), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*three(), extendedresources=cards), "--free-gpus", "1")
     assert shown.exit_code == 1
     assert "would move" not in shown.stdout
 
@@ -145,7 +145,7 @@ def test_where_it_fits_already_nothing_moves(monkeypatch):
     ],
 )
 def test_who_is_left_where_it_is_and_why(monkeypatch, of, reason):
-    shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*three(**of)), "--free-gpus", "1")
     assert shown.exit_code == 1
     assert shown.stdout == (
         "Now there are 0 free whole GPUs, of 1 that are wanted.\n"
@@ -167,7 +167,7 @@ def test_who_is_left_where_it_is_and_why(monkeypatch, of, reason):
     ],
 )
 def test_who_moves_is_made_anew_by_kubernetes_itself_or_says_that_it_may_go(monkeypatch, of):
-    shown = run(monkeypatch, cluster(*three(**of)), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*three(**of)), "--free-gpus", "1")
     assert shown.exit_code == 0, shown.output
     assert f"{of['kind']}/small-rs" in shown.stdout
 
@@ -179,24 +179,24 @@ def test_disruption_budgets_places_and_namespaces_hold_pods(monkeypatch):
         "status": {"disruptionsAllowed": 0},
     }
     held = cluster(*three(labels={"app": "x"}), poddisruptionbudgets=[budget])
-    assert "are protected by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-cards", "1").stdout
+    assert "are protected by a PodDisruptionBudget: 1" in run(monkeypatch, held, "--free-gpus", "1").stdout
     held.change("poddisruptionbudgets", "b", "team", status={"disruptionsAllowed": 1})
-    assert run(monkeypatch, held, "--free-cards", "1").exit_code == 0
+    assert run(monkeypatch, held, "--free-gpus", "1").exit_code == 0
     pods = three()
     pods[0]["spec"]["volumes"] = [{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]
-    assert "are tied to their node by volumes: 1" in run(monkeypatch, cluster(*pods), "--free-cards", "1").stdout
+    assert "are tied to their node by volumes: 1" in run(monkeypatch, cluster(*pods), "--free-gpus", "1").stdout
     pods = three()
     pods[0]["spec"]["nodeSelector"] = {"zone": "n2"}
-    assert run(monkeypatch, cluster(*pods), "--free-cards", "1").exit_code == 1
-    assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "other").exit_code == 1
-    assert run(monkeypatch, cluster(*three()), "--free-cards", "1", "-n", "team").exit_code == 0
+    assert run(monkeypatch, cluster(*pods), "--free-gpus", "1").exit_code == 1
+    assert run(monkeypatch, cluster(*three()), "--free-gpus", "1", "-n", "other").exit_code == 1
+    assert run(monkeypatch, cluster(*three()), "--free-gpus", "1", "-n", "team").exit_code == 0
 
 
 def test_pods_of_the_former_name_of_a_node_stay(monkeypatch):
     pods = three()
-    assert run(monkeypatch, cluster(*pods), "--free-cards", "1").exit_code == 0
+    assert run(monkeypatch, cluster(*pods), "--free-gpus", "1").exit_code == 0
     pods[0]["spec"]["nodeName"] = "former"
-    shown = run(monkeypatch, cluster(*pods), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*pods), "--free-gpus", "1")
     assert "hold GPUs that another node reports now: 1" in shown.stdout
 
 
@@ -223,7 +223,7 @@ def ruled(action: str, condition: str, *, codes: bool = True) -> dict:
 )
 def test_no_job_is_made_to_fail(monkeypatch, job, moves):
     named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
-    shown = run(monkeypatch, cluster(*three(kind="Job"), jobs=[named]), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*three(kind="Job"), jobs=[named]), "--free-gpus", "1")
     assert (
         "team/small" in shown.stdout,
         "belong to Jobs that would fail because of the eviction: 1" in shown.stdout,
@@ -246,7 +246,7 @@ def test_no_job_loses_more_pods_than_it_has_failures_left(monkeypatch, job, move
     pods = [with_controller(running(name, "n1", 0, 1500), kind="Job") for name in ("small", "small-2")]
     pods[1]["metadata"]["ownerReferences"] = pods[0]["metadata"]["ownerReferences"]
     named = job | {"metadata": {"namespace": "team", "name": "small-rs", "uid": "rs-small"}}
-    shown = run(monkeypatch, cluster(*pods, *three()[1:], jobs=[named]), "--free-cards", "1")
+    shown = run(monkeypatch, cluster(*pods, *three()[1:], jobs=[named]), "--free-gpus", "1")
     assert ("2 pods would move" in shown.stdout, shown.exit_code) == (moves, 0 if moves else 1)
 
 
@@ -257,13 +257,13 @@ def test_where_the_extender_tells_nothing_a_note_says_what_its_policy_is_taken_f
         "$CARDWISE_NAMESPACE\n"
     )
     monkeypatch.delenv("CARDWISE_NAMESPACE", raising=False)
-    none = run(monkeypatch, cluster(*three(), configmaps=[]), "--free-cards", "1")
+    none = run(monkeypatch, cluster(*three(), configmaps=[]), "--free-gpus", "1")
     assert none.exit_code == 0, none.output
     assert none.stderr == note.format(names.NAMESPACE) + "nothing was changed; --evict moves them\n"
-    named = run(monkeypatch, cluster(*three()), "--free-cards", "1", "--cardwise-namespace", "gpus")
+    named = run(monkeypatch, cluster(*three()), "--free-gpus", "1", "--cardwise-namespace", "gpus")
     assert note.format("gpus") in named.stderr
     monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
-    assert note.format("gpus") in run(monkeypatch, cluster(*three()), "--free-cards", "1").stderr
+    assert note.format("gpus") in run(monkeypatch, cluster(*three()), "--free-gpus", "1").stderr
 
 
 def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatch):
@@ -273,9 +273,9 @@ def test_the_policy_of_an_extender_in_another_namespace_is_read_there(monkeypatc
     }
     api = cluster(*three(), configmaps=[PUBLISHED, there])
     monkeypatch.setenv("CARDWISE_NAMESPACE", "")
-    assert run(monkeypatch, api, "--free-cards", "1").exit_code == 0
+    assert run(monkeypatch, api, "--free-gpus", "1").exit_code == 0
     monkeypatch.setenv("CARDWISE_NAMESPACE", "gpus")
-    spread = run(monkeypatch, api, "--free-cards", "1", "--no-cordon")
+    spread = run(monkeypatch, api, "--free-gpus", "1", "--no-cordon")
     assert (spread.exit_code, spread.stderr) == (1, "")  # under it the pod goes back to the card that it has left
 
 
@@ -288,16 +288,16 @@ def spreading(*pods: dict) -> Cluster:
 
 
 def test_where_cards_must_be_cordoned_meanwhile_it_says_so(monkeypatch):
-    shown = run(monkeypatch, spreading(*three()), "--free-cards", "1")
+    shown = run(monkeypatch, spreading(*three()), "--free-gpus", "1")
     assert shown.exit_code == 0, shown.output
     assert "1 pod would move:\n" in shown.stdout
     assert (
         "Before a pod is moved, its GPUs are cordoned until all pods have moved: otherwise it could return to them, "
         "or more pods would have to be moved. --no-cordon skips this.\n"
     ) in shown.stdout
-    document = json.loads(run(monkeypatch, spreading(*three()), "--free-cards", "1", "-o", "json").stdout)
+    document = json.loads(run(monkeypatch, spreading(*three()), "--free-gpus", "1", "-o", "json").stdout)
     assert (document["cordons"], document["exhaustive"]) == (True, True)
-    refused = run(monkeypatch, spreading(*three()), "--free-cards", "1", "--no-cordon")
+    refused = run(monkeypatch, spreading(*three()), "--free-gpus", "1", "--no-cordon")
     assert refused.exit_code == 1
     assert (
         "It is impossible to get there by moving pods without cordoning the GPUs that they leave.\n"
@@ -312,7 +312,7 @@ def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
     cards = [card(f"n{i // 8}", i % 8) for i in range(40)]
     nodes = [objects()["nodes"][0] | {"metadata": {"name": f"n{i}"}} for i in range(5)]
     monkeypatch.setattr(defrag, "plan", partial(plan, effort=500))
-    shown = run(monkeypatch, cluster(*pods, nodes=nodes, extendedresources=cards), "--free-cards", "27")
+    shown = run(monkeypatch, cluster(*pods, nodes=nodes, extendedresources=cards), "--free-gpus", "27")
     assert shown.exit_code == 1
     assert (
         "No plan was found to get there by moving pods; the best plan found: there are 26 free whole GPUs, by 26 "
@@ -322,10 +322,10 @@ def test_what_was_not_searched_through_is_not_called_impossible(monkeypatch):
 
 
 def test_classes_and_counts(monkeypatch):
-    of_class = run(monkeypatch, cluster(*three()), "--free-cards", "1", "--class", "nvidia.tesla.k80")
+    of_class = run(monkeypatch, cluster(*three()), "--free-gpus", "1", "--class", "nvidia.tesla.k80")
     assert "there are 0 free whole GPUs of class nvidia.tesla.k80, of 1 that are wanted." in of_class.stdout
     assert of_class.exit_code == 0
-    shown = run(monkeypatch, cluster(*three()), "--free-cards", "2", "--max-moves", "1")
+    shown = run(monkeypatch, cluster(*three()), "--free-gpus", "2", "--max-moves", "1")
     assert (
         "It is impossible to get there by moving pods with at most 1 move; the best plan found: there is 1 free whole "
         "GPU, "
@@ -350,7 +350,7 @@ def limited(**limits: int) -> dict:
     ],
 )
 def test_nothing_moves_to_a_card_that_the_extender_says_is_too_full(monkeypatch, limits, moves):
-    shown = run(monkeypatch, cluster(*three(), configmaps=[limited(**limits)]), "--free-cards", "1", "--evict")
+    shown = run(monkeypatch, cluster(*three(), configmaps=[limited(**limits)]), "--free-gpus", "1", "--evict")
     assert ("1 pod would move" in shown.stdout) == moves
 
 
@@ -368,7 +368,7 @@ OLDER = PUBLISHED | {"data": {names.WORKLOAD_POLICY: DEFAULT}}
 def test_where_the_extender_does_not_say_what_a_card_gives_evict_warns(monkeypatch, configmap):
     monkeypatch.setattr(evicting.MoveRun, "move_pod", lambda *_: None)
     says = "warning: the extender's limits per GPU are unknown"
-    args = ("--free-cards", "1", "--no-cordon")
+    args = ("--free-gpus", "1", "--no-cordon")
     api = cluster(*three(), configmaps=[configmap])
     assert (says in run(monkeypatch, api, *args, "--evict").stderr) == (configmap is OLDER)
     assert says not in run(monkeypatch, api, *args).stderr
@@ -404,7 +404,7 @@ FITS_ALREADY, MOVES = "No pod has to be moved.", "team/small  n2 0  n2 1"
         ("dedicated:NoSchedule", True, FITS_ALREADY),
     ],
 )
-@pytest.mark.parametrize("wanted", [("--free-cards", "1"), ("--fit", "gpu-mem=11000")])
+@pytest.mark.parametrize("wanted", [("--free-gpus", "1"), ("--fit", "gpu-mem=11000")])
 def test_a_node_that_keeps_pods_with_cards_away_is_no_room(monkeypatch, wanted, taint, tolerated, says):
     assert says in run(monkeypatch, n1_is_empty(taint, tolerated=tolerated), *wanted).stdout
 
@@ -412,7 +412,7 @@ def test_a_node_that_keeps_pods_with_cards_away_is_no_room(monkeypatch, wanted, 
 def test_a_node_that_is_gone_is_no_room(monkeypatch):
     api = n1_is_empty()
     api.remove("/api/v1/nodes/n1")
-    assert MOVES in run(monkeypatch, api, "--free-cards", "1").stdout
+    assert MOVES in run(monkeypatch, api, "--free-gpus", "1").stdout
 
 
 AFFINITY = {
@@ -445,7 +445,7 @@ def test_the_pod_of_a_manifest_fits_where_it_may_be(monkeypatch, tmp_path, spec,
 
 def test_where_there_is_no_way_it_says_which_nodes_do_not_count(monkeypatch):
     api = n1_is_empty("dedicated:NoSchedule")
-    shown = run(monkeypatch, api, "--free-cards", "3")
+    shown = run(monkeypatch, api, "--free-gpus", "3")
     assert "\nNo room: 1 of 2 nodes with GPUs, by a taint or by what the pod asks of its node.\n" in shown.stdout
 
 
@@ -470,12 +470,12 @@ def test_a_manifest_that_kubernetes_would_not_take_is_refused(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        ((), "write either --free-cards N or --fit SHAPE"),
-        (("--free-cards", "1", "--fit", "gpu=1"), "write either"),
+        ((), "write either --free-gpus N or --fit SHAPE"),
+        (("--free-gpus", "1", "--fit", "gpu=1"), "write either"),
         (("--fit", "nothing.yaml"), "--fit nothing.yaml: is neither a file nor a list of KEY=AMOUNT"),
         (("--fit", "gpus=1"), "--fit gpus=1: 'gpus' is unknown"),
         (("--fit", "gpu-mem=100x0"), "0 pods are out of range"),
-        (("--free-cards", "1", "--class", "v100"), "no GPU or device matches class v100"),
+        (("--free-gpus", "1", "--class", "v100"), "no GPU or device matches class v100"),
     ],
 )
 def test_mistakes_are_told_with_a_remedy(monkeypatch, args, says):

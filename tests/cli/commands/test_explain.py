@@ -234,7 +234,7 @@ def test_a_namespace_that_does_not_exist_is_said_to_be_so(monkeypatch, api, comm
 def test_what_the_extender_keeps_back_of_each_card_is_not_free(monkeypatch, api):
     def free() -> int:
         document = json.loads(run(monkeypatch, api, "explain", "web-1-b", "-n", "team-a", "-o", "json").stdout)
-        return document["nodes"][0]["cards"][0]["freeMiB"]
+        return document["nodes"][0]["gpus"][0]["freeMiB"]
 
     before = free()
     data = CardLimits(kept_back=MiB(700)).written()
@@ -330,7 +330,7 @@ def test_who_made_a_pod_before_the_webhook_was_there_is_told_from_who_made_it_wh
 
 
 def test_who_may_view_one_namespace_hears_of_its_quotas_what_cardwise_quota_says(monkeypatch, api):
-    used = [{"class": K80_CLASS, "shares": 2, "cards": 1, "memoryMiB": 0}, {"memoryMiB": 13441}]
+    used = [{"class": K80_CLASS, "shares": 2, "gpus": 1, "memoryMiB": 0}, {"memoryMiB": 13441}]
     api.change("gpuquotas", "team", "team-a", status={"used": used})
     typed = waiting("team-a", "typed", {f"cardwise.dev/{K80_CLASS}": "1", "cardwise.dev/gpu": "1", names.SHARE: "1"})
     api.add("pods", typed)

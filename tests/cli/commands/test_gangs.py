@@ -44,7 +44,7 @@ RESERVED = group(
     "slurp",
     "Reserved",
     waitingFor=["slurp-2"],
-    reserved=[{"node": "n1", "members": 2, "cards": 2}, {"node": "n2", "cards": 1}],
+    reserved=[{"node": "n1", "members": 2, "gpus": 2}, {"node": "n2", "gpus": 1}],
 )
 SLURP = [member("slurp", f"slurp-{i}") for i in range(3)]
 
@@ -56,7 +56,7 @@ def rows(api: Cluster, namespace: str = "", *, wide: bool = False) -> list[list[
 
 def test_a_gang_is_one_row_with_who_is_there_and_what_is_held():
     head, row = rows(world([RESERVED], *SLURP))
-    assert head == ["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "CARDS-RESERVED", "AGE", "REASON"]
+    assert head == ["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "GPUS-RESERVED", "AGE", "REASON"]
     assert row == ["team-a", "slurp", "Reserved", "3/3", "0", "3", "2h"]
     assert rows(world([RESERVED], *SLURP), wide=True)[1][7:] == ["slurp-2", "n1:2,n2:1"]
 
@@ -122,7 +122,7 @@ def test_the_command_by_every_output_and_namespace(monkeypatch):
     as_json = json.loads(run(monkeypatch, api, "gangs", "-n", "team-a", "-o", "json").output)
     assert as_json == yaml.safe_load(run(monkeypatch, api, "gangs", "-n", "team-a", "-o", "yaml").output)
     (gang,) = as_json["gangs"]
-    assert (gang["phase"], gang["minMember"], gang["cardsReserved"]) == ("Reserved", 3, 3)
+    assert (gang["phase"], gang["minMember"], gang["gpusReserved"]) == ("Reserved", 3, 3)
     assert gang["members"] == ["slurp-0", "slurp-1", "slurp-2"]
     none = run(monkeypatch, api, "gangs")
     assert (none.exit_code, none.stdout) == (0, "")
@@ -180,7 +180,7 @@ def test_what_is_held_is_below_the_pods_of_the_nodes(monkeypatch):
     text = run(monkeypatch, api, "inspect", "-d").output
     table = text.partition("Reserved for gangs that are not bound yet:\n")[2].splitlines()
     assert [line.split() for line in table] == [
-        ["GANG", "NAMESPACE", "NODE", "MEMBERS", "CARDS"],
+        ["GANG", "NAMESPACE", "NODE", "MEMBERS", "GPUS"],
         ["slurp", "team-a", "n1", "2", "2"],
         ["slurp", "team-a", "n2", "0", "1"],
     ]

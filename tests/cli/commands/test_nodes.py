@@ -37,10 +37,10 @@ def test_the_table(monkeypatch):
     assert shown.stderr == ""
     # n1 has 8441 MiB free on a K80 and 12207 on a P100: a quarter of the pods can use neither.
     assert shown.stdout == (
-        "NAME     CARDS  USED/TOTAL(MiB)  FREE-CARDS  LARGEST  FRAGMENTED(MiB)  MPS  PODS\n"
-        "n1       2/2    7069/27717       0           12207    5162 (25%)       -    3\n"
-        "n2       1/2    11441/22882      0           0        0 (0%)           -    1\n"
-        "CLUSTER  3/4    18510/50599      0           12207    5162 (25%)       -    4\n"
+        "NAME     GPUS  USED/TOTAL(MiB)  FREE-GPUS  LARGEST  FRAGMENTED(MiB)  MPS  PODS\n"
+        "n1       2/2   7069/27717       0          12207    5162 (25%)       -    3\n"
+        "n2       1/2   11441/22882      0          0        0 (0%)           -    1\n"
+        "CLUSTER  3/4   18510/50599      0          12207    5162 (25%)       -    4\n"
     )
 
 
@@ -50,11 +50,11 @@ def test_wide_tells_which_cards_and_the_classes(monkeypatch):
     ready = {"mode": "card", "state": "Ready", "multiUser": True}
     api.change("extendedresources", "gpu-n2-1", status={"mps": ready})
     assert run(monkeypatch, api, "-o", "wide", "n2").stdout == (
-        "NAME     CARDS  USED/TOTAL(MiB)  FREE-CARDS  LARGEST  FRAGMENTED(MiB)  MPS    PODS  UNHEALTHY  CORDONED  "
+        "NAME     GPUS  USED/TOTAL(MiB)  FREE-GPUS  LARGEST  FRAGMENTED(MiB)  MPS    PODS  UNHEALTHY  CORDONED  "
         "MODELS\n"
-        "n2       1/2    11441/22882      0           0        0 (0%)           Ready  1     0          -         "
+        "n2       1/2   11441/22882      0          0        0 (0%)           Ready  1     0          -         "
         "Tesla K80\n"
-        "CLUSTER  2/4    18510/50599      0           8441     2110 (25%)       Ready  4     n2/0       n1/1      "
+        "CLUSTER  2/4   18510/50599      0          8441     2110 (25%)       Ready  4     n2/0       n1/1      "
         "Tesla K80, Tesla P100\n"
         "\n"
         "CLASS              USED/TOTAL(MiB)  FREE(MiB)  FRAGMENTED(MiB)\n"
@@ -80,7 +80,7 @@ def test_a_node_that_takes_no_pods_has_no_fragments_and_says_why(monkeypatch, st
     assert shown.stdout.splitlines()[3].split()[:2] == ["CLUSTER", "1/4"]
     document = json.loads(run(monkeypatch, api, "-o", "json").stdout)
     assert [node["unschedulableReason"] for node in document["nodes"]] == [reason, ""]
-    assert document["nodes"][0]["cordonedCards"] == [], "the node is, and none of its GPUs"
+    assert document["nodes"][0]["cordonedGPUs"] == [], "the node is, and none of its GPUs"
 
 
 def test_for_programs(monkeypatch):
@@ -91,15 +91,15 @@ def test_for_programs(monkeypatch):
         {
             "name": "n2",
             "models": ["Tesla K80"],
-            "cards": 2,
-            "unhealthyCards": ["0"],
-            "cordonedCards": [],
+            "gpus": 2,
+            "unhealthyGPUs": ["0"],
+            "cordonedGPUs": [],
             "memoryMiB": 2 * K80,
             "usedMiB": K80,
             "freeMiB": 0,
             "fragmentedMiB": 0,
             "fragmentedPercent": 0.0,
-            "freeCards": 0,
+            "freeGPUs": 0,
             "largestFreeMiB": 0,
             "mps": [],
             "pods": 1,

@@ -40,14 +40,14 @@ def cells(text: str, policy: str) -> list[list[str]]:
 GOLDEN = """\
 Allocated GPUs in percent, by the percentage requested so far;
 standard deviation over the seeds and idle GPUs at 100%, unusable part of the idle GPUs at 95%:
-TRACE    POLICY   SEEDS  80%    90%    95%    100%   110%   130%   S.D.  IDLE CARDS  FRAGMENTED  FIRST REFUSAL
-default  binpack  2      75.80  80.80  82.39  94.32  97.73  98.30  2.05  1           33.8%       87.8%
-default  spread   2      62.16  67.16  67.16  67.73  72.84  81.36  1.82  7           48.3%       64.4%
+TRACE    POLICY   SEEDS  80%    90%    95%    100%   110%   130%   S.D.  IDLE GPUS  FRAGMENTED  FIRST REFUSAL
+default  binpack  2      75.80  80.80  82.39  94.32  97.73  98.30  2.05  1          33.8%       87.8%
+default  spread   2      62.16  67.16  67.16  67.73  72.84  81.36  1.82  7          48.3%       64.4%
 
 Pods refused in percent, by the number of GPUs requested:
-TRACE    POLICY   NO CARD  TO 1/4  TO 1/2  BELOW 1  1      TO 2  TO 4   OVER 4
-default  binpack  0.00     34.38   21.43   37.50    27.27  -     0.00   -
-default  spread   0.00     0.00    3.57    43.75    63.64  -     66.67  -
+TRACE    POLICY   NO GPU  TO 1/4  TO 1/2  BELOW 1  1      TO 2  TO 4   OVER 4
+default  binpack  0.00    34.38   21.43   37.50    27.27  -     0.00   -
+default  spread   0.00    0.00    3.57    43.75    63.64  -     66.67  -
 """
 
 

@@ -122,7 +122,7 @@ def test_the_screen(monkeypatch, api):
 def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api):
     document = json.loads(run(monkeypatch, api, "-o", "json").stdout)
     assert document == yaml.safe_load(run(monkeypatch, api, "-o", "yaml").stdout)
-    assert (document["cards"], document["nodeCount"], document["grantedMiB"], document["cordonedCards"]) == (
+    assert (document["gpus"], document["nodeCount"], document["grantedMiB"], document["cordonedGPUs"]) == (
         6,
         2,
         14441,
@@ -130,12 +130,12 @@ def test_programs_get_all_of_it_and_null_for_what_nobody_knows(monkeypatch, api)
     )
     n2, n1 = document["nodes"]
     assert (n2["name"], n1["name"]) == ("n2", "n1")
-    assert n1["cards"][0]["holders"][0] == {
+    assert n1["gpus"][0]["holders"][0] == {
         "namespace": "team-a", "name": "train", "grantedMiB": 1500, "usedMiB": 2701, "terminating": False,
     }  # fmt: skip
-    assert (n2["cards"][0]["usedMiB"], n2["cards"][0]["holders"][0]["usedMiB"]) == (None, None)
-    assert (n2["cards"][2]["healthy"], n2["cards"][2]["reason"], n2["cards"][2]["mps"]) == (False, "Xid 79", "Down")
-    assert (n2["cards"][3]["corePercent"], n2["cards"][3]["grantedMiB"]) == (None, 100)
+    assert (n2["gpus"][0]["usedMiB"], n2["gpus"][0]["holders"][0]["usedMiB"]) == (None, None)
+    assert (n2["gpus"][2]["healthy"], n2["gpus"][2]["reason"], n2["gpus"][2]["mps"]) == (False, "Xid 79", "Down")
+    assert (n2["gpus"][3]["corePercent"], n2["gpus"][3]["grantedMiB"]) == (None, 100)
 
 
 def test_the_most_used_nodes_come_first_and_the_rest_is_counted(monkeypatch, api):

@@ -319,10 +319,10 @@ def plant_uninstalled(seen: Facts) -> None:
 def plant_class_without_cards(seen: Facts) -> None:
     auto, edited = {"labels": {names.AUTO_LABEL: "true"}}, {"labels": {}}
     seen.classes = [
-        {"metadata": {"name": "nvidia.l4"} | auto, "status": {"cards": 0}},
-        {"metadata": {"name": "nvidia.h200"} | auto, "status": {"cards": 1}},
+        {"metadata": {"name": "nvidia.l4"} | auto, "status": {"devices": 0}},
+        {"metadata": {"name": "nvidia.h200"} | auto, "status": {"devices": 1}},
         {"metadata": {"name": "new"} | auto},
-        {"metadata": {"name": "theirs"} | edited, "status": {"cards": 0}},
+        {"metadata": {"name": "theirs"} | edited, "status": {"devices": 0}},
     ]
 
 
@@ -339,7 +339,7 @@ def plant_quota_of_shares(seen: Facts) -> None:
         quota("gpuquota", "requests.aliyun.com/gpu-mem"),
         quota("plain", "requests.cpu", "pods"),
     ]
-    seen.gpuquotas = [{"metadata": {"namespace": "gpuquota", "name": "q"}, "spec": {"hard": [{"cards": 1}]}}]
+    seen.gpuquotas = [{"metadata": {"namespace": "gpuquota", "name": "q"}, "spec": {"hard": [{"gpus": 1}]}}]
 
 
 def plant_quota_of_whole_cards(seen: Facts) -> None:

@@ -29,7 +29,7 @@ def test_a_pod_that_waits_has_every_card_with_its_numbers(monkeypatch):
     fits, refused = document["nodes"]
     assert (fits["name"], fits["fits"], fits["reason"]) == ("n2", True, "")
     assert (refused["name"], refused["fits"]) == ("n1", False)
-    (shown_card,) = refused["cards"]
+    (shown_card,) = refused["gpus"]
     assert (shown_card["index"], shown_card["freeMiB"], shown_card["cordoned"], shown_card["healthy"]) == (
         0,
         8441,
@@ -43,6 +43,6 @@ def test_a_pod_that_waits_has_every_card_with_its_numbers(monkeypatch):
 def test_a_placed_pod_has_its_cards(monkeypatch):
     document = explain_pod_as(monkeypatch, lists(), "notebook")
     assert (document["node"], document["nodes"]) == ("n1", [])
-    assert document["cards"] == [
+    assert document["gpus"] == [
         {"container": "main", "index": 0, "uuid": "GPU-n1-0", "memoryMiB": 2000, "corePercent": 0},
     ]  # fmt: skip

@@ -22,21 +22,21 @@ def views(api: Cluster, only: str | None = None) -> list[CardClassView]:
 def test_table():
     # The unhealthy card counts in the total and is not free.
     assert classtable.format_card_classes(views(lists())) == (
-        "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE         PRIORITY  AUTO\n"
-        "big               1      1      12207     4069      16276      4069 MiB 25%  10        no\n"
-        "nvidia.tesla.k80  3      2      8441      14441     34323      whole GPU     0         yes\n"
+        "CLASS             GPUS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE         PRIORITY  AUTO\n"
+        "big               1     1      12207     4069      16276      4069 MiB 25%  10        no\n"
+        "nvidia.tesla.k80  3     2      8441      14441     34323      whole GPU     0         yes\n"
     )
 
 
 def test_eighty_columns_show_what_matters():
     narrow = classtable.format_card_classes(views(lists()), 80)
     assert narrow == (
-        "CLASS             CARDS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE\n"
-        "big               1      1      12207     4069      16276      4069 MiB 25%\n"
-        "nvidia.tesla.k80  3      2      8441      14441     34323      whole GPU\n"
+        "CLASS             GPUS  NODES  FREE-MIB  USED-MIB  TOTAL-MIB  SHARE\n"
+        "big               1     1      12207     4069      16276      4069 MiB 25%\n"
+        "nvidia.tesla.k80  3     2      8441      14441     34323      whole GPU\n"
     )
     heads = classtable.format_card_classes(views(lists()), 60).splitlines()[0].split()
-    assert heads == ["CLASS", "CARDS", "FREE-MIB", "TOTAL-MIB", "SHARE"]
+    assert heads == ["CLASS", "GPUS", "FREE-MIB", "TOTAL-MIB", "SHARE"]
     assert classtable.format_card_classes(views(lists()), 200) == classtable.format_card_classes(views(lists()))
     assert max(map(len, classtable.format_card_class(views(lists(), "big")[0], 60).splitlines())) <= 60
 
@@ -46,7 +46,7 @@ def test_wide_says_who_uses_what():
     assert text.splitlines()[0].endswith("AUTO  HEALTHY")
     assert text.splitlines()[2].endswith("yes   2")
     assert text.partition("\n\n")[2] == (
-        "CLASS             NAMESPACE  SHARES  MIB    WHOLE-CARDS\n"
+        "CLASS             NAMESPACE  SHARES  MIB    WHOLE-GPUS\n"
         "big               team-b     1       4069   0\n"
         "nvidia.tesla.k80  team-a     2       13441  1\n"
         "nvidia.tesla.k80  team-b     1       1000   0\n"
@@ -56,7 +56,7 @@ def test_wide_says_who_uses_what():
 def test_one_class_with_its_users_and_one_without():
     text = classtable.format_card_class(views(lists(), K80_CLASS)[0])
     assert text.partition("\n\n")[2] == (
-        "NAMESPACE  SHARES  MIB    WHOLE-CARDS\nteam-a     2       13441  1\nteam-b     1       1000   0\n"
+        "NAMESPACE  SHARES  MIB    WHOLE-GPUS\nteam-a     2       13441  1\nteam-b     1       1000   0\n"
     )
     assert "big" not in text
     assert classtable.format_card_class(views(lists(pods=[]), "big")[0]).endswith("\nNo pod uses it.\n")
@@ -79,8 +79,8 @@ def test_for_programs():
     assert shown == [
         {
             "name": "big",
-            "cards": 1,
-            "healthyCards": 1,
+            "devices": 1,
+            "healthyDevices": 1,
             "nodes": 1,
             "memoryMiB": 16276,
             "usedMiB": 4069,
@@ -89,6 +89,6 @@ def test_for_programs():
             "priority": 10,
             "auto": False,
             "edited": False,
-            "users": [{"namespace": "team-b", "shares": 1, "memoryMiB": 4069, "cards": 0}],
+            "users": [{"namespace": "team-b", "shares": 1, "memoryMiB": 4069, "gpus": 0}],
         }
     ]

@@ -50,7 +50,7 @@ def test_pods_of_the_former_name_of_a_node_are_shown_at_its_card():
     text = inspecttable.details(ledger, ADDRESSES, "n1")
     assert "old (of node former)  default    8138\n" in text
     (node,) = inspecttable.as_json(ledger, ADDRESSES, {}, "n1")["nodes"]
-    assert [pod["name"] for pod in node["cards"][0]["pods"]] == ["old"]
+    assert [pod["name"] for pod in node["gpus"][0]["pods"]] == ["old"]
 
 
 def test_an_empty_cluster_has_a_table_too():

@@ -31,9 +31,9 @@ def test_both_layers_of_one_namespace():
     api = lists(resourcequotas=[NATIVE])
     api.add("gpuquotas", OTHERS)
     assert table(api, "team-a") == (
-        "NAMESPACE  GPUQUOTA  TYPE              SHARES  MIB          WHOLE-CARDS  ON-EXCEED\n"
-        "team-a     team      nvidia.tesla.k80  2/2     13441/-      1/1          Wait\n"
-        "team-a     team      all GPUs          2/-     13441/32768  1/-          Wait\n"
+        "NAMESPACE  GPUQUOTA  TYPE              SHARES  MIB          WHOLE-GPUS  ON-EXCEED\n"
+        "team-a     team      nvidia.tesla.k80  2/2     13441/-      1/1         Wait\n"
+        "team-a     team      all GPUs          2/-     13441/32768  1/-         Wait\n"
         "\n"
         "NAMESPACE  RESOURCEQUOTA  RESOURCE                                USED/HARD\n"
         "team-a     gpus           requests.aliyun.com/gpu-mem             -/65536\n"
@@ -51,7 +51,7 @@ def test_all_namespaces_and_a_quota_by_model_that_refuses():
 
 def test_wide_names_the_pods_of_each_entry_the_largest_first():
     assert table(lists(), "team-a", wide=True).split("\n\n")[1] == (
-        "NAMESPACE  GPUQUOTA  TYPE              POD       NODE  SHARES  MIB    WHOLE-CARDS\n"
+        "NAMESPACE  GPUQUOTA  TYPE              POD       NODE  SHARES  MIB    WHOLE-GPUS\n"
         "team-a     team      nvidia.tesla.k80  train     n2    1       11441  1\n"
         "team-a     team      nvidia.tesla.k80  notebook  n1    1       2000   0\n"
         "team-a     team      all GPUs          train     n2    1       11441  1\n"
@@ -82,15 +82,15 @@ def test_for_programs():
     shown = quotatable.as_json(entries(api, "team-a"), survey.native_quotas(api.kube, "team-a"))
     assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
     first, second = shown["gpuQuotas"]
-    assert (first["class"], first["hard"]) == (K80_CLASS, {"shares": 2, "cards": 1})
-    assert first["used"] == {"shares": 2, "memoryMiB": 13441, "cards": 1}
+    assert (first["class"], first["hard"]) == (K80_CLASS, {"shares": 2, "gpus": 1})
+    assert first["used"] == {"shares": 2, "memoryMiB": 13441, "gpus": 1}
     assert first["pods"][0] == {
         "name": "train",
         "uid": "team-a-train",
         "node": "n2",
         "shares": 1,
         "memoryMiB": 11441,
-        "cards": 1,
+        "gpus": 1,
     }
     assert "class" not in second
     assert "pods" not in shown["resourceQuotas"][0]["hard"]

@@ -16,9 +16,7 @@ def share(mem, core=0, *, whole=False):
 
 def test_all_of_a_quota():
     parsed = quotas.parse(
-        quota(
-            {"class": "big", "shares": 5}, {"model": "Tesla K80", "memoryMiB": 65536}, {"cards": 0}, onExceed="Refuse"
-        )
+        quota({"class": "big", "shares": 5}, {"model": "Tesla K80", "memoryMiB": 65536}, {"gpus": 0}, onExceed="Refuse")
     )
     assert (parsed.namespace, parsed.name, parsed.refuse) == ("team-a", "gpus", True)
     assert parsed.entries == (
@@ -35,13 +33,13 @@ def test_a_count_is_as_large_as_a_json_reader_keeps_it_exact():
 
 
 def test_what_the_api_server_has_not_named_yet_has_no_name():
-    parsed = quotas.parse({"spec": {"hard": [{"cards": 1}]}})
+    parsed = quotas.parse({"spec": {"hard": [{"gpus": 1}]}})
     assert (parsed.namespace, parsed.name) == ("", "")
 
 
 @pytest.mark.parametrize("spec", [{}, {"onExceed": "Wait"}])
 def test_what_does_not_fit_waits_unless_said_otherwise(spec):
-    assert not quotas.parse(quota({"cards": 1}, **spec)).refuse
+    assert not quotas.parse(quota({"gpus": 1}, **spec)).refuse
 
 
 @pytest.mark.parametrize(
@@ -106,10 +104,10 @@ def test_each_limit_is_told_with_what_is_used_and_asked():
     assert amounts_by_field(quotas.limits(entry, used, requested)) == {
         "shares": (4, 5, 2),
         "memoryMiB": (40, 50, 9),
-        "cards": (1, 1, 1),
+        "gpus": (1, 1, 1),
     }
-    assert amounts_by_field(quotas.exceeded_limits(entry, used, requested)) == {"shares": (4, 5, 2), "cards": (1, 1, 1)}
-    assert amounts_by_field(quotas.limits(QuotaEntry(cards=0), used)) == {"cards": (1, 0, 0)}
+    assert amounts_by_field(quotas.exceeded_limits(entry, used, requested)) == {"shares": (4, 5, 2), "gpus": (1, 1, 1)}
+    assert amounts_by_field(quotas.limits(QuotaEntry(cards=0), used)) == {"gpus": (1, 0, 0)}
 
 
 ENTRIES = [
@@ -121,7 +119,7 @@ ENTRIES = [
 
 def test_an_entry_is_written_as_a_quota_has_it():
     hard = [quotas.selection(entry) | quotas.to_fields(entry) for entry in ENTRIES]
-    assert hard[0] == {"class": "big", "shares": 5, "cards": 0}
+    assert hard[0] == {"class": "big", "shares": 5, "gpus": 0}
     assert quotas.parse(quota(*hard)).entries == tuple(ENTRIES)
 
 
@@ -136,7 +134,7 @@ def test_what_a_namespace_holds_is_read_from_the_status():
         quotas.selection(entry) | {"hard": quotas.to_fields(entry)} | quotas.to_fields(used)
         for entry, used in zip(ENTRIES, held, strict=True)
     ]
-    assert lines[2] == {"hard": {"cards": 1}, "shares": 0, "memoryMiB": 0, "cards": 0}
+    assert lines[2] == {"hard": {"gpus": 1}, "shares": 0, "memoryMiB": 0, "gpus": 0}
     assert quotas.used_by_status({"status": {"used": lines}}) == {
         ("big", ""): held[0],
         ("", "Tesla K80"): held[1],
@@ -152,7 +150,7 @@ def test_what_a_namespace_holds_is_read_from_the_status():
         ({"status": {}}, {}),
         ({"status": {"used": {"shares": 1}}}, {}),
         ({"status": {"used": ["shares", {"shares": 1}]}}, {("", ""): Charge(1, 0, 0)}),
-        ({"status": {"used": [{"class": None, "model": "", "shares": "1", "cards": 2}]}}, {("", ""): Charge(0, 0, 2)}),
+        ({"status": {"used": [{"class": None, "model": "", "shares": "1", "gpus": 2}]}}, {("", ""): Charge(0, 0, 2)}),
     ],
 )
 def test_what_cannot_be_read_of_a_status_counts_as_none(manifest, used):
@@ -167,26 +165,26 @@ def test_headroom_below_nothing_is_told():
 @pytest.mark.parametrize(
     ("entry", "field", "says"),
     [
-        ("k80", "", "not an entry; write class or model, and one or more of shares, memoryMiB, cards"),
-        ({}, "", "limits nothing; write one or more of shares, memoryMiB, cards"),
-        ({"class": "k80"}, "", "limits nothing; write one or more of shares, memoryMiB, cards"),
-        ({"class": "k80", "model": "Tesla K80", "cards": 1}, ".model", "write class or model, not both"),
-        ({"class": "", "cards": 1}, ".class", "not a name; write a class, or leave it out for every GPU"),
-        ({"model": 80, "cards": 1}, ".model", "not a name; write a model"),
-        ({"cards": -1}, ".cards", "-1 is out of range; write a whole number, 0 or more"),
-        ({"cards": "2"}, ".cards", "write a whole number, 0 or more"),
+        ("k80", "", "not an entry; write class or model, and one or more of shares, memoryMiB, gpus"),
+        ({}, "", "limits nothing; write one or more of shares, memoryMiB, gpus"),
+        ({"class": "k80"}, "", "limits nothing; write one or more of shares, memoryMiB, gpus"),
+        ({"class": "k80", "model": "Tesla K80", "gpus": 1}, ".model", "write class or model, not both"),
+        ({"class": "", "gpus": 1}, ".class", "not a name; write a class, or leave it out for every GPU"),
+        ({"model": 80, "gpus": 1}, ".model", "not a name; write a model"),
+        ({"gpus": -1}, ".gpus", "-1 is out of range; write a whole number, 0 or more"),
+        ({"gpus": "2"}, ".gpus", "write a whole number, 0 or more"),
         ({"shares": True}, ".shares", "write a whole number, 0 or more"),
         ({"shares": 1.5}, ".shares", "write a whole number, 0 or more"),
         ({"memoryMiB": -1}, ".memoryMiB", "not a whole number of MiB, 0 or more; write MiB such as 65536"),
         ({"memoryMiB": "1.5"}, ".memoryMiB", "not a whole number of MiB"),
         ({"memoryMiB": "64GB"}, ".memoryMiB", "not a quantity; write MiB such as 65536, or a quantity such as 64Gi"),
         ({"memoryMiB": True}, ".memoryMiB", "not an amount of memory"),
-        ({"memory": 1}, ".memory", "not a field of an entry; write class, model, shares, memoryMiB, cards"),
+        ({"memory": 1}, ".memory", "not a field of an entry; write class, model, shares, memoryMiB, gpus"),
     ],
 )
 def test_a_bad_entry_is_refused_by_its_field(entry, field, says):
     with pytest.raises(InvalidRequest, match=says) as refused:
-        quotas.parse(quota({"class": "first", "cards": 1}, entry))
+        quotas.parse(quota({"class": "first", "gpus": 1}, entry))
     assert refused.value.field == f"spec.hard[1]{field}"
 
 
@@ -199,7 +197,7 @@ def test_a_bad_entry_is_refused_by_its_field(entry, field, says):
     ],
 )
 def test_two_entries_for_the_same_cards_are_refused(selects, field, holder):
-    hard = [{"class": "other", "cards": 1}, selects | {"cards": 1}, selects | {"shares": 1}]
+    hard = [{"class": "other", "gpus": 1}, selects | {"gpus": 1}, selects | {"shares": 1}]
     with pytest.raises(InvalidRequest) as refused:
         quotas.parse(quota(*hard))
     assert refused.value.field == f"spec.hard[2]{field}"
@@ -207,7 +205,7 @@ def test_two_entries_for_the_same_cards_are_refused(selects, field, holder):
 
 
 def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
-    assert len(quotas.parse(quota({"class": "k80", "cards": 1}, {"model": "k80", "cards": 1})).entries) == 2
+    assert len(quotas.parse(quota({"class": "k80", "gpus": 1}, {"model": "k80", "gpus": 1})).entries) == 2
 
 
 @pytest.mark.parametrize(
@@ -216,9 +214,9 @@ def test_a_class_and_a_model_of_the_same_name_are_not_the_same():
         ({}, "spec"),
         ({"spec": {}}, "spec.hard"),
         ({"spec": {"hard": []}}, "spec.hard"),
-        ({"spec": {"hard": {"cards": 1}}}, "spec.hard"),
-        (quota({"cards": 1}, onExceed="refuse"), "spec.onExceed"),
-        (quota({"cards": 1}, scopes=[]), "spec.scopes"),
+        ({"spec": {"hard": {"gpus": 1}}}, "spec.hard"),
+        (quota({"gpus": 1}, onExceed="refuse"), "spec.onExceed"),
+        (quota({"gpus": 1}, scopes=[]), "spec.scopes"),
     ],
 )
 def test_a_bad_quota_is_refused_by_its_field(manifest, field):

@@ -38,8 +38,8 @@ def test_a_class_has_the_sums_of_its_cards_and_who_uses_them():
     k80, v100 = totals.classes_of_cards(busy(), CLASSES)
     assert (k80.known.name, v100.known.name) == ("k80", "v100")
     assert k80.amounts == {
-        "cards": 2,
-        "healthyCards": 1,
+        "devices": 2,
+        "healthyDevices": 1,
         "nodes": 2,
         "memoryMiB": 2 * 11441,
         "usedMiB": 400,

@@ -399,7 +399,7 @@ def test_the_status_says_how_far_the_gang_is_and_is_written_on_change_only(scene
     status = scene.group()["status"]
     assert status["phase"] == "Reserved"
     assert status["waitingFor"] == ["g1", "g2"]
-    assert status["reserved"] == [{"node": "n1", "members": 3, "cards": 3}]
+    assert status["reserved"] == [{"node": "n1", "members": 3, "gpus": 3}]
     assert (status["members"], status["bound"], status["minMember"]) == (3, 0, 3)
     scene.show()
     before = len(scene.api.requests)

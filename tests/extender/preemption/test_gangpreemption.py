@@ -527,8 +527,8 @@ def test_what_is_answered_is_what_would_be_answered_at_that_moment(nodes, size, 
 def test_no_pod_goes_for_a_gang_that_would_exceed_its_quota_as_a_whole():
     """Each member alone would not."""
     world = Full(n1=[LOW, LOW], n2=[LOW, LOW])
-    world.state.set_quota(*as_quota({"cards": 2}))  # it counts whole cards, and the others have shares
+    world.state.set_quota(*as_quota({"gpus": 2}))  # it counts whole cards, and the others have shares
     assert [world.asks(name) for name in gang(world, 3)] == [{}, {}, {}]
-    world.state.set_quota(*as_quota({"cards": 3}))
+    world.state.set_quota(*as_quota({"gpus": 3}))
     gone = [victim for name in ("g0", "g1", "g2") for victim in world.preempts(name)]
     assert len(gone) == 3

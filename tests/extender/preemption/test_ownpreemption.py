@@ -113,7 +113,7 @@ def test_a_pod_gets_the_sms_of_one_card_though_both_cards_together_have_them():
 
 def test_no_pod_goes_for_a_pod_that_is_over_its_quota():
     scene = Shared(WHOLE | {"namespace": "team"}, {"a": (1000, 0), "b": (0, 1000)})
-    scene.world.state.set_quota(*as_quota({"cards": 0}, namespace="team"))
+    scene.world.state.set_quota(*as_quota({"gpus": 0}, namespace="team"))
     scene.rounds(3)
     assert scene.evicted() == []
 
@@ -215,7 +215,7 @@ def test_no_pod_goes_for_a_gang_of_the_same_priority():
 
 def test_no_pod_goes_for_a_gang_that_is_over_its_quota():
     world = Gangs(n1=(1000, 1000))
-    world.state.set_quota(*as_quota({"cards": 1}))
+    world.state.set_quota(*as_quota({"gpus": 1}))
     world.gang(2, whole_gpu=1)
     assert world.evicts() == []
 
@@ -225,11 +225,11 @@ def test_no_victims_are_searched_for_a_gang_that_is_over_its_quota_as_a_whole():
     world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
     nominated = world.state._nominated
     nominated.who_goes = searches = Mock(wraps=nominated.who_goes)
-    world.state.set_quota(*as_quota({"cards": 2}))
+    world.state.set_quota(*as_quota({"gpus": 2}))
     world.gang(3, whole_gpu=1)
     assert world.evicts() == []
     assert not searches.called
-    world.state.set_quota(*as_quota({"cards": 3}))
+    world.state.set_quota(*as_quota({"gpus": 3}))
     assert len(world.evicts(20.0)) == 3
 
 

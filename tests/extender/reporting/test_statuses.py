@@ -76,7 +76,7 @@ def test_a_class_adds_up_its_cards(world):
     for name in ("k80", "slow", "none"):
         world.api.write_object(CLASSES, class_object(name))
     world.run(3)
-    numbers = ("cards", "healthyCards", "nodes", "memoryMiB", "usedMiB", "freeMiB")
+    numbers = ("devices", "healthyDevices", "nodes", "memoryMiB", "usedMiB", "freeMiB")
 
     def shown(name):
         return [world.status(class_path(name))[number] for number in numbers]
@@ -103,7 +103,7 @@ def test_a_class_of_devices_counts_them_and_tells_of_no_memory(world):
     world.run(3)
     status = world.status(path)
     conditions = status.pop("conditions")
-    assert status == {"cards": 2, "healthyCards": 1, "nodes": 1}
+    assert status == {"devices": 2, "healthyDevices": 1, "nodes": 1}
     assert [condition["status"] for condition in conditions] == ["True"]
 
 
@@ -127,15 +127,15 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     world.hold("other", "n1", ("0", "GPU-A", 500, 0), namespace="others")
     path = quota_path("gpus")
     world.api.write_object(
-        QUOTAS, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"cards": 0})
+        QUOTAS, quota_object("gpus", {"class": "k80", "shares": 5, "memoryMiB": "64Gi"}, {"gpus": 0})
     )
     world.run(3)
     status = world.status(path)
     assert status["summary"] == "k80: 2/5 shares, 15441/65536 MiB; all GPUs: 1/0 whole GPUs"
-    amounts = {"shares": 2, "memoryMiB": 4000 + K80, "cards": 1}
+    amounts = {"shares": 2, "memoryMiB": 4000 + K80, "gpus": 1}
     assert status["used"] == [
         {"class": "k80", **amounts, "hard": {"shares": 5, "memoryMiB": 65536}},
-        {**amounts, "hard": {"cards": 0}},
+        {**amounts, "hard": {"gpus": 0}},
     ]
     assert conditions(status) == {"Exceeded": "True", "Valid": "True"}
     (exceeded,) = (condition for condition in status["conditions"] if condition["type"] == "Exceeded")
@@ -253,7 +253,7 @@ def test_every_status_is_as_the_crds_have_it(world):
     world.hold("p", "n1", ("0", "GPU-A", K80, 100))
     world.api.write_object(CLASSES, class_object("k80"))
     world.api.write_object(CLASSES, class_object("odd", selector={"x" * 2000: 1}))
-    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "cards": 1}))
+    world.api.write_object(QUOTAS, quota_object("gpus", {"class": "k80", "shares": 0}, {"model": "M", "gpus": 1}))
     world.api.write_object(QUOTAS, quota_object("odd", {}))
     world.run(5)
     crds = Path(__file__).parents[3] / "helm" / "cardwise" / "files" / "crds"
@@ -354,7 +354,7 @@ def test_somebodys_edit_is_repaired(world):
     world.run(5)
     stored = world.api.get(class_path("k80"))
     good = stored["status"]
-    world.api.write_object(CLASSES, stored | {"status": good | {"cards": 7, "problem": "lies"}})
+    world.api.write_object(CLASSES, stored | {"status": good | {"devices": 7, "problem": "lies"}})
     stored = world.api.get(er_path("GPU-A"))
     world.api.write_object(CARDS, stored | {"status": stored["status"] | {"freeMiB": 1, "classes": ["z"]}})
     world.run(3)
@@ -422,7 +422,7 @@ def test_a_node_whose_cards_take_long_to_write_delays_no_others(world):
     def written():
         cards = all("freeMiB" in world.status(er_path(f"GPU-n{i}")) for i in range(20))
         used = all("used" in world.status(quota_path(f"q{i}", f"team{i}")) for i in range(20))
-        return cards and used and world.status(class_path("k80")).get("cards") == 60
+        return cards and used and world.status(class_path("k80")).get("devices") == 60
 
     assert seconds_until(world, written) <= 8.0, "two or three writes that have no answer"
 
@@ -466,7 +466,7 @@ def test_no_class_is_told_half_counted(world):
     world.api.write_object(CLASSES, class_object("k80"))
     world.run(3)
     (write,) = world.api.sent(path=class_path("k80") + "*")
-    assert write.body["status"]["cards"] == 1500
+    assert write.body["status"]["devices"] == 1500
 
 
 def test_the_state_is_locked_for_a_few_nodes_at_a_time(world):

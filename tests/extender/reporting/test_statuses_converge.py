@@ -28,7 +28,7 @@ NAMESPACES = ["team", "others"]
 FAULTS = [Fault(lost=True), Fault(), Fault(refused=True), Fault(status=409)]
 HARD = [
     [{"class": "k80", "shares": 1}],
-    [{"class": "slow", "memoryMiB": 100}, {"model": "Tesla K80", "cards": 1}],
+    [{"class": "slow", "memoryMiB": 100}, {"model": "Tesla K80", "gpus": 1}],
     [{"shares": 2, "memoryMiB": 8000}],
     [{"shares": -1}],
 ]
@@ -115,7 +115,7 @@ class Story:
         objects = self.world.all()
         if objects:
             manifest = objects[index % len(objects)]
-            lies = {"freeMiB": 7, "allocated": {"shares": 3}, "cards": 99, "summary": "lies", "problem": "lies"}
+            lies = {"freeMiB": 7, "allocated": {"shares": 3}, "devices": 99, "summary": "lies", "problem": "lies"}
             self.world.api.write_object(KINDS[manifest["kind"]], manifest | {"status": lies})
 
     def _fault(self, fault):
@@ -171,8 +171,8 @@ class Story:
         cards = [(node, card) for node in NODES for card in self._node_of(node) if name in card.classes]
         used = {card.uuid: sum(share.mem for _, share in self._shares(card.uuid)) for _, card in cards}
         assert status | {"conditions": []} == {
-            "cards": len(cards),
-            "healthyCards": sum(card.healthy for _, card in cards),
+            "devices": len(cards),
+            "healthyDevices": sum(card.healthy for _, card in cards),
             "nodes": len({node for node, _ in cards}),
             "memoryMiB": K80 * len(cards),
             "usedMiB": sum(used.values()),
@@ -204,7 +204,7 @@ class Story:
             amounts = {
                 "shares": len(held),
                 "memoryMiB": sum(share.mem for share in held),
-                "cards": sum(share.whole for share in held),
+                "gpus": sum(share.whole for share in held),
             }
             assert {key: line[key] for key in amounts} == amounts
             limits = zip(amounts.values(), (entry.shares, entry.memory, entry.cards), strict=True)

@@ -209,7 +209,7 @@ def test_a_card_is_cordoned_drained_and_given_back(space):
     assert f"evicting pod {space.name}/{web}\n" in drained.stdout
     space.wait(lambda: [card for name, card in _bound(space).items() if name.startswith("web")] == [1 - first], "moved")
     top = json.loads(cardwise(cluster, "top", node, "-o", "json").stdout)
-    cards = top["nodes"][0]["cards"]
+    cards = top["nodes"][0]["gpus"]
     assert [card["cordoned"] for card in cards] == [index == first for index in (0, 1)]
     assert {holder["name"] for holder in cards[1 - first]["holders"]} == set(_bound(space))
     assert cards[first]["holders"] == []

@@ -36,7 +36,7 @@ def space(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Space]:
 
 def used(space: Space, name: str = "team") -> list[Json]:
     lines = space.cluster.api.get(paths.gpuquotas(space.name, name)).get("status", {}).get("used", [])
-    return [{key: line.get(key, 0) for key in ("shares", "memoryMiB", "cards")} for line in lines]
+    return [{key: line.get(key, 0) for key in ("shares", "memoryMiB", "gpus")} for line in lines]
 
 
 class Ledger(Follower):
@@ -147,7 +147,7 @@ UNREADABLE = [
     ([{"class": "a"}], "shares|limit"),
     ([{"class": "a", "shares": -1}], "shares"),
     ([{"class": "a", "memoryMiB": "much"}], "memoryMiB"),
-    ([{"class": "a", "shares": 1}, {"class": "a", "cards": 1}], "two entries select the same GPUs"),
+    ([{"class": "a", "shares": 1}, {"class": "a", "gpus": 1}], "two entries select the same GPUs"),
     ([], "hard"),
 ]
 

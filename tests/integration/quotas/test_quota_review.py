@@ -66,7 +66,7 @@ def test_a_quota_holds_from_the_first_moment_of_a_new_model_in_every_spelling(sp
         for model in ("Tesla T4", "NVIDIA Tesla T4"):
             space.nodes(1, [TestCard(model=model, memory_mib=15109)])
         space.wait(
-            lambda: resource_class(space, T4_CLASS).get("status", {}).get("cards") == 2, "the class has both cards"
+            lambda: resource_class(space, T4_CLASS).get("status", {}).get("devices") == 2, "the class has both cards"
         )
         # Cards of a new spelling count at once; the keeper writes it into the selector a moment later.
         space.wait(lambda: "matchExpressions" in resource_class(space, T4_CLASS)["spec"]["selector"], "both spellings")

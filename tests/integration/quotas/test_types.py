@@ -215,4 +215,4 @@ def test_a_type_that_is_scaled_to_zero_can_be_asked_for_until_an_admin_removes_i
 def cards_known(space: Space, resource_class: str) -> int:
     """What the status of the class says; -1 where it says nothing."""
     status = space.kubectl_json("get", "resourceclass", resource_class).get("status") or {}
-    return int(status.get("cards", -1))
+    return int(status.get("devices", -1))

@@ -71,20 +71,20 @@ def test_a_card_gets_free_by_moving_the_one_pod_that_fits_elsewhere(space):
 
     def fragmented() -> bool:
         node = next(line for line in nodes_report(cluster)["nodes"] if line["name"] == here(space))
-        return (node["usedMiB"], node["freeCards"], node["largestFreeMiB"]) == (12_000, 0, P100 - 3000)
+        return (node["usedMiB"], node["freeGPUs"], node["largestFreeMiB"]) == (12_000, 0, P100 - 3000)
 
     space.wait(fragmented, "the filler's memory is free")
     table = cardwise(cluster, "nodes", here(space)).stdout.splitlines()
     assert table[1].split()[:5] == [here(space), "2/2", f"12000/{2 * P100}", "0", str(P100 - 3000)]
     assert table[-1].split()[:4] == ["CLUSTER", "8/8", f"{6 * P100 + 12_000}/{8 * P100}", "0"]
 
-    args = ("--free-cards", "1", "-n", space.name)
+    args = ("--free-gpus", "1", "-n", space.name)
     # The cards say a moment after the pods that the filler's share is free.
     rehearse = functools.partial(cardwise, cluster, "defrag", *args, "-o", "json")
     space.wait(lambda: rehearse().returncode == 0, "a move is found")
     rehearsed = rehearse()
     (move,) = json.loads(rehearsed.stdout)["moves"]
-    assert (move["from"]["cards"][0]["index"], move["to"]["cards"][0]["index"]) == (int(small), int(big))
+    assert (move["from"]["gpus"][0]["index"], move["to"]["gpus"][0]["index"]) == (int(small), int(big))
     assert card_of(space, "small") == small  # nothing has happened yet
 
     done = cardwise(cluster, "defrag", *args, "--evict", "--timeout", f"{PATIENCE:.0f}s")

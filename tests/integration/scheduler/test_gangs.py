@@ -124,7 +124,7 @@ def one_card_too_few(space: Space, nodes: int) -> None:
     ill = names.extended_resource_name(card_uuid(space.own_nodes[-1], 1))
     status = paths.extendedresources(ill, "status")
     api.patch(status, {"status": {"health": "Unhealthy"}})
-    healthy_cards = lambda: api.get(paths.resourceclasses("nvidia.tesla-p100"))["status"]["healthyCards"]  # noqa: E731
+    healthy_cards = lambda: api.get(paths.resourceclasses("nvidia.tesla-p100"))["status"]["healthyDevices"]  # noqa: E731
     space.wait(lambda: healthy_cards() == cards - 1, "the extender knows it")
     create_at_once(space, [member(f"g-{i}", "g", cards, gpu_mem=P100) for i in range(cards)])
     waits(space, "g")

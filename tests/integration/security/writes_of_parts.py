@@ -280,7 +280,9 @@ MAY: dict[str, Sequence[Write]] = {
             "ResourceClasses/status, GPUQuotas/status, PodGroups/status",
             "all",
             [
-                patched(lambda world: paths.resourceclasses(world.class_of_person, "status"), {"status": {"cards": 1}}),
+                patched(
+                    lambda world: paths.resourceclasses(world.class_of_person, "status"), {"status": {"devices": 1}}
+                ),
                 patched(lambda world: world.group("own", "status"), {"status": {"phase": "Running"}}),
             ],
         ),

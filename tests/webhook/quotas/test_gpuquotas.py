@@ -60,7 +60,7 @@ def typed(resource_class: str = K80, count: int = 1, **fields: Any) -> Json:
             "shares requested 2, used 0, hard 1",
             id="two GPUs are two",
         ),
-        pytest.param(typed(count=2), {"class": K80, "cards": 1}, "cards requested 2, used 0, hard 1", id="whole GPUs"),
+        pytest.param(typed(count=2), {"class": K80, "gpus": 1}, "gpus requested 2, used 0, hard 1", id="whole GPUs"),
         pytest.param(
             typed(), {"class": K80, "memoryMiB": 0}, "memoryMiB requested 1, used 0, hard 0", id="none at all"
         ),
@@ -102,7 +102,7 @@ def test_what_can_never_run_is_refused(pod: Json, hard: Json, says: str, on_exce
         pytest.param(typed(P100, mem=9), {"class": K80, "memoryMiB": 8}, id="another class"),
         pytest.param(typed(mem=9), {"model": "Tesla K80", "memoryMiB": 8}, id="a model"),
         pytest.param(typed(mem=8), {"class": K80, "memoryMiB": 8}, id="just enough"),
-        pytest.param(typed(mem=8), {"class": K80, "cards": 0}, id="a share is not a whole GPU"),
+        pytest.param(typed(mem=8), {"class": K80, "gpus": 0}, id="a share is not a whole GPU"),
         pytest.param(typed(), {"class": K80, "memoryMiB": 11441}, id="a whole GPU that just fits"),
         pytest.param(typed(P100), {"memoryMiB": 12198}, id="the smallest GPU of the class fits"),
         pytest.param(pod({"cpu": 1}), {"shares": 0}, id="requests no GPU"),
@@ -113,7 +113,7 @@ def test_what_may_run_is_left_to_the_scheduler(pod: Json, hard: Json) -> None:
 
 
 def test_what_does_not_fit_now_waits_or_is_refused_by_the_quota() -> None:
-    used = [{"class": P100, "shares": 9}, {"class": K80, "shares": 4, "memoryMiB": 900, "cards": 0}]
+    used = [{"class": P100, "shares": 9}, {"class": K80, "shares": 4, "memoryMiB": 900, "gpus": 0}]
     hard = ({"class": P100, "shares": 10}, {"class": K80, "shares": 4, "memoryMiB": 1000})
     assert message_on(typed(mem=200), quota(*hard, used=used)) == ""
     assert message_on(typed(mem=200), quota(*hard, used=used, on_exceed="Refuse")) == (
@@ -137,9 +137,9 @@ def test_who_may_be_anybody_is_told_nothing_that_he_did_not_bring(hard: Json) ->
 
 
 def test_a_quota_below_what_is_used_does_not_count_what_is_not_asked() -> None:
-    lowered = quota({"class": K80, "cards": 1}, used=[{"class": K80, "cards": 2}], on_exceed="Refuse")
+    lowered = quota({"class": K80, "gpus": 1}, used=[{"class": K80, "gpus": 2}], on_exceed="Refuse")
     assert message_on(typed(mem=1), lowered) == ""
-    assert "cards requested 1, used 2, hard 1" in message_on(typed(), lowered)
+    assert "gpus requested 1, used 2, hard 1" in message_on(typed(), lowered)
 
 
 def test_while_no_card_is_known_nobody_knows_how_large_a_whole_one_will_be() -> None:
@@ -156,7 +156,7 @@ def test_where_the_cluster_grows_a_smaller_card_may_come() -> None:
         f"GPUQuota team: spec.hard[0] (class {K80}): the pod alone requests more than the quota allows"
     )
     assert warning.endswith("the pod waits until a node with a smaller GPU joins or the quota is raised")
-    assert not judged(typed(count=2), quota({"class": K80, "cards": 1}), oversize="wait").allowed
+    assert not judged(typed(count=2), quota({"class": K80, "gpus": 1}), oversize="wait").allowed
 
 
 @pytest.mark.parametrize("status", [None, 7, {"used": 7}, {"used": [7]}, {"used": [{"shares": "x", "class": 7}]}])

@@ -364,8 +364,8 @@ def test_a_quota_of_shares_alone_lets_whole_cards_past() -> None:
     def gpu_quota(**entry: object) -> Json:
         return {"metadata": {"namespace": "default", "name": "team"}, "spec": {"hard": [entry]}}
 
-    assert quota(gpu_quota(memoryMiB="64Gi"), **MEM) == quota(gpu_quota(cards=0), **MEM) == ()
-    assert quota(gpu_quota(**{"class": "nvidia.tesla.k80", "cards": 0}), **MEM) == (warning,)
+    assert quota(gpu_quota(memoryMiB="64Gi"), **MEM) == quota(gpu_quota(gpus=0), **MEM) == ()
+    assert quota(gpu_quota(**{"class": "nvidia.tesla.k80", "gpus": 0}), **MEM) == (warning,)
     assert quota(gpu_quota(shares=9), **MEM) == (warning,)
 
 

@@ -134,7 +134,7 @@ def limit_range(size: int) -> Json:
 
 
 def gpu_quota(size: int) -> Json:
-    return {"metadata": {"name": "g"}, "spec": {"hard": [{"class": f"c{i}", "cards": 1} for i in range(size)]}}
+    return {"metadata": {"name": "g"}, "spec": {"hard": [{"class": f"c{i}", "gpus": 1} for i in range(size)]}}
 
 
 def of_class(size: int) -> Json:

@@ -87,7 +87,7 @@ OTHERS = {
         "metadata": {"name": "c"},
         "spec": {"selector": {"matchExpressions": [{"key": "k", "operator": "In", "values": ["v"]}]}, "share": {}},
     },
-    "gpuquotas": {"metadata": {"name": "q"}, "spec": {"hard": [{"class": "k80", "cards": 1, "memory": "1Gi"}]}},
+    "gpuquotas": {"metadata": {"name": "q"}, "spec": {"hard": [{"class": "k80", "gpus": 1, "memory": "1Gi"}]}},
     "resourcequotas": {"metadata": {"name": "q"}, "spec": {"hard": {"requests.aliyun.com/gpu-mem": "1Gi"}}},
     "limitranges": {
         "metadata": {"name": "l"},
