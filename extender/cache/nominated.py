@@ -207,6 +207,7 @@ class NominatedPods:
             *(_resident(nominated.holding, going) for nominated in kept),
         ]
         return FullNode(
+            kinds=self._cache.ledger.kinds,
             node=self._as_it_would_be(node, claimant.uid, kept),
             free=reduce(lambda less, nominated: less.add(nominated.load, -1), kept, free),
             residents=residents,

@@ -155,7 +155,9 @@ class Placing:
         return dict.fromkeys(scores, Refusal.GANG_RESERVED)
 
     def _scorer(self, wanted: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
-        return Scorer(wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace), effort)
+        return Scorer(
+            self._ledger.kinds, wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace), effort
+        )
 
     @contextmanager
     def asking(self, wanted: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
@@ -204,7 +206,9 @@ class Placing:
                 )
                 if scores is not None:
                     return scores, {}
-            return placement.Scorer(wanted.request, wanted.policy, headroom).score_all(self._ledger, wanted.nodes)
+            return placement.Scorer(self._ledger.kinds, wanted.request, wanted.policy, headroom).score_all(
+                self._ledger, wanted.nodes
+            )
 
     def place_nominee(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""

@@ -59,7 +59,7 @@ class World:
         elif change == "room":
             self.loads.set_node(f"n{number}", NodeRecord(Load(other, 10, 10)), 0.0)
         elif change == "hold":
-            placed = placement.place_on(self.ledger.node(f"n{number}"), request_of(other), "binpack")
+            placed = placement.place_on(self.ledger.kinds, self.ledger.node(f"n{number}"), request_of(other), "binpack")
             if isinstance(placed, Placement):
                 uid = f"u{self.held}"
                 self.held += 1

@@ -29,7 +29,7 @@ HELD = st.lists(st.tuples(st.integers(0, CARD), st.sampled_from([0, 20, NOW, 80,
 
 def times(ledger, node, pod_request):
     for count in range(CARD + 1):
-        placed = placement.place_on(ledger.node(node), pod_request, "binpack")
+        placed = placement.place_on(ledger.kinds, ledger.node(node), pod_request, "binpack")
         if not isinstance(placed, Placement):
             return count
         ledger.set_holding(Holding(f"{node}-{count}", "default", "new", node, placed.assignment))

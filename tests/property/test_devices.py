@@ -117,7 +117,7 @@ class DeviceMachine(RuleBasedStateMachine):
     def pod_is_placed(self, pod_request, policy):
         before = self.picture(self.ledger)
         placed = placement.place(self.ledger, NODES, pod_request, policy)
-        scores, refusals = placement.Scorer(pod_request, policy).score_all(self.ledger, NODES)
+        scores, refusals = placement.Scorer(self.ledger.kinds, pod_request, policy).score_all(self.ledger, NODES)
         if isinstance(placed, Unplaceable):
             assert (scores, refusals) == ({}, placed.refusals)
             assert set(refusals) == set(NODES)
@@ -125,7 +125,7 @@ class DeviceMachine(RuleBasedStateMachine):
         best = max(scores.values())
         assert (placed.score, placed.node) == (best, min(name for name in scores if scores[name] == best))
         for name in NODES:
-            on_node = placement.place_on(self.ledger.node(name), pod_request, policy)
+            on_node = placement.place_on(self.ledger.kinds, self.ledger.node(name), pod_request, policy)
             score = scores.get(name, refusals.get(name))
             assert (on_node.score if isinstance(on_node, Placement) else on_node) == score
         node = self.ledger.node(placed.node)

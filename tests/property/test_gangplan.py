@@ -62,7 +62,7 @@ def made_ledger(nodes, busy=()):
 
 def keep_busy(ledger, uid, node, namespace):
     pod_request = request.parse(pod(containers=[container(gpu_mem=40)]))
-    placed = placement.place_on(ledger.node(node), pod_request, "binpack")
+    placed = placement.place_on(ledger.kinds, ledger.node(node), pod_request, "binpack")
     if isinstance(placed, Placement):
         ledger.set_holding(Holding(uid, namespace, uid, placed.node, placed.assignment))
 
@@ -84,7 +84,7 @@ def some_plan(ledger, there, members, allowed):
                 break
             if m.request is None:
                 continue
-            placed = placement.place_on(ledger.node(n), m.request, "binpack")
+            placed = placement.place_on(ledger.kinds, ledger.node(n), m.request, "binpack")
             if not isinstance(placed, Placement):
                 fits = False
                 break

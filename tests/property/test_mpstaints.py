@@ -126,7 +126,7 @@ def follow(ledger, step, uids, policy):
         }
         fitting = {name for name, positions in open_.items() if len(positions) >= container.cards}
         placed = placement.place(ledger, set(NODES), given_, policy)
-        scores, refusals = Scorer(given_, policy).score_all(ledger, NODES)
+        scores, refusals = Scorer(ledger.kinds, given_, policy).score_all(ledger, NODES)
         assert set(scores) == fitting
         if isinstance(placed, Unplaceable):
             assert not fitting

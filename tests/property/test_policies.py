@@ -127,7 +127,7 @@ class Engines(RuleBasedStateMachine):
         """Somebody else comes, whom the engine has not placed."""
         self.engine.place(card_request(1, 470, 0, ""), Load(100, 100, 1), "fgd")
         self.bring_all_up_to_date()
-        placed = placement.place_on(self.ledger.node(node), card_request(1, mem, 0, ""), "spread")
+        placed = placement.place_on(self.ledger.kinds, self.ledger.node(node), card_request(1, mem, 0, ""), "spread")
         if not isinstance(placed, Refusal):
             self.count += 1
             self.ledger.set_holding(Holding(str(self.count), "ns", "p", node, placed.assignment))

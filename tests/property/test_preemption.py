@@ -57,7 +57,7 @@ class World:
             wanted = self.newcomer.load
             if (wanted.cpu and free.cpu < wanted.cpu) or free.pods < wanted.pods:
                 return False
-            placed = placement.place_on(self.ledger.node(NODE), self.newcomer.request, POLICY)
+            placed = placement.place_on(self.ledger.kinds, self.ledger.node(NODE), self.newcomer.request, POLICY)
             return not isinstance(placed, Refusal)
         finally:
             for undo in reversed(back):
@@ -127,7 +127,7 @@ def worlds(draw: st.DrawFn) -> World:
         if draw(st.integers(0, 7)):
             policy = draw(st.sampled_from(["binpack", "spread"]))
             pod_request = differing(draw, draw(requests))
-            placed = placement.place_on(ledger.node(NODE), pod_request, policy)
+            placed = placement.place_on(ledger.kinds, ledger.node(NODE), pod_request, policy)
             if not isinstance(placed, Placement):
                 continue
             holding = Holding(uid, "default", uid, NODE, placed.assignment, mps_client=pod_request.mps_client)
@@ -152,6 +152,7 @@ def worlds(draw: st.DrawFn) -> World:
             if resident.holding is not None:
                 ledger.set_holding(resident.holding)
     full = FullNode(
+        kinds=ledger.kinds,
         node=ledger.node(NODE),
         free=Load(cpu, 0, pods),
         residents=residents,
@@ -193,7 +194,7 @@ def test_cores_that_nobody_asks_for_cost_nobody_his_place() -> None:
         holding = Holding(uid, "default", uid, NODE, Assignment({"0": (share,)}))
         ledger.set_holding(holding)
         residents.append(Resident(uid, priority, Load(0, 0, 1), holding))
-    full = FullNode(node=ledger.node(NODE), free=Load(CPU, 0, PODS), residents=residents)
+    full = FullNode(kinds=ledger.kinds, node=ledger.node(NODE), free=Load(CPU, 0, PODS), residents=residents)
     victims = preemption.least_harmful_victims(full, Preemptor(request=asking(400), load=Load(0, 0, 1), priority=TOP))
     assert victims is not None
     assert victims.uids == ("idles",)

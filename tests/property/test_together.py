@@ -154,11 +154,11 @@ def test_what_fits_together_is_found_and_what_does_not_has_its_reason(scene, par
     request = asking(parts, mode)
     node = ledger.node("n1")
     of_pod = groups(request)
-    placed = placement.place_on(node, request, policy, headroom)
+    placed = placement.place_on(ledger.kinds, node, request, policy, headroom)
     is_placed = isinstance(placed, Placement)
     event("found" if is_placed else placed.name)
     assert is_placed == fits(node, request, of_pod, headroom)
-    assert isinstance(Scorer(request, policy, headroom).score(node), int) == is_placed
+    assert isinstance(Scorer(ledger.kinds, request, policy, headroom).score(node), int) == is_placed
     if not is_placed:
         alone = [fits(node, request, [group]) for group in of_pod]
         anyway, emptied = fits(node, request, of_pod), fits(without_residents(node), request, of_pod)

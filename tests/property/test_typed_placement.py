@@ -160,13 +160,13 @@ def steered(ledger, nodes, wanted, policy, headroom):
 
 def node_by_node(ledger, nodes, wanted, policy, headroom):
     """What `place` must answer, without the index."""
-    scorer = Scorer(wanted, policy, headroom)
+    scorer = Scorer(ledger.kinds, wanted, policy, headroom)
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
     if not fitting:
         return Unplaceable(refusals=scores)
     best = min(fitting, key=lambda name: (-fitting[name], name))
-    return placement.place_on(ledger.node(best), wanted, policy, headroom)
+    return placement.place_on(ledger.kinds, ledger.node(best), wanted, policy, headroom)
 
 
 candidates = st.sampled_from([{*NODES}, {*NODES}, {*NODES}, {*NODES, "unknown"}, {"n1"}])
@@ -194,7 +194,7 @@ def test_what_is_placed_is_of_its_class_and_within_every_quota(scene, wanted, no
     ledger, headroom = scene
     placed = placement.place(ledger, sorted(nodes), wanted, policy, headroom)
     assert placed == node_by_node(ledger, sorted(nodes), wanted, policy, headroom)
-    scores, refusals = Scorer(wanted, policy, headroom).score_all(ledger, nodes)
+    scores, refusals = Scorer(ledger.kinds, wanted, policy, headroom).score_all(ledger, nodes)
     assert set(scores) | set(refusals) == nodes
     event(type(placed).__name__)
     if isinstance(placed, Unplaceable):

@@ -236,7 +236,9 @@ class _Greedy:
             load = pod.load if pod is not None else Load(0, 0, 0)
             residents.append(preemption.Resident(holding.uid, 0, load, holding, fixed=fixed))
         # What nodes have left counts the loads of these pods already.
-        full = preemption.FullNode(node=node, free=self._world.free_load(node.name), residents=residents)
+        full = preemption.FullNode(
+            kinds=self._world.ledger.kinds, node=node, free=self._world.free_load(node.name), residents=residents
+        )
         victims = preemption.least_harmful_victims(full, self._newcomer)
         blocking = [self._movables[uid] for uid in victims.uids] if victims is not None else []
         return sorted(blocking, key=lambda pod: (-pod.mem, pod.uid))

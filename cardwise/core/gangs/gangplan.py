@@ -291,7 +291,7 @@ class _Ground:
         return len(kind.candidates)
 
     def scorer(self, request: PodRequest, headroom: Sequence[Headroom]) -> Scorer:
-        return Scorer(request, request.policy or self.terms.policy, headroom, self.effort)
+        return Scorer(self.ledger.kinds, request, request.policy or self.terms.policy, headroom, self.effort)
 
     def harm(self, node: str) -> int:
         """The penalty of a node for a pod that needs no card: nodes with cards come last."""
@@ -540,7 +540,7 @@ class _Attempt:
         ground, scorer, used = queue.ground, queue.kind.scorer, self._used
         if headroom and scorer is not None and member.request is not None:
             scorer = ground.scorer(member.request, headroom)  # quotas leave less with every member
-            if scorer.is_exhausted_by_quotas(ground.ledger):
+            if scorer.is_exhausted_by_quotas():
                 return False
         while (node := queue.best()) is not None:
             if not ground.allowed(member, node):

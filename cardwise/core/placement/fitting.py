@@ -55,6 +55,13 @@ class AllowedKinds(NamedTuple):
     typed: frozenset[int] | None
 
 
+class KindHeadroom(NamedTuple):
+    """What the entry of a quota leaves, and the kinds of cards that it counts."""
+
+    entry_headroom: Headroom
+    kinds: frozenset[int]
+
+
 class SearchPlan(NamedTuple):
     """What to look for. `headroom`: what is left of the quota entries that this request may use up.
 
@@ -62,7 +69,7 @@ class SearchPlan(NamedTuple):
     """
 
     wants: tuple[AllowedKinds, ...]
-    headroom: Sequence[Headroom]
+    headroom: Sequence[KindHeadroom]
     unlimited: tuple[AllowedKinds, ...] | None
 
 
@@ -149,7 +156,8 @@ def make_search_plan(wanted: Sequence[CardRequest], kinds: CardKinds, headroom: 
                 card_request, kinds.levels(card_request.resource_class, [tight[i].entry for i in sorted(full)]), typed
             )
         )
-    return SearchPlan(tuple(wants), tuple(tight[i] for i in sorted(counted)), unlimited)
+    limits = tuple([KindHeadroom(tight[i], kinds.covered_kinds(tight[i].entry)) for i in sorted(counted)])
+    return SearchPlan(tuple(wants), limits, unlimited)
 
 
 def _least(card_request: CardRequest, kinds: CardKinds, entry: quotas.QuotaEntry) -> Charge:
@@ -175,16 +183,16 @@ def _charge(node: NodeState, i: int, card_request: CardRequest) -> Charge:
 
 
 def headroom_after(
-    headroom: Sequence[Headroom], node: NodeState, i: int, card_request: CardRequest
-) -> list[Headroom] | None:
+    headroom: Sequence[KindHeadroom], node: NodeState, i: int, card_request: CardRequest
+) -> list[KindHeadroom] | None:
     """What quotas leave when this card is taken for the claim; None where one of them does not allow it."""
     charge = _charge(node, i, card_request)
     remaining = []
-    for entry_headroom in headroom:
-        covered = node.registry.covered(node.kinds[i], entry_headroom.entry)
+    for entry_headroom, kinds in headroom:
+        covered = node.kinds[i] in kinds
         if covered and not entry_headroom.has_room_for(charge):
             return None
-        remaining.append(entry_headroom.subtract(charge) if covered else entry_headroom)
+        remaining.append(KindHeadroom(entry_headroom.subtract(charge) if covered else entry_headroom, kinds))
     return remaining
 
 
@@ -192,10 +200,12 @@ def headroom_after(
 
 
 # Score and positions of the cards for one claim, and what quotas leave beside them.
-Chosen = tuple[int, list[int], Sequence[Headroom]]
+Chosen = tuple[int, list[int], Sequence[KindHeadroom]]
 
 
-def choose(node: NodeState, want: AllowedKinds, headroom: Sequence[Headroom], policy: policies.Policy) -> Chosen | None:
+def choose(
+    node: NodeState, want: AllowedKinds, headroom: Sequence[KindHeadroom], policy: policies.Policy
+) -> Chosen | None:
     """The policy's choice of cards for one claim; None if there are too few that it may have."""
     codes = usable_codes(node, want.card_request)
     if headroom:
@@ -226,7 +236,7 @@ def choices(
     node: NodeState,
     codes: Sequence[int],
     want: AllowedKinds,
-    headroom: Sequence[Headroom],
+    headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     *,
     alike: Callable[[NodeState, int], object],
@@ -380,14 +390,13 @@ def _why_closed(node: NodeState, card_request: CardRequest, here: Sequence[int])
 
 
 def servable_requests(
-    node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()
+    kinds: CardKinds, node: NodeState, i: int, request: PodRequest, headroom: Sequence[Headroom] = ()
 ) -> tuple[list[CardRequest], str]:
     """The claims that the card may serve, whatever is free on it; if there are none, why: "type", "mps", "quota"."""
     kind = node.kinds[i]
-    wanted = [
-        (card_request, node.registry.allowed(card_request.resource_class)) for card_request in card_requests(request)
-    ]
+    wanted = [(card_request, kinds.allowed(card_request.resource_class)) for card_request in card_requests(request)]
     of_type = [card_request for card_request, typed in wanted if typed is None or kind in typed]
     open_to = [card_request for card_request in of_type if admits(node, i, card_request)]
-    may = [card_request for card_request in open_to if headroom_after(headroom, node, i, card_request) is not None]
+    limits = [KindHeadroom(entry_headroom, kinds.covered_kinds(entry_headroom.entry)) for entry_headroom in headroom]
+    may = [card_request for card_request in open_to if headroom_after(limits, node, i, card_request) is not None]
     return may, "" if may else "quota" if open_to else "mps" if of_type else "type"

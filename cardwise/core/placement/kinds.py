@@ -41,6 +41,7 @@ class CardKinds:
         self.changes = 0  # counts how often kinds, or what is known of them, may have changed
         self._allowed: dict[tuple[str, tuple[QuotaEntry, ...]], frozenset[int] | None] = {}
         self._levels: dict[tuple[str, tuple[QuotaEntry, ...]], tuple[KindLevel, ...]] = {}
+        self._covered: dict[QuotaEntry, frozenset[int]] = {}
 
     def add_card(self, card: Card | CardKind) -> int:
         """One more card is of this kind: returns its integer."""
@@ -91,6 +92,15 @@ class CardKinds:
         kind = self._kinds[number]
         return entry.covers(kind.classes, kind.model)
 
+    def covered_kinds(self, entry: QuotaEntry) -> frozenset[int]:
+        """The kinds of cards that the entry of a quota counts."""
+        covered = self._covered.get(entry)
+        if covered is None:
+            if len(self._covered) >= _MANY:
+                self._covered.clear()
+            covered = self._covered[entry] = frozenset(number for number in self._kinds if self.covered(number, entry))
+        return covered
+
     def allowed(self, resource_class: str, closed: Collection[QuotaEntry] = ()) -> frozenset[int] | None:
         """The kinds of the class ("": any) that none of the closed entries covers; None: all kinds."""
         if not resource_class and not closed:
@@ -136,3 +146,4 @@ class CardKinds:
         self.changes += 1
         self._allowed.clear()
         self._levels.clear()
+        self._covered.clear()

@@ -196,7 +196,9 @@ class Ledger:
             self._count(holding, -1)
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
         self._cards.set_uuids(node, before, now)
-        state.reset(cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()])
+        state.reset(
+            self.kinds, cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()]
+        )
         for holding in recounted:
             self._count(holding, 1)
         self._forget_if_empty(state)
@@ -294,7 +296,7 @@ class Ledger:
     def _state(self, name: str) -> NodeState:
         state = self._nodes.get(name)
         if state is None:
-            state = NodeState(name, self.kinds, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
+            state = NodeState(name, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
             self._nodes[name] = state
         return state
 
@@ -323,7 +325,7 @@ class Ledger:
         for share in holding.assignment.shares() if gone else ():
             kind = gone.get((holding.node, card_of(share)))
             if kind is not None:
-                state.record_kind_of(share, kind)
+                state.record_kind_of(self.kinds, share, kind)
         self._count(holding, 1)
         self._count_devices(holding, 1)
 
@@ -347,7 +349,7 @@ class Ledger:
                 break  # each has another holding: most often one of the first
             cards.difference_update(card_of(share) for share in self._holdings[uid].assignment.shares())
         for card in cards:
-            state.forget(card)
+            state.forget(self.kinds, card)
         return known
 
     def _count(self, holding: Holding, sign: int) -> None:

@@ -43,23 +43,19 @@ class NodeState:
         "max_clients",
         "mps",
         "name",
-        "registry",
         "takers",
         "uids",
         "used",
     )
 
-    def __init__(
-        self, name: str, registry: CardKinds, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE
-    ) -> None:
+    def __init__(self, name: str, *, kept_back: MiB, max_clients: int | None, core: int = FULL_CORE) -> None:
         self.name = name
         self.alone = (name,)  # as `Locations.nodes` has a UUID that only this node reports
-        self.registry = registry
         self.kept_back = kept_back
         self.core = core  # percent of the SMs that are given of each card
         self.max_clients = max_clients
         self.cards: list[Card] = []
-        self.kinds: list[int] = []  # integers of `registry`
+        self.kinds: list[int] = []  # of `CardKinds`
         self.here: frozenset[int] = frozenset()  # the same kinds, each once
         self.gone: dict[str | int, int] = {}  # by `card_of`, the kinds of held cards that the node has no more
         self.largest = 0  # MiB of the biggest card, without what is kept back
@@ -174,9 +170,7 @@ class NodeState:
 
     def copy(self) -> "NodeState":
         """With counts of its own."""
-        twin = NodeState(
-            self.name, self.registry, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core
-        )
+        twin = NodeState(self.name, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
         twin.cards, twin.largest, twin.takers = self.cards, self.largest, self.takers
         twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone
         twin.free, twin.used = self.free.copy(), self.used.copy()
@@ -192,19 +186,19 @@ class NodeState:
         twin.clear_shares()
         return twin
 
-    def reset(self, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
-        """Starts again with these cards and no shares. Cards that are gone keep their kinds if they are in `held`."""
+    def reset(self, kinds: CardKinds, cards: Sequence[Card], held: Iterable[CardShare]) -> None:
+        """Start again with these cards and no shares. Cards that are gone keep their kinds if they are in `held`."""
         before = [*self.kinds, *self.gone.values()]
-        kinds = [(share, self.kind(share)) for share in held]
+        former = [(share, self.kind(share)) for share in held]
         self.cards = sorted(cards, key=lambda card: card.index)
-        self.kinds = [self.registry.add_card(card) for card in self.cards]
+        self.kinds = [kinds.add_card(card) for card in self.cards]
         self.here = frozenset(self.kinds)
         self.gone = {}
-        for share, kind in kinds:
+        for share, kind in former:
             if kind != UNKNOWN:
-                self.record_kind_of(share, self.registry.get(kind))
+                self.record_kind_of(kinds, share, kinds.get(kind))
         for kind in before:  # after the others have come, so that a kind that stays is not forgotten
-            self.registry.remove_card(kind)
+            kinds.remove_card(kind)
         self.largest = max((card.mem for card in cards), default=0) - self.kept_back
         self.takers = sum(card.accepts_shares for card in cards)
         self.clear_shares()
@@ -225,15 +219,15 @@ class NodeState:
             return reported or MAX_CLIENTS
         return min(reported, self.max_clients) if reported else self.max_clients
 
-    def record_kind_of(self, share: CardShare, kind: CardKind) -> None:
-        """Notes the kind of the share's card, if the node does not have the card and its kind is not known."""
+    def record_kind_of(self, kinds: CardKinds, share: CardShare, kind: CardKind) -> None:
+        """Record the kind of the share's card, if the node does not have the card and its kind is not known."""
         card = card_of(share)
         if card not in self.gone and self.position(share) is None:
-            self.gone[card] = self.registry.add_card(kind)
+            self.gone[card] = kinds.add_card(kind)
 
-    def forget(self, card: str | int) -> None:
-        """Nothing is held any more on this card, which is gone."""
-        self.registry.remove_card(self.gone.pop(card))
+    def forget(self, kinds: CardKinds, card: str | int) -> None:
+        """Forget the card, which is gone and on which nothing is held any more."""
+        kinds.remove_card(self.gone.pop(card))
 
 
 def card_of(share: CardShare) -> str | int:

@@ -45,7 +45,7 @@ def place(
 
     `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
     """
-    scorer = Scorer(request, policy, headroom)
+    scorer = Scorer(ledger.kinds, request, policy, headroom)
     use_index = len(nodes) * _FEW > len(ledger.nodes_by_name())  # a few are asked faster than the index is walked
     if use_index and scorer.indexed:
         nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
@@ -63,10 +63,10 @@ def place(
 
 
 def place_on(
-    node: NodeState | None, request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
+    kinds: CardKinds, node: NodeState | None, request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> Placement | Refusal:
-    """The cards and devices of one node for the request, or why there are none."""
-    return Scorer(request, policy, headroom).place_on(node)
+    """The cards and devices of one node for the request, or why there are none. `kinds`: of the node's ledger."""
+    return Scorer(kinds, request, policy, headroom).place_on(node)
 
 
 def exceeded_entries(ledger: Ledger, placement: Placement, headroom: Sequence[Headroom]) -> list[quotas.QuotaEntry]:
@@ -138,11 +138,13 @@ class Scorer:
 
     def __init__(
         self,
+        kinds: CardKinds,
         request: PodRequest,
         policy: str,
         headroom: Sequence[Headroom] = (),
         effort: searching.SearchEffort | None = None,
     ) -> None:
+        self._kinds = kinds
         self._policy = policies.POLICIES[policy]
         self._walk = _INDEXED.get(policy)
         self._request = request
@@ -176,7 +178,7 @@ class Scorer:
         """The nodes that fit, the best first, by the index of all cards. The ledger must not change meanwhile."""
         if self._walk is None:
             return
-        plan = self._plan_on(ledger.kinds)
+        plan = self._search_plan()
         card_request, levels, _ = plan.wants[0]
         restricted = self._restricted(ledger)
         untolerated = (card_request.untolerated if restricted else 0) | (USED if card_request.whole else 0)
@@ -203,9 +205,9 @@ class Scorer:
         cards, counts = self._card_requests[0].cards, ledger.index().count(USED)
         return [name for name in nodes if counts.get(name, 0) >= cards]
 
-    def is_exhausted_by_quotas(self, ledger: Ledger) -> bool:
+    def is_exhausted_by_quotas(self) -> bool:
         """Whether quotas leave no kind of card for a part of the request, so that no node can take it."""
-        plan = self._plan_on(ledger.kinds)
+        plan = self._search_plan()
         return any(all(kinds == frozenset() for _, kinds in want.levels) for want in plan.wants)
 
     def score(self, node: NodeState | None) -> int | Refusal:
@@ -214,7 +216,7 @@ class Scorer:
             return self._score_with(self._devices, node)
         if node is None:
             return Refusal.NOT_OURS
-        return self._score(node, self._plan_on(node.registry))
+        return self._score(node, self._search_plan())
 
     def score_all(self, ledger: Ledger, nodes: Iterable[str]) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The score of each node that fits, and the refusal of each that does not."""
@@ -229,7 +231,7 @@ class Scorer:
                 else:
                     scores[name] = score
             return scores, refusals
-        plan = self._plan_on(ledger.kinds)
+        plan = self._search_plan()
         card_request, levels, typed = plan.wants[0]
         least, whole = card_code(card_request.mem), card_request.whole
         plain = self._simple and levels is ANY_CARD and not plan.headroom
@@ -261,7 +263,7 @@ class Scorer:
 
     def refuse_all(self, ledger: Ledger, nodes: Iterable[str]) -> dict[str, Refusal]:
         """Why each node cannot take the request, once `best_node` has found none that can."""
-        plan = self._plan_on(ledger.kinds)
+        plan = self._search_plan()
         card_request, _, typed = plan.wants[0]
         limited, by_name = plan.unlimited is not None, ledger.nodes_by_name()
 
@@ -297,7 +299,7 @@ class Scorer:
             if isinstance(of_devices, Refusal):
                 return of_devices
             free, granted = of_devices
-        plan = self._plan_on(node.registry)
+        plan = self._search_plan()
         effort = effort or searching.SearchEffort()  # a fresh effort finds again what was found before
         fit = searching.fit_request(node, plan, self._policy, effort)
         if isinstance(fit, Refusal):
@@ -309,7 +311,7 @@ class Scorer:
 
     def place_at(self, node: NodeState, position: int, score: int) -> Placement:
         """The placement of a one-card request on this card, which the caller has found fit."""
-        return self._placement(node, self._plan_on(node.registry), [[position]], score, {})
+        return self._placement(node, self._search_plan(), [[position]], score, {})
 
     def _placement(
         self,
@@ -334,9 +336,9 @@ class Scorer:
         """Whether MPS may close a card of the ledger to the request."""
         return bool(ledger.managed) or self._request.mps is Mode.REQUIRED
 
-    def _plan_on(self, kinds: CardKinds) -> fitting.SearchPlan:
+    def _search_plan(self) -> fitting.SearchPlan:
         if self._plan is None:
-            self._plan = fitting.make_search_plan(self._card_requests, kinds, self._headroom)
+            self._plan = fitting.make_search_plan(self._card_requests, self._kinds, self._headroom)
         return self._plan
 
     def _score_with(self, devices: WantedDevices, node: NodeState | None) -> int | Refusal:
@@ -346,7 +348,7 @@ class Scorer:
         free = devices.available(node.devices, node.device_holds)
         if isinstance(free, Refusal):
             return free
-        return self._score(node, self._plan_on(node.registry)) if self._card_requests else self._score_devices(free)
+        return self._score(node, self._search_plan()) if self._card_requests else self._score_devices(free)
 
     def _score_devices(self, free: int) -> int:
         """The policy's score of a node with so many free devices, as if they were the MiB of a card."""

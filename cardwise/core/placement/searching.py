@@ -8,10 +8,10 @@ from typing import Final
 
 from cardwise.core.api import policies
 from cardwise.core.api.cards import POSITION
-from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement.fitting import (
     AllowedKinds,
     CardRequest,
+    KindHeadroom,
     SearchPlan,
     choices,
     choose,
@@ -73,7 +73,7 @@ def refusal_reason(
 def _search(
     node: NodeState,
     wants: Sequence[AllowedKinds],
-    headroom: Sequence[Headroom],
+    headroom: Sequence[KindHeadroom],
     policy: policies.Policy,
     effort: SearchEffort,
 ) -> _Found | AllowedKinds | None:
@@ -103,7 +103,7 @@ def _search(
 
 
 def _hopeless(
-    node: NodeState, wants: Sequence[AllowedKinds], headroom: Sequence[Headroom], policy: policies.Policy
+    node: NodeState, wants: Sequence[AllowedKinds], headroom: Sequence[KindHeadroom], policy: policies.Policy
 ) -> AllowedKinds | None:
     """The first part that finds no card even alone, or None."""
     return next((want for want in wants if choose(node, want, headroom, policy) is None), None)
@@ -150,7 +150,7 @@ class _Backtracking:
         self._effort = effort
         self._until = max(0, effort.remaining - _STEPS)
 
-    def search(self, node: NodeState, headroom: Sequence[Headroom], at: int = 0) -> _Found | None:
+    def search(self, node: NodeState, headroom: Sequence[KindHeadroom], at: int = 0) -> _Found | None:
         """The first choice for the claims from this one on that gives cards to all of them."""
         want = self._wants[at]
         if at + 1 == len(self._wants):

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from cardwise.core.api.mpsprofile import NOBODY
-from cardwise.core.api.quotas import Headroom
 from cardwise.core.placement import fitting
-from cardwise.core.placement.fitting import AllowedKinds, CardRequest, SearchPlan
+from cardwise.core.placement.fitting import AllowedKinds, CardRequest, KindHeadroom, SearchPlan
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
@@ -154,7 +153,7 @@ class _CardChoice:
         }
 
     def _choose(
-        self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], headroom: Sequence[Headroom]
+        self, slot: int, start: int, uses: dict[int, _Use], spent: tuple[int, ...], headroom: Sequence[KindHeadroom]
     ) -> None:
         """Tries all choices for the slots from this one on. `start`: a place in the order of the slot's claim; `spent`:
         the sum of the single costs of the cards chosen so far for this claim.

@@ -109,7 +109,7 @@ def explain(
 
     `ranked`: how good the engine finds each node that takes the pod, where the policy compares all nodes.
     """
-    scorer = placement.Scorer(request, policy, headroom)
+    scorer = placement.Scorer(ledger.kinds, request, policy, headroom)
     wanted = WantedDevices(request.devices).counts
     views = []
     for name in nodes:
@@ -159,7 +159,7 @@ def find_cheapest_node(
         here = {holding.uid: holding for holding in ledger.holdings(view.name) if holding.uid not in kept}
         residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.mark)) for h in here.values()]
         victims = preemption.least_harmful_victims(
-            preemption.FullNode(node=node, free=_PLENTY, residents=residents), newcomer
+            preemption.FullNode(kinds=ledger.kinds, node=node, free=_PLENTY, residents=residents), newcomer
         )
         if node is None or victims is None:
             continue
@@ -192,13 +192,13 @@ def find_smaller_request(
         open_ = [] if node is None else [
             node.free[i]
             for i, card in enumerate(node.cards)
-            if card.accepts_shares and not fitting.servable_requests(node, i, request, headroom)[1]
+            if card.accepts_shares and not fitting.servable_requests(ledger.kinds, node, i, request, headroom)[1]
         ]  # fmt: skip
         free_for_all = sorted(open_, reverse=True)[container.cards - 1 : container.cards]
         candidates += [(free, name) for free in free_for_all if 0 < free < container.mem_per_card]
     for free, name in sorted(candidates, key=lambda candidate: (-candidate[0], candidate[1]))[:_LOOKED_AT]:
         smaller_request = replace(request, containers=(replace(container, mem=MiB(free * container.cards)),))
-        placed = placement.place_on(ledger.node(name), smaller_request, policy, headroom)
+        placed = placement.place_on(ledger.kinds, ledger.node(name), smaller_request, policy, headroom)
         if not isinstance(placed, Refusal):
             return SmallerRequest(MiB(free * container.cards), name, tuple(placed.assignment.indices()))
     return None
@@ -231,7 +231,7 @@ def pods_in_the_way(
                 gone += near.holders
                 undo += [ledger.release(holding.uid) for holding in near.holders]
                 node_name = near.node
-            placed_pod = placement.place_on(ledger.node(node_name), request, policy, headroom)
+            placed_pod = placement.place_on(ledger.kinds, ledger.node(node_name), request, policy, headroom)
             if isinstance(placed_pod, Refusal):
                 return None
             placed.append(f"member/{i}")
@@ -282,7 +282,7 @@ def place_on_empty(
     try:
         for i, request in enumerate(requests):
             best, refusals = _best(ledger, nodes[i], request, policy)
-            placed_pod = placement.place_on(ledger.node(best), request, policy, ()) if best else None
+            placed_pod = placement.place_on(ledger.kinds, ledger.node(best), request, policy, ()) if best else None
             if placed_pod is None or isinstance(placed_pod, Refusal):
                 first = first or (i, refusals)
                 continue
@@ -303,7 +303,7 @@ def place_on_empty(
 
 def _best(ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str) -> tuple[str, dict[str, Refusal]]:
     """The node that the policy finds best for the request, "" where none takes it; and why the others refuse it."""
-    scorer = placement.Scorer(request, policy, ())
+    scorer = placement.Scorer(ledger.kinds, request, policy, ())
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     refusals = {name: score for name, score in scores.items() if isinstance(score, Refusal)}
     taking = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
@@ -324,7 +324,7 @@ def _cards(
             holders.setdefault(position or 0, []).append(holding)
     views = []
     for i, card in enumerate(node.cards):
-        card_requests, closed = fitting.servable_requests(node, i, request, headroom)
+        card_requests, closed = fitting.servable_requests(ledger.kinds, node, i, request, headroom)
         views.append(
             CardView(
                 index=card.index,

@@ -16,6 +16,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
+from cardwise.core.placement.kinds import CardKinds
 from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import cardvictims, setcover
@@ -42,10 +43,14 @@ class Resident(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullNode:
-    """A full node. `free`: cpu, memory and pods for further pods, below 0 where it has too little. `allowed`: how many
-    evictions each disruption budget allows.
+    """A full node.
+
+    kinds: the kinds of cards of its ledger.
+    free: cpu, memory and pods for further pods, below 0 where it has too little.
+    allowed: how many evictions each disruption budget allows.
     """
 
+    kinds: CardKinds
     node: NodeState | None
     free: Load
     residents: Sequence[Resident]
@@ -147,6 +152,7 @@ class _VictimSearch:
 
     def __init__(self, full: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
         self._newcomer = newcomer
+        self._kinds = full.kinds
         self._allowed = full.allowed
         self._residents = {resident.uid: resident for resident in full.residents}
         self._victims: dict[str, Victim] = {}  # by UID: each search of the question takes the same
@@ -215,7 +221,7 @@ class _VictimSearch:
         if self._newcomer.request is None or state is None:
             return None
         return fitting.make_search_plan(
-            fitting.card_requests(self._newcomer.request), state.registry, self._newcomer.headroom
+            fitting.card_requests(self._newcomer.request), self._kinds, self._newcomer.headroom
         )
 
     def _cheapest(self, candidates: Sequence[Resident]) -> Cover | None:
@@ -264,7 +270,7 @@ class _VictimSearch:
         newcomer = self._newcomer
         if newcomer.request is None:
             return True
-        placed = placement.place_on(node.state, newcomer.request, newcomer.policy, newcomer.headroom)
+        placed = placement.place_on(self._kinds, node.state, newcomer.request, newcomer.policy, newcomer.headroom)
         return None if isinstance(placed, Refusal) else placed.assignment
 
     def _minimal_victims(self, gone: list[Resident]) -> Victims | None:

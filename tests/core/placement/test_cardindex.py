@@ -35,13 +35,13 @@ pod_requests = st.one_of(
 
 def slowly(ledger, nodes, wanted, policy):
     """What `place` must answer, node by node."""
-    scorer = Scorer(wanted, policy)
+    scorer = Scorer(ledger.kinds, wanted, policy)
     scores = {name: scorer.score(ledger.node(name)) for name in nodes}
     fitting = {name: score for name, score in scores.items() if not isinstance(score, Refusal)}
     if not fitting:
         return Unplaceable(refusals=scores)
     best = min(fitting, key=lambda name: (-fitting[name], name))
-    return place_on(ledger.node(best), wanted, policy)
+    return place_on(ledger.kinds, ledger.node(best), wanted, policy)
 
 
 @given(changes, pod_requests, st.sets(st.sampled_from([*NODES, "unknown"])), st.sampled_from(sorted(policies.POLICIES)))

@@ -146,9 +146,9 @@ def test_devices_alone_go_where_the_fewest_or_the_most_are_free(policy, node):
     first = 1 if node == "n2" else 0
     uuids = [others.uuid(i, node=node) for i in (first, 3 if node == "n2" else 1)]
     assert placed.assignment.devices == {"0": tuple(DeviceShare("rdma", uuid) for uuid in uuids)}
-    same = placement.place_on(ledger.node(node), others.parse_request(others.wanting(rdma=2)), policy)
+    same = placement.place_on(ledger.kinds, ledger.node(node), others.parse_request(others.wanting(rdma=2)), policy)
     assert same == placed
-    scorer = placement.Scorer(others.parse_request(others.wanting(rdma=2)), policy)
+    scorer = placement.Scorer(ledger.kinds, others.parse_request(others.wanting(rdma=2)), policy)
     assert scorer.score(ledger.node(node)) == placed.score
 
 
@@ -179,7 +179,7 @@ def test_each_node_says_what_it_lacks_devices_first():
     }
     pod_request = others.parse_request(others.wanting(container(gpu_mem=100), rdma=1))
     for node, refusal in answer.refusals.items():
-        assert placement.place_on(ledger.node(node), pod_request, "binpack") is refusal
+        assert placement.place_on(ledger.kinds, ledger.node(node), pod_request, "binpack") is refusal
 
 
 def test_a_share_goes_to_another_card_where_the_pods_other_shares_need_the_first():
@@ -206,14 +206,14 @@ def test_a_card_that_mps_closes_is_passed_over_on_its_node():
     ledger = Ledger()
     ledger.set_cards("n1", [replace(card, mps=CardMps(ready=card.mem > 51)) for card in cards(101, 51)])
     pod_request = request.parse(pod(gpu_mem=40))
-    assert placement.Scorer(pod_request, "binpack").score(ledger.node("n1")) == -101
-    assert placement.place_on(ledger.node("n1"), pod_request, "binpack").assignment.indices() == [0]
+    assert placement.Scorer(ledger.kinds, pod_request, "binpack").score(ledger.node("n1")) == -101
+    assert placement.place_on(ledger.kinds, ledger.node("n1"), pod_request, "binpack").assignment.indices() == [0]
 
 
 def test_a_node_that_has_only_scarce_cards_is_the_worse_one():
     ledger = typed_ledger(n1=[V100], n2=[K80])
     for policy in ("binpack", "spread"):
-        scorer = placement.Scorer(request.parse(pod(gpu_mem=100)), policy)
+        scorer = placement.Scorer(ledger.kinds, request.parse(pod(gpu_mem=100)), policy)
         assert scorer.score(ledger.node("n1")) < scorer.score(ledger.node("n2"))
 
 
@@ -243,7 +243,7 @@ def test_all_nodes_are_scored_as_each_alone_where_all_cards_are_of_one_kind(poli
     for index in (0, 1):
         ledger.set_holding(holding(f"u{index}", 5, index, node="n3", total=40))
     headroom = [quotas.headroom(entry, NOTHING)] if entry else []
-    scorer = placement.Scorer(request.parse(pod(**amounts)), policy, headroom)
+    scorer = placement.Scorer(ledger.kinds, request.parse(pod(**amounts)), policy, headroom)
     score_by_node = {node.name: scorer.score(node) for node in ledger.nodes()}
     fit, not_fit = scorer.score_all(ledger, score_by_node)
     assert fit | not_fit == score_by_node
@@ -265,12 +265,12 @@ def test_all_nodes_are_scored_as_each_alone(policy, amounts, entry):
     ledger.set_holding(holding("u", 100, 0, node="n3", total=11441))
     headroom = quota(ledger, entry) if entry else []
     names = ["unknown", "n1", "n2", "n3", "n4"]
-    scorer = placement.Scorer(request.parse(pod(**amounts)), policy, headroom)
+    scorer = placement.Scorer(ledger.kinds, request.parse(pod(**amounts)), policy, headroom)
     score_by_node = {name: scorer.score(ledger.node(name)) for name in names}
     fit, not_fit = scorer.score_all(ledger, names)
     assert fit | not_fit == score_by_node
     for name in names:
-        placed = placement.place_on(ledger.node(name), request.parse(pod(**amounts)), policy, headroom)
+        placed = placement.place_on(ledger.kinds, ledger.node(name), request.parse(pod(**amounts)), policy, headroom)
         assert (placed if isinstance(placed, Refusal) else placed.score) == score_by_node[name]
 
 
@@ -329,7 +329,8 @@ ONE_SPLIT = [of_class("x", gpu_mem=200, gpu_count=2), of_class("y", gpu_mem=100)
 def test_each_card_that_is_tried_beyond_the_first_choices_is_a_step(asking, cards, least):
     for steps in (least - 1, least):
         effort = SearchEffort(steps)
-        scorer = placement.Scorer(request.parse(pod(containers=asking)), "binpack")
-        placed = scorer.place_on(of_classes(*cards).node("n1"), effort)
+        ledger = of_classes(*cards)
+        scorer = placement.Scorer(ledger.kinds, request.parse(pod(containers=asking)), "binpack")
+        placed = scorer.place_on(ledger.node("n1"), effort)
         assert (placed is not Refusal.TOGETHER) == (steps == least)
         assert effort.remaining == 0

@@ -100,7 +100,7 @@ def test_who_asks_for_no_cores_may_have_a_card_of_which_too_many_are_given():
     several = [container(name, gpu_mem=10) for name in "ab"]
     for amounts in ({"gpu_mem": 90}, {"containers": several}):
         assert place(ledger, **amounts).node == "n1"
-        assert placement.place_on(ledger.node("n1"), request.parse(pod(**amounts)), "binpack") == place(
+        assert placement.place_on(ledger.kinds, ledger.node("n1"), request.parse(pod(**amounts)), "binpack") == place(
             ledger, **amounts
         )
     assert place(ledger, gpu_mem=10, gpu_core=1).refusals["n1"] is Refusal.NO_CORE
@@ -197,7 +197,7 @@ def test_the_last_client_is_let_in_and_two_containers_are_two():
     ledger.set_cards("n1", cards(100))
     assert place(ledger, gpu_mem=1).node == "n1"
     two = request.parse(pod(containers=[container(name, gpu_mem=1) for name in "ab"]))
-    for scorer in (placement.Scorer(two, "binpack"), placement.Scorer(two, "spread")):
+    for scorer in (placement.Scorer(ledger.kinds, two, policy) for policy in ("binpack", "spread")):
         assert scorer.score_all(ledger, ["n1"]) == ({}, {"n1": Refusal.TOO_MANY_CLIENTS})
 
 
@@ -315,7 +315,8 @@ def test_a_cordoned_card_gets_nothing_new_and_what_is_on_it_stays_counted():
 )
 def test_requests_that_would_fit_alone_are_refused_for_being_together(frees, amounts, refusal):
     several = [container(f"c{i}", **container_amounts) for i, container_amounts in enumerate(amounts)]
-    placed = placement.place_on(ledger_with_free(n1=frees).node("n1"), request.parse(pod(containers=several)), "spread")
+    ledger = ledger_with_free(n1=frees)
+    placed = placement.place_on(ledger.kinds, ledger.node("n1"), request.parse(pod(containers=several)), "spread")
     assert (placed if isinstance(placed, Refusal) else None) is refusal
 
 

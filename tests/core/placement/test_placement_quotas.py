@@ -40,7 +40,10 @@ def test_a_quota_counts_all_cards_of_a_request_together():
     unlimited = placement.place(ledger, ["n1"], split, "binpack")
     assert location_of(unlimited) == ("n1", [0, 1])
     assert placement.exceeded_entries(ledger, unlimited, headroom) == [headroom[0].entry]
-    assert placement.place_on(ledger.node("n1"), split, "binpack", quota(ledger, QuotaEntry(shares=1))) is Refusal.QUOTA
+    assert (
+        placement.place_on(ledger.kinds, ledger.node("n1"), split, "binpack", quota(ledger, QuotaEntry(shares=1)))
+        is Refusal.QUOTA
+    )
 
 
 @pytest.mark.parametrize(
@@ -150,8 +153,8 @@ def test_quotas_that_leave_no_cards_for_a_part_of_a_request_exhaust_it():
 
     def exhausted(headroom, *containers):
         return placement.Scorer(
-            request.parse(pod(containers=list(containers))), "binpack", headroom
-        ).is_exhausted_by_quotas(ledger)
+            ledger.kinds, request.parse(pod(containers=list(containers))), "binpack", headroom
+        ).is_exhausted_by_quotas()
 
     k80, v100, any_card = of_class("k80", gpu_mem=1), of_class("v100", gpu_mem=1), container("any", gpu_mem=1)
     assert exhausted(full, k80)

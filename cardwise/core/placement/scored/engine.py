@@ -160,7 +160,7 @@ class Engine:
         """A node with room for the load, and its cards; None if there is none. `headroom`: what quotas leave."""
         known = self._refresh(policy)
         card_requests = fitting.card_requests(request)
-        scorer = Scorer(request, BY_CARDS if policy in self._scorings else policy, headroom)
+        scorer = Scorer(self._ledger.kinds, request, BY_CARDS if policy in self._scorings else policy, headroom)
         ask = request_size(request, card_requests, load)
         if ask is None or not known:
             return self._by_cards(scorer, card_requests, load, nodes)

@@ -42,7 +42,7 @@ class Busy:
         return Load(1000, 1000, 100) if self.ledger.node(node) else None
 
     def occupy(self, node):
-        placed = place_on(self.ledger.node(node), whole(1), "binpack")
+        placed = place_on(self.ledger.kinds, self.ledger.node(node), whole(1), "binpack")
         self.at += 1
         self.ledger.set_holding(Holding(f"{self.at}", "ns", "p", node, placed.assignment))
         self.engine.place(whole(1), LOAD, "binpack")  # it sees what has changed
