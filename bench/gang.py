@@ -14,7 +14,8 @@ from cardwise.core.api.request import Load
 from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from tests.build import container, pod
 
 CARDS = 8

@@ -6,7 +6,8 @@ from typing import Any
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 
 P100 = 16276  # MiB, the card of Alibaba's articles
 

@@ -19,7 +19,8 @@ from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.api.mpsprofile import SILENT, UNKNOWN
 from cardwise.core.api.quotas import GPUQuota, Headroom
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.ledger import REPORTED, Holding, Ledger
+from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import quantity
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.simulation.baselines import BASELINES

@@ -11,7 +11,8 @@ from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import is_valid_grant
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement
 from extender.cache.capacity import Capacity

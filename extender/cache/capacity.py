@@ -9,7 +9,8 @@ that. Not thread-safe: the state locks.
 from collections.abc import Collection
 from typing import Final
 
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from extender.cache.nodeload import NodeLoads
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import PlacedPod

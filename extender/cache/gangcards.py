@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 
 _NOTHING: Mapping[str, list[Holding]] = {}

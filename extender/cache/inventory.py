@@ -13,7 +13,7 @@ from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.mpsprofile import UNKNOWN
 from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.ledger import REPORTED, Holding
+from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.kube.survey import MOST_CARDS
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership

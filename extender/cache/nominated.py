@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from cardwise.core.api import policies
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims

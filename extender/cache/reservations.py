@@ -45,7 +45,7 @@ from cardwise.clock import Clock
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import REPORTED, Holding
+from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.kube.watch.reflector import WatchPace
 from extender.cache.capacity import RESERVED, Capacity
 from extender.cache.inventory import Inventory, Report

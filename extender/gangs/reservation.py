@@ -39,7 +39,7 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Planned, Unplanned
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.gangs.gangstate import Gang
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from extender.cache.cache import Cache
 from extender.gangs.cardsearch import CardSearch
 

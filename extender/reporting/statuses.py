@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from cardwise.core.api import names, quotas
 from cardwise.core.api.quotas import Charge, QuotaEntry
-from cardwise.core.placement.ledger import REPORTED, Holding, Ledger
+from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from extender.cache.reservations import MARKS, Phase

@@ -3,7 +3,7 @@
 from cardwise.core.api import names, request
 from cardwise.core.api.assignment import Assignment, DeviceShare
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from tests.build import container, pod
 
 

@@ -13,7 +13,7 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
 from cardwise.core.gangs.gangs import GangPatience, Member
 from cardwise.core.gangs.gangstate import Gang, GangPlan
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from cardwise.core.values.quantity import MiB, Percent
 from cardwise.core.values.refusals import Refusal
 from extender.api import verbs

@@ -8,7 +8,8 @@ from cardwise.clock import Clock
 from cardwise.core.api import names
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.decoded import Json
 from cardwise.kube import paths
 from extender.records import objects

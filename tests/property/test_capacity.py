@@ -10,7 +10,8 @@ from cardwise.core.gangs.capacity import Capacities, MemberShape, ShapeCapacity,
 from cardwise.core.gangs.gangplan import Planned, Terms
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from extender.cache.nodeload import NodeLoads
 from extender.records.nodeinfo import NodeRecord, PlacedPod

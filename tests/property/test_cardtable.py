@@ -7,7 +7,8 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement import fitting, placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.placement.scored.cardtable import CardArrays, CardTable
 from cardwise.core.placement.scored.nodetable import NodeTable

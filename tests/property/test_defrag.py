@@ -12,7 +12,8 @@ from cardwise.core.api.request import Load
 from cardwise.core.defrag.defrag import MovePlan, plan
 from cardwise.core.defrag.moving import DefragGoal, MovablePod, WhatIfCluster
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from tests.build import cards, shares
 from tests.core.defrag.test_defrag import SIZE, Placer, share

@@ -10,7 +10,8 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import WantedDevices, is_valid_grant, sort_devices
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Unplaceable
 from cardwise.core.values.refusals import Refusal
 from tests.core.others import device

@@ -13,7 +13,8 @@ from cardwise.core.gangs import gangplan
 from cardwise.core.gangs.gangplan import Draft, Planned, Terms, TurnOver
 from cardwise.core.gangs.gangs import Member
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from tests.build import cards, container, pod
 from tests.examples import examples

@@ -9,8 +9,9 @@ from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import NOTHING, QuotaEntry
 from cardwise.core.placement import placement
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import Ledger
 from tests.build import IN_USE, OUT_OF_USE, container, pod
 from tests.examples import examples
 

@@ -14,8 +14,9 @@ from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import NOTHING
 from cardwise.core.placement.devices import Device
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import Ledger
 from tests.examples import examples
 
 NODES = ["n1", "n2", "n3"]

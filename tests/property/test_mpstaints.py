@@ -8,7 +8,8 @@ from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import IMAGE, MIXED, UNKNOWN, CardMps
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import REPORTED, Holding, Ledger
+from cardwise.core.placement.holding import REPORTED, Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures
 from cardwise.core.placement.scored.rows import ShapeScores

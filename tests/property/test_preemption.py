@@ -14,7 +14,8 @@ from cardwise.core.api.mpsprofile import IMAGE, CardMps
 from cardwise.core.api.request import ContainerRequest, DeviceRequest, Load, PodRequest
 from cardwise.core.placement import placement
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident

@@ -13,7 +13,8 @@ from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.api.request import ContainerRequest, PodRequest
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.mpstaints import untolerated_by
 from cardwise.core.placement.placement import Placement, Scorer
 from cardwise.core.values.refusals import Refusal

@@ -9,7 +9,8 @@ from cardwise.core.api import names, policies, quotas, request
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import QuotaEntry
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Scorer, Unplaceable
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.refusals import Refusal

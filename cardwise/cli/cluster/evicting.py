@@ -12,7 +12,7 @@ from cardwise.clock import Clock
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.defrag.moving import Move
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from cardwise.core.values.decoded import Json, annotations_of
 from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient

@@ -10,7 +10,8 @@ from cardwise.cli.cluster import published, snapshots, workloads
 from cardwise.cli.cluster.published import PublishedPolicy
 from cardwise.core.api import names, request
 from cardwise.core.defrag.moving import MovablePod
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube.pods import eligible

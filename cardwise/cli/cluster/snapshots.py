@@ -11,7 +11,7 @@ from cardwise.core.api import classes, names, request
 from cardwise.core.api.cards import Card
 from cardwise.core.api.classes import Classifier, ResourceClass
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, survey

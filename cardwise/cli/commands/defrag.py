@@ -23,7 +23,8 @@ from cardwise.cli.render import printing, tables
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import MovePlan, plan
 from cardwise.core.defrag.moving import DefragGoal, MovablePod, Move, WhatIfCluster
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest

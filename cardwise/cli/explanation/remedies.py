@@ -11,7 +11,8 @@ from cardwise.core.api.mps import MODE, Mode
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import PodRequest
 from cardwise.core.placement import fitting, totals
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.preemption import explanation
 from cardwise.core.preemption.explanation import CardView, NodeView
 from cardwise.core.values import wording

@@ -12,8 +12,8 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from cardwise.core.api.request import Load
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import CardKinds
-from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodetable import Floats, NodeTable

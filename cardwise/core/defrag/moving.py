@@ -12,7 +12,8 @@ from typing import Final, NamedTuple, Protocol
 
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 
 _NOBODY: Final = "defrag-goal-"  # + a number: UIDs of pods that are put somewhere to see whether they fit

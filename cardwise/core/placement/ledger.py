@@ -16,54 +16,24 @@ whether a node has them or not.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import Final
 
 from cardwise.core.api import quotas
-from cardwise.core.api.assignment import Assignment, CardShare
+from cardwise.core.api.assignment import CardShare
 from cardwise.core.api.cards import FULL_CORE, PLACE, POSITION, Card
-from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.quotas import NOTHING, Charge
 from cardwise.core.placement.cardindex import KIND, USED, CardIndex, Entry
 from cardwise.core.placement.devices import Device, sort_devices
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.locations import Locations
 from cardwise.core.placement.memoryindex import MemoryIndex
 from cardwise.core.placement.nodestate import NodeState, card_of
 from cardwise.core.values.quantity import MiB
 
-REPORTED: Final = "reported"  # the mark of what a node reports of a pod that is gone
-
 Undo = Callable[[], None]
 # What cards were that the node has no more, by node and `card_of`.
 FormerKinds = Mapping[tuple[str, str | int], CardKind]
-
-
-@dataclass(frozen=True, slots=True)
-class Holding:
-    """What one pod holds. `mark`: why it counts, if there is no bound pod (reserved, or its pod is gone). `mps_client`:
-    how the pod uses MPS. `charged`: quotas count it.
-    """
-
-    uid: str
-    namespace: str
-    name: str
-    node: str
-    assignment: Assignment
-    mark: str = ""
-    mps_client: MpsClient = COMMON
-    charged: bool = True
-
-    @property
-    def marked_name(self) -> str:
-        """The pod's name, and its mark in brackets if it has one."""
-        return f"{self.name} ({self.mark})" if self.mark else self.name
-
-    def counts_like(self, other: "Holding") -> bool:
-        """Whether no count changes if this takes the place of the other."""
-        mine = self.node, self.namespace, self.mps_client, self.assignment, self.charged
-        return mine == (other.node, other.namespace, other.mps_client, other.assignment, other.charged)
 
 
 class Ledger:

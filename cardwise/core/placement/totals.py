@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from cardwise.core.api import quotas
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.api.quotas import NOTHING, Charge, GPUQuota, QuotaEntry
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest

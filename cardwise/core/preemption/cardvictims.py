@@ -13,7 +13,7 @@ from typing import Final
 from cardwise.core.api.mpsprofile import NOBODY
 from cardwise.core.placement import fitting
 from cardwise.core.placement.fitting import AllowedKinds, CardRequest, KindHeadroom, SearchPlan
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import setcover
 from cardwise.core.preemption.setcover import Cover, CoverEffort, Victim

@@ -12,7 +12,8 @@ from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
 from cardwise.core.placement.devices import WantedDevices
 from cardwise.core.placement.fitting import CardRequest
-from cardwise.core.placement.ledger import Holding, Ledger, Undo
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger, Undo
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import preemption
 from cardwise.core.values.quantity import MiB

@@ -16,8 +16,8 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.placement import fitting, placement
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import CardKinds
-from cardwise.core.placement.ledger import Holding
 from cardwise.core.placement.nodestate import NodeState
 from cardwise.core.preemption import cardvictims, setcover
 from cardwise.core.preemption.setcover import MOST, Cover, CoverEffort, Victim

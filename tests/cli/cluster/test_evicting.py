@@ -10,7 +10,7 @@ import pytest
 from cardwise.cli.cluster.evicting import MoveRun
 from cardwise.core.api import assignment
 from cardwise.core.defrag.moving import Move
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from tests.build import Assignment
 from tests.cli import worlds
 from tests.cli.cardworlds import Cards

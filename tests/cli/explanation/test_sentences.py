@@ -8,7 +8,7 @@ from cardwise.cli.explanation.holdups import PodSurroundings
 from cardwise.core.api import assignment, names, quotas, request
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload
 from cardwise.core.values.refusals import Refusal

@@ -2,7 +2,8 @@
 
 from cardwise.cli.render import inspecttable
 from cardwise.core.api.cards import Card
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from tests.build import cards, holding, ledger_with_free
 
 ADDRESSES = {"n1": "10.0.0.1", "n2": "10.0.0.2"}

@@ -12,7 +12,8 @@ from cardwise.core.api.request import ContainerRequest, Load, PodRequest
 from cardwise.core.defrag.defrag import plan
 from cardwise.core.defrag.moving import DefragGoal, MovablePod, WhatIfCluster
 from cardwise.core.placement import placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement
 from cardwise.core.placement.scored.shapes import RequestSize
 from cardwise.core.placement.scored.workload import Workload

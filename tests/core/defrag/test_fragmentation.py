@@ -9,7 +9,8 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.request import Load
 from cardwise.core.defrag import fragmentation
 from cardwise.core.defrag.fragmentation import Fragments, Memory
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.shapes import RequestSize
 from tests.build import cards, holding, shares
 

@@ -9,8 +9,9 @@ from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
 from cardwise.core.api.cards import Card
 from cardwise.core.api.quotas import NOTHING, Charge, QuotaEntry
 from cardwise.core.placement import placement
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.ledger import Ledger
 from tests.build import P100, cards, holding, pod, shares
 from tests.core import others
 

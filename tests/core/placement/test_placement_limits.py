@@ -10,7 +10,8 @@ from cardwise.core.api.cards import Card
 from cardwise.core.api.mps import Mode
 from cardwise.core.api.mpsprofile import CardMps, mps_client
 from cardwise.core.placement import fitting, placement, searching
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.nodestate import MAX_CLIENTS
 from cardwise.core.preemption import explanation
 from cardwise.core.values.refusals import Refusal

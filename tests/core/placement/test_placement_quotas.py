@@ -5,7 +5,8 @@ import pytest
 from cardwise.core.api import request
 from cardwise.core.api.quotas import Charge, QuotaEntry
 from cardwise.core.placement import fitting, placement
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values.refusals import Refusal
 from tests.build import P100, cards, container, ledger_with_free, pod
 from tests.core import others

@@ -8,7 +8,8 @@ import pytest
 from cardwise.core.api import names, request
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 from cardwise.core.api.request import Load
-from cardwise.core.placement.ledger import REPORTED, Ledger
+from cardwise.core.placement.holding import REPORTED
+from cardwise.core.placement.ledger import Ledger
 from extender.cache import reservations
 from extender.cache.capacity import Capacity
 from extender.cache.inventory import Inventory

@@ -9,7 +9,7 @@ import yaml
 
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.placement.devices import Device
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from extender.reporting.statuswriter import StatusWriter
 from tests.extender.statusworlds import (
     CARDS,

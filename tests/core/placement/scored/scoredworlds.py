@@ -2,7 +2,8 @@
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.workload import learn_workload
 from cardwise.core.values.quantity import MiB, Percent

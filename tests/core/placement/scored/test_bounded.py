@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cardwise.core.api.cards import Card
-from cardwise.core.placement.ledger import Holding
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.fgd import Fgd
 from cardwise.core.placement.scored.nodefeatures import NodeFeatures

@@ -5,7 +5,8 @@ import pytest
 
 from cardwise.core.api.cards import Card
 from cardwise.core.api.request import ContainerRequest, Load, PodRequest
-from cardwise.core.placement.ledger import Holding, Ledger
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import place_on
 from cardwise.core.placement.scored.engine import Engine
 from cardwise.core.placement.scored.expectedcapacity import ExpectedCapacity
