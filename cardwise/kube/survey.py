@@ -393,14 +393,14 @@ def _add_reported(survey: Survey) -> None:
     for key, held in pods.items():
         uid, node = key
         there = survey.ledger.holding(uid)
-        if there is not None and there.node == node:
-            continue
+        if there is not None and there.node == node and there.assignment.legacy:
+            continue  # its cards have no UUIDs
         reported = assignment.Assignment(
             {"reported": tuple(shares[key])} if key in shares else {},
             {"reported": tuple(devices[key])} if key in devices else {},
         )
-        # A pod of the node's former name holds its cards already.
-        assigned = reported.without_cards(there.assignment.uuids()) if there is not None else reported
+        # A pod that is there, perhaps under the node's former name, holds its cards already.
+        assigned = reported.excess_over(there.assignment) if there is not None else reported
         if assigned is None:
             continue
         sure = key in known and there is None

@@ -12,7 +12,7 @@ Example: pod A has containers with 4096 and 8192 MiB on a card of 16276 MiB. Whe
 
 After a restore of etcd, pod A can be bound here again under its UID, with other cards. The cards that its containers
 were started with count until these have ended. So a grant with other cards is added only after the former grants were
-dropped, and where the grants of a pod differ, the cards of each count.
+dropped, and where the grants of a pod differ, each card counts with the most that one of them has of it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -37,6 +37,7 @@ from cardwise.core.values.wording import quote_text, sanitize_message
 
 _log = structlog.get_logger(__name__)
 
+_T = TypeVar("_T")
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")  # with the suffix no longer than a file name may be
 _SUFFIX = ".json"
 _STRIPES = 64
@@ -174,8 +175,8 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         )
 
     def with_cards_of(self, assignment: Assignment) -> "Grant":
-        """The grant, with the cards and devices of the assignment that it does not have."""
-        rest = assignment.without_cards(self.uuids())
+        """The grant, with what the assignment has beyond it."""
+        rest = assignment.excess_over(self.held)
         if rest is None:
             return self
         other = Grant.for_pod(self.pod_uid, self.namespace, self.name, self.container, rest)
@@ -190,21 +191,40 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     def assignment(self) -> Assignment:
         """The assignment of the whole pod, cards only; empty in a grant of an older version."""
-        containers: dict[str, tuple[CardShare, ...]] = {}
-        for key, share in zip(self.pod_keys, self.pod_shares, strict=False):
-            containers[key] = (*containers.get(key, ()), share)
-        return Assignment(containers)
+        return Assignment(_by_key(self.pod_keys, self.pod_shares))
+
+    @property
+    def held(self) -> Assignment:
+        """All that the pod holds, with the key "" in a grant of an older version."""
+        devices = (DeviceShare(device.resource_class, device.uuid) for device in self.pod_devices)
+        return Assignment(
+            _by_key(self.pod_keys or ("",) * len(self.pod_shares), self.pod_shares),
+            _by_key(self.pod_device_keys, devices),
+        )
+
+
+def _by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[_T, ...]]:
+    """The shares by container key. There may be fewer keys than shares."""
+    by_key: dict[str, tuple[_T, ...]] = {}
+    for key, share in zip(keys, shares, strict=False):
+        by_key[key] = (*by_key.get(key, ()), share)
+    return by_key
 
 
 def latest_by_binding(grants: Iterable[Grant]) -> list[Grant]:
-    """The latest grant of each pod: its `pod_shares` and `pod_devices` are what the pod holds. Pure.
+    """One grant for each pod: its `pod_shares` and `pod_devices` are what the pod holds. Pure.
 
-    Where the grants of a pod differ, since it was bound here again with other cards, it holds the cards of each.
+    That is what its latest grant has. Where its grants differ, since it was bound here again with other cards, it is
+    the most that one of them has of each card.
     """
-    latest: dict[tuple[str, tuple[object, ...]], Grant] = {}
-    for grant in sorted(grants, key=lambda grant: grant.granted_ns):
-        latest[grant.pod_uid, grant.amounts()] = grant
-    return list(latest.values())
+    merged: dict[str, Grant] = {}
+    for grant in sorted(grants, key=lambda grant: grant.granted_ns, reverse=True):
+        latest = merged.get(grant.pod_uid)
+        if latest is None:
+            merged[grant.pod_uid] = grant
+        elif grant.amounts() != latest.amounts():
+            merged[grant.pod_uid] = latest.with_cards_of(grant.held)
+    return list(merged.values())
 
 
 def _pods(grants: Iterable[Grant]) -> str:

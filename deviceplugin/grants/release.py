@@ -12,9 +12,10 @@ suffice, also for a pod whose containers never started. Shares of a terminating 
 containers run, are published as `reported`.
 
 A pod that is bound here again with other cards has two bindings on this node: its grants are of the former one until
-its containers of that binding have ended. Until then the cards that its assignment does not name any more are published
-as `reported`. Its grants are dropped once the runtime has neither a sandbox nor a container of it, or when its next
-container starts and the runtime has none that runs.
+its containers of that binding have ended. Until then each card counts with the larger amount of both: the cards of
+which the grants have more than the assignment are published as `reported`, with all that the grants have there. Its
+grants are dropped once the runtime has neither a sandbox nor a container of it, or when its next container starts and
+the runtime has none that runs.
 """
 
 import threading
@@ -28,6 +29,7 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.core.api import assignment as codec
+from cardwise.core.api.assignment import Assignment
 from cardwise.kube import errors
 from cardwise.kube.wire import ContainerShare
 from deviceplugin.grants.access import Delivery
@@ -58,13 +60,15 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
 
 
 def former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
-    """The UUIDs in these grants of the pod that its assignment does not name: of a former binding. Pure."""
+    """The UUIDs of the cards and devices of which these grants of the pod have more than its assignment: they are of a
+    former binding. Pure.
+    """
     try:
         assignment = codec.decode(pod.annotations)
     except codec.InvalidAssignment:
         return set()
-    present = set() if assignment is None else assignment.uuids()
-    return {uuid for grant in grants for uuid in grant.uuids()} - present
+    excesses = [grant.held.excess_over(assignment or Assignment({})) for grant in grants]
+    return {uuid for excess in excesses if excess is not None for uuid in excess.uuids()}
 
 
 class Releaser:

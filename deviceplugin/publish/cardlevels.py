@@ -6,10 +6,10 @@ extender writes into an ExtendedResource must agree with these.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cardwise.core.api import assignment
-from cardwise.core.api.assignment import CardShare
+from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
 from deviceplugin.grants.grants import Grant, latest_by_binding
@@ -44,8 +44,8 @@ def levels(
 ) -> list[CardLevel]:
     """The load of these cards.
 
-    A pod that has ended counts while it has a grant: until its containers are gone. So do the cards of a former binding
-    of a pod that is bound here again.
+    A pod that has ended counts while it has a grant: until its containers are gone. So does what its grants have
+    beyond the assignment of a pod that is bound here again.
     """
     cards = list(cards)
     uuid_of = {card.index: card.uuid for card in cards}
@@ -53,24 +53,26 @@ def levels(
     granted: Counter[str] = Counter()
     shares: Counter[str] = Counter()
     core: Counter[str] = Counter()
-    uuids_of_living: dict[str, set[str]] = {}
+
+    def count(share: CardShare) -> None:
+        used[share.uuid] += share.mem
+        shares[share.uuid] += 1
+        core[share.uuid] += share.core
+
+    assignments: dict[str, Assignment] = {}
     for pod in pods:
         if pod.finished:
             continue
-        uuids = uuids_of_living.setdefault(pod.uid, set())
-        for share in _assigned_shares(pod):
-            uuid = share.uuid_by(uuid_of)
-            uuids.add(uuid)
-            used[uuid] += share.mem
-            shares[uuid] += 1
-            core[uuid] += share.core
+        assigned = tuple(replace(share, uuid=share.uuid_by(uuid_of)) for share in _assigned_shares(pod))
+        assignments[pod.uid] = Assignment({"": assigned})
+        for share in assigned:
+            count(share)
     for grant in latest_by_binding(grants):
         for share in grant.pod_shares:
             granted[share.uuid] += share.mem
-            if share.uuid not in uuids_of_living.get(grant.pod_uid, ()):
-                used[share.uuid] += share.mem
-                shares[share.uuid] += 1
-                core[share.uuid] += share.core
+        excess = grant.held.excess_over(assignments.get(grant.pod_uid, Assignment({})))
+        for share in excess.shares() if excess is not None else ():
+            count(share)
     return [
         CardLevel(
             card=card,

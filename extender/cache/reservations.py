@@ -24,8 +24,8 @@ docs/architecture.md). A row in TERMINATING ends when its node, which had report
 
 A node's report is believed for pods that were bound to that node. What it reports of other pods fills its own cards
 and nobody's quota (`unknown_holding`): it may be right, since nobody remembers pods that vanished while no extender
-ran. A report says nothing about shares on other nodes. It adds nothing to a card that the pod holds already under the
-node's former name (docs/design/0031).
+ran. A report says nothing about shares on other nodes. It adds to a card only what exceeds that which the pod holds of
+it already, there or under the node's former name (docs/design/0031).
 
 Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
 ends with the pod, too.
@@ -239,8 +239,8 @@ class Reservations:
     def unknown_holding(self, report: Report) -> Holding | None:
         """What a node's report adds to its cards; None for nothing.
 
-        Cards that the pod is known to hold, there or under another name of the node, are not added. Other cards of the
-        node are those of a former binding, whose containers still run (etcd was restored from a backup).
+        What the pod is known to hold of its cards, there or under another name of the node, is not added. The rest is
+        of a former binding, whose containers still run (etcd was restored from a backup).
         """
         known = self.holding(report.uid)
         if known is not None and known.node == report.node and known.assignment.legacy:
@@ -248,9 +248,7 @@ class Reservations:
         reported = self._reports.reported_holding(*report)
         if reported is None:
             return None
-        remaining = (
-            reported.assignment.without_cards(known.assignment.uuids()) if known is not None else reported.assignment
-        )
+        remaining = reported.assignment.excess_over(known.assignment) if known is not None else reported.assignment
         return (
             replace(reported, uid=unknown_holder_key(report), assignment=remaining, charged=False)
             if remaining is not None

@@ -207,15 +207,26 @@ class Rig:
 
     def bind(self, name: str, shares: Sequence[tuple[int, int]], *, containers: Sequence[str] = ("main",)) -> dict:
         """A bound pod: `shares` are (card index, MiB) of each of its containers."""
-        shares_held = tuple(CardShare(index, card_uuid(index), mib, 0, P100) for index, mib in shares)
-        assignment = Assignment({str(position): shares_held for position in range(len(containers))})
-        limits = {names.GPU_MEM: str(sum(mib for _, mib in shares)), names.SHARE: "1"}
-        return self.put_pod(name, assignment, dict.fromkeys(containers, limits))
+        return self.bind_each(name, dict.fromkeys(containers, shares))
+
+    def bind_each(self, name: str, shares: Mapping[str, Sequence[tuple[int, int]]]) -> dict:
+        """A bound pod: `shares` are (card index, MiB) by container, some may have none."""
+        held = [tuple(CardShare(index, card_uuid(index), mib, 0, P100) for index, mib in of) for of in shares.values()]
+        assignment = Assignment({str(position): of for position, of in enumerate(held) if of})
+        limits = {
+            container: {names.GPU_MEM: str(sum(mib for _, mib in of)), names.SHARE: "1"} if of else {}
+            for container, of in shares.items()
+        }
+        return self.put_pod(name, assignment, limits)
 
     def bind_again(self, pod: dict, shares: Sequence[tuple[int, int]]) -> dict:
         """Bind the pod to this node again under its UID: etcd was restored from a backup that has it waiting."""
+        return self.bind_again_each(pod, dict.fromkeys([entry["name"] for entry in pod["spec"]["containers"]], shares))
+
+    def bind_again_each(self, pod: dict, shares: Mapping[str, Sequence[tuple[int, int]]]) -> dict:
+        """As `bind_again`, with shares by container."""
         name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
-        again = self.bind(f"{name}-template", shares, containers=[entry["name"] for entry in pod["spec"]["containers"]])
+        again = self.bind_each(f"{name}-template", shares)
         self.force_delete(again)
         return self.api.write_object(PODS, again | {"metadata": again["metadata"] | {"name": name, "uid": uid}})
 

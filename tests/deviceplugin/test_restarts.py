@@ -124,6 +124,18 @@ def test_a_container_whose_pod_was_bound_here_again_with_another_card_is_adopted
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
 
 
+def test_a_container_whose_pod_was_bound_here_again_with_less_of_its_card_is_adopted_with_all_it_had(rig):
+    pod = rig.bind("a", [(0, P100)])
+    rig.run(pod)
+    rig.bind_again(pod, [(0, P100 // 4)])
+    rig.stop()
+    shutil.rmtree(rig.folder / "state")
+    rig.start()
+    assert rig.held_on_disk(0) == P100
+    assert sum(share["memoryMiB"] for share in rig.status(0)["reported"]) == P100
+    assert "are still held by default/a" in refused(lambda: rig.run(rig.bind("b", [(0, P100 // 2)])))
+
+
 @pytest.mark.parametrize("order", [1, -1], ids=["former sandbox first", "former sandbox last"])
 def test_a_former_sandbox_hides_no_card_of_the_present_one(rig, monkeypatch, order):
     former = rig.bind("a", [(0, P100)])

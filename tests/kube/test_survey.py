@@ -107,6 +107,16 @@ def test_what_a_pod_of_the_former_name_of_a_node_holds_counts_once():
     assert ledger.node("n9").used == [held]
 
 
+@pytest.mark.parametrize(("reported", "counts"), [(64, 2000), (5000, 5000)])
+def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(reported, counts):
+    """As the extender counts it."""
+    on_card, pod = card("n1", 0), placed("team-a", "p", "n1", 0, 2000)
+    uid, namespace, name = (pod["metadata"][key] for key in ("uid", "namespace", "name"))
+    on_card["status"]["reported"] = [{"podUID": uid, "namespace": namespace, "name": name, "memoryMiB": reported}]
+    ledger = survey.take_survey(lists(extendedresources=[on_card], pods=[pod]).kube).ledger
+    assert ledger.node("n1").used == [counts]
+
+
 def test_a_waiting_pod_asks_for_devices_by_what_the_webhook_noted():
     limits = {"cardwise.dev/rdma": "2", "cardwise.dev/share": "1", "cardwise.dev/place": "1"}
     ((_, _, pod_request),) = survey.take_survey(lists(pods=[waiting("a", "p", limits, devices="rdma")]).kube).waiting

@@ -6,11 +6,11 @@ reads them here. gpushare's own five are written beside ours and read alone for 
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from sys import intern
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cardwise.core.api import names
 from cardwise.core.api.cards import FULL_CORE
@@ -85,18 +85,32 @@ class Assignment:
         cards = {share.uuid for share in self.shares() if share.uuid}
         return cards.union(share.uuid for share in self.device_shares())
 
-    def without_cards(self, uuids: Collection[str]) -> "Assignment | None":
-        """The assignment without these cards and devices; None if nothing remains."""
-        cards = {
-            key: tuple(share for share in shares if share.uuid not in uuids) for key, shares in self.containers.items()
-        }
-        devices = {
-            key: tuple(share for share in shares if share.uuid not in uuids) for key, shares in self.devices.items()
-        }
-        remaining = Assignment(
-            {key: shares for key, shares in cards.items() if shares},
-            {key: shares for key, shares in devices.items() if shares},
-        )
+    def excess_over(self, other: "Assignment") -> "Assignment | None":
+        """What this assignment has beyond the other, by card and device; None for nothing.
+
+        A pod with two bindings on a node (etcd was restored from a backup) holds the one and the excess of the other:
+        containers of both never run at once, but which of the two runs is not known.
+
+        Example: 4096 MiB on card A and 8192 on B exceed 8192 on A and 4096 on B by 4096 MiB on B.
+
+        Returns as many shares of each card as it has more, the first with all MiB and percent that it has more.
+        """
+        mine, theirs = _by_card(self), _by_card(other)
+        excess = {uuid: used.minus(theirs[uuid]) for uuid, used in mine.items() if uuid in theirs}
+        containers: dict[str, tuple[CardShare, ...]] = {}
+        for key, shares in self.containers.items():
+            for share in shares:
+                rest = share
+                if share.uuid in excess:
+                    more = excess[share.uuid]
+                    if not more.shares:
+                        continue
+                    rest = replace(share, mem=more.mem, core=more.core, whole=False)
+                    excess[share.uuid] = _Used(MiB(0), Percent(0), more.shares - 1)
+                containers[key] = (*containers.get(key, ()), rest)
+        known = {share.uuid for share in other.device_shares()}
+        devices = {key: tuple(share for share in of if share.uuid not in known) for key, of in self.devices.items()}
+        remaining = Assignment(containers, {key: of for key, of in devices.items() if of})
         return remaining if remaining.containers or remaining.devices else None
 
     @property
@@ -107,6 +121,28 @@ class Assignment:
     def indices(self) -> list[int]:
         """The cards' indices, each once, in ascending order."""
         return sorted({share.index for share in self.shares()})
+
+
+class _Used(NamedTuple):
+    """What an assignment has of one card."""
+
+    mem: MiB
+    core: Percent
+    shares: int
+
+    def minus(self, other: "_Used") -> "_Used":
+        mem, core = MiB(max(0, self.mem - other.mem)), Percent(max(0, self.core - other.core))
+        return _Used(mem, core, max(int(mem > 0 or core > 0), self.shares - other.shares))
+
+
+def _by_card(assignment: Assignment) -> dict[str, _Used]:
+    """What the assignment has of each card whose UUID it names."""
+    used: dict[str, _Used] = {}
+    for share in assignment.shares():
+        if share.uuid:
+            mem, core, shares = used.get(share.uuid, (0, 0, 0))
+            used[share.uuid] = _Used(MiB(mem + share.mem), Percent(core + share.core), shares + 1)
+    return used
 
 
 def fraction(limit: MiB, total: MiB) -> str:

@@ -1,6 +1,8 @@
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cardwise.core.api import assignment, names
 from cardwise.core.api.assignment import Assignment, CardShare, DeviceShare
@@ -176,3 +178,63 @@ def test_without_devices_nothing_is_written_of_them():
     written = assignment.encode(Assignment({"0": shares(100, 1)}), assume_time_ns=1)
     assert written[names.ASSIGNMENT] == '{"v":1,"containers":{"0":[[1,"GPU-n1-1",100,0,16276]]}}'
     assert assignment.decode(written).devices == {}
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "excess"),
+    [
+        ({"0": shares(4096, 0)}, {"0": shares(4096, 0)}, {}),
+        ({"0": shares(4096, 0)}, {"0": shares(4096, 1)}, {"0": shares(4096, 0)}),
+        # The example of the docstring: the containers have changed places.
+        (
+            {"0": shares(4096, 0), "1": shares(8192, 1)},
+            {"0": shares(8192, 0), "1": shares(4096, 1)},
+            {"1": shares(4096, 1)},
+        ),
+        ({"0": shares(4096, 0), "1": shares(8192, 1)}, {"0": shares(8192, 1), "1": shares(4096, 0)}, {}),
+        ({"0": shares(100, 0), "1": shares(200, 0)}, {"0": shares(50, 0)}, {"0": shares(250, 0)}),
+        ({"0": shares(100, 0), "1": shares(100, 0)}, {"0": shares(200, 0)}, {"0": shares(0, 0)}),
+        ({"0": shares(100, 0)}, {"0": shares(50, 0), "1": shares(50, 0)}, {}),
+        ({"0": shares(100, 0)}, {"pod": (CardShare(0, "", 100, 0, 16276),)}, {"0": shares(100, 0)}),
+    ],
+)
+def test_what_one_of_two_bindings_has_more_is_compared_by_card(mine, theirs, excess):
+    remaining = Assignment(mine).excess_over(Assignment(theirs))
+    assert (remaining.containers if remaining is not None else {}) == excess
+
+
+def test_an_excess_counts_percent_of_sms_and_is_no_whole_card():
+    whole = CardShare(0, "GPU-n1-0", 16276, 100, 16276, whole=True)
+    part = CardShare(0, "GPU-n1-0", 16276, 30, 16276)
+    assert Assignment({"0": (whole,)}).excess_over(Assignment({"0": (part,)})) == Assignment(
+        {"0": (CardShare(0, "GPU-n1-0", 0, 70, 16276),)}
+    )
+
+
+def test_devices_of_one_of_two_bindings_are_compared_by_uuid():
+    first = Assignment({}, {"0": (DeviceShare("rdma", "rdma-0"), DeviceShare("rdma", "rdma-1"))})
+    second = Assignment({}, {"1": (DeviceShare("fast", "rdma-0"),)})
+    assert first.excess_over(second) == Assignment({}, {"0": (DeviceShare("rdma", "rdma-1"),)})
+    assert second.excess_over(first) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.integers(0, 50)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 2), st.integers(1, 50), st.integers(0, 50)), max_size=6),
+)
+def test_an_assignment_and_the_excess_of_another_are_the_larger_of_both_on_each_card(mine, theirs):
+    def build(entries):
+        return Assignment(
+            {str(n): (CardShare(i, f"GPU-{i}", mem, core, 100),) for n, (i, mem, core) in enumerate(entries)}
+        )
+
+    def used(assignment, card):
+        here = [share for share in assignment.shares() if share.index == card]
+        return sum(share.mem for share in here), sum(share.core for share in here), len(here)
+
+    excess = build(mine).excess_over(build(theirs)) or Assignment({})
+    for card in range(3):
+        most = map(max, used(build(mine), card), used(build(theirs), card))
+        both = map(sum, zip(used(build(theirs), card), used(excess, card), strict=True))
+        assert list(both)[:2] == list(most)[:2]
+        assert used(build(theirs), card)[2] + used(excess, card)[2] >= used(build(mine), card)[2]

@@ -10,6 +10,7 @@ from cardwise.core.api import names
 from cardwise.core.api.assignment import CardShare
 from deviceplugin.grants.access import Access
 from deviceplugin.grants.cdi import stale_specs
+from deviceplugin.grants.grants import AddedGrant, GrantStore
 from deviceplugin.grants.release import reported_shares
 from tests.deviceplugin.conftest import P100, PODS, PODS_HERE, RESOURCES, card_uuid, refusal, refused, told_of
 from tests.deviceplugin.records import grant
@@ -29,6 +30,23 @@ def test_a_pod_whose_grants_differ_holds_the_cards_of_each():
     early = grant("u1", CardShare(0, "GPU-0", 100, 0, P100), granted_ns=1)
     late = grant("u1", CardShare(1, "GPU-1", 100, 0, P100), container="side", granted_ns=2)
     assert reported_shares([late, early]).keys() == reported_shares([early, late]).keys() == {"GPU-0", "GPU-1"}
+
+
+def test_of_a_pod_whose_grants_differ_a_card_counts_with_the_larger_amount(tmp_path):
+    """One was made by the pod's sandbox and its present assignment, after the state folder was lost."""
+    before, now = CardShare(0, "GPU-0", 100, 0, P100), CardShare(0, "GPU-0", 300, 0, P100)
+    other = CardShare(1, "GPU-1", 50, 0, P100)
+    early = grant("u1", before, other, granted_ns=1)
+    late = grant("u1", now, container="side", granted_ns=2)
+    for grants in ([late, early], [early, late]):
+        mib = {uuid: sum(share.memory_mib for share in of) for uuid, of in reported_shares(grants).items()}
+        assert mib == {"GPU-0": 300, "GPU-1": 50}
+    store = GrantStore(tmp_path / "grants")
+    for entry in (early, late):
+        store.adopt(entry)
+    assert store.held_mib() == {"GPU-0": 300, "GPU-1": 50}
+    fits = grant("u2", CardShare(0, "GPU-0", P100 - 300, 0, P100))
+    assert isinstance(store.add(fits, {"GPU-0": P100, "GPU-1": P100}), AddedGrant)
 
 
 def test_a_graceful_end_frees_at_once_and_is_not_published(rig):
@@ -177,6 +195,26 @@ def test_a_pod_that_is_bound_here_again_with_another_card_holds_its_former_card_
     assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, 2 * HALF)
     assert rig.status(0)["reported"] == []
     rig.run(rig.bind("third", [(0, P100)]))
+
+
+def test_a_pod_that_is_bound_here_again_with_other_amounts_of_its_cards_holds_the_larger_while_a_container_runs(
+    rig, restored
+):
+    """Its containers have changed places: their cards are the same."""
+    few, many = P100 // 4, P100 // 2
+    pod = rig.bind_each("a", {"main": [(0, few)], "side": [(1, many)]})
+    rig.run(pod)
+    rig.run(pod, "side")
+    restored(pod)
+    rig.settle()
+    rig.bind_again_each(pod, {"main": [(0, many)], "side": [(1, few)]})
+    rig.settle()
+    assert rig.status(0)["reported"] == [], "its assignment has more of it"
+    assert [share["memoryMiB"] for share in rig.status(1)["reported"]] == [many]
+    rig.runtime.kill(pod["metadata"]["uid"])
+    rig.settle()
+    assert rig.status(1)["reported"] == []
+    assert not rig.agent.grants.all()
 
 
 def test_a_pod_that_is_bound_here_again_with_another_card_is_held_until_its_former_containers_end(rig, restored):

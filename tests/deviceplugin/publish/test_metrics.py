@@ -1,5 +1,6 @@
 """How full cards are by the node's own word, and that a scrape tells it."""
 
+import pytest
 from prometheus_client import REGISTRY
 
 from cardwise.core.api import assignment
@@ -44,6 +45,13 @@ def test_the_card_of_a_former_binding_counts_until_its_grant_goes():
     first, second = card_levels([parse_pod("a", 1000, 1)], [grant("a", 1000, 0)])
     assert (first.used, first.granted, first.shares) == (1000, 1000, 1)
     assert (second.used, second.granted, second.shares) == (1000, 0, 1)
+
+
+@pytest.mark.parametrize(("now", "granted"), [(1000, 3000), (3000, 1000), (1000, 1000)])
+def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(now, granted):
+    first, second = card_levels([parse_pod("a", now, 0)], [grant("a", granted, 0)])
+    assert (first.used, first.granted) == (max(now, granted), granted)
+    assert second.used == 0
 
 
 def test_sick_cards_and_unreadable_pods():

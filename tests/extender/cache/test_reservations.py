@@ -388,6 +388,19 @@ def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_
     assert free(world) == ([P100, P100] if known == "deleted" else [P100, P100 - 10000])
 
 
+def test_of_a_card_that_a_pod_has_in_both_bindings_the_larger_amount_counts(clock):
+    world = with_cards(make_state(clock), n1=2)
+    world.set_pod(as_pod(bound("p", 4000, 0)))
+    for mib, counts in ((3000, 4000), (4000, 4000), (10000, 10000)):
+        world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", mib)])))
+        assert free(world) == [P100 - counts, P100]
+    assert world.reservation_counts()[REPORTED] == 1
+    world.remove_pod(as_pod(bound("p", 4000, 0)))
+    assert free(world) == [P100 - 10000, P100]
+    world.set_card(*as_card(resource(0)))
+    assert free(world) == [P100, P100]
+
+
 # Time.
 
 
