@@ -139,6 +139,16 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         """Whether the grant has what the container gets. A grant by the pod's sandbox has only what the pod holds."""
         return bool(self.shares or self.devices) or self.is_agent
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether the grant tells which containers have the pod's shares: one of an older version does not."""
+        return len(self.pod_keys) == len(self.pod_shares) and all(self.pod_keys)
+
+    @property
+    def keys(self) -> set[str]:
+        """The container keys with shares or devices, as far as the grant tells."""
+        return {*self.pod_keys, *self.pod_device_keys}
+
     def amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
         """What the pod holds, in ascending order.
 

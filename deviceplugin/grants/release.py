@@ -15,7 +15,7 @@ A pod that is bound here again with other cards has two bindings on this node: i
 its containers of that binding have ended. Until then each card counts with the larger amount of both: the cards of
 which the grants have more than the assignment are published as `reported`, with all that the grants have there. Its
 grants are dropped once the runtime has neither a sandbox nor a container of it, or when its next container starts and
-the runtime has none that runs.
+the runtime has none with a share that runs.
 """
 
 import threading
@@ -157,10 +157,10 @@ class Releaser:
         return all_answered
 
     def free_former_binding(self, uid: str) -> None:
-        """Release all grants of a pod if none of its containers runs.
+        """Release all grants of a pod if none of its containers with a share runs.
 
         Call it for a start of its next container: while that starts, the pod has a sandbox, and no other container of
-        it is about to start.
+        it is about to start. The share agent counts as long as it runs: it tells the containers the former shares.
         """
         epoch = self._grants.epoch()
         try:
@@ -169,7 +169,7 @@ class Releaser:
             pod_name = next((grant.pod for grant in self._grants.grants_of_pod(uid)), "")
             _log.warning("failed to check for containers of a former binding", pod=pod_name, uid=uid, error=str(error))
             return
-        if not any(alive.get(uid, ())):
+        if not any(name and self._may_have_share(uid, name) for name in alive.get(uid, ())):
             self._drop_grants(uid, epoch)
 
     def sweep(self, *, complete: bool = True) -> None:
@@ -255,6 +255,15 @@ class Releaser:
     def _former_cards(self, uid: str) -> set[str]:
         pod = self._pods.known(uid)
         return set() if pod is None or pod.finished else former_cards(pod, self._grants.grants_of_pod(uid))
+
+    def _may_have_share(self, uid: str, container: str) -> bool:
+        """Whether the container has a share by the grants of its pod, or they do not tell."""
+        grants = self._grants.grants_of_pod(uid)
+        if any(grant.container == container and grant.has_shares for grant in grants):
+            return True
+        pod = self._pods.known(uid)
+        key = None if pod is None else pod.keys.get(container)
+        return key is None or any(key in grant.keys or not grant.has_keys for grant in grants)
 
     def _forget_ends(self, uids: Iterable[str]) -> None:
         """Treat these pods as not ended: they are bound here (again), so their present cards are not reported."""

@@ -1,6 +1,7 @@
 """How long cards are held: until the containers end, however pods do, and whatever restarts in between."""
 
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -249,6 +250,26 @@ def test_a_pod_that_is_bound_here_again_with_another_card_gets_that_card_while_t
     rig.runtime.run(again, "main")
     rig.settle()
     assert (rig.held_on_disk(1), rig.status(0)["reported"], rig.status(1)["reported"]) == (P100, [], [])
+
+
+@pytest.mark.parametrize("by", ["grants", "sandbox"])
+def test_containers_without_a_share_do_not_hold_a_former_binding(rig, by):
+    """As those that an injector adds. A grant by the sandbox is in the name of any container."""
+    pod = rig.bind_each("a", {"main": [(0, P100)], "proxy": []})
+    slot = rig.run(pod)
+    rig.runtime.run(pod, "proxy")
+    if by == "sandbox":
+        rig.force_delete(pod)
+        rig.stop()
+        shutil.rmtree(rig.folder / "state")
+        rig.start()
+        assert [grant.container for grant in rig.agent.grants.all()] == ["proxy"]
+    rig.bind_again_each(pod, {"main": [(1, P100)], "proxy": []})
+    rig.settle()
+    assert "was bound to this node again with other cards" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
+    rig.runtime.running[pod["metadata"]["uid"]].remove("main")
+    rig.kubelet.pre_start(slot)
+    assert (rig.held_on_disk(0), rig.held_on_disk(1)) == (0, P100)
 
 
 def test_a_former_binding_is_not_released_while_the_runtime_or_the_api_server_does_not_answer(rig):
