@@ -186,7 +186,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
 
     def with_cards_of(self, assignment: Assignment) -> "Grant":
         """The grant, with what the assignment has beyond it."""
-        rest = assignment.excess_over(self.held)
+        rest = assignment.excess_over(self.pod_assignment)
         if rest is None:
             return self
         other = Grant.for_pod(self.pod_uid, self.namespace, self.name, self.container, rest)
@@ -204,7 +204,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         return Assignment(_by_key(self.pod_keys, self.pod_shares))
 
     @property
-    def held(self) -> Assignment:
+    def pod_assignment(self) -> Assignment:
         """All that the pod holds, with the key "" in a grant of an older version."""
         devices = (DeviceShare(device.resource_class, device.uuid) for device in self.pod_devices)
         return Assignment(
@@ -233,7 +233,7 @@ def latest_by_binding(grants: Iterable[Grant]) -> list[Grant]:
         if latest is None:
             merged[grant.pod_uid] = grant
         elif grant.amounts() != latest.amounts():
-            merged[grant.pod_uid] = latest.with_cards_of(grant.held)
+            merged[grant.pod_uid] = latest.with_cards_of(grant.pod_assignment)
     return list(merged.values())
 
 

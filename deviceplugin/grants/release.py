@@ -67,7 +67,7 @@ def former_cards(pod: NodePod, grants: Iterable[Grant]) -> set[str]:
         assignment = codec.decode(pod.annotations)
     except codec.InvalidAssignment:
         return set()
-    excesses = [grant.held.excess_over(assignment or Assignment({})) for grant in grants]
+    excesses = [grant.pod_assignment.excess_over(assignment or Assignment({})) for grant in grants]
     return {uuid for excess in excesses if excess is not None for uuid in excess.uuids()}
 
 

@@ -70,7 +70,7 @@ def levels(
     for grant in latest_by_binding(grants):
         for share in grant.pod_shares:
             granted[share.uuid] += share.mem
-        excess = grant.held.excess_over(assignments.get(grant.pod_uid, Assignment({})))
+        excess = grant.pod_assignment.excess_over(assignments.get(grant.pod_uid, Assignment({})))
         for share in excess.shares() if excess is not None else ():
             count(share)
     return [

@@ -96,18 +96,18 @@ class Assignment:
         Returns as many shares of each card as it has more, the first with all MiB and percent that it has more.
         """
         mine, theirs = _by_card(self), _by_card(other)
-        excess = {uuid: used.minus(theirs[uuid]) for uuid, used in mine.items() if uuid in theirs}
+        excess = {uuid: used.excess_over(theirs[uuid]) for uuid, used in mine.items() if uuid in theirs}
         containers: dict[str, tuple[CardShare, ...]] = {}
         for key, shares in self.containers.items():
             for share in shares:
-                rest = share
+                excess_share = share
                 if share.uuid in excess:
-                    more = excess[share.uuid]
-                    if not more.shares:
+                    mem, core, count = excess[share.uuid]
+                    if not count:
                         continue
-                    rest = replace(share, mem=more.mem, core=more.core, whole=False)
-                    excess[share.uuid] = _Used(MiB(0), Percent(0), more.shares - 1)
-                containers[key] = (*containers.get(key, ()), rest)
+                    excess_share = replace(share, mem=mem, core=core, whole=False)
+                    excess[share.uuid] = _Used(MiB(0), Percent(0), count - 1)
+                containers[key] = (*containers.get(key, ()), excess_share)
         known = {share.uuid for share in other.device_shares()}
         devices = {key: tuple(share for share in of if share.uuid not in known) for key, of in self.devices.items()}
         remaining = Assignment(containers, {key: of for key, of in devices.items() if of})
@@ -130,7 +130,7 @@ class _Used(NamedTuple):
     core: Percent
     shares: int
 
-    def minus(self, other: "_Used") -> "_Used":
+    def excess_over(self, other: "_Used") -> "_Used":
         mem, core = MiB(max(0, self.mem - other.mem)), Percent(max(0, self.core - other.core))
         return _Used(mem, core, max(int(mem > 0 or core > 0), self.shares - other.shares))
 

@@ -234,7 +234,7 @@ def test_an_assignment_and_the_excess_of_another_are_the_larger_of_both_on_each_
 
     excess = build(mine).excess_over(build(theirs)) or Assignment({})
     for card in range(3):
-        most = map(max, used(build(mine), card), used(build(theirs), card))
-        both = map(sum, zip(used(build(theirs), card), used(excess, card), strict=True))
-        assert list(both)[:2] == list(most)[:2]
+        larger = map(max, used(build(mine), card), used(build(theirs), card))
+        total = map(sum, zip(used(build(theirs), card), used(excess, card), strict=True))
+        assert list(total)[:2] == list(larger)[:2]
         assert used(build(theirs), card)[2] + used(excess, card)[2] >= used(build(mine), card)[2]

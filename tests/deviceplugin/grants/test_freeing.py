@@ -202,16 +202,16 @@ def test_a_pod_that_is_bound_here_again_with_other_amounts_of_its_cards_holds_th
     rig, restored
 ):
     """Its containers have changed places: their cards are the same."""
-    few, many = P100 // 4, P100 // 2
-    pod = rig.bind_each("a", {"main": [(0, few)], "side": [(1, many)]})
+    quarter, half = P100 // 4, P100 // 2
+    pod = rig.bind_each("a", {"main": [(0, quarter)], "side": [(1, half)]})
     rig.run(pod)
     rig.run(pod, "side")
     restored(pod)
     rig.settle()
-    rig.bind_again_each(pod, {"main": [(0, many)], "side": [(1, few)]})
+    rig.bind_again_each(pod, {"main": [(0, half)], "side": [(1, quarter)]})
     rig.settle()
     assert rig.status(0)["reported"] == [], "its assignment has more of it"
-    assert [share["memoryMiB"] for share in rig.status(1)["reported"]] == [many]
+    assert [share["memoryMiB"] for share in rig.status(1)["reported"]] == [half]
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.settle()
     assert rig.status(1)["reported"] == []
