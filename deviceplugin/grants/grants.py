@@ -221,7 +221,7 @@ def _by_key(keys: Iterable[str], shares: Iterable[_T]) -> dict[str, tuple[_T, ..
     return by_key
 
 
-def latest_by_binding(grants: Iterable[Grant]) -> list[Grant]:
+def merge_by_pod(grants: Iterable[Grant]) -> list[Grant]:
     """One grant for each pod: its `pod_shares` and `pod_devices` are what the pod holds. Pure.
 
     That is what its latest grant has. Where its grants differ, since it was bound here again with other cards, it is
@@ -436,7 +436,7 @@ class GrantStore:
     def held_mib(self) -> dict[str, int]:
         """The granted MiB by UUID; 0 for devices other than GPUs."""
         sums: dict[str, int] = defaultdict(int)
-        for grant in latest_by_binding(self.all()):
+        for grant in merge_by_pod(self.all()):
             for share in grant.pod_shares:
                 sums[share.uuid] += share.mem
             for device in grant.pod_devices:
@@ -455,7 +455,7 @@ class GrantStore:
         mem: dict[str, int] = defaultdict(int)
         core: dict[str, int] = defaultdict(int)
         indices: dict[str, int] = {}
-        held_grants = latest_by_binding(self._grants.values())
+        held_grants = merge_by_pod(self._grants.values())
         for share in new_grant.pod_shares:
             mem[share.uuid] += share.mem
             core[share.uuid] += share.core
@@ -478,7 +478,7 @@ class GrantStore:
         return None
 
     def _device_conflict(self, new_grant: Grant) -> DeviceTaken | None:
-        others = [grant for grant in latest_by_binding(self._grants.values()) if grant.pod_uid != new_grant.pod_uid]
+        others = [grant for grant in merge_by_pod(self._grants.values()) if grant.pod_uid != new_grant.pod_uid]
         for device in new_grant.pod_devices:
             holders = [grant for grant in others if any(theirs.uuid == device.uuid for theirs in grant.pod_devices)]
             if holders:

@@ -33,7 +33,7 @@ from cardwise.core.api.assignment import Assignment
 from cardwise.kube import errors
 from cardwise.kube.wire import ContainerShare
 from deviceplugin.grants.access import Delivery
-from deviceplugin.grants.grants import Grant, GrantStore, latest_by_binding
+from deviceplugin.grants.grants import Grant, GrantStore, merge_by_pod
 from deviceplugin.sources.containers import Containers, RuntimeUnavailable
 from deviceplugin.sources.pods import NodePod, Pods
 
@@ -49,7 +49,7 @@ def reported_shares(grants: Iterable[Grant]) -> dict[str, list[ContainerShare]]:
     Not summed by pod: quotas and cards count containers, and two halves are not a whole card.
     """
     reported: dict[str, list[ContainerShare]] = defaultdict(list)
-    for pod in sorted(latest_by_binding(grants), key=lambda grant: grant.pod_uid):
+    for pod in sorted(merge_by_pod(grants), key=lambda grant: grant.pod_uid):
         holder = ContainerShare(pod_uid=pod.pod_uid, namespace=pod.namespace, name=pod.name)
         for share, key in zip(pod.pod_shares, chain(pod.pod_keys, repeat("")), strict=False):
             amounts = {"memory_mib": share.mem, "core_percent": share.core, "whole": share.whole}

@@ -12,7 +12,7 @@ from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment, CardShare
 from cardwise.core.values.quantity import MiB
 from cardwise.gpus.protocol import HEALTHY, GpuCard, Health
-from deviceplugin.grants.grants import Grant, latest_by_binding
+from deviceplugin.grants.grants import Grant, merge_by_pod
 from deviceplugin.sources.pods import NodePod
 
 
@@ -67,7 +67,7 @@ def levels(
         assignments[pod.uid] = Assignment({"": assigned})
         for share in assigned:
             count(share)
-    for grant in latest_by_binding(grants):
+    for grant in merge_by_pod(grants):
         for share in grant.pod_shares:
             granted[share.uuid] += share.mem
         excess = grant.pod_assignment.excess_over(assignments.get(grant.pod_uid, Assignment({})))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from cardwise.core.api.assignment import CardShare
-from deviceplugin.grants.grants import AddedGrant, Grant, GrantStore, latest_by_binding
+from deviceplugin.grants.grants import AddedGrant, Grant, GrantStore, merge_by_pod
 from tests.deviceplugin import records
 from tests.deviceplugin.conftest import MEMORY
 from tests.examples import examples
@@ -112,7 +112,7 @@ class Disk(RuleBasedStateMachine):
         on_disk = GrantStore(self.folder / "grants")
         for store in (self.store, on_disk):
             for card in CARDS:
-                shares = [s for grant in latest_by_binding(store.all()) for s in grant.pod_shares if s.uuid == card]
+                shares = [s for grant in merge_by_pod(store.all()) for s in grant.pod_shares if s.uuid == card]
                 assert sum(share.mem for share in shares) <= TOTAL
                 assert sum(share.core for share in shares) <= 100
 
