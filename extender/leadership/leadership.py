@@ -6,7 +6,7 @@ because the watch may not show yet what another extender bound a moment ago. A c
 nothing in another: the binder checks the epoch before every write. A Binding that was sent in time may be carried out
 late (because the process, the network or an API server was paused). Only the API server can refuse it then, by two
 things that the Binding names: the pod's resourceVersion, which the new leader has changed (`fence`), and the *fencing
-token* of the epoch, which the policy `terms.cardwise.dev` compares with the Lease.
+token* of the epoch, which the policy `fencing.cardwise.dev` compares with the Lease.
 """
 
 import math
@@ -231,7 +231,7 @@ class LeaseLeadership(Leadership):
             self._fencing_token, self._tenure, self._fenced = (epoch, fencing_token), tenure, (0, set())
             self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
             self._epoch = epoch
-            _log.info("became leader; serving scheduler calls", lease=self._name, term=epoch)
+            _log.info("became leader; serving scheduler calls", lease=self._name, epoch=epoch)
 
     def _fence_remaining(self, still_leads: Callable[[], bool]) -> None:
         """Try again to fence the pods that could not be changed when the epoch began: an earlier Binding may still bind

@@ -151,7 +151,7 @@ class World:
         for bind in getattr(self, "binding", []):
             self.unassume(bind.pod)
         self.binding = []
-        self.unheard.clear()  # a term begins: none of a former one lands any more (`fence`)
+        self.unheard.clear()  # an epoch begins: none of a former one lands any more (`fence`)
         settings = GangSettings(patience=self.patience, max_waiting=self.max_waiting)
         patience = Timeouts(reservation=30.0, terminating=0.0, confirmation=75.0)
         self.state = State(clock=self.clock, timeouts=patience, gang_settings=settings, core=self.core)

@@ -1,6 +1,6 @@
 """Extenders of one cluster by hand: each with its own state, Lease and binder, over one API server, on one clock.
 
-Nothing runs by itself: a Lease is renewed, a watch tells and a term begins when the test says so.
+Nothing runs by itself: a Lease is renewed, a watch tells and an epoch begins when the test says so.
 """
 
 import math
@@ -29,22 +29,22 @@ LEASE = paths.leases("ns", "l")
 
 
 class Cluster(ApiServer):
-    """An API server with pods, one Lease, and the policy of the chart that refuses Bindings of a term that is over."""
+    """An API server with pods, one Lease, and the policy of the chart that refuses Bindings of former epochs."""
 
     def __init__(self, clock: FakeClock) -> None:
         super().__init__(clock)
         released = build_released_lease(clock.wall())
         self.write_object(paths.leases(), {"metadata": {"name": "l", "namespace": "ns"}, "spec": released})
-        self.behind = False  # the policy: it knows of no term that began
-        self.admission.append(self._terms)
+        self.behind = False  # the policy: it knows of no epoch that began
+        self.admission.append(self._check_fencing)
         self._fresh = self.follow(paths.pods())
         self._pods: dict[str, dict] = {}
 
-    def _terms(self, call: Request) -> None:
+    def _check_fencing(self, call: Request) -> None:
         if call.path.endswith("/binding") and not self.behind:
-            term = call.body["metadata"]["annotations"][names.LEADER_EPOCH]
-            if int(term.split("/")[3]) < self.get(LEASE)["spec"]["leaseTransitions"]:
-                raise Refused(422, f"{names.LEADER_EPOCH}: the term is over")
+            epoch = call.body["metadata"]["annotations"][names.LEADER_EPOCH]
+            if int(epoch.split("/")[3]) < self.get(LEASE)["spec"]["leaseTransitions"]:
+                raise Refused(422, f"{names.LEADER_EPOCH}: the leader epoch is over")
 
     def create_pod(self, name: str, mem: int, *, namespace: str = "default", resource_class: str = "") -> dict:
         return self.write_object(
@@ -121,7 +121,7 @@ class Extender:
     # What happens to it.
 
     def exchange_lease(self) -> None:
-        """One exchange about the Lease, and the term begins if it can."""
+        """One exchange about the Lease, and the epoch begins if it can."""
         self.elector.step()
         self.leadership.step()
 

@@ -245,7 +245,7 @@ def test_catching_up_shows_what_the_watch_has_not_told(api, fed, clock):
     assert [view.minimum for view in state.gangs.views()] == [3]
 
 
-def test_catching_up_is_given_up_when_the_term_is_over(api, fed, clock):
+def test_catching_up_is_given_up_when_the_epoch_is_over(api, fed, clock):
     _, feeds = fed
     ready(feeds, clock)
     api.fault(Fault(refused=True), "list", paths.pods(), times=math.inf)
@@ -283,7 +283,7 @@ def test_without_the_watch_of_what_forbids_placements_the_picture_is_outdated_af
     assert set(feeds.disconnected().values()) == {0}
 
 
-def test_a_new_term_ends_the_pauses_of_all_watches(api, fed, clock):
+def test_a_new_epoch_ends_the_pauses_of_all_watches(api, fed, clock):
     _, feeds = fed
     ready(feeds, clock)
     api.down = True

@@ -377,23 +377,23 @@ def test_a_share_of_a_quota_is_free_when_the_containers_have_ended(world):
 # What is between two extenders.
 
 
-def test_plans_end_with_the_term_and_what_was_posted_stays(world):
+def test_plans_end_with_the_epoch_and_what_was_posted_stays(world):
     plan(world, "a", 8138)
-    begin(world, "b", 100, term=1)
-    begin(world, "c", 200, node="n2", term=1)
+    begin(world, "b", 100, epoch=1)
+    begin(world, "c", 200, node="n2", epoch=1)
     world.confirm("uid-c", Phase.UNCONFIRMED)
     world.forget_plans()
     assert [mark(world, f"uid-{name}") for name in "abc"] == [None, "binding", "unconfirmed"]
 
 
-def test_what_is_unsure_since_an_earlier_term_is_not_posted_again_until_it_is_settled(world, clock):
-    chosen = begin(world, "a", 8138, term=1).assignment
+def test_what_is_unsure_since_an_earlier_epoch_is_not_posted_again_until_it_is_settled(world, clock):
+    chosen = begin(world, "a", 8138, epoch=1).assignment
     world.confirm("uid-a", Phase.UNCONFIRMED)
-    assert begin(world, "a", 8138, term=2) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
+    assert begin(world, "a", 8138, epoch=2) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     clock.advance(76)
     (holding,) = world.tick()
     world.on_lookup(holding.uid, bound=False, exists=True)
-    assert begin(world, "a", 8138, term=2) == Assumed(assignment=chosen, unconfirmed=False)
+    assert begin(world, "a", 8138, epoch=2) == Assumed(assignment=chosen, unconfirmed=False)
 
 
 def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):

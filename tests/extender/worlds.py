@@ -118,12 +118,12 @@ def begin(
     node: str = "n1",
     namespace: str = "default",
     resource_class: str = "",
-    term: int = 0,
+    epoch: int = 0,
 ) -> Assumed | KnownBinding | Refusal:
     """What bind begins."""
     pod_request = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert pod_request is not None
-    return state.assume(PodRef(f"uid-{name}", namespace, name), pod_request, node, "binpack", epoch=term)
+    return state.assume(PodRef(f"uid-{name}", namespace, name), pod_request, node, "binpack", epoch=epoch)
 
 
 def looks_slowly(state: State, clock: FakeClock) -> None:

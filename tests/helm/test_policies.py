@@ -41,7 +41,7 @@ ASKED = {
     "podgroups": writes("cardwise.dev/podgroups", "cardwise.dev/podgroups/status"),
     "runtimeclasses": PODS,
     "status": {"UPDATE core/pods/status"},
-    "terms": BINDINGS,
+    "fencing": BINDINGS,
     "webhook": {
         *writes(
             "admissionregistration.k8s.io/mutatingwebhookconfigurations",
@@ -135,7 +135,7 @@ def test_a_policy_refuses_also_where_it_fails_and_lets_go_on_only_where_there_is
         if manifest["kind"] == "ValidatingAdmissionPolicyBinding":
             assert manifest["spec"]["validationActions"] == ["Deny"], manifest["metadata"]["name"]
             assert not manifest["spec"].keys() & {"matchResources"}, "everywhere"
-    lease = get_object(render(), "ValidatingAdmissionPolicyBinding", f"terms.{names.GROUP}")["spec"]["paramRef"]
+    lease = get_object(render(), "ValidatingAdmissionPolicyBinding", f"fencing.{names.GROUP}")["spec"]["paramRef"]
     assert lease == {"name": names.LEASE, "namespace": names.NAMESPACE, "parameterNotFoundAction": "Allow"}
 
 

@@ -98,8 +98,8 @@ class Pair:
         (name,) = set(self.ports) - {process.name}
         return self.cluster.process(name)
 
-    def term(self) -> str:
-        """The word of who has the Lease now (extender/leadership/leadership.py)."""
+    def epoch(self) -> str:
+        """The fencing token of the present holder of the Lease (extender/leadership/leadership.py)."""
         lease = self.cluster.api.get(paths.leases(names.NAMESPACE, names.LEASE))
         lease_state = (lease["metadata"]["uid"], lease["spec"]["leaseTransitions"], lease["spec"]["holderIdentity"])
         return "/".join(map(str, (names.NAMESPACE, names.LEASE, *lease_state)))

@@ -133,7 +133,7 @@ class World:
         self.ghosts: dict[str, str] = {}  # name by UID, of what runs without a pod
         self.late: list[Request] = []  # Bindings that stand somewhere on their way
         self.standing = 0  # how many of the next Bindings will
-        self.behind = False  # the policy knows of no new term
+        self.behind = False  # the policy knows of no new epoch
         self.numbers = 0
         self.calls: dict[str, Json] = {}  # the last bind call of each pod
         self.connected = 0  # to which extender the scheduler's connection is
@@ -198,7 +198,7 @@ class World:
         for namespace, hard in self.quotas.items():
             self.api.write_object(paths.gpuquotas(), gpu_quota(hard, namespace=namespace))
         self.judge = Judge(self)
-        self.api.admission.append(self._terms)
+        self.api.admission.append(self._check_fencing)
         self.api.before_request(self._reach, times=math.inf)
         self.api.before_request(self._stand, "create", "*/binding", times=math.inf)
         self.api.after_request(lambda _: self.clock.pause(), times=math.inf)
@@ -211,13 +211,13 @@ class World:
 
     # The API server.
 
-    def _terms(self, call: Request) -> None:
-        """The policy of the chart: no Binding of a term that is over."""
+    def _check_fencing(self, call: Request) -> None:
+        """The policy of the chart: no Binding of an epoch that is over."""
         if call.path.endswith("/binding") and not self.behind:
-            term = call.body["metadata"]["annotations"].get(names.LEADER_EPOCH, "")
+            epoch = call.body["metadata"]["annotations"].get(names.LEADER_EPOCH, "")
             lease = self.api.get(LEASE)
-            if term and lease is not None and int(term.split("/")[3]) < lease["spec"]["leaseTransitions"]:
-                raise Refused(422, f"{names.LEADER_EPOCH}: the term is over")
+            if epoch and lease is not None and int(epoch.split("/")[3]) < lease["spec"]["leaseTransitions"]:
+                raise Refused(422, f"{names.LEADER_EPOCH}: the leader epoch is over")
 
     def _reach(self, call: Request) -> None:
         self.clock.pause()

@@ -44,7 +44,7 @@ class Judge:
         self._requests_seen = 0  # requests that it has seen
         self.bound_pods: dict[str, Given] = {}  # by UID, all that were ever bound
         self._holding: dict[str, Given] = {}  # pods that are there
-        self._term = -1
+        self._epoch = -1
         self._pods: dict[str, Json] = {}  # by UID, all that there ever were, as they were last
         self._there: set[str] = set()  # UIDs of those that are
         self._quotas = {namespace: [(-math.inf, hard)] for namespace, hard in world.quotas.items()}  # and since when
@@ -85,7 +85,7 @@ class Judge:
             self._within_quota(pod["metadata"]["namespace"])
 
     def _bound(self, pod: Json) -> None:
-        """It is as it was asked, on cards of that node; of no term that another had followed; and with its gang."""
+        """It is as it was asked, on cards of that node; of no epoch that another had followed; and with its gang."""
         binding = read_binding(pod)
         self.bound_pods[pod["metadata"]["uid"]] = binding
         cards = self._world.machines[binding.node].cards
@@ -103,9 +103,9 @@ class Judge:
             count = split_of(pod)
             assert sorted(share.mem for share in binding.shares) == [limits[names.GPU_MEM] // count] * count, binding
         assert len({share.index for share in binding.shares}) == len(binding.shares), binding
-        term = int(pod["metadata"]["annotations"].get(names.LEADER_EPOCH, "///-1").split("/")[3])
-        assert term >= self._term, (binding, f"bound in term {term}, after one of term {self._term}")
-        self._term = term
+        epoch = int(pod["metadata"]["annotations"].get(names.LEADER_EPOCH, "///-1").split("/")[3])
+        assert epoch >= self._epoch, (binding, f"bound in epoch {epoch}, after one of epoch {self._epoch}")
+        self._epoch = epoch
         if gang := gang_of(pod):
             assert len(self._came(gang)) >= self._minimum(pod), (binding, "its gang has never been complete")
 

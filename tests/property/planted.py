@@ -191,7 +191,7 @@ def _makes_nothing_void(between: _Between, request: Request) -> Answer:
 
 
 def _binds_whatever_has_changed(between: _Between, request: Request) -> Answer:
-    """Of any term, and any version of the pod."""
+    """Of any epoch, and any version of the pod."""
     if not request.path.endswith("/binding"):
         return between.api.handle(request)
     body = merged(request.body, {"metadata": {"resourceVersion": None}})
@@ -242,7 +242,7 @@ FAULTS = {
     "a whole card takes shares": Fault(sees={paths.pods(): _not_whole}),
     "members of gangs are bound one by one": Fault(sees={paths.pods(): _alone}, filters=_alone),
     "a lower pod takes what others were evicted for": Fault(filters=_with(spec={"priority": 1000})),
-    "Bindings of former terms are not made void": Fault(sends=_makes_nothing_void),
+    "Bindings of former epochs are not made void": Fault(sends=_makes_nothing_void),
     "a Binding lands whatever has become of its pod": Fault(sends=_binds_whatever_has_changed),
     "a class has cards of other models": Fault(
         sees={paths.resourceclasses(): _with(spec={"selector": {"matchExpressions": []}})}
@@ -252,7 +252,7 @@ FAULTS = {
     "a PodGroup says nothing": Fault(sees={paths.podgroups(): _of_one}),
     "disruption budgets are not known": Fault(sees={paths.poddisruptionbudgets(): _nothing}),
     "two lead at once": Fault(sends=_has_a_lease_of_its_own),
-    "a term begins with an old list": Fault(sends=_takes_over_by_an_old_list),
+    "an epoch begins with an old list": Fault(sends=_takes_over_by_an_old_list),
 }
 
 

@@ -42,7 +42,7 @@ class World:
     def bind(self, name: str, outcome: str) -> None:
         """`outcome`: the Binding lands; or it lands and flies once more; or only flies, its answer lost."""
         shown = self.stored[name].version
-        begun = begin(self.state, name, MEMORY, node=NODE, term=1)
+        begun = begin(self.state, name, MEMORY, node=NODE, epoch=1)
         if not isinstance(begun, Assumed):
             return
         assert begun.assignment is not None

@@ -66,10 +66,10 @@ NO_DEFRAG: Final = "cardwise.dev/no-defrag"  # on a pod: "true": `cardwise defra
 USER_ANNOTATIONS: Final = frozenset(
     {POLICY, ONE_NODE, DEFAULTS_OPT_OUT, CLASS, QUEUE_PRIORITY, MPS, SM_PERCENT, SHARE_AGENT, FRAMEWORKS, NO_DEFRAG}
 )
-# Of the Binding: in which term of which Lease it was decided. The API server compares it with the Lease. On a pod that
-# waits, with the time: a term has begun since it came.
+# On a Binding: the fencing token, with the Lease and its leader epoch. The API server compares it with the Lease. On a
+# pending pod, with a time: a leader epoch has begun since the pod was created.
 LEADER_EPOCH: Final = "cardwise.dev/leader-epoch"
-# On a Lease that was given back: UID of the Lease and term of which nothing is under way any more.
+# On a released Lease: its UID, and the epoch of which no write is in flight any more.
 FENCED: Final = "cardwise.dev/fenced"
 # On workloads and ResourceQuotas, written by the webhook: the keys that it put in place of bare ones.
 REWRITTEN: Final = "cardwise.dev/rewritten"

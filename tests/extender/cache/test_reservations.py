@@ -301,13 +301,13 @@ def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch
     assert [holding.pod.uid for holding in table.in_phases(Phase.ORPHANED)] == ["uid-b"]
 
 
-@pytest.mark.parametrize(("term", "then"), [(7, Assumed), (8, KnownBinding)])
-def test_what_an_earlier_term_may_have_posted_is_not_posted_again(clock, term, then):
-    """Another extender may have given the cards away in between. In the same term the same cards are written again."""
+@pytest.mark.parametrize(("epoch", "then"), [(7, Assumed), (8, KnownBinding)])
+def test_what_an_earlier_epoch_may_have_posted_is_not_posted_again(clock, epoch, then):
+    """Another extender may have given the cards away in between. In the same epoch the same cards are written again."""
     world = with_cards(make_state(clock), n1=1)
-    first = begin(world, "p", 10, term=7)
+    first = begin(world, "p", 10, epoch=7)
     world.confirm("uid-p", Phase.UNCONFIRMED)
-    again = begin(world, "p", 10, term=term)
+    again = begin(world, "p", 10, epoch=epoch)
     assert isinstance(again, then)
     assert again.assignment == first.assignment
 
@@ -332,19 +332,19 @@ def test_a_pod_that_the_watch_shows_waiting_again_is_looked_up(table, clock, bef
     assert table.get(POD.uid) is None
 
 
-@pytest.mark.parametrize("term", [0, 1, 7])
-def test_of_a_pod_that_waits_again_no_term_posts_the_former_cards(clock, term):
+@pytest.mark.parametrize("epoch", [0, 1, 7])
+def test_of_a_pod_that_waits_again_no_epoch_posts_the_former_cards(clock, epoch):
     world = with_cards(make_state(clock), n1=1)
     whole = free(world)
     world.set_pod(as_pod(bound("p", 10, 0)))
     waiting = as_pod(asking("p", gpu_mem=10))
     world.set_pod(waiting)
-    assert isinstance(begin(world, "p", 10, term=term), KnownBinding)
+    assert isinstance(begin(world, "p", 10, epoch=epoch), KnownBinding)
     clock.advance(150.1)
     (due,) = world.tick()
     world.on_lookup(due.uid, bound=False, exists=True)
     assert free(world) == whole
-    assert isinstance(begin(world, "p", 10, term=term), Assumed)
+    assert isinstance(begin(world, "p", 10, epoch=epoch), Assumed)
 
 
 def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_counts(clock):

@@ -174,7 +174,7 @@ def test_a_new_leader_plans_what_is_bound_in_part_in_turns(monkeypatch):
     assert max(turns) == 1
 
 
-def test_before_a_term_only_so_much_time_goes_into_that(monkeypatch):
+def test_before_an_epoch_only_so_much_time_goes_into_that(monkeypatch):
     """The Lease is ours meanwhile, and nobody is placed."""
     world = World({"n1": 2})
     monkeypatch.setattr(gangs.Gangs, "_recover_some", lambda self: True)

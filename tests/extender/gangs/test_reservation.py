@@ -213,7 +213,7 @@ def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its
     assert "cannot run while cards or nodes that would do are cordoned or sick" in world.reason("g")
 
 
-def test_a_look_of_an_earlier_term_is_not_gone_on_with(monkeypatch):
+def test_a_look_of_an_earlier_epoch_is_not_gone_on_with(monkeypatch):
     world = half_looked(monkeypatch)
     world.state.forget_plans()
     world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))

@@ -131,16 +131,16 @@ def test_a_long_turn_does_not_cost_the_lease(two):
 
 
 def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
-    term = two.a.leadership.epoch()
-    with two.a.leadership.posting(term) as seconds_left:
+    epoch = two.a.leadership.epoch()
+    with two.a.leadership.posting(epoch) as seconds_left:
         assert 12.0 < seconds_left <= 12.5  # of 15 s: a tenth for clocks, and a second for the answer
     two.clock.advance(12.0)
-    with two.a.leadership.posting(term) as seconds_left:
+    with two.a.leadership.posting(epoch) as seconds_left:
         assert 0 < seconds_left <= 0.5
     two.clock.advance(0.6)
-    with two.a.leadership.posting(term) as seconds_left:
+    with two.a.leadership.posting(epoch) as seconds_left:
         assert seconds_left == 0
-    assert two.a.leadership.epoch() == term, "it still answers, what it must not is write"
+    assert two.a.leadership.epoch() == epoch, "it still answers, what it must not is write"
 
 
 def test_a_post_may_take_as_long_as_the_lease_and_no_longer(two):
@@ -227,7 +227,7 @@ def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(t
     assert fails(two.b, "q") == "refused"
 
 
-def test_what_lands_while_a_term_begins_is_known_before_it_gives_anything_away(two):
+def test_what_lands_while_an_epoch_begins_is_known_before_it_gives_anything_away(two):
     two.api.behind = True
     two.api.create_pod("mine", P100)
     two.api.create_pod("other", P100)
@@ -242,21 +242,21 @@ def test_what_lands_while_a_term_begins_is_known_before_it_gives_anything_away(t
     assert fails(two.b, "other") == "refused"
 
 
-def test_what_the_first_call_of_a_term_would_wait_for_is_made_before_it_begins(two, monkeypatch):
-    terms = []
+def test_what_the_first_call_of_an_epoch_would_wait_for_is_made_before_it_begins(two, monkeypatch):
+    epochs = []
     refresh = CardIndex.refresh
 
     def refreshed(index, nodes):
-        terms.append(two.b.leadership.epoch())
+        epochs.append(two.b.leadership.epoch())
         refresh(index, nodes)
 
     gives_back(two.a)
     monkeypatch.setattr(CardIndex, "refresh", refreshed)
     takes(two.b)
-    assert terms == [None]
+    assert epochs == [None]
 
 
-def test_a_term_does_not_begin_while_waiting_pods_cannot_be_changed(two):
+def test_an_epoch_does_not_begin_while_waiting_pods_cannot_be_changed(two):
     two.api.create_pod("p", P100)
     down = two.api.fault(Fault(status=503), "patch", "*/p/status", times=math.inf)
     elector, still = two.b.elector, two.b.elector.holds
@@ -272,7 +272,7 @@ def test_a_term_does_not_begin_while_waiting_pods_cannot_be_changed(two):
     assert two.b.leadership.epoch() is not None
 
 
-def test_a_pod_that_somebody_lets_nobody_change_keeps_no_term_from_beginning(two):
+def test_a_pod_that_somebody_lets_nobody_change_keeps_no_epoch_from_beginning(two):
     """Another webhook or policy: every tenant may have pods that break its rules."""
     two.api.create_pod("p", P100)
     two.api.create_pod("q", P100)
@@ -303,8 +303,8 @@ def test_what_cannot_be_changed_is_not_settled_for_the_next_one(two):
     assert changed(two) == ["p", "q", "p", "q"]
 
 
-def test_what_could_not_be_changed_is_tried_again_while_the_term_lasts(two):
-    """Until it is changed, or waits no more, a Binding of a former term may land."""
+def test_what_could_not_be_changed_is_tried_again_while_the_epoch_lasts(two):
+    """Until it is changed, or waits no more, a Binding of a former epoch may land."""
     for name in ("p", "q", "r"):
         two.api.create_pod(name, 100)
     refused = [two.api.fault(Fault(status=403), "patch", f"*/{name}/status", times=math.inf) for name in "pq"]
@@ -321,7 +321,7 @@ def test_what_could_not_be_changed_is_tried_again_while_the_term_lasts(two):
     two.b.catch_up(lambda: True)
     before = changed(two)
     later(two)
-    assert changed(two) == before, "nothing of a former term can land any more"
+    assert changed(two) == before, "nothing of a former epoch can land any more"
     assert two.b.leadership.is_settled()
 
 
@@ -332,7 +332,7 @@ def later(two):
         two.b.exchange_lease()
 
 
-def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
+def test_pods_that_others_bind_meanwhile_keep_no_epoch_from_beginning(two):
     """A tenant's steady stream: one more at each list, which somebody else binds before it can be changed."""
     numbers, lists = itertools.count(), itertools.count(1)
 
@@ -352,7 +352,7 @@ def test_pods_that_others_bind_meanwhile_keep_no_term_from_beginning(two):
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["", "and-another-is-tried-again"])
-def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two, again):
+def test_pods_of_ours_that_land_meanwhile_keep_no_epoch_from_beginning(two, again):
     numbers = itertools.count()
     two.api.behind = True
     if again:
@@ -377,7 +377,7 @@ def test_pods_of_ours_that_land_meanwhile_keep_no_term_from_beginning(two, again
 
 
 @pytest.mark.parametrize("fault", [Fault(status=503), Fault(status=409)], ids=str)
-def test_many_that_cannot_be_changed_keep_a_term_waiting_no_longer_than_one(two, fault):
+def test_many_that_cannot_be_changed_keep_an_epoch_waiting_no_longer_than_one(two, fault):
     for i in range(20):  # more than are changed at once
         two.api.create_pod(f"p{i}", 1)
     two.api.create_pod("good", 1)
@@ -391,7 +391,7 @@ def test_many_that_cannot_be_changed_keep_a_term_waiting_no_longer_than_one(two,
     assert changed(two).count("good") == 1
 
 
-def test_a_namespace_of_pods_that_are_slow_to_change_keeps_a_term_waiting_no_longer_than_a_few_of_them(two):
+def test_a_namespace_of_pods_that_are_slow_to_change_keeps_an_epoch_waiting_no_longer_than_a_few_of_them(two):
     """A tenant can make each take seconds: kube-apiserver reads all of `metadata.managedFields` at each write."""
     pods = [PodRef(f"uid-p{i}", "fat", f"p{i}") for i in range(300)] + [PodRef("uid-good", "default", "good")]
     for ref in pods:
@@ -422,7 +422,7 @@ def fat(two, namespaces, per_namespace):
 
 
 @pytest.mark.parametrize(("namespaces", "per_namespace"), [(1, 300), (40, 40), (300, 2)])
-def test_a_tenants_fat_pods_keep_a_term_waiting_no_longer_than_the_patience_for_all(two, namespaces, per_namespace):
+def test_a_tenants_fat_pods_keep_an_epoch_waiting_no_longer_than_the_patience_for_all(two, namespaces, per_namespace):
     pods, _ = fat(two, namespaces, per_namespace)
     began = two.clock.now()
     swept = two.b.leadership._fence.fence_pods(pods, "word", lambda: True)
@@ -431,7 +431,7 @@ def test_a_tenants_fat_pods_keep_a_term_waiting_no_longer_than_the_patience_for_
     assert two.clock.now() - began <= 10 + 300 * 0.25 / 16 + 1
 
 
-def test_a_tenants_fat_pods_are_tried_again_a_few_at_a_time_while_the_term_lasts(two):
+def test_a_tenants_fat_pods_are_tried_again_a_few_at_a_time_while_the_epoch_lasts(two):
     _, tried = fat(two, 1, 300)
     two.takes_over(two.b)
     assert two.b.bind("good", "n1") == "bound"
@@ -595,8 +595,8 @@ def loses_and_takes_again(two, extender):
 def sends_in_vain(extender, name):
     """A Binding of which nobody hears any more."""
     pod_request = request.parse(extender.api.pods()[name])
-    term = extender.leadership.epoch()
-    extender.state.assume(PodRef(f"uid-{name}", "default", name), pod_request, "n1", "binpack", epoch=term)
+    epoch = extender.leadership.epoch()
+    extender.state.assume(PodRef(f"uid-{name}", "default", name), pod_request, "n1", "binpack", epoch=epoch)
     extender.state.confirm(f"uid-{name}", Phase.UNCONFIRMED)
 
 
@@ -604,7 +604,7 @@ def changed(two):
     return [call.path.split("/")[-2] for call in two.api.sent("patch")]
 
 
-def test_a_term_changes_every_waiting_pod_once(two):
+def test_an_epoch_changes_every_waiting_pod_once(two):
     for i in range(40):
         two.api.create_pod(f"p{i}", 100)
     gated = asking("gated", gpu_mem=100)
@@ -621,7 +621,7 @@ def test_a_term_changes_every_waiting_pod_once(two):
 
 
 @pytest.mark.parametrize("between", ["nobody", "another"])
-def test_a_term_that_did_not_begin_in_time_goes_on_where_it_was_unless_another_led_meanwhile(two, between):
+def test_an_epoch_that_did_not_begin_in_time_goes_on_where_it_was_unless_another_led_meanwhile(two, between):
     names_of = [f"p{i}" for i in range(40)]
     for name in names_of:
         two.api.create_pod(name, 100)
@@ -735,12 +735,12 @@ def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
     assert len(two.api.sent("patch")) == 1
 
 
-def test_a_post_counts_before_its_term_is_looked_at(two, monkeypatch):
-    """The term may end right after that look, and what is to be posted goes out all the same."""
-    term, holds, settled = two.a.leadership.epoch(), two.a.elector.holds, []
+def test_a_post_counts_before_its_epoch_is_looked_at(two, monkeypatch):
+    """The epoch may end right after that look, and what is to be posted goes out all the same."""
+    epoch, holds, settled = two.a.leadership.epoch(), two.a.elector.holds, []
     look = lambda *args, **settings: settled.append(two.a.leadership.is_settled()) or holds(*args, **settings)  # noqa: E731
     monkeypatch.setattr(two.a.elector, "holds", look)
-    with two.a.leadership.posting(term) as seconds_left:
+    with two.a.leadership.posting(epoch) as seconds_left:
         assert seconds_left > 0
     assert settled == [False]
 
@@ -757,7 +757,7 @@ def test_what_one_says_when_it_ends_is_good_for_the_next_alone(two):
 
 @pytest.mark.parametrize("has_seen_leader", [False, True])
 def test_a_settled_release_that_a_backup_brings_back_says_nothing(two, has_seen_leader):
-    """Another has led since, and a Binding of its term is under way."""
+    """Another has led since, and a Binding of its epoch is under way."""
     gives_back(two.a)
     backup = two.api.get(LEASE)
     assert backup["metadata"]["annotations"][names.FENCED]
@@ -780,7 +780,7 @@ def test_a_settled_release_that_a_backup_brings_back_says_nothing(two, has_seen_
     assert two.api.over_full(P100) == []
 
 
-def test_one_whose_term_never_began_says_nothing_of_those_before(two):
+def test_one_whose_epoch_never_began_says_nothing_of_those_before(two):
     two.api.create_pod("p", 100)
     two.b.reads = lambda: False
     with pytest.raises(AssertionError):
@@ -791,7 +791,7 @@ def test_one_whose_term_never_began_says_nothing_of_those_before(two):
     assert len(two.api.sent("patch")) == 1
 
 
-def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):
+def test_an_epoch_that_ended_while_it_caught_up_does_not_begin(two):
     def slow():
         two.clock.advance(20)
         return True
@@ -804,7 +804,7 @@ def test_a_term_that_ended_while_it_caught_up_does_not_begin(two):
     assert two.b.leadership.epoch() is None
 
 
-def test_plans_of_an_earlier_term_are_gone_in_the_next(two):
+def test_plans_of_an_earlier_epoch_are_gone_in_the_next(two):
     two.api.create_pod("p", P100)
     two.a.filter("p", "n1")
     assert mark(two.a.state, "uid-p") == "reserved"
@@ -826,7 +826,7 @@ def test_a_new_leader_wakes_the_pods_that_the_other_had_refused(two):
 
 def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
     epoch_ended = threading.Event()
-    two.a.state.forget_plans = epoch_ended.set  # what the elector's thread does first when the term is over
+    two.a.state.forget_plans = epoch_ended.set  # what the elector's thread does first when the epoch is over
     two.a.elector.start()
     stopping = threading.Thread(target=two.a.leadership.stop)
     with two.a.leadership.posting(two.a.leadership.epoch()):
@@ -847,7 +847,7 @@ def test_alone_there_is_nothing_to_wait_for():
         assert seconds_left > 1e9
 
 
-def test_a_member_without_cards_that_lands_while_a_term_begins_is_known_before_it_begins(two):
+def test_a_member_without_cards_that_lands_while_an_epoch_begins_is_known_before_it_begins(two):
     """Its Binding gives nothing away, so it has no sign of ours that stays."""
     two.api.create_pod("m", 100)
     two.api.edit(paths.pods("default", "m"), metadata={"labels": {names.GANG: "g"}})

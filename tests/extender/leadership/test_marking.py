@@ -16,7 +16,7 @@ POD = paths.pods("system", "extender-1")
 
 
 class Scene:
-    """One extender's pod, which still has the label of a process that was killed; `term` may be changed."""
+    """One extender's pod, which still has the label of a process that was killed; `epoch` may be changed."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
@@ -25,8 +25,8 @@ class Scene:
         self.api.write_object(
             paths.pods(), {"metadata": {"name": "extender-1", "namespace": "system", "labels": labels}}
         )
-        self.term: int | None = None
-        self.mark = LeaderMark(self.api.client(), "system", "extender-1", lambda: self.term, self.clock)
+        self.epoch: int | None = None
+        self.mark = LeaderMark(self.api.client(), "system", "extender-1", lambda: self.epoch, self.clock)
 
     @property
     def marked(self) -> bool:
@@ -43,18 +43,18 @@ def scene() -> Scene:
 def test_the_label_follows_the_lease_and_is_written_once(scene: Scene) -> None:
     scene.mark.step()
     assert not scene.marked, "a label of before a crash goes"
-    scene.term = 1
+    scene.epoch = 1
     scene.mark.step()
     scene.mark.step()
     assert scene.marked
-    scene.term = None
+    scene.epoch = None
     scene.mark.step()
     assert not scene.marked
     assert len(scene.api.sent("patch")) == 3
 
 
 def test_what_could_not_be_written_is_written_later(scene: Scene) -> None:
-    scene.term = 1
+    scene.epoch = 1
     scene.api.down = True
     with pytest.raises(errors.KubeError):
         scene.mark.step()
@@ -65,7 +65,7 @@ def test_what_could_not_be_written_is_written_later(scene: Scene) -> None:
 
 
 def test_who_stops_is_found_no_more(scene: Scene) -> None:
-    scene.term = 1
+    scene.epoch = 1
     scene.api.edit(POD, metadata={"labels": {names.LEADER: None}})
     scene.mark.start()
     scene.clock.step()
@@ -86,24 +86,24 @@ def test_a_new_leader_removes_the_label_of_one_that_stands_still(scene: Scene) -
     standby = other(scene, "extender-3", app="x")
     scene.mark.step()
     assert scene.api.get(frozen)["metadata"]["labels"][names.LEADER] == "true", "a standby touches no label but its own"
-    scene.term = 1
+    scene.epoch = 1
     scene.mark.step()
     assert scene.marked
     assert [scene.api.get(pod)["metadata"]["labels"] for pod in (frozen, standby)] == [{"app": "x"}] * 2
 
 
 def test_a_leader_that_stood_still_and_leads_again_has_its_label_again(scene: Scene) -> None:
-    scene.term = 1
+    scene.epoch = 1
     scene.mark.step()
     scene.api.edit(POD, metadata={"labels": {names.LEADER: None}})  # by one that led meanwhile
-    scene.term = 3
+    scene.epoch = 3
     scene.mark.step()
     assert scene.marked
 
 
 def test_labels_that_could_not_be_removed_are_removed_later(scene: Scene) -> None:
     frozen = other(scene, "extender-2", **{names.LEADER: "true"})
-    scene.term = 1
+    scene.epoch = 1
     scene.api.fault(Fault(status=500), "patch", frozen)
     with pytest.raises(errors.KubeError):
         scene.mark.step()
@@ -113,26 +113,26 @@ def test_labels_that_could_not_be_removed_are_removed_later(scene: Scene) -> Non
 
 
 class Two:
-    """Two extenders' pods, each with its LeaderMark; `terms` may be changed."""
+    """Two extenders' pods, each with its LeaderMark; `epochs` may be changed."""
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self.api = ApiServer(self.clock)
-        self.terms: dict[str, int | None] = {"a": None, "b": None}
+        self.epochs: dict[str, int | None] = {"a": None, "b": None}
         self.marks: dict[str, LeaderMark] = {}
-        for name in self.terms:
+        for name in self.epochs:
             labels = {"app": "x"}
             self.api.write_object(paths.pods(), {"metadata": {"name": name, "namespace": "system", "labels": labels}})
-            term = partial(self.terms.__getitem__, name)
-            self.marks[name] = LeaderMark(self.api.client(user_agent=name), "system", name, term, self.clock)
+            epoch = partial(self.epochs.__getitem__, name)
+            self.marks[name] = LeaderMark(self.api.client(user_agent=name), "system", name, epoch, self.clock)
 
     @property
     def marked(self) -> list[str]:
-        labels = {pod: self.api.get(paths.pods("system", pod))["metadata"]["labels"] for pod in self.terms}
+        labels = {pod: self.api.get(paths.pods("system", pod))["metadata"]["labels"] for pod in self.epochs}
         return [pod for pod in labels if names.LEADER in labels[pod]]
 
     def b_leads(self) -> None:
-        self.terms.update(a=None, b=2)
+        self.epochs.update(a=None, b=2)
         self.marks["b"].step()
         assert "b" in self.marked
 
@@ -155,9 +155,9 @@ def test_a_leader_that_writes_late_takes_no_label_from_its_successor(two: Two, c
     """`call`: the call of the former leader before which it stands still for longer than its Lease; the
     last is of the comparison every five seconds.
     """
-    two.terms["b"] = 0
+    two.epochs["b"] = 0
     two.marks["b"].step()
-    two.terms.update(a=1, b=None)
+    two.epochs.update(a=1, b=None)
     calls = iter(range(1, 100))
 
     def lead_elsewhere(request: Request) -> None:
@@ -173,7 +173,7 @@ def test_a_leader_that_writes_late_takes_no_label_from_its_successor(two: Two, c
 
 def test_a_late_write_never_removes_a_label_that_came_after_the_list(two: Two) -> None:
     two.api.edit(paths.pods("system", "b"), metadata={"labels": {names.LEADER: "true"}})
-    two.terms["a"] = 1
+    two.epochs["a"] = 1
 
     def lead_elsewhere(request: Request) -> None:
         if request.verb == "patch" and request.path.endswith("/b") and request.headers["User-Agent"] == "a":
@@ -187,7 +187,7 @@ def test_a_late_write_never_removes_a_label_that_came_after_the_list(two: Two) -
 
 
 def test_a_label_that_somebody_removed_comes_back_within_seconds_at_one_call_in_five_seconds(two: Two) -> None:
-    two.terms["a"] = 1
+    two.epochs["a"] = 1
     two.step(1.0)
     two.api.edit(paths.pods("system", "a"), metadata={"labels": {names.LEADER: None}})
     two.step(6.0)
@@ -202,7 +202,7 @@ def test_a_label_that_cannot_be_removed_does_not_keep_those_of_other_pods(scene:
     """A policy of another vendor protects one former leader's pod. The labels were removed in the same order always."""
     protected, *others = (other(scene, f"extender-0{i}", **{names.LEADER: "true"}) for i in range(3))
     scene.api.fault(Fault(status=status), "patch", protected, times=math.inf)
-    scene.term = 1
+    scene.epoch = 1
     with pytest.raises(errors.KubeError):
         scene.mark.step()
     assert scene.marked
@@ -213,7 +213,7 @@ def test_a_label_that_cannot_be_removed_does_not_keep_those_of_other_pods(scene:
 def test_our_own_label_that_cannot_be_written_does_not_keep_those_of_others(scene: Scene) -> None:
     still = other(scene, "extender-0", **{names.LEADER: "true"})
     scene.api.fault(Fault(status=403), "patch", POD, times=math.inf)
-    scene.term = 1
+    scene.epoch = 1
     with pytest.raises(errors.Forbidden):
         scene.mark.step()
     assert names.LEADER not in scene.api.get(still)["metadata"]["labels"]

@@ -291,7 +291,7 @@ def test_a_bind_that_comes_without_its_filter_is_not_disturbed():
     assert mark(world.state, "uid-p") == "binding"
 
 
-def test_at_the_beginning_of_a_term_those_wait_whose_turn_it_is_not():
+def test_at_the_beginning_of_an_epoch_those_wait_whose_turn_it_is_not():
     world = World("n1")
     away = world.create("high", HALF, priority=9)
     unanswered = [{"type": "PodScheduled", "status": "False", "reason": "SchedulerError"}]

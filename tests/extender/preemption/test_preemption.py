@@ -1229,7 +1229,7 @@ def test_beside_many_nothing_is_counted_for_a_pod_that_its_quota_keeps_waiting(e
     assert unknown(elsewhere) == ["n1"]
 
 
-def test_before_a_term_it_is_found_out_which_cards_are_kept(full):
+def test_before_an_epoch_it_is_found_out_which_cards_are_kept(full):
     """Another extender has answered the preemption, and its victim is gone."""
     full.nominate(full.wants("p", 1000), "n1")
     full.delete_pod("a0")

@@ -19,7 +19,7 @@ def turned_away(world: World, pod: dict) -> None:
 
 @pytest.fixture
 def world() -> World:
-    """A term has begun; one card is full, the other was freed for `high` while no extender answered."""
+    """An epoch has begun; one card is full, the other was freed for `high` while no extender answered."""
     new_world = World()
     for name in ("a0", "b0"):
         new_world.runs(name, HALF, 0)
@@ -94,7 +94,7 @@ def test_a_pod_that_never_comes_keeps_nobody_waiting_whatever_its_status_says(ch
     assert low(world) == ["n1"]
 
 
-def test_in_the_middle_of_a_term_nobody_waits(world):
+def test_in_the_middle_of_an_epoch_nobody_waits(world):
     world.clock.advance(100.0)
     turned_away(world, world.wants("other"))
     assert low(world) == ["n1"]

@@ -56,8 +56,8 @@ class Rules(RuleOne):
     def __init__(self, space: Space) -> None:
         super().__init__(space.cluster)
         self.granted: dict[str, float] = {}  # when a pod was first seen to hold a share, by name
-        self.began: dict[str, float] = {}  # when the first share was, by the leader's term
-        self.shares_by_epoch: Counter[str] = Counter()  # shares by the leader's term
+        self.began: dict[str, float] = {}  # when the first share was, by the leader's epoch
+        self.shares_by_epoch: Counter[str] = Counter()  # shares by the leader's epoch
         self._namespace = space.name
         self._places: dict[str, tuple[str, ...]] = {}
 
@@ -72,9 +72,9 @@ class Rules(RuleOne):
             self.violations.append(f"{metadata['name']} was at {before} and is at {place}")
         if metadata["uid"] in self.held and metadata["name"] not in self.granted:
             self.granted[metadata["name"]] = time.monotonic()
-            term = metadata["annotations"].get(names.LEADER_EPOCH, "")
-            self.began.setdefault(term, time.monotonic())
-            self.shares_by_epoch[term] += 1
+            epoch = metadata["annotations"].get(names.LEADER_EPOCH, "")
+            self.began.setdefault(epoch, time.monotonic())
+            self.shares_by_epoch[epoch] += 1
         if len(self.held) > LIMIT:
             self.violations.append(f"{len(self.held)} shares are held of {LIMIT}")
 
@@ -196,8 +196,8 @@ def freezes(space: Space, pair: Pair, count: int) -> None:
             leader.pause()
             try:
                 space.wait(lambda name=other.name: pair.leads(name), "the other leads")
-                # By its term: of what the first has given the news may come only now.
-                space.wait(lambda: rules.shares_by_epoch[pair.term()] > 2, "the other gives cards away")
+                # By its epoch: of what the first has given the news may come only now.
+                space.wait(lambda: rules.shares_by_epoch[pair.epoch()] > 2, "the other gives cards away")
             finally:
                 leader.resume()
             space.wait(lambda name=leader.name: pair.stands_by(name), "who stood still knows that it is over")
@@ -270,11 +270,11 @@ def test_five_minutes_of_new_certificates(space: Space, cluster: Cluster):
         rotates(space, replicas, 300)
 
 
-def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Cluster):
-    """What a leader sent before it stood still, by the word of its term; see extender/leadership/leadership.py."""
+def test_a_binding_of_an_epoch_that_is_over_is_refused(space: Space, cluster: Cluster):
+    """What a leader sent before it stood still, by the word of its epoch; see extender/leadership/leadership.py."""
     lease, leader = paths.leases(names.NAMESPACE, names.LEASE), cluster.process("extender")
     leader.stop()
-    cluster.api.patch(lease, {"spec": {"leaseTransitions": 123}})  # an old one, whose terms have several digits
+    cluster.api.patch(lease, {"spec": {"leaseTransitions": 123}})  # an old one, whose epochs have several digits
     leader.restart()
     cluster.wait(lambda: cluster.api.get(lease)["spec"]["leaseTransitions"] > 123, "an extender leads")
     held = cluster.api.get(lease)
@@ -284,7 +284,7 @@ def test_a_binding_of_a_term_that_is_over_is_refused(space: Space, cluster: Clus
         pod = space.create(workload("late", gpu_mem=1000, spec={"schedulerName": "nobody"}))
         late = f"{uid}/{transitions - 1}/somebody"
         # Its cache of the Lease may be behind.
-        space.refusal(lambda: bind(extender, space, pod, late, dry=True), "the API server knows that the term is over")
+        space.refusal(lambda: bind(extender, space, pod, late, dry=True), "the API server knows that the epoch is over")
         with pytest.raises(errors.Invalid, match=rf"{names.LEADER_EPOCH}.*of somebody is over"):
             bind(extender, space, pod, late)
         with pytest.raises(errors.Invalid, match=rf"{names.LEADER_EPOCH}.*of somebody is over"):
@@ -326,8 +326,8 @@ def test_a_card_that_was_given_twice_loses_the_later_pod_before_it_starts(space:
     assert not space.get("early")["metadata"].get("deletionTimestamp")
 
 
-def bind(client: KubeClient, space: Space, uid: str, term: str, *, name: str = "late", dry: bool = False) -> None:
-    annotations = {names.LEADER_EPOCH: f"{names.NAMESPACE}/{names.LEASE}/{term}"}
+def bind(client: KubeClient, space: Space, uid: str, epoch: str, *, name: str = "late", dry: bool = False) -> None:
+    annotations = {names.LEADER_EPOCH: f"{names.NAMESPACE}/{names.LEASE}/{epoch}"}
     metadata = {"name": name, "uid": uid, "annotations": annotations}
     target = {"kind": "Node", "name": space.own_nodes[0]}
     body = {"kind": "Binding", "apiVersion": "v1", "metadata": metadata, "target": target}

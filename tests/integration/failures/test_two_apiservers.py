@@ -1,7 +1,7 @@
 """Two API servers. The one that the leader uses stands still, with the leader or without: no card is given twice.
 
 What the leader had sent lies in a buffer until its API server goes on, which then reads it before it hears of a newer
-Lease. Only the version of the pod, which etcd compares, ties a Binding to its term (docs/design/0011-fencing.md).
+Lease. Only the version of the pod, which etcd compares, ties a Binding to its epoch (docs/design/0011-fencing.md).
 """
 
 import threading
@@ -62,8 +62,8 @@ def stands_still(space: Space, pair: Pair, choose: Callable[[Pair], Sequence[Pro
                 process.pause()
             try:
                 space.wait(lambda: pair.leads("extender"), "the other leads")
-                # By its term: of what the first has given the news may come only now.
-                space.wait(lambda: rules.shares_by_epoch[pair.term()] > 4, "the other gives cards away")
+                # By its epoch: of what the first has given the news may come only now.
+                space.wait(lambda: rules.shares_by_epoch[pair.epoch()] > 4, "the other gives cards away")
             finally:
                 for process in paused:
                     process.resume()
@@ -93,7 +93,7 @@ def both(pair: Pair) -> list[Process]:
 def test_what_an_api_server_reads_when_it_goes_on_does_not_land(space: Space, pair: Pair, api_b: Process):
     """Sixteen Bindings of the leader lie in its buffers; some are read before the news of the Lease."""
     b_leads(space, pair)
-    term = pair.term()
+    epoch = pair.epoch()
     pods = [f"late-{i}" for i in range(16)]
     uids = {name: space.create(workload(name, gpu_mem=100, spec={"schedulerName": "nobody"})) for name in pods}
     versions = {name: space.get(name)["metadata"]["resourceVersion"] for name in pods}
@@ -101,7 +101,7 @@ def test_what_an_api_server_reads_when_it_goes_on_does_not_land(space: Space, pa
 
     def late_one(name: str) -> Json:
         return binding(
-            space, name, uid=uids[name], resourceVersion=versions[name], annotations={names.LEADER_EPOCH: term}
+            space, name, uid=uids[name], resourceVersion=versions[name], annotations={names.LEADER_EPOCH: epoch}
         )
 
     def late(name: str) -> str:
@@ -123,7 +123,7 @@ def test_what_an_api_server_reads_when_it_goes_on_does_not_land(space: Space, pa
         api_b.pause()
         try:
             together.wait(PATIENCE)
-            # Its term has begun with the first card that it gives away.
+            # Its epoch has begun with the first card that it gives away.
             space.create_and_locate(workload("first", gpu_mem=100))
         finally:
             api_b.resume()
@@ -149,7 +149,7 @@ def test_a_hundred_times(space: Space, pair: Pair, choose: Callable[[Pair], Sequ
 
 
 def test_a_binding_from_before_a_pod_was_changed_never_lands(space: Space, cluster: Cluster):
-    """Whatever the policy knows of terms: it says that of the next one, which no Lease has yet."""
+    """Whatever the policy knows of epochs: it says that of the next one, which no Lease has yet."""
     extender = cluster.client("cardwise-extender")
     try:
         uid = space.create(workload("late", gpu_mem=1000, spec={"schedulerName": "nobody"}))

@@ -464,7 +464,11 @@ EXCESS: dict[str, Sequence[Excess]] = {
         ),
         Excess("addresses", patched(steady_status, {"status": {"podIP": "1.2.3.4"}}), "status.podIP"),
         Excess("label by status", patched(steady_status, labelled(app="other")), "metadata.labels[app] of pods/status"),
-        Excess("another term", patched(steady_status, annotated(names.LEADER_EPOCH)), "the term of waiting pods only"),
+        Excess(
+            "another epoch",
+            patched(steady_status, annotated(names.LEADER_EPOCH)),
+            "the leader epoch of waiting pods only",
+        ),
         Excess("node status", patched(node_status, capacity(cpu="1"))),
         Excess(
             "health", patched(card_status, {"status": {"health": "Unhealthy"}}), "status.health of extendedresources"
