@@ -120,7 +120,7 @@ def test_it_can_be_an_optional_dependency_of_another_chart(helm: str, tmp_path: 
 
 
 def test_alone_it_cannot_be_disabled_as_a_whole(helm: str) -> None:
-    assert "enabled: it is for the condition cardwise.enabled" in template(helm, "enabled=false").stderr
+    assert "enabled: has an effect only in a chart" in template(helm, "enabled=false").stderr
 
 
 def test_a_namespace_that_the_chart_makes_admits_the_parts_on_nodes(render: Render) -> None:

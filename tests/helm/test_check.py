@@ -23,7 +23,7 @@ def plugin(desired: int) -> dict[str, Any]:
 
 def failure_of(api: Cluster) -> str:
     with pytest.raises(LookupError) as raised:
-        check.cards(api.kube, names.NAMESPACE, FakeClock())
+        check.check_gpus(api.kube, names.NAMESPACE, FakeClock())
     return str(raised.value)
 
 
@@ -54,7 +54,7 @@ def test_a_device_plugin_that_crashes_is_the_cause() -> None:
     }
     api = Cluster({"daemonsets": [in_gpu(plugin(1))], "pods": [pod]})
     with pytest.raises(LookupError, match="NVML Shared Library Not Found") as raised:
-        check.cards(api.kube, "gpu", FakeClock())
+        check.check_gpus(api.kube, "gpu", FakeClock())
     assert "nodes.runtimeClass" in str(raised.value)
     assert names.NAMESPACE not in str(raised.value)
 
@@ -90,7 +90,7 @@ def test_without_rights_to_look_for_the_cause_it_says_that_no_card_is_known() ->
 
 def test_cards_that_are_there_are_counted() -> None:
     api = Cluster({"extendedresources": [card("n1", 0)]})
-    assert "1 of 1 healthy" in check.cards(api.kube, names.NAMESPACE)
+    assert "1 of 1 healthy" in check.check_gpus(api.kube, names.NAMESPACE)
 
 
 def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
@@ -104,12 +104,12 @@ def test_a_device_plugin_that_has_just_been_installed_is_waited_for() -> None:
             api.add("extendedresources", card("n1", 0))
 
     api.before_request(start, "list", paths.extendedresources(), times=math.inf)
-    assert check.cards(api.kube, names.NAMESPACE, clock) == "1 of 1 healthy"
+    assert check.check_gpus(api.kube, names.NAMESPACE, clock) == "1 of 1 healthy"
     api.replace("extendedresources")
     before = clock.now()
     with pytest.raises(LookupError, match="no GPU is known"):
-        check.cards(api.kube, names.NAMESPACE, clock)
-    assert clock.now() - before == check.CARDS_SECONDS
+        check.check_gpus(api.kube, names.NAMESPACE, clock)
+    assert clock.now() - before == check.REPORT_SECONDS
 
 
 def test_a_cause_that_is_known_is_not_waited_for() -> None:
@@ -117,5 +117,5 @@ def test_a_cause_that_is_known_is_not_waited_for() -> None:
     before = clock.now()
     api = Cluster({"daemonsets": [plugin(1)], "events": [refusal()]})
     with pytest.raises(LookupError, match="violates PodSecurity"):
-        check.cards(api.kube, names.NAMESPACE, clock)
+        check.check_gpus(api.kube, names.NAMESPACE, clock)
     assert clock.now() == before

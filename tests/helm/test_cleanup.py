@@ -27,7 +27,7 @@ def cleaned(labels, annotations, **amounts):
 
 @pytest.mark.parametrize(("now", "remaining"), [("ours", {}), ("theirs", {names.ACCELERATOR: "theirs"})])
 def test_the_label_of_the_model_goes_unless_somebody_has_changed_it(now, remaining):
-    node = cleaned({names.ACCELERATOR: now}, {cleanup.NOTED: "ours", names.REQUEUE: "1", "example.com/x": "y"})
+    node = cleaned({names.ACCELERATOR: now}, {cleanup.WRITTEN_LABEL: "ours", names.REQUEUE: "1", "example.com/x": "y"})
     assert node["metadata"].get("labels", {}) == remaining
     assert node["metadata"]["annotations"] == {"example.com/x": "y"}
 
@@ -94,12 +94,12 @@ def test_a_dead_node_keeps_nothing_from_being_cleaned_and_is_named(api, capsys):
     with pytest.raises(SystemExit):
         uninstalled(api)
     assert count_leftovers(api) == 7, "the pod on n1 could write all of it again"
-    assert "still there" in (output := capsys.readouterr().out)
+    assert "these pods still run" in (output := capsys.readouterr().out)
     assert ("mps-n1" in output, "deviceplugin-n2" in output) == (True, False)
     api.remove(paths.pods(names.NAMESPACE, "mps-n1"))
     assert uninstalled(api) < cleanup.PATIENCE
     assert count_leftovers(api) == 0
-    assert "these nodes do not answer, so our pods there have not ended: n2\n" in capsys.readouterr().out
+    assert "these nodes do not answer, so Cardwise's pods there have not ended: n2\n" in capsys.readouterr().out
 
 
 def test_a_node_that_is_gone_is_not_waited_for(api, capsys):

@@ -54,10 +54,10 @@ def seeing(tmp_path: Path) -> Seeing:
 @pytest.mark.parametrize(
     ("seen", "sets", "message"),
     [
-        (NONE, ["nodes.runtimeClass=nvidia"], "nodes.runtimeClass: the cluster has no RuntimeClass nvidia, and a pod "),
+        (NONE, ["nodes.runtimeClass=nvidia"], "nodes.runtimeClass: the cluster has no RuntimeClass nvidia, so pods "),
         (NONE, ["webhook.runtimeClass=nvidia"], "webhook.runtimeClass: the cluster has no RuntimeClass nvidia"),
-        ({}, ["nodes.runtimeClass=nvidai"], "no RuntimeClass nvidai, and a pod that names it is never created; it has"),
-        (SEVERAL, [], "nodes.runtimeClass: the cluster has several RuntimeClasses of NVIDIA's (nvidia-a, nvidia-b)"),
+        ({}, ["nodes.runtimeClass=nvidai"], "no RuntimeClass nvidai, so pods that name it cannot be created; it has"),
+        (SEVERAL, [], "nodes.runtimeClass: the cluster has several NVIDIA RuntimeClasses (nvidia-a, nvidia-b)"),
         (
             {"schedulers": []},
             [KUBEADM],
@@ -115,18 +115,23 @@ def test_without_parts_on_nodes_nothing_is_asked_of_them(helm: str, seeing: Seei
 @pytest.mark.parametrize(
     ("seen", "sets", "text", "absent"),
     [
-        ({}, [], "2 nodes have the labels of a GPU", "gpu.present"),
+        ({}, [], "2 nodes are labelled as having a GPU", "gpu.present"),
         (
             {"labelled": 1},
             ["nodes.selector.a=b"],
-            "1 node has the labels of a GPU (those of nodes.selector)",
+            "1 node is labelled as having a GPU (those of nodes.selector)",
             "No node",
         ),
         ({"labelled": 0}, [], "kubectl label node NODE nvidia.com/gpu.present=true", "offer nvidia.com/gpu"),
-        ({"labelled": 0, "unlabelled": ["n1"]}, [], "though these offer nvidia.com/gpu: n1.", "have the labels"),
+        (
+            {"labelled": 0, "unlabelled": ["n1"]},
+            [],
+            "although these nodes offer nvidia.com/gpu: n1.",
+            "nodes are labelled",
+        ),
         ({}, [], "is in namespace", "NVML"),
-        (NONE, [], "the cluster has no NVIDIA RuntimeClass). So NVIDIA's runtime must be the default", "you"),
-        ({}, ["nodes.runtimeClass="], "as you have set it). So NVIDIA's runtime must be the default", "helm does not"),
+        (NONE, [], "the cluster has no NVIDIA RuntimeClass). So NVIDIA's runtime must be the default", "as you set it"),
+        ({}, ["nodes.runtimeClass="], "as you set it). So NVIDIA's runtime must be the default", "helm cannot"),
     ],
 )
 def test_the_notes_say_what_was_seen_of_nodes_and_runtimes(

@@ -83,7 +83,7 @@ class Node:
         data = {name: base64.b64encode(text.encode()).decode() for name, text in self.secret.items()}
         self.api.write_object(paths.secrets(), {"metadata": {"namespace": "cardwise", "name": "tls"}, "data": data})
         arguments = argparse.Namespace(node="cp1", manifests=str(self.manifests), namespace="cardwise", secret="tls")
-        getattr(kubeadm, action)(self.api.client(), arguments)
+        getattr(kubeadm, f"{action}_scheduler")(self.api.client(), arguments)
 
     def command(self) -> list[str]:
         words: list[str] = yaml.safe_load(self.path.read_text())["spec"]["containers"][0]["command"]
@@ -97,7 +97,7 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
-    monkeypatch.setattr(kubeadm, "waited", lambda ready, seconds: ready())
+    monkeypatch.setattr(kubeadm, "wait_until", lambda ready, seconds: ready())
     return Node(tmp_path)
 
 
@@ -167,7 +167,7 @@ def test_a_configuration_of_the_admin_s_stays_what_it_is(node: Node) -> None:
 
 def test_what_does_not_come_up_is_taken_back_and_told(node: Node) -> None:
     node.runs = lambda pod: "cardwise" not in str(pod)
-    with pytest.raises(kubeadm.Refused, match=r"did not come up with the changed manifest .* it is as before"):
+    with pytest.raises(kubeadm.Refused, match=r"was not ready with the changed manifest .* restored the former one"):
         node.run("wire")
     assert node.path.read_text() == MANIFEST
     node.runs = lambda pod: True
@@ -200,7 +200,7 @@ def test_a_changed_configuration_that_does_not_come_up_is_taken_back_too(node: N
     node.address, node.secret["client.crt"] = "10.0.0.9", "renewed"
     node.runs = lambda pod: node.configuration() == configuration
     for _ in range(2):  # trying again is no way to success
-        with pytest.raises(kubeadm.Refused, match=r"its pod is not ready.*it is as before"):
+        with pytest.raises(kubeadm.Refused, match=r"its pod is not ready.*restored the former one"):
             node.run("wire")
         assert (node.path.read_text(), node.configuration()) == (before, configuration)
         assert Path(configuration["extenders"][0]["tlsConfig"]["certFile"]).read_text() == "client.crt"
@@ -213,11 +213,11 @@ def test_a_scheduler_that_is_not_up_is_no_success(node: Node, capsys: pytest.Cap
     node.run("wire")
     capsys.readouterr()
     node.runs = lambda pod: False
-    with pytest.raises(kubeadm.Refused, match="is not up with it: its pod is not ready"):
+    with pytest.raises(kubeadm.Refused, match="kube-scheduler is not ready: its pod is not ready"):
         node.run("wire")
     output = capsys.readouterr().out
-    assert "asks the extender already; kube-scheduler has 90 s to be up with it\n" in output
-    assert "it is up" not in output
+    assert "already has the extender; waiting up to 90 s until kube-scheduler is ready\n" in output
+    assert "kube-scheduler is ready\n" not in output.replace("until kube-scheduler is ready\n", "")
 
 
 def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pyte
 
     node.address = "10.0.0.9"
     with monkeypatch.context() as patched:
-        patched.setattr(kubeadm, "exchange", killed)
+        patched.setattr(kubeadm, "exchange_manifest", killed)
         with pytest.raises(KeyboardInterrupt):
             node.run("wire")
     assert node.configuration() == configuration, "the manifest that is there has what it was written for"
@@ -240,26 +240,26 @@ def test_a_killed_job_leaves_the_next_one_to_do_it(node: Node, monkeypatch: pyte
 
 def test_each_wait_is_told_as_it_begins(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
     node.runs = lambda pod: "cardwise-former-config" not in (pod["metadata"].get("annotations") or {})
-    with pytest.raises(kubeadm.Refused, match="it is as before"):
+    with pytest.raises(kubeadm.Refused, match="restored the former one"):
         node.run("wire")
     waiting, changed, back = capsys.readouterr().out.splitlines()
-    assert waiting == "the extender has 120 s to make the Secret tls"
-    assert changed == f"{node.path} is changed; kube-scheduler has 90 s to come up with it"
-    assert back.startswith(f"it did not (its pod is not ready); {node.path} is as before")
+    assert waiting == "waiting up to 120 s until the extender has created the Secret tls"
+    assert changed == f"changed {node.path}; waiting up to 90 s until kube-scheduler is ready"
+    assert back.startswith(f"kube-scheduler is not ready (its pod is not ready); restored {node.path}")
 
 
 def test_an_api_server_that_is_busy_is_asked_again(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kubeadm, "waited", lambda ready, seconds: ready() or ready())
+    monkeypatch.setattr(kubeadm, "wait_until", lambda ready, seconds: ready() or ready())
     node.api.fault(Fault(status=401), "get", paths.secrets("cardwise", "tls"))
     node.run("wire")
     node.api.fault(Fault(status=401), "get", paths.secrets("cardwise", "tls"), times=math.inf)
-    with pytest.raises(kubeadm.Refused, match="made no Secret tls in 120 s; the API server says: 401"):
+    with pytest.raises(kubeadm.Refused, match="not created the Secret tls in 120 s; the API server says: 401"):
         node.run("wire")
 
 
 def test_it_is_taken_back_while_the_api_server_is_silent(node: Node) -> None:
     node.api.fault(Fault(lost=True), "get", POD, times=math.inf)
-    with pytest.raises(kubeadm.Refused, match="did not come up, nor with its former manifest"):
+    with pytest.raises(kubeadm.Refused, match="is not ready with its former manifest either"):
         node.run("wire")
     assert node.path.read_text() == MANIFEST
 
@@ -267,7 +267,7 @@ def test_it_is_taken_back_while_the_api_server_is_silent(node: Node) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "is not there: write scheduler.mode=own where"),
+        (None, "does not exist: write scheduler.mode=own if"),
         (MANIFEST.replace("- kube-scheduler\n", "- sh\n"), "has no container that runs kube-scheduler"),
         (
             MANIFEST.replace("    - --kubeconfig=/etc/kubernetes/scheduler.conf\n", ""),
@@ -320,7 +320,7 @@ def test_the_job_is_not_killed_before_it_has_put_the_manifest_back_and_said_so(r
         if manifest["kind"] == "Job"
     ]
     late = {job["spec"]["activeDeadlineSeconds"] for job in jobs if "kubeadm" in job["metadata"]["name"]}
-    assert min(late) > kubeadm.MADE_SECONDS + 2 * kubeadm.UP_SECONDS + 30
+    assert min(late) > kubeadm.SECRET_SECONDS + 2 * kubeadm.READY_SECONDS + 30
 
 
 def test_the_chart_knows_a_wired_scheduler_by_the_annotation_that_wiring_writes() -> None:

@@ -90,16 +90,16 @@ def test_they_say_how_to_check_and_where_the_cards_must_be(notes: Notes) -> None
 
 def test_they_say_what_the_chosen_way_asks_of_the_admin(notes: Notes) -> None:
     own = notes(*OWN)
-    assert "go to our own kube-scheduler, cards" in own
+    assert "own kube-scheduler, cards, schedules pods" in own
     assert "run `helm upgrade` after it" in notes(*KUBEADM)
     assert "after a control plane node has joined" in notes(*KUBEADM)
     for printed in (own, notes(*KUBEADM)):
-        assert "One thing is left to do" not in printed
+        assert "One step remains" not in printed
 
 
 def test_they_say_that_shares_without_mps_are_advice(notes: Notes) -> None:
-    assert "shares are advice" in notes()
-    assert "shares are advice" not in notes(*OWN)
+    assert "limits of shares are advisory" in notes()
+    assert "limits of shares are advisory" not in notes(*OWN)
 
 
 LABEL = f"kubectl label namespace {names.NAMESPACE} pod-security.kubernetes.io/enforce=privileged"

@@ -413,16 +413,20 @@ def test_right_values_are_taken(helm: str, address: str) -> None:
 
 def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
     mode = template(helm, "scheduler.mode=").stderr
-    for word in ("scheduler.mode: kube-scheduler must ask", "kubeadm   you ran kubeadm", "own       managed (EKS, GKE"):
+    for word in (
+        "scheduler.mode: kube-scheduler must call",
+        "kubeadm   control planes of kubeadm",
+        "own       managed (EKS, GKE",
+    ):
         assert word in mode
     assert "write image.repository=REGISTRY/cardwise" in template(helm, "image.repository=").stderr
     assert (
-        "scheduler.controlPlaneNodes: the cluster is not looked at here"
+        "scheduler.controlPlaneNodes: helm cannot look up the control plane nodes here"
         in template(helm, "scheduler.mode=kubeadm").stderr
     )
     error_text = template(helm, "image.repository=", "scheduler.mode=").stderr
     assert "write image.repository=" in error_text
-    assert "scheduler.mode: kube-scheduler must ask" in error_text
+    assert "scheduler.mode: kube-scheduler must call" in error_text
     everybodys = template(helm, "namespace.name=default").stderr
     assert "helm install cardwise helm/cardwise --namespace cardwise-system --create-namespace" in everybodys
 
@@ -430,25 +434,25 @@ def test_what_has_no_default_is_refused_with_what_to_write(helm: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["webhook.enabled=false"], "webhook.enabled: without the webhook no pod that asks for a card can be created"),
-        (["webhook.url=https://127.0.0.1:8443"], "webhook.url: https://127.0.0.1:8443 is asked, and never the webhook"),
+        (["webhook.enabled=false"], "webhook.enabled: without the webhook no pod that requests a GPU can be created"),
+        (["webhook.url=https://127.0.0.1:8443"], "webhook.url: the API server would call https://127.0.0.1:8443"),
         (["scheduler.mode=own"], "scheduler.image: scheduler.mode=own needs kube-scheduler's image"),
         (
             ["scheduler.mode=own", "scheduler.image=a:1", "scheduler.name=default-scheduler"],
-            "scheduler.name: default-scheduler is the name of Kubernetes' own",
+            "scheduler.name: default-scheduler is the name of the cluster's kube-scheduler",
         ),
         (
             ["scheduler.mode=kubeadm", "scheduler.controlPlaneNodes=1", "extender.enabled=false"],
             "scheduler.mode: kubeadm needs the extender",
         ),
-        (["mps.enabled=true", "deviceplugin.mps=off"], "deviceplugin.mps: off says that the nodes have no MPS manager"),
-        (["tests.namespace=kube-system"], "tests.namespace: the webhook never sees pods of kube-system"),
+        (["mps.enabled=true", "deviceplugin.mps=off"], "deviceplugin.mps: off means that no node has an MPS manager"),
+        (["tests.namespace=kube-system"], "tests.namespace: the webhook does not see pods of kube-system"),
         (
             ["mps.serviceAccount.name=cardwise-extender"],
-            "mps.serviceAccount.name: cardwise-extender is that of extender",
+            "mps.serviceAccount.name: cardwise-extender is also the ServiceAccount of extender",
         ),
-        (["webhook.metricsPort=8443"], "webhook.metricsPort: is webhook.port"),
-        (["extender.tlsSecret=cardwise-webhook-tls"], "extender.tlsSecret: cardwise-webhook-tls is the webhook's"),
+        (["webhook.metricsPort=8443"], "webhook.metricsPort: is the same as webhook.port"),
+        (["extender.tlsSecret=cardwise-webhook-tls"], "extender.tlsSecret: cardwise-webhook-tls is also the webhook's"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(helm: str, settings: list[str], message: str) -> None:
@@ -566,7 +570,7 @@ def test_another_address_of_the_extender_s_service_is_refused_before_the_upgrade
     checks.write_text(f'{before}(dict "spec" (dict "clusterIP" "10.0.0.7")){after}')
     done = template(helm, f"extender.service.clusterIP={address}", chart=chart)
     assert (done.returncode != 0) == refused, done.stderr
-    assert ("extender.service.clusterIP: the Service has 10.0.0.7" in done.stderr) == refused
+    assert ("extender.service.clusterIP: the Service has the address 10.0.0.7" in done.stderr) == refused
     assert (f"kubectl delete service cardwise-extender --namespace {names.NAMESPACE}" in done.stderr) == refused
 
 

@@ -1,8 +1,8 @@
-"""What `helm test` runs: is Cardwise asked, and does it answer? In the image of the parts.
+"""The script of `helm test`: checks that the API server and kube-scheduler call Cardwise. Runs in Cardwise's image.
 
-It changes nothing but for one pod of 1 MiB, whose image is never pulled, and which it deletes again.
+Creates one pod with 1 MiB, whose image is never pulled, and deletes it again. Changes nothing else.
 
-A line for each question, with what to do where the answer is no; exit status 1 when one is.
+Prints one line per check, with a remedy if the check fails. Exit status 1 if a check fails.
 """
 
 import argparse
@@ -22,11 +22,14 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 TLS = Path("/etc/cardwise/extender-tls")
-CARDS_SECONDS = 60.0  # until a device plugin that has just been installed has reported its cards
+REPORT_SECONDS = 60.0  # for a device plugin that has just been installed to report its GPUs
 
 
-def admission(client: KubeClient, namespace: str) -> str:
-    """A pod with a share, which is not stored."""
+def check_admission(client: KubeClient, namespace: str) -> str:
+    """Create a pod with a share by a server-side dry run, and check what the webhook made of it.
+
+    Raises LookupError if the webhook did not see the pod.
+    """
     limits = {names.GPU_MEM: "1Gi"}
     container = {
         "name": "main",
@@ -43,13 +46,13 @@ def admission(client: KubeClient, namespace: str) -> str:
     stored_limits = created["spec"]["containers"][0]["resources"]["limits"]
     if stored_limits.get(names.GPU_MEM) != "1024" or names.SHARE not in stored_limits:
         raise LookupError(
-            f"the pod passed as it was ({stored_limits}); look at webhook.exemptNamespaces and tests.namespace"
+            f"the webhook did not change the pod ({stored_limits}); check webhook.exemptNamespaces and tests.namespace"
         )
     return f"1Gi became {stored_limits[names.GPU_MEM]} MiB, as for scheduler {created['spec']['schedulerName']}"
 
 
-def extender(url: str) -> str:
-    """Its list of cards, asked as kube-scheduler asks."""
+def check_extender(url: str) -> str:
+    """Read the extender's list of GPUs, as the client that kube-scheduler is. Raises LookupError without an answer."""
     context = ssl.create_default_context(cafile=str(TLS / "ca.crt"))
     context.load_cert_chain(TLS / "client.crt", TLS / "client.key")
     address = urllib.parse.urlsplit(url)
@@ -58,29 +61,32 @@ def extender(url: str) -> str:
     answer = connection.getresponse()
     body = answer.read()
     if answer.status != http.client.OK:
-        raise LookupError(f"it answered {answer.status} {body[:200].decode(errors='replace')}; see its log")
+        raise LookupError(f"the extender answered {answer.status} {body[:200].decode(errors='replace')}; see its log")
     nodes = json.loads(body).get("nodes") or ()
-    return f"it knows the cards of {len(nodes)} node{'s' * (len(nodes) != 1)}"
+    return f"the extender knows the GPUs of {len(nodes)} node{'s' * (len(nodes) != 1)}"
 
 
-def scheduler(client: KubeClient, namespace: str, own: str) -> str:
-    """A pod that kube-scheduler places, as `cardwise doctor` sends it. `own`: the namespace of Cardwise."""
-    findings = list(probing.send_probe(client, namespace, own))
+def check_scheduler(client: KubeClient, namespace: str, cardwise_namespace: str) -> str:
+    """Let kube-scheduler place a probe pod, as `cardwise doctor` does. Raises LookupError if it fails."""
+    findings = list(probing.send_probe(client, namespace, cardwise_namespace))
     worst = finding.sort_findings(findings)[0]
     if worst.level is Severity.PROBLEM:
         raise LookupError(f"{worst.text}; {worst.remedy} (scheduler.mode)")
     return worst.text if worst.level is not Severity.OK else findings[-1].text
 
 
-def cards(client: KubeClient, own: str, clock: Clock = SYSTEM) -> str:
-    """What the device plugins have reported; if nothing after a while, why, as `cardwise doctor` says it.
+def check_gpus(client: KubeClient, cardwise_namespace: str, clock: Clock = SYSTEM) -> str:
+    """Count the healthy GPUs that device plugins have reported. Waits for the first report.
 
-    The device plugin may be starting: `helm install --wait` of Helm 3 does not wait for the last pod of a DaemonSet.
+    `helm install --wait` of Helm 3 does not wait for the last pod of a DaemonSet, so the device plugin may be starting.
+
+    Raises LookupError, with the findings of `cardwise doctor`, if no GPU is reported in `REPORT_SECONDS` or none is
+    healthy.
     """
-    deadline = clock.now() + CARDS_SECONDS
+    deadline = clock.now() + REPORT_SECONDS
     while not (resources := list(client.objects(paths.extendedresources()))):
-        seen = facts.Facts(installed=own, now=client.clock())
-        facts.collect_lists(seen, client, facts.queries_of_parts(own))
+        seen = facts.Facts(installed=cardwise_namespace, now=client.clock())
+        facts.collect_lists(seen, client, facts.queries_of_parts(cardwise_namespace))
         causes = [*startup.check_uncreated_pods(seen), *startup.check_unready_pods(seen)]
         if causes or seen.unread or clock.now() >= deadline:
             raise LookupError("; ".join(f"{cause.text}; {cause.remedy}" for cause in causes or parts.check_cards(seen)))
@@ -92,12 +98,12 @@ def cards(client: KubeClient, own: str, clock: Clock = SYSTEM) -> str:
     return f"{healthy} of {len(resources)} healthy"
 
 
-def run_check(question: str, check: Callable[[], str]) -> bool:
-    """Prints question and answer; whether it was a good one."""
+def run_check(name: str, check: Callable[[], str]) -> bool:
+    """Run a check and print its outcome. Returns whether it passed."""
     try:
-        print(f"ok    {question}: {check()}")
+        print(f"ok    {name}: {check()}")
     except (LookupError, OSError, errors.KubeError, http.client.HTTPException) as error:
-        print(f"FAIL  {question}: {error}")
+        print(f"FAIL  {name}: {error}")
         return False
     return True
 
@@ -109,12 +115,13 @@ def main() -> None:
     parser.add_argument("--cardwise-namespace", required=True)
     arguments = parser.parse_args()
     client = KubeClient.load(None)
-    good = [run_check("cards", lambda: cards(client, arguments.cardwise_namespace))]
-    good += [run_check("admission", lambda: admission(client, arguments.namespace))]
+    passed = [run_check("GPUs", lambda: check_gpus(client, arguments.cardwise_namespace))]
+    passed += [run_check("admission", lambda: check_admission(client, arguments.namespace))]
     if arguments.extender:
-        good += [run_check("extender", lambda: extender(arguments.extender))]
-    good += [run_check("kube-scheduler", lambda: scheduler(client, arguments.namespace, arguments.cardwise_namespace))]
-    sys.exit(0 if all(good) else 1)
+        passed += [run_check("extender", lambda: check_extender(arguments.extender))]
+    namespaces = (arguments.namespace, arguments.cardwise_namespace)
+    passed += [run_check("kube-scheduler", lambda: check_scheduler(client, *namespaces))]
+    sys.exit(0 if all(passed) else 1)
 
 
 if __name__ == "__main__":

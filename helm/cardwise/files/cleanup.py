@@ -1,7 +1,8 @@
-"""What `helm uninstall` runs at its end: takes away what Cardwise has written and the chart does not know of.
+"""The script at the end of `helm uninstall`: removes what Cardwise's parts created and Helm does not know.
 
-In the image of the parts. Running pods keep their cards, and classes and quotas that people made stay with their
-CustomResourceDefinitions. Nodes that do not answer keep nothing waiting, and are named. Can be run again at any time.
+Runs in Cardwise's image, and may run again at any time. Running pods keep their GPUs. ResourceClasses and GPUQuotas
+that people created stay, with their CustomResourceDefinitions. The script does not wait for nodes that do not answer,
+and prints their names.
 """
 
 import argparse
@@ -15,22 +16,22 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 
 COMPONENT = "app.kubernetes.io/component"
-CENTRAL = ("webhook", "extender")  # the others are about their own node only
+CENTRAL = ("webhook", "extender")  # may write about any node; the others write about their own node
 COMPONENTS = f"app.kubernetes.io/name=cardwise,{COMPONENT} in (webhook,extender,deviceplugin,mps)"
 CAPACITIES = {names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE, *names.OWN_RESOURCES}
-NOTED = f"{names.GROUP}/{names.ACCELERATOR}"  # annotation: the label `accelerator` that the device plugin wrote
+WRITTEN_LABEL = f"{names.GROUP}/{names.ACCELERATOR}"  # annotation: the label `accelerator` that the device plugin wrote
 TEST = "cardwise-test"  # the pod of the last `helm test`
-PATIENCE = 100.0  # seconds for our pods to end; they would write everything again
+PATIENCE = 100.0  # seconds for Cardwise's pods to end: a running part would write everything again
 PAGE = 500  # objects
 
 
-def parts(client: KubeClient, namespace: str) -> list[dict[str, Any]]:
-    """Pods of ours that still are there."""
+def list_parts(client: KubeClient, namespace: str) -> list[dict[str, Any]]:
+    """Cardwise's pods that still exist."""
     return list(client.objects(paths.pods(namespace), {"labelSelector": COMPONENTS}))
 
 
 def ready_nodes(client: KubeClient) -> set[str]:
-    """The nodes that are Ready: whose kubelets can end a pod."""
+    """The nodes that are Ready, so that their kubelets can end pods."""
     return {
         node["metadata"]["name"]
         for node in client.objects(paths.nodes())
@@ -39,58 +40,64 @@ def ready_nodes(client: KubeClient) -> set[str]:
     }
 
 
-def await_end(client: KubeClient, namespace: str) -> bool:
-    """Waits until our pods have ended. False where one has not in `PATIENCE` seconds, though its node is Ready.
+def wait_for_parts(client: KubeClient, namespace: str) -> bool:
+    """Wait until Cardwise's pods have ended. Returns False if a pod on a Ready node still runs after `PATIENCE`.
 
-    A pod on a node that is not Ready stays until the node is back or deleted, which may be never. It keeps nothing
-    waiting: the release is gone, and with it all rights to write. Only webhook and extender are given the time there
-    too, since their last writes may be about any node.
+    A pod on a node that is not Ready stays until the node is back or deleted, which may be never. The cleanup does not
+    wait for it: the release is deleted, and with it all its rights to write. Only for webhook and extender it waits
+    there too, because their last writes may be about any node.
     """
     until = time.monotonic() + PATIENCE
-    while remaining := parts(client, namespace):
+    while remaining := list_parts(client, namespace):
         ready = ready_nodes(client)
         dead = [pod for pod in remaining if pod["spec"].get("nodeName", "") not in {"", *ready}]
         living = [pod["metadata"]["name"] for pod in remaining if pod not in dead]
         late = time.monotonic() > until
         if late and living:
             print(
-                f"still there, and would write all of it again: {', '.join(living)}; run this again once they are gone"
+                f"these pods still run and would write everything again: {', '.join(living)}; run this again once they "
+                "are gone"
             )
             return False
         if not living and (late or not any(pod["metadata"]["labels"][COMPONENT] in CENTRAL for pod in dead)):
             nodes = sorted({pod["spec"]["nodeName"] for pod in dead})
-            print(f"these nodes do not answer, so our pods there have not ended: {', '.join(nodes)}")
+            print(f"these nodes do not answer, so Cardwise's pods there have not ended: {', '.join(nodes)}")
             return True
         time.sleep(1.0)
     return True
 
 
-def is_ours(resource: str) -> bool:
+def is_own_resource(resource: str) -> bool:
+    """Whether Cardwise offers the resource on nodes."""
     return resource in CAPACITIES or bool(names.class_of(resource))
 
 
 def clean_node(client: KubeClient, node: dict[str, Any]) -> None:
-    """Its capacities, and what we wrote into its labels and annotations."""
+    """Remove Cardwise's resources, label and annotations from a node."""
     metadata, status = node["metadata"], node.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
-    ours = {key: None for key in annotations if key.startswith(f"{names.GROUP}/")}
-    change: dict[str, Any] = {"annotations": ours} if ours else {}
-    if labels.get(names.ACCELERATOR, "") == annotations.get(NOTED):
+    own_annotations = {key: None for key in annotations if key.startswith(f"{names.GROUP}/")}
+    change: dict[str, Any] = {"annotations": own_annotations} if own_annotations else {}
+    if labels.get(names.ACCELERATOR, "") == annotations.get(WRITTEN_LABEL):
         change["labels"] = {names.ACCELERATOR: None}
     if change:
         client.patch(paths.nodes(metadata["name"]), {"metadata": change}, "merge")
-    lists = {
-        kind: {key: None for key in status.get(kind) or {} if is_ours(key)} for kind in ("capacity", "allocatable")
+    removed = {
+        kind: {key: None for key in status.get(kind) or {} if is_own_resource(key)}
+        for kind in ("capacity", "allocatable")
     }
-    if any(lists.values()):
-        client.patch(paths.nodes(metadata["name"], "status"), {"status": lists}, "merge")
-        print(f"node {metadata['name']}: took {', '.join(sorted(lists['capacity']))} away")
+    if any(removed.values()):
+        client.patch(paths.nodes(metadata["name"], "status"), {"status": removed}, "merge")
+        print(f"node {metadata['name']}: removed {', '.join(sorted(removed['capacity']))}")
 
 
 def delete_all(client: KubeClient, path: str, selector: str = "") -> None:
-    """All objects of a kind of ours, `PAGE` of them by one request, which the API server takes some seconds for.
+    """Delete all objects of a kind, `PAGE` of them per request: a request takes the API server some seconds.
 
-    Nothing where the kind has gone with its CustomResourceDefinition.
+    Does nothing if the kind's CustomResourceDefinition is deleted.
+
+    path: the path of the kind.
+    selector: deletes only objects with these labels.
     """
     query = {"labelSelector": selector, "limit": str(PAGE)}
     with contextlib.suppress(errors.NotFound):
@@ -103,7 +110,8 @@ def delete_all(client: KubeClient, path: str, selector: str = "") -> None:
                 return
 
 
-def delete(client: KubeClient, path: str) -> None:
+def delete_object(client: KubeClient, path: str) -> None:
+    """Delete one object, if it exists."""
     with contextlib.suppress(errors.NotFound):
         client.delete(path)
         print(f"deleted {path}")
@@ -115,18 +123,18 @@ def main() -> None:
     parser.add_argument("--secret", action="append", default=[])
     arguments = parser.parse_args()
     client = KubeClient.load(None)
-    if not await_end(client, arguments.namespace):
+    if not wait_for_parts(client, arguments.namespace):
         sys.exit(1)
     for node in client.objects(paths.nodes()):
-        with contextlib.suppress(errors.NotFound):  # it may go meanwhile
+        with contextlib.suppress(errors.NotFound):  # it may be deleted meanwhile
             clean_node(client, node)
     delete_all(client, paths.extendedresources())
     delete_all(client, paths.resourceclasses(), f"{names.AUTO_LABEL}=true")
     for secret in arguments.secret:
-        delete(client, paths.secrets(arguments.namespace, secret))
-    delete(client, paths.leases(arguments.namespace, names.LEASE))
-    delete(client, paths.configmaps(arguments.namespace, names.WORKLOAD))
-    delete(client, paths.pods(arguments.namespace, TEST))
+        delete_object(client, paths.secrets(arguments.namespace, secret))
+    delete_object(client, paths.leases(arguments.namespace, names.LEASE))
+    delete_object(client, paths.configmaps(arguments.namespace, names.WORKLOAD))
+    delete_object(client, paths.pods(arguments.namespace, TEST))
 
 
 if __name__ == "__main__":

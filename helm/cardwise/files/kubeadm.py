@@ -1,11 +1,12 @@
-"""Makes the kube-scheduler of a kubeadm control plane node ask the extender, and undoes that: scheduler.mode=kubeadm.
+"""Configures the kube-scheduler of a kubeadm control plane node to call the extender, and undoes it.
 
-Runs on each such node. The manifest of the static pod is changed only where it must be, its former text is kept beside
-our configuration, and where the kubelet does not bring the changed scheduler up, the former text is put back.
+The script of scheduler.mode=kubeadm. Runs on each control plane node. Changes only what it must in the manifest of the
+static pod, and keeps the former manifest beside Cardwise's configuration. If the kubelet cannot start the changed
+scheduler, the script restores the former manifest.
 
-Each configuration lies with its TLS files in a folder named by their content, and the manifest names that folder. So a
-manifest that is put back, or left by a Job that was killed, still has what it was written for, and whatever is new in
-any of these files makes another manifest, which is what the kubelet starts a scheduler anew for.
+Each configuration is in a folder with its TLS files, named by a hash of their content, and the manifest names that
+folder. So a manifest that is restored, or left by a Job that was killed, still has the files that it was written for.
+And a change of any of these files changes the manifest, which makes the kubelet restart the scheduler.
 """
 
 import argparse
@@ -31,21 +32,21 @@ Json = dict[str, Any]
 MANIFEST = "kube-scheduler.yaml"
 BACKUP = "kube-scheduler.yaml.before"
 CONFIGURATION = "scheduler-config.yaml"
-FORMER = "cardwise-former-config"  # annotation of the static pod: the --config that it had
-PLACE = "wired-"  # how our folders begin; the rest beside them may be somebody's
+FORMER = "cardwise-former-config"  # annotation of the static pod: its former --config
+FOLDER_PREFIX = "wired-"  # of Cardwise's folders; other folders beside them may belong to the administrator
 VOLUME = "cardwise"
 TLS_FILES = ("ca.crt", "client.crt", "client.key")
 FLAG = "--config="
-UP_SECONDS = 90  # for a kube-scheduler to come up
-MADE_SECONDS = 120  # for the extender to make its Secret
+READY_SECONDS = 90  # for a kube-scheduler to become ready
+SECRET_SECONDS = 120  # for the extender to create its Secret
 
 
 class Refused(Exception):
-    """Nothing was changed, or all was changed back; the text says why and what to do."""
+    """The manifest is unchanged, or restored. The text is the reason and the remedy."""
 
 
-def command_of(pod: Json) -> list[str]:
-    """The command line of the scheduler. Raises Refused."""
+def scheduler_command(pod: Json) -> list[str]:
+    """The command line of kube-scheduler in a pod. Raises Refused if no container runs it."""
     for container in pod.get("spec", {}).get("containers", ()):
         words = container.get("command") or []
         if words and words[0].endswith("kube-scheduler"):
@@ -53,25 +54,29 @@ def command_of(pod: Json) -> list[str]:
     raise Refused(f"{MANIFEST} has no container that runs kube-scheduler; write scheduler.mode=manual and edit it")
 
 
-def flag(words: list[str], name: str) -> str:
-    """The value of `--name=value`, "" where it is not there."""
+def flag_value(words: list[str], name: str) -> str:
+    """The value of the flag `--name=value`; "" without the flag."""
     return next((word.partition("=")[2] for word in words if word.startswith(f"--{name}=")), "")
 
 
-def edited(pod: Json, folder: str, config: str) -> Json:
-    """The manifest with our configuration `config`, a path below `folder`. A fixed point. Raises Refused."""
-    words = command_of(pod)
-    ours = f"{FLAG}{config}"
-    if ours in words:
+def wire_manifest(pod: Json, folder: str, config: str) -> Json:
+    """The manifest with Cardwise's configuration. A wired manifest stays as it is. Raises Refused.
+
+    folder: the folder of Cardwise's files, which is mounted.
+    config: path of the configuration, below `folder`.
+    """
+    words = scheduler_command(pod)
+    config_flag = f"{FLAG}{config}"
+    if config_flag in words:
         return pod
     pod = copy.deepcopy(pod)
     annotations = pod["metadata"].setdefault("annotations", {})
     mounted = FORMER in annotations
-    annotations.setdefault(FORMER, flag(words, "config"))
+    annotations.setdefault(FORMER, flag_value(words, "config"))
     spec = pod["spec"]
     for container in spec["containers"]:
         if (container.get("command") or [""])[0].endswith("kube-scheduler"):
-            container["command"] = [word for word in words if not word.startswith(FLAG)] + [ours]
+            container["command"] = [word for word in words if not word.startswith(FLAG)] + [config_flag]
             if not mounted:
                 mount = {"name": VOLUME, "mountPath": folder, "readOnly": True}
                 container["volumeMounts"] = [*(container.get("volumeMounts") or ()), mount]
@@ -81,8 +86,8 @@ def edited(pod: Json, folder: str, config: str) -> Json:
     return pod
 
 
-def undone(pod: Json) -> Json:
-    """The manifest without what `edited` has put there; all else stays as it is now."""
+def unwire_manifest(pod: Json) -> Json:
+    """The manifest without the changes of `wire_manifest`; everything else stays."""
     annotations = pod["metadata"].get("annotations") or {}
     if FORMER not in annotations:
         return pod
@@ -97,96 +102,106 @@ def undone(pod: Json) -> Json:
         mounts = container.get("volumeMounts") or []
         if any(mount["name"] == VOLUME for mount in mounts):
             container["volumeMounts"] = [mount for mount in mounts if mount["name"] != VOLUME]
-            kept = [word for word in container["command"] if not word.startswith(FLAG)]
-            container["command"] = [*kept, f"{FLAG}{former}"] if former else kept
+            other_words = [word for word in container["command"] if not word.startswith(FLAG)]
+            container["command"] = [*other_words, f"{FLAG}{former}"] if former else other_words
     return pod
 
 
-def configuration(before: Json | None, words: list[str], stanzas: list[Json]) -> Json:
-    """What the scheduler is told: as `before`, or as its flags say, and to ask the extender. Raises Refused."""
+def build_configuration(before: Json | None, words: list[str], stanzas: list[Json]) -> Json:
+    """The KubeSchedulerConfiguration with the extender. Raises Refused.
+
+    before: the present configuration; None: kube-scheduler has flags only.
+    words: the command line of kube-scheduler.
+    stanzas: the extenders to add.
+    """
     if before is None:
-        kubeconfig = flag(words, "kubeconfig")
+        kubeconfig = flag_value(words, "kubeconfig")
         if not kubeconfig:
             raise Refused("kube-scheduler has neither --config nor --kubeconfig; write scheduler.mode=manual")
         before = {
             "apiVersion": "kubescheduler.config.k8s.io/v1",
             "kind": "KubeSchedulerConfiguration",
             "clientConnection": {"kubeconfig": kubeconfig},
-            "leaderElection": {"leaderElect": flag(words, "leader-elect") != "false"},
+            "leaderElection": {"leaderElect": flag_value(words, "leader-elect") != "false"},
         }
-    others = [stanza for stanza in before.get("extenders") or () if not is_ours(stanza)]
+    others = [stanza for stanza in before.get("extenders") or () if not is_own_extender(stanza)]
     return {"percentageOfNodesToScore": 100, **before, "extenders": [*others, *stanzas]}
 
 
-def is_ours(stanza: Json) -> bool:
-    """Whether it is one of ours, or gpushare's, whose resources we manage."""
-    ours = {
+def is_own_extender(stanza: Json) -> bool:
+    """Whether the extender is Cardwise's, or gpushare's, whose resources Cardwise manages."""
+    own_resources = {
         resource["name"]
         for own_stanza in schedulerconfig.extender_stanzas(filter_url="", bind_url="")
         for resource in own_stanza["managedResources"]
     }
-    return bool(ours & {resource["name"] for resource in stanza.get("managedResources") or ()})
+    return bool(own_resources & {resource["name"] for resource in stanza.get("managedResources") or ()})
 
 
 def files_folder(manifest: Path) -> Path:
-    """Where our files are: not among the manifests, since the kubelet runs whatever lies there."""
+    """The folder of Cardwise's files. Not the folder of the manifests: the kubelet runs every file there."""
     return manifest.parent.parent / "cardwise"
 
 
-def replace(path: Path, text: str, scratch: Path, mode: int = 0o600) -> None:
-    """In one step; the kubelet would read a half-written manifest."""
+def replace_file(path: Path, text: str, scratch: Path, mode: int = 0o600) -> None:
+    """Write a file atomically: the kubelet would read a half-written manifest.
+
+    scratch: folder of the temporary file, on the same file system.
+    """
     temporary = scratch / f".{path.name}.{os.getpid()}"
     temporary.write_text(text)
     temporary.chmod(mode)
     temporary.replace(path)
 
 
-def wire(client: KubeClient, arguments: argparse.Namespace) -> None:
-    """Raises Refused."""
+def wire_scheduler(client: KubeClient, arguments: argparse.Namespace) -> None:
+    """Configure the node's kube-scheduler to call the extender, and wait until it is ready. Raises Refused."""
     path = Path(arguments.manifests) / MANIFEST
     folder = files_folder(path)
     if not path.is_file():
         raise Refused(
-            f"{path} is not there: write scheduler.mode=own where kubeadm did not make the control plane, or "
-            "scheduler.manifestsDir, if the manifests lie elsewhere"
+            f"{path} does not exist: write scheduler.mode=own if kubeadm did not set up the control plane, or "
+            "scheduler.manifestsDir if the manifests are in another directory"
         )
     text = path.read_text()
     pod: Json = yaml.safe_load(text)
-    words = command_of(pod)
+    words = scheduler_command(pod)
     address, files = read_extender(client, arguments)
     former = (pod["metadata"].get("annotations") or {}).get(FORMER)
-    source = flag(words, "config") if former is None else former
+    source = flag_value(words, "config") if former is None else former
     if source and not Path(source).is_file():
         raise Refused(f"--config={source} of kube-scheduler cannot be read from here; write scheduler.mode=manual")
     before = yaml.safe_load(Path(source).read_text()) if source else None
 
     def render(place: Path) -> str:
-        return yaml.safe_dump(configuration(before, words, stanzas(address, place)), sort_keys=False)
+        return yaml.safe_dump(build_configuration(before, words, extender_stanzas(address, place)), sort_keys=False)
 
-    place = folder / (PLACE + digest([render(folder), *files.values()]))
-    after = edited(pod, str(folder), str(place / CONFIGURATION))
+    place = folder / (FOLDER_PREFIX + hash_texts([render(folder), *files.values()]))
+    after = wire_manifest(pod, str(folder), str(place / CONFIGURATION))
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in (files | {CONFIGURATION: render(place)}).items():
-        replace(place / name, content, folder)
+        replace_file(place / name, content, folder)
     if after == pod:
-        print_now(f"{path} asks the extender already; kube-scheduler has {UP_SECONDS} s to be up with it")
-        if not waited(lambda: not startup_problem(client, arguments.node, words), UP_SECONDS):
+        print_now(f"{path} already has the extender; waiting up to {READY_SECONDS} s until kube-scheduler is ready")
+        if not wait_until(lambda: not startup_problem(client, arguments.node, words), READY_SECONDS):
             state = startup_problem(client, arguments.node, words)
-            raise Refused(
-                f"{path} asks the extender already, but kube-scheduler is not up with it: {state}; see its log"
-            )
-        tidy(folder, place)
-        print("it is up")
+            raise Refused(f"{path} already has the extender, but kube-scheduler is not ready: {state}; see its log")
+        remove_stale_folders(folder, place)
+        print("kube-scheduler is ready")
         return
     if former is None:
-        replace(folder / BACKUP, text, folder)
-    exchange(client, arguments.node, path, text, after)
-    tidy(folder, place)
-    print(f"{path} asks the extender at {address} now; the former one is {folder / BACKUP}")
+        replace_file(folder / BACKUP, text, folder)
+    exchange_manifest(client, arguments.node, path, text, after)
+    remove_stale_folders(folder, place)
+    print(f"{path} now has the extender at {address}; the former manifest is {folder / BACKUP}")
 
 
-def stanzas(address: str, place: Path) -> list[Json]:
-    """How to ask the extender, with the TLS files in `place`."""
+def extender_stanzas(address: str, place: Path) -> list[Json]:
+    """The `extenders` of a KubeSchedulerConfiguration.
+
+    address: IP address of the extender's Service.
+    place: folder of the TLS files.
+    """
     return schedulerconfig.extender_stanzas(
         filter_url=f"https://{address}:12345",
         bind_url=f"https://{address}:12346",
@@ -196,58 +211,66 @@ def stanzas(address: str, place: Path) -> list[Json]:
     )
 
 
-def digest(texts: list[str]) -> str:
-    """For the name of a folder, by what lies in it."""
+def hash_texts(texts: list[str]) -> str:
+    """A hash of files' contents, for the name of their folder."""
     return hashlib.sha256(repr(texts).encode()).hexdigest()[:16]
 
 
-def tidy(folder: Path, kept: Path | None) -> None:
-    """Removes what no manifest names any more; only once a scheduler is up, as one that is put back needs its own."""
-    for place in folder.glob(f"{PLACE}*"):
-        if place != kept:
+def remove_stale_folders(folder: Path, current: Path | None) -> None:
+    """Remove the other folders. Call it once the scheduler is ready: a restored manifest needs its own folder."""
+    for place in folder.glob(f"{FOLDER_PREFIX}*"):
+        if place != current:
             shutil.rmtree(place)
 
 
-def unwire(client: KubeClient, arguments: argparse.Namespace) -> None:
-    """Raises Refused."""
+def unwire_scheduler(client: KubeClient, arguments: argparse.Namespace) -> None:
+    """Remove the extender from the node's kube-scheduler, and wait until it is ready. Raises Refused."""
     path = Path(arguments.manifests) / MANIFEST
     folder = files_folder(path)
     if not path.is_file():
-        print(f"{path} is not there")
+        print(f"{path} does not exist")
         return
     text = path.read_text()
     pod = yaml.safe_load(text)
-    after = undone(pod)
+    after = unwire_manifest(pod)
     if after == pod:
-        print(f"{path} does not ask the extender")
+        print(f"{path} has no extender of Cardwise")
         return
-    exchange(client, arguments.node, path, text, after)
-    tidy(folder, None)
-    print(f"{path} does not ask the extender any more")
+    exchange_manifest(client, arguments.node, path, text, after)
+    remove_stale_folders(folder, None)
+    print(f"removed the extender from {path}")
 
 
-def exchange(client: KubeClient, node: str, path: Path, before: str, pod: Json) -> None:
-    """The manifest `pod` for the text `before`, and back where the scheduler does not come up. Raises Refused."""
+def exchange_manifest(client: KubeClient, node: str, path: Path, before: str, pod: Json) -> None:
+    """Write a manifest and wait until kube-scheduler is ready; else restore the former manifest and raise Refused.
+
+    before: the text of the former manifest.
+    pod: the new manifest.
+    """
     folder = files_folder(path)
-    words, former = command_of(pod), command_of(yaml.safe_load(before))
-    replace(path, yaml.safe_dump(pod, sort_keys=False), folder)
-    print_now(f"{path} is changed; kube-scheduler has {UP_SECONDS} s to come up with it")
-    if waited(lambda: not startup_problem(client, node, words), UP_SECONDS):
+    words, former = scheduler_command(pod), scheduler_command(yaml.safe_load(before))
+    replace_file(path, yaml.safe_dump(pod, sort_keys=False), folder)
+    print_now(f"changed {path}; waiting up to {READY_SECONDS} s until kube-scheduler is ready")
+    if wait_until(lambda: not startup_problem(client, node, words), READY_SECONDS):
         return
     state = startup_problem(client, node, words)
-    replace(path, before, folder)
-    print_now(f"it did not ({state}); {path} is as before, and kube-scheduler has {UP_SECONDS} s to come up with that")
-    if not waited(lambda: not startup_problem(client, node, former), UP_SECONDS):
-        raise Refused(f"kube-scheduler of {node} did not come up, nor with its former manifest; look at its log")
-    raise Refused(f"kube-scheduler of {node} did not come up with the changed manifest ({state}); it is as before")
+    replace_file(path, before, folder)
+    print_now(
+        f"kube-scheduler is not ready ({state}); restored {path}, waiting up to {READY_SECONDS} s until it is ready"
+    )
+    if not wait_until(lambda: not startup_problem(client, node, former), READY_SECONDS):
+        raise Refused(f"kube-scheduler of {node} is not ready with its former manifest either; see its log")
+    raise Refused(
+        f"kube-scheduler of {node} was not ready with the changed manifest ({state}); restored the former one"
+    )
 
 
 def startup_problem(client: KubeClient, node: str, words: list[str]) -> str:
-    """Why kube-scheduler is not up with this command line; "" where it is. Raises nothing: manifests must go back."""
+    """Why kube-scheduler is not ready with this command line; "" if it is. Never raises: manifests must be restored."""
     try:
         pod = client.get(paths.pods("kube-system", f"kube-scheduler-{node}"))
-        if command_of(pod) != words:
-            return "its pod is still that of another manifest"
+        if scheduler_command(pod) != words:
+            return "its pod still runs with another manifest"
     except errors.NotFound:
         return "it has no pod"
     except (errors.KubeError, Refused) as error:
@@ -258,14 +281,14 @@ def startup_problem(client: KubeClient, node: str, words: list[str]) -> str:
 
 
 def read_extender(client: KubeClient, arguments: argparse.Namespace) -> tuple[str, dict[str, str]]:
-    """Address of the extender's Service, and what it has made for kube-scheduler. Raises Refused."""
+    """The address of the extender's Service, and the files of its Secret by name. Waits for both. Raises Refused."""
     service: Json = {}
     secret: Json = {}
     reason = ""
 
-    def is_made() -> bool:
+    def has_secret() -> bool:
         nonlocal reason
-        reason = "look at its pods"
+        reason = "check its pods"
         try:
             path = paths.namespaced("/api/v1", "services", arguments.namespace, "cardwise-extender")
             service.update(client.get(path))
@@ -277,21 +300,22 @@ def read_extender(client: KubeClient, arguments: argparse.Namespace) -> tuple[st
             return False
         return all(name in secret for name in TLS_FILES)
 
-    print_now(f"the extender has {MADE_SECONDS} s to make the Secret {arguments.secret}")
-    if not waited(is_made, MADE_SECONDS):
-        raise Refused(f"the extender has made no Secret {arguments.secret} in {MADE_SECONDS} s; {reason}")
+    print_now(f"waiting up to {SECRET_SECONDS} s until the extender has created the Secret {arguments.secret}")
+    if not wait_until(has_secret, SECRET_SECONDS):
+        raise Refused(f"the extender has not created the Secret {arguments.secret} in {SECRET_SECONDS} s; {reason}")
     files = {name: base64.b64decode(secret[name]).decode() for name in TLS_FILES}
     return str(service["spec"]["clusterIP"]), files
 
 
 def print_now(text: str) -> None:
-    """At once: Helm may have given up by the time that the outcome is known, and the log is all that there is then."""
+    """Print without buffering: Helm may give up before the outcome is known, and then only this log is left."""
     print(text, flush=True)
 
 
-def waited(ready: Callable[[], bool], seconds: float) -> bool:
+def wait_until(is_ready: Callable[[], bool], seconds: float) -> bool:
+    """Wait until the condition holds. Returns False if it does not hold in time."""
     until = time.monotonic() + seconds
-    while not ready():
+    while not is_ready():
         if time.monotonic() > until:
             return False
         time.sleep(1)
@@ -308,7 +332,7 @@ def main() -> None:
     arguments = parser.parse_args()
     client = KubeClient.load(None)
     try:
-        {"wire": wire, "unwire": unwire}[arguments.action](client, arguments)
+        {"wire": wire_scheduler, "unwire": unwire_scheduler}[arguments.action](client, arguments)
     except (Refused, errors.KubeError, OSError, yaml.YAMLError) as error:
         sys.exit(f"node {arguments.node}: {error}")
 

@@ -1,8 +1,8 @@
 {{/* Which scheduler.mode is for whom. */}}
 {{- define "cardwise.scheduler.modes" -}}
-{{- print "  kubeadm   you ran kubeadm (kind and minikube did): a Job edits kube-scheduler's manifest on each control plane node\n" -}}
-{{- print "  own       managed (EKS, GKE, AKS, ...), k3s, RKE2, Talos: a second kube-scheduler of ours; needs scheduler.image\n" -}}
-{{- print "  manual    you edit kube-scheduler's configuration yourself: the notes of the installation say how" -}}
+{{- print "  kubeadm   control planes of kubeadm (also kind and minikube): a Job edits kube-scheduler's manifest on each control plane node\n" -}}
+{{- print "  own       managed (EKS, GKE, AKS, ...), k3s, RKE2, Talos: Cardwise runs a second kube-scheduler; needs scheduler.image\n" -}}
+{{- print "  manual    you edit kube-scheduler's configuration yourself: the notes after the installation say how" -}}
 {{- end }}
 
 {{/* Whether nodes have an MPS manager. Without one in this release, what an earlier one left there is not waited for. */}}

@@ -91,18 +91,18 @@ def test_helm_looks_at_the_cluster_before_it_installs(plane: ControlPlane, clien
         "Here no node is visible as a control plane of kubeadm, so kubeadm cannot work: write scheduler.mode=own,"
         in managed
     )
-    assert "no RuntimeClass nvidia, and a pod that names it is never created" in install(
+    assert "no RuntimeClass nvidia, so pods that name it cannot be created" in install(
         plane, "scheduler.mode=manual", "nodes.runtimeClass=nvidia"
     )
     notes = install(plane, "scheduler.mode=manual")
-    assert "No node has the labels of a GPU" in notes
+    assert "No node is labelled as having a GPU" in notes
     assert "the cluster has no NVIDIA RuntimeClass" in notes
     assert "runtimeClassName" not in notes.partition("kind: DaemonSet")[2].partition("---")[0]
     with there(client, runtime_class("nvidia"), node("cp1", PLANE, ""), node("n1", GPU, "true")):
         assert "kube-system has no such pod of a control plane node (cp1)" in install(plane, "scheduler.mode=kubeadm")
         with there(client, mirror("cp1")):
             wired = install(plane, "scheduler.mode=kubeadm")
-            assert "1 node has the labels of a GPU" in wired
+            assert "1 node is labelled as having a GPU" in wired
             assert "kubectl rollout status daemonset/cardwise-deviceplugin --namespace cardwise-system" in wired
             assert "daemonset/cardwise-mps" not in wired.partition("NOTES:")[2]
             assert 'runtimeClassName: "nvidia"' in wired

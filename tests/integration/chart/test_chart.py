@@ -236,8 +236,8 @@ def test_the_chart_s_own_test_says_what_it_saw(cluster: Cluster, space: Space) -
     space.wait(lambda: 0 in [card["status"]["allocated"]["pods"] for card in cards(cluster)], "a card is free")
     output = cluster.chart.helm("test", "cardwise", "--logs")
     assert "ok    admission: 1Gi became 1024 MiB, as for scheduler default-scheduler" in output
-    assert "ok    extender: it knows the cards of 1 node" in output
-    assert "ok    cards: " in output
+    assert "ok    extender: the extender knows the GPUs of 1 node" in output
+    assert "ok    GPUs: " in output
     assert "ok    kube-scheduler: the probe pod was placed on a GPU of n1 by the extender" in output, output
     assert "FAIL" not in output
     assert output.count("TEST SUITE:") == 2, "what it may do, and the pod"

@@ -1,7 +1,7 @@
 {{/* Refuses kinds that the cluster does not have, with the value that asks for them. */}}
 {{- define "cardwise.monitoring.api" -}}
 {{- if not (.root.Capabilities.APIVersions.Has "monitoring.coreos.com/v1") }}
-{{- fail (printf "%s: the cluster has no monitoring.coreos.com/v1; install the Prometheus Operator first, or leave it out and scrape the ports named metrics (docs/admin.md). Where no cluster is asked (helm template, GitOps), say --api-versions monitoring.coreos.com/v1" .value) }}
+{{- fail (printf "%s: the cluster has no monitoring.coreos.com/v1; install the Prometheus Operator first, or leave the value out and scrape the ports named metrics (docs/admin.md). Without a cluster (helm template, GitOps) add --api-versions monitoring.coreos.com/v1" .value) }}
 {{- end }}
 {{- end }}
 
