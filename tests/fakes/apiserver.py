@@ -172,6 +172,13 @@ class ApiServer:
         with self.changed:
             self._store.remove(Target.parse(path).key)
 
+    def restore(self, path: str, manifest: Json) -> None:
+        """The object is as it was in this version, resourceVersion and all: etcd was restored from a backup, by
+        `--bump-revision`.
+        """
+        with self.changed:
+            self._store.objects[Target.parse(path).key] = copied(manifest)
+
     def get(self, path: str) -> Json | None:
         """As it is stored."""
         with self.changed:

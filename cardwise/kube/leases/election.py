@@ -17,6 +17,11 @@ Theory of operation: why two processes never hold the Lease at once, whatever is
   an earlier holder while another one leads. The release names its time, and is taken for the last event only if it is
   younger than a duration by the API server's clock, and later than every version that this process has seen. Any other
   Lease without a holder is waited for, as if it had one.
+- A version that is seen again does not prove that nobody has had the Lease since: etcd may have been restored to just
+  that version while this process stood still, and the holder of that time still goes by its own count. So after
+  `SILENCE` durations without an answer, the next answer is taken for the first one: its version is waited for, also if
+  it is this process's own. A version that was replaced less than `SILENCE` durations ago is not restored by anybody:
+  the API servers must be stopped and started for it.
 - A lost response is recognized later by the exact times that were written, never by the identity: an earlier process
   of that identity may still run.
 
@@ -36,6 +41,7 @@ from cardwise.kube import errors
 
 CallKind = Literal["get", "create", "update", "release"]
 
+SILENCE = 3  # durations; see above
 MAX_DURATION = 60.0  # seconds; a correct holder's Lease is no longer
 _MAX_TRANSITIONS = 2**31 - 1  # the API's limit
 _RELEASED_SECONDS = 1  # the duration in a released Lease, as client-go writes it; no correct holder's is as short
@@ -101,7 +107,8 @@ class Election:
     `period`, `tenure` and `is_successor` may be read by any thread, all else belongs to one.
 
     - tenure: grows whenever another process may have had the Lease. Two equal numbers: none has, whatever the Lease
-      says. What it says may repeat: a backup that is restored, or an edit, brings back an earlier `leaseTransitions`.
+      says. What it says may repeat: a backup that is restored, or an edit, brings back an earlier `leaseTransitions`,
+      and a backup even the same version.
     - is_successor: the last holder released the Lease and had settled all (`release_call`), and this process took it
       from there.
     """
@@ -125,6 +132,8 @@ class Election:
         self._duration = duration
         self._valid = duration - margin
         self._renew_every = renew_every
+        self._silence = SILENCE * duration
+        self._answered_at = -math.inf  # when the last call that was answered was sent
         self._seen: _Seen | None = None
         self._latest = ("", 0, "")  # the UID of the Lease, and the highest count and renewTime that were seen of it
         self._absent = False
@@ -153,7 +162,7 @@ class Election:
             # Not remembered: a Lease that we created unknowingly must be waited for as anybody's.
             return LeaseCall("create", now, {**body, "spec": self._spec(wall, None)})
         seen = self._seen
-        if seen is None or self._reread or not self._may_take(seen, now):
+        if seen is None or self._reread or self._was_silent(now) or not self._may_take(seen, now):
             return LeaseCall("get", now)
         spec = self._spec(wall, seen.record)
         self._unanswered.append((self._identity, spec["renewTime"]))
@@ -198,7 +207,9 @@ class Election:
         written = (call.body or {}).get("spec", {})
         wrote = bool(written) and (record.holder, record.renewed) == (written["holderIdentity"], written["renewTime"])
         before, self._absent, self._reread = self._seen, False, False
-        if wrote and call.kind != "release":
+        trusted = call.kind == "create" or not self._was_silent(now)  # a Lease that we created is waited for anyway
+        self._answered_at = call.sent
+        if wrote and trusted and call.kind != "release":
             self._unanswered.clear()
             if before is None:  # created: what was there before may have been another's
                 self.tenure += 1
@@ -210,9 +221,9 @@ class Election:
             self._renew_at = call.sent + self._renew_every
             self.period = self._claimed(call, now)
             return
-        if before is not None and before.record.version == record.version:
+        if trusted and before is not None and before.record == record:
             return
-        mine = (record.holder, record.renewed) in self._unanswered
+        mine = trusted and (record.holder, record.renewed) in self._unanswered
         if not mine:
             # The claim ends first: who reads the new tenure must not take it for that of the former claim.
             self.period = replace(self.period, until=-math.inf)
@@ -250,6 +261,9 @@ class Election:
         if now < self.period.begins:
             return self.period.begins - now
         return self.period.until - now if now < self.period.until else math.inf
+
+    def _was_silent(self, now: float) -> bool:
+        return now - self._answered_at >= self._silence
 
     def _may_take(self, seen: _Seen, now: float) -> bool:
         return seen.mine or seen.free or now >= self._expires(seen)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from cardwise.kube import errors
-from cardwise.kube.leases.election import Election, LeaseCall
+from cardwise.kube.leases.election import SILENCE, Election, LeaseCall
 from tests.build import build_released_lease
 from tests.examples import examples
-from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World
+from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, PATH, World
 from tests.theory import theory_of
 
 
@@ -56,6 +56,7 @@ class ElectionMachine(RuleBasedStateMachine):
         self.leases = World()
         self.started = 0
         self.releases: list[tuple[float, dict]] = []  # and when each was carried out
+        self.versions: list[tuple[float, dict | None]] = []  # of the Lease, and when each was noticed
         self.on_the_way: list[tuple[Process, LeaseCall]] = []
         starts = (("p0", 0.951), ("p1", 1.049), ("p2", 1.0), ("p0", 1.049))
         self.processes = [self.launch(name, rate) for name, rate in starts]
@@ -99,8 +100,14 @@ class ElectionMachine(RuleBasedStateMachine):
                 self.releases.append((self.time, answer["spec"]))
         except errors.KubeError as error:
             answer = error
+        self.note_version()
         if process.call is call:
             process.answers.append(answer)
+
+    def note_version(self) -> None:
+        lease = self.leases.lease
+        if not self.versions or lease != self.versions[-1][1]:
+            self.versions.append((self.time, lease))
 
     def hear(self, process: Process, answer: dict | errors.KubeError) -> None:
         call, process.call = process.call, None
@@ -207,6 +214,18 @@ class ElectionMachine(RuleBasedStateMachine):
         if old:
             self.leases.put_lease(data.draw(st.sampled_from(old)) | {"leaseTransitions": count})
 
+    @rule(data=st.data())
+    def etcd_is_restored(self, data: st.DataObject) -> None:
+        """To a version that was replaced longer ago than a restore takes, exactly as it was."""
+        self.note_version()
+        replaced = [
+            lease
+            for (_, lease), (moment, _) in itertools.pairwise(self.versions)
+            if lease is not None and self.time - moment > SILENCE * DURATION / min(RATES)
+        ]
+        if replaced:
+            self.leases.api.restore(PATH, data.draw(st.sampled_from(replaced)))
+
     @precondition(lambda self: self.leases.lease is not None)
     @rule()
     def somebody_empties_the_holder(self) -> None:
@@ -214,6 +233,7 @@ class ElectionMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_two_hold(self) -> None:
+        self.note_version()
         # What each believes now already says until when: no two may overlap, now or later.
         spans = []
         for process in self.processes:

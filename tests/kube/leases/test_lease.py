@@ -1,5 +1,6 @@
 """Who may act: each rule of the election alone."""
 
+import math
 import re
 from datetime import datetime, timedelta
 
@@ -7,8 +8,9 @@ import pytest
 
 from cardwise.kube.leases.election import Election
 from cardwise.kube.leases.lease import LeaderElector, identity
+from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
-from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, World, leading
+from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, PATH, World, leading
 
 
 def test_a_released_lease_is_taken_at_once_and_kept(world: World):
@@ -234,6 +236,46 @@ def test_a_release_that_is_put_back_is_waited_for(world: World, seen: str):
         assert not (a.leader and b.leader)
     assert world.now - put_back >= DURATION
     assert not b.is_successor
+
+
+@pytest.mark.parametrize("sleeper", ["leader", "standby"])
+def test_a_version_that_is_put_back_while_a_candidate_stands_still_is_waited_for(world: World, sleeper: str):
+    """Another has the Lease meanwhile, and goes by that until it sees the restore of etcd."""
+    a, b = leading(world), world.elector("b")
+    b.step()
+    frozen = a if sleeper == "leader" else b
+    backup, tenure = world.lease, frozen.tenure
+    c = world.elector("c")
+    world.run(c, seconds=3 * DURATION + 1)
+    assert c.leader
+    world.api.restore(PATH, backup)
+    restored = world.now
+    while not frozen.leader:
+        frozen.step()
+        assert not (frozen.leader and c.leader)
+        world.now += 0.25
+    assert world.now - restored >= DURATION
+    assert frozen.tenure > tenure
+
+
+def test_a_leader_that_had_no_answer_for_long_has_another_tenure(world: World):
+    """Others may have had the Lease, and a restore of etcd may have hidden it."""
+    a = leading(world)
+    tenure = a.tenure
+    for seconds, more in ((2 * DURATION, 0), (3 * DURATION + 1, 1)):
+        outage = world.unreachable()
+        world.run(a, seconds=seconds)
+        outage.end()
+        world.run(a, seconds=DURATION + 3)
+        assert a.leader
+        assert a.tenure == tenure + more
+    locked = world.api.fault(Fault(status=500), "update", times=math.inf)
+    world.run(a, seconds=4 * DURATION)
+    assert not a.leader
+    locked.end()
+    world.run(a, seconds=3)
+    assert a.leader
+    assert a.tenure == tenure + 1, "it has read the Lease all the while"
 
 
 def test_a_lease_whose_holder_somebody_removed_is_waited_for(world: World):
