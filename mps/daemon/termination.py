@@ -8,7 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from cardwise.kube.watch.reflector import WatchPace
 from mps.host.pods import PodView
+
+_PACE = WatchPace()  # of the watch of this node's pods
+_MAX_WATCH_DELAY = _PACE.silence + _PACE.backoff_cap  # seconds
 
 
 @dataclass(slots=True)
@@ -59,10 +63,8 @@ class Terminations:
         """Terminating pods, and the seconds until their clients are to be detached.
 
         The kubelet counts the grace period from when it sees the deletion. We may see it later, by another watch, so
-        the grace period ends when the deletion says, by the API server's clock: the node's clock may be wrong. It never
-        ends later than counted from when we first saw the deletion. If the API server's time is unknown, only that
-        counts for a pod that we saw before its deletion, and the node's clock for the others. A pod with a short grace
-        period gets half of it.
+        the grace period ends when the deletion says (`_remaining_grace`), and never later than counted from when we
+        first saw the deletion. A pod with a short grace period gets half of it.
         """
         deleted: dict[str, tuple[float, float]] = {}
         for pod in living:
@@ -70,16 +72,27 @@ class Terminations:
                 continue
             ends_at, until = self._deleted.get(pod.uid, (None, math.inf))
             if ends_at != pod.ends_at:  # deleted, or deleted again with a shorter grace period
-                remaining = pod.grace
-                if api_time is not None:
-                    remaining = min(remaining, pod.ends_at - api_time)
-                elif pod.uid not in self._known:
-                    remaining = min(remaining, pod.ends_at - wall)
+                remaining = self._remaining_grace(pod, pod.ends_at, api_time, wall)
                 until = min(until, monotonic + remaining)
             deleted[pod.uid] = pod.ends_at, until
             yield pod, until - monotonic - min(self.seconds_before, pod.grace / 2)
         self._deleted = deleted
         self._known = {pod.uid for pod in pods}
+
+    def _remaining_grace(self, pod: PodView, ends_at: float, api_time: float | None, wall: float) -> float:
+        """The seconds that are left of the grace period of a deletion that we see for the first time.
+
+        By the API server's clock, since the node's may be wrong. But another API server than the one that wrote the
+        deletion may have answered last, and their clocks may be hours apart: a clock is not believed if by it the
+        deletion is older than a watch may be late. Then the deletion is new if we saw the pod before it. Otherwise the
+        node's clock tells, or the grace period is over.
+        """
+        was_known = pod.uid in self._known
+        max_age = _MAX_WATCH_DELAY if was_known else pod.grace + _MAX_WATCH_DELAY
+        for now in (api_time,) if was_known else (api_time, wall):
+            if now is not None and now - (ends_at - pod.grace) <= max_age:
+                return min(pod.grace, ends_at - now)
+        return pod.grace if was_known else 0.0
 
     def _by_deadline(self, living: Sequence[PodView], wall: float) -> Iterator[tuple[PodView, float]]:
         """Pods with a deadline: the kubelet ends them then, with the grace period of their spec, by its clock."""

@@ -54,7 +54,11 @@ def test_clients_have_their_grace_but_for_the_last_seconds(terminations):
 
 
 @pytest.mark.parametrize("node_ahead", [-3600.0, 0.0, 27.0, 3600.0])
-@pytest.mark.parametrize("api", [1000.0, 970.0, None], ids=["API server", "another API server, 30 s behind", "unknown"])
+@pytest.mark.parametrize(
+    "api",
+    [1000.0, 970.0, 8200.0, -6200.0, None],
+    ids=["API server", "another, 30 s behind", "another, two hours ahead", "another, two hours behind", "unknown"],
+)
 def test_a_pod_that_was_seen_before_its_deletion_has_its_grace_whatever_the_nodes_clock_says(
     terminations, node_ahead, api
 ):
@@ -86,6 +90,15 @@ def test_a_deletion_that_was_there_at_the_start_has_what_is_left_of_it_by_the_ap
     assert due(terminations, ending(1030.0, 30.0), 1020.0, 5.0, 1020.0 + node_ahead) == (False, 7.0)
     assert due(terminations, ending(1030.0, 30.0), 1000.0, 11.9, 1000.0 + node_ahead)[0] is False, "it is set back"
     assert due(terminations, ending(1030.0, 30.0), 1000.0, 12.0, 1000.0 + node_ahead)[0] is True
+
+
+@pytest.mark.parametrize(("api", "node", "remaining"), [(8220.0, 1020.0, 7.0), (8220.0, 8220.0, None)])
+def test_a_deletion_that_was_there_at_the_start_is_compared_with_the_clock_that_can_be_right(
+    terminations, api, node, remaining
+):
+    """Its pod would be over for two hours by that of an API server that had not written the deletion."""
+    now, later = due(terminations, ending(1030.0, 30.0), api, 5.0, node)
+    assert (now, later) == (remaining is None, remaining)
 
 
 def test_without_the_api_servers_time_a_deletion_that_was_there_at_the_start_is_compared_with_the_nodes(terminations):
