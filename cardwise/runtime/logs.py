@@ -7,6 +7,7 @@ from. `logger` is part of a line: where a module moves, its logger keeps its nam
 """
 
 import logging
+import math
 import sys
 import threading
 from collections import Counter
@@ -74,43 +75,41 @@ def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json")
 class LineLimit:
     """Logs what others can cause at will: so many lines a minute for each key and for all together.
 
-    A refused dry run costs its author nothing, and may be repeated thousands of times. Metrics count the dropped lines.
-    Methods may be called from any thread.
+    A refused dry run costs its author nothing, and may be repeated thousands of times. Metrics count the dropped lines;
+    the log says at once that lines are dropped, and with the next line after that minute how many. Methods may be
+    called from any thread.
     """
 
     def __init__(self, log: Any, clock: Clock) -> None:
         self._log = log
         self._clock = clock
         self._lock = threading.Lock()
-        self._until = 0.0  # the end of the minute
+        self._until = -math.inf  # the end of the minute
         self._lines = 0
         self._lines_of: Counter[str] = Counter()  # by key
-        self._left_out = 0
+        self._dropped = 0
 
     def log(self, level: LogLevel, key: str, event: str, **about: Any) -> None:
         """`key`: whose line it is, such as a namespace, or its kind where nobody is known."""
         with self._lock:
-            left_out = self._begin_minute()
+            now = self._clock.now()
+            dropped, ended = self._dropped, self._until
+            if now >= self._until:
+                self._until, self._lines, self._dropped = now + _MINUTE, 0, 0
+                self._lines_of.clear()
             full = self._lines >= _MOST_LINES or self._lines_of[key] >= _MOST_LINES_OF_KEY
             if full:
-                self._left_out += 1
+                self._dropped += 1
             else:
                 self._lines += 1
                 self._lines_of[key] += 1
-        if left_out:
-            self._log.info("dropped log lines in the last minute", lines=left_out)
+            first, seconds = self._dropped == 1, self._until - now
+        if dropped and now >= ended:
+            self._log.info("dropped log lines", lines=dropped, seconds_ago=round(now - ended))
         if not full:
             getattr(self._log, level)(event, **about)
-
-    def _begin_minute(self) -> int:
-        """How many lines were left out in the minute that is over; 0 where none is over."""
-        now = self._clock.now()
-        if now < self._until:
-            return 0
-        left_out = self._left_out
-        self._until, self._lines, self._left_out = now + _MINUTE, 0, 0
-        self._lines_of.clear()
-        return left_out
+        elif first:
+            self._log.info("dropping log lines: too many of this kind", key=key, seconds=round(seconds))
 
 
 def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:

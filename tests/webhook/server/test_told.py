@@ -164,14 +164,21 @@ def test_refusals_by_the_thousand_fill_no_log() -> None:
                 assert not answered(client, "/mutate", data)["allowed"]
         return [dict(line) for line in logs]
 
-    assert len(lines(50, "greedy")) == 20
+    clock.advance(15)
+    first, *greedy = lines(20, "greedy")
+    clock.advance(45)
+    notice = lines(30, "greedy")
+    assert len([first, *greedy]) == 20
+    assert [(line["event"], line["key"], line["seconds"]) for line in notice] == [
+        ("dropping log lines: too many of this kind", "greedy", 15)
+    ]
     assert len(lines(3, "other")) == 3  # of whom another namespace's refusals take nothing
     assert sum(len(lines(20, f"n{i}")) for i in range(12)) == 200 - 23
-    clock.advance(60)
-    first, second = lines(1, "greedy")
-    assert (first["event"], first["lines"]) == ("dropped log lines in the last minute", 30 + 63)
-    assert second["event"] == "refused"
-    assert json.dumps(second)
+    clock.advance(15 + 3600)
+    told, last = lines(1, "greedy")
+    assert (told["event"], told["lines"], told["seconds_ago"]) == ("dropped log lines", 30 + 63, 3600)
+    assert last["event"] == "refused"
+    assert json.dumps(last)
 
 
 @pytest.mark.parametrize("error", [errors.Unreachable("no answer"), RuntimeError("a fault")])
@@ -187,4 +194,4 @@ def test_reviews_that_fail_by_the_thousand_fill_no_log(error: Exception, monkeyp
     with structlog.testing.capture_logs() as logs:
         for _ in range(30):
             assert client.post("/mutate", data=data, content_type="application/json").status_code >= 500
-    assert len(logs) == 20
+    assert len(logs) == 20 + 1  # one says that lines are dropped
