@@ -75,16 +75,23 @@ class HealthServer:
         listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._checks else others)
         self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
         self._thread = supervised_thread(self._server.run, "health", clock)
+        self._stopped = False
 
     def start(self) -> None:
-        """Begins to serve. `tune_interpreter` comes before: without it, who scrapes keeps probes waiting."""
-        self._thread.start()
+        """Begins to serve, unless it was stopped. `tune_interpreter` comes before: without it, who scrapes keeps probes
+        waiting.
+        """
+        if not self._stopped:
+            self._thread.start()
 
     def stop(self) -> None:
         """Frees the port. Calls under way are answered."""
+        was_stopped, self._stopped = self._stopped, True
         self._server.stop()
         if self._thread.is_alive():
             self._clock.join(self._thread, 5.0)
+        elif self._thread.ident is None and not was_stopped:
+            self._server.run(graceful_seconds=0.0)  # the server closes its sockets at the end of `run`
 
     def _answer(self, environ: Environ, start_response: Callable[..., Any]) -> Iterable[bytes]:
         status, body, kind = self._respond(environ)

@@ -1,5 +1,6 @@
 import contextlib
 import http.client
+import os
 import select
 import socket
 import threading
@@ -151,6 +152,20 @@ def test_all_addresses_by_default_and_port_free_after_stop(healthy):
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), 1)
     healthy(bind=HostPort("127.0.0.1", port))
+
+
+def test_a_server_that_is_stopped_before_it_was_started_leaves_nothing_open():
+    opened = len(os.listdir("/proc/self/fd"))
+    server = HealthServer(HostPort("127.0.0.1", 0))
+    waiting = socket.create_connection(("127.0.0.1", server.port), 1)  # from the kernel's backlog
+    server.stop()
+    server.stop()
+    waiting.close()
+    assert len(os.listdir("/proc/self/fd")) == opened
+    server.start()
+    assert not server._thread.is_alive()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", server.port), 1)
 
 
 def test_taken_port_is_an_error_at_once(healthy):
