@@ -262,13 +262,13 @@ def test_a_leader_that_had_no_answer_for_long_has_another_tenure(world: World):
     """Others may have had the Lease, and a restore of etcd may have hidden it."""
     a = leading(world)
     tenure = a.tenure
-    for seconds, more in ((2 * DURATION, 0), (3 * DURATION + 1, 1)):
+    for seconds, bumps in ((2 * DURATION, 0), (3 * DURATION + 1, 1)):
         outage = world.unreachable()
         world.run(a, seconds=seconds)
         outage.end()
         world.run(a, seconds=DURATION + 3)
         assert a.leader
-        assert a.tenure == tenure + more
+        assert a.tenure == tenure + bumps
     locked = world.api.fault(Fault(status=500), "update", times=math.inf)
     world.run(a, seconds=4 * DURATION)
     assert not a.leader

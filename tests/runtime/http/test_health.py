@@ -1,10 +1,10 @@
 import contextlib
 import http.client
-import os
 import select
 import socket
 import threading
 import urllib.request
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
@@ -155,13 +155,14 @@ def test_all_addresses_by_default_and_port_free_after_stop(healthy):
 
 
 def test_a_server_that_is_stopped_before_it_was_started_leaves_nothing_open():
-    opened = len(os.listdir("/proc/self/fd"))
+    descriptors = Path("/proc/self/fd")
+    opened = len(list(descriptors.iterdir()))
     server = HealthServer(HostPort("127.0.0.1", 0))
     waiting = socket.create_connection(("127.0.0.1", server.port), 1)  # from the kernel's backlog
     server.stop()
     server.stop()
     waiting.close()
-    assert len(os.listdir("/proc/self/fd")) == opened
+    assert len(list(descriptors.iterdir())) == opened
     server.start()
     assert not server._thread.is_alive()
     with pytest.raises(OSError):

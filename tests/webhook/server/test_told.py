@@ -175,8 +175,8 @@ def test_refusals_by_the_thousand_fill_no_log() -> None:
     assert len(lines(3, "other")) == 3  # of whom another namespace's refusals take nothing
     assert sum(len(lines(20, f"n{i}")) for i in range(12)) == 200 - 23
     clock.advance(15 + 3600)
-    told, last = lines(1, "greedy")
-    assert (told["event"], told["lines"], told["seconds_ago"]) == ("dropped log lines", 30 + 63, 3600)
+    count, last = lines(1, "greedy")
+    assert (count["event"], count["lines"], count["seconds_ago"]) == ("dropped log lines", 30 + 63, 3600)
     assert last["event"] == "refused"
     assert json.dumps(last)
 
