@@ -93,7 +93,9 @@ class _Taints(click.ParamType[tuple[Mapping[str, Any], ...]]):
         if isinstance(value, tuple):
             return value
         try:
-            return tuple(tolerations.of_taint(taint.strip()) for taint in str(value).split(",") if taint.strip())
+            return tuple(
+                tolerations.toleration_of_taint(taint.strip()) for taint in str(value).split(",") if taint.strip()
+            )
         except ValueError as error:
             self.fail(str(error), param, ctx)
 

@@ -28,12 +28,12 @@ gpu_mem_unit = click.option(
 )
 
 
-def _output(*choices: str) -> Callable[[_F], _F]:
+def _output_option(*choices: str) -> Callable[[_F], _F]:
     return click.option("-o", "--output", type=click.Choice(choices), default="table", show_default=True)
 
 
-output = _output("table", "wide", "json", "yaml")
-plain_output = _output("table", "json", "yaml")
+output = _output_option("table", "wide", "json", "yaml")
+plain_output = _output_option("table", "json", "yaml")
 
 
 class _Duration(click.ParamType[float]):

@@ -15,9 +15,9 @@ def raise_on_signals() -> Iterator[None]:
     with ExitStack() as former:
         for sign in _ENDING:
             if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one
-                former.callback(signal.signal, sign, signal.signal(sign, _end))
+                former.callback(signal.signal, sign, signal.signal(sign, _exit))
         yield
 
 
-def _end(sign: int, _frame: object) -> None:
+def _exit(sign: int, _frame: object) -> None:
     sys.exit(128 + sign)

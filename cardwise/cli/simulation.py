@@ -82,7 +82,7 @@ def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> No
         outcome = _count_fits(live, world, settings)
     else:
         outcome = _simulate_fill(world, settings)
-    _show(outcome, world, settings)
+    _print_outcome(outcome, world, settings)
 
 
 def _read_trace(folder: Path, settings: SimulationOptions) -> _World:
@@ -90,7 +90,7 @@ def _read_trace(folder: Path, settings: SimulationOptions) -> _World:
     specs = {spec for workload in workloads for spec in traces.requested_classes(workload)}
     world = _World(workloads, settings.tune or TUNE)
     models = [card.model for node in workloads[0].nodes for card in node.cards]
-    return _add_what_if(
+    return _add_simulated(
         world, settings, models, lambda card, _: replace(card, classes=traces.classes_of(card.model, specs))
     )
 
@@ -102,7 +102,7 @@ def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _World:
     if not live.nodes:
         raise click.ClickException("the cluster has no GPU that Cardwise shares: run `cardwise doctor` for the cause")
     world = _World([live.workload()], settings.tune, live=live)
-    world = _add_what_if(world, settings, live.models(), snapshots.card_classifier(live))
+    world = _add_simulated(world, settings, live.models(), snapshots.card_classifier(live))
     if not live.pods and not world.extra_shapes:
         raise click.ClickException("no pod of the cluster uses or waits for GPUs: use --pod to see what would fit")
     if not world.extra_shapes and not world.workloads[0].capacity:
@@ -112,7 +112,7 @@ def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _World:
     return world
 
 
-def _add_what_if(
+def _add_simulated(
     world: _World, settings: SimulationOptions, models: Sequence[str], classify_card: Callable[[Card, str], Card]
 ) -> _World:
     """With the pods and nodes that are not there yet. Raises InvalidRequest."""
@@ -165,7 +165,7 @@ def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
         extra_shapes=tuple(shape for _, shape in world.extra_shapes),
         added_nodes=tuple(world.added),
     )
-    with _progress(sum(expected_arrivals(workloads[run.workload], world.tune) for run in plan)) as on_progress:
+    with _show_progress(sum(expected_arrivals(workloads[run.workload], world.tune) for run in plan)) as on_progress:
         fills = runs.run_all(
             job, workloads, plan, processes=settings.processes or runs.available_cores(), on_progress=on_progress
         )
@@ -197,7 +197,7 @@ def _simulate_churn(world: _World, settings: SimulationOptions) -> _Outcome:
     plan, workloads = _plan_runs(world, settings), world.workloads
     load, lifetimes = settings.load, settings.lifetimes
     job = partial(simulate_churn, load=load, lifetimes=lifetimes, learning=not (settings.known or world.live))
-    with _progress(
+    with _show_progress(
         sum(expected_churn_arrivals(workloads[run.workload], load, lifetimes) for run in plan)
     ) as on_progress:
         churns = runs.run_all(
@@ -258,7 +258,7 @@ def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[Po
     cluster.set_workload([pod.shape for pod in live.pods] or shapes)
 
 
-def _show(outcome: _Outcome, world: _World, settings: SimulationOptions) -> None:
+def _print_outcome(outcome: _Outcome, world: _World, settings: SimulationOptions) -> None:
     if settings.output == "json":
         console.print_data(json.dumps({"runs": outcome.runs}, indent=2))
     elif settings.output == "csv":
@@ -273,7 +273,7 @@ def _show(outcome: _Outcome, world: _World, settings: SimulationOptions) -> None
 
 
 @contextmanager
-def _progress(pods: int) -> Iterator[OnProgress]:
+def _show_progress(pods: int) -> Iterator[OnProgress]:
     """A bar on a terminal, where it does not stand between what is printed."""
     if not sys.stderr.isatty():
         yield lambda _: None

@@ -393,7 +393,7 @@ def _add_reported(survey: Survey) -> None:
     for key, held in pods.items():
         uid, node = key
         there = survey.ledger.holding(uid)
-        if there is not None and there.node == node and there.assignment.legacy:
+        if there is not None and there.node == node and there.assignment.is_legacy:
             continue  # its cards have no UUIDs
         reported = assignment.Assignment(
             {"reported": tuple(shares[key])} if key in shares else {},

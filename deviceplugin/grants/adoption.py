@@ -61,7 +61,7 @@ def missing_grants(
     for sandbox in sandboxes:
         with contextlib.suppress(codec.InvalidAssignment):
             assignment = codec.decode(sandbox.annotations)
-            if assignment is not None and not assignment.legacy:
+            if assignment is not None and not assignment.is_legacy:
                 started_with.setdefault(sandbox.pod_uid, []).append(assignment)
     slots: dict[tuple[str, str], list[str]] = {}
     for slot, holders in containers_by_slot.items():
@@ -105,7 +105,7 @@ def sandbox_grants(
             _log.warning("a running pod has an assignment that cannot be read", **fields)
             unknown_holders.add(pod.pod_uid)
             continue
-        if assignment is not None and not assignment.legacy:
+        if assignment is not None and not assignment.is_legacy:
             grant = Grant.for_pod(pod.pod_uid, pod.namespace, pod.name, container, assignment)
             grants[pod.pod_uid] = grants.get(pod.pod_uid, grant).with_cards_of(assignment)
     return list(grants.values()), unknown_holders

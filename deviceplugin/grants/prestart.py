@@ -113,7 +113,7 @@ def grant_of(pod: NodePod, container: str, slots: Sequence[str]) -> Grant:
         assignment = codec.decode(pod.annotations)
     except codec.InvalidAssignment as error:
         raise StartRefused(f"{pod_text}: {error}; create the pod again, so that it is placed again") from error
-    if assignment is None or assignment.legacy:
+    if assignment is None or assignment.is_legacy:
         raise StartRefused(
             f"{pod_text} was not placed by the Cardwise extender: it has no cards or devices in its annotations. "
             "Create it without nodeName and let kube-scheduler, configured with the extender, bind it"

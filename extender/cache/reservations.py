@@ -243,7 +243,7 @@ class Reservations:
         of a former binding, whose containers still run (etcd was restored from a backup).
         """
         known = self.holding(report.uid)
-        if known is not None and known.node == report.node and known.assignment.legacy:
+        if known is not None and known.node == report.node and known.assignment.is_legacy:
             return None  # its cards have no UUIDs
         reported = self._reports.reported_holding(*report)
         if reported is None:

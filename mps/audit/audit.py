@@ -194,7 +194,7 @@ class Audit:
 def pod_grant(pod: PodView, by_index: dict[int, str]) -> PodGrant:
     """The shares of a pod, for `findings.find_violations`. Pure."""
     # The containers of a share are unknown for pods that gpushare placed.
-    has_containers = not pod.assignment.legacy
+    has_containers = not pod.assignment.is_legacy
     shares: dict[tuple[str, str], MiB] = {}
     for key, container_shares in pod.assignment.containers.items():
         for share in container_shares:

@@ -162,7 +162,7 @@ def test_commands_read_a_list_with_a_deep_object(api: ApiServer, client: KubeCli
     pods = pod("deep", 1, nested(DEEP)), pod("plain", 2)
     api.answers[PODS] = f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(pods)}]}}'.encode()
     assert [manifest["metadata"]["name"] for manifest in client.objects(PODS)] == ["deep", "plain"]
-    assert [record.metadata.name for record in usage._pods(client, "")] == ["deep", "plain"]
+    assert [record.metadata.name for record in usage._list_pods(client, "")] == ["deep", "plain"]
 
 
 def test_the_client_reads_a_deep_object(api: ApiServer, client: KubeClient) -> None:

@@ -29,7 +29,7 @@ def test_it_asks_for_a_share_and_names_what_the_webhook_writes(path):
     request_ = request.parse(pod)
     assert request_ is not None
     (container,) = pod["spec"]["containers"]
-    entries, _ = environment.merged([], request_.containers[0], env_from=False)
+    entries, _ = environment.merge_entries([], request_.containers[0], env_from=False)
     written = {entry["name"] for entry in entries}
     arguments = " ".join([*container.get("command", []), *container["args"]])
     named = set(re.findall(r"\b(?:CARDWISE|ALIYUN_COM|XLA)_[A-Z_]*[A-Z]\b", arguments))

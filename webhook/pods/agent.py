@@ -19,7 +19,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 from webhook.pods import agentresources, environment, frameworks, mpsmode
 from webhook.pods.limitranges import Amount, Bounds
-from webhook.pods.order import changed_later
+from webhook.pods.order import changed_later_error
 from webhook.templates import containers
 
 AgentChoice = Literal["always", "mps", "never"]
@@ -54,7 +54,7 @@ class Injection:
     warnings: tuple[str, ...] = ()
 
 
-def inject(
+def inject_agent(
     pod: Json,
     pod_request: PodRequest | None,
     settings: AgentSettings,
@@ -74,52 +74,56 @@ def inject(
     by_mps = choice == "mps" and (mode is Mode.REQUIRED or (mode.uses_mps and bool(scopes())))
     wanted = choice == "always" or by_mps or (bool(hook) and annotated != "never")
     if not wanted:
-        return Injection(_remove_agent(pod), warnings=_no_hook(hook, f"{_FIELD} says never"))
+        return Injection(_remove_agent(pod), warnings=_warn_no_hook(hook, f"{_FIELD} says never"))
     if not settings.image:
         reason = "the webhook has no image for the share agent (--share-agent-image)"
         warnings = (f"{_FIELD}: {reason}, so the pod gets no share agent",) if annotated == "always" else ()
-        return Injection(_remove_agent(pod), warnings=warnings + _no_hook(hook, reason))
+        return Injection(_remove_agent(pod), warnings=warnings + _warn_no_hook(hook, reason))
     _refuse_names(pod)
     spec = pod.get("spec") or {}
-    init, order = spec.get("initContainers") or [], _order(spec.get("initContainers") or [], pod_request)
+    init, order = spec.get("initContainers") or [], _order_containers(spec.get("initContainers") or [], pod_request)
     other_init = [init[i] for i in order if i is not None]
-    before: Json = next((c for c, ours in zip(init, _stale(init), strict=True) if ours), {})
+    before: Json = next((c for c, ours in zip(init, _find_own_agents(init), strict=True) if ours), {})
     known = bounds()
-    agent_container = _container(spec, before, other_init, settings, known, hook=bool(hook))
+    agent_container = _agent_container(spec, before, other_init, settings, known, hook=bool(hook))
     misfit = agentresources.misfit(
         spec, agent_container, [agent_container if i is None else init[i] for i in order], known
     )
     if misfit:
         warnings = (f"spec.initContainers: the share agent is not injected, because {misfit}; the pod runs without it",)
-        return Injection(_remove_agent(pod), warnings=warnings + _no_hook(hook, "the pod has no share agent"))
-    return _mounted(
-        _moved(pod, order, agent_container), pod_request, _renamed(order), hook, f"{_INIT}{order.index(None)}"
+        return Injection(_remove_agent(pod), warnings=warnings + _warn_no_hook(hook, "the pod has no share agent"))
+    return _add_mounts(
+        _move_containers(pod, order, agent_container),
+        pod_request,
+        _map_keys(order),
+        hook,
+        f"{_INIT}{order.index(None)}",
     )
 
 
-def check(pod: Json, pod_request: PodRequest) -> None:
-    """Raises InvalidRequest where agent, volume or mounts are not as `inject` leaves them."""
+def check_agent(pod: Json, pod_request: PodRequest) -> None:
+    """Raises InvalidRequest where agent, volume or mounts are not as `inject_agent` leaves them."""
     if not pod_request.containers:
         return
     _refuse_mounts(pod, pod_request)
     spec = pod.get("spec") or {}
-    agent = next((c for c in request.containers(pod) if _is_ours(c)), None)
+    agent = next((c for c in request.containers(pod) if _is_own_agent(c)), None)
     for container in request.containers(pod):
         limits = (container.spec.get("resources") or {}).get("limits") or {}
         named_so = container.spec.get("name") == shareagent.CONTAINER
-        if named_so and not _is_ours(container) and any(name.startswith(names.CLASS_PREFIX) for name in limits):
-            raise _reserved(container.path)
+        if named_so and not _is_own_agent(container) and any(name.startswith(names.CLASS_PREFIX) for name in limits):
+            raise _reserved_name_error(container.path)
     if agent is None:
         return
     volume: Json = next((v for v in spec.get("volumes") or () if v.get("name") == shareagent.VOLUME), {})
     if "emptyDir" not in volume:
-        raise _changed(f"spec.volumes[{shareagent.VOLUME}]")
+        raise _changed_error(f"spec.volumes[{shareagent.VOLUME}]")
     sharing = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
         mounts = [m for m in container.spec.get("volumeMounts") or () if m.get("name") == shareagent.VOLUME]
         right = [_SHARED] if container.key == agent.key else _mounts(container.key, sharing, hook=False)
         if [m for m in mounts if m != frameworks.MOUNT or container.key not in sharing] != right:
-            raise _changed(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
+            raise _changed_error(f"{container.path}.volumeMounts[{shareagent.VOLUME}]")
 
 
 def _read_choice(pod: Json) -> str:
@@ -131,27 +135,27 @@ def _read_choice(pod: Json) -> str:
     return text
 
 
-def _no_hook(hook: str, reason: str) -> tuple[str, ...]:
+def _warn_no_hook(hook: str, reason: str) -> tuple[str, ...]:
     """The warning for a pod that would have the hook, whose files the agent brings."""
     return (f"{frameworks.FIELD}: the hook is not installed, because {reason}",) if hook else ()
 
 
-def _is_ours(container: Container) -> bool:
+def _is_own_agent(container: Container) -> bool:
     spec = container.spec
     sidecar = container.key.startswith(_INIT) and not container.ordinary_init
     return sidecar and spec.get("name") == shareagent.CONTAINER and spec.get("command") == [_COMMAND]
 
 
-def _stale(init: Sequence[Json]) -> list[bool]:
+def _find_own_agents(init: Sequence[Json]) -> list[bool]:
     """Which init containers are agents that we have put there, now or in the pod that this is a copy of."""
-    return [_is_ours(container) for container in request.containers({"spec": {"initContainers": init}})]
+    return [_is_own_agent(container) for container in request.containers({"spec": {"initContainers": init}})]
 
 
-def _order(init: Sequence[Json], pod_request: PodRequest) -> list[int | None]:
+def _order_containers(init: Sequence[Json], pod_request: PodRequest) -> list[int | None]:
     """The init containers by where they were, with None in the agent's place: where it is, but not behind a sidecar
     that has a share.
     """
-    ours = _stale(init)
+    ours = _find_own_agents(init)
     kept: list[int | None] = [i for i, stale in enumerate(ours) if not stale]
     sharing = {container.key for container in pod_request.containers}
     first = next((i for i in range(len(init)) if f"{_INIT}{i}" in sharing), len(init))
@@ -159,12 +163,12 @@ def _order(init: Sequence[Json], pod_request: PodRequest) -> list[int | None]:
     return [*kept[:place], None, *kept[place:]]
 
 
-def _renamed(order: Sequence[int | None]) -> dict[str, str]:
+def _map_keys(order: Sequence[int | None]) -> dict[str, str]:
     """The keys of the init containers, before and after."""
     return {f"{_INIT}{was}": f"{_INIT}{now}" for now, was in enumerate(order) if was is not None}
 
 
-def _container(
+def _agent_container(
     spec: Json, before: Json, other_init: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
 ) -> Json:
     """The agent. `other_init` are the pod's init containers without it."""
@@ -217,7 +221,7 @@ def _mounts(key: str, sharing: set[str], *, hook: bool) -> list[Json]:
     return [{**_SHARED, "subPath": key, "readOnly": True}, *([dict(frameworks.MOUNT)] if hook else [])]
 
 
-def _moved(pod: Json, order: Sequence[int | None], agent: Json | None) -> Json:
+def _move_containers(pod: Json, order: Sequence[int | None], agent: Json | None) -> Json:
     """The pod with its init containers in this order, `agent` for None, and the volume that goes with it."""
     spec = pod.get("spec") or {}
     before, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
@@ -231,7 +235,7 @@ def _moved(pod: Json, order: Sequence[int | None], agent: Json | None) -> Json:
     return pod | {"spec": kept | {name: listed for name, listed in lists.items() if listed}}
 
 
-def _mounted(pod: Json, pod_request: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:
+def _add_mounts(pod: Json, pod_request: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:
     """With the mounts of each container that has a share, and of no other."""
     spec = dict(pod["spec"])
     warnings: list[str] = []
@@ -257,10 +261,10 @@ def _remove_agent(pod: Json) -> Json:
     """Without the agent of a pod that this one is a copy of: nobody would assign cards to it, and it would wait."""
     spec = pod.get("spec") or {}
     init = spec.get("initContainers") or []
-    ours = _stale(init)
+    ours = _find_own_agents(init)
     if True not in ours:
         return pod
-    stripped = _moved(pod, [i for i, stale in enumerate(ours) if not stale], None)
+    stripped = _move_containers(pod, [i for i, stale in enumerate(ours) if not stale], None)
     after = dict(stripped["spec"])
     for container in request.containers(stripped):
         existing = container.spec.get("volumeMounts") or []
@@ -273,8 +277,8 @@ def _remove_agent(pod: Json) -> Json:
 def _refuse_names(pod: Json) -> None:
     """Raises InvalidRequest where somebody else's has a name of ours."""
     for container in request.containers(pod):
-        if container.spec.get("name") == shareagent.CONTAINER and not _is_ours(container):
-            raise _reserved(container.path)
+        if container.spec.get("name") == shareagent.CONTAINER and not _is_own_agent(container):
+            raise _reserved_name_error(container.path)
         for i, mount in enumerate(container.spec.get("volumeMounts") or ()):
             if mount.get("name") == shareagent.VOLUME and mount.get("mountPath") not in _PLACES:
                 raise _reserved_volume(f"{container.path}.volumeMounts[{i}].name")
@@ -289,7 +293,7 @@ def _refuse_mounts(pod: Json, pod_request: PodRequest) -> None:
     for container in request.containers(pod):
         if container.key not in sharing:
             continue
-        for i, path in _strange(container.spec.get("volumeMounts") or ()):
+        for i, path in _find_foreign_mounts(container.spec.get("volumeMounts") or ()):
             raise InvalidRequest(
                 f"{container.path}.volumeMounts[{i}].mountPath",
                 f"{path} is reserved for Cardwise's files about the container's share",
@@ -297,7 +301,7 @@ def _refuse_mounts(pod: Json, pod_request: PodRequest) -> None:
             )
 
 
-def _strange(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
+def _find_foreign_mounts(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
     """Mounts of others at our places."""
     for i, mount in enumerate(mounts):
         path = posixpath.normpath("/" + str(mount.get("mountPath") or "").lstrip("/"))
@@ -306,7 +310,7 @@ def _strange(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
             yield i, path
 
 
-def _reserved(path: str) -> InvalidRequest:
+def _reserved_name_error(path: str) -> InvalidRequest:
     return InvalidRequest(
         f"{path}.name", f"{shareagent.CONTAINER} is reserved for Cardwise's share agent", "rename the container"
     )
@@ -320,5 +324,5 @@ def _reserved_volume(field: str) -> InvalidRequest:
     )
 
 
-def _changed(field: str) -> InvalidRequest:
-    return changed_later(field, "is not as Cardwise wrote it for the share agent")
+def _changed_error(field: str) -> InvalidRequest:
+    return changed_later_error(field, "is not as Cardwise wrote it for the share agent")

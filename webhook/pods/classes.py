@@ -20,7 +20,7 @@ _AMOUNTS = (names.GPU_MEM, names.GPU_COUNT, names.WHOLE_GPU)  # with one of them
 _NVIDIA = "nvidia.com/"
 
 
-def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
+def rewrite_classes(pod: Json, vocabulary: Vocabulary) -> Json:
     """The pod with classes by their own names, what their shares give, and those of devices noted.
 
     Raises InvalidRequest, KubeError.
@@ -32,10 +32,10 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
             field = f"{container.path}.resources.{kind}"
             resources[kind] = rename_keys(amounts, field, vocabulary.spell_in_container)[0]
         containers.put_resources(spec, container, resources)
-    named = _annotated(pod)
+    named = _annotate(pod)
     requested = {name for container in request.containers({"spec": spec}) for name in _requested_names(container)}
     if named:
-        devices.refuse_beside(named, requested, vocabulary.lookup)
+        devices.refuse_other_classes(named, requested, vocabulary.lookup)
     if named and spec.get("containers") and not requested:
         first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
         resources = dict(first.spec.get("resources") or {})
@@ -50,7 +50,7 @@ def rewritten(pod: Json, vocabulary: Vocabulary) -> Json:
     return devices.annotate_classes(pod | {"spec": spec} if spec != pod.get("spec") else pod, vocabulary.lookup)
 
 
-def _annotated(pod: Json) -> str:
+def _annotate(pod: Json) -> str:
     """The class for the containers that name none; "" where the pod has no such annotation. Raises InvalidRequest."""
     name = str(annotations_of(pod).get(names.CLASS) or "")
     if name:
@@ -78,7 +78,7 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
     if any(name in limits or name in requests for name in _AMOUNTS):
         return {}
     # Devices may be asked for beside; a class that does not exist is refused later.
-    typed = {name: known for name in limits if (known := _looked_up(name, lookup)) is not None and not known.other}
+    typed = {name: known for name in limits if (known := _look_up(name, lookup)) is not None and not known.other}
     if len(typed) != 1:
         return {}
     ((resource, known),) = typed.items()
@@ -96,7 +96,7 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
     return added
 
 
-def _looked_up(resource: str, lookup: Lookup) -> ResourceClass | None:
+def _look_up(resource: str, lookup: Lookup) -> ResourceClass | None:
     name = names.class_of(resource)
     return lookup(name) if name else None
 

@@ -66,7 +66,7 @@ def read_defaults(annotations: Mapping[str, str]) -> Defaults:
     return Defaults(*(str(annotations.get(key, "")) for key in KEYS))
 
 
-def wants(pod: Json) -> bool:
+def takes_defaults(pod: Json) -> bool:
     """Whether the pod takes defaults: it has not opted out, the scheduler places it (kubectl debug node/… names its
     node), and no container asks for NVIDIA's own devices.
     """
@@ -81,11 +81,11 @@ def wants(pod: Json) -> bool:
     return not any(name.startswith("nvidia.com/") for amounts in limits for name in amounts)
 
 
-def applied(pod: Json, defaults: Defaults) -> Json:
+def apply_defaults(pod: Json, defaults: Defaults) -> Json:
     """The pod with the default share in its first container."""
     spec = pod.get("spec") or {}
     containers = spec.get("containers") or []
-    if not defaults.gpu_mem or not containers or not wants(pod):
+    if not defaults.gpu_mem or not containers or not takes_defaults(pod):
         return pod
     first, *others = containers
     resources = dict(first.get("resources") or {})

@@ -38,7 +38,7 @@ def annotate_classes(pod: Json, lookup: Lookup) -> Json:
     return with_annotations(pod, after) if after != before else pod
 
 
-def replaced(before: Json, after: Json) -> tuple[str, ...]:
+def warn_replaced(before: Json, after: Json) -> tuple[str, ...]:
     """The warning for who wrote the annotation, and it is another one or none after `annotate_classes`."""
     written, noted_now = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
     if written in (None, noted_now):
@@ -47,7 +47,7 @@ def replaced(before: Json, after: Json) -> tuple[str, ...]:
     return (f"metadata.annotations[{names.DEVICE_CLASSES}]: {change}; only Cardwise may write this",)
 
 
-def check_noted(pod: Json, lookup: Lookup) -> None:
+def check_annotation(pod: Json, lookup: Lookup) -> None:
     """Raises InvalidRequest where the annotation is not as `annotate_classes` writes it, KubeError."""
     if annotate_classes(pod, lookup) is not pod:
         raise InvalidRequest(
@@ -58,7 +58,7 @@ def check_noted(pod: Json, lookup: Lookup) -> None:
         )
 
 
-def refuse_beside(named: str, requested: set[str], lookup: Lookup) -> None:
+def refuse_other_classes(named: str, requested: set[str], lookup: Lookup) -> None:
     """`named` is the class of the pod's annotation, and `requested` what its containers ask for.
 
     A class of devices says nothing of cards, so it stands there alone. Raises InvalidRequest, KubeError.

@@ -9,7 +9,7 @@ from cardwise.core.api import mps as mps_values
 from cardwise.core.api import names
 from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
-from webhook.pods.order import changed_later
+from webhook.pods.order import changed_later_error
 
 # Either of them is the user's own choice for JAX; one that comes by envFrom cannot be seen, so none is written then.
 _XLA = (names.ENV_XLA_FRACTION, names.ENV_XLA_FRACTION_NEW)
@@ -28,7 +28,7 @@ def from_annotation(name: str, annotation: str) -> Json:
     return {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
-def owned(card_request: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
+def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
     """The entries that are ours alone, in a stable order. None is a container without a card. `mps`: the pod wants
     MPS.
     """
@@ -55,11 +55,11 @@ def owned(card_request: ContainerRequest | None, *, mps: bool = False) -> list[J
             if card_request.cards > 1 and not card_request.whole
             else []
         ),
-        *(_of_mps(card_request) if mps and not card_request.whole else []),
+        *(_mps_entries(card_request) if mps and not card_request.whole else []),
     ]
 
 
-def _of_mps(card_request: ContainerRequest) -> list[Json]:
+def _mps_entries(card_request: ContainerRequest) -> list[Json]:
     """The limits that are known before placement. The pipe's folder and a percentage by the memory's part are not: no
     annotation has them as MPS reads them, so only the node (CDI) writes those.
     """
@@ -68,27 +68,27 @@ def _of_mps(card_request: ContainerRequest) -> list[Json]:
     return [{"name": name, "value": text} for name, text in variables.items() if name != mps_values.PIPE_ENV]
 
 
-def check(existing: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
-    """Raises InvalidRequest where a container does not have our entries, each once, as `merged` leaves it."""
-    ours = {entry["name"]: [entry] for entry in owned(card_request, mps=mps)}
+def check_environment(existing: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
+    """Raises InvalidRequest where a container does not have our entries, each once, as `merge_entries` leaves it."""
+    ours = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
     present: dict[str, list[Json]] = {name: [] for name in ours}
     for entry in existing:
         if entry["name"] in ours or _is_reserved(entry["name"]):
             present.setdefault(entry["name"], []).append(entry)
     wrong = sorted(name for name in present if present[name] != ours.get(name))
     if wrong:
-        raise changed_later(f"{path}.env", f"not as set by Cardwise: {', '.join(wrong)}")
+        raise changed_later_error(f"{path}.env", f"not as set by Cardwise: {', '.join(wrong)}")
 
 
 def has_count(existing: list[Json]) -> bool:
     """Whether the entries of a container with a share say over how many cards it is split. For one card there is no
     entry, so others of ours must show that none was removed.
     """
-    ours = {entry["name"] for entry in existing if _is_ours(entry)}
+    ours = {entry["name"] for entry in existing if _is_own_entry(entry)}
     return names.ENV_GPU_COUNT in ours or ours.issuperset(_BESIDE_COUNT)
 
 
-def harmful(existing: list[Json], card_request: ContainerRequest | None) -> list[tuple[str, str]]:
+def find_harmful(existing: list[Json], card_request: ContainerRequest | None) -> list[tuple[str, str]]:
     """Variables of a container with cards that keep its program from them, each with why."""
     if card_request is None:
         return []
@@ -105,18 +105,18 @@ def harmful(existing: list[Json], card_request: ContainerRequest | None) -> list
     ]
 
 
-def merged(
+def merge_entries(
     existing: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
     """Our entries, and behind them those of `existing` that are not replaced by one of ours. And the names that a user
     had set otherwise, which their value has now lost.
     """
-    ours = {entry["name"]: entry for entry in owned(card_request, mps=mps)}
+    ours = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
     if card_request is None or card_request.whole:
         # JAX keeps its own default: with the whole card it would leave nothing for the CUDA context and libraries. A
         # pod copied from one that had a share brings our entry along.
-        existing = [entry for entry in existing if entry["name"] not in _XLA or not _is_ours(entry)]
-    elif not env_from and all(_is_ours(entry) for entry in existing if entry["name"] in _XLA):
+        existing = [entry for entry in existing if entry["name"] not in _XLA or not _is_own_entry(entry)]
+    elif not env_from and all(_is_own_entry(entry) for entry in existing if entry["name"] in _XLA):
         fraction = names.FRACTION_OF + card_request.key
         ours[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
     theirs: list[Json] = []
@@ -125,7 +125,7 @@ def merged(
         name = entry["name"]
         if name not in ours and not _is_reserved(name):
             theirs.append(entry)
-        elif entry != ours.get(name) and not _is_ours(entry):
+        elif entry != ours.get(name) and not _is_own_entry(entry):
             overridden.add(name)
     # First, since $(CARDWISE_MEM_FRACTION) in a value means a variable that stands before it.
     return [*ours.values(), *theirs], sorted(overridden)
@@ -136,7 +136,7 @@ def _is_reserved(name: str) -> bool:
     return name == names.ENV_GPU_COUNT or name.startswith(names.ENV_LIMIT_PREFIXES)
 
 
-def _is_ours(entry: Json) -> bool:
+def _is_own_entry(entry: Json) -> bool:
     """Whether the entry reads one of our annotations, maybe that of another container: copies of pods have such."""
     if entry["name"] in (names.CONTAINER_MEM, names.ENV_GPU_COUNT) and str(entry.get("value", "")).isdigit():
         return True

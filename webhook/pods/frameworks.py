@@ -66,10 +66,10 @@ def environment(existing: list[Json], hook: str, path: str) -> tuple[list[Json],
             "not added to it"
         )
         return [*existing, *added], (f"{warning}; add {share.MOUNT} to it",)
-    return [*(_appended(entry) if entry["name"] == _PATH else entry for entry in existing), *added], ()
+    return [*(_append_path(entry) if entry["name"] == _PATH else entry for entry in existing), *added], ()
 
 
-def _appended(entry: Json) -> Json:
+def _append_path(entry: Json) -> Json:
     path = entry.get("value") or ""
     if share.MOUNT in path.split(":"):
         return entry

@@ -17,7 +17,7 @@ from cardwise.core.values.decoded import Json, annotations_of, labels_of
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.wording import quote_text
 from webhook.pods import mutate
-from webhook.pods.order import changed_later
+from webhook.pods.order import changed_later_error
 from webhook.templates import templates
 
 Warnings = tuple[str, ...]
@@ -75,7 +75,7 @@ def _read_membership(pod: Json, schedulers: Collection[str]) -> Membership | Non
     return gangs.membership(pod) if scheduler in schedulers else None
 
 
-def joined(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
+def join_gang(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
     """The pod with gate and label if it is in a gang, and without if not. And warnings. Raises InvalidRequest."""
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     labels, gates = metadata.get("labels") or {}, spec.get("schedulingGates") or []
@@ -88,7 +88,7 @@ def joined(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
         if gated:
             spec["schedulingGates"] = [gate for gate in gates if gate.get("name") != names.GANG]
             warnings.append(f"{_GATE}: removed, because the pod is not a member of a gang")
-        return _with(pod, metadata, spec) if warnings else pod, tuple(warnings)
+        return _replace_parts(pod, metadata, spec) if warnings else pod, tuple(warnings)
     warnings = []
     if spec.get("nodeName"):
         remedy = "use spec.nodeSelector or spec.affinity.nodeAffinity instead"
@@ -99,17 +99,17 @@ def joined(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
             warnings.append(f"{_LABEL}: replaced by {gang.name}, the gang that the pod's annotation or label names")
     if not gated:
         spec["schedulingGates"] = [*gates, {"name": names.GANG}]
-    return _with(pod, metadata, spec), tuple(warnings)
+    return _replace_parts(pod, metadata, spec), tuple(warnings)
 
 
 def check(pod: Json, gang: Membership | None, pod_request: PodRequest | None) -> tuple[str, ...]:
-    """Warnings. Raises InvalidRequest where the pod is not as `joined` and `mutate` leave it, or asks for nonsense."""
+    """Check that the pod is as `join_gang` and `mutate` leave it. Returns warnings. Raises InvalidRequest."""
     label = labels_of(pod).get(names.GANG)
     if label != (gang.name if gang else None) or gangs.is_gated(pod) != (gang is not None):
-        raise changed_later(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
+        raise changed_later_error(_LABEL, "the label and the scheduling gate do not match the gang that the pod names")
     if gang is not None and pod_request is None and not mutate.is_marked(pod):
         problem = f"{names.PLACE_MARKER} and {names.BIND_MARKER} are missing"
-        raise changed_later("spec.containers[0].resources.limits", problem)
+        raise changed_later_error("spec.containers[0].resources.limits", problem)
     if gang is None:
         return ()
     gangs.queue_priority(annotations_of(pod))
@@ -149,14 +149,14 @@ def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: 
     if templates.is_controlled(manifest):
         return ()  # whoever wrote its owner has been told
     try:
-        return _judged(manifest, resource, schedulers)
+        return _check_template(manifest, resource, schedulers)
     except InvalidRequest as error:
-        if old is None or _fault(old, resource, schedulers) != str(error):
+        if old is None or _find_fault(old, resource, schedulers) != str(error):
             raise
         return (str(error),)
 
 
-def _judged(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
+def _check_template(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
     path, template = templates.template_of(manifest, resource)
     try:
         gang = gang_of(template, schedulers)
@@ -168,12 +168,12 @@ def _judged(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple
     size = _count_parallel_pods(manifest, resource)
     if size is None:
         return tuple(warnings)
-    if resource == "statefulsets" and size != 1 and _one_by_one(manifest):
+    if resource == "statefulsets" and size != 1 and _is_ordered(manifest):
         remedy = "write podManagementPolicy: Parallel"
         if gang.minimum is None:
-            warnings.append(f"spec.podManagementPolicy: {_ordered(gang, 'all its pods')}; {remedy}")
+            warnings.append(f"spec.podManagementPolicy: {_describe_ordered(gang, 'all its pods')}; {remedy}")
         elif gang.minimum > 1:
-            raise InvalidRequest("spec.podManagementPolicy", _ordered(gang, f"{gang.minimum} pods"), remedy)
+            raise InvalidRequest("spec.podManagementPolicy", _describe_ordered(gang, f"{gang.minimum} pods"), remedy)
     if gang.minimum is not None and 0 < size < gang.minimum:
         warnings.append(
             f"{'.'.join(_SIZES[resource])}: gang {gang.name} needs {gang.minimum} pods to start, and this workload "
@@ -182,9 +182,9 @@ def _judged(manifest: Json, resource: str, schedulers: Collection[str]) -> tuple
     return tuple(warnings)
 
 
-def _fault(manifest: Json, resource: str, schedulers: Collection[str]) -> str:
+def _find_fault(manifest: Json, resource: str, schedulers: Collection[str]) -> str:
     try:
-        _judged(manifest, resource, schedulers)
+        _check_template(manifest, resource, schedulers)
     except InvalidRequest as error:
         return str(error)
     return ""
@@ -204,11 +204,11 @@ def _count_parallel_pods(manifest: Json, resource: str) -> int | None:
     return size_set if completions is None else min(size_set, completions)
 
 
-def _one_by_one(stateful_set: Json) -> bool:
+def _is_ordered(stateful_set: Json) -> bool:
     return ((stateful_set.get("spec") or {}).get("podManagementPolicy") or _ORDERED) == _ORDERED
 
 
-def _ordered(gang: Membership, pods: str) -> str:
+def _describe_ordered(gang: Membership, pods: str) -> str:
     return f"{_ORDERED} creates a pod only after the previous one runs, and gang {gang.name} starts only with {pods}"
 
 
@@ -231,5 +231,5 @@ def _field_of(metadata: Json, key: str) -> str:
     return f"metadata.{'annotations' if key in (metadata.get('annotations') or {}) else 'labels'}[{key}]"
 
 
-def _with(pod: Json, metadata: Json, spec: Json) -> Json:
+def _replace_parts(pod: Json, metadata: Json, spec: Json) -> Json:
     return pod | {"metadata": metadata, "spec": spec}

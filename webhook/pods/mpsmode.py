@@ -46,7 +46,7 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
         raise InvalidRequest(field, f"{quote_text(text)} is not a source for the percentage", remedy) from None
 
 
-def least_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
+def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
     """The least that such a pod may say: setting and namespace can only add to each other. Raises InvalidRequest.
 
     A pod with whole cards only may say anything: nobody shares them.
@@ -56,7 +56,7 @@ def least_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
     return max(setting, check(namespace or Mode.OFF, names.LEAST_MPS), key=lambda mode: mode.isolation)
 
 
-def check_least(pod: Json, bound: Mode) -> None:
+def check_min_mode(pod: Json, bound: Mode) -> None:
     """Raises InvalidRequest for a pod that wants less than its administrators allow."""
     if (mode := mode_of(pod)).isolation < bound.isolation:
         problem = f"{mode} is less than the {bound} that the administrators require of pods that share GPUs here"
@@ -80,7 +80,7 @@ def annotate_mode(
     if names.MPS in annotations:
         mode = check(annotations[names.MPS])
     else:
-        mode = max(_fitting(pod_request, default, scopes), bound, key=lambda mode: mode.isolation)
+        mode = max(_applicable_mode(pod_request, default, scopes), bound, key=lambda mode: mode.isolation)
         added[names.MPS] = str(mode)
     if names.SM_PERCENT in annotations:
         check_percent(annotations[names.SM_PERCENT])
@@ -89,14 +89,14 @@ def annotate_mode(
     return with_annotations(pod, annotations | added) if added else pod
 
 
-def _fitting(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
+def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> Mode:
     """The default mode; `off` for a pod with several cards in a container if no daemon serves several."""
-    if default is Mode.PREFERRED and _several(pod_request) and DaemonScope.NODE not in scopes():
+    if default is Mode.PREFERRED and _name_of_several(pod_request) and DaemonScope.NODE not in scopes():
         return Mode.OFF
     return default
 
 
-def judged(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...]:
+def check_mode(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...]:
     """Warnings. Raises InvalidRequest where no node there is could ever keep to what the pod says."""
     mode = mode_of(pod)
     if mode is Mode.OFF:
@@ -104,10 +104,10 @@ def judged(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...
     known = scopes()
     if not known:
         waits = f"{FIELD}: no node has an MPS manager now; the pod waits until a node has one"
-        return (waits, *_too_small(pod_request)) if mode is Mode.REQUIRED else ()
-    several = _several(pod_request)
+        return (waits, *_warn_small_limits(pod_request)) if mode is Mode.REQUIRED else ()
+    several = _name_of_several(pod_request)
     if not several or DaemonScope.NODE in known:
-        return _too_small(pod_request)
+        return _warn_small_limits(pod_request)
     problem = f"container {several} has several GPUs, and on every node each MPS daemon serves a single GPU"
     if mode is Mode.REQUIRED:
         remedy = f"write {Mode.OFF}, request one GPU in each container, or have cardwise-mps run with --scope=node"
@@ -116,7 +116,7 @@ def judged(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...
     return (f"{FIELD}: {problem}; the pod can run only on nodes without an MPS manager: {remedy}",)
 
 
-def _too_small(pod_request: PodRequest) -> tuple[str, ...]:
+def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:
     """A warning for each container with a limit in which CUDA may not start."""
     return tuple(
         f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a GPU, too little "
@@ -126,6 +126,6 @@ def _too_small(pod_request: PodRequest) -> tuple[str, ...]:
     )
 
 
-def _several(pod_request: PodRequest) -> str:
+def _name_of_several(pod_request: PodRequest) -> str:
     """The first container with several cards, by name; "" where there is none."""
     return next((container.name or container.key for container in pod_request.containers if container.cards > 1), "")

@@ -80,14 +80,16 @@ def mutate(
         if changed != container.spec:
             containers.put_container(spec, container, changed)
     if pod_request is not None and pod_request.containers:
-        spec = tolerations.with_all(spec, tolerated)
+        spec = tolerations.add_tolerations(spec, tolerated)
         if runtime_class and not spec.get("runtimeClassName"):
             spec["runtimeClassName"] = runtime_class
     mutated = pod | {"metadata": metadata, "spec": spec}
-    return Mutation(scheduled(mutated, scheduler) if pod_request is not None or in_gang else mutated, tuple(warnings))
+    return Mutation(
+        assign_scheduler(mutated, scheduler) if pod_request is not None or in_gang else mutated, tuple(warnings)
+    )
 
 
-def scheduled(pod: Json, scheduler: str) -> Json:
+def assign_scheduler(pod: Json, scheduler: str) -> Json:
     """The pod for this scheduler, if it names none; "": as it is."""
     spec = pod.get("spec") or {}
     if not scheduler or (spec.get("schedulerName") or DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER:
@@ -95,7 +97,7 @@ def scheduled(pod: Json, scheduler: str) -> Json:
     return pod | {"spec": spec | {"schedulerName": scheduler}}
 
 
-def unplaced(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
+def remove_placement(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
     """The copy of a placed pod as one that is to be placed, with a warning; any other pod as it is.
 
     A node name that no extender has given is refused later. Raises InvalidRequest.
@@ -201,14 +203,14 @@ def _container(container: Container, part: _Part | None, warnings: list[str], *,
         kept = {name: amount for name, amount in amounts.items() if name in wanted or not _written_by_us(name)}
         # Requests follow from limits when they are missing, so only what a user wrote there is put right.
         names_of_kind = wanted if kind == "limits" else [name for name in wanted if name in amounts]
-        resources[kind] = kept | {name: spelling(amounts.get(name), wanted[name]) for name in names_of_kind}
+        resources[kind] = kept | {name: format_count(amounts.get(name), wanted[name]) for name in names_of_kind}
     if resources:
         changed["resources"] = resources
     if closed:
         existing = changed.get("env") or []
         env_from, card = bool(changed.get("envFrom")), part.card if part is not None else None
-        changed["env"], overridden = environment.merged(existing, card, env_from=env_from, mps=mps)
-        warnings += [f"{path}.env[{name}]: {reason}" for name, reason in environment.harmful(existing, card)]
+        changed["env"], overridden = environment.merge_entries(existing, card, env_from=env_from, mps=mps)
+        warnings += [f"{path}.env[{name}]: {reason}" for name, reason in environment.find_harmful(existing, card)]
         if overridden:
             warnings.append(
                 f"{path}.env: {', '.join(overridden)} replaced, because Cardwise sets which GPUs the container may use"
@@ -221,10 +223,10 @@ def _amounts_of(part: _Part | None, limits: Json) -> dict[str, int]:
         return {}
     slot = {names.SHARE: 1} if part.card or part.devices else {}
     markers = {name: int(name == names.SHARE) for name in part.markers}
-    return {**_of_card(part.card, limits), **part.devices, **slot, **markers}
+    return {**_card_amounts(part.card, limits), **part.devices, **slot, **markers}
 
 
-def _of_card(card_request: ContainerRequest | None, limits: Json) -> dict[str, int]:
+def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[str, int]:
     if card_request is None:
         return {}
     typed: dict[str, int] = {}
@@ -242,7 +244,7 @@ def _written_by_us(name: str) -> bool:
     return name in INTERNAL or name in names.REQUESTED
 
 
-def spelling(text: object, number: int) -> str:
+def format_count(text: object, number: int) -> str:
     """The number as digits, or as the API server has already spelled it: it stores 8000 as 8k."""
     suffix, shortened = 0, number
     while shortened and shortened % 1000 == 0 and suffix < len(_SUFFIXES) - 1:

@@ -11,7 +11,7 @@ _REMEDY: Final = (
 )
 
 
-def changed_later(field: str, problem: str) -> InvalidRequest:
+def changed_later_error(field: str, problem: str) -> InvalidRequest:
     """The refusal of what is not as our mutating webhook leaves it. `problem`: what is wrong with the field."""
     return InvalidRequest(field, f"{problem}: a mutating webhook that runs after Cardwise's has changed it", _REMEDY)
 
@@ -25,7 +25,7 @@ def count_removed(field: str) -> InvalidRequest:
     return InvalidRequest(field, problem, f"{_REMEDY}; if you wrote {names.SHARE} yourself, remove it")
 
 
-def added_later(field: str) -> InvalidRequest:
+def added_later_error(field: str) -> InvalidRequest:
     """The refusal of what our mutating webhook would have rewritten: it has not seen it."""
     problem = (
         "was not rewritten by the Cardwise webhook: a mutating webhook that runs after Cardwise's has added it, or "

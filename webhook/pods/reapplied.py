@@ -36,14 +36,14 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) ->
         for kind, amounts in containers.amount_lists(resources):
             field = f"{container.path}.resources.{kind}"
             split = str(request.split_cards(known, annotations))
-            resources[kind] = _respelled(amounts, was.get(kind) or {}, split, field, unit)
+            resources[kind] = _respell(amounts, was.get(kind) or {}, split, field, unit)
         containers.put_resources(spec, container, resources)
     if ours:
         spec = tolerations.keep_added(spec, stored.get("spec") or {}, tolerated)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 
-def _respelled(amounts: Json, stored: Json, split: str, field: str, unit: Unit) -> Json:
+def _respell(amounts: Json, stored: Json, split: str, field: str, unit: Unit) -> Json:
     """One list of amounts by its stored names; `split` is over how many cards a share is."""
     respelled: Json = {}
     for name, amount in amounts.items():
@@ -53,7 +53,7 @@ def _respelled(amounts: Json, stored: Json, split: str, field: str, unit: Unit) 
         ours = key in names.REQUESTED or names.class_of(key)
         if not ours or former is None or (name in stored and str(amount) == str(former)):
             respelled[name] = amount
-        elif not _same(key, amount, former, unit):
+        elif not _is_equal(key, amount, former, unit):
             raise InvalidRequest(
                 f"{field}[{name}]",
                 f"{amount} is not what the pod was created with ({former}), and the request of a pod cannot be changed",
@@ -73,7 +73,7 @@ def _stored_as(name: str, stored: Json) -> str:
     return name if "/" in name else names.CLASS_PREFIX + name
 
 
-def _same(key: str, amount: object, stored: object, unit: Unit) -> bool:
+def _is_equal(key: str, amount: object, stored: object, unit: Unit) -> bool:
     if key != names.GPU_MEM:
         return is_equal(amount, stored)
     try:

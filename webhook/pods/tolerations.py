@@ -14,7 +14,7 @@ from cardwise.kube.pods.nodeconstraints import Taint, Toleration
 _TAINT: Final = re.compile(r"(?P<key>[^=:\s]+)(=(?P<value>[^=:\s]*))?:(?P<effect>NoSchedule|NoExecute)")
 
 
-def of_taint(text: str) -> Json:
+def toleration_of_taint(text: str) -> Json:
     """The toleration of `KEY:EFFECT`, with any value, or of `KEY=VALUE:EFFECT`. Raises ValueError."""
     match = _TAINT.fullmatch(text)
     if match is None:
@@ -24,7 +24,7 @@ def of_taint(text: str) -> Json:
     return {"key": key, **matching, "effect": effect}
 
 
-def with_all(spec: Json, wanted: Iterable[Json]) -> Json:
+def add_tolerations(spec: Json, wanted: Iterable[Json]) -> Json:
     """The pod's spec with those of `wanted` that no toleration of its own makes needless."""
     own = spec.get("tolerations") or []
     lacking = [toleration for toleration in wanted if not any(_covers(existing, toleration) for existing in own)]
@@ -32,9 +32,9 @@ def with_all(spec: Json, wanted: Iterable[Json]) -> Json:
 
 
 def keep_added(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
-    """The spec of an update with the tolerations that `with_all` had added: Kubernetes refuses to remove any."""
+    """The spec of an update with the tolerations that `add_tolerations` had added: Kubernetes refuses to remove any."""
     had = stored.get("tolerations") or ()
-    return with_all(spec, [toleration for toleration in wanted if toleration in had])
+    return add_tolerations(spec, [toleration for toleration in wanted if toleration in had])
 
 
 def _covers(own: Json, wanted: Json) -> bool:

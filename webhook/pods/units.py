@@ -23,14 +23,14 @@ _PREFIX: Final = "LimitRanger plugin set: "
 _GIVEN: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
 
 
-def spelled(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0) -> Json:
+def add_units(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0) -> Json:
     """The pod with units, the caller's own object where nothing changes. `largest_node`: MiB that one node may have
     on all its cards, 0 where nobody knows. Raises InvalidRequest, also for a number that is more than this: it was
     meant in MiB.
     """
     if unit is Unit.MIB:
         return pod
-    from_limit_range = _of_limit_range(annotations_of(pod).get(names.LIMIT_RANGER, ""))
+    from_limit_range = _entries_of_limit_range(annotations_of(pod).get(names.LIMIT_RANGER, ""))
     spec = dict(pod.get("spec") or {})
     for container in request.containers(pod):
         resources = dict(container.spec.get("resources") or {})
@@ -43,14 +43,14 @@ def spelled(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0) 
             ):
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 text = amounts[names.GPU_MEM]
-                resources[kind] = amounts | {names.GPU_MEM: amount(text, unit, field)}
+                resources[kind] = amounts | {names.GPU_MEM: add_unit(text, unit, field)}
                 if resources[kind][names.GPU_MEM] != str(text):
                     _refuse_mib(text, unit, largest_node(), field)
         containers.put_resources(spec, container, resources)
     return pod if spec == pod.get("spec") else pod | {"spec": spec}
 
 
-def amount(text: str | int, unit: Unit, field: str) -> str:
+def add_unit(text: str | int, unit: Unit, field: str) -> str:
     """One amount with its unit. Raises InvalidRequest."""
     try:
         return quantity.with_unit(text, unit)
@@ -76,7 +76,7 @@ def _kind(container: Container) -> str:
     return "init" if container.key.startswith("init-") else ""
 
 
-def _of_limit_range(annotation: str) -> set[tuple[str, str, str]]:
+def _entries_of_limit_range(annotation: str) -> set[tuple[str, str, str]]:
     """Where Kubernetes has put gpu-mem out of a LimitRange: kind and name of the container, and the list."""
     lists = set()
     for sentence in annotation.removeprefix(_PREFIX).split("; ") if annotation.startswith(_PREFIX) else ():

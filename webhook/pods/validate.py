@@ -19,7 +19,7 @@ from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import MiB
 from webhook.pods import devices
 from webhook.pods.mutate import INTERNAL
-from webhook.pods.order import added_later
+from webhook.pods.order import added_later_error
 
 Oversize = Literal["refuse", "wait"]
 
@@ -60,11 +60,11 @@ class CardCatalog(Protocol):
 def check_pod(manifest: Json, inventory: CardCatalog, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
     """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
     _refuse_unknown(manifest, inventory)
-    devices.check_noted(manifest, inventory.resource_class)
+    devices.check_annotation(manifest, inventory.resource_class)
     try:
         pod_request = request.parse_mutated(manifest)
     except request.NotRewritten as error:
-        raise added_later(error.field) from error
+        raise added_later_error(error.field) from error
     if pod_request is None:
         _refuse_unwritten(manifest)
         return None, ()
@@ -140,12 +140,12 @@ def check_binding(manifest: Json) -> None:
 def _refuse_unwritten(manifest: Json) -> None:
     """Raises InvalidRequest where a pod that asks for nothing has what the mutating webhook rewrites, or takes out."""
     if annotations_of(manifest).get(names.CLASS):
-        raise added_later(f"metadata.annotations[{names.CLASS}]")
+        raise added_later_error(f"metadata.annotations[{names.CLASS}]")
     of_member = (names.PLACE_MARKER, names.BIND_MARKER) if labels_of(manifest).get(names.GANG) else ()
     for container in request.containers(manifest):
         for name in (container.spec.get("resources") or {}).get("limits") or ():
             if name in INTERNAL and name not in of_member:
-                raise added_later(f"{container.path}.resources.limits[{name}]")
+                raise added_later_error(f"{container.path}.resources.limits[{name}]")
 
 
 def _refuse_unknown(manifest: Json, inventory: CardCatalog) -> None:
@@ -199,7 +199,7 @@ def _fits_by_class(pod_request: PodRequest, inventory: CardCatalog, nodes: Colle
             warnings.append(
                 f"{field}: no GPU of the class is in the cluster now; the pod waits until a node brings one"
             )
-        _fits(PodRequest(containers=tuple(containers)), cards, known)
+        _check_fits(PodRequest(containers=tuple(containers)), cards, known)
     if len(by_class) > 1:
         cards = inventory.cards(None, nodes)
         _check_count(pod_request, cards, "")
@@ -232,7 +232,7 @@ def _devices_fit(pod_request: PodRequest, inventory: CardCatalog, nodes: Collect
     return warnings
 
 
-def _fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass | None) -> None:
+def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass | None) -> None:
     """`requested` is what a pod asks of one class, `cards` are the cards of that class; or of none, and all cards."""
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
@@ -249,7 +249,7 @@ def _fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass
         sharing = [c for c in requested.containers if not c.whole and c.cards == 1]
         culprit = culprits[0] if culprits else sharing[0]
         together = " together with the pod's other containers" if not culprits and len(sharing) > 1 else ""
-        key, remedy = _smaller(culprit, cards, resource_class)
+        key, remedy = _suggest_smaller(culprit, cards, resource_class)
         raise InvalidRequest(
             f"{_path(culprit.key)}.resources.limits[{key}]",
             f"{_mib(requested.largest_share)}{together} is more than the largest GPU{of_class} has ({cards.largest})",
@@ -259,7 +259,9 @@ def _fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass
     _check_together(requested, cards, of_class)
 
 
-def _smaller(culprit: ContainerRequest, cards: CardSizes, resource_class: ResourceClass | None) -> tuple[str, str]:
+def _suggest_smaller(
+    culprit: ContainerRequest, cards: CardSizes, resource_class: ResourceClass | None
+) -> tuple[str, str]:
     """The resource that is too large, as users write it, and what to write instead."""
     share_mib = resource_class.share.memory if resource_class and resource_class.share else 0
     if not share_mib or culprit.mem % share_mib:
@@ -302,7 +304,7 @@ def _check_count(pod_request: PodRequest, cards: CardSizes, of_class: str) -> No
 
 
 def _check_together(pod_request: PodRequest, cards: CardSizes, of_class: str) -> None:
-    """As `_fits`, where each request alone would fit: what they need together, by what they surely cannot share."""
+    """As `_check_fits`, for requests that fit alone: what they need together, by what they surely cannot share."""
     if not cards.largest or len(pod_request.containers) < 2:
         return
     card_requests = fitting.card_requests(pod_request)

@@ -19,7 +19,7 @@ from cardwise.core.values.decoded import Json, annotations_of, with_annotations
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, Unit
 from webhook.pods import units
-from webhook.pods.mutate import spelling
+from webhook.pods.mutate import format_count
 from webhook.templates import records
 from webhook.templates.spellings import Vocabulary, counted_resource, warn_unknown_classes
 
@@ -125,9 +125,9 @@ class _Rewriting:
             number, _ = quantity.parse(text)
             # Zero is no request, but a quota that allows none.
             if number == 0:
-                return spelling(text, 0)
-            with_unit = str(text) if number in self.stored_mib else units.amount(text, self.unit, path)
-            mib = spelling(text, quantity.memory(with_unit))
+                return format_count(text, 0)
+            with_unit = str(text) if number in self.stored_mib else units.add_unit(text, self.unit, path)
+            mib = format_count(text, quantity.memory(with_unit))
         except InvalidQuantity as error:
             raise InvalidRequest(path, error.problem, error.remedy) from error
         self.written_mib.add(mib)

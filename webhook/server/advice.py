@@ -157,7 +157,7 @@ def _warn_small_amount(field: str, amount: str | int, min_share: int) -> list[st
 
 
 def _keys_to_compare(metadata: Json) -> list[str]:
-    return list(islice(filter(lookalikes.may_be_ours, sorted(metadata)), _MOST_COMPARED))
+    return list(islice(filter(lookalikes.is_like_own, sorted(metadata)), _MOST_COMPARED))
 
 
 def _uncounted_keys(

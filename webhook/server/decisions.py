@@ -146,7 +146,7 @@ def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) ->
     if review.resource != "pods" or not _is_rewritten(review, settings):
         return Decision()
     known = view.fresh_defaults(review.namespace)
-    if known is None or not known.gpu_mem or not defaults.wants(review.object):
+    if known is None or not known.gpu_mem or not defaults.takes_defaults(review.object):
         return Decision()  # it gets nothing here, so nothing of it can be wrong
     return _mutate_pod(review, view, known, settings, apply=True)
 
@@ -258,30 +258,32 @@ def _rewrite_pod(
         cards = view.cards()
         return cards.largest * cards.max_cards if settings.oversize == "refuse" else 0
 
-    pod = units.spelled(manifest, settings.unit, most_mib)
-    pod, pod_defaults = classes.rewritten(pod, _vocabulary(view, settings)), Defaults()
+    pod = units.add_units(manifest, settings.unit, most_mib)
+    pod, pod_defaults = classes.rewrite_classes(pod, _vocabulary(view, settings)), Defaults()
     # First of all: where it was placed decides what it takes of its namespace's defaults.
-    pod, unplaced = mutate.unplaced(pod, gang)
-    if known is not None and defaults.wants(pod):
+    pod, unplaced = mutate.remove_placement(pod, gang)
+    if known is not None and defaults.takes_defaults(pod):
         known.check(namespace)
         pod_defaults = known
         if apply and gang is None and request.parse(pod) is None:
-            pod = units.spelled(defaults.applied(pod, known), settings.unit, most_mib)
-    replaced = devices.replaced(manifest, pod)
+            pod = units.add_units(defaults.apply_defaults(pod, known), settings.unit, most_mib)
+    replaced = devices.warn_replaced(manifest, pod)
     pod_request = request.parse(pod)
     native: tuple[str, ...] = ()
     if gang is None and pod_request is not None:
-        scheduled = mutate.scheduled(pod, settings.scheduler)
+        scheduled = mutate.assign_scheduler(pod, settings.scheduler)
         gang = gangs.gang_of(scheduled, settings.gang_schedulers)
         if gang is None:
             gang, native = gangs.native_gang_of(scheduled, settings.gang_schedulers, view.serves_podgroups)
     if pod_request is not None and pod_request.containers:
         percent = SmPercent(pod_defaults.sm_percent or settings.sm_percent)
-        least_mode = mpsmode.least_mode(pod_request, settings.min_mps, known.min_mps if known is not None else "")
+        least_mode = mpsmode.min_mode(pod_request, settings.min_mps, known.min_mps if known is not None else "")
         default = Mode(pod_defaults.mps or settings.mps)
         pod = mpsmode.annotate_mode(pod, pod_request, default, view.mps_scopes, percent=percent, bound=least_mode)
         pod = frameworks.annotate_hook(pod, pod_defaults.frameworks)
-    injected = agent.inject(pod, pod_request, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes)
+    injected = agent.inject_agent(
+        pod, pod_request, settings.share_agent, lambda: view.bounds(namespace), view.mps_scopes
+    )
     mutation = mutate.mutate(
         injected.pod,
         runtime_class=settings.runtime_class,
@@ -291,7 +293,7 @@ def _rewrite_pod(
         scheduler=settings.scheduler,
         tolerated=settings.tolerated,
     )
-    joined, gang_warnings = gangs.joined(mutation.pod, gang)
+    joined, gang_warnings = gangs.join_gang(mutation.pod, gang)
     return joined, unplaced + replaced + injected.warnings + mutation.warnings + native + gang_warnings
 
 
@@ -390,12 +392,14 @@ def _judge_sharing(
     cards = {container.key: container for container in pod_request.containers}
     mps = bool(cards) and mpsmode.mode_of(pod).uses_mps
     for container in request.containers(pod):
-        environment.check(container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps)
-    agent.check(pod, pod_request)
+        environment.check_environment(
+            container.spec.get("env") or [], cards.get(container.key), container.path, mps=mps
+        )
+    agent.check_agent(pod, pod_request)
     if not cards:
         return ()
-    mpsmode.check_least(pod, mpsmode.least_mode(pod_request, settings.min_mps, known.min_mps if known else ""))
-    judge = partial(mpsmode.judged, pod, pod_request, view.mps_scopes)
+    mpsmode.check_min_mode(pod, mpsmode.min_mode(pod_request, settings.min_mps, known.min_mps if known else ""))
+    judge = partial(mpsmode.check_mode, pod, pod_request, view.mps_scopes)
     return validate.collect_warnings(settings.oversize, judge, "a daemon serves several GPUs")
 
 

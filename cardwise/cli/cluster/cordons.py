@@ -36,7 +36,7 @@ _WHO = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
 _CARDS = wire.ListOf[ExtendedResource]
 
 
-def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+def _suggest_cards(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """For a shell that completes: NODE/INDEX of the first cards; none where they cannot be read at once."""
     node = begun.partition("/")[0] if "/" in begun else ""
     try:
@@ -52,7 +52,7 @@ def _suggest(context: click.Context, _: click.Parameter, begun: str) -> list[str
 
 def card_argument(function: _F) -> _F:
     """Which card."""
-    return click.argument("card", shell_complete=_suggest)(function)
+    return click.argument("card", shell_complete=_suggest_cards)(function)
 
 
 def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bool = False) -> bool:
@@ -72,7 +72,7 @@ def new_cordon(client: KubeClient, reason: str) -> Cordon:
     return Cordon(reason[:_LONGEST], _own_user_name(client), client.server_time().strftime("%Y-%m-%dT%H:%M:%SZ"))
 
 
-def new_of_defrag(client: KubeClient) -> Cordon:
+def new_defrag_cordon(client: KubeClient) -> Cordon:
     """A cordon that lasts while `cardwise defrag` moves pods."""
     return new_cordon(client, _DEFRAG_REASON)
 
@@ -82,7 +82,7 @@ def is_of_defrag(card: ExtendedResource) -> bool:
     return card.spec.unschedulable and card.spec.cordon.reason == _DEFRAG_REASON
 
 
-def left_by_defrag(cards: Iterable[ExtendedResource], now: datetime) -> list[ExtendedResource]:
+def abandoned_defrag_cordons(cards: Iterable[ExtendedResource], now: datetime) -> list[ExtendedResource]:
     """The cards that a defrag has cordoned so long ago that it was probably killed."""
     return [card for card in cards if is_of_defrag(card) and _is_older(card.spec.cordon.time, now - _LEFT_AFTER)]
 
@@ -107,7 +107,7 @@ def write_cordon(
     Raises `ClickException` and `KubeError`.
     """
     spec = {"unschedulable": True, "cordon": msgspec.structs.asdict(cordon)}
-    written = _change(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None)
+    written = _write_spec(client, card, spec, may_replace, {"dryRun": "All"} if dry_run else None)
     if written is not None and not written["spec"].get("unschedulable"):
         # An older kind drops what it does not know, without a word.
         raise click.ClickException(
@@ -120,11 +120,12 @@ def write_cordon(
 def remove(client: KubeClient, card: ExtendedResource, cordon: Cordon) -> bool:
     """Uncordon the card if it has this cordon. Returns whether it has. Raises `KubeError`."""
     return (
-        _change(client, card, _NO_CORDON, lambda now: now.spec.unschedulable and now.spec.cordon == cordon) is not None
+        _write_spec(client, card, _NO_CORDON, lambda now: now.spec.unschedulable and now.spec.cordon == cordon)
+        is not None
     )
 
 
-def _change(
+def _write_spec(
     client: KubeClient,
     card: ExtendedResource,
     spec: Json,
@@ -181,7 +182,7 @@ def find_card(client: KubeClient, text: str) -> ExtendedResource:
     if slash:
         return _card_at(client, node, index)
     name = names.extended_resource_name(text)
-    cards = list(_resources(client))
+    cards = list(_list_resources(client))
     matching = [card for card in cards if card.metadata.name == name]
     matching = matching or [card for card in cards if _has_prefix(card.metadata.name, name)]
     if not matching:
@@ -194,7 +195,7 @@ def find_card(client: KubeClient, text: str) -> ExtendedResource:
 
 def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
-    listed = _resources(client, paths.label_query(names.NODE_LABEL, node))
+    listed = _list_resources(client, paths.label_query(names.NODE_LABEL, node))
     # The label is what its writer made it: another node's card can carry it.
     cards = {str(card.spec.index): card for card in listed if card.spec.kind == classes.KIND and card.spec.node == node}
     if not cards:
@@ -205,7 +206,7 @@ def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     return cards[index]
 
 
-def _resources(client: KubeClient, query: dict[str, str] | None = None) -> Iterator[ExtendedResource]:
+def _list_resources(client: KubeClient, query: dict[str, str] | None = None) -> Iterator[ExtendedResource]:
     return client.list_as(paths.extendedresources(), _CARDS, query)
 
 

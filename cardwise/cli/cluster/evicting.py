@@ -49,7 +49,7 @@ class MoveRun:
 
             if not may_replace(card):
                 continue
-            cordon = self._written[card.metadata.name] = cordons.new_of_defrag(self.client)
+            cordon = self._written[card.metadata.name] = cordons.new_defrag_cordon(self.client)
             until.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
             try:
                 if not cordons.write_cordon(self.client, card, cordon, may_replace):
@@ -107,7 +107,7 @@ class MoveRun:
         while True:
             self._check_unchanged(move, name)
             self._check_job(move, pod, name)
-            before = {listed["metadata"]["uid"] for listed in self._pods_of(owner, move)}
+            before = {listed["metadata"]["uid"] for listed in self._pods_of_controller(owner, move)}
             try:
                 eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
             except errors.TooManyRequests as error:
@@ -153,11 +153,14 @@ class MoveRun:
 
         Running is not enough: until it is ready, a PodDisruptionBudget counts it as missing.
         """
-        pods = self._pods_of(owner, move)
+        pods = self._pods_of_controller(owner, move)
         new = [pod for pod in pods if pod["metadata"]["uid"] not in before]
         placed = [(pod, assigned) for pod in new if (assigned := _assignment_of(pod)) is not None]
         for pod, assigned in placed:
-            if (pod["spec"]["nodeName"], _cards(assigned)) == (move.after.node, _cards(move.after.assignment)):
+            if (pod["spec"]["nodeName"], _card_uuids(assigned)) == (
+                move.after.node,
+                _card_uuids(move.after.assignment),
+            ):
                 phase = (pod.get("status") or {}).get("phase")
                 if phase in names.FINISHED_PHASES:
                     raise self._stop_error(
@@ -174,7 +177,7 @@ class MoveRun:
             )
         return None
 
-    def _pods_of(self, owner: str, move: Move) -> list[Json]:
+    def _pods_of_controller(self, owner: str, move: Move) -> list[Json]:
         """The pods of the controller."""
         pods = self.client.objects(paths.pods(move.before.namespace))
         return [pod for pod in pods if workloads.controller_of(pod).get("uid") == owner]
@@ -198,5 +201,5 @@ def _assignment_of(pod: Json) -> Assignment | None:
         return None
 
 
-def _cards(held: Assignment) -> set[str]:
+def _card_uuids(held: Assignment) -> set[str]:
     return {share.uuid for share in held.shares()}

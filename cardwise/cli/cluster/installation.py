@@ -39,7 +39,7 @@ def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
     try:
         configuration = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
-        return Webhook(exempt=planned_exempt_namespaces(_deployments(client, namespace), namespace))
+        return Webhook(exempt=planned_exempt_namespaces(_list_deployments(client, namespace), namespace))
     except errors.Forbidden:
         return None
     since = configuration["metadata"].get("creationTimestamp")
@@ -72,7 +72,7 @@ def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> fr
     return frozenset({"kube-system", names.NAMESPACE, namespace})
 
 
-def _deployments(client: KubeClient, namespace: str) -> list[Json]:
+def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
     """Those of the namespace; none where they may not be read."""
     try:
         return list(client.objects(paths.namespaced("/apis/apps/v1", "deployments", namespace)))

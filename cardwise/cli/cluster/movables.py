@@ -79,7 +79,7 @@ def find_movable_pods(seen: ClusterFacts, ledger: Ledger, is_wanted: Callable[[H
                 nodes=allowed_nodes(pod, seen.nodes, ledger),
                 priority=int(pod["spec"].get("priority") or 0),
                 mem=holding.assignment.mem,
-                age=_age(pod, seen.now),
+                age=_age_seconds(pod, seen.now),
                 owner=owner,
                 at_most=failures_left(seen.jobs.get(owner)) if is_job_pod(pod) else None,
             )
@@ -94,10 +94,10 @@ def has_job_pods(pods: Iterable[Json]) -> bool:
 
 def is_job_pod(pod: Json) -> bool:
     """Whether its controller is a Job of Kubernetes."""
-    return _kind(workloads.controller_of(pod)) == _JOB
+    return _group_and_kind(workloads.controller_of(pod)) == _JOB
 
 
-def _kind(owner: Json) -> tuple[str, str]:
+def _group_and_kind(owner: Json) -> tuple[str, str]:
     """With the API group before it."""
     return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
 
@@ -113,7 +113,7 @@ def _unmovable_reason(pod: Json, seen: ClusterFacts) -> str:
         return "belong to a DaemonSet"
     if is_job_pod(pod) and failures_left(seen.jobs.get(owner.get("uid", ""))) == 0:
         return "belong to Jobs that would fail because of the eviction"
-    if _kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
+    if _group_and_kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
         # To a workflow or a training operator a pod that is gone may be a failure of the whole.
         return f"belong to other controllers and lack the annotation {names.SAFE_TO_EVICT}: true"
     if metadata.get("deletionTimestamp"):
@@ -169,7 +169,7 @@ def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset
     return None if ledger.nodes_by_name().keys() <= allowed else allowed
 
 
-def usual_tolerations(seen: ClusterFacts, ledger: Ledger) -> list[Json]:
+def common_tolerations(seen: ClusterFacts, ledger: Ledger) -> list[Json]:
     """What a pod that asks for cards tolerates, whatever it says itself.
 
     That is what the webhook adds: by default of NVIDIA's taint. A setting may name other taints; then all pods that
@@ -191,7 +191,7 @@ def _is_of_one_taint(toleration: Json) -> bool:
     return bool(key) and not key.startswith(_STATES)
 
 
-def _age(pod: Json, now: datetime) -> float:
+def _age_seconds(pod: Json, now: datetime) -> float:
     """Seconds since it was started."""
     status, metadata = pod.get("status") or {}, pod["metadata"]
     began = status.get("startTime") or metadata.get("creationTimestamp")

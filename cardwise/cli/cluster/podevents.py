@@ -94,8 +94,8 @@ def _is_time(text: str) -> bool:
 
 def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
     """All of the pod, and those by which controllers say that they have deleted it; the oldest first."""
-    own = (event for event in _events(client, namespace, "involvedObject.name", name) if event.kind == "Pod")
-    deletions = _events(client, namespace, "reason", _DELETED)
+    own = (event for event in _read_events(client, namespace, "involvedObject.name", name) if event.kind == "Pod")
+    deletions = _read_events(client, namespace, "reason", _DELETED)
     return sorted({*own, *(event for event in deletions if name in event.message.split())}, key=lambda event: event.at)
 
 
@@ -105,23 +105,23 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
     What kube-scheduler said before it was bound is over, and what the kubelet says of images is in the pod's status.
     """
     metadata = pod["metadata"]
-    events = _events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
+    events = _read_events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
     mine = (event for event in events if event.warns and event.uid == metadata.get("uid"))
     return max((event for event in mine if event.reason not in _OVER), key=lambda event: event.at, default=None)
 
 
 def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
     """The pods that the extender has deleted since a scheduler that does not ask it had bound them."""
-    events = _events(client, namespace, "reason", names.BOUND_WITHOUT_EXTENDER)
+    events = _read_events(client, namespace, "reason", names.BOUND_WITHOUT_EXTENDER)
     return [event for event in events if event.kind == "Pod"]
 
 
 def refused_creations(client: KubeClient, namespace: str) -> list[Event]:
     """By which controllers say that they could not create a pod, the oldest first."""
-    return sorted(_events(client, namespace, "reason", REFUSED), key=lambda event: event.at)
+    return sorted(_read_events(client, namespace, "reason", REFUSED), key=lambda event: event.at)
 
 
-def _events(client: KubeClient, namespace: str, field: str, text: str) -> Iterator[Event]:
+def _read_events(client: KubeClient, namespace: str, field: str, text: str) -> Iterator[Event]:
     """None where they may not be read."""
     try:
         events = map(parse_event, client.objects(paths.events(namespace), paths.field_query(field, text)))

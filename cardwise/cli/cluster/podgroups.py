@@ -55,13 +55,13 @@ class GangView:
 
 def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[GangView]:
     """The gangs of a namespace or of all, or the one of that name. Raises `KubeError`."""
-    groups = {_key(group): group for group in _groups(client, namespace)}
+    groups = {_namespaced_name(group): group for group in _list_groups(client, namespace)}
     pods: dict[tuple[str, str], list[Json]] = {}
     selector = paths.label_query(names.GANG, name) if name else {"labelSelector": names.GANG}
     for pod in client.objects(paths.pods(namespace), selector):
         pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
     keys = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
-    return [_view(key, groups.get(key, {}), pods.get(key, [])) for key in keys if name in ("", key[1])]
+    return [_view_gang(key, groups.get(key, {}), pods.get(key, [])) for key in keys if name in ("", key[1])]
 
 
 def gang_of_pod(client: KubeClient, pod: Json) -> GangView | None:
@@ -73,7 +73,11 @@ def gang_of_pod(client: KubeClient, pod: Json) -> GangView | None:
 def reserving_gangs(client: KubeClient) -> list[GangView]:
     """The gangs for which cards are held; none where PodGroups are not ours to read, or are not known."""
     try:
-        return [view for group in _groups(client, "") if (view := _view(_key(group), group, [])).reserved]
+        return [
+            view
+            for group in _list_groups(client, "")
+            if (view := _view_gang(_namespaced_name(group), group, [])).reserved
+        ]
     except errors.Forbidden:
         return []
 
@@ -82,18 +86,18 @@ def _gang_of(pod: Json) -> str:
     return str(labels_of(pod).get(names.GANG) or "")
 
 
-def _groups(client: KubeClient, namespace: str) -> Iterator[Json]:
+def _list_groups(client: KubeClient, namespace: str) -> Iterator[Json]:
     try:
         yield from client.objects(paths.podgroups(namespace))
     except errors.NotFound:
         return  # an older installation knows no PodGroups
 
 
-def _key(manifest: Json) -> tuple[str, str]:
+def _namespaced_name(manifest: Json) -> tuple[str, str]:
     return manifest["metadata"]["namespace"], manifest["metadata"]["name"]
 
 
-def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
+def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
     status = group.get("status") or {}
     counted = [pod for pod in pods if _is_counted(pod)]
     created = [manifest["metadata"].get("creationTimestamp") or "" for manifest in (group or {"metadata": {}}, *pods)]
@@ -103,9 +107,9 @@ def _view(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
         name=key[1],
         phase=status["phase"] if has_status else UNKNOWN,
         reason=(status.get("reason") or "") if has_status else _NO_STATUS,
-        minimum=status.get("minMember") or (group.get("spec") or {}).get("minMember") or _minimum(counted),
-        members=tuple(sorted(_names(counted))),
-        bound=tuple(sorted(_names(pod for pod in counted if (pod.get("spec") or {}).get("nodeName")))),
+        minimum=status.get("minMember") or (group.get("spec") or {}).get("minMember") or _requested_minimum(counted),
+        members=tuple(sorted(_pod_names(counted))),
+        bound=tuple(sorted(_pod_names(pod for pod in counted if (pod.get("spec") or {}).get("nodeName")))),
         waiting_for=tuple(status.get("waitingFor") or ()),
         reserved=tuple(
             NodeReservation(reservation["node"], reservation.get("members", 0), reservation.get("gpus", 0))
@@ -128,11 +132,11 @@ def _is_basic(pods: Sequence[Json]) -> bool:
     return all((pod.get("spec") or {}).get("schedulingGroup") and not gangs.is_gated(pod) for pod in pods)
 
 
-def _names(pods: Iterator[Json] | Sequence[Json]) -> list[str]:
+def _pod_names(pods: Iterator[Json] | Sequence[Json]) -> list[str]:
     return [pod["metadata"]["name"] for pod in pods]
 
 
-def _minimum(pods: Sequence[Json]) -> int:
+def _requested_minimum(pods: Sequence[Json]) -> int:
     """What the pods say, where nobody else does."""
     minimums = []
     for pod in pods:

@@ -29,17 +29,21 @@ def read_deployments(client: KubeClient, installed: str) -> list[Json] | None:
 
 def scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
     """The `spec.schedulerName` of the pods that it places; empty where its Deployment is not among these."""
-    return frozenset(map(_name, _ours(deployments)))
+    return frozenset(map(_scheduler_name, _select_own(deployments)))
 
 
 def stopped_names(deployments: Iterable[Json]) -> frozenset[str]:
     """As `scheduler_names`, of those Deployments that have no ready pod: nothing is placed."""
-    return frozenset(_name(ours) for ours in _ours(deployments) if not (ours.get("status") or {}).get("readyReplicas"))
+    return frozenset(
+        _scheduler_name(ours)
+        for ours in _select_own(deployments)
+        if not (ours.get("status") or {}).get("readyReplicas")
+    )
 
 
-def _ours(deployments: Iterable[Json]) -> Iterator[Json]:
+def _select_own(deployments: Iterable[Json]) -> Iterator[Json]:
     return (deployment for deployment in deployments if deployment["metadata"]["name"] == names.SCHEDULER)
 
 
-def _name(deployment: Json) -> str:
+def _scheduler_name(deployment: Json) -> str:
     return str(annotations_of(deployment).get(names.SCHEDULER_NAME, names.SCHEDULER))

@@ -91,7 +91,7 @@ def card_classifier(snapshot: Snapshot) -> Callable[[Card, str], Card]:
 _NOTHING = Load(0, 0, 0)
 
 
-def _allocatable(node: Json) -> Load:
+def _allocatable_load(node: Json) -> Load:
     """What it has for pods; nothing where it is cordoned."""
     if (node.get("spec") or {}).get("unschedulable"):
         return _NOTHING
@@ -101,7 +101,7 @@ def _allocatable(node: Json) -> Load:
 
 def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
     """What each node has left beside cards with these pods on it."""
-    free = {node["metadata"]["name"]: _allocatable(node) for node in nodes}
+    free = {node["metadata"]["name"]: _allocatable_load(node) for node in nodes}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName") or ""
         if node in free and not _is_finished(pod):

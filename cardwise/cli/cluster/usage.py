@@ -152,13 +152,13 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
     resources = client.list_as(paths.extendedresources(), wire.ListOf[_Resource], query, 0)
     # The label is what its writer made it: another node's card can carry it.
     return [
-        _card(resource)
+        _card_usage(resource)
         for resource in resources
         if resource.spec.kind == classes.KIND and (not nodes or resource.spec.node in nodes)
     ]
 
 
-def _card(read: _Resource) -> CardUsage:
+def _card_usage(read: _Resource) -> CardUsage:
     spec, status, allocated = read.spec, read.status, read.status.allocated
     terminating = tuple([
         Holder(namespace=share.namespace, name=share.name, granted=share.memory_mib, terminating=True)
@@ -204,7 +204,7 @@ class UsageDetails:
         terminating = card.holders or ()
         if self.holders is None:
             return replace(card, holders=None)
-        living_holders = self.holders.get(card.uuid, []) + self.holders.get(_place(card.node, card.index), [])
+        living_holders = self.holders.get(card.uuid, []) + self.holders.get(_card_place(card.node, card.index), [])
         living = {(holder.namespace, holder.name) for holder in living_holders}
         everyone = [
             *living_holders,
@@ -223,15 +223,15 @@ def read_details(client: KubeClient, nodes: Sequence[str], installed: str = name
     """The holders and users of cards on these nodes. Raises `KubeError`."""
     gathered = UsageDetails()
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        measuring = pool.submit(_measured, client, nodes, installed, gathered.notes)
+        measuring = pool.submit(_measure_usage, client, nodes, installed, gathered.notes)
         reading = pool.submit(nodestates.read_closed_reasons, client, nodes)
         try:
-            gathered.holders = _holders(
-                pod for of_node in pool.map(partial(_pods, client), _nodes_to_query(nodes)) for pod in of_node
+            gathered.holders = _group_holders(
+                pod for of_node in pool.map(partial(_list_pods, client), _nodes_to_query(nodes)) for pod in of_node
             )
         except errors.Forbidden:
             gathered.own = True
-            gathered.holders = _own_holders(client, nodes)
+            gathered.holders = _read_own_holders(client, nodes)
             shown = (
                 "the holders are not shown" if gathered.holders is None else "only your own pods are shown as holders"
             )
@@ -247,22 +247,22 @@ def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
     return nodes if len(nodes) <= _MANY else [""]
 
 
-def _pods(client: KubeClient, node: str) -> list[_Pod]:
+def _list_pods(client: KubeClient, node: str) -> list[_Pod]:
     """The pods of the node; "": of all nodes."""
     query = _FROM_CACHE | (paths.field_query("spec.nodeName", node) if node else {})
     return list(client.list_as(paths.pods(), wire.ListOf[_Pod], query, 0))
 
 
-def _own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
+def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
     """Pods of the client's namespace; None where they may not be read either."""
     try:
         pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
     except errors.Forbidden:
         return None
-    return _holders(pod for pod in pods if pod.spec.node_name in nodes)
+    return _group_holders(pod for pod in pods if pod.spec.node_name in nodes)
 
 
-def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
+def _group_holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
     """The holders by the card's UUID; for pods of gpushare, which have none, by the card's place."""
     holders: dict[str, list[Holder]] = defaultdict(list)
     for pod in pods:
@@ -273,29 +273,29 @@ def _holders(pods: Iterable[_Pod]) -> dict[str, list[Holder]]:
             assigned = assignment.decode(meta.annotations)
         except assignment.InvalidAssignment:
             continue  # it holds nothing that anybody could tell; `cardwise inspect` warns of it
-        shares = _by_card(pod.spec.node_name, assigned.shares() if assigned is not None else ())
+        shares = _sum_by_card(pod.spec.node_name, assigned.shares() if assigned is not None else ())
         for card, granted in shares.items():
             holders[card].append(Holder(namespace=meta.namespace, name=meta.name, granted=granted))
     return holders
 
 
-def _by_card(node: str, shares: Iterable[CardShare]) -> dict[str, int]:
+def _sum_by_card(node: str, shares: Iterable[CardShare]) -> dict[str, int]:
     sums: dict[str, int] = defaultdict(int)
     for share in shares:
-        sums[share.uuid or _place(node, share.index)] += share.mem
+        sums[share.uuid or _card_place(node, share.index)] += share.mem
     return sums
 
 
-def _place(node: str, index: int) -> str:
+def _card_place(node: str, index: int) -> str:
     return f"{node}/{index}"
 
 
-def _measured(
+def _measure_usage(
     client: KubeClient, nodes: Sequence[str], installed: str, notes: list[str]
 ) -> dict[tuple[str, str, str], int]:
     """As the managers of these nodes say; nothing where there is none, or they may not be asked."""
     try:
-        managers = _managers(client, installed)
+        managers = _manager_pods(client, installed)
     except errors.KubeError:
         managers = {}
     queried = [managers[node] for node in nodes if node in managers]
@@ -315,7 +315,7 @@ def _measured(
     return usage
 
 
-def _managers(client: KubeClient, installed: str) -> Mapping[str, str]:
+def _manager_pods(client: KubeClient, installed: str) -> Mapping[str, str]:
     """Names of the managers' pods by node."""
     pods = client.list_as(paths.pods(installed), wire.ListOf[_Pod], _FROM_CACHE | {"labelSelector": _MANAGERS}, 0)
     return {pod.spec.node_name: pod.metadata.name for pod in pods if pod.status.phase == "Running"}

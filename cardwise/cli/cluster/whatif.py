@@ -91,23 +91,23 @@ def parse_pods(
     """
     field = f"{option} {written}"
     if "=" in written:
-        pod = _pod(written, field)
-        return [NamedPod(written, _shape(pod, known, field), pod["spec"])]
+        pod = _parse_pod(written, field)
+        return [NamedPod(written, _pod_shape(pod, known, field), pod["spec"])]
     path = Path(written)
     if not path.is_file():
         raise InvalidRequest(
             field, "is neither a file nor a list of KEY=AMOUNT", "write, for example, gpu-mem=8138,cpu=2"
         )
     named_pods = [
-        NamedPod(name, _shape(pod, known, f"{path.name}: {name}", unit), pod.get("spec") or {})
-        for name, pod in _pods(path)
+        NamedPod(name, _pod_shape(pod, known, f"{path.name}: {name}", unit), pod.get("spec") or {})
+        for name, pod in _read_pods(path)
     ]
     if not named_pods:
         raise InvalidRequest(path.name, "contains no Pod and no object with a pod template", "name another file")
     return named_pods
 
 
-def _pod(written: str, field: str) -> Json:
+def _parse_pod(written: str, field: str) -> Json:
     limits: dict[str, str] = {}
     requests: dict[str, str] = {}
     annotations: dict[str, str] = {}
@@ -137,61 +137,61 @@ def _check_amount(field: str, written: Any, remedy: str = "write for example cpu
         raise InvalidRequest(field, f"{written} is below zero", remedy)
 
 
-def _pods(path: Path) -> Iterator[tuple[str, Json]]:
+def _read_pods(path: Path) -> Iterator[tuple[str, Json]]:
     try:
         read = [document for document in yaml.safe_load_all(path.read_text()) if isinstance(document, dict)]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidRequest(path.name, f"cannot be read ({error})", "write manifests as YAML") from error
-    for manifest in (listed for document in read for listed in _objects(document, path.name)):
+    for manifest in (listed for document in read for listed in _expand_list(document, path.name)):
         kind = manifest.get("kind")
         called = str(kind).lower()
-        name = f"{called}/{_part(manifest, 'metadata', f'{path.name}: {called}: metadata').get('name', '')}"
+        name = f"{called}/{_get_mapping(manifest, 'metadata', f'{path.name}: {called}: metadata').get('name', '')}"
         spec_field = f"{path.name}: {name}: spec"
-        spec = _part(manifest, "spec", spec_field)
-        job = _part(spec, "jobTemplate", f"{spec_field}.jobTemplate")
-        template = (_part(job, "spec", f"{spec_field}.jobTemplate.spec") or spec).get("template")
+        spec = _get_mapping(manifest, "spec", spec_field)
+        job = _get_mapping(spec, "jobTemplate", f"{spec_field}.jobTemplate")
+        template = (_get_mapping(job, "spec", f"{spec_field}.jobTemplate.spec") or spec).get("template")
         pod = manifest if kind == "Pod" else template
         if isinstance(pod, dict):
             yield name, pod
 
 
-def _objects(manifest: Json, file: str) -> Iterator[Json]:
+def _expand_list(manifest: Json, file: str) -> Iterator[Json]:
     """What is in a List, as `kubectl get -o yaml` writes it; else the object itself."""
     kind = str(manifest.get("kind"))
     if kind.endswith("List") and "items" in manifest:
-        for listed in _sequence(manifest, "items", f"{file}: {kind}: items"):
+        for listed in _get_mappings(manifest, "items", f"{file}: {kind}: items"):
             yield {"kind": kind.removesuffix("List"), **listed}
     else:
         yield manifest
 
 
-def _part(parent: Json, key: str, field: str) -> Json:
+def _get_mapping(parent: Json, key: str, field: str) -> Json:
     """A mapping in a manifest, empty where it is not there. Raises InvalidRequest where it is something else."""
-    return _mapping(parent.get(key) or {}, field)
+    return _check_mapping(parent.get(key) or {}, field)
 
 
-def _mapping(content: Any, field: str) -> Json:
+def _check_mapping(content: Any, field: str) -> Json:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise InvalidRequest(field, f"{content!r} is not a map", "write it as in a Kubernetes manifest")
     return content
 
 
-def _sequence(parent: Json, key: str, field: str) -> list[Json]:
-    """As `_part`, of a list of mappings."""
+def _get_mappings(parent: Json, key: str, field: str) -> list[Json]:
+    """As `_get_mapping`, of a list of mappings."""
     listed = parent.get(key) or []
     if not isinstance(listed, list):
         raise InvalidRequest(field, f"{listed!r} is not a list", "write it as in a Kubernetes manifest")
-    return [_mapping(content, f"{field}[{i}]") for i, content in enumerate(listed)]
+    return [_check_mapping(content, f"{field}[{i}]") for i, content in enumerate(listed)]
 
 
-def _shape(pod: Json, known: Mapping[str, ResourceClass], source: str, unit: Unit = Unit.MIB) -> PodShape:
+def _pod_shape(pod: Json, known: Mapping[str, ResourceClass], source: str, unit: Unit = Unit.MIB) -> PodShape:
     """What the pod asks once the webhook and the API server have filled it in."""
     of_devices = request.write_device_classes(name for name, resource_class in known.items() if resource_class.other)
     try:
-        metadata = _part(pod, "metadata", "metadata")
-        annotations = {**_annotations(metadata), **({names.DEVICE_CLASSES: of_devices} if of_devices else {})}
-        spec = _filled(_part(pod, "spec", "spec"), known, unit)
-        load = _load(spec)
+        metadata = _get_mapping(pod, "metadata", "metadata")
+        annotations = {**_get_annotations(metadata), **({names.DEVICE_CLASSES: of_devices} if of_devices else {})}
+        spec = _complete_spec(_get_mapping(pod, "spec", "spec"), known, unit)
+        load = _parse_load(spec)
         pod_request = _check_request(
             request.parse({"metadata": {**metadata, "annotations": annotations}, "spec": spec}), known
         )
@@ -200,19 +200,19 @@ def _shape(pod: Json, known: Mapping[str, ResourceClass], source: str, unit: Uni
     return PodShape(pod_request, load)
 
 
-def _annotations(metadata: Json) -> Json:
-    annotations = _part(metadata, "annotations", "metadata.annotations")
+def _get_annotations(metadata: Json) -> Json:
+    annotations = _get_mapping(metadata, "annotations", "metadata.annotations")
     for name, text in annotations.items():
         if not isinstance(text, str):
             raise InvalidRequest(f"metadata.annotations[{name}]", f"{text!r} is not a string", "write it in quotes")
     return annotations
 
 
-def _load(spec: Json) -> Load:
+def _parse_load(spec: Json) -> Load:
     """What it takes beside cards. Raises InvalidRequest, also where what it asks of its node cannot be read."""
-    _check_amounts(_part(spec, "overhead", "spec.overhead"), "spec.overhead")
+    _check_amounts(_get_mapping(spec, "overhead", "spec.overhead"), "spec.overhead")
     _check_resources(spec, "spec")
-    _part(spec, "securityContext", "spec.securityContext")
+    _get_mapping(spec, "securityContext", "spec.securityContext")
     try:
         msgspec.convert(spec, _NodeSpec)
         return loads.load_of_pod(msgspec.convert(spec, loads.PodSpec))
@@ -222,9 +222,9 @@ def _load(spec: Json) -> Load:
 
 def _check_resources(parent: Json, field: str) -> None:
     """Those of a container, or of the pod as a whole."""
-    resources = _part(parent, "resources", f"{field}.resources")
+    resources = _get_mapping(parent, "resources", f"{field}.resources")
     for kind in ("limits", "requests"):
-        _check_amounts(_part(resources, kind, f"{field}.resources.{kind}"), f"{field}.resources.{kind}")
+        _check_amounts(_get_mapping(resources, kind, f"{field}.resources.{kind}"), f"{field}.resources.{kind}")
 
 
 def _check_amounts(amounts: Json, field: str) -> None:
@@ -233,26 +233,26 @@ def _check_amounts(amounts: Json, field: str) -> None:
             _check_amount(f"{field}[{key}]", amounts[key], "write for example cpu: 2 or memory: 4Gi")
 
 
-def _filled(spec: Json, known: Mapping[str, ResourceClass], unit: Unit) -> Json:
+def _complete_spec(spec: Json, known: Mapping[str, ResourceClass], unit: Unit) -> Json:
     """With units, bare names of classes in our domain, and requests of cpu and memory where limits stand alone."""
     containers = {
         key: [
-            _container(container, known, f"spec.{key}[{i}]", unit)
-            for i, container in enumerate(_sequence(spec, key, f"spec.{key}"))
+            _complete_container(container, known, f"spec.{key}[{i}]", unit)
+            for i, container in enumerate(_get_mappings(spec, key, f"spec.{key}"))
         ]
         for key in _CONTAINERS
     }
     return {**spec, **containers}
 
 
-def _container(container: Json, known: Mapping[str, ResourceClass], field: str, unit: Unit) -> Json:
+def _complete_container(container: Json, known: Mapping[str, ResourceClass], field: str, unit: Unit) -> Json:
     _check_resources(container, field)
-    _part(container, "securityContext", f"{field}.securityContext")
+    _get_mapping(container, "securityContext", f"{field}.securityContext")
     resources = container.get("resources") or {}
     # With a share slot it is of a pod as the webhook left it, in MiB.
     written = Unit.MIB if names.SHARE in (resources.get("limits") or {}) else unit
     limits, requests = (
-        _with_unit(resources.get(kind) or {}, written, f"{field}.resources.{kind}") for kind in ("limits", "requests")
+        _add_unit(resources.get(kind) or {}, written, f"{field}.resources.{kind}") for kind in ("limits", "requests")
     )
     named = {
         names.CLASS_PREFIX + name if classes.is_bare(name, known.__contains__) else name: amount
@@ -262,7 +262,7 @@ def _container(container: Json, known: Mapping[str, ResourceClass], field: str, 
     return {**container, "resources": {**resources, "limits": named, "requests": {**beside, **requests}}}
 
 
-def _with_unit(amounts: Json, unit: Unit, field: str) -> Json:
+def _add_unit(amounts: Json, unit: Unit, field: str) -> Json:
     if names.GPU_MEM not in amounts:
         return amounts
     try:
@@ -322,7 +322,7 @@ def parse_nodes(written: str, number: int, models: Sequence[str], classify_card:
         (known_model for known_model in models if classes.accelerator_of_model(known_model) == alike), match[3]
     )
     card = Card(index=0, uuid="", mem=mem, model=model)
-    return [_node(f"added-{number}-{i}", [card] * cards, free_load, classify_card) for i in range(count)]
+    return [_simulate_node(f"added-{number}-{i}", [card] * cards, free_load, classify_card) for i in range(count)]
 
 
 def _parse_free_load(field: str, written: str) -> Load:
@@ -342,6 +342,6 @@ def _parse_free_load(field: str, written: str) -> Load:
     )
 
 
-def _node(name: str, cards: Sequence[Card], free_load: Load, classify_card: CardClassifier) -> SimulatedNode:
+def _simulate_node(name: str, cards: Sequence[Card], free_load: Load, classify_card: CardClassifier) -> SimulatedNode:
     numbered = (dataclasses.replace(card, index=i, uuid=f"{name}-{i}") for i, card in enumerate(cards))
     return SimulatedNode(name, tuple(classify_card(card, name) for card in numbered), free_load)

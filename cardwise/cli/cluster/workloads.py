@@ -81,15 +81,15 @@ def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
     makers: tuple[Json, ...] = (manifest,)
     if kind in _MAKERS:
         api, plural = _PATHS[_MAKERS[kind]]
-        makers = tuple(_owned(client.objects(paths.namespaced(api, plural, namespace)), makers))
-    pods = tuple(_owned(client.objects(paths.pods(namespace)), makers))
+        makers = tuple(_filter_owned(client.objects(paths.namespaced(api, plural, namespace)), makers))
+    pods = tuple(_filter_owned(client.objects(paths.pods(namespace)), makers))
     present = {pod["metadata"]["name"] for pod in pods}
     maker_names = [maker["metadata"]["name"] for maker in makers]
     deleted = dict.fromkeys(maker.name for maker in podevents.direct_bind_events(client, namespace))
     directly_bound = tuple(
-        name for name in deleted if name not in present and any(_is_called_by(name, maker) for maker in maker_names)
+        name for name in deleted if name not in present and any(_has_name_of(name, maker) for maker in maker_names)
     )
-    refused, refused_maker = _refused(client, namespace, kind, (manifest, *makers))
+    refused, refused_maker = _last_refusal(client, namespace, kind, (manifest, *makers))
     return WorkloadState(kind, manifest, makers, pods, refused, refused_maker, directly_bound)
 
 
@@ -105,22 +105,26 @@ class Replicas:
 
 def other_replicas(client: KubeClient, pod: Json) -> Replicas:
     """Raises KubeError."""
-    namespace, deployment, mine = pod["metadata"].get("namespace", ""), _deployment(pod), _remaker(pod)
+    namespace, deployment, mine = (
+        pod["metadata"].get("namespace", ""),
+        _deployment_name(pod),
+        _recreating_controller(pod),
+    )
     if not mine:
         return Replicas()
     name = pod["metadata"]["name"]
     pods = [other for other in client.objects(paths.pods(namespace)) if other["metadata"]["name"] != name]
-    of_same = [other for other in pods if deployment and _deployment(other) == deployment]
+    of_same = [other for other in pods if deployment and _deployment_name(other) == deployment]
     return Replicas(
-        frozenset(other["metadata"]["name"] for other in of_same if _remaker(other) != mine),
-        frozenset(other["metadata"]["name"] for other in pods if _remaker(other) == mine),
+        frozenset(other["metadata"]["name"] for other in of_same if _recreating_controller(other) != mine),
+        frozenset(other["metadata"]["name"] for other in pods if _recreating_controller(other) == mine),
     )
 
 
-def _deployment(pod: Json) -> str:
+def _deployment_name(pod: Json) -> str:
     """A ReplicaSet of a Deployment is called as that, with the hash of its template."""
     digest = labels_of(pod).get("pod-template-hash")
-    owner = _remaker(pod)[1:2]
+    owner = _recreating_controller(pod)[1:2]
     return owner[0].removesuffix(f"-{digest}") if digest and owner and owner[0].endswith(f"-{digest}") else ""
 
 
@@ -130,7 +134,7 @@ def controller_of(manifest: Json) -> Json:
     return next((owner for owner in owners if owner.get("controller")), {})
 
 
-def _remaker(pod: Json) -> tuple[str, ...]:
+def _recreating_controller(pod: Json) -> tuple[str, ...]:
     """Kind and name of its controller, if that makes another pod for each that ends."""
     owner = controller_of(pod)
     return (owner["kind"], owner["name"]) if owner.get("kind") in _REMAKING else ()
@@ -163,7 +167,7 @@ def describe_recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     if not is_bare(pod):
         delete = command("kubectl delete pod -n {namespace} {pod}", namespace=namespace, pod=name)
-        return f"`{delete}` deletes it; {successor(pod)}"
+        return f"`{delete}` deletes it; {describe_replacement(pod)}"
     if (pod.get("spec") or {}).get("nodeName"):
         dropping = ("nodeName", *dropping)
     recreate = recreate_command(namespace, [name], dropping=dropping)
@@ -180,7 +184,7 @@ def retry_command(namespace: str, maker: str) -> str:
     return command(retry, namespace=namespace, kind=kind, name=name)
 
 
-def successor(pod: Json) -> str:
+def describe_replacement(pod: Json) -> str:
     """Which pod takes the place of this one when it is gone, as the end of a sentence."""
     if is_bare(pod):
         return describe_recreation(pod)
@@ -192,17 +196,17 @@ def successor(pod: Json) -> str:
     return f"its {quote_unless_name(kind)} {'makes' if kind in _CONTROLLERS else 'may make'} another"
 
 
-def _owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:
+def _filter_owned(objects: Iterable[Json], owners: Iterable[Json]) -> Iterable[Json]:
     uids = {owner["metadata"].get("uid") for owner in owners}
     return (candidate for candidate in objects if controller_of(candidate).get("uid") in uids)
 
 
-def _is_called_by(pod: str, maker: str) -> bool:
+def _has_name_of(pod: str, maker: str) -> bool:
     """Whether a ReplicaSet, StatefulSet, DaemonSet or Job of the name calls its pods so."""
     return pod.startswith(f"{maker}-") and _ENDING.fullmatch(pod.removeprefix(f"{maker}-")) is not None
 
 
-def _refused(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
+def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
     """`refused` and `refused_maker` of `WorkloadState`, by the last event.
 
     Events are kept for an hour; a condition of ReplicaSets says it too, and longer. `owners`: the workload, of this
@@ -238,7 +242,7 @@ def deleted_at(metadata: Json) -> str:
     return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def kept_by_finalizers(metadata: Json) -> str:
+def describe_finalizers(metadata: Json) -> str:
     """Why a deleted object is still there, as the end of a sentence; "" where it has no finalizers."""
     finalizers = metadata.get("finalizers") or ()
     some = wording.enumerate_first([*map(quote_unless_name, finalizers)], _FEW)

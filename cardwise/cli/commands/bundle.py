@@ -88,31 +88,31 @@ def write_bundle(
     with target.open("xb") as file:
         try:
             with tarfile.open(fileobj=file, mode="w:gz") as archive:
-                _add(archive, f"{folder}/doctor.json", as_json(findings), now)
-                missing, wanted = _fill(archive, folder, _contents(client, installed), now)
-                _add(archive, f"{folder}/missing.json", missing, now)
+                _add_file(archive, f"{folder}/doctor.json", as_json(findings), now)
+                missing, wanted = _write_contents(archive, folder, _list_contents(client, installed), now)
+                _add_file(archive, f"{folder}/missing.json", missing, now)
         except BaseException:
             target.unlink()  # half an archive helps nobody
             raise
     return missing, wanted
 
 
-def _fill(
+def _write_contents(
     archive: tarfile.TarFile, folder: str, contents: Iterable[tuple[str, Callable[[], object]]], now: datetime
 ) -> tuple[list[str], int]:
     missing, wanted = [], 0
     for name, read in contents:
         wanted += 1
         try:
-            _add(archive, f"{folder}/{name}", read(), now)
+            _add_file(archive, f"{folder}/{name}", read(), now)
         except errors.KubeError as error:
             missing.append(f"{name}: {error}")
     return missing, wanted
 
 
-def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:
+def _list_contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callable[[], object]]]:
     def objects(
-        path: str, clean: Callable[[Json], Json] = _clean, query: Mapping[str, str] | None = None
+        path: str, clean: Callable[[Json], Json] = _remove_noise, query: Mapping[str, str] | None = None
     ) -> Callable[[], object]:
         return lambda: [clean(manifest) for manifest in client.objects(path, query)]
 
@@ -138,12 +138,12 @@ def _contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Callabl
         statuses = (pod.get("status") or {}).get("containerStatuses") or ()
         restarted = {status["name"] for status in statuses if status.get("restartCount")}
         for container in pod["spec"]["containers"]:
-            yield _log(client, pod, container["name"], previous=False)
+            yield _read_log(client, pod, container["name"], previous=False)
             if container["name"] in restarted:
-                yield _log(client, pod, container["name"], previous=True)
+                yield _read_log(client, pod, container["name"], previous=True)
 
 
-def _log(client: KubeClient, pod: Json, container: str, *, previous: bool) -> tuple[str, Callable[[], object]]:
+def _read_log(client: KubeClient, pod: Json, container: str, *, previous: bool) -> tuple[str, Callable[[], object]]:
     metadata = pod["metadata"]
     path = paths.pods(metadata["namespace"], metadata["name"], "log")
     query = {"container": container, "tailLines": str(_LOG_LINES), "previous": str(previous).lower()}
@@ -164,7 +164,7 @@ def _is_of_interest(pod: Json) -> bool:
     return any(resource in names.REQUESTED or resource.startswith(names.CLASS_PREFIX) for resource in requested)
 
 
-def _clean(manifest: Json) -> Json:
+def _remove_noise(manifest: Json) -> Json:
     metadata = manifest.get("metadata") or {}
     metadata.pop("managedFields", None)
     for key in _NOISE:
@@ -191,7 +191,7 @@ def _redact_annotations(manifest: Json) -> Json:
     metadata = _select_fields(_METADATA, manifest["metadata"])
     annotations = annotations_of(manifest)
     return manifest | {
-        "metadata": metadata | {"annotations": {key: annotations[key] for key in annotations if _is_kept(key)}}
+        "metadata": metadata | {"annotations": {key: annotations[key] for key in annotations if _is_relevant(key)}}
     }
 
 
@@ -239,7 +239,7 @@ def _redact_container_status(container: Json) -> Json:
     return kept
 
 
-def _is_kept(annotation: str) -> bool:
+def _is_relevant(annotation: str) -> bool:
     """Whether it is of Cardwise, gpushare or gangs."""
     return annotation.startswith(_GPUSHARE) or annotation.partition("/")[0] in _DOMAINS
 
@@ -249,7 +249,7 @@ def _is_ours(variable: Json) -> bool:
     return name == names.ENV_VISIBLE_DEVICES or name.startswith(_OURS)
 
 
-def _add(archive: tarfile.TarFile, name: str, content: object, now: datetime) -> None:
+def _add_file(archive: tarfile.TarFile, name: str, content: object, now: datetime) -> None:
     data = content if isinstance(content, bytes) else json.dumps(content, indent=1).encode()
     entry = tarfile.TarInfo(name)
     entry.size, entry.mtime = len(data), int(now.timestamp())

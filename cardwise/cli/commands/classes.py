@@ -25,11 +25,11 @@ def classes(output: str, name: str | None) -> None:
     try:
         seen = survey.take_survey(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:
-        _by_status(client, name, output, error)
+        _print_summaries(client, name, output, error)
         return
     printing.print_survey_warnings(seen)
     if name is not None and name not in seen.classes:
-        raise _unknown(name, seen.classes)
+        raise _unknown_class(name, seen.classes)
     of_cards = totals.classes_of_cards(seen.ledger, seen.classes, name)
     of_devices = totals.classes_of_devices(seen.ledger, seen.classes, name)
     if output in ("json", "yaml"):
@@ -59,16 +59,16 @@ def classes(output: str, name: str | None) -> None:
         console.print_lines("\n".join(parts))
 
 
-def _unknown(name: str, there: Iterable[str]) -> click.ClickException:
+def _unknown_class(name: str, there: Iterable[str]) -> click.ClickException:
     known = ", ".join(sorted(there)) or "none"
     return click.ClickException(f"there is no ResourceClass {name!r}; available: {known}")
 
 
-def _by_status(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
+def _print_summaries(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
     """What the extender says of each class, for who may read no card. Raises `KubeError`."""
     there = list(visible.read_classes(client))
     if name is not None and name not in {summary.name for summary in there}:
-        raise _unknown(name, [summary.name for summary in there])
+        raise _unknown_class(name, [summary.name for summary in there])
     summaries = [summary for summary in there if name in (None, summary.name)]
     reason = rights.describe_missing(missing)
     console.print_text(f"note: as last written by the extender, without the users of each class: {reason}", err=True)

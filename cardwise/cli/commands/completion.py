@@ -39,9 +39,9 @@ def complete_for_kubectl(root: click.Command, words: Sequence[str]) -> str:
     *whole, begun = words or [""]
     completions = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(whole, begun)
     files = any(entry.type != "plain" for entry in completions)
-    lines = [_line(entry) for entry in completions if entry.type == "plain"]
+    lines = [_format_completion(entry) for entry in completions if entry.type == "plain"]
     return "\n".join([*lines, _FILES if files else _NO_FILES])
 
 
-def _line(entry: CompletionItem) -> str:
+def _format_completion(entry: CompletionItem) -> str:
     return f"{entry.value}\t{entry.help}" if entry.help else str(entry.value)

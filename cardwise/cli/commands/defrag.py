@@ -92,7 +92,7 @@ class DefragOutcome:
             pod = by_uid[move.before.uid]
             yield move, pod, workloads.controller_of(self.movable.objects[pod.uid]), fits
 
-    def unneeded(self, cordoned: Iterable[ExtendedResource]) -> list[ExtendedResource]:
+    def needless_cordons(self, cordoned: Iterable[ExtendedResource]) -> list[ExtendedResource]:
         """Those of these cards that the plan does not cordon."""
         moves = self.plan.moves if self.plan.cordons and self.is_reached else ()
         uuids = {share.uuid for move in moves for share in move.before.assignment.shares()}
@@ -185,7 +185,7 @@ def defrag(
         printing.print_object(as_json(outcome), output)
     work = evicting.MoveRun(client, timeout, clock)
     if not dry_run:
-        for card in outcome.unneeded(abandoned):
+        for card in outcome.needless_cordons(abandoned):
             work.restore_card(card, card.spec.cordon)
     if not outcome.is_reached:
         sys.exit(1)
@@ -194,7 +194,7 @@ def defrag(
     elif outcome.plan.moves:
         if settings.known_limits is None:
             console.print_text(_UNKNOWN_LIMITS, err=True)
-        _carry_out(work, outcome)
+        _execute_plan(work, outcome)
         now = survey.take_survey(client, addresses=False, limits=settings.limits)
         after = _search_plan(client, now, wanted, settings, client.server_time()).plan.fits[0]
         if after < wanted.count:
@@ -253,7 +253,7 @@ def _ignore_cordons_of_defrag(seen: survey.Survey) -> list[ExtendedResource]:
     return abandoned
 
 
-def _carry_out(work: evicting.MoveRun, outcome: DefragOutcome) -> None:
+def _execute_plan(work: evicting.MoveRun, outcome: DefragOutcome) -> None:
     """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
     with signals.raise_on_signals(), ExitStack() as until:
         for i, move in enumerate(outcome.plan.moves, 1):
@@ -303,16 +303,16 @@ def _search_plan(
     facts = movables.ClusterFacts(pods, nodes, jobs, limits, settings, now)
     movable = movables.find_movable_pods(facts, ledger, is_in_namespace)
     world = WhatIfCluster(ledger, engine, lambda namespace: [headroom for _, headroom in seen.headroom(namespace)])
-    tolerations = [*(wanted.spec.get("tolerations") or ()), *movables.usual_tolerations(facts, ledger)]
+    tolerations = [*(wanted.spec.get("tolerations") or ()), *movables.common_tolerations(facts, ledger)]
     allowed = movables.allowed_nodes({"spec": {**wanted.spec, "tolerations": tolerations}}, nodes, ledger)
     goal = DefragGoal(
         request=wanted.request, load=wanted.load, count=wanted.count, policy=settings.policy, nodes=allowed
     )
     move_plan = plan(world, goal, movable.pods, max_moves=wanted.max_moves, cordon=wanted.cordon)
-    return DefragOutcome(wanted, move_plan, movable, _count_barred(ledger, allowed))
+    return DefragOutcome(wanted, move_plan, movable, _describe_excluded_nodes(ledger, allowed))
 
 
-def _count_barred(ledger: Ledger, allowed: frozenset[str] | None) -> str:
+def _describe_excluded_nodes(ledger: Ledger, allowed: frozenset[str] | None) -> str:
     with_cards = [node.name for node in ledger.nodes()]
     barred = sum(name not in allowed for name in with_cards) if allowed is not None else 0
     return f"{barred} of {wording.pluralize(len(with_cards), 'node')} with GPUs" if barred else ""

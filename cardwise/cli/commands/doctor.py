@@ -40,7 +40,7 @@ def doctor(
     """
     client = options.load_client()
     if before_install:
-        _propose(client, cardwise_namespace, output, probe=probe)
+        _print_proposal(client, cardwise_namespace, output, probe=probe)
         return
     probe_in = (namespace or client.namespace) if probe else ""
     if probe_in:
@@ -54,7 +54,7 @@ def doctor(
         sys.exit(1)
 
 
-def _propose(client: "KubeClient", namespace: str, output: str, *, probe: bool) -> None:
+def _print_proposal(client: "KubeClient", namespace: str, output: str, *, probe: bool) -> None:
     """Print the findings before an installation, and the installation with the values that they propose."""
     findings = before.run_preinstall_checks(client, namespace, probe=probe)
     command = before.install_command(findings, namespace)

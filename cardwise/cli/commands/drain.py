@@ -89,7 +89,7 @@ def drain(
     rules = DrainRules(force=force, ignore_daemonsets=ignore_daemonsets, grace=grace_period, timeout=timeout)
     work = Drain(client, cordons.find_card(client, card), rules, options.current_clock())
     if dry_run:
-        work.rehearse(reason)
+        work.simulate_run(reason)
     else:
         work.run(reason)
 
@@ -106,19 +106,19 @@ class Drain:
     _accepted: dict[str, str] = field(default_factory=dict)  # names by UID, of those that were evicted
     _refusals: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
 
-    def rehearse(self, reason: str) -> None:
+    def simulate_run(self, reason: str) -> None:
         """Says what `run` would do. Raises `ClickException` where that would be refused, and `KubeError`."""
-        pods = self._on_card()
-        self._check(pods)
+        pods = self._list_pods()
+        self._check_bare_pods(pods)
         cordons.cordon_card(self.client, self.card, reason, dry_run=True)
-        for pod in self._evictable(pods):
+        for pod in self._select_evictable(pods):
             refusal = self._evict(pod, dry_run=True)
             console.print_text(f"pod {pod.name} would be evicted" + (f", once it may be: {refusal}" if refusal else ""))
         console.print_text(f"{cordons.describe_card(self.card)} would be drained; nothing was changed")
 
     def run(self, reason: str) -> None:
         """Cordons, evicts and waits. Raises `ClickException` where the card does not get empty, and `KubeError`."""
-        self._check(self._on_card())  # before anything is changed
+        self._check_bare_pods(self._list_pods())  # before anything is changed
         if cordons.cordon_card(self.client, self.card, reason):
             console.print_text(f"{cordons.describe_card(self.card)} cordoned")
         until = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
@@ -136,9 +136,9 @@ class Drain:
 
     def _evict_due_pods(self) -> tuple[list[_Pod], list[str]]:
         """The pods that still have to go, asked to if that is due, and those whose containers alone are there."""
-        pods = self._on_card()
-        self._check(pods)
-        remaining = self._evictable(pods)
+        pods = self._list_pods()
+        self._check_bare_pods(pods)
+        remaining = self._select_evictable(pods)
         present = {pod.metadata.uid for pod in pods}
         for uid in [uid for uid in self._accepted if uid not in present]:
             console.print_text(f"pod {self._accepted.pop(uid)} is gone")
@@ -149,7 +149,7 @@ class Drain:
             if self.clock.now() - self._requested_at.get(uid, float("-inf")) >= _ASK_SECONDS:
                 self._requested_at[uid] = self.clock.now()
                 self._request_eviction(pod)
-        return remaining, self._terminating(present)
+        return remaining, self._terminating_shares(present)
 
     def _request_eviction(self, pod: _Pod) -> None:
         uid, refusal = pod.metadata.uid, self._evict(pod)
@@ -174,7 +174,7 @@ class Drain:
             return error.message or error.reason  # a conflict may be another pod of this name: the next look tells
         return ""
 
-    def _check(self, pods: Sequence[_Pod]) -> None:
+    def _check_bare_pods(self, pods: Sequence[_Pod]) -> None:
         """Raises `ClickException` for pods that may only go, or stay, when the person says so."""
         bare = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
         if bare and not self.rules.force:
@@ -190,15 +190,15 @@ class Drain:
                 "them on the GPU"
             )
 
-    def _evictable(self, pods: Sequence[_Pod]) -> list[_Pod]:
+    def _select_evictable(self, pods: Sequence[_Pod]) -> list[_Pod]:
         return [pod for pod in pods if pod.controller != "DaemonSet"]
 
-    def _on_card(self) -> list[_Pod]:
+    def _list_pods(self) -> list[_Pod]:
         """The pods that hold something of the card."""
         query = paths.field_query("spec.nodeName", self.card.spec.node)
-        return [pod for pod in self.client.list_as(paths.pods(), wire.ListOf[_Pod], query) if self._holds(pod)]
+        return [pod for pod in self.client.list_as(paths.pods(), wire.ListOf[_Pod], query) if self._holds_card(pod)]
 
-    def _holds(self, pod: _Pod) -> bool:
+    def _holds_card(self, pod: _Pod) -> bool:
         if pod.status.phase in names.FINISHED_PHASES or names.MIRROR in pod.metadata.annotations:
             return False
         try:
@@ -212,7 +212,7 @@ class Drain:
         on_card = any(share.uuid == uuid or (not share.uuid and share.index == index) for share in assigned.shares())
         return on_card or any(device.uuid == uuid for device in assigned.device_shares())
 
-    def _terminating(self, present: set[str]) -> list[str]:
+    def _terminating_shares(self, present: set[str]) -> list[str]:
         """Pods that are gone, while the node still has containers of them on the card."""
         try:
             resource = self.client.get(paths.extendedresources(self.card.metadata.name))
@@ -222,7 +222,7 @@ class Drain:
         return sorted({f"{share.namespace}/{share.name}" for share in shares if share.pod_uid not in present})
 
     def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:
-        still = [f"{pod.name} ({self._state(pod)})" for pod in remaining]
+        still = [f"{pod.name} ({self._describe_state(pod)})" for pod in remaining]
         still += [f"{name} (its containers still run)" for name in terminating]
         summary = wording.enumerate_first(still, _FEW) if still else "none at the last check, which has to be repeated"
         return (
@@ -230,7 +230,7 @@ class Drain:
             "cordoned, and `cardwise drain` continues where it stopped"
         )
 
-    def _state(self, pod: _Pod) -> str:
+    def _describe_state(self, pod: _Pod) -> str:
         if pod.metadata.deletion_timestamp is not None or pod.metadata.uid in self._accepted:
             return "ending"
         return self._refusals.get(pod.metadata.uid) or "not evicted yet"

@@ -56,7 +56,7 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, target:
         sentences_of_gone = absences.explain_gone_pod(namespace, name, podevents.events_of_pod(client, namespace, name))
         if sentences_of_gone:
             text = sentences.join_lines(sentences_of_gone)
-            _show(text, absences.as_json(namespace, name, text), output)
+            _print_explanation(text, absences.as_json(namespace, name, text), output)
             return
     if located is None:
         options.check_namespace(client, namespace)
@@ -68,10 +68,10 @@ def explain(namespace: str | None, cardwise_namespace: str, output: str, target:
         text, data = explain_pod(client, manifest, namespace, cardwise_namespace)
     else:
         text, data = explain_workload(client, kind, manifest, namespace, cardwise_namespace)
-    _show(text, data, output)
+    _print_explanation(text, data, output)
 
 
-def _show(text: str, data: Json, output: str) -> None:
+def _print_explanation(text: str, data: Json, output: str) -> None:
     if output == "table":
         console.print_lines(text)
     else:
@@ -153,7 +153,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -
     pods: Sequence[Json] = ()
     if seen is not None:
         pods = _visible_pods(client, namespace)
-        _mark_ending(seen, pods)
+        _mark_terminating(seen, pods)
     engine = None
     if seen is not None and waits and published.policy_of_pod(pod, settings) in policies.SCORED:
         from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
@@ -177,7 +177,7 @@ def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
         return list(client.objects(paths.pods(namespace)))
 
 
-def _mark_ending(seen: Survey, pods: Sequence[Json]) -> None:
+def _mark_terminating(seen: Survey, pods: Sequence[Json]) -> None:
     """Mark the shares of pods that are already being deleted, so that they are not named as pods to delete."""
     ending = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for holding in seen.ledger.holdings():
@@ -189,7 +189,7 @@ def _read_surroundings(
     client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None, installed: str
 ) -> PodSurroundings:
     """What is known beside cards; of a placed pod only its node is needed."""
-    webhook = installation.read_webhook(client, installed) if _is_unwritten(pod) else None
+    webhook = installation.read_webhook(client, installed) if _is_not_rewritten(pod) else None
     if name := pod["spec"].get("nodeName"):
         starts = workloads.pod_state(pod) == "starting"
         warning = podevents.last_warning(client, pod) if starts else None
@@ -235,11 +235,11 @@ def _read_surroundings(
         directly_bound=tuple(
             dict.fromkeys(event.name for event in podevents.direct_bind_events(client, metadata["namespace"]))
         ),
-        quotas=_quotas(client, metadata["namespace"]) if seen is None else (),
+        quotas=_read_quota_usage(client, metadata["namespace"]) if seen is None else (),
     )
 
 
-def _is_unwritten(pod: Json) -> bool:
+def _is_not_rewritten(pod: Json) -> bool:
     """Whether it asks for cards or devices in a form that the webhook would have rewritten."""
     try:
         request.parse_mutated(pod)
@@ -250,7 +250,7 @@ def _is_unwritten(pod: Json) -> bool:
     return False
 
 
-def _quotas(client: KubeClient, namespace: str) -> Sequence[EntryView]:
+def _read_quota_usage(client: KubeClient, namespace: str) -> Sequence[EntryView]:
     """The GPUQuotas as their statuses show them; none where they may not be read or are of no kind that is known."""
     try:
         return totals.entries_by_status(client.objects(paths.gpuquotas(namespace)))

@@ -92,7 +92,7 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
         there = ", ".join(known) or "none"
         raise click.ClickException(f"node {missing[0]!r} has no GPU that Cardwise shares; nodes that have: {there}")
     summary = summarize_cluster(client, seen, cardwise_namespace)
-    for card in cordons.left_by_defrag(seen.resources, client.server_time()):
+    for card in cordons.abandoned_defrag_cordons(seen.resources, client.server_time()):
         summary.notes.append(
             f"{cordons.describe_card(card)} was cordoned{cordons.describe_author(card)} by a defrag; if that is no "
             f"longer running, uncordon it: {cordons.uncordon_command(card)}"
@@ -113,7 +113,7 @@ def summarize_cluster(client: KubeClient, seen: Survey, installed: str = names.N
     free_loads, closed, without_left = _read_free_loads(client)
     asks, typical, without_asks = _read_requests(client, seen, installed)
     fragments = fragmentation.Fragments(fragmentation.typical_pods(asks, seen.ledger.kinds))
-    cordoned = {state.name: _cordoned(state) for state in seen.ledger.nodes()}
+    cordoned = {state.name: _cordoned_cards(state) for state in seen.ledger.nodes()}
     for name in closed:  # its cards take no pods: what is free of them is neither free nor a fragment
         if (node := seen.ledger.node(name)) is not None:
             seen.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
@@ -148,7 +148,7 @@ def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[st
     return free_loads, nodestates.closed_reasons(nodes), ""
 
 
-def _cordoned(state: NodeState) -> tuple[str, ...]:
+def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
     return tuple(str(card.index) for card in state.cards if card.cordoned)
 
 
@@ -190,7 +190,7 @@ def _summarize_node(seen: Survey, state: NodeState, mps: Collection[str], memory
         models=tuple(dict.fromkeys(card.model or "unknown" for card in state.cards)),
         cards=len(state.cards),
         unhealthy=tuple(str(card.index) for card in state.cards if not card.healthy),
-        cordoned=_cordoned(state),
+        cordoned=_cordoned_cards(state),
         empty=sum(state.is_empty(i) for i in range(len(state.cards))),
         largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
         pods=sum(bool(holding.assignment.containers) for holding in seen.ledger.holdings(state.name)),
@@ -225,7 +225,7 @@ def table(
     """
     heads = ["NAME", "GPUS", "USED/TOTAL(MiB)", "FREE-GPUS", "LARGEST", "FRAGMENTED(MiB)", "MPS", "PODS"]
     rows = [[*heads, "UNHEALTHY", "CORDONED", "MODELS"] if wide else heads]
-    for view in _shown(summary, only):
+    for view in _select_summaries(summary, only):
         memory = view.memory
         row = [view.name, f"{view.usable}/{view.cards}", f"{memory.used}/{memory.total}", str(view.empty)]
         row += [str(view.largest), summary.fragmented(memory), ",".join(view.mps) or "-", str(view.pods)]
@@ -244,15 +244,15 @@ def _class_rows(summary: ClusterSummary) -> list[list[str]]:
 def as_json(summary: ClusterSummary, only: Collection[str] = ()) -> Json:
     """All of it, for programs."""
     measured = bool(summary.typical)
-    *node_objects, cluster = [_object(view, measured=measured) for view in _shown(summary, only)]
+    *node_objects, cluster = [_summary_as_json(view, measured=measured) for view in _select_summaries(summary, only)]
     del cluster["name"], cluster["unschedulableReason"]
     of_classes = [
-        {"name": name, **_amounts(memory, measured=measured)} for name, memory in sorted(summary.classes.items())
+        {"name": name, **_memory_as_json(memory, measured=measured)} for name, memory in sorted(summary.classes.items())
     ]
     return {"nodes": node_objects, "classes": of_classes, "cluster": cluster, "typicalPods": summary.typical or None}
 
 
-def _amounts(memory: "Memory", *, measured: bool) -> Json:
+def _memory_as_json(memory: "Memory", *, measured: bool) -> Json:
     return {
         "memoryMiB": memory.total,
         "usedMiB": memory.used,
@@ -262,18 +262,18 @@ def _amounts(memory: "Memory", *, measured: bool) -> Json:
     }
 
 
-def _shown(summary: ClusterSummary, only: Collection[str]) -> list[NodeSummary]:
+def _select_summaries(summary: ClusterSummary, only: Collection[str]) -> list[NodeSummary]:
     return [*(view for view in summary.nodes if not only or view.name in only), summary.cluster]
 
 
-def _object(view: NodeSummary, *, measured: bool) -> Json:
+def _summary_as_json(view: NodeSummary, *, measured: bool) -> Json:
     return {
         "name": view.name,
         "models": list(view.models),
         "gpus": view.cards,
         "unhealthyGPUs": list(view.unhealthy),
         "cordonedGPUs": list(view.cordoned),
-        **_amounts(view.memory, measured=measured),
+        **_memory_as_json(view.memory, measured=measured),
         "freeGPUs": view.empty,
         "largestFreeMiB": view.largest,
         "mps": list(view.mps),

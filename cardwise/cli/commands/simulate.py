@@ -52,7 +52,7 @@ class _Positive(click.FloatRange):
         return number
 
 
-def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[str, ...]) -> tuple[str, ...]:
+def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, written: tuple[str, ...]) -> tuple[str, ...]:
     """Without what is named twice: its runs would be the same, and counted as more of them."""
     return tuple(dict.fromkeys(written))
 
@@ -65,7 +65,7 @@ def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[st
 @click.option(
     "--pods",
     multiple=True,
-    callback=_deduplicate,
+    callback=_remove_duplicates,
     metavar="NAME",
     help="List of pods of the trace. Default: default.",
 )
@@ -73,7 +73,7 @@ def _deduplicate(_ctx: click.Context, _param: click.Parameter, written: tuple[st
 @click.option(
     "--policy",
     multiple=True,
-    callback=_deduplicate,
+    callback=_remove_duplicates,
     type=click.Choice(sorted(POLICIES)),
     help="Policy to simulate. Default: all of them.",
 )

@@ -161,7 +161,7 @@ def show_live(view: TopView, interval: float, clock: Clock = SYSTEM) -> None:
 
     view.refresh(_terminal_size()[1])  # what is wrong from the start is told as of any other command
     problem = ""
-    with suppress(KeyboardInterrupt), livescreen.open_screen() as draw, livescreen.keyboard(clock) as keys:
+    with suppress(KeyboardInterrupt), livescreen.open_screen() as draw, livescreen.open_keyboard(clock) as keys:
         ends = "q ends" if keys.has_terminal else "Ctrl-C ends"
         while True:
             now = clock.wall().astimezone()

@@ -128,7 +128,9 @@ def check_control_plane(seen: PreinstallFacts) -> Iterator[Finding]:
     if seen.unread.keys() & {"nodes", "schedulers"}:
         return
     static = [pod["spec"].get("nodeName", "") for pod in seen.schedulers if names.MIRROR in annotations_of(pod)]
-    planes = {node["metadata"]["name"]: labels_of(node)[_CONTROL_PLANE] for node in seen.nodes if _is_plane(node)}
+    planes = {
+        node["metadata"]["name"]: labels_of(node)[_CONTROL_PLANE] for node in seen.nodes if _is_control_plane(node)
+    }
     own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(seen)}")
     by_kubeadm = [name for name, label in planes.items() if not label]  # k3s and RKE2 write "true"
     if static and by_kubeadm:
@@ -152,7 +154,7 @@ def check_control_plane(seen: PreinstallFacts) -> Iterator[Finding]:
     yield Finding("scheduler", Severity.OK, text, remedy, values=own)
 
 
-def _is_plane(node: Json) -> bool:
+def _is_control_plane(node: Json) -> bool:
     return _CONTROL_PLANE in labels_of(node)
 
 
@@ -160,8 +162,8 @@ def check_gpu_nodes(seen: PreinstallFacts) -> Iterator[Finding]:
     """Where the device plugin would run."""
     if "nodes" in seen.unread:
         return
-    labelled = [node["metadata"]["name"] for node in _with_gpus(seen)]
-    offering = [name for name, offered in _offering(seen).items() if offered and name not in labelled]
+    labelled = [node["metadata"]["name"] for node in _labelled_nodes(seen)]
+    offering = [name for name, offered in _count_offered(seen).items() if offered and name not in labelled]
     if labelled:
         text = f"{finding.name_nodes(labelled)} with a GPU label: Cardwise's DaemonSets would run there"
         yield Finding("nodes", Severity.OK, text)
@@ -181,7 +183,7 @@ def check_taints(seen: PreinstallFacts) -> Iterator[Finding]:
     """Taints of nodes with GPUs that pods with a share would not tolerate."""
     unusual = {
         quote_unless_name(taint)
-        for node in _with_gpus(seen)
+        for node in _labelled_nodes(seen)
         for taint in NodeLabels.from_node(node).taints
         if not taint.key.startswith(_OF_KUBERNETES) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
     }
@@ -198,10 +200,10 @@ def check_taints(seen: PreinstallFacts) -> Iterator[Finding]:
 def check_container_runtimes(seen: PreinstallFacts) -> Iterator[Finding]:
     """Whether containers can be given a card by CDI, and where the runtime's socket is."""
     by_runtime: dict[str, list[str]] = {}
-    for node in _with_gpus(seen):
+    for node in _labelled_nodes(seen):
         runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
         by_runtime.setdefault(runtime, []).append(node["metadata"]["name"])
-    sockets = {_socket(runtime) for runtime in by_runtime} - {""}
+    sockets = {_cri_socket(runtime) for runtime in by_runtime} - {""}
     settings = tuple(f"nodes.criSocket={socket}" for socket in sockets) if len(sockets) == 1 else ()
     for runtime, nodes in by_runtime.items():
         name, _, number = runtime.partition("://")
@@ -221,7 +223,7 @@ def check_container_runtimes(seen: PreinstallFacts) -> Iterator[Finding]:
         yield Finding("runtime", Severity.PROBLEM, text, "select nodes of one kind with nodes.selector")
 
 
-def _socket(runtime: str) -> str:
+def _cri_socket(runtime: str) -> str:
     """nodes.criSocket for a runtime as nodes report it; "" for the chart's default."""
     if runtime.startswith("cri-o://"):
         return _CRIO_SOCKET
@@ -283,7 +285,7 @@ def check_pod_security(seen: PreinstallFacts, namespace: str) -> Iterator[Findin
 
 def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     """Tries by dry runs whether the namespace admits a pod like those on nodes, and its PriorityClass."""
-    plain = _dry_run(client, namespace, {})
+    plain = _dry_run_error(client, namespace, {})
     if plain is not None:
         text = (
             f"{namespace} refuses a pod like those of Cardwise's DaemonSets: {wording.sanitize_message(plain.message)}"
@@ -297,7 +299,7 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
             yield Finding("admission", Severity.WARNING, text, remedy)
         return
     for priority in ("system-node-critical", "system-cluster-critical"):
-        refusal = _dry_run(client, namespace, {"priorityClassName": priority})
+        refusal = _dry_run_error(client, namespace, {"priorityClassName": priority})
         if refusal is None:
             continue
         if "insufficient quota to match these scopes" in refusal.message:
@@ -321,7 +323,7 @@ def check_admission(client: KubeClient, namespace: str) -> Iterator[Finding]:
     )
 
 
-def _dry_run(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
+def _dry_run_error(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError | None:
     """Why such a pod is refused; None if it is not."""
     metadata = {"generateName": PROBE_POD_PREFIX}
     pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": _SPEC | spec}
@@ -336,8 +338,8 @@ def _dry_run(client: KubeClient, namespace: str, spec: Json) -> errors.KubeError
 
 def check_other_plugins(seen: PreinstallFacts) -> Iterator[Finding]:
     """Nodes that both NVIDIA's device plugin and ours would serve, and others that share GPUs."""
-    offering = _offering(seen)
-    names_of = [node["metadata"]["name"] for node in _with_gpus(seen)]
+    offering = _count_offered(seen)
+    names_of = [node["metadata"]["name"] for node in _labelled_nodes(seen)]
     contested = {name: offering[name] for name in names_of if name in offering}
     for other in cluster.check_other_plugins(seen):
         if not (contested and other.level is Severity.OK):
@@ -354,7 +356,7 @@ def check_other_plugins(seen: PreinstallFacts) -> Iterator[Finding]:
         yield Finding("other-plugins", Severity.WARNING, text, remedy)
 
 
-def _offering(seen: PreinstallFacts) -> Mapping[str, int]:
+def _count_offered(seen: PreinstallFacts) -> Mapping[str, int]:
     """How many cards of NVIDIA's device plugin each node offers."""
     return {
         node["metadata"]["name"]: int(cards) if cards.isdigit() else 1
@@ -364,7 +366,7 @@ def _offering(seen: PreinstallFacts) -> Mapping[str, int]:
     }
 
 
-def _with_gpus(seen: PreinstallFacts) -> list[Json]:
+def _labelled_nodes(seen: PreinstallFacts) -> list[Json]:
     return [node for node in seen.nodes if gpunodes.is_labelled(labels_of(node))]
 
 
@@ -372,7 +374,7 @@ def check_refused_workloads(seen: PreinstallFacts, namespace: str) -> Iterator[F
     """Pods and templates whose pods the chart's policies would refuse when they are created again."""
     by_reason: dict[bypasses.Bypass, list[str]] = {}
     ours = parts.service_namespaces(seen)
-    for kind, manifest, spec in _specs(seen):
+    for kind, manifest, spec in _pod_specs(seen):
         workload_namespace = manifest["metadata"]["namespace"]
         if workload_namespace in (*bypasses.INFRASTRUCTURE, namespace) or (
             workload_namespace in ours and facts.is_of_chart(manifest)
@@ -389,7 +391,7 @@ def check_refused_workloads(seen: PreinstallFacts, namespace: str) -> Iterator[F
         yield Finding("policies", Severity.OK, "the chart's policies refuse no existing pod or template")
 
 
-def _specs(seen: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
+def _pod_specs(seen: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
     """What makes pods: its kind, itself, and the pod's spec. Those that one of these has made are left out."""
     kinds = {
         "DaemonSet": (*seen.daemonsets, *seen.other_daemonsets),

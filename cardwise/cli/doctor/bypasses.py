@@ -68,17 +68,17 @@ OPEN_CONTAINER: Final = Bypass(
 def find_bypasses(spec: Json) -> Iterator[Bypass]:
     """The reasons for which a new pod of this spec is refused, each once."""
     containers = [*(spec.get("containers") or ()), *(spec.get("initContainers") or ())]
-    asks = any(_is_ours(name) for container in containers for name in _resources(container))
+    asks = any(_is_own_resource(name) for container in containers for name in _requested_resources(container))
     if any(map(_opens_cards, containers)):
         yield ENVIRONMENT
     if _mounts_cards(spec, containers, asks=asks):
         yield HOST_PATH
     if spec.get("runtimeClassName") in RUNTIME_CLASSES:
-        plugins = not spec.get("nodeName") and any(map(_asks_nvidia, containers))
+        plugins = not spec.get("nodeName") and any(map(_requests_nvidia, containers))
         if not asks and not plugins:
             yield RUNTIME_CLASS
         # Of pods with a share the webhook closes the other containers.
-        elif not asks and not all(_asks_nvidia(container) or _is_closed(container) for container in containers):
+        elif not asks and not all(_requests_nvidia(container) or _is_closed(container) for container in containers):
             yield OPEN_CONTAINER
 
 
@@ -132,18 +132,18 @@ def _normalize_path(path: str) -> str:
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
-def _resources(container: Json) -> dict[str, str]:
+def _requested_resources(container: Json) -> dict[str, str]:
     resources = container.get("resources") or {}
     return {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
 
 
-def _is_ours(name: str) -> bool:
+def _is_own_resource(name: str) -> bool:
     markers = (names.PLACE_MARKER, names.BIND_MARKER)
     requested = name in (names.GPU_MEM, names.GPU_COUNT, names.GPU_CORE)
     return (requested or name.startswith(names.CLASS_PREFIX)) and name not in markers
 
 
-def _asks_nvidia(container: Json) -> bool:
+def _requests_nvidia(container: Json) -> bool:
     limits = (container.get("resources") or {}).get("limits") or {}
     return any(
         str(amount)[:1] in "123456789"

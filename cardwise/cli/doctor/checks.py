@@ -65,7 +65,7 @@ def run_all_checks(client: KubeClient, installed: str, probe_in: str = "", image
     Raises `errors.KubeError` where nothing at all can be read.
     """
     seen = facts.read_facts(client, installed)
-    findings = [*check_facts(seen), *_schedulers(client, seen)]
+    findings = [*check_facts(seen), *_check_schedulers(client, seen)]
     if parts.is_installed(seen) is False or any(parts.check_namespace(seen)):
         return finding.sort_findings(findings)
     if probe_in in waiting.exempt_namespaces(seen):
@@ -91,7 +91,7 @@ def check_facts(seen: Facts) -> Iterator[Finding]:
     yield from finding.report_unread(seen.unread, facts.KINDS)
 
 
-def _schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
+def _check_schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
     for pod in seen.schedulers:
         name = pod["metadata"]["name"]
         config = facts.read_configz(client, pod)

@@ -33,7 +33,7 @@ _GPUSHARE_LABEL: Final = "gpushare"
 def check_kubernetes_version(facts: Facts) -> Iterator[Finding]:
     """Kubernetes itself."""
     running = str(facts.version.get("gitVersion", ""))
-    least = cdiruntimes.dotted(_MIN_VERSION)
+    least = cdiruntimes.format_version(_MIN_VERSION)
     if cdiruntimes.parse_version(running) >= _MIN_VERSION:
         yield Finding("kubernetes", Severity.OK, f"Kubernetes {running}")
     else:
@@ -98,9 +98,9 @@ def cdi_remedy(runtime: str, number: str) -> str:
         return "use containerd 2 or CRI-O: this runtime does not support CDI"
     least = cdiruntimes.CDI_AT_ALL[runtime]
     if cdiruntimes.parse_version(number) < least:
-        return f"upgrade {runtime} to {cdiruntimes.dotted(least)} or later: earlier versions do not support CDI"
+        return f"upgrade {runtime} to {cdiruntimes.format_version(least)} or later: earlier versions do not support CDI"
     if not cdiruntimes.has_cdi(runtime, number):
-        since = cdiruntimes.dotted(cdiruntimes.CDI_BY_DEFAULT[runtime])
+        since = cdiruntimes.format_version(cdiruntimes.CDI_BY_DEFAULT[runtime])
         return f"set enable_cdi = true in the configuration of {runtime} (the default since {since})"
     return "let the device plugin choose (deviceplugin.cardAccess=auto), and check that the runtime reads /var/run/cdi"
 
@@ -109,7 +109,7 @@ def check_clocks(facts: Facts) -> Iterator[Finding]:
     """A node's clock beside the API server's: both write a time into the node's Lease, of the same renewal."""
     skewed = []
     for lease in (*facts.node_leases, *facts.leases):
-        difference = _skew(lease)
+        difference = _clock_skew(lease)
         if difference is not None and abs(difference) > _SKEW_SECONDS:
             skewed.append(f"{lease['metadata']['name']} ({difference:+.0f} s)")
     if skewed:
@@ -125,7 +125,7 @@ def check_clocks(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _skew(lease: Json) -> float | None:
+def _clock_skew(lease: Json) -> float | None:
     """Seconds that the holder's clock is ahead."""
     renewed = (lease.get("spec") or {}).get("renewTime")
     recorded = installation.last_write(lease)
@@ -156,7 +156,7 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
             "NVIDIA_VISIBLE_DEVICES",
         )
     similar: list[str] = []
-    for kind, workload in _workloads(facts):
+    for kind, workload in _list_workloads(facts):
         for part, vendor in _OTHERS.items():
             if part not in workload["metadata"]["name"]:
                 continue
@@ -185,7 +185,7 @@ def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
     ours = facts.card_nodes()
     named = [
         (kind, workload)
-        for kind, workload in _workloads(facts)
+        for kind, workload in _list_workloads(facts)
         if any(part in workload["metadata"]["name"] for part in _GPUSHARE)
     ]
     leftovers = [f"{kind} {name_of(workload)}" for kind, workload in named if is_infrastructure(facts, workload)]
@@ -212,7 +212,7 @@ def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
         yield Finding("gpushare", Severity.OK, "no leftovers of gpushare")
 
 
-def _workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
+def _list_workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
     """Those of all namespaces, by kind: what other projects have installed may be anywhere."""
     kinds = {
         "DaemonSet": (*facts.daemonsets, *facts.other_daemonsets),

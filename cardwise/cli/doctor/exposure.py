@@ -54,7 +54,7 @@ def check_exposure(
         if card["spec"].get("memoryMiB")
     }
     nodes = [node for node in seen.nodes if node["metadata"]["name"] in access]
-    image = image or _image(seen)
+    image = image or _probe_image(seen)
     if not nodes:
         return
     if not image:
@@ -65,7 +65,7 @@ def check_exposure(
         return
     for name, handler in [("", ""), *nvidia_runtimes(seen)]:  # the default, and NVIDIA's
         by = f"RuntimeClass {name}" if name else "the default runtime"
-        served = [node["metadata"]["name"] for node in nodes if not name or _serves(node, handler)]
+        served = [node["metadata"]["name"] for node in nodes if not name or _has_handler(node, handler)]
         if not served:
             continue
         try:
@@ -73,7 +73,7 @@ def check_exposure(
         except errors.Unreachable:
             raise
         except errors.KubeError as error:
-            yield _refused(by, error)
+            yield _judge_refusal(by, error)
             continue
         results_by_node: dict[str, _ProbeResult] = {}
         for start in range(0, len(served), _AT_ONCE):
@@ -81,13 +81,13 @@ def check_exposure(
             try:
                 results_by_node |= _run_probes(client, installed, pods, clock)
             except errors.Forbidden as error:
-                yield _refused(by, error)
+                yield _judge_refusal(by, error)
                 return
         listed = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
         yield from _judge_results(by, results_by_node, access, listed)
 
 
-def _image(seen: Facts) -> str:
+def _probe_image(seen: Facts) -> str:
     """The image of the device plugin; "" where it is not in Cardwise's namespace."""
     for daemonset in seen.daemonsets:
         if daemonset["metadata"]["name"] == _DEVICE_PLUGIN:
@@ -95,7 +95,7 @@ def _image(seen: Facts) -> str:
     return ""
 
 
-def _serves(node: Json, handler: str) -> bool:
+def _has_handler(node: Json, handler: str) -> bool:
     """Where the kubelet does not tell its handlers, it may."""
     handlers = node.get("status", {}).get("runtimeHandlers") or ()
     return not handlers or any(known_handler.get("name") == handler for known_handler in handlers)
@@ -120,7 +120,7 @@ def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
     )
 
 
-def _refused(by: str, error: errors.KubeError) -> Finding:
+def _judge_refusal(by: str, error: errors.KubeError) -> Finding:
     if _POLICY in error.message:
         return Finding(CHECK, Severity.OK, f"a pod without a GPU request may not use {by.removeprefix('the ')}")
     text = f"not tested whether a pod without a GPU request gets one through {by}: {error.message}"

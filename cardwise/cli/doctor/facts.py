@@ -118,7 +118,7 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
     collect_lists(facts, client, queries)
     # Those of another doctor, or of the chart's test, which delete them themselves.
     facts.waiting_pods = [pod for pod in facts.waiting_pods if not pod["metadata"]["name"].startswith(PROBE_POD_PREFIX)]
-    with _recording_errors(facts, "namespace"):
+    with _record_errors(facts, "namespace"):
         facts.namespace = client.get(paths.namespaces(namespace))
 
 
@@ -135,22 +135,24 @@ def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]
 def collect_lists(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[str, Mapping[str, str]]]) -> None:
     """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
     for kind, (path, query) in queries.items():
-        with _recording_errors(facts, kind):
+        with _record_errors(facts, kind):
             objects = list(client.objects(path, query))
             if kind in _SEPARATED:
                 setattr(
-                    facts, _SEPARATED[kind], [manifest for manifest in objects if not _is_in(facts.installed, manifest)]
+                    facts,
+                    _SEPARATED[kind],
+                    [manifest for manifest in objects if not _is_in_namespace(facts.installed, manifest)],
                 )
-                objects = [manifest for manifest in objects if _is_in(facts.installed, manifest)]
+                objects = [manifest for manifest in objects if _is_in_namespace(facts.installed, manifest)]
             setattr(facts, kind, [*filter(None, map(podevents.parse_event, objects))] if kind in _EVENTS else objects)
 
 
-def _is_in(namespace: str, manifest: Json) -> bool:
+def _is_in_namespace(namespace: str, manifest: Json) -> bool:
     return bool(manifest["metadata"]["namespace"] == namespace)
 
 
 @contextmanager
-def _recording_errors(facts: Facts, kind: str) -> Iterator[None]:
+def _record_errors(facts: Facts, kind: str) -> Iterator[None]:
     """Notes in `absent` or `unread` why the kind cannot be read. Raises `errors.Unreachable` only."""
     try:
         yield

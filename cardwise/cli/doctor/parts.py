@@ -85,14 +85,14 @@ def service_namespaces(facts: Facts) -> set[str]:
     hooks = (
         hook
         for configuration in facts.mutating
-        if _is_ours(configuration)
+        if _is_own_configuration(configuration)
         for hook in configuration.get("webhooks") or ()
     )
     services = ((hook.get("clientConfig") or {}).get("service") or {} for hook in hooks)
     return {service["namespace"] for service in services if "namespace" in service}
 
 
-def _is_ours(configuration: Json) -> bool:
+def _is_own_configuration(configuration: Json) -> bool:
     """Whether a webhook configuration is that of the chart."""
     return bool(configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION)
 
@@ -131,7 +131,7 @@ def check_webhooks(facts: Facts) -> Iterator[Finding]:
         )
         title = f"{kind}WebhookConfiguration {name}"
         if ours is None:
-            is_there = _plugins(facts) or "daemonsets" in facts.unread
+            is_there = _plugin_daemonsets(facts) or "daemonsets" in facts.unread
             remedy = f"let the chart recreate it: {repairs.upgrade(facts)}" if is_there else repairs.install(facts)
             yield Finding("webhook", Severity.PROBLEM, f"there is no {title}", remedy)
         elif not all(hook["clientConfig"].get("caBundle") for hook in ours.get("webhooks") or ()):
@@ -174,7 +174,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     remedy = "set webhook.clientCA of the chart (docs/admin.md, Only the API server asks the webhook)"
     if spec.get("hostNetwork"):
         reason = "it uses the nodes' network, to which no NetworkPolicy applies"
-    elif _names_callers(facts.networkpolicies, labels, ports):
+    elif _restricts_callers(facts.networkpolicies, labels, ports):
         return
     else:
         reason = "it requires no client certificate, and no NetworkPolicy restricts who may connect"
@@ -182,7 +182,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
     yield Finding("webhook", Severity.NOTE, f"the webhook is open to pods: {reason}", remedy)
 
 
-def _names_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
+def _restricts_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
     """Whether NetworkPolicies select the pods of these labels, and all that opens these ports says for whom."""
     chosen = [
         listed["spec"]
@@ -224,34 +224,34 @@ def check_leader(facts: Facts) -> Iterator[Finding]:
             remedy = "start the extender (extender.enabled); ignore this if a single extender runs with --no-lease"
             yield Finding("extender", Severity.WARNING, text, remedy)
         else:
-            yield Finding("extender", Severity.PROBLEM, text, _start_extender(facts, deployment))
+            yield Finding("extender", Severity.PROBLEM, text, _suggest_start(facts, deployment))
         return
     age = installation.lease_age(lease, facts.now)
     if age is None:
         text = f"extender {holder} holds the Lease {names.LEASE}, which has no renewal time"
-        remedy = f"a running extender writes it within seconds: {_see_extender(facts)}"
+        remedy = f"a running extender writes it within seconds: {_suggest_look(facts)}"
         yield Finding("extender", Severity.WARNING, text, remedy)
         return
     if age > min(spec.get("leaseDurationSeconds") or _LEASE_SECONDS, MAX_DURATION):
         text = f"extender {holder} leads, but has not renewed its Lease for {age:.0f} s"
-        remedy = f"another replica takes over by itself; check that one runs: {_see_extender(facts)}"
+        remedy = f"another replica takes over by itself; check that one runs: {_suggest_look(facts)}"
         yield Finding("extender", Severity.PROBLEM, text, remedy)
     else:
         yield Finding("extender", Severity.OK, f"extender {holder} leads")
 
 
-def _start_extender(facts: Facts, deployment: Json | None) -> str:
+def _suggest_start(facts: Facts, deployment: Json | None) -> str:
     """What to do where no extender leads, and one has led, or there is a Deployment of it."""
     if deployment is None:
         return f"let the chart start it: {repairs.upgrade(facts, extender_enabled='true')}"
-    if not startup.wanted_replicas(deployment):
+    if not startup.desired_replicas(deployment):
         return repairs.scale(facts, _EXTENDER)
     if startup.is_faulty(facts, "extender"):
         return "first fix what `parts` reports about its pods"
-    return f"check that one runs: {_see_extender(facts)}"
+    return f"check that one runs: {_suggest_look(facts)}"
 
 
-def _see_extender(facts: Facts) -> str:
+def _suggest_look(facts: Facts) -> str:
     return repairs.get_pods(facts.installed, "extender")
 
 
@@ -265,7 +265,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
             f"{repairs.log(facts, f'daemonset/{_PLUGIN}')}"
         )
         text = "no GPU is known"
-        plugins = _plugins(facts)
+        plugins = _plugin_daemonsets(facts)
         theirs = [name for name, _ in nvidia_runtimes(facts)]
         if startup.is_faulty(facts, "deviceplugin"):
             remedy = "first fix what `parts` reports about the device plugin, which reports the GPUs"
@@ -286,7 +286,7 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
     for reason, some in _group_by_reason(
         sick, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason given")
     ).items():
-        text = f"{_name_cards(some)} unhealthy: {reason}"
+        text = f"{_describe_cards(some)} unhealthy: {reason}"
         remedy = "no pod gets a GPU until one is healthy: fix that, or give Cardwise other GPUs (nodes.cards)"
         level = Severity.WARNING if usable else Severity.PROBLEM
         yield Finding(
@@ -294,19 +294,19 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
         )
     now = facts.now or datetime.now(UTC)
     resources = msgspec.convert(cordoned, list[ExtendedResource])
-    for listed in cordons.left_by_defrag(resources, now):
+    for listed in cordons.abandoned_defrag_cordons(resources, now):
         card = cordons.describe_card(listed)
         text = f"{card} was cordoned{cordons.describe_author(listed)} by a defrag and has not been uncordoned"
         remedy = f"if none runs any more: {cordons.uncordon_command(listed)}"
         yield Finding("cards", Severity.WARNING, text, remedy)
     if cordoned and not usable:
-        text = f"{_name_cards(cordoned)} cordoned, and no other is healthy"
+        text = f"{_describe_cards(cordoned)} cordoned, and no other is healthy"
         yield Finding("cards", Severity.PROBLEM, text, f"uncordon some: {cordons.uncordon_command(resources[0])}")
     yield from _find_conflicts(facts)
     by_name = {node["metadata"]["name"]: node for node in facts.nodes}
     with_cards = sorted(facts.card_nodes())
     if "nodes" not in facts.unread:
-        yield from _check_slots(facts, {name: by_name.get(name) for name in with_cards}, _plugins(facts))
+        yield from _check_slots(facts, {name: by_name.get(name) for name in with_cards}, _plugin_daemonsets(facts))
     number = "1 GPU or device" if len(facts.cards) == 1 else f"{len(facts.cards)} GPUs and devices"
     closed = {name for name in with_cards if name not in by_name or nodestates.closed_reason(by_name[name])}
     withheld = {card["spec"]["uuid"] for card in (*sick, *cordoned)}
@@ -409,7 +409,7 @@ def _group_by_reason(some: Iterable[Json], reason: Callable[[Json], str]) -> dic
     return by_reason
 
 
-def _plugins(facts: Facts) -> list[Json]:
+def _plugin_daemonsets(facts: Facts) -> list[Json]:
     """The DaemonSet of the device plugin, if it is there."""
     return [daemonset for daemonset in facts.daemonsets if daemonset["metadata"]["name"] == _PLUGIN]
 
@@ -419,7 +419,7 @@ def _pod_spec(daemonset: Json) -> Json:
     return spec
 
 
-def _name_cards(some: Sequence[Json]) -> str:
+def _describe_cards(some: Sequence[Json]) -> str:
     """Such cards in a few words: one by its name, more by their number and nodes."""
     if len(some) == 1:
         return f"{some[0]['spec']['node']}: {quote_unless_name(some[0]['spec']['uuid'])} is"
@@ -443,13 +443,13 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
     if ill and len(ill) == len(known):
         by_number = sorted(reasons, key=lambda reason: -len(reasons[reason]))
         text = (
-            f"{_name_cards(ill)} without working MPS, {wording.enumerate_first(by_number, _FEW_REASONS)}: no GPU is "
-            "left for pods that use MPS"
+            f"{_describe_cards(ill)} without working MPS, {wording.enumerate_first(by_number, _FEW_REASONS)}: "
+            "no GPU is left for pods that use MPS"
         )
         yield Finding("mps", Severity.PROBLEM, text, _mps_remedy(facts, by_number[0]))
     else:
         for reason, some in reasons.items():
-            text = f"{_name_cards(some)} without MPS, {reason}"
+            text = f"{_describe_cards(some)} without MPS, {reason}"
             yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
     ready = sum(status.get("state") in _USABLE for status in reported.values())
     if ready:

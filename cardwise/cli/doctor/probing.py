@@ -52,11 +52,11 @@ def send_probe(
     """
     created = None
     try:
-        admitted = client.create(paths.pods(namespace), _pod(), query={"dryRun": "All"})
+        admitted = client.create(paths.pods(namespace), _build_probe(), query={"dryRun": "All"})
         yield from _judge_admission(admitted)
-        if names.SHARE not in _limits(admitted):
+        if names.SHARE not in _probe_limits(admitted):
             return  # the extender refuses it rightly
-        created = client.create(paths.pods(installed), _own_namespace_pod(admitted, installed))
+        created = client.create(paths.pods(installed), _build_plain_probe(admitted, installed))
         yield from _await_placement(client, created, clock, wire, renew)
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, a missing PriorityClass, or the webhook itself: which, the message says.
@@ -78,7 +78,7 @@ def send_probe(
             delete(client, installed, created["metadata"]["name"])
 
 
-def _pod() -> Json:
+def _build_probe() -> Json:
     container = {
         "name": _NAME,
         "image": "cardwise-doctor-probe",
@@ -112,19 +112,19 @@ def delete(client: KubeClient, namespace: str, name: str, options: Json | None =
         client.delete(paths.pods(namespace, name), options)
 
 
-def _own_namespace_pod(pod: Json, namespace: str) -> Json:
+def _build_plain_probe(pod: Json, namespace: str) -> Json:
     """The probe with what Cardwise's webhook has made of it, to be created in another namespace.
 
     Whatever else was added in the user's namespace stays behind: containers, volumes, a priority or a node of other
     webhooks would get the rights of Cardwise's namespace.
     """
-    own, spec = _pod(), pod["spec"]
+    own, spec = _build_probe(), pod["spec"]
     annotations = {key: text for key, text in annotations_of(pod).items() if key.partition("/")[0] == names.GROUP}
     metadata = {"name": pod["metadata"]["name"], "namespace": namespace, "annotations": annotations}
     (container,) = own["spec"]["containers"]
-    resources = _container(pod).get("resources") or {}
+    resources = _probe_container(pod).get("resources") or {}
     requested = {
-        group: {name: amount for name, amount in (resources.get(group) or {}).items() if _is_ours(name)}
+        group: {name: amount for name, amount in (resources.get(group) or {}).items() if _is_own_resource(name)}
         for group in ("limits", "requests")
     }
     containers = [container | {"resources": requested}]
@@ -133,21 +133,21 @@ def _own_namespace_pod(pod: Json, namespace: str) -> Json:
     return own | {"metadata": metadata, "spec": own["spec"] | placing | {"containers": containers}}
 
 
-def _is_ours(resource: str) -> bool:
+def _is_own_resource(resource: str) -> bool:
     return resource in (*names.REQUESTED, *names.OWN_RESOURCES) or resource.startswith(names.CLASS_PREFIX)
 
 
-def _container(pod: Json) -> Json:
+def _probe_container(pod: Json) -> Json:
     """The probe's own container; empty if another webhook has removed it."""
     return next((container for container in pod["spec"]["containers"] if container.get("name") == _NAME), {})
 
 
-def _limits(pod: Json) -> Mapping[str, str]:
-    return (_container(pod).get("resources") or {}).get("limits") or {}
+def _probe_limits(pod: Json) -> Mapping[str, str]:
+    return (_probe_container(pod).get("resources") or {}).get("limits") or {}
 
 
 def _judge_admission(pod: Json) -> Iterator[Finding]:
-    if names.SHARE in _limits(pod):
+    if names.SHARE in _probe_limits(pod):
         yield Finding("webhook", Severity.OK, "the webhook rewrote the probe pod")
         return
     yield Finding(
@@ -172,13 +172,13 @@ def _await_placement(client: KubeClient, created: Json, clock: Clock, wire: str,
             yield _judge_binding(pod, node, wire)
             return
         if message := workloads.scheduler_message(pod):
-            yield _judge_refusal(message, pod, _nodes(client), renew)
+            yield _judge_refusal(message, pod, _list_nodes(client), renew)
             return
         clock.sleep(_EVERY)
-    yield _judge_silence(created, _pods_ahead(client, created))
+    yield _judge_silence(created, _count_pods_ahead(client, created))
 
 
-def _pods_ahead(client: KubeClient, probe: Json) -> int | None:
+def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
     """How many other pods wait for the probe's scheduler, which tries them first: the probe has the lowest priority.
 
     None where they cannot be read.
@@ -228,29 +228,29 @@ def _judge_binding(pod: Json, node: str, wire: str) -> Finding:
     return Finding("scheduler", Severity.PROBLEM, text, wire)
 
 
-def _nodes(client: KubeClient) -> Sequence[Json] | None:
+def _list_nodes(client: KubeClient) -> Sequence[Json] | None:
     """None where they cannot be read."""
     with suppress(errors.KubeError):
         return list(client.objects(paths.nodes()))
     return None
 
 
-def _offers(node: Json, resource: str) -> bool:
+def _has_resource(node: Json, resource: str) -> bool:
     """Whether the node's kubelet has any of the resource, used or not."""
     return str((node.get("status", {}).get("capacity") or {}).get(resource, "0")) != "0"
 
 
-def _barring(nodes: Sequence[Json], pod: Json) -> Collection[str]:
+def _barring_taints(nodes: Sequence[Json], pod: Json) -> Collection[str]:
     """Taints that keep the pod away from nodes with cards; none where it may be on one of them."""
     tolerations = pod["spec"].get("tolerations") or ()
-    taints = [eligible.untolerated_taints(node, tolerations) for node in nodes if _offers(node, names.SHARE)]
+    taints = [eligible.untolerated_taints(node, tolerations) for node in nodes if _has_resource(node, names.SHARE)]
     return sorted({taint for of_node in taints for taint in of_node}) if all(taints) else ()
 
 
 def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> Finding:
     """What kube-scheduler's message says of the installation. `nodes`: None where they are not known."""
     shown = wording.sanitize_message(message)
-    barring = _barring(nodes or (), pod) if _TAINTED in message else ()
+    barring = _barring_taints(nodes or (), pod) if _TAINTED in message else ()
     if barring:
         some = wording.enumerate_first([*map(wording.quote_unless_name, barring)], _FEW)
         text = f"every node with GPUs has a taint that pods with GPU requests do not tolerate: {some}"
@@ -265,7 +265,7 @@ def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew:
             "scheduler", Severity.OK, f"kube-scheduler calls the extender, which has no capacity now: {shown}"
         )
     if f"Insufficient {names.GPU_MEM}" in message:
-        if nodes is not None and not any(_offers(node, names.GPU_MEM) for node in nodes):
+        if nodes is not None and not any(_has_resource(node, names.GPU_MEM) for node in nodes):
             text = f"no node offers {names.GPU_MEM}, so kube-scheduler did not call the extender: {shown}"
             remedy = "fix the findings about GPUs and the device plugin, then run `cardwise doctor` again"
             return Finding("scheduler", Severity.NOTE, text, remedy)

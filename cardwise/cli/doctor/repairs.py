@@ -31,7 +31,7 @@ def upgrade(facts: Facts, **settings: str) -> str:
     An installation that Helm does not know (`helm template`, GitOps) takes them from its values.
     """
     changed_values = ",".join(f"{name.replace('_', '.')}={text}" for name, text in settings.items())
-    release = _release(facts)
+    release = _helm_release(facts)
     if release is None:
         with_values = f" with {changed_values}" if changed_values else ""
         return f"render and apply the chart again{with_values}"
@@ -59,7 +59,7 @@ def renew_certificates(facts: Facts) -> str:
         return command(restart, name=names.SCHEDULER, namespace=facts.installed)
     if any(names.FORMER_CONFIG in annotations_of(pod) for pod in facts.schedulers):
         return f"let the chart do it: {upgrade(facts)}"
-    release = _release(facts)
+    release = _helm_release(facts)
     steps = "the notes of the chart"
     if release:
         steps = command("helm get notes {name} -n {namespace}", name=release[0], namespace=release[1])
@@ -84,22 +84,22 @@ def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] 
     if controlled:
         commands = [
             command("kubectl delete pods -n {namespace} {pods}", namespace=namespace, pods=some)
-            for namespace, some in _group_names(controlled)
+            for namespace, some in _names_by_namespace(controlled)
         ]
         deletion = delete if delete and not bare else " && ".join(commands) + _describe_omitted(controlled)
         parts.append(f"delete those with a controller, which recreates them: {deletion}")
     if bare:
-        one_by_one = [(namespace, [name]) for namespace, some in _group_names(bare) for name in some]
+        one_by_one = [(namespace, [name]) for namespace, some in _names_by_namespace(bare) for name in some]
         commands = [
             workloads.recreate_command(namespace, some, dropping=dropping)
-            for namespace, some in (one_by_one if dropping else _group_names(bare))
+            for namespace, some in (one_by_one if dropping else _names_by_namespace(bare))
         ]
         saved = f"{' && '.join(commands)}{_describe_omitted(bare)}"
         parts.append(f"save and recreate those without a controller: {saved}")
     return "; ".join(parts)
 
 
-def _group_names(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
+def _names_by_namespace(pods: Sequence[Json]) -> list[tuple[str, list[str]]]:
     """The names of the first pods by namespace."""
     by_namespace: dict[str, list[str]] = {}
     for pod in pods[:_MOST]:
@@ -136,7 +136,7 @@ def label_namespace(namespace: str) -> str:
     return command(label, namespace=namespace)
 
 
-def _release(facts: Facts) -> tuple[str, str] | None:
+def _helm_release(facts: Facts) -> tuple[str, str] | None:
     """Name and namespace of the Helm release; those of the documents where nothing of Cardwise is to be seen."""
     ours = [
         annotations_of(workload)

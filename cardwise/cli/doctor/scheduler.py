@@ -80,10 +80,10 @@ def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
             f"then deleted (Events of {wording.enumerate_first(writers, _FEW)})"
         )
         level = Severity.WARNING if _lacks_extender(facts) else Severity.NOTE
-        yield Finding("scheduler", level, text, _stop_deletions(facts, len(pods)))
+        yield Finding("scheduler", level, text, _suggest_stop(facts, len(pods)))
 
 
-def _stop_deletions(facts: Facts, number: int) -> str:
+def _suggest_stop(facts: Facts, number: int) -> str:
     them = "it" if number == 1 else "them"
     if _lacks_extender(facts):
         return (
@@ -113,13 +113,14 @@ def _lacks_extender(facts: Facts) -> bool:
     """Whether no kube-scheduler has a configuration file: extenders are nowhere but there."""
     static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     commands = [
-        [str(word) for container in pod["spec"].get("containers") or () for word in _words(container)] for pod in static
+        [str(word) for container in pod["spec"].get("containers") or () for word in _command_line(container)]
+        for pod in static
     ]
     has_none = all(words and not any(map(_CONFIG.search, words)) for words in commands)
     return bool(static) and has_none and not schedulers.scheduler_names(facts.deployments)
 
 
-def _words(container: Json) -> tuple[Any, ...]:
+def _command_line(container: Json) -> tuple[Any, ...]:
     """The command line of a container."""
     return (*(container.get("command") or ()), *(container.get("args") or ()))
 

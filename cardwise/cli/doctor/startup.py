@@ -56,7 +56,7 @@ def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
     for event in sorted(facts.own_events, key=lambda event: event.time):
         kind, name = event.kind, event.name
         ours = event.reason == podevents.REFUSED and kind in _CREATORS and name.startswith(_PREFIX)
-        if ours and is_recent(facts, event, _CREATION) and _lacks_pods(facts, kind, name):
+        if ours and is_recent(facts, event, _CREATION) and _has_too_few_pods(facts, kind, name):
             latest[kind, name] = event.message
     for (kind, name), message in latest.items():
         refused = wording.sanitize_message(podevents.refusal_cause(message), _SHOWN)
@@ -68,14 +68,16 @@ def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
         yield Finding(CHECK, Severity.PROBLEM, text, remedy)
 
 
-def _lacks_pods(facts: Facts, kind: str, name: str) -> bool:
+def _has_too_few_pods(facts: Facts, kind: str, name: str) -> bool:
     """Whether the controller has fewer pods than it wants now; of a Job that is not known."""
     for workload in facts.daemonsets if kind == "DaemonSet" else facts.deployments if kind == "ReplicaSet" else ():
         metadata, status = workload["metadata"], workload.get("status") or {}
         if kind == "DaemonSet" and metadata["name"] == name:
             return int(status.get("currentNumberScheduled", 0)) < int(status.get("desiredNumberScheduled", 0))
         if kind == "ReplicaSet" and metadata["name"] == name.rpartition("-")[0]:
-            return int(status.get("replicas", 0)) < wanted_replicas(workload) or bool(status.get("unavailableReplicas"))
+            return int(status.get("replicas", 0)) < desired_replicas(workload) or bool(
+                status.get("unavailableReplicas")
+            )
     return kind == "Job" or bool(facts.unread.keys() & {"daemonsets", "deployments"})
 
 
@@ -103,12 +105,12 @@ def check_scaled_down(facts: Facts) -> Iterator[Finding]:
     for workload in facts.deployments:
         metadata = workload["metadata"]
         part = metadata["name"].removeprefix(_PREFIX)
-        if part in ("webhook", "scheduler") and not wanted_replicas(workload):
+        if part in ("webhook", "scheduler") and not desired_replicas(workload):
             text = f"Deployment {metadata['name']} is scaled to 0"
             yield Finding(CHECK, Severity.PROBLEM, text, repairs.scale(facts, metadata["name"]))
 
 
-def wanted_replicas(deployment: Json) -> int:
+def desired_replicas(deployment: Json) -> int:
     """How many pods it is to have."""
     number = (deployment.get("spec") or {}).get("replicas")
     return 1 if number is None else int(number)
@@ -160,7 +162,7 @@ def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
     """None where the pod is ready, has only just begun to start, or has ended without a fault."""
     status = pod.get("status") or {}
     if component in _JOBS:
-        return _failed_job(component, status) if status.get("phase") == "Failed" else None
+        return _find_job_fault(component, status) if status.get("phase") == "Failed" else None
     if status.get("phase") in ("Succeeded", "Failed"):
         return None  # evicted, say: its controller has made another
     if not _is_ready(pod) and (state := _state_of_dead_node(facts, pod)):
@@ -191,7 +193,7 @@ def _state_of_dead_node(facts: Facts, pod: Json) -> str:
     return state if nodestates.NOT_READY in state else ""
 
 
-def _failed_job(component: str, status: Json) -> _Fault:
+def _find_job_fault(component: str, status: Json) -> _Fault:
     ends = [(status.get("state") or {}).get("terminated") or {} for status in status.get("containerStatuses") or ()]
     reason = next((error for error in map(_last_error, ends) if error), str(status.get("message") or ""))
     return _Fault(component, "failed", wording.sanitize_message(reason, _SHOWN), "log")
@@ -265,7 +267,7 @@ def _reason_of_start(facts: Facts, pod: Json) -> str:
 def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
     reason, part, name = fault.reason, fault.component, pod["metadata"]["name"]
     if "NVML does not start" in reason or "NVML Shared Library" in reason:
-        return _driver(facts, pod)
+        return _driver_remedy(facts, pod)
     if "no runtime for" in reason or "RuntimeHandler" in reason:
         return (
             "the node's container runtime has no handler for nodes.runtimeClass: install NVIDIA's container "
@@ -298,7 +300,7 @@ def _metrics_port(pod: Json) -> int:
     return next((int(port["containerPort"]) for port in ports if port.get("name") == "metrics"), 9400)
 
 
-def _driver(facts: Facts, pod: Json) -> str:
+def _driver_remedy(facts: Facts, pod: Json) -> str:
     """What to do where the part does not find NVIDIA's driver in its container."""
     theirs = [name for name, _ in nvidia_runtimes(facts)]
     runs_with = (pod.get("spec") or {}).get("runtimeClassName")

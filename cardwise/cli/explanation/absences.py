@@ -26,11 +26,11 @@ def explain_workload(workload: WorkloadState) -> list[str]:
     """A line for each thing that keeps the workload from making pods, or that makes its pods vanish."""
     if workload.manifest["metadata"].get("deletionTimestamp"):
         metadata = workload.manifest["metadata"]
-        since, kept = workloads.deleted_at(metadata), workloads.kept_by_finalizers(metadata)
+        since, kept = workloads.deleted_at(metadata), workloads.describe_finalizers(metadata)
         return [f"It is being deleted (since {since}){kept}: it creates no more pods."]
     lines = [*_explain_stopped(workload)]
     running = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
-    wanted = _desired_pods(workload)
+    wanted = _count_desired_pods(workload)
     if workload.refused and (wanted is None or running < wanted):
         lines.append(
             f"Kubernetes could not create a pod: {wording.sanitize_message(podevents.refusal_cause(workload.refused))}"
@@ -71,7 +71,7 @@ def explain_nodes(pods: Iterable[Json], closed: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def _desired_pods(workload: WorkloadState) -> int | None:
+def _count_desired_pods(workload: WorkloadState) -> int | None:
     """How many pods there should be; None where only its controller knows."""
     spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     match workload.kind:

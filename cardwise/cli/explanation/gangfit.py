@@ -29,7 +29,7 @@ def find_obstacles(
     namespace = pod["metadata"]["namespace"]
     members = {pod["metadata"]["name"]: pod_request, **around.partners}
     needed = around.needed or len(members)
-    lines = _quotas(namespace, members, survey) if needed >= len(members) else []
+    lines = _find_exceeded_quotas(namespace, members, survey) if needed >= len(members) else []
     names = list(members)[:_MEMBERS]
     every = [node.name for node in survey.ledger.nodes()]
     allowed = [
@@ -63,7 +63,7 @@ def find_obstacles(
     return lines
 
 
-def _quotas(namespace: str, members: dict[str, PodRequest], survey: Survey) -> list[str]:
+def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey: Survey) -> list[str]:
     """The entries of GPUQuotas whose hard amounts the members exceed together, as far as their claims are of one entry.
 
     Of whole cards nobody knows the MiB.

@@ -98,7 +98,7 @@ def explain_node_state(pod: Json, around: PodSurroundings) -> list[str]:
     if around.nodes is None:
         return []
     if around.is_node_gone(name):
-        another = workloads.successor(pod)
+        another = workloads.describe_replacement(pod)
         if workloads.controller_of(pod).get("kind") in ("DaemonSet", "Node"):
             another = "no controller replaces it"
         return [f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes; {another}."]
@@ -239,12 +239,12 @@ def explain_scheduler(pod: Json, around: PodSurroundings) -> list[str]:
     elif not any(refusal.text in scheduler_message(pod) for refusal in Refusal):
         lines.append(
             f"It is left to the scheduler {quote_unless_name(scheduler)}, and nothing says that this one asks "
-            f"Cardwise: if not, it never gets a GPU. {_without_scheduler(pod)}"
+            f"Cardwise: if not, it never gets a GPU. {_describe_default_scheduler(pod)}"
         )
     return lines
 
 
-def _without_scheduler(pod: Json) -> str:
+def _describe_default_scheduler(pod: Json) -> str:
     """How to leave the pod to the default scheduler: one sentence."""
     if workloads.is_bare(pod):
         recreation = workloads.describe_recreation(pod, dropping=["schedulerName"])
@@ -283,7 +283,7 @@ def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: PodSurro
     """Which nodes with cards the pod keeps away from, in one line, and which of them take no pods; empty where none."""
     admitted = around.admitting_nodes(pod)
     if admitted is None:
-        selector = _selector(pod)
+        selector = _describe_selector(pod)
         if not selector or _NO_MATCH not in scheduler_message(pod):
             return []
         by = f"its nodeSelector ({selector}), or its node affinity"
@@ -351,7 +351,10 @@ def avoidance_reasons(pod: Json, away: Collection[str], around: PodSurroundings)
     tolerating = [{"operator": "Exists"}]
     nodes = [node for node in around.nodes or () if node["metadata"]["name"] in away]
     parts = {
-        f"its nodeSelector ({_selector(pod)})": {"nodeSelector": spec.get("nodeSelector"), "tolerations": tolerating},
+        f"its nodeSelector ({_describe_selector(pod)})": {
+            "nodeSelector": spec.get("nodeSelector"),
+            "tolerations": tolerating,
+        },
         "its node affinity": {"affinity": spec.get("affinity"), "tolerations": tolerating},
     }
     reasons = [
@@ -373,12 +376,12 @@ def avoidance_reasons(pod: Json, away: Collection[str], around: PodSurroundings)
     return " and ".join(reasons)
 
 
-def _selector(pod: Json) -> str:
+def _describe_selector(pod: Json) -> str:
     labels = ((pod.get("spec") or {}).get("nodeSelector") or {}).items()
     return wording.enumerate_first([quote_unless_name(f"{key}={text}") for key, text in labels], _FEW)
 
 
-def explain_despite_cards(pod: Json, message: str, foreign: Sequence[str]) -> str:
+def explain_other_reasons(pod: Json, message: str, foreign: Sequence[str]) -> str:
     """What keeps a pod waiting for which cards are free, as far as it is known; "" where it is not.
 
     `message` is kube-scheduler's reason. It may be older than the cards that are free now, where it is about cards.
@@ -402,7 +405,7 @@ def explain_despite_cards(pod: Json, message: str, foreign: Sequence[str]) -> st
     return ""
 
 
-def explain_foreign(pod: Json, around: PodSurroundings, classes: Sequence[str]) -> list[str]:
+def explain_foreign_resources(pod: Json, around: PodSurroundings, classes: Sequence[str]) -> list[str]:
     """The resources about GPUs that it asks for and that are none of Cardwise."""
     offered = around.offered_resources()
     lines = []
@@ -433,12 +436,12 @@ def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
     """A line for each class that the pod names: which cards or devices are in it."""
     named = dict.fromkeys(c.resource_class for c in pod_request.containers if c.resource_class)
     of_devices = dict.fromkeys(device.resource_class for device in pod_request.devices)
-    return [_unknown_class(name, survey) or _explain_card_class(name, survey) for name in named] + [
-        _unknown_class(name, survey) or _explain_device_class(name, survey) for name in of_devices
+    return [_explain_unknown_class(name, survey) or _explain_card_class(name, survey) for name in named] + [
+        _explain_unknown_class(name, survey) or _explain_device_class(name, survey) for name in of_devices
     ]
 
 
-def _unknown_class(name: str, survey: Survey) -> str:
+def _explain_unknown_class(name: str, survey: Survey) -> str:
     """Why there is nothing to say of the class; "" where it can be read."""
     if not survey.missing(name):
         return ""
@@ -454,7 +457,7 @@ def _explain_card_class(name: str, survey: Survey) -> str:
         return f"The cluster has no GPU of class {name} now: the pod waits until a node brings one."
     if not cards:
         return f"No GPU matches class {name}: see its selector with `{_show_class(name)}`."
-    shown = _listed({node: len(of_node) for node, of_node in nodes.items()})
+    shown = _list_nodes({node: len(of_node) for node, of_node in nodes.items()})
     sick = sum(not card.healthy for card in cards)
     return f"Of class {name}: {len(cards)} GPU{'s' * (len(cards) > 1)} on {shown}" + (
         f", {sick} of them unhealthy." if sick else "."
@@ -471,9 +474,9 @@ def _explain_device_class(name: str, survey: Survey) -> str:
     free = {node.name: sum(node.is_free(device) for device in of_node) for node, of_node in nodes.items()}
     sick = sum(not device.healthy for device in devices)
     return (
-        f"Of class {name}: {wording.pluralize(len(devices), 'device')} on {_listed(counts)}"
+        f"Of class {name}: {wording.pluralize(len(devices), 'device')} on {_list_nodes(counts)}"
         + (f", {sick} of them unhealthy" if sick else "")
-        + f"; free: {_listed(free) or 'none'}."
+        + f"; free: {_list_nodes(free) or 'none'}."
     )
 
 
@@ -481,7 +484,7 @@ def _show_class(name: str) -> str:
     return command("kubectl get resourceclass {name} -o yaml", name=name)
 
 
-def _listed(counts: Mapping[str, int]) -> str:
+def _list_nodes(counts: Mapping[str, int]) -> str:
     """Nodes with a number each, without those that have none."""
     on = [f"{node} ({count})" for node, count in counts.items() if count]
     return wording.enumerate_first(on, _FEW_NODES, "node")

@@ -20,13 +20,13 @@ def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
         "name": metadata["name"],
         "phase": status.get("phase"),
         "node": spec.get("nodeName"),
-        "gpus": _card_shares(pod) if spec.get("nodeName") else [],
-        "nodes": _nodes(pod, survey, policy) if waits and survey is not None else [],
+        "gpus": _shares_as_json(pod) if spec.get("nodeName") else [],
+        "nodes": _nodes_as_json(pod, survey, policy) if waits and survey is not None else [],
         "text": text.splitlines(),
     }
 
 
-def _card_shares(pod: Json) -> list[Json]:
+def _shares_as_json(pod: Json) -> list[Json]:
     try:
         assigned = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
@@ -45,7 +45,7 @@ def _card_shares(pod: Json) -> list[Json]:
     ]
 
 
-def _nodes(pod: Json, survey: Survey, policy: str) -> list[Json]:
+def _nodes_as_json(pod: Json, survey: Survey, policy: str) -> list[Json]:
     try:
         pod_request = request.parse_mutated(pod)
     except InvalidRequest:
@@ -56,15 +56,15 @@ def _nodes(pod: Json, survey: Survey, policy: str) -> list[Json]:
     ledger, only = survey.ledger, holdups.daemonset_node(pod)
     node_names = [node.name for node in ledger.nodes() if only in ("", node.name)]
     views = explanation.explain(ledger, node_names, pod_request, policy, headroom)
-    return [_node(view) for view in views]
+    return [_node_as_json(view) for view in views]
 
 
-def _node(view: NodeView) -> Json:
+def _node_as_json(view: NodeView) -> Json:
     return {
         "name": view.name,
         "fits": view.refusal is None,
         "reason": "" if view.refusal is None else view.refusal.text,
-        "gpus": [_card(card) for card in view.cards],
+        "gpus": [_card_as_json(card) for card in view.cards],
         "devices": [
             {"class": device.resource_class, "requested": device.requested, "free": device.free, "total": device.total}
             for device in view.devices
@@ -72,7 +72,7 @@ def _node(view: NodeView) -> Json:
     }
 
 
-def _card(card: CardView) -> Json:
+def _card_as_json(card: CardView) -> Json:
     return {
         "index": card.index,
         "uuid": card.uuid,

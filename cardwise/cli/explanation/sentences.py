@@ -56,7 +56,7 @@ def explain_pod(
         says = [f"Its status: {wording.sanitize_message(reason)}"] if reason else []
         lines = [f"{subject} has ended ({status['phase']}) and holds no GPU.", *says, *_explain_exits(pod)]
         if status.get("reason") == _NOT_ADMITTED:
-            lines += _not_admitted(pod)
+            lines += _explain_not_admitted(pod)
         return join_lines(lines)
     try:
         # What waits must have been rewritten, or the extender refuses it. What runs may be gpushare's.
@@ -79,7 +79,7 @@ def explain_pod(
     if pod_request is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
         classes = survey.classes if survey is not None else {}
-        foreign = join_lines(holdups.explain_foreign(pod, around, list(classes)))
+        foreign = join_lines(holdups.explain_foreign_resources(pod, around, list(classes)))
         return f"{subject} requests no GPU and no device of Cardwise ({known}).\n{foreign}"
     asks = f"{subject} requests {_describe_request(pod_request, pod)}.\n{together}"
     if node:
@@ -94,10 +94,10 @@ def _explain_deletion(pod: Json, around: PodSurroundings) -> list[str]:
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
         return []
-    since, kept = workloads.deleted_at(metadata), workloads.kept_by_finalizers(metadata)
+    since, kept = workloads.deleted_at(metadata), workloads.describe_finalizers(metadata)
     if not node:
         return [f"It is being deleted (since {since}) and is no longer scheduled{kept}."]
-    free = f": {holdings} is free once its containers have ended" if (holdings := _name_holdings(pod)) else ""
+    free = f": {holdings} is free once its containers have ended" if (holdings := _describe_holdings(pod)) else ""
     lines = [f"It is being deleted (since {since}){kept}{free}."]
     if any(nodestates.NOT_READY in sentence for sentence in holdups.explain_node_state(pod, around)):
         lines.append(
@@ -107,7 +107,7 @@ def _explain_deletion(pod: Json, around: PodSurroundings) -> list[str]:
     return lines
 
 
-def _name_holdings(pod: Json) -> str:
+def _describe_holdings(pod: Json) -> str:
     """In words; "" where its annotations name no card and no device."""
     try:
         assigned = assignment.decode(annotations_of(pod))
@@ -116,15 +116,15 @@ def _name_holdings(pod: Json) -> str:
     return "what it holds" if assigned is not None else ""
 
 
-def _not_admitted(pod: Json) -> list[str]:
+def _explain_not_admitted(pod: Json) -> list[str]:
     """What to do about a pod that the kubelet has refused on its node."""
     metadata = pod["metadata"]
     delete = command("kubectl delete pod -n {namespace} {pod}", namespace=metadata["namespace"], pod=metadata["name"])
     removal = "" if workloads.is_bare(pod) else f"; `{delete}` removes this one"
     refused = (
         "The node's kubelet refused it. This happens to every pod with a share after a reboot of the node, and to a "
-        f"pod that is bound while the device plugin is replaced. The pod never runs again: {workloads.successor(pod)}"
-        f"{removal}."
+        "pod that is bound while the device plugin is replaced. The pod never runs again: "
+        f"{workloads.describe_replacement(pod)}{removal}."
     )
     avoid = (
         "Drain a node before a reboot. A Job does not count the pods that a drain evicts if its podFailurePolicy "
@@ -205,7 +205,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
         not_yet = f"The node has not given it the share yet: {not_granted}."
         if runs:
             statuses = pod["status"].get("containerStatuses") or ()
-            over = statuses and all(_end_of(status) and not _is_restarted(pod, status) for status in statuses)
+            over = statuses and all(_terminated_state(status) and not _is_restarted(pod, status) for status in statuses)
             not_yet = "Its containers have ended." if over else "It runs."
         lines.append("The node has given it the share." if annotations.get(names.ASSIGNED) == "true" else not_yet)
     if around.warning is not None:
@@ -231,10 +231,9 @@ def _explain_unassigned(subject: str, pod: Json, around: PodSurroundings) -> str
         pass  # an annotation has been changed since its creation
     return (
         f"{on} without an assignment: it was not bound by the Cardwise extender, so its containers with a share do not "
-        f"start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); {workloads.successor(pod)}. Ask "
-        "your administrator to run `cardwise doctor`: kube-scheduler does not call the extender, or something else "
-        "has bound "
-        "the pod."
+        f"start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); "
+        f"{workloads.describe_replacement(pod)}. Ask your administrator to run `cardwise doctor`: kube-scheduler "
+        "does not call the extender, or something else has bound the pod."
     )
 
 
@@ -248,7 +247,7 @@ def _explain_containers(pod: Json) -> list[str]:
         if status.get("name") in init and "running" in state:
             lines.append(f"  {kind} {name} is running: the containers after it start once it has ended")
             continue
-        if ended := _end_of(status):
+        if ended := _terminated_state(status):
             exit_text = _describe_exit(ended)
             if _is_restarted(pod, status):
                 then = ", and the containers after it start once it has succeeded" * (status.get("name") in init)
@@ -282,14 +281,14 @@ def _init_containers(pod: Json) -> set[str]:
     return {container["name"] for container in containers if container.get("restartPolicy") != "Always"}
 
 
-def _end_of(status: Json) -> Json:
+def _terminated_state(status: Json) -> Json:
     """How the container has ended, {} where it has not."""
     return (status.get("state") or {}).get("terminated") or {}
 
 
 def _is_restarted(pod: Json, status: Json) -> bool:
     """Whether the kubelet starts the container again that has ended; its status may be between two starts."""
-    spec, exit_code = pod.get("spec") or {}, _end_of(status).get("exitCode")
+    spec, exit_code = pod.get("spec") or {}, _terminated_state(status).get("exitCode")
     if pod["metadata"].get("deletionTimestamp"):
         return False
     of_pod = spec.get("restartPolicy") or "Always"
@@ -307,7 +306,7 @@ def _is_initializing(pod: Json) -> bool:
     """Whether an init container runs, waits or has failed."""
     init = _init_containers(pod)
     statuses = (pod.get("status") or {}).get("initContainerStatuses") or ()
-    return any(status.get("name") in init and _end_of(status).get("exitCode") != 0 for status in statuses)
+    return any(status.get("name") in init and _terminated_state(status).get("exitCode") != 0 for status in statuses)
 
 
 def _explain_exits(pod: Json) -> list[str]:
@@ -315,7 +314,7 @@ def _explain_exits(pod: Json) -> list[str]:
     lines = []
     init = _init_containers(pod)
     for status in statuses_of(pod):
-        ended = _end_of(status)
+        ended = _terminated_state(status)
         if ended.get("exitCode"):
             kind = "init container" if status.get("name") in init else "container"
             lines.append(f"  {kind} {quote_unless_name(status.get('name'))} ended with {_describe_exit(ended)}")
@@ -385,7 +384,7 @@ def _explain_waiting(
     lines += holdups.explain_installation(pod, around)
     unplaced = holdups.explain_scheduler(pod, around)
     lines += unplaced
-    foreign = holdups.explain_foreign(pod, around, list(survey.classes) if survey is not None else [])
+    foreign = holdups.explain_foreign_resources(pod, around, list(survey.classes) if survey is not None else [])
     lines += foreign
     if survey is None:
         lines += holdups.explain_avoided_nodes(pod, (), around)
@@ -425,7 +424,7 @@ def _explain_waiting(
         lines.append(
             f"{noun[0].upper()}{noun[1:]} that fit are free on {on} "
             f"(best first, {_describe_order(policy, ranked, settings)}); "
-            f"{holdups.explain_despite_cards(pod, message, foreign) or still}."
+            f"{holdups.explain_other_reasons(pod, message, foreign) or still}."
         )
     known = {resource.spec.uuid: resource.status for resource in survey.resources}
     for view in views:
@@ -433,7 +432,7 @@ def _explain_waiting(
             continue
         lines.append(f"  {view.name}: {view.refusal.text}")
         if view.refusal in _ABOUT_DEVICES:  # its cards say nothing
-            lines += _shortage(view.devices)
+            lines += _describe_shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
             lines += [_describe_card(card, known.get(card.uuid, _NO_STATUS)) for card in view.cards]
     away = [name for name in with_cards if name not in nodes and not around.is_node_gone(name)]
@@ -473,7 +472,7 @@ def _describe_mps(status: wire.MpsStatus | None) -> str:
     return f" ({quote_unless_name(status.state)}{alone}{reason})"
 
 
-def _shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:
+def _describe_shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:
     """What a node that was refused for its devices has of each class that is asked for, and who holds it."""
     lines = [f"    {_describe_devices(view)}" for view in seen if view.total]
     if lines and all(view.free >= view.requested for view in seen):

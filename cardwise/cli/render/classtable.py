@@ -36,10 +36,10 @@ def format_card_class(view: CardClassView, columns: int | None = None) -> str:
 
 def cards_as_json(seen: Sequence[CardClassView]) -> list[Json]:
     """All of it, for programs."""
-    return [_card_class(view) for view in seen]
+    return [_class_as_json(view) for view in seen]
 
 
-def _card_class(view: CardClassView) -> Json:
+def _class_as_json(view: CardClassView) -> Json:
     share = view.known.share
     return {
         "name": view.known.name,
@@ -114,7 +114,7 @@ def format_summaries(summaries: Sequence[ClassSummary], columns: int | None) -> 
     cards = _card_rows(summary for summary in summaries if not summary.other)
     devices = [["DEVICE-CLASS", "DEVICES", "NODES", "HEALTHY"]]
     devices += [
-        [summary.name, *(_amount(summary, key) for key in ("devices", "nodes", HEALTHY))]
+        [summary.name, *(_format_amount(summary, key) for key in ("devices", "nodes", HEALTHY))]
         for summary in summaries
         if summary.other
     ]
@@ -133,7 +133,7 @@ def _card_rows(summaries: Iterable[ClassSummary]) -> list[list[str]]:
     rows += [
         [
             summary.name,
-            *(_amount(summary, key) for key in COLUMNS.values()),
+            *(_format_amount(summary, key) for key in COLUMNS.values()),
             summary.share,
             summary.priority,
             summary.auto,
@@ -143,6 +143,6 @@ def _card_rows(summaries: Iterable[ClassSummary]) -> list[list[str]]:
     return rows
 
 
-def _amount(summary: ClassSummary, key: str) -> str:
+def _format_amount(summary: ClassSummary, key: str) -> str:
     amount = summary.amounts[key]
     return "-" if amount is None else str(amount)

@@ -23,12 +23,12 @@ def summary(ledger: Ledger, addresses: Mapping[str, str], only: str | None = Non
         cells = ["0/0"] * columns
         for used, card in zip(node.used, node.cards, strict=True):
             cells[card.index] = f"{used}/{card.mem}"
-        rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used(node)}/{_total(node)}"])
+        rows.append([node.name, addresses.get(node.name, "unknown"), *cells, f"{_used_mib(node)}/{_total_mib(node)}"])
     table = tables.align_rows(rows)
     line = "-" * max(len(row) for row in table.splitlines())
     # Below, since scripts split the rows above.
-    marked = _mark_cards("Unhealthy", nodes, _unhealthy) + _mark_cards("Cordoned", nodes, _cordoned)
-    return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_cluster(nodes)}\n{marked}"
+    marked = _mark_cards("Unhealthy", nodes, _unhealthy_cards) + _mark_cards("Cordoned", nodes, _cordoned_cards)
+    return f"{table}{line}\nAllocated/Total GPU Memory In Cluster:\n{_format_cluster(nodes)}\n{marked}"
 
 
 def details(ledger: Ledger, addresses: Mapping[str, str], only: str | None = None) -> str:
@@ -37,14 +37,14 @@ def details(ledger: Ledger, addresses: Mapping[str, str], only: str | None = Non
     parts = []
     for node in nodes_with_devices(ledger, only):
         names = [["NAME:", node.name], ["IPADDRESS:", addresses.get(node.name, "unknown")]]
-        head = tables.align_rows([*names, *_models(node), *_unusable_rows(node)])
-        body = [_pods(ledger, node)] if node.cards else []
-        body += [_devices(ledger, node).rstrip()] if node.devices else []
+        head = tables.align_rows([*names, *_model_rows(node), *_unusable_rows(node)])
+        body = [_pods_table(ledger, node)] if node.cards else []
+        body += [_devices_table(ledger, node).rstrip()] if node.devices else []
         parts.append("\n{}\n{}\n".format(head, "\n\n".join(body)))
-    return "".join(parts) + f"\n\nAllocated/Total GPU Memory In Cluster:  {_cluster(nodes)}\n"
+    return "".join(parts) + f"\n\nAllocated/Total GPU Memory In Cluster:  {_format_cluster(nodes)}\n"
 
 
-def _pods(ledger: Ledger, node: NodeState) -> str:
+def _pods_table(ledger: Ledger, node: NodeState) -> str:
     """What each pod holds on each card of the node."""
     heads = [f"GPU{card.index}(Allocated)" for card in node.cards]
     rows = [["NAME", "NAMESPACE", *heads]]
@@ -59,15 +59,15 @@ def _pods(ledger: Ledger, node: NodeState) -> str:
         of_node = f" (of node {holding.node})" if holding.node != node.name else ""
         rows.append([holding.marked_name + of_node, holding.namespace, *map(str, held)])
     sums = [
-        ["Allocated :", f"{_used(node)} ({_percent(_used(node), _total(node))})"],
-        ["Total :", str(_total(node))],
+        ["Allocated :", f"{_used_mib(node)} ({_format_percent(_used_mib(node), _total_mib(node))})"],
+        ["Total :", str(_total_mib(node))],
     ]
     table = tables.align_rows(rows) + tables.align_rows(sums)
     line = "-" * max(len(row) for row in table.splitlines())
     return f"{table}{line}"
 
 
-def _devices(ledger: Ledger, node: NodeState) -> str:
+def _devices_table(ledger: Ledger, node: NodeState) -> str:
     """The devices of the node and who holds each."""
     held = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "USED-BY"]]
@@ -89,7 +89,7 @@ def nodes_with_devices(ledger: Ledger, only: str | None = None) -> list[NodeStat
     return [node for node in ledger.nodes() if (node.cards or node.devices) and only in (None, node.name)]
 
 
-def _models(node: NodeState) -> list[list[str]]:
+def _model_rows(node: NodeState) -> list[list[str]]:
     """What cards the node has; gpushare did not know. One line where all are alike."""
     models = [card.model or "unknown" for card in node.cards]
     if not models:
@@ -99,12 +99,12 @@ def _models(node: NodeState) -> list[list[str]]:
     return [[f"GPU{card.index}:", model] for card, model in zip(node.cards, models, strict=True)]
 
 
-def _unhealthy(node: NodeState) -> list[str]:
+def _unhealthy_cards(node: NodeState) -> list[str]:
     """The cards that are unhealthy."""
     return [f"GPU{card.index}" for card in node.cards if not card.healthy]
 
 
-def _cordoned(node: NodeState) -> list[str]:
+def _cordoned_cards(node: NodeState) -> list[str]:
     """The cards that a person has taken out of use."""
     return [f"GPU{card.index}" for card in node.cards if card.cordoned]
 
@@ -115,25 +115,25 @@ def _mark_cards(state: str, nodes: Sequence[NodeState], cards_of: Callable[[Node
 
 
 def _unusable_rows(node: NodeState) -> list[list[str]]:
-    rows = [["UNHEALTHY:", ", ".join(_unhealthy(node))], ["CORDONED:", ", ".join(_cordoned(node))]]
+    rows = [["UNHEALTHY:", ", ".join(_unhealthy_cards(node))], ["CORDONED:", ", ".join(_cordoned_cards(node))]]
     return [line for line in rows if line[1]]
 
 
-def _used(node: NodeState) -> int:
+def _used_mib(node: NodeState) -> int:
     return sum(node.used)
 
 
-def _total(node: NodeState) -> int:
+def _total_mib(node: NodeState) -> int:
     return sum(card.mem for card in node.cards)
 
 
-def _percent(part: int, whole: int) -> str:
+def _format_percent(part: int, whole: int) -> str:
     return f"{part * 100 // whole if whole else 0}%"
 
 
-def _cluster(nodes: Sequence[NodeState]) -> str:
-    used, total = sum(map(_used, nodes)), sum(map(_total, nodes))
-    return f"{used}/{total} ({_percent(used, total)})"
+def _format_cluster(nodes: Sequence[NodeState]) -> str:
+    used, total = sum(map(_used_mib, nodes)), sum(map(_total_mib, nodes))
+    return f"{used}/{total} ({_format_percent(used, total)})"
 
 
 def as_json(ledger: Ledger, addresses: Mapping[str, str], closed: Mapping[str, str], only: str | None = None) -> Json:

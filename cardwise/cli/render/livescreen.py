@@ -71,7 +71,7 @@ class Keyboard:
 
 
 @contextmanager
-def keyboard(clock: Clock) -> Iterator[Keyboard]:
+def open_keyboard(clock: Clock) -> Iterator[Keyboard]:
     """The keys of the terminal on standard input; those of nobody where it is none, or another program has it."""
     terminal = _own_terminal()
     if terminal is None:

@@ -20,7 +20,7 @@ _PLAIN: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
 
 def check_pygal() -> None:
     """Raises InvalidRequest where there is nothing to draw with."""
-    _pygal()
+    _import_pygal()
 
 
 def prepare_folder(folder: Path) -> None:
@@ -30,7 +30,7 @@ def prepare_folder(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise _unwritable(folder, error) from error
+        raise _unwritable_error(folder, error) from error
 
 
 def draw_plots(
@@ -40,9 +40,9 @@ def draw_plots(
     allocated = {policy: [(x, y) for x, y, _ in curve] for policy, curve in curves.items()}
     fragmented = {policy: [(x, y) for x, _, y in curve] for policy, curve in curves.items()}
     return {
-        "allocated": _lines("GPUs allocated, in percent", below, allocated),
-        "fragmented": _lines("Idle GPUs that the pods cannot use, in percent", below, fragmented),
-        "refused": _bars(refused),
+        "allocated": _draw_lines("GPUs allocated, in percent", below, allocated),
+        "fragmented": _draw_lines("Idle GPUs that the pods cannot use, in percent", below, fragmented),
+        "refused": _draw_bars(refused),
     }
 
 
@@ -54,25 +54,25 @@ def write_plots(folder: Path, prefix: str, plots: Mapping[str, bytes]) -> list[P
         try:
             paths[-1].write_bytes(svg)
         except OSError as error:
-            raise _unwritable(folder, error) from error
+            raise _unwritable_error(folder, error) from error
     return paths
 
 
-def _unwritable(folder: Path, error: OSError) -> InvalidRequest:
+def _unwritable_error(folder: Path, error: OSError) -> InvalidRequest:
     problem = f"cannot be written ({error.strerror})"
     return InvalidRequest(f"--plots {folder}", problem, "name a folder in which you may write")
 
 
-def _lines(title: str, below: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
-    chart = _pygal().XY(title=title, x_title=below, dots_size=1, **_PLAIN)
+def _draw_lines(title: str, below: str, lines: Mapping[str, Sequence[tuple[float, float]]]) -> bytes:
+    chart = _import_pygal().XY(title=title, x_title=below, dots_size=1, **_PLAIN)
     for name, line in lines.items():
         chart.add(name, line)
     return bytes(chart.render())
 
 
-def _bars(refused: Mapping[str, Sequence[RefusedPods]]) -> bytes:
+def _draw_bars(refused: Mapping[str, Sequence[RefusedPods]]) -> bytes:
     sizes = [size for size in SIZES if any(row.size == size for rows in refused.values() for row in rows)]
-    chart = _pygal().Bar(
+    chart = _import_pygal().Bar(
         title="Pods refused, in percent of the pods of the same size", x_title="GPUs requested", **_PLAIN
     )
     chart.x_labels = sizes
@@ -82,7 +82,7 @@ def _bars(refused: Mapping[str, Sequence[RefusedPods]]) -> bytes:
     return bytes(chart.render())
 
 
-def _pygal() -> Any:
+def _import_pygal() -> Any:
     try:
         import pygal  # noqa: PLC0415 - see above
     except ModuleNotFoundError as error:

@@ -24,10 +24,10 @@ def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: boo
         if view.missing:  # amounts would look as if something were limited
             selection, counted = f"{selection}: {view.missing}", ["-"] * len(counted)
         rows.append([view.quota.namespace, view.quota.name, selection, *counted, on_exceed])
-    return tables.stack_tables([rows, *([_holders(seen)] if wide else []), _native(native)])
+    return tables.stack_tables([rows, *([_holder_rows(seen)] if wide else []), _native_rows(native)])
 
 
-def _holders(seen: Sequence[EntryView]) -> list[list[str]]:
+def _holder_rows(seen: Sequence[EntryView]) -> list[list[str]]:
     rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "POD", "NODE", "SHARES", "MIB", "WHOLE-GPUS"]]
     for view in seen:
         for holding, part in view.holders:
@@ -36,7 +36,7 @@ def _holders(seen: Sequence[EntryView]) -> list[list[str]]:
     return rows
 
 
-def _native(native: Sequence[NativeQuota]) -> list[list[str]]:
+def _native_rows(native: Sequence[NativeQuota]) -> list[list[str]]:
     rows = [["NAMESPACE", "RESOURCEQUOTA", "RESOURCE", "USED/HARD"]]
     for quota in sorted(native, key=lambda quota: (quota.namespace, quota.name)):
         for key, hard in sorted(quota.hard.items()):
@@ -47,7 +47,7 @@ def _native(native: Sequence[NativeQuota]) -> list[list[str]]:
 def as_json(seen: Sequence[EntryView], native: Sequence[NativeQuota]) -> Json:
     """All of it, for programs."""
     return {
-        "gpuQuotas": [_object(view) for view in seen],
+        "gpuQuotas": [_entry_as_json(view) for view in seen],
         "resourceQuotas": [
             {"namespace": quota.namespace, "name": quota.name, "hard": dict(quota.hard), "used": dict(quota.used)}
             for quota in native
@@ -55,7 +55,7 @@ def as_json(seen: Sequence[EntryView], native: Sequence[NativeQuota]) -> Json:
     }
 
 
-def _object(view: EntryView) -> Json:
+def _entry_as_json(view: EntryView) -> Json:
     return {
         "namespace": view.quota.namespace,
         "name": view.quota.name,

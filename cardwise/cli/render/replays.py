@@ -41,7 +41,7 @@ def format_fills(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Fil
         "Allocated GPUs in percent, by the percentage requested so far;\n"
         f"standard deviation over the seeds and idle GPUs at {reference}%, unusable part of the idle GPUs at "
         f"{least}%:\n"
-        f"{tables.align_rows(rows)}\n{_refusals(refusals)}"
+        f"{tables.align_rows(rows)}\n{_refusals_table(refusals)}"
     )
 
 
@@ -59,20 +59,20 @@ def format_churns(workloads: Sequence[SimulatedWorkload], summaries: Sequence[Ch
     refusals = [(workloads[churn.workload].name, churn.policy, churn.refused) for churn in summaries]
     return (
         "Allocated GPUs in percent, mean over time; refused requests in percent:\n"
-        f"{tables.align_rows(rows)}\n{_refusals(refusals)}"
+        f"{tables.align_rows(rows)}\n{_refusals_table(refusals)}"
     )
 
 
-def _refusals(refusals: Iterable[tuple[str, str, Sequence[RefusedPods]]]) -> str:
+def _refusals_table(refusals: Iterable[tuple[str, str, Sequence[RefusedPods]]]) -> str:
     rows = []
     for trace, policy, refused in refusals:
         by_size = {row.size: row for row in refused}
-        rows.append([trace, policy, *(_share(by_size.get(size)) for size in SIZES)])
+        rows.append([trace, policy, *(_format_refused(by_size.get(size)) for size in SIZES)])
     heads = ["TRACE", "POLICY", *(size.upper() for size in SIZES)]
     return f"Pods refused in percent, by the number of GPUs requested:\n{tables.align_rows([heads, *rows])}"
 
 
-def _share(refused: RefusedPods | None) -> str:
+def _format_refused(refused: RefusedPods | None) -> str:
     return "-" if refused is None else f"{refused.percent:.2f}"
 
 
@@ -130,11 +130,11 @@ def as_json(
             "trace": workloads[run.workload].name,
             "policy": run.policy,
             "seed": run.seed,
-            **_without_seconds(asdict(outcome)),
+            **_drop_seconds(asdict(outcome)),
         }
         for run, outcome in zip(runs, outcomes, strict=True)
     ]
 
 
-def _without_seconds(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_seconds(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {key: content for key, content in fields.items() if key != "seconds"}

@@ -33,38 +33,44 @@ def summary_line(nodes: Sequence[NodeUsage]) -> str:
 def table(nodes: Sequence[NodeUsage], columns: int | None = None) -> str:
     """A line for each card. Where a terminal has too few columns for all of it, what matters, cut to its width."""
     rows = [list(_HEADS)]
-    rows += [_row(card) for node in nodes for card in node.cards]
+    rows += [_wide_row(card) for node in nodes for card in node.cards]
     whole = tables.align_rows(rows)
     if columns is None or max(map(len, whole.splitlines())) <= columns:
         return whole
     rows = [list(_NARROW_HEADS)]
-    rows += [_narrow(card) for node in nodes for card in node.cards]
-    return "".join(f"{_cut(line, columns)}\n" for line in tables.align_rows(rows).splitlines())
+    rows += [_narrow_row(card) for node in nodes for card in node.cards]
+    return "".join(f"{_truncate(line, columns)}\n" for line in tables.align_rows(rows).splitlines())
 
 
-def _narrow(card: CardUsage) -> list[str]:
-    name = _cut(card.node, _NODE)
-    return [name, str(card.index), describe_state(card), f"{_known(card.granted)}/{card.total}", _holders(card)]
+def _narrow_row(card: CardUsage) -> list[str]:
+    name = _truncate(card.node, _NODE)
+    return [
+        name,
+        str(card.index),
+        describe_state(card),
+        f"{_format_known(card.granted)}/{card.total}",
+        _format_holders(card),
+    ]
 
 
-def _cut(text: str, max_length: int) -> str:
+def _truncate(text: str, max_length: int) -> str:
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
-def _row(card: CardUsage) -> list[str]:
+def _wide_row(card: CardUsage) -> list[str]:
     return [
         card.node,
         str(card.index),
         card.model or _UNKNOWN,
         draw_bar(card.granted or 0, card.total),
         format_percent(card.granted, card.total),
-        _known(card.used),
-        _known(card.granted),
+        _format_known(card.used),
+        _format_known(card.granted),
         str(card.total),
         _UNKNOWN if card.core is None else f"{card.core}%",
-        _known(card.pods),
+        _format_known(card.pods),
         describe_state(card),
-        _holders(card),
+        _format_holders(card),
     ]
 
 
@@ -88,22 +94,22 @@ def describe_state(card: CardUsage) -> str:
     return ",".join(states) or "ok"
 
 
-def _holders(card: CardUsage) -> str:
+def _format_holders(card: CardUsage) -> str:
     """The holders of the card, each with what it uses and what it was granted: `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
-    return wording.enumerate_first([_holder(holder) for holder in card.holders], _FEW, "pod") or _UNKNOWN
+    return wording.enumerate_first([_format_holder(holder) for holder in card.holders], _FEW, "pod") or _UNKNOWN
 
 
-def _holder(holder: Holder) -> str:
+def _format_holder(holder: Holder) -> str:
     over = "!" * (holder.used is not None and holder.used > holder.granted + mps.CONTEXT)
     return (
-        f"{holder.namespace}/{holder.name} {_known(holder.used)}/{holder.granted}{over}"
+        f"{holder.namespace}/{holder.name} {_format_known(holder.used)}/{holder.granted}{over}"
         + " (terminating)" * holder.terminating
     )
 
 
-def _known(amount: int | None) -> str:
+def _format_known(amount: int | None) -> str:
     return _UNKNOWN if amount is None else str(amount)
 
 
@@ -118,14 +124,18 @@ def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: 
         "cordonedGPUs": sum(card.cordoned for card in cards),
         "nodeCount": len(everything),
         "nodes": [
-            {"name": node.name, "unschedulableReason": node.closed, "gpus": [_object(card) for card in node.cards]}
+            {
+                "name": node.name,
+                "unschedulableReason": node.closed,
+                "gpus": [_card_as_json(card) for card in node.cards],
+            }
             for node in shown
         ],
         "notes": list(notes),
     }
 
 
-def _object(card: CardUsage) -> dict[str, Any]:
+def _card_as_json(card: CardUsage) -> dict[str, Any]:
     holders = None if card.holders is None else [
         {
             "namespace": holder.namespace,

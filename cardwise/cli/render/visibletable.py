@@ -18,7 +18,7 @@ def print_visible(seen: VisibleCluster, missing: errors.Forbidden, output: str) 
         visible = {
             "nodes": None,
             "classes": None if seen.types is None else [classtable.summary_as_json(listed) for listed in seen.types],
-            "pods": None if seen.shares is None else [_pod(listed) for listed in seen.shares],
+            "pods": None if seen.shares is None else [_share_as_json(listed) for listed in seen.shares],
         }
         printing.print_object(visible, output)
         return
@@ -35,7 +35,7 @@ def _pod_rows(shares: Iterable[PodShare]) -> list[list[str]]:
     return rows
 
 
-def _pod(share: PodShare) -> dict[str, Any]:
+def _share_as_json(share: PodShare) -> dict[str, Any]:
     return {
         "namespace": share.namespace,
         "name": share.pod,

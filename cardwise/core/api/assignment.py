@@ -68,7 +68,7 @@ class Assignment:
     devices: Mapping[str, tuple[DeviceShare, ...]] = field(default_factory=lambda: _NO_DEVICES)
 
     @property
-    def legacy(self) -> bool:
+    def is_legacy(self) -> bool:
         """Whether it was written by gpushare."""
         return _LEGACY_KEY in self.containers
 
@@ -95,7 +95,7 @@ class Assignment:
 
         Returns as many shares of each card as it has more, the first with all MiB and percent that it has more.
         """
-        mine, theirs = _by_card(self), _by_card(other)
+        mine, theirs = _shares_by_card(self), _shares_by_card(other)
         excess = {uuid: used.excess_over(theirs[uuid]) for uuid, used in mine.items() if uuid in theirs}
         containers: dict[str, tuple[CardShare, ...]] = {}
         for key, shares in self.containers.items():
@@ -135,7 +135,7 @@ class _Used(NamedTuple):
         return _Used(mem, core, max(int(mem > 0 or core > 0), self.shares - other.shares))
 
 
-def _by_card(assignment: Assignment) -> dict[str, _Used]:
+def _shares_by_card(assignment: Assignment) -> dict[str, _Used]:
     """What the assignment has of each card whose UUID it names."""
     used: dict[str, _Used] = {}
     for share in assignment.shares():
@@ -187,7 +187,7 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
             names.ASSUME_TIME: str(assume_time_ns),
         }
     if len(assignment.indices()) > 1:
-        annotations[names.GPUSHARE_ALLOCATION] = _framework(assignment)
+        annotations[names.GPUSHARE_ALLOCATION] = _encode_framework(assignment)
     for key, shares_of in assignment.containers.items():
         limit, part = per_card_limit(shares_of)
         visible = ",".join(share.uuid for share in shares_of) if env_access else names.NO_CARDS
@@ -201,16 +201,16 @@ def encode(assignment: Assignment, *, assume_time_ns: int, env_access: bool = Fa
 def _written(share: CardShare) -> list[int | str]:
     """The sixth element is there for a whole card, and for what would be read as one without it."""
     five: list[int | str] = [share.index, share.uuid, share.mem, share.core, share.total]
-    sixth = share.whole or _looks_whole(share.mem, share.core, share.total)
+    sixth = share.whole or _is_whole(share.mem, share.core, share.total)
     return [*five, int(share.whole)] if sixth else five
 
 
-def _looks_whole(mem: int, core: int, total: int) -> bool:
+def _is_whole(mem: int, core: int, total: int) -> bool:
     """Whether a share of five elements, of a pod that was bound before the sixth was written, is a whole card."""
     return core >= FULL_CORE and mem >= total
 
 
-def _framework(assignment: Assignment) -> str:
+def _encode_framework(assignment: Assignment) -> str:
     """Several cards as Alibaba's framework version writes them, which gpushare's own `inspect` reads."""
     by_container: dict[int, dict[str, int]] = {}
     for position, shares in enumerate(assignment.containers.values()):
@@ -248,9 +248,10 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
                 f"{names.ASSIGNMENT} has version {quote_text(truth['v'])}, this program reads {_VERSION}"
             )
         containers = {
-            _text(key): tuple(_share(*share) for share in shares) for key, shares in truth["containers"].items()
+            _get_text(key): tuple(_decode_share(*share) for share in shares)
+            for key, shares in truth["containers"].items()
         }
-        devices = _devices(truth["devices"]) if "devices" in truth else _NO_DEVICES
+        devices = _decode_devices(truth["devices"]) if "devices" in truth else _NO_DEVICES
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         if isinstance(error, InvalidAssignment):
             raise
@@ -260,7 +261,7 @@ def _decode_ours(text: str, loads: Callable[[str], Any]) -> Assignment:
     return Assignment(containers, devices)
 
 
-def _text(text: str) -> str:
+def _get_text(text: str) -> str:
     """The text, once in memory. Raises ValueError for half of a surrogate pair: JSON can escape it, but it has no bytes
     in UTF-8, so no file or message can be written with it.
     """
@@ -269,30 +270,30 @@ def _text(text: str) -> str:
     return intern(text)
 
 
-def _share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
+def _decode_share(index: int, uuid: str, mem: int, core: int, total: int, *sixth: int) -> CardShare:
     integers = type(index) is type(mem) is type(core) is type(total) is int
     if not integers or index < 0 or core < 0 or mem <= 0 or total <= 0:
         raise InvalidAssignment(f"a share of {(index, mem, core, total)} is impossible")
     if sixth and sixth not in ((0,), (1,)):
         raise InvalidAssignment(f"a share that ends in {sixth} is unknown")
-    whole = bool(sixth[0]) if sixth else _looks_whole(mem, core, total)
-    return CardShare(index, _text(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
+    whole = bool(sixth[0]) if sixth else _is_whole(mem, core, total)
+    return CardShare(index, _get_text(uuid), quantity.size(mem), Percent(core), quantity.size(total), whole)
 
 
-def _devices(encoded: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
-    return {_text(key): tuple(_device(*share) for share in shares) for key, shares in encoded.items()}
+def _decode_devices(encoded: Mapping[str, list[list[str]]]) -> dict[str, tuple[DeviceShare, ...]]:
+    return {_get_text(key): tuple(_decode_device(*share) for share in shares) for key, shares in encoded.items()}
 
 
-def _device(resource_class: str, uuid: str) -> DeviceShare:
+def _decode_device(resource_class: str, uuid: str) -> DeviceShare:
     if not (resource_class and uuid):
         raise InvalidAssignment("a device without a class or a UUID is impossible")
-    return DeviceShare(_text(resource_class), _text(uuid))
+    return DeviceShare(_get_text(resource_class), _get_text(uuid))
 
 
 def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
     try:
         index, mem = int(annotations[names.IDX]), int(annotations[names.POD_MEM])
-        total, unit = int(annotations.get(names.DEV_MEM, mem)), _unit(annotations)
+        total, unit = int(annotations.get(names.DEV_MEM, mem)), _gpushare_unit(annotations)
     except (KeyError, ValueError) as error:
         raise InvalidAssignment(f"{names.IDX} and {names.POD_MEM} are not numbers") from error
     if index < 0 or mem <= 0:
@@ -301,7 +302,7 @@ def _decode_gpushare(annotations: Mapping[str, str]) -> Assignment:
     return Assignment({_LEGACY_KEY: (share,)})
 
 
-def _unit(annotations: Mapping[str, str]) -> int:
+def _gpushare_unit(annotations: Mapping[str, str]) -> int:
     """MiB in what gpushare has counted in, which the size of the pod's card tells. Raises ValueError."""
     return _GIB if 0 < int(annotations.get(names.DEV_MEM, 0)) < _GIB else 1
 
@@ -310,7 +311,7 @@ def _decode_framework(annotations: Mapping[str, str]) -> Assignment:
     """Alibaba's framework version: {"<container>": {"<card>": MiB}}."""
     by_card: dict[int, int] = {}
     try:
-        unit = _unit(annotations)
+        unit = _gpushare_unit(annotations)
         for cards in json.loads(annotations[names.GPUSHARE_ALLOCATION]).values():
             for index, mem in cards.items():
                 by_card[int(index)] = by_card.get(int(index), 0) + int(mem) * unit

@@ -13,7 +13,7 @@ def parse_version(text: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", text.split("-", maxsplit=1)[0])))
 
 
-def dotted(version: tuple[int, ...]) -> str:
+def format_version(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
@@ -23,6 +23,6 @@ def has_cdi(name: str, version: str) -> bool:
 
 
 CDI_SINCE: Final = (
-    f"containerd has it since {dotted(CDI_BY_DEFAULT['containerd'])}, {dotted(CDI_AT_ALL['containerd'])} with "
-    f"enable_cdi; CRI-O since {dotted(CDI_BY_DEFAULT['cri-o'])}"
+    f"containerd has it since {format_version(CDI_BY_DEFAULT['containerd'])}, "
+    f"{format_version(CDI_AT_ALL['containerd'])} with enable_cdi; CRI-O since {format_version(CDI_BY_DEFAULT['cri-o'])}"
 )

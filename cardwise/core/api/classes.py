@@ -120,7 +120,8 @@ class Classifier:
     def select_classes(self, labels: Mapping[str, str]) -> list[ResourceClass]:
         """As `classes_of`, the classes themselves."""
         return [
-            self._by_name.get(name) or _without_object(name, labels[_MODEL_LABEL]) for name in self.classes_of(labels)
+            self._by_name.get(name) or _build_automatic_class(name, labels[_MODEL_LABEL])
+            for name in self.classes_of(labels)
         ]
 
     def priority_of(self, classes: Iterable[str]) -> int:
@@ -128,7 +129,7 @@ class Classifier:
         return max((self._priorities.get(name, 0) for name in classes), default=0)
 
 
-def _without_object(name: str, model: str) -> ResourceClass:
+def _build_automatic_class(name: str, model: str) -> ResourceClass:
     """The automatic class that a card of the model is in while nobody has made it."""
     selector = selectors.parse(auto_spec(model)["selector"], "spec.selector")
     return ResourceClass(name=name, selector=selector, auto=True, untouched=True)
@@ -185,7 +186,7 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
             "spec.priority", f"{quote_text(priority)} is out of range", "write a whole number such as 10"
         )
     selector = selectors.parse(spec.get(field), f"spec.{field}")
-    share = _share(spec["share"]) if spec.get("share") is not None else None
+    share = _parse_share(spec["share"]) if spec.get("share") is not None else None
     other = _is_other(selector, f"spec.{field}")
     if other and share is not None:
         raise InvalidRequest("spec.share", "is only for GPUs; a device is always given whole", "leave it out")
@@ -229,7 +230,7 @@ def is_bare(name: str, exists: Callable[[str], bool]) -> bool:
 
 def _is_other(selector: Selector, field: str) -> bool:
     """Whether the selector is of devices that are no GPUs: every alternative says their kind. Raises InvalidRequest."""
-    kinds = frozenset().union(*map(_kinds, selector.alternatives))
+    kinds = frozenset().union(*map(_selected_kinds, selector.alternatives))
     others = kinds - {KIND}
     if others and KIND in kinds:
         raise InvalidRequest(
@@ -240,7 +241,7 @@ def _is_other(selector: Selector, field: str) -> bool:
     return bool(others)
 
 
-def _kinds(conditions: Iterable[Expression]) -> frozenset[str]:
+def _selected_kinds(conditions: Iterable[Expression]) -> frozenset[str]:
     """The kinds that an alternative says; one that says none is of GPUs."""
     kinds_by_condition = [
         condition.texts for condition in conditions if (condition.key, condition.operator) == (_KIND_LABEL, "In")
@@ -254,7 +255,7 @@ def _check_fields(mapping: Mapping[str, Any], fields: Iterable[str], field: str,
             raise InvalidRequest(f"{field}.{name}", f"is not a field of {noun}", f"write {', '.join(fields)}")
 
 
-def _share(share: object) -> ClassShare:
+def _parse_share(share: object) -> ClassShare:
     if not isinstance(share, Mapping):
         raise InvalidRequest(
             "spec.share", f"{quote_text(share)} is not a share", f"write a map with {', '.join(_SHARE_FIELDS)}"
@@ -277,15 +278,15 @@ def _share(share: object) -> ClassShare:
 
 def name_of_model(model: str) -> str:
     """The name of the automatic class of a model: nvidia.tesla.k80 of Tesla K80."""
-    return ".".join(_parts(model))[:_LONGEST].rstrip(".-")
+    return ".".join(_name_parts(model))[:_LONGEST].rstrip(".-")
 
 
 def accelerator_of_model(model: str) -> str:
     """The value of a node's label `accelerator`: nvidia-tesla-k80 of Tesla K80."""
-    return "-".join(_parts(model))[:_LONGEST_LABEL].rstrip("-")
+    return "-".join(_name_parts(model))[:_LONGEST_LABEL].rstrip("-")
 
 
-def _parts(model: str) -> list[str]:
+def _name_parts(model: str) -> list[str]:
     cleaned = (re.sub(r"[^a-z0-9]", "-", part).strip("-") for part in re.split(r"[\s.]+", model.lower()))
     parts = [part for part in cleaned if part]
     if parts[:1] == ["nvidia"]:  # newer drivers say it, older ones do not
@@ -313,13 +314,13 @@ def auto_models(manifest: Mapping[str, Any]) -> tuple[str, ...]:
         written = json.loads(text)
     except (ValueError, RecursionError):
         return ()
-    models = _models(spec.get("selector"))
-    as_written = isinstance(written, dict) and written == auto_spec(*models) == _without_default(spec)
+    models = _selected_models(spec.get("selector"))
+    as_written = isinstance(written, dict) and written == auto_spec(*models) == _drop_default_priority(spec)
     named_so = all(name_of_model(model) == metadata.get("name") for model in models)
     return models if models and as_written and named_so else ()
 
 
-def _models(selector: object) -> tuple[str, ...]:
+def _selected_models(selector: object) -> tuple[str, ...]:
     """Those that the selector names, if it is one of an automatic class."""
     match selector:
         case {"matchLabels": {"model": str(model)}}:
@@ -333,6 +334,6 @@ def _is_auto(manifest: Mapping[str, Any]) -> bool:
     return ((manifest.get("metadata") or {}).get("labels") or {}).get(names.AUTO_LABEL) == "true"
 
 
-def _without_default(spec: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_default_priority(spec: Mapping[str, Any]) -> dict[str, Any]:
     """The API server adds the default priority to what was written."""
     return {key: setting for key, setting in spec.items() if (key, setting) != ("priority", 0)}

@@ -116,10 +116,10 @@ def suggest_card_label(key: str) -> str:
 
 def suggest_annotation(key: str) -> str:
     """What users write that was probably meant by an annotation of our domain that they do not; "" for none."""
-    return _nearest(key, names.USER_ANNOTATIONS)
+    return _find_nearest(key, names.USER_ANNOTATIONS)
 
 
-def may_be_ours(key: str) -> bool:
+def is_like_own(key: str) -> bool:
     """Whether an annotation or label could be meant for Cardwise. Cheap, unlike `suggest_pod_key`."""
     return len(key) <= _LONGEST and _MAYBE_OURS.search(key) is not None
 
@@ -134,7 +134,7 @@ def suggest_pod_key(key: str, text: str = "") -> str:
     domain, _, name = key.rpartition("/")
     if not domain or domain == names.GROUP or key in _GANG_KEYS or len(key) > _LONGEST:
         return ""
-    if ours := _of_our_domain(domain, name):
+    if ours := _spell_in_own_domain(domain, name):
         return suggest_annotation(ours) or (ours if ours in names.USER_ANNOTATIONS else "")
     of_gangs = min(_edit_distance(domain, known, _LEAST) for known in _GANG_DOMAINS) <= _LEAST
     if not of_gangs or not _OF_GANGS.match(name):
@@ -147,14 +147,14 @@ def suggest_pod_key(key: str, text: str = "") -> str:
 def suggest_namespace_key(key: str, *, label: bool) -> str:
     """What was probably meant by an annotation (or a label) of a namespace that is not read there; "" for none."""
     domain, _, name = key.rpartition("/")
-    ours = _of_our_domain(domain, name)
+    ours = _spell_in_own_domain(domain, name)
     known = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS
     others = _NAMESPACE_ANNOTATIONS if label else _NAMESPACE_LABELS
     if not ours or key in known or len(key) > _LONGEST:
         return ""
     if key in others:
         return f"the {'annotation' if label else 'label'} {key}"
-    return ours if ours in known else _nearest(ours, known)
+    return ours if ours in known else _find_nearest(ours, known)
 
 
 def is_unread_namespace_key(key: str, *, label: bool) -> bool:
@@ -189,14 +189,14 @@ def _nearest_label(text: str, known: Iterable[str]) -> str:
     return min(near, key=lambda candidate: near[candidate], default="")
 
 
-def _of_our_domain(domain: str, name: str) -> str:
+def _spell_in_own_domain(domain: str, name: str) -> str:
     """The key in our domain, if the domain is ours or a misspelling of it; "" else."""
     plain = domain.lower()
     near = "cardwise" in plain or _edit_distance(plain, names.GROUP, _LEAST) <= _LEAST
     return f"{names.GROUP}/{name.lower()}" if near else ""
 
 
-def _nearest(key: str, known: Iterable[str]) -> str:
+def _find_nearest(key: str, known: Iterable[str]) -> str:
     if len(key) > _LONGEST:
         return ""
     limit = max(1, len(key.partition("/")[2]) // _PART)

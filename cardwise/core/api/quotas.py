@@ -167,10 +167,10 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
         raise InvalidRequest("spec.onExceed", f"{quote_text(on_exceed)} is not known", "write Wait or Refuse")
     entries: dict[tuple[str, str], QuotaEntry] = {}
     for i, fields in enumerate(hard):
-        entry = _entry(fields, f"spec.hard[{i}]")
+        entry = _parse_entry(fields, f"spec.hard[{i}]")
         selects = (entry.resource_class, entry.model)
         if selects in entries:
-            _refuse_twice(entry, f"spec.hard[{i}]", list(entries).index(selects))
+            _refuse_duplicates(entry, f"spec.hard[{i}]", list(entries).index(selects))
         entries[selects] = entry
     return GPUQuota(
         namespace=metadata.get("namespace") or "",
@@ -233,7 +233,7 @@ def _number(decoded: object) -> int:
     return decoded if isinstance(decoded, int) else 0
 
 
-def _refuse_twice(entry: QuotaEntry, field: str, first: int) -> None:
+def _refuse_duplicates(entry: QuotaEntry, field: str, first: int) -> None:
     subject = f"class {entry.resource_class}" if entry.resource_class else f"model {entry.model}"
     if not (entry.resource_class or entry.model):
         subject = "every GPU"
@@ -245,28 +245,28 @@ def _refuse_twice(entry: QuotaEntry, field: str, first: int) -> None:
     )
 
 
-def _entry(fields: object, field: str) -> QuotaEntry:
+def _parse_entry(fields: object, field: str) -> QuotaEntry:
     if not isinstance(fields, Mapping):
         raise InvalidRequest(field, f"{quote_text(fields)} is not an entry", f"write class or model, and {_AMOUNTS}")
     for name in fields:
         if name not in _ENTRY_FIELDS:
             raise InvalidRequest(f"{field}.{name}", "is not a field of an entry", f"write {', '.join(_ENTRY_FIELDS)}")
-    resource_class, model = _text(fields, "class", field), _text(fields, "model", field)
+    resource_class, model = _parse_text(fields, "class", field), _parse_text(fields, "model", field)
     if resource_class and model:
         raise InvalidRequest(f"{field}.model", "the entry also names a class", "write class or model, not both")
     entry = QuotaEntry(
         resource_class=resource_class,
         model=model,
-        shares=_count(fields, "shares", field),
-        memory=_memory(fields, field),
-        cards=_count(fields, "gpus", field),
+        shares=_parse_count(fields, "shares", field),
+        memory=_parse_memory(fields, field),
+        cards=_parse_count(fields, "gpus", field),
     )
     if entry.shares is None and entry.memory is None and entry.cards is None:
         raise InvalidRequest(field, "limits nothing", f"write {_AMOUNTS}")
     return entry
 
 
-def _text(fields: Mapping[str, Any], name: str, field: str) -> str:
+def _parse_text(fields: Mapping[str, Any], name: str, field: str) -> str:
     text = fields.get(name)
     if text is None:
         return ""
@@ -277,7 +277,7 @@ def _text(fields: Mapping[str, Any], name: str, field: str) -> str:
     return text
 
 
-def _count(fields: Mapping[str, Any], name: str, field: str) -> int | None:
+def _parse_count(fields: Mapping[str, Any], name: str, field: str) -> int | None:
     number = fields.get(name)
     if number is None:
         return None
@@ -288,7 +288,7 @@ def _count(fields: Mapping[str, Any], name: str, field: str) -> int | None:
     return number
 
 
-def _memory(fields: Mapping[str, Any], field: str) -> int | None:
+def _parse_memory(fields: Mapping[str, Any], field: str) -> int | None:
     amount = fields.get("memoryMiB")
     if amount is None:
         return None

@@ -208,7 +208,7 @@ def parse(pod: Json) -> PodRequest | None:
         devices=tuple(devices),
         priority=priority,
         mps=mps.mode(annotations),
-        user=_user(pod, {container_request.key for container_request in container_requests}),
+        user=_common_user(pod, {container_request.key for container_request in container_requests}),
     )
 
 
@@ -220,7 +220,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     card_containers = {container.key for container in request.containers}
     slots = card_containers | {device.key for device in request.devices}
     for c in containers(pod):
-        limits = _resources(c, "limits")
+        limits = _get_resources(c, "limits")
         # Without a binary suffix; 8000 comes back from the API server as 8k.
         canonical = (
             names.GPU_COUNT not in limits
@@ -236,7 +236,7 @@ def parse_mutated(pod: Json) -> PodRequest | None:
     return request
 
 
-def _user(pod: Json, keys: Collection[str]) -> int:
+def _common_user(pod: Json, keys: Collection[str]) -> int:
     spec = pod.get("spec") or {}
     of_pod = _run_as(spec)
     if spec.get("hostUsers") is False:
@@ -250,19 +250,19 @@ def _run_as(spec: Json) -> int | None:
     return number if isinstance(number, int) else None
 
 
-def _resources(container: Container, kind: str) -> Json:
+def _get_resources(container: Container, kind: str) -> Json:
     return (container.spec.get("resources") or {}).get(kind) or {}
 
 
 def _device_requests(c: Container, classes: Collection[str]) -> list[DeviceRequest]:
-    limits, requests = _resources(c, "limits"), _resources(c, "requests")
+    limits, requests = _get_resources(c, "limits"), _get_resources(c, "requests")
     resources = sorted({name for name in (*limits, *requests) if names.class_of(name) in classes})
     if resources and c.ordinary_init:
-        raise _not_in_init(c, resources[0], "a device")
-    return [DeviceRequest(c.key, names.class_of(name), _amount(c, name, limits, requests)) for name in resources]
+        raise _init_container_error(c, resources[0], "a device")
+    return [DeviceRequest(c.key, names.class_of(name), _read_amount(c, name, limits, requests)) for name in resources]
 
 
-def _not_in_init(c: Container, resource: str, noun: str) -> InvalidRequest:
+def _init_container_error(c: Container, resource: str, noun: str) -> InvalidRequest:
     return InvalidRequest(
         f"{c.path}.resources.limits[{resource}]",
         f"an ordinary init container cannot hold {noun}",
@@ -271,26 +271,26 @@ def _not_in_init(c: Container, resource: str, noun: str) -> InvalidRequest:
 
 
 def _container_request(c: Container, annotations: Json, of_devices: Collection[str]) -> ContainerRequest | None:
-    limits, requests = _resources(c, "limits"), _resources(c, "requests")
+    limits, requests = _get_resources(c, "limits"), _get_resources(c, "requests")
     classes = {name: names.class_of(name) for name in (*limits, *requests)}
     typed = sorted(name for name, of in classes.items() if of and of not in of_devices)
     resources = [*(name for name in names.REQUESTED if name in limits or name in requests), *typed]
     if not resources:
         return None
     if c.ordinary_init:
-        raise _not_in_init(c, resources[0], "a GPU share")
+        raise _init_container_error(c, resources[0], "a GPU share")
     field = f"{c.path}.resources.limits"
     if len(typed) > 1:
         raise InvalidRequest(
             f"{field}[{typed[1]}]", f"{typed[0]} is also requested", "request one class in each container"
         )
-    amounts_by_name = {name: _amount(c, name, limits, requests) for name in resources}
+    amounts_by_name = {name: _read_amount(c, name, limits, requests) for name in resources}
     mem, core = amounts_by_name.get(names.GPU_MEM, 0), amounts_by_name.get(names.GPU_CORE, 0)
     # Once the webhook has been here, the limits say it: an annotation that comes later changes nothing.
     rewritten = _is_rewritten(c)
     class_annotation = annotations.get(names.CLASS) if not rewritten else None
     resource_class = names.class_of(typed[0]) if typed else class_annotation or ""
-    counts = _counts(field, amounts_by_name, typed, split=bool(mem) and rewritten)
+    counts = _read_counts_annotation(field, amounts_by_name, typed, split=bool(mem) and rewritten)
     cards = next(iter(counts.values()), 1)
     if not mem:
         if not counts:
@@ -349,7 +349,7 @@ def split_cards(container: Container, annotations: Mapping[str, str]) -> int:
 
 def _is_rewritten(container: Container) -> bool:
     """Whether the webhook has seen the container: by its slot, or by its variable, where another webhook drops that."""
-    if names.SHARE in _resources(container, "limits"):
+    if names.SHARE in _get_resources(container, "limits"):
         return True
     path = f"metadata.annotations['{names.DEVICES_OF}"
     return any(
@@ -359,7 +359,9 @@ def _is_rewritten(container: Container) -> bool:
     )
 
 
-def _counts(field: str, amounts_by_name: Mapping[str, int], typed: Sequence[str], *, split: bool) -> dict[str, int]:
+def _read_counts_annotation(
+    field: str, amounts_by_name: Mapping[str, int], typed: Sequence[str], *, split: bool
+) -> dict[str, int]:
     """The resources that say how many cards; they must agree. `split`: the webhook has written it into an annotation.
 
     It is then no matter how many of the class were asked for: they may be so many shares of one card.
@@ -390,7 +392,7 @@ def _check_core(c: Container, core: int, *, cards: int, others: int) -> None:
     )
 
 
-def _amount(c: Container, name: str, limits: Json, requests: Json) -> int:
+def _read_amount(c: Container, name: str, limits: Json, requests: Json) -> int:
     """The amount of one resource; request and limit must agree, as for every extended resource."""
     field = f"{c.path}.resources.limits[{name}]"
     if name not in limits:

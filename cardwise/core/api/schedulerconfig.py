@@ -24,14 +24,14 @@ def extender_stanzas(
 ) -> list[dict[str, Any]]:
     """Stanzas for `extenders:`; the URLs are `https://host:port`, or `http://` on loopback without the files."""
 
-    def common() -> dict[str, Any]:
+    def common_fields() -> dict[str, Any]:
         stanza: dict[str, Any] = {"nodeCacheCapable": True, "ignorable": False}
         if ca_file is not None:
             tls = {"insecure": False, "caFile": ca_file, "certFile": cert_file, "keyFile": key_file}
             stanza |= {"enableHTTPS": True, "tlsConfig": tls}
         return stanza
 
-    fast = common() | {
+    fast = common_fields() | {
         "urlPrefix": filter_url + names.EXTENDER_PREFIX,
         "filterVerb": "filter",
         "prioritizeVerb": "prioritize",
@@ -44,7 +44,7 @@ def extender_stanzas(
             {"name": names.PLACE_MARKER, "ignoredByScheduler": True},
         ],
     }
-    slow = common() | {
+    slow = common_fields() | {
         "urlPrefix": bind_url + names.EXTENDER_PREFIX,
         "bindVerb": "bind",
         "httpTimeout": BIND_TIMEOUT,

@@ -49,13 +49,13 @@ class Expression:
                 return text is not None
             case "DoesNotExist":
                 return text is None
-        number = None if text is None else _number(text)
+        number = None if text is None else _parse_number(text)
         return number is not None and _COMPARE[self.operator](number, self.bound)
 
     def _is_listed(self, text: str | None) -> bool:
         if text is None:
             return False
-        return text in self.texts or (bool(self.numbers) and _number(text) in self.numbers)
+        return text in self.texts or (bool(self.numbers) and _parse_number(text) in self.numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,19 @@ class Selector:
 def parse(selector: object, field: str = "spec.selector") -> Selector:
     """A selector from its decoded JSON, a map or a list of maps. Raises InvalidRequest."""
     if isinstance(selector, Mapping):
-        return Selector((_conditions(selector, field),))
+        return Selector((_parse_conditions(selector, field),))
     if isinstance(selector, list) and selector:
-        return Selector(tuple(_conditions(alternative, f"{field}[{i}]") for i, alternative in enumerate(selector)))
+        return Selector(
+            tuple(_parse_conditions(alternative, f"{field}[{i}]") for i, alternative in enumerate(selector))
+        )
     if selector is None or selector == []:
-        raise _empty(field)
+        raise _empty_error(field)
     raise InvalidRequest(
         field, f"{quote_text(selector)} is not a selector", "write a map with matchLabels or matchExpressions"
     )
 
 
-def _empty(field: str) -> InvalidRequest:
+def _empty_error(field: str) -> InvalidRequest:
     return InvalidRequest(
         field,
         "an empty selector would select every GPU",
@@ -98,7 +100,7 @@ def _empty(field: str) -> InvalidRequest:
     )
 
 
-def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
+def _parse_conditions(selector: object, field: str) -> tuple[Expression, ...]:
     if not isinstance(selector, Mapping):
         raise InvalidRequest(
             field, f"{quote_text(selector)} is not a selector", "write a map with matchLabels or matchExpressions"
@@ -118,25 +120,25 @@ def _conditions(selector: object, field: str) -> tuple[Expression, ...]:
             f"{quote_text(expressions)} is not a list",
             f"write a list of maps with {', '.join(_EXPRESSION_FIELDS)}",
         )
-    expressions_found = [_equal(key, text, f"{field}.matchLabels[{key}]") for key, text in labels.items()]
+    expressions_found = [_parse_equal(key, text, f"{field}.matchLabels[{key}]") for key, text in labels.items()]
     expressions_found += [
-        _expression(expression, f"{field}.matchExpressions[{i}]") for i, expression in enumerate(expressions)
+        _parse_expression(expression, f"{field}.matchExpressions[{i}]") for i, expression in enumerate(expressions)
     ]
     if not expressions_found:
-        raise _empty(field)
+        raise _empty_error(field)
     return tuple(expressions_found)
 
 
-def _equal(key: str, text: object, field: str) -> Expression:
-    return _in(_key(key, field), "In", [_text(text, field)])
+def _parse_equal(key: str, text: object, field: str) -> Expression:
+    return _parse_in(_parse_key(key, field), "In", [_parse_text(text, field)])
 
 
-def _in(key: str, name: str, texts: list[str]) -> Expression:
-    numbers = frozenset(number for number in map(_number, texts) if number is not None)
+def _parse_in(key: str, name: str, texts: list[str]) -> Expression:
+    numbers = frozenset(number for number in map(_parse_number, texts) if number is not None)
     return Expression(key=key, operator=name, texts=frozenset(texts), numbers=numbers)
 
 
-def _expression(fields: object, field: str) -> Expression:
+def _parse_expression(fields: object, field: str) -> Expression:
     if not isinstance(fields, Mapping):
         raise InvalidRequest(
             field, f"{quote_text(fields)} is not an expression", f"write a map with {', '.join(_EXPRESSION_FIELDS)}"
@@ -145,7 +147,7 @@ def _expression(fields: object, field: str) -> Expression:
         if name not in _EXPRESSION_FIELDS:
             remedy = f"write {', '.join(_EXPRESSION_FIELDS)}"
             raise InvalidRequest(f"{field}.{name}", "is not a field of an expression", remedy)
-    key = _key(fields.get("key"), f"{field}.key")
+    key = _parse_key(fields.get("key"), f"{field}.key")
     name, operands = fields.get("operator"), fields.get("values")
     if not isinstance(name, str) or name not in _OPERATORS:
         problem = "is missing" if name is None else f"{quote_text(name)} is not an operator"
@@ -156,35 +158,35 @@ def _expression(fields: object, field: str) -> Expression:
             raise InvalidRequest(field, f"{name} takes no values", "leave them out, or write In or NotIn")
         return Expression(key=key, operator=name)
     if name in _COMPARE:
-        return Expression(key=key, operator=name, bound=_bound(name, operands, field))
+        return Expression(key=key, operator=name, bound=_parse_bound(name, operands, field))
     if not isinstance(operands, list) or not operands:
         problem = (
             f"{name} needs values" if operands is None or operands == [] else f"{quote_text(operands)} is not a list"
         )
         raise InvalidRequest(field, problem, "write a list of at least one value, such as [Tesla K80]")
-    return _in(key, name, [_text(operand, f"{field}[{i}]") for i, operand in enumerate(operands)])
+    return _parse_in(key, name, [_parse_text(operand, f"{field}[{i}]") for i, operand in enumerate(operands)])
 
 
-def _key(key: object, field: str) -> str:
+def _parse_key(key: object, field: str) -> str:
     if not isinstance(key, str) or not key:
         problem = "is missing" if key is None else f"{quote_text(key)} is not a label"
         raise InvalidRequest(field, problem, "write a label of the GPU, such as model, memory or driver")
     return key.lower()
 
 
-def _bound(name: str, operands: object, field: str) -> Fraction:
+def _parse_bound(name: str, operands: object, field: str) -> Fraction:
     remedy = "write one quantity, such as 10GiB, 1480 or 3.5"
     if operands is None or (isinstance(operands, list) and len(operands) != 1):
         raise InvalidRequest(field, f"{name} takes exactly one value", remedy)
     if isinstance(operands, list):
         operands, field = operands[0], f"{field}[0]"
     try:
-        return amounts.parse(_text(operands, field))
+        return amounts.parse(_parse_text(operands, field))
     except InvalidQuantity as error:
         raise InvalidRequest(field, error.problem, remedy) from error
 
 
-def _text(scalar: object, field: str) -> str:
+def _parse_text(scalar: object, field: str) -> str:
     """A value as the text that labels are; YAML makes numbers of `8.6` and `0`."""
     if isinstance(scalar, str):
         return scalar
@@ -195,13 +197,13 @@ def _text(scalar: object, field: str) -> str:
     )
 
 
-def _number(text: str) -> Fraction | None:
+def _parse_number(text: str) -> Fraction | None:
     """None for what is no number. Long texts are none, and are not remembered."""
-    return _short_number(text) if len(text) <= _LONGEST else None
+    return _parse_short_number(text) if len(text) <= _LONGEST else None
 
 
 @lru_cache(maxsize=_NUMBERS_KEPT)
-def _short_number(text: str) -> Fraction | None:
+def _parse_short_number(text: str) -> Fraction | None:
     try:
         return amounts.parse(text)
     except InvalidQuantity:

@@ -84,7 +84,7 @@ def with_unit(text: str | int, unit: Unit) -> str:
     if unit is Unit.MIB:
         return str(text)
     try:
-        number, is_bytes = _amount(text)
+        number, is_bytes = _parse_amount(text)
     except InvalidQuantity:
         return str(text)
     if is_bytes or number <= 0:
@@ -94,10 +94,10 @@ def with_unit(text: str | int, unit: Unit) -> str:
         raise InvalidQuantity(f"{text} means GiB here, more than any GPU has", "write a unit, as in 8138Mi or 8Gi")
     if mib < 1:
         raise InvalidQuantity(f"{text} means GiB here, and is less than 1 MiB", "write a unit, as in 512Mi")
-    return f"{number}Gi" if number.denominator == 1 else f"{_decimal(mib)}Mi"
+    return f"{number}Gi" if number.denominator == 1 else f"{_format_decimal(mib)}Mi"
 
 
-def _amount(text: str | int) -> tuple[Fraction, bool]:
+def _parse_amount(text: str | int) -> tuple[Fraction, bool]:
     """As `parse`, of gpu-mem."""
     number, is_bytes = parse(text)
     # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
@@ -108,36 +108,36 @@ def memory(text: str | int) -> MiB:
     """MiB of a gpu-mem amount: `8138` and `8k` count MiB, `8Gi` counts bytes, which are rounded up to a whole number of
     MiB (`describe_rounding` says so). Raises InvalidQuantity.
     """
-    number, is_bytes = _amount(text)
+    number, is_bytes = _parse_amount(text)
     if is_bytes:
         number /= _MIB
     if number <= 0:
         raise InvalidQuantity(f"{text} must be above zero", "write at least 1Mi, or remove it")
     if is_bytes and number < 1:
         raise InvalidQuantity(
-            f"{_readable(text, number)} is less than 1 MiB", "write a whole number of MiB, such as 512Mi"
+            f"{_describe_amount(text, number)} is less than 1 MiB", "write a whole number of MiB, such as 512Mi"
         )
     if not is_bytes and number.denominator != 1:
-        raise _no_whole_number(str(text), number)
+        raise _fraction_error(str(text), number)
     if number > MOST_MIB:
-        raise _too_many(str(text), number)
+        raise _too_many_digits(str(text), number)
     return MiB(math.ceil(number))
 
 
 def describe_rounding(text: str | int) -> str:
     """What `memory` makes of an amount of bytes that is no whole number of MiB, for a warning; "" of any other text."""
     try:
-        number, is_bytes = _amount(text)
+        number, is_bytes = _parse_amount(text)
         mib = memory(text)
     except InvalidQuantity:
         return ""
     number /= _MIB
     if not is_bytes or number == mib:
         return ""
-    return f"{_readable(text, number)} is not a whole number of MiB and counts as {mib}Mi"
+    return f"{_describe_amount(text, number)} is not a whole number of MiB and counts as {mib}Mi"
 
 
-def _readable(text: str | int, number: Fraction) -> str:
+def _describe_amount(text: str | int, number: Fraction) -> str:
     """`text` may be the API server's spelling, in which people do not know their own: both are said. `number` is in
     MiB.
     """
@@ -145,12 +145,12 @@ def _readable(text: str | int, number: Fraction) -> str:
     return shown if str(text) == shown else f"{text} ({shown})"
 
 
-def _decimal(number: Fraction) -> str:
+def _format_decimal(number: Fraction) -> str:
     """The number as quantities are written, without a fraction bar or an exponent."""
     return f"{Decimal(number.numerator) / Decimal(number.denominator):f}"
 
 
-def _no_whole_number(text: str, number: Fraction) -> InvalidQuantity:
+def _fraction_error(text: str, number: Fraction) -> InvalidQuantity:
     """A bare number, `number` in MiB."""
     below = number.numerator // number.denominator
     near = [f"{below} or {below + 1}"] if below else []
@@ -159,7 +159,7 @@ def _no_whole_number(text: str, number: Fraction) -> InvalidQuantity:
     return InvalidQuantity(f"{text} is not a whole number of MiB", f"write {', or '.join(near)}")
 
 
-def _too_many(text: str, number: Fraction) -> InvalidQuantity:
+def _too_many_digits(text: str, number: Fraction) -> InvalidQuantity:
     """`number` is in MiB, often because bytes were meant."""
     problem = f"{text} is {number if number < 10**18 else 'too many'} MiB, more than any GPU has"
     mib = number // _MIB

@@ -130,7 +130,7 @@ def test_finished_pods_hold_nothing():
 def test_a_rehearsal_changes_nothing_and_tells_what_is_in_the_way(capsys):
     api = Cards([card("n1", 0)], [running("a"), running("b")])
     api.holds_back("b", 1)
-    work(api).rehearse("")
+    work(api).simulate_run("")
     assert (api.evicted, api.rehearsed) == ([], ["a"])
     assert "unschedulable" not in spec(api, "gpu-n1-0")
     assert capsys.readouterr().out.splitlines() == [

@@ -72,7 +72,7 @@ def test_fractions_round_down():
 
 def test_pods_of_gpushare_are_read_from_its_annotations():
     read = assignment.decode({names.IDX: "1", names.POD_MEM: "4069", names.DEV_MEM: "16276"})
-    assert read.legacy
+    assert read.is_legacy
     assert [(s.index, s.mem) for s in read.shares()] == [(1, 4069)]
 
 

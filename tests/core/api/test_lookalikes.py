@@ -102,7 +102,7 @@ def test_an_annotation_that_users_write_may_be_meant() -> None:
 )
 def test_what_was_meant_by_a_key_of_a_pod(key: str, text: str, expected: str) -> None:
     assert lookalikes.suggest_pod_key(key, text) == expected
-    assert lookalikes.may_be_ours(key) or not expected
+    assert lookalikes.is_like_own(key) or not expected
     # What a person is told of, the webhook must see; a domain with a typo only where the pod asks for cards as well.
     if expected and "cardwse" not in key and "k8s.com" not in key:
         assert lookalikes._KEY_ABOUT_US.search(key)
@@ -125,7 +125,7 @@ def test_what_was_meant_by_a_key_of_a_pod(key: str, text: str, expected: str) ->
 )
 def test_what_was_meant_by_a_key_of_a_namespace(key: str, label: bool, expected: str) -> None:
     assert lookalikes.suggest_namespace_key(key, label=label) == expected
-    assert lookalikes.may_be_ours(key) or not expected
+    assert lookalikes.is_like_own(key) or not expected
 
 
 def test_names_about_gpus() -> None:

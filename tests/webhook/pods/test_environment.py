@@ -9,7 +9,7 @@ from cardwise.core.api.request import ContainerRequest
 from cardwise.core.values.decoded import Json
 from cardwise.core.values.quantity import MiB
 from tests import build
-from webhook.pods.environment import from_annotation, merged, owned
+from webhook.pods.environment import from_annotation, merge_entries, own_entries
 from webhook.pods.mutate import mutate
 
 SHARE = ContainerRequest(key="0", name="main", cards=1, mem=MiB(8138))
@@ -22,7 +22,7 @@ def by_name(env: list[Json]) -> dict[str, Json]:
 
 
 def test_everything_the_container_should_see_is_there() -> None:
-    env, overridden = merged([], SHARE, env_from=False)
+    env, overridden = merge_entries([], SHARE, env_from=False)
     assert overridden == []
     paths = {
         entry["name"]: entry.get("value") or entry["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1] for entry in env
@@ -42,7 +42,7 @@ def test_everything_the_container_should_see_is_there() -> None:
 
 
 def test_whole_cards_learn_their_size_after_placement() -> None:
-    variable = by_name(owned(WHOLE))[names.CONTAINER_MEM]
+    variable = by_name(own_entries(WHOLE))[names.CONTAINER_MEM]
     assert variable == from_annotation(names.CONTAINER_MEM, "cardwise.dev/mem-limit-mib.init-1")
 
 
@@ -57,7 +57,7 @@ def test_a_users_value_is_replaced_and_the_others_come_after_ours() -> None:
         {"name": "NVIDIA_GPU_MEMORY_REQUEST", "value": "99999"},
         {"name": "CUDA_DEVICE_ORDER", "value": "FASTEST_FIRST"},
     ]
-    env, overridden = merged(existing, SHARE, env_from=False)
+    env, overridden = merge_entries(existing, SHARE, env_from=False)
     assert env[-2:] == [{"name": "A", "value": "1"}, {"name": "B", "value": "$(A)"}]
     assert overridden == [
         "CUDA_DEVICE_ORDER",
@@ -93,33 +93,33 @@ def test_a_misspelled_annotation_is_told_with_what_was_meant() -> None:
 def test_a_users_own_variable_may_name_ours() -> None:
     """Kubernetes expands what stands before."""
     used = {"name": "OPTIONS", "value": "--fraction=$(CARDWISE_MEM_FRACTION)"}
-    env, _ = merged([used], SHARE, env_from=False)
+    env, _ = merge_entries([used], SHARE, env_from=False)
     assert [entry["name"] for entry in env].index("CARDWISE_MEM_FRACTION") < env.index(used)
-    assert merged(env, SHARE, env_from=False) == (env, [])
+    assert merge_entries(env, SHARE, env_from=False) == (env, [])
 
 
 def test_our_own_entries_are_replaced_without_a_word() -> None:
-    env, _ = merged([], SHARE, env_from=False)
+    env, _ = merge_entries([], SHARE, env_from=False)
     moved = ContainerRequest(key="1", name="main", cards=1, mem=MiB(64))
-    again, overridden = merged(env, moved, env_from=False)
+    again, overridden = merge_entries(env, moved, env_from=False)
     assert overridden == []
-    assert again == merged([], moved, env_from=False)[0]
+    assert again == merge_entries([], moved, env_from=False)[0]
 
 
 @pytest.mark.parametrize("name", ["XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"])
 def test_the_users_own_choice_for_jax_stays(name: str) -> None:
     own = {"name": name, "value": ".3"}
-    env, overridden = merged([own], SHARE, env_from=False)
+    env, overridden = merge_entries([own], SHARE, env_from=False)
     assert overridden == []
     assert [entry for entry in env if "XLA" in entry["name"]] == [own]
 
 
 def test_jax_keeps_its_own_default_on_whole_cards() -> None:
     """JAX takes 75 percent: with all of the card nothing is left for the CUDA context and its libraries."""
-    env, _ = merged([], WHOLE, env_from=False)
+    env, _ = merge_entries([], WHOLE, env_from=False)
     assert "XLA" not in json.dumps(env)
     own = {"name": names.ENV_XLA_FRACTION, "value": ".9"}
-    assert own in merged([own], WHOLE, env_from=False)[0]
+    assert own in merge_entries([own], WHOLE, env_from=False)[0]
 
 
 @pytest.mark.parametrize("now", [WHOLE, None], ids=["whole", "no GPU"])
@@ -127,13 +127,13 @@ def test_jax_keeps_its_own_default_on_whole_cards() -> None:
 def test_a_copy_with_a_whole_card_loses_the_fraction_of_its_original(
     now: ContainerRequest | None, env_from: bool
 ) -> None:
-    env, _ = merged([], SHARE, env_from=False)
-    after, overridden = merged(env, now, env_from=env_from)
+    env, _ = merge_entries([], SHARE, env_from=False)
+    after, overridden = merge_entries(env, now, env_from=env_from)
     assert "XLA" not in json.dumps(after)
     assert overridden == []
 
 
 def test_jax_is_left_alone_where_env_from_may_set_it() -> None:
-    env, _ = merged([], SHARE, env_from=True)
+    env, _ = merge_entries([], SHARE, env_from=True)
     assert "XLA" not in json.dumps(env)
     assert "NVIDIA_VISIBLE_DEVICES" in by_name(env), "explicit entries beat envFrom"

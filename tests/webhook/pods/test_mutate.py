@@ -8,7 +8,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from tests import build
 from tests.webhook.reviews import Known, mutated, on_mutate, on_validate, resource_class, resource_classes
-from webhook.pods.mutate import mutate, spelling, unplaced
+from webhook.pods.mutate import format_count, mutate, remove_placement
 
 ASSIGNED = encode(Assignment({"0": build.shares(8138, 1)}), assume_time_ns=1)
 
@@ -98,7 +98,7 @@ def test_a_copy_of_a_placed_pod_loses_its_node() -> None:
     pod = build.pod(gpu_mem=8138, annotations=ASSIGNED)
     pod["metadata"]["resourceVersion"] = "7"
     pod["spec"]["nodeName"] = "n1"
-    after, warnings = unplaced(pod, None)
+    after, warnings = remove_placement(pod, None)
     assert "nodeName" not in after["spec"]
     assert "resourceVersion" not in after["metadata"]
     assert len(warnings) == 1
@@ -107,7 +107,7 @@ def test_a_copy_of_a_placed_pod_loses_its_node() -> None:
 def test_a_node_name_of_the_user_stays_to_be_refused() -> None:
     pod = build.pod(gpu_mem=8138)
     pod["spec"]["nodeName"] = "n1"
-    assert unplaced(pod, None) == (pod, ())
+    assert remove_placement(pod, None) == (pod, ())
 
 
 def test_who_asks_for_a_card_and_names_no_scheduler_gets_ours() -> None:
@@ -169,7 +169,7 @@ def test_no_container_beside_one_with_a_share_gets_cards_by_its_image() -> None:
     ],
 )
 def test_numbers_keep_the_spelling_of_the_api_server(text: str | None, number: int, after: str) -> None:
-    assert spelling(text, number) == after
+    assert format_count(text, number) == after
 
 
 CLASSES = resource_classes(resource_class("half", share={"memoryMiB": 4000, "corePercent": 30}))

@@ -17,7 +17,7 @@ from webhook.pods import classes
 from webhook.pods.agent import AgentSettings
 from webhook.pods.defaults import Defaults
 from webhook.pods.mutate import mutate
-from webhook.pods.tolerations import of_taint
+from webhook.pods.tolerations import toleration_of_taint
 from webhook.server.decisions import WebhookSettings
 from webhook.templates.spellings import Vocabulary
 
@@ -151,20 +151,20 @@ def asked_by_name(pod: Json) -> dict[str, ContainerRequest]:
 
 
 def rewritten(pod: Json, policy: str = "") -> Json:
-    return mutate(classes.rewritten(pod, VOCABULARY), policy=policy).pod
+    return mutate(classes.rewrite_classes(pod, VOCABULARY), policy=policy).pod
 
 
 @given(PODS, POLICIES)
 def test_mutation_is_a_fixed_point_and_keeps_the_request(pod: Json, policy: str) -> None:
     before = deepcopy(pod)
     try:
-        named = classes.rewritten(pod, VOCABULARY)
+        named = classes.rewrite_classes(pod, VOCABULARY)
         pod_request = request.parse(named)
     except InvalidRequest:
         assume(False)
     after = mutate(named, policy=policy, runtime_class="nvidia").pod
     assert pod == before, "the input was changed"
-    assert classes.rewritten(after, VOCABULARY) is after
+    assert classes.rewrite_classes(after, VOCABULARY) is after
     again = mutate(after, policy=policy, runtime_class="nvidia")
     assert (again.pod, again.warnings) == (after, ())
     seen = request.parse(after)
@@ -205,7 +205,7 @@ def test_slots_are_where_shares_and_devices_are_and_one_marker_where_there_is_no
 SETTINGS = WebhookSettings(
     runtime_class="nvidia",
     scheduler="ours",
-    tolerated=(of_taint("nvidia.com/gpu:NoSchedule"), of_taint("sku=gpu:NoSchedule")),
+    tolerated=(toleration_of_taint("nvidia.com/gpu:NoSchedule"), toleration_of_taint("sku=gpu:NoSchedule")),
     gang_schedulers=frozenset({"default-scheduler", "ours"}),
     share_agent=AgentSettings(image="agent"),
 )
@@ -222,7 +222,9 @@ _MARKS = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-_TOLERATIONS = st.lists(st.sampled_from([of_taint("nvidia.com/gpu:NoSchedule"), {"key": "sku", "operator": "Exists"}]))
+_TOLERATIONS = st.lists(
+    st.sampled_from([toleration_of_taint("nvidia.com/gpu:NoSchedule"), {"key": "sku", "operator": "Exists"}])
+)
 
 
 @given(PODS, _MARKS, st.sampled_from([{}, {names.GANG: "g"}, {names.GANG: "other"}]), _TOLERATIONS)

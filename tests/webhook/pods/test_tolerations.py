@@ -26,15 +26,15 @@ def tolerations_after(*own: Json, settings: WebhookSettings = SETTINGS, **amount
 
 
 def test_taints_are_spelled_as_kubectl_does() -> None:
-    assert tolerations.of_taint("nvidia.com/gpu:NoSchedule") == NVIDIA
-    assert tolerations.of_taint("sku=gpu:NoSchedule") == AKS
-    assert tolerations.of_taint("a=:NoExecute")["value"] == ""
+    assert tolerations.toleration_of_taint("nvidia.com/gpu:NoSchedule") == NVIDIA
+    assert tolerations.toleration_of_taint("sku=gpu:NoSchedule") == AKS
+    assert tolerations.toleration_of_taint("a=:NoExecute")["value"] == ""
 
 
 @pytest.mark.parametrize("text", ["nvidia.com/gpu", "a=b", ":NoSchedule", "a:PreferNoSchedule", "a=b=c:NoSchedule"])
 def test_what_is_no_taint_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write KEY:EFFECT"):
-        tolerations.of_taint(text)
+        tolerations.toleration_of_taint(text)
 
 
 def test_who_asks_for_cards_tolerates_them_beside_its_own() -> None:

@@ -67,7 +67,7 @@ def test_what_a_limit_range_has_given_is_mib_already() -> None:
     after, _ = admitted(pod, settings=GIB)
     assert [limits(after, i)[names.GPU_MEM] for i in (0, 1)] == ["2048", "2048"]
     init = text.replace("container main", "init container main")
-    assert "2048Gi" in str(units.spelled(pod | {"metadata": {"annotations": {names.LIMIT_RANGER: init}}}, Unit.GIB))
+    assert "2048Gi" in str(units.add_units(pod | {"metadata": {"annotations": {names.LIMIT_RANGER: init}}}, Unit.GIB))
 
 
 def test_the_default_of_a_namespace_counts_the_unit_of_the_namespace() -> None:
