@@ -6,6 +6,7 @@ Comes in: cards and devices of nodes, who holds what, a `PodRequest`. Goes out: 
     fitting      one claim on one node: which cards may be used, and which of them the policy takes
     searching    all claims of a pod on one node
     ledger       who holds what
+    holding      what one pod holds on its node
     nodestate    what is left on the cards of one node
     locations    which nodes report a card or device, by UUID
     cardindex    open cards by free memory, so that not every node is asked
