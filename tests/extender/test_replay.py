@@ -144,9 +144,11 @@ def picture(state: State, clock: FakeClock) -> dict:
     clock.advance(1000)
     state.tick()
     with state.view() as ledger:
-        assert all(set(node.uids) == {h.uid for h in ledger.holdings(node.name)} for node in ledger.nodes())
+        assert all(set(node.holdings) == {h.uid for h in ledger.holdings(node.name)} for node in ledger.nodes())
         # Who has not seen a pod knows it by its node's word alone.
-        uids = {node.name: sorted(uid.removeprefix(f"{node.name}/") for uid in node.uids) for node in ledger.nodes()}
+        uids = {
+            node.name: sorted(uid.removeprefix(f"{node.name}/") for uid in node.holdings) for node in ledger.nodes()
+        }
         return {node.name: (node.cards, node.free, node.used, uids[node.name]) for node in ledger.nodes()}
 
 

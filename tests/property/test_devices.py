@@ -100,7 +100,7 @@ class DeviceMachine(RuleBasedStateMachine):
 
     def picture(self, ledger):
         return {
-            node.name: (list(node.devices), dict(node.device_holds), node.cards, list(node.free), sorted(node.uids))
+            node.name: (list(node.devices), dict(node.device_holds), node.cards, list(node.free), sorted(node.holdings))
             for node in ledger.nodes()
         }
 

@@ -75,11 +75,26 @@ def picture(ledger):
             list(node.free_core),
             list(node.clients),
             list(node.used),
-            sorted(node.uids),
+            sorted(node.holdings),
         )
         for node in ledger.nodes()
     }
     return nodes, [usage(ledger, namespace) for namespace in NAMESPACES]
+
+
+def complete_picture(ledger):
+    """All that planners read."""
+    nodes = {
+        node.name: (
+            node.generation,
+            list(node.codes_fullest_first()),
+            list(node.codes_of_empty_cards()),
+            node.gone.copy(),
+        )
+        for node in ledger.nodes()
+    }
+    allowed = {entry: ledger.kinds.allowed("", [entry]) for entry in ENTRIES}
+    return picture(ledger), nodes, allowed, sorted(ledger.holdings(), key=lambda h: h.uid)
 
 
 def rebuilt(ledger, known):
@@ -105,6 +120,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.next_uid = 0
         self.known = {}  # by node and UUID, the kinds that held cards have or had when they were last there
+        self.snapshots = []  # of the last steps, each with the picture of the ledger when it was taken
 
     @initialize(kind=st.sampled_from(TYPES))
     def there_is_a_card(self, kind):
@@ -183,6 +199,32 @@ class LedgerMachine(RuleBasedStateMachine):
         assert picture(self.ledger) == before
         # Only to another namespace: the cards of another node would be over-full with it.
         self.ledger.set_holding(Holding(uid, namespace, uid, held.node, held.assignment))
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data(), pod_request=asked_pods, policy=policy_names)
+    def pod_is_placed_in_a_snapshot(self, data, pod_request, policy):
+        """The policy decides there as it does here, by other means: a snapshot has no index."""
+        snapshot, _ = self.snapshots.pop(data.draw(st.integers(0, len(self.snapshots) - 1)))
+        live, of_snapshot = complete_picture(self.ledger), complete_picture(snapshot)
+        again = snapshot.snapshot()
+        placed = placement.place(snapshot, NODES, pod_request, policy)
+        if of_snapshot == live:
+            assert placed == placement.place(self.ledger, NODES, pod_request, policy)
+        for h in snapshot.holdings():
+            if data.draw(st.booleans(), label=f"{h.uid} ends"):
+                snapshot.release(h.uid)
+        if isinstance(placed, placement.Placement):
+            snapshot.set_holding(Holding("new", NAMESPACES[0], "new", placed.node, placed.assignment))
+        snapshot.set_cards("n1", [])
+        assert complete_picture(self.ledger) == live
+        assert complete_picture(again) == of_snapshot
+        assert picture(rebuilt(self.ledger, self.know())) == picture(self.ledger)
+
+    @invariant()
+    def snapshots_are_as_they_were_taken(self):
+        for snapshot, taken in self.snapshots:
+            assert complete_picture(snapshot) == taken
+        self.snapshots = [*self.snapshots[-2:], (self.ledger.snapshot(), complete_picture(self.ledger))]
 
     @rule()
     def everything_ends(self):

@@ -135,7 +135,7 @@ class MovedCards(RuleBasedStateMachine):
         """All that can be seen of the ledger."""
         kinds = self.ledger.kinds
         of_nodes = [
-            (node.name, node.cards, node.used, node.free, node.clients, node.device_holds, node.foreign, node.uids)
+            (node.name, node.cards, node.used, node.free, node.clients, node.device_holds, node.foreign, node.holdings)
             for node in self.ledger.nodes()
         ]
         gone = [{card: kinds.get(kind) for card, kind in node.gone.items()} for node in self.ledger.nodes()]

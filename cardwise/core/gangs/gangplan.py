@@ -313,7 +313,12 @@ class _Ground:
             scores = {node: self.harm(node) for node in allowed_nodes(self._with_room(offers, member.load))}
             return _Kind(member, None, scores.keys(), scores)
         scorer = self.scorer(request, terms.headroom)
-        if scorer.indexed and not terms.headroom and not any(c.resource_class for c in request.containers):
+        if (
+            self.ledger.has_index
+            and scorer.indexed
+            and not terms.headroom
+            and not any(c.resource_class for c in request.containers)
+        ):
             some = self._with_room(offers, member.load) if vacant is None else vacant.counts
             return _Kind(member, scorer, set(allowed_nodes(some)), None)
         spreads = (request.policy or terms.policy) == "spread"

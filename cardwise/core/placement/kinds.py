@@ -43,6 +43,13 @@ class CardKinds:
         self._levels: dict[tuple[str, tuple[QuotaEntry, ...]], tuple[KindLevel, ...]] = {}
         self._covered: dict[QuotaEntry, frozenset[int]] = {}
 
+    def copy(self) -> "CardKinds":
+        """The same, of its own: neither sees a later change of the other."""
+        twin = CardKinds()
+        twin._numbers, twin._kinds, twin._cards = self._numbers.copy(), self._kinds.copy(), self._cards.copy()
+        twin._smallest, twin._next, twin.changes = self._smallest.copy(), self._next, self.changes
+        return twin
+
     def add_card(self, card: Card | CardKind) -> int:
         """One more card is of this kind: returns its integer."""
         kind = CardKind(card.classes, card.model, card.priority)

@@ -12,11 +12,19 @@ from its holdings, so the order of events does not matter. What a namespace hold
 kept in the same way: a card that is gone keeps its kind while something is held on it, because its node or its
 ExtendedResource may be missing for a moment while its pods go on running. Devices that are no GPUs are counted by UUID,
 whether a node has them or not.
+
+A snapshot is a ledger of its own that shares what does not change. Each change of a node raises the ledger's
+generation, and the node keeps the generation of its last change. `snapshot` records the generation reached; a node
+that is not newer may be shared, so whichever side changes it next changes a copy. Example: at generation 7 a snapshot
+is taken. A pod is then placed on n1, which was last changed at 5: the ledger copies n1, and its n1 is of generation 8.
+The next pod on n1 needs no copy, since 8 is after 7. n2 is one object in both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+
+from immutables import Map
 
 from cardwise.core.api import quotas
 from cardwise.core.api.assignment import CardShare
@@ -45,7 +53,7 @@ class Ledger:
 
     def __init__(self, *, kept_back: MiB = MiB(0), max_clients: int | None = None, core: int = FULL_CORE) -> None:
         self.kinds = CardKinds()
-        self._index = CardIndex()
+        self._index: CardIndex | None = CardIndex()  # None: a snapshot
         self._by_memory = MemoryIndex()
         self._touched: set[str] = set()  # nodes that have changed since the indexes were refreshed
         self._watched: list[set[str]] = []  # see `watch`
@@ -54,9 +62,29 @@ class Ledger:
         self.core = core
         self.managed: set[str] = set()  # nodes with an MPS manager
         self._nodes: dict[str, NodeState] = {}
-        self._holdings: dict[str, Holding] = {}
-        self._usage: dict[str, dict[int, Charge]] = {}  # by namespace and kind
+        self._holdings: Map[str, Holding] = Map()
+        self._usage: dict[str, Mapping[int, Charge]] = {}  # by namespace and kind; each is replaced, never changed
         self._cards, self._devices = Locations(), Locations()
+        self._generation = 0  # counts changes of nodes; each node has that of its last one
+        self._shared_until = -1  # a snapshot may have the nodes of this and earlier generations
+
+    def snapshot(self) -> "Ledger":
+        """A ledger as this one is now. Neither sees a later change of the other.
+
+        It copies no node and no holding, only references to nodes. It has no indexes, so the placement engine asks it
+        node by node. What was asked of this ledger with `watch` is not told of it.
+        """
+        twin = Ledger(kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
+        twin.kinds, twin._index, twin.managed = self.kinds.copy(), None, self.managed.copy()
+        twin._nodes, twin._usage, twin._holdings = self._nodes.copy(), self._usage.copy(), self._holdings
+        twin._cards, twin._devices = self._cards.copy(), self._devices.copy()
+        twin._generation = twin._shared_until = self._shared_until = self._generation
+        return twin
+
+    @property
+    def has_index(self) -> bool:
+        """Whether `index` and `memory_index` may be called: this is no snapshot."""
+        return self._index is not None
 
     def empty_copy(self) -> "Ledger":
         """An empty ledger with the same settings."""
@@ -80,6 +108,8 @@ class Ledger:
 
     def index(self) -> CardIndex:
         """The index of all open cards by free memory, brought up to date."""
+        if self._index is None:
+            raise AssertionError("a snapshot has no index")
         self._refresh()
         return self._index
 
@@ -104,9 +134,9 @@ class Ledger:
         it.
         """
         if node is None:
-            return list(self._holdings.values())
+            return [holding for state in self._nodes.values() for holding in state.holdings.values()]
         state = self._nodes.get(node)
-        return [self._holdings[uid] for uid in sorted({*state.uids, *state.foreign})] if state else []
+        return [self._holdings[uid] for uid in sorted({*state.holdings, *state.foreign})] if state else []
 
     def nodes_of(self, holding: Holding) -> set[str]:
         """The nodes on which the holding counts: that of its pod, and those that have one of its cards or devices."""
@@ -164,10 +194,11 @@ class Ledger:
         recounted = self._recounted(state, self._cards, before, now)
         for holding in recounted:
             self._count(holding, -1)
+        state = self._own(node)
         (self.managed.add if any(card.mps for card in cards) else self.managed.discard)(node)
         self._cards.set_uuids(node, before, now)
         state.reset(
-            self.kinds, cards, [share for uid in state.uids for share in self._holdings[uid].assignment.shares()]
+            self.kinds, cards, [share for holding in state.holdings.values() for share in holding.assignment.shares()]
         )
         for holding in recounted:
             self._count(holding, 1)
@@ -176,7 +207,7 @@ class Ledger:
 
     def set_devices(self, node: str, devices: Iterable[Device]) -> set[str]:
         """The node has these devices that are no GPUs now, and no others. As with `set_cards`, it may be forgotten."""
-        state = self._state(node)
+        state = self._own(self._state(node).name)
         before = {device.uuid for device in state.devices}
         state.devices = sort_devices(devices)
         now = {device.uuid for device in state.devices}
@@ -197,7 +228,9 @@ class Ledger:
         before = self._holdings.get(holding.uid)
         gone: FormerKinds = {}
         if before is not None and holding.counts_like(before):
-            self._holdings[holding.uid] = holding  # only the mark or the name is new: nothing to count
+            # Only the mark or the name is new: nothing to count.
+            self._own(holding.node).holdings[holding.uid] = holding
+            self._holdings = self._holdings.set(holding.uid, holding)
         else:
             if before is not None:
                 gone = self._take_out(before)
@@ -242,14 +275,15 @@ class Ledger:
 
     def _refresh(self, nodes: int | None = None) -> None:
         """Brings so many nodes of both indexes up to date, or all."""
-        some = list(islice(self._touched, nodes))
-        if some:
+        some = list(islice(self._touched, nodes)) if self._index is not None else []
+        if self._index is not None and some:
             self._index.refresh((name, self._open_cards(name)) for name in some)
             self._by_memory.refresh((name, self._nodes.get(name)) for name in some)
             self._touched.difference_update(some)
 
     def _mark_changed(self, name: str) -> None:
-        self._touched.add(name)
+        if self._index is not None:
+            self._touched.add(name)
         for watched in self._watched:
             watched.add(name)
 
@@ -270,15 +304,24 @@ class Ledger:
             self._nodes[name] = state
         return state
 
+    def _own(self, name: str) -> NodeState:
+        """The node, to be changed: a copy if a snapshot may share it. Call it again after each snapshot."""
+        state = self._nodes[name]
+        if state.generation <= self._shared_until:
+            state = self._nodes[name] = state.copy()
+        self._generation += 1
+        state.generation = self._generation
+        return state
+
     def _recounted(
         self, state: NodeState, located: Locations, before: Iterable[str], now: Iterable[str]
     ) -> list[Holding]:
         """The holdings that may count otherwise once the node has the UUIDs `now` in place of those `before`."""
-        uids = dict.fromkeys((*state.uids, *state.foreign))
+        uids = dict.fromkeys((*state.holdings, *state.foreign))
         for uuid in set(now).difference(before):
             uids |= dict.fromkeys(located.holders_elsewhere(uuid))
             for name in located.nodes(uuid):  # two nodes report it
-                uids |= dict.fromkeys((*self._nodes[name].uids, *self._nodes[name].foreign))
+                uids |= dict.fromkeys((*self._nodes[name].holdings, *self._nodes[name].foreign))
         return [self._holdings[uid] for uid in uids]
 
     def _other_nodes(self, state: NodeState, recounted: Iterable[Holding]) -> set[str]:
@@ -288,9 +331,9 @@ class Ledger:
 
     def _put_in(self, holding: Holding, gone: FormerKinds) -> None:
         """Adds the holding. `gone`: the kinds of cards that are gone, as the pod's former holding knew them."""
-        state = self._state(holding.node)
-        self._holdings[holding.uid] = holding
-        state.uids[holding.uid] = None
+        state = self._own(self._state(holding.node).name)
+        self._holdings = self._holdings.set(holding.uid, holding)
+        state.holdings[holding.uid] = holding
         self._mark_changed(holding.node)
         for share in holding.assignment.shares() if gone else ():
             kind = gone.get((holding.node, card_of(share)))
@@ -301,9 +344,9 @@ class Ledger:
 
     def _take_out(self, holding: Holding) -> FormerKinds:
         """Removes the holding. Returns the kinds of its cards that are gone, which the ledger may forget now."""
-        state = self._nodes[holding.node]
-        del self._holdings[holding.uid]
-        state.uids.pop(holding.uid, None)
+        state = self._own(holding.node)
+        self._holdings = self._holdings.delete(holding.uid)
+        state.holdings.pop(holding.uid, None)
         self._mark_changed(holding.node)
         self._count(holding, -1)
         self._count_devices(holding, -1)
@@ -314,18 +357,18 @@ class Ledger:
     def _forget_gone(self, state: NodeState, holding: Holding) -> FormerKinds:
         cards = {card_of(share) for share in holding.assignment.shares()} & state.gone.keys()
         known = {(state.name, card): self.kinds.get(state.gone[card]) for card in cards}
-        for uid in state.uids:
+        for other in state.holdings.values():
             if not cards:
                 break  # each has another holding: most often one of the first
-            cards.difference_update(card_of(share) for share in self._holdings[uid].assignment.shares())
+            cards.difference_update(card_of(share) for share in other.assignment.shares())
         for card in cards:
             state.forget(self.kinds, card)
         return known
 
     def _count(self, holding: Holding, sign: int) -> None:
         """Adds (sign 1) or removes (sign -1) the holding's cards, where they are, and its charge, once."""
-        own = self._nodes[holding.node]
-        usage = self._usage.setdefault(holding.namespace, {})
+        own = self._own(holding.node)
+        usage = dict(self._usage.get(holding.namespace, {}))
         for share in holding.assignment.shares():
             homes = self._cards.nodes(share.uuid)
             if not homes or homes == own.alone:
@@ -333,7 +376,7 @@ class Ledger:
             else:
                 kind = self.kind(own.name, share)
                 for name in homes:
-                    self._nodes[name].count_share(share, sign, holding.mps_client)
+                    self._own(name).count_share(share, sign, holding.mps_client)
             if homes != own.alone:
                 self._count_elsewhere(self._cards, own, holding.uid, share.uuid, sign)
             if not holding.charged:
@@ -343,8 +386,10 @@ class Ledger:
             usage[kind] = before.add(charge) if sign > 0 else before.subtract(charge)
             if usage[kind] == NOTHING:
                 del usage[kind]
-        if not usage:
-            del self._usage[holding.namespace]
+        if usage:
+            self._usage[holding.namespace] = usage
+        else:
+            self._usage.pop(holding.namespace, None)
 
     def _count_devices(self, holding: Holding, sign: int) -> None:
         """As `_count`, the holding's devices that are no GPUs."""
@@ -352,7 +397,7 @@ class Ledger:
         for device in holding.assignment.device_shares():
             homes = self._devices.nodes(device.uuid)
             for name in homes or own.alone:
-                self._nodes[name].count_device(device.uuid, sign)
+                self._own(name).count_device(device.uuid, sign)
             if homes != own.alone:
                 self._count_elsewhere(self._devices, own, holding.uid, device.uuid, sign)
 
@@ -365,9 +410,9 @@ class Ledger:
             located.hold_elsewhere(uuid, uid, sign)
         for name in homes:
             if name != own.name:
-                self._nodes[name].count_foreign(uid, sign)
+                self._own(name).count_foreign(uid, sign)
                 self._mark_changed(name)
 
     def _forget_if_empty(self, state: NodeState) -> None:
-        if not state.cards and not state.devices and not state.uids:
+        if not state.cards and not state.devices and not state.holdings:
             self._nodes.pop(state.name, None)

@@ -2,15 +2,24 @@
 
 from collections.abc import Collection, Iterable
 
+from immutables import Map
+
 _NOWHERE: tuple[str, ...] = ()
+_NO_SHARES: Map[str, int] = Map()
 
 
 class Locations:
     """Of all cards, or of all devices that are no GPUs. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._nodes: dict[str, tuple[str, ...]] = {}
-        self._elsewhere: dict[str, dict[str, int]] = {}  # by UUID, then by pod: how many shares
+        self._nodes: Map[str, tuple[str, ...]] = Map()
+        self._elsewhere: Map[str, Map[str, int]] = Map()  # by UUID, then by pod: how many shares
+
+    def copy(self) -> "Locations":
+        """The same, of its own: neither sees a later change of the other. Takes no longer for more of them."""
+        twin = Locations()
+        twin._nodes, twin._elsewhere = self._nodes, self._elsewhere  # which are replaced, never changed
+        return twin
 
     def nodes(self, uuid: str) -> tuple[str, ...]:
         """The nodes that report the UUID, in the order of their names; mostly one."""
@@ -37,17 +46,13 @@ class Locations:
 
     def hold_elsewhere(self, uuid: str, uid: str, sign: int) -> None:
         """Adds (sign 1) or removes (sign -1) a share of the pod, whose own node does not report the UUID."""
-        holders = self._elsewhere.setdefault(uuid, {})
+        holders = self._elsewhere.get(uuid, _NO_SHARES)
         shares = holders.get(uid, 0) + sign
-        if shares:
-            holders[uid] = shares
-        else:
-            del holders[uid]
-            if not holders:
-                del self._elsewhere[uuid]
+        holders = holders.set(uid, shares) if shares else holders.delete(uid)
+        self._elsewhere = self._elsewhere.set(uuid, holders) if holders else self._elsewhere.delete(uuid)
 
     def _set(self, uuid: str, nodes: tuple[str, ...]) -> None:
         if nodes:
-            self._nodes[uuid] = nodes
+            self._nodes = self._nodes.set(uuid, nodes)
         else:
-            del self._nodes[uuid]
+            self._nodes = self._nodes.delete(uuid)

@@ -11,6 +11,7 @@ from cardwise.core.api.cards import FULL_CORE, PLACE, Card, card_code
 from cardwise.core.api.mpsprofile import MpsClient
 from cardwise.core.placement import devices
 from cardwise.core.placement.devices import Device
+from cardwise.core.placement.holding import Holding
 from cardwise.core.placement.kinds import UNKNOWN, CardKind, CardKinds
 from cardwise.core.placement.mpstaints import CardTaints
 from cardwise.core.values.quantity import MiB
@@ -34,8 +35,10 @@ class NodeState:
         "foreign",
         "free",
         "free_core",
+        "generation",
         "gone",
         "here",
+        "holdings",
         "kept_back",
         "kinds",
         "largest",
@@ -44,7 +47,6 @@ class NodeState:
         "mps",
         "name",
         "takers",
-        "uids",
         "used",
     )
 
@@ -66,7 +68,8 @@ class NodeState:
         self.max_card_clients: list[int] = []  # clients
         self.mps = CardTaints(())
         self.used: list[int] = []  # MiB
-        self.uids: dict[str, None] = {}  # of its pods that hold something; a dict takes two thirds of a set
+        self.generation = 0  # of the ledger, when this state was last changed
+        self.holdings: dict[str, Holding] = {}  # of its own pods, by UID
         self.foreign: dict[str, int] = {}  # of other nodes' pods that hold its cards or devices, how many of them
         self.devices: list[Device] = []  # those that are no GPUs
         self.device_holds: dict[
@@ -172,12 +175,14 @@ class NodeState:
         """With counts of its own."""
         twin = NodeState(self.name, kept_back=self.kept_back, max_clients=self.max_clients, core=self.core)
         twin.cards, twin.largest, twin.takers = self.cards, self.largest, self.takers
-        twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone
+        twin.kinds, twin.here, twin.gone = self.kinds, self.here, self.gone.copy()
         twin.free, twin.used = self.free.copy(), self.used.copy()
         twin.free_core, twin.clients = self.free_core.copy(), self.clients.copy()
         twin.max_card_clients, twin.mps = self.max_card_clients, self.mps.copy()
-        twin.uids, twin.foreign = self.uids.copy(), self.foreign.copy()
+        twin.generation = self.generation
+        twin.holdings, twin.foreign = self.holdings.copy(), self.foreign.copy()
         twin.devices, twin.device_holds = self.devices, self.device_holds.copy()
+        twin.codes, twin._empties = self.codes, self._empties
         return twin
 
     def copy_without_pods(self) -> "NodeState":

@@ -46,7 +46,9 @@ def place(
     `headroom` is what quotas leave to the pod's namespace; what is placed never exceeds it.
     """
     scorer = Scorer(ledger.kinds, request, policy, headroom)
-    use_index = len(nodes) * _FEW > len(ledger.nodes_by_name())  # a few are asked faster than the index is walked
+    use_index = ledger.has_index and len(nodes) * _FEW > len(
+        ledger.nodes_by_name()
+    )  # a few are asked faster than the index is walked
     if use_index and scorer.indexed:
         nodes = nodes if isinstance(nodes, (set, frozenset, dict)) else _Names(nodes)
         node = scorer.best_node(ledger, nodes)
