@@ -5,7 +5,7 @@ Comes in: cards and devices of nodes, who holds what, a `PodRequest`. Goes out: 
     placement    the best of many nodes, by cards alone. Read this first
     fitting      one claim on one node: which cards may be used, and which of them the policy takes
     searching    all claims of a pod on one node
-    ledger       who holds what
+    ledger       who holds what, and snapshots of it
     holding      what one pod holds on its node
     nodestate    what is left on the cards of one node
     locations    which nodes report a card or device, by UUID
