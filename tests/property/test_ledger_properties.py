@@ -222,8 +222,8 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @invariant()
     def snapshots_are_as_they_were_taken(self):
-        for snapshot, taken in self.snapshots:
-            assert complete_picture(snapshot) == taken
+        for snapshot, expected in self.snapshots:
+            assert complete_picture(snapshot) == expected
         self.snapshots = [*self.snapshots[-2:], (self.ledger.snapshot(), complete_picture(self.ledger))]
 
     @rule()
