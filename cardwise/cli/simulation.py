@@ -128,7 +128,9 @@ def _add_simulated(
         for i, workload in enumerate(settings.add_nodes)
         for node in whatif.parse_nodes(workload, i, models, classify_card)
     ]
-    classes_there = {of for node in (*world.workloads[0].nodes, *added) for card in node.cards for of in card.classes}
+    classes_there = {
+        class_name for node in (*world.workloads[0].nodes, *added) for card in node.cards for class_name in card.classes
+    }
     for name, shape in world.extra_shapes:
         whatif.check_classes(name, shape, classes_there | known.keys())
     if world.extra_shapes:
@@ -180,8 +182,8 @@ def _simulate_fill(world: _World, settings: SimulationOptions) -> _Outcome:
         ]
         table += f"\nMore pods that fit at the end:\n{replays.format_fits(fits)}"
 
-    def plots(of: int) -> dict[str, bytes]:
-        shown = [fill_summary for fill_summary in summaries if fill_summary.workload == of]
+    def plots(workload: int) -> dict[str, bytes]:
+        shown = [fill_summary for fill_summary in summaries if fill_summary.workload == workload]
         curves = {
             fill_summary.policy: [(p.arrived, p.allocated, p.fragmented) for p in fill_summary.points]
             for fill_summary in shown
@@ -205,8 +207,8 @@ def _simulate_churn(world: _World, settings: SimulationOptions) -> _Outcome:
         )
     summaries = summary.summarize_churns(plan, churns)
 
-    def plots(of: int) -> dict[str, bytes]:
-        shown = [churn_summary for churn_summary in summaries if churn_summary.workload == of]
+    def plots(workload: int) -> dict[str, bytes]:
+        shown = [churn_summary for churn_summary in summaries if churn_summary.workload == workload]
         curves = {
             churn_summary.policy: [(m.time, m.allocated, m.fragmented) for m in churn_summary.samples]
             for churn_summary in shown

@@ -115,7 +115,10 @@ def check_agent(pod: Json, pod_request: PodRequest) -> None:
             raise _reserved_name_error(container.path)
     if agent is None:
         return
-    volume: Json = next((v for v in spec.get("volumes") or () if v.get("name") == shareagent.VOLUME), {})
+    volume: Json = next(
+        (volume_entry for volume_entry in spec.get("volumes") or () if volume_entry.get("name") == shareagent.VOLUME),
+        {},
+    )
     if "emptyDir" not in volume:
         raise _changed_error(f"spec.volumes[{shareagent.VOLUME}]")
     sharing = {container.key for container in pod_request.containers}
@@ -174,9 +177,11 @@ def _agent_container(
     """The agent. `other_init` are the pod's init containers without it."""
     containers_of = spec.get("containers") or ()
     others = [*other_init, *containers_of]
-    running = [*(c for c in other_init if c.get("restartPolicy") == "Always"), *containers_of]
+    running = [*(container for container in other_init if container.get("restartPolicy") == "Always"), *containers_of]
     port_used = any(
-        port.get("containerPort") == shareagent.METRICS_PORT for c in others for port in c.get("ports") or ()
+        port.get("containerPort") == shareagent.METRICS_PORT
+        for container in others
+        for port in container.get("ports") or ()
     )
     port = 0 if spec.get("hostNetwork") or port_used else shareagent.METRICS_PORT
     resources = agentresources.agent_resources(spec, before, running, settings.resources, bounds)
@@ -268,9 +273,9 @@ def _remove_agent(pod: Json) -> Json:
     after = dict(stripped["spec"])
     for container in request.containers(stripped):
         existing = container.spec.get("volumeMounts") or []
-        kept = [m for m in existing if m.get("name") != shareagent.VOLUME]
-        if kept != existing:
-            containers.put_container(after, container, {**container.spec, "volumeMounts": kept})
+        other_mounts = [m for m in existing if m.get("name") != shareagent.VOLUME]
+        if other_mounts != existing:
+            containers.put_container(after, container, {**container.spec, "volumeMounts": other_mounts})
     return stripped | {"spec": after}
 
 

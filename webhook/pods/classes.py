@@ -32,14 +32,14 @@ def rewrite_classes(pod: Json, vocabulary: Vocabulary) -> Json:
             field = f"{container.path}.resources.{kind}"
             resources[kind] = rename_keys(amounts, field, vocabulary.spell_in_container)[0]
         containers.put_resources(spec, container, resources)
-    named = _annotate(pod)
+    annotated_class = _annotate(pod)
     requested = {name for container in request.containers({"spec": spec}) for name in _requested_names(container)}
-    if named:
-        devices.refuse_other_classes(named, requested, vocabulary.lookup)
-    if named and spec.get("containers") and not requested:
+    if annotated_class:
+        devices.refuse_other_classes(annotated_class, requested, vocabulary.lookup)
+    if annotated_class and spec.get("containers") and not requested:
         first = next(c for c in request.containers({"spec": spec}) if c.key == "0")
         resources = dict(first.spec.get("resources") or {})
-        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + named: "1"}
+        resources["limits"] = (resources.get("limits") or {}) | {names.CLASS_PREFIX + annotated_class: "1"}
         containers.put_resources(spec, first, resources)
     for container in request.containers({"spec": spec}):
         resources = dict(container.spec.get("resources") or {})
@@ -78,10 +78,12 @@ def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json
     if any(name in limits or name in requests for name in _AMOUNTS):
         return {}
     # Devices may be asked for beside; a class that does not exist is refused later.
-    typed = {name: known for name in limits if (known := _look_up(name, lookup)) is not None and not known.other}
-    if len(typed) != 1:
+    known_by_name = {
+        name: known for name in limits if (known := _look_up(name, lookup)) is not None and not known.other
+    }
+    if len(known_by_name) != 1:
         return {}
-    ((resource, known),) = typed.items()
+    ((resource, known),) = known_by_name.items()
     if known.share is None:
         return {}
     try:

@@ -58,15 +58,15 @@ def check_annotation(pod: Json, lookup: Lookup) -> None:
         )
 
 
-def refuse_other_classes(named: str, requested: set[str], lookup: Lookup) -> None:
-    """`named` is the class of the pod's annotation, and `requested` what its containers ask for.
+def refuse_other_classes(annotated: str, requested: set[str], lookup: Lookup) -> None:
+    """`annotated` is the class of the pod's annotation, and `requested` what its containers ask for.
 
     A class of devices says nothing of cards, so it stands there alone. Raises InvalidRequest, KubeError.
     """
-    others = requested - {names.CLASS_PREFIX + named}
-    if others and is_device_class(named, lookup):
+    others = requested - {names.CLASS_PREFIX + annotated}
+    if others and is_device_class(annotated, lookup):
         raise InvalidRequest(
             f"metadata.annotations[{names.CLASS}]",
-            f"{named} is a class of devices other than GPUs, and a container requests {min(others)}",
-            f"write {named}: 1 in the limits of the container that needs the device, and remove the annotation",
+            f"{annotated} is a class of devices other than GPUs, and a container requests {min(others)}",
+            f"write {annotated}: 1 in the limits of the container that needs the device, and remove the annotation",
         )

@@ -92,7 +92,7 @@ def find_harmful(existing: list[Json], card_request: ContainerRequest | None) ->
     """Variables of a container with cards that keep its program from them, each with why."""
     if card_request is None:
         return []
-    seen = {str(index) for index in range(card_request.cards)}
+    visible_ordinals = {str(index) for index in range(card_request.cards)}
     return [
         (
             entry["name"],
@@ -101,7 +101,7 @@ def find_harmful(existing: list[Json], card_request: ContainerRequest | None) ->
         for entry in existing
         if entry["name"] == _VISIBLE
         and entry.get("value") not in (None, "", _OWN_CARDS)
-        and not set(entry["value"].split(",")) <= seen
+        and not set(entry["value"].split(",")) <= visible_ordinals
     ]
 
 
@@ -119,16 +119,16 @@ def merge_entries(
     elif not env_from and all(_is_own_entry(entry) for entry in existing if entry["name"] in _XLA):
         fraction = names.FRACTION_OF + card_request.key
         ours[names.ENV_XLA_FRACTION] = from_annotation(names.ENV_XLA_FRACTION, fraction)
-    theirs: list[Json] = []
+    user_entries: list[Json] = []
     overridden: set[str] = set()
     for entry in existing:
         name = entry["name"]
         if name not in ours and not _is_reserved(name):
-            theirs.append(entry)
+            user_entries.append(entry)
         elif entry != ours.get(name) and not _is_own_entry(entry):
             overridden.add(name)
     # First, since $(CARDWISE_MEM_FRACTION) in a value means a variable that stands before it.
-    return [*ours.values(), *theirs], sorted(overridden)
+    return [*ours.values(), *user_entries], sorted(overridden)
 
 
 def _is_reserved(name: str) -> bool:

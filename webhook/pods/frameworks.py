@@ -30,11 +30,13 @@ def check(text: str, field: str = FIELD) -> str:
     if text in (ON, OFF):
         return "" if text == OFF else ON
     wanted = [name.strip() for name in text.split(",")]
-    unknown = [name for name in wanted if name not in share.FRAMEWORKS]
-    if unknown:
+    unknown_names = [name for name in wanted if name not in share.FRAMEWORKS]
+    if unknown_names:
         known = ", ".join(share.FRAMEWORKS)
         raise InvalidRequest(
-            field, f"{quote_text(unknown[0])} is not a framework of the hook", f"write on, off, or some of: {known}"
+            field,
+            f"{quote_text(unknown_names[0])} is not a framework of the hook",
+            f"write on, off, or some of: {known}",
         )
     return ",".join(dict.fromkeys(wanted))
 

@@ -229,15 +229,15 @@ def _amounts_of(part: _Part | None, limits: Json) -> dict[str, int]:
 def _card_amounts(card_request: ContainerRequest | None, limits: Json) -> dict[str, int]:
     if card_request is None:
         return {}
-    typed: dict[str, int] = {}
+    amounts_by_name: dict[str, int] = {}
     if card_request.resource_class:
         key = names.CLASS_PREFIX + card_request.resource_class
         # As many as were asked for: of a class with a share they are no cards.
-        typed[key] = int(quantity.parse(limits[key])[0]) if key in limits else card_request.cards
+        amounts_by_name[key] = int(quantity.parse(limits[key])[0]) if key in limits else card_request.cards
     if card_request.whole:
-        return {names.WHOLE_GPU: card_request.cards, **typed}
+        return {names.WHOLE_GPU: card_request.cards, **amounts_by_name}
     core = {names.GPU_CORE: int(card_request.core)} if card_request.core else {}
-    return {names.GPU_MEM: int(card_request.mem), **core, **typed}
+    return {names.GPU_MEM: int(card_request.mem), **core, **amounts_by_name}
 
 
 def _written_by_us(name: str) -> bool:

@@ -26,9 +26,11 @@ def toleration_of_taint(text: str) -> Json:
 
 def add_tolerations(spec: Json, wanted: Iterable[Json]) -> Json:
     """The pod's spec with those of `wanted` that no toleration of its own makes needless."""
-    own = spec.get("tolerations") or []
-    lacking = [toleration for toleration in wanted if not any(_covers(existing, toleration) for existing in own)]
-    return spec | {"tolerations": [*own, *lacking]} if lacking else spec
+    own_tolerations = spec.get("tolerations") or []
+    missing = [
+        toleration for toleration in wanted if not any(_covers(existing, toleration) for existing in own_tolerations)
+    ]
+    return spec | {"tolerations": [*own_tolerations, *missing]} if missing else spec
 
 
 def keep_added(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:

@@ -78,7 +78,7 @@ def check_pod(manifest: Json, inventory: CardCatalog, oversize: Oversize) -> tup
     )
 
 
-def collect_warnings(oversize: Oversize, check: Callable[[], Iterable[str]], until: str) -> tuple[str, ...]:
+def collect_warnings(oversize: Oversize, check: Callable[[], Iterable[str]], wait_note: str) -> tuple[str, ...]:
     """The warnings of a check of what no node has now; where such pods wait, also of what it refuses, and until when.
     Raises InvalidRequest.
     """
@@ -87,7 +87,7 @@ def collect_warnings(oversize: Oversize, check: Callable[[], Iterable[str]], unt
     except InvalidRequest as error:
         if oversize == "refuse":
             raise
-        return (f"{error.field}: {error.problem}; the pod waits until {until}",)
+        return (f"{error.field}: {error.problem}; the pod waits until {wait_note}",)
 
 
 def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None) -> tuple[str, ...]:
@@ -111,15 +111,19 @@ def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, least: in
     Raises KubeError.
     """
     warnings = []
-    for c in pod_request.containers:
-        known = inventory.resource_class(c.resource_class) if c.resource_class else None
-        of_class = known is not None and known.share is not None and not c.mem % known.share.memory
-        if c.whole or c.mem_per_card >= least or of_class:  # what one of a class is, its author has thought about
+    for container in pod_request.containers:
+        known = inventory.resource_class(container.resource_class) if container.resource_class else None
+        of_class = known is not None and known.share is not None and not container.mem % known.share.memory
+        if (
+            container.whole or container.mem_per_card >= least or of_class
+        ):  # what one of a class is, its author has thought about
             continue
-        fits = c.mem_per_card * _GIB <= inventory.cards(known).largest
-        advice = f"did you mean {c.mem}Gi?" if fits else f"write at least {least * c.cards}Mi"
-        problem = f"{c.mem} means {c.mem} MiB, less than most programs need to start on a GPU ({least} MiB)"
-        warnings.append(f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {advice}")
+        fits = container.mem_per_card * _GIB <= inventory.cards(known).largest
+        advice = f"did you mean {container.mem}Gi?" if fits else f"write at least {least * container.cards}Mi"
+        problem = (
+            f"{container.mem} means {container.mem} MiB, less than most programs need to start on a GPU ({least} MiB)"
+        )
+        warnings.append(f"{_path(container.key)}.resources.limits[{names.GPU_MEM}]: {problem}; {advice}")
     return tuple(warnings)
 
 
@@ -237,16 +241,23 @@ def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: Resourc
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
     of_class = f" of class {resource_class.name}" if resource_class else ""
-    for c in requested.containers:
-        if 1 < c.cards <= cards.max_cards and c.mem_per_card > (there := cards.largest_for(c.cards)):
+    for container in requested.containers:
+        if 1 < container.cards <= cards.max_cards and container.mem_per_card > (
+            there := cards.largest_for(container.cards)
+        ):
             raise InvalidRequest(
-                f"{_path(c.key)}.resources.limits[{names.GPU_MEM}]",
-                f"{_mib(c.mem_per_card)} on each of {c.cards} GPUs{of_class} is more than any node has ({there})",
-                f"request at most {c.cards * there}Mi{_unit(c)}",
+                f"{_path(container.key)}.resources.limits[{names.GPU_MEM}]",
+                f"{_mib(container.mem_per_card)} on each of {container.cards} GPUs{of_class} is more than any node has "
+                f"({there})",
+                f"request at most {container.cards * there}Mi{_unit(container)}",
             )
     if requested.largest_share > cards.largest:
-        culprits = [c for c in requested.containers if not c.whole and c.mem_per_card > cards.largest]
-        sharing = [c for c in requested.containers if not c.whole and c.cards == 1]
+        culprits = [
+            container
+            for container in requested.containers
+            if not container.whole and container.mem_per_card > cards.largest
+        ]
+        sharing = [container for container in requested.containers if not container.whole and container.cards == 1]
         culprit = culprits[0] if culprits else sharing[0]
         together = " together with the pod's other containers" if not culprits and len(sharing) > 1 else ""
         key, remedy = _suggest_smaller(culprit, cards, resource_class)

@@ -48,7 +48,9 @@ def check_pod(
     for standing in standings:
         quota = standing.quota
         for i, entry in enumerate(quota.entries):
-            wanted = quotas.total(_least_charge(c, smallest) for c in pod_request.containers if _is_sure(entry, c))
+            wanted = quotas.total(
+                _least_charge(container, smallest) for container in pod_request.containers if _is_sure(entry, container)
+            )
             if wanted == NOTHING:
                 continue
             used = _used(standing, entry)

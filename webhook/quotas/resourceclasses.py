@@ -29,8 +29,8 @@ def normalize(manifest: Json, old: Json | None) -> Json:
     written, stored = spec[others[0]], ((old or {}).get("spec") or {}).get(_SELECTOR)
     if _SELECTOR in spec and spec[_SELECTOR] not in (written, stored):
         return manifest
-    kept = {name: content for name, content in spec.items() if name != others[0]}
-    return manifest | {"spec": kept | {_SELECTOR: written}}
+    other_fields = {name: content for name, content in spec.items() if name != others[0]}
+    return manifest | {"spec": other_fields | {_SELECTOR: written}}
 
 
 def warn(

@@ -241,15 +241,15 @@ def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
         for kind, amounts in containers.amount_lists(container.spec.get("resources") or {}):
             amount = str(amounts.get(names.GPU_MEM, ""))
             try:
-                counted = quantity.parse(amount)[0]
+                number = quantity.parse(amount)[0]
                 in_unit = Fraction(quantity.memory(quantity.with_unit(amount, unit)), unit.mib)
             except quantity.InvalidQuantity:
                 continue  # told by who judges it
-            if counted != in_unit:
+            if number != in_unit:
                 field = f"{container.path}.resources.{kind}[{names.GPU_MEM}]"
                 whole = in_unit.denominator == 1
                 remedy = f"{in_unit}, which is the same in {unit}" if whole else f"whole {unit}"
-                warnings.append(f"{field}: Kueue counts {counted} of {amount}; write {remedy}")
+                warnings.append(f"{field}: Kueue counts {number} of {amount}; write {remedy}")
     return tuple(warnings)
 
 

@@ -57,7 +57,7 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
     if len(pod_containers) > MOST_CONTAINERS:
         problem = f"{len(pod_containers)} containers are too many for a pod that requests GPUs"
         raise InvalidRequest(f"{path}spec.containers", problem, f"write at most {MOST_CONTAINERS}")
-    resources = [c.spec.get("resources") or {} for c in pod_containers]
+    resources = [container.spec.get("resources") or {} for container in pod_containers]
     resource_names = {
         name for requirements in resources for _, amounts in containers.amount_lists(requirements) for name in amounts
     }

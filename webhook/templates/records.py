@@ -77,10 +77,10 @@ def read_record(manifest: Json) -> dict[str, list[str]]:
 
 def with_record(manifest: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
     """The object with this record."""
-    kept = {key: text for key, text in annotations_of(manifest).items() if key != names.REWRITTEN}
+    other_annotations = {key: text for key, text in annotations_of(manifest).items() if key != names.REWRITTEN}
     encoded = {place: list(keys) for place, keys in record.items() if keys}
     own = {names.REWRITTEN: json.dumps(encoded, sort_keys=True)} if encoded else {}
-    return with_annotations(manifest, kept | own)
+    return with_annotations(manifest, other_annotations | own)
 
 
 def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
@@ -117,8 +117,8 @@ def rewrite_place(
     rewritten: dict[str, Json] = {}
     origins: dict[str, str] = {}
     for field, listed in amounts.items():
-        kept = {name: amount for name, amount in listed.items() if name not in stale}
-        rewritten[field], new = rename_keys(kept, field, spell)
+        current_amounts = {name: amount for name, amount in listed.items() if name not in stale}
+        rewritten[field], new = rename_keys(current_amounts, field, spell)
         origins |= new
     remaining = {name for listed in rewritten.values() for name in listed}
     ours = sorted({*(key for key in recorded if key in remaining and key not in stale), *origins})
@@ -127,13 +127,13 @@ def rewrite_place(
 
 def _stale_keys(recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]) -> frozenset[str]:
     client = manifests.client
-    named = client.now.get(place) if client else None
-    dropped, ours = manifests.server.dropped_keys(place, recorded), recorded - (named or frozenset())
+    managed_names = client.now.get(place) if client else None
+    dropped, ours = manifests.server.dropped_keys(place, recorded), recorded - (managed_names or frozenset())
     if brought:
         return dropped | ours
-    if not manifests.new or named is None:
+    if not manifests.new or managed_names is None:
         return dropped
-    return dropped | {key for key in ours if named.isdisjoint(possible_spellings(key))}
+    return dropped | {key for key in ours if managed_names.isdisjoint(possible_spellings(key))}
 
 
 def _stale_keys_of_several(
@@ -182,9 +182,9 @@ def _unfold(fields: Json) -> Json | list[Json]:
 def _merge_names(name_sets: Iterable[Names]) -> Names:
     union: dict[str, set[str]] = {}
     for names_by_place in name_sets:
-        for place, named in names_by_place.items():
-            union.setdefault(place, set()).update(named)
-    return {place: frozenset(named) for place, named in union.items()}
+        for place, names_of_place in names_by_place.items():
+            union.setdefault(place, set()).update(names_of_place)
+    return {place: frozenset(names_of_place) for place, names_of_place in union.items()}
 
 
 def _last_applied(manifest: Json) -> Json | None:

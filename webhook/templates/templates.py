@@ -128,14 +128,16 @@ def _names_nvidia(template: Json) -> bool:
 
 def _names_by_container(template: Json) -> dict[str, frozenset[str]]:
     """The resources that each container of a manifest's template names. The manifest is a text that anybody wrote."""
-    named: dict[str, frozenset[str]] = {}
+    names_by_container: dict[str, frozenset[str]] = {}
     for kind in ("containers", "initContainers"):
         listed = _get_map(template, ("spec",)).get(kind)
         for container in listed if isinstance(listed, list) else ():
             resources = _get_map({"container": container}, ("container", "resources"))
             name = str(container.get("name") or "") if isinstance(container, dict) else ""
-            named[name] = frozenset({*_get_map(resources, ("limits",)), *_get_map(resources, ("requests",))})
-    return named
+            names_by_container[name] = frozenset(
+                {*_get_map(resources, ("limits",)), *_get_map(resources, ("requests",))}
+            )
+    return names_by_container
 
 
 def _get_map(tree: Json, path: tuple[str, ...]) -> Json:

@@ -87,9 +87,9 @@ def abandoned_defrag_cordons(cards: Iterable[ExtendedResource], now: datetime) -
     return [card for card in cards if is_of_defrag(card) and _is_older(card.spec.cordon.time, now - _LEFT_AFTER)]
 
 
-def _is_older(at: str, then: datetime) -> bool:
+def _is_older(at: str, limit: datetime) -> bool:
     try:
-        return datetime.fromisoformat(at).astimezone(UTC) < then
+        return datetime.fromisoformat(at).astimezone(UTC) < limit
     except ValueError:
         return True
 
@@ -165,8 +165,8 @@ def uncordon_command(card: ExtendedResource) -> str:
 def describe_author(card: ExtendedResource) -> str:
     """By whom and when the card was cordoned, as a part of a sentence with a space before it; "" where nobody tells."""
     cordon = card.spec.cordon
-    by = f" by {wording.quote_unless_name(cordon.user)}" if cordon.user else ""
-    return by + (f" at {wording.quote_unless_name(cordon.time)}" if cordon.time else "")
+    author = f" by {wording.quote_unless_name(cordon.user)}" if cordon.user else ""
+    return author + (f" at {wording.quote_unless_name(cordon.time)}" if cordon.time else "")
 
 
 def describe_card(card: ExtendedResource) -> str:
@@ -188,16 +188,20 @@ def find_card(client: KubeClient, text: str) -> ExtendedResource:
     if not matching:
         raise click.ClickException(f"no GPU has a UUID that begins with {text!r}; `cardwise top` shows them")
     if len(matching) > 1:
-        some = wording.enumerate_first([describe_card(card) for card in matching], _MOST)
-        raise click.ClickException(f"{text!r} matches several UUIDs: {some}; give more characters")
+        descriptions = wording.enumerate_first([describe_card(card) for card in matching], _MOST)
+        raise click.ClickException(f"{text!r} matches several UUIDs: {descriptions}; give more characters")
     return matching[0]
 
 
 def _card_at(client: KubeClient, node: str, index: str) -> ExtendedResource:
     """The card of the node with this index; devices of other kinds are meant by their UUIDs only."""
-    listed = _list_resources(client, paths.label_query(names.NODE_LABEL, node))
+    cards_of_node = _list_resources(client, paths.label_query(names.NODE_LABEL, node))
     # The label is what its writer made it: another node's card can carry it.
-    cards = {str(card.spec.index): card for card in listed if card.spec.kind == classes.KIND and card.spec.node == node}
+    cards = {
+        str(card.spec.index): card
+        for card in cards_of_node
+        if card.spec.kind == classes.KIND and card.spec.node == node
+    }
     if not cards:
         raise click.ClickException(f"node {node!r} has no GPU that Cardwise shares")
     if index not in cards:

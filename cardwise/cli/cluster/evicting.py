@@ -32,7 +32,7 @@ class MoveRun:
     clock: Clock
     _written: dict[str, Cordon] = field(default_factory=dict)  # the last cordon of each card
 
-    def cordon_cards(self, holding: Holding, until: ExitStack) -> None:
+    def cordon_cards(self, holding: Holding, stack: ExitStack) -> None:
         """The cards take nobody until the end, whatever that is; those that are cordoned already stay so after it.
 
         A card that another defrag has cordoned is taken over: that one has been killed, or leaves it to this one now.
@@ -50,7 +50,7 @@ class MoveRun:
             if not may_replace(card):
                 continue
             cordon = self._written[card.metadata.name] = cordons.new_defrag_cordon(self.client)
-            until.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
+            stack.callback(self.restore_card, card, cordon)  # first, since the answer to what follows may be lost
             try:
                 if not cordons.write_cordon(self.client, card, cordon, may_replace):
                     continue
@@ -76,9 +76,10 @@ class MoveRun:
             failure = str(error)
         finally:
             if failure:
-                again = cordons.uncordon_command(card)
+                uncordon_hint = cordons.uncordon_command(card)
                 console.print_text(
-                    f"{cordons.describe_card(card)} is still cordoned ({failure}); uncordon it with: {again}", err=True
+                    f"{cordons.describe_card(card)} is still cordoned ({failure}); uncordon it with: {uncordon_hint}",
+                    err=True,
                 )
 
     def move_pod(self, move: Move, pod: Json, number: str) -> None:
@@ -88,9 +89,9 @@ class MoveRun:
         name = f"{move.before.namespace}/{move.before.name}"
         owner = workloads.controller_of(pod)["uid"]
         before = self._evict(move, pod, name, number)
-        until = self.clock.now() + self.timeout
+        deadline = self.clock.now() + self.timeout
         while (came := self._replacement_ready(move, owner, before, name)) is None:
-            if self.clock.now() >= until:
+            if self.clock.now() >= deadline:
                 raise self._stop_error(f"no replacement for pod {name} is ready after {self.timeout:g} s")
             self.clock.sleep(_LOOK_SECONDS)
         cards = ",".join(map(str, move.after.assignment.indices()))
@@ -102,29 +103,29 @@ class MoveRun:
         Raises `ClickException` and `KubeError`.
         """
         owner = workloads.controller_of(pod)["uid"]
-        until = self.clock.now() + self.timeout
+        deadline = self.clock.now() + self.timeout
         last_message = ""
         while True:
             self._check_unchanged(move, name)
             self._check_job(move, pod, name)
-            before = {listed["metadata"]["uid"] for listed in self._pods_of_controller(owner, move)}
+            uids_before = {listed["metadata"]["uid"] for listed in self._pods_of_controller(owner, move)}
             try:
                 eviction.evict(self.client, move.before.namespace, move.before.name, move.before.uid)
             except errors.TooManyRequests as error:
-                if self.clock.now() >= until:
+                if self.clock.now() >= deadline:
                     raise self._stop_error(
                         f"{name} could not be evicted within {self.timeout:g} s: {error.message}"
                     ) from error
                 if error.message != last_message:
                     last_message = error.message
-                    again = f"trying again every {_ASK_SECONDS:g} s"
-                    console.print_text(f"{number} {name} cannot be evicted yet: {last_message}; {again}", err=True)
-                self.clock.sleep(max(0.0, min(_ASK_SECONDS, until - self.clock.now())))
+                    retry_note = f"trying again every {_ASK_SECONDS:g} s"
+                    console.print_text(f"{number} {name} cannot be evicted yet: {last_message}; {retry_note}", err=True)
+                self.clock.sleep(max(0.0, min(_ASK_SECONDS, deadline - self.clock.now())))
             except (errors.NotFound, errors.Conflict) as error:
                 raise self._stop_error(f"{name} ended by itself") from error
             else:
                 console.print_text(f"{number} evicted {name}", err=True)
-                return before
+                return uids_before
 
     def _check_unchanged(self, move: Move, name: str) -> None:
         """The pod is as it was when it was looked at."""
@@ -142,8 +143,8 @@ class MoveRun:
             return
         owner = workloads.controller_of(pod)
         # A list, since the ClusterRole cardwise-defrag has no other verb for Jobs.
-        named = paths.field_query("metadata.name", owner["name"])
-        jobs = self.client.objects(paths.jobs(move.before.namespace), named)
+        name_query = paths.field_query("metadata.name", owner["name"])
+        jobs = self.client.objects(paths.jobs(move.before.namespace), name_query)
         job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
         if movables.failures_left(job) == 0:
             raise self._stop_error(f"{name} belongs to a Job that would fail because of the eviction ({owner['name']})")
@@ -166,8 +167,8 @@ class MoveRun:
                     raise self._stop_error(
                         f"{pod['metadata']['name']}, the replacement for {name}, has ended already ({phase})"
                     )
-                there = any(listed["metadata"]["uid"] == move.before.uid for listed in pods)
-                return pod["metadata"]["name"] if _is_ready(pod) and not there else None
+                is_present = any(listed["metadata"]["uid"] == move.before.uid for listed in pods)
+                return pod["metadata"]["name"] if _is_ready(pod) and not is_present else None
         if placed:
             pod, assigned = placed[0]
             actual = f"{pod['spec']['nodeName']} {','.join(map(str, assigned.indices()))}"

@@ -49,14 +49,14 @@ class MovablePods:
     unmovable: Counter[str] = field(default_factory=Counter)
 
 
-def find_movable_pods(seen: ClusterFacts, ledger: Ledger, is_wanted: Callable[[Holding], bool]) -> MovablePods:
+def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_wanted: Callable[[Holding], bool]) -> MovablePods:
     """The pods that hold cards and may be moved, of those that are `is_wanted`."""
     movable = MovablePods()
-    for pod in seen.pods:
+    for pod in facts.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))
         if holding is None or not holding.assignment.containers or not is_wanted(holding):
             continue
-        reason = _unmovable_reason(pod, seen)
+        reason = _unmovable_reason(pod, facts)
         if ledger.nodes_of(holding) != {holding.node}:
             # Nobody would end it there: the machine has come back under another name.
             reason = reason or "hold GPUs that another node reports now"
@@ -75,13 +75,13 @@ def find_movable_pods(seen: ClusterFacts, ledger: Ledger, is_wanted: Callable[[H
                 uid=holding.uid,
                 request=pod_request,
                 load=snapshots.load_of(pod),
-                policy=published.policy_of_pod(pod, seen.published),
-                nodes=allowed_nodes(pod, seen.nodes, ledger),
+                policy=published.policy_of_pod(pod, facts.published),
+                nodes=allowed_nodes(pod, facts.nodes, ledger),
                 priority=int(pod["spec"].get("priority") or 0),
                 mem=holding.assignment.mem,
-                age=_age_seconds(pod, seen.now),
+                age=_age_seconds(pod, facts.now),
                 owner=owner,
-                at_most=failures_left(seen.jobs.get(owner)) if is_job_pod(pod) else None,
+                at_most=failures_left(facts.jobs.get(owner)) if is_job_pod(pod) else None,
             )
         )
     return movable
@@ -102,7 +102,7 @@ def _group_and_kind(owner: Json) -> tuple[str, str]:
     return owner.get("apiVersion", "").rpartition("/")[0], owner.get("kind", "")
 
 
-def _unmovable_reason(pod: Json, seen: ClusterFacts) -> str:
+def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
     """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
     metadata = pod["metadata"]
     annotations, labels = annotations_of(pod), labels_of(pod)
@@ -111,7 +111,7 @@ def _unmovable_reason(pod: Json, seen: ClusterFacts) -> str:
         return "have no controller that would recreate them"
     if owner.get("kind") in _DAEMONS:
         return "belong to a DaemonSet"
-    if is_job_pod(pod) and failures_left(seen.jobs.get(owner.get("uid", ""))) == 0:
+    if is_job_pod(pod) and failures_left(facts.jobs.get(owner.get("uid", ""))) == 0:
         return "belong to Jobs that would fail because of the eviction"
     if _group_and_kind(owner) not in _REMAKERS and annotations.get(names.SAFE_TO_EVICT) != "true":
         # To a workflow or a training operator a pod that is gone may be a failure of the whole.
@@ -126,7 +126,7 @@ def _unmovable_reason(pod: Json, seen: ClusterFacts) -> str:
         return f"say {names.SAFE_TO_EVICT}: false"
     if any(
         allowance < 1
-        for allowance in seen.budgets.allowed(seen.budgets.matching(metadata["namespace"], labels)).values()
+        for allowance in facts.budgets.allowed(facts.budgets.matching(metadata["namespace"], labels)).values()
     ):
         return "are protected by a PodDisruptionBudget"
     bound = eligible.other_constraint(pod)
@@ -169,13 +169,13 @@ def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset
     return None if ledger.nodes_by_name().keys() <= allowed else allowed
 
 
-def common_tolerations(seen: ClusterFacts, ledger: Ledger) -> list[Json]:
+def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
     """What a pod that asks for cards tolerates, whatever it says itself.
 
     That is what the webhook adds: by default of NVIDIA's taint. A setting may name other taints; then all pods that
     hold cards tolerate them. What opens nodes that are down or cordoned says nothing of a usual pod.
     """
-    held = [pod for pod in seen.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
+    held = [pod for pod in facts.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
     first, *others = [pod["spec"].get("tolerations") or [] for pod in held] or [[]]
     shared = [
         toleration

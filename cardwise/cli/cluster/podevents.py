@@ -60,12 +60,12 @@ def parse_event(manifest: Json) -> Event | None:
 
     Events about objects of the whole cluster, such as nodes, are in the namespace `default`.
     """
-    about, metadata, source = (
+    involved, metadata, source = (
         manifest.get("involvedObject") or {},
         manifest.get("metadata") or {},
         manifest.get("source") or {},
     )
-    kind, name, namespace = (str(about.get(key) or "") for key in ("kind", "name", "namespace"))
+    kind, name, namespace = (str(involved.get(key) or "") for key in ("kind", "name", "namespace"))
     if metadata.get("namespace") != (namespace or _OF_CLUSTER_OBJECTS):
         return None
     if not _KIND.fullmatch(kind) or not objectnames.is_subdomain(name) or not _is_time(at := last_time(manifest)):
@@ -76,7 +76,7 @@ def parse_event(manifest: Json) -> Event | None:
         message=wording.sanitize_message(str(manifest.get("message") or "")),
         kind=kind,
         name=name,
-        uid=str(about.get("uid") or ""),
+        uid=str(involved.get("uid") or ""),
         warns=manifest.get("type") == "Warning",
         namespace=namespace,
         writer=wording.sanitize_message(
@@ -94,9 +94,13 @@ def _is_time(text: str) -> bool:
 
 def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
     """All of the pod, and those by which controllers say that they have deleted it; the oldest first."""
-    own = (event for event in _read_events(client, namespace, "involvedObject.name", name) if event.kind == "Pod")
+    pod_events = (
+        event for event in _read_events(client, namespace, "involvedObject.name", name) if event.kind == "Pod"
+    )
     deletions = _read_events(client, namespace, "reason", _DELETED)
-    return sorted({*own, *(event for event in deletions if name in event.message.split())}, key=lambda event: event.at)
+    return sorted(
+        {*pod_events, *(event for event in deletions if name in event.message.split())}, key=lambda event: event.at
+    )
 
 
 def last_warning(client: KubeClient, pod: Json) -> Event | None:
@@ -106,8 +110,8 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
     """
     metadata = pod["metadata"]
     events = _read_events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
-    mine = (event for event in events if event.warns and event.uid == metadata.get("uid"))
-    return max((event for event in mine if event.reason not in _OVER), key=lambda event: event.at, default=None)
+    own_warnings = (event for event in events if event.warns and event.uid == metadata.get("uid"))
+    return max((event for event in own_warnings if event.reason not in _OVER), key=lambda event: event.at, default=None)
 
 
 def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:

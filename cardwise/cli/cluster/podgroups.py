@@ -99,7 +99,7 @@ def _namespaced_name(manifest: Json) -> tuple[str, str]:
 
 def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangView:
     status = group.get("status") or {}
-    counted = [pod for pod in pods if _is_counted(pod)]
+    counted_pods = [pod for pod in pods if _is_counted(pod)]
     created = [manifest["metadata"].get("creationTimestamp") or "" for manifest in (group or {"metadata": {}}, *pods)]
     has_status = bool(status.get("phase"))
     return GangView(
@@ -107,9 +107,11 @@ def _view_gang(key: tuple[str, str], group: Json, pods: Sequence[Json]) -> GangV
         name=key[1],
         phase=status["phase"] if has_status else UNKNOWN,
         reason=(status.get("reason") or "") if has_status else _NO_STATUS,
-        minimum=status.get("minMember") or (group.get("spec") or {}).get("minMember") or _requested_minimum(counted),
-        members=tuple(sorted(_pod_names(counted))),
-        bound=tuple(sorted(_pod_names(pod for pod in counted if (pod.get("spec") or {}).get("nodeName")))),
+        minimum=status.get("minMember")
+        or (group.get("spec") or {}).get("minMember")
+        or _requested_minimum(counted_pods),
+        members=tuple(sorted(_pod_names(counted_pods))),
+        bound=tuple(sorted(_pod_names(pod for pod in counted_pods if (pod.get("spec") or {}).get("nodeName")))),
         waiting_for=tuple(status.get("waitingFor") or ()),
         reserved=tuple(
             NodeReservation(reservation["node"], reservation.get("members", 0), reservation.get("gpus", 0))

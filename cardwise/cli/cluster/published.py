@@ -59,5 +59,5 @@ def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> Publ
 
 def policy_of_pod(pod: Json, published: PublishedPolicy) -> str:
     """The policy that decides for the pod: its own, which it may have from its namespace, else the extender's."""
-    own = annotations_of(pod).get(names.POLICY)
-    return own if own in policies.POLICIES else published.policy
+    pod_policy = annotations_of(pod).get(names.POLICY)
+    return pod_policy if pod_policy in policies.POLICIES else published.policy

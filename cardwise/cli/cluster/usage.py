@@ -158,8 +158,8 @@ def read_cards(client: KubeClient, nodes: Collection[str] = ()) -> list[CardUsag
     ]
 
 
-def _card_usage(read: _Resource) -> CardUsage:
-    spec, status, allocated = read.spec, read.status, read.status.allocated
+def _card_usage(resource: _Resource) -> CardUsage:
+    spec, status, allocated = resource.spec, resource.status, resource.status.allocated
     terminating = tuple([
         Holder(namespace=share.namespace, name=share.name, granted=share.memory_mib, terminating=True)
         for share in status.reported or ()

@@ -139,13 +139,15 @@ def _check_amount(field: str, written: Any, remedy: str = "write for example cpu
 
 def _read_pods(path: Path) -> Iterator[tuple[str, Json]]:
     try:
-        read = [document for document in yaml.safe_load_all(path.read_text()) if isinstance(document, dict)]
+        documents = [document for document in yaml.safe_load_all(path.read_text()) if isinstance(document, dict)]
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InvalidRequest(path.name, f"cannot be read ({error})", "write manifests as YAML") from error
-    for manifest in (listed for document in read for listed in _expand_list(document, path.name)):
+    for manifest in (listed for document in documents for listed in _expand_list(document, path.name)):
         kind = manifest.get("kind")
-        called = str(kind).lower()
-        name = f"{called}/{_get_mapping(manifest, 'metadata', f'{path.name}: {called}: metadata').get('name', '')}"
+        lower_kind = str(kind).lower()
+        name = (
+            f"{lower_kind}/{_get_mapping(manifest, 'metadata', f'{path.name}: {lower_kind}: metadata').get('name', '')}"
+        )
         spec_field = f"{path.name}: {name}: spec"
         spec = _get_mapping(manifest, "spec", spec_field)
         job = _get_mapping(spec, "jobTemplate", f"{spec_field}.jobTemplate")
@@ -254,12 +256,12 @@ def _complete_container(container: Json, known: Mapping[str, ResourceClass], fie
     limits, requests = (
         _add_unit(resources.get(kind) or {}, written, f"{field}.resources.{kind}") for kind in ("limits", "requests")
     )
-    named = {
+    limits_in_domain = {
         names.CLASS_PREFIX + name if classes.is_bare(name, known.__contains__) else name: amount
         for name, amount in limits.items()
     }
     beside = {name: amount for name, amount in limits.items() if name in _BESIDE}
-    return {**container, "resources": {**resources, "limits": named, "requests": {**beside, **requests}}}
+    return {**container, "resources": {**resources, "limits": limits_in_domain, "requests": {**beside, **requests}}}
 
 
 def _add_unit(amounts: Json, unit: Unit, field: str) -> Json:
@@ -290,11 +292,11 @@ def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, R
     return pod_request
 
 
-def check_classes(name: str, shape: PodShape, there: Collection[str], option: str = _POD) -> None:
+def check_classes(name: str, shape: PodShape, class_names: Collection[str], option: str = _POD) -> None:
     """Raises InvalidRequest where the pod asks for a class that is not there."""
     containers = shape.request.containers if shape.request is not None else ()
-    for missing in (c.resource_class for c in containers if c.resource_class and c.resource_class not in there):
-        known = ", ".join(sorted(there)) or "none"
+    for missing in (c.resource_class for c in containers if c.resource_class and c.resource_class not in class_names):
+        known = ", ".join(sorted(class_names)) or "none"
         raise InvalidRequest(f"{option} {name}", f"no GPU or device matches class {missing}", f"write one of: {known}")
 
 

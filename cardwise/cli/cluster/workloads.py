@@ -105,19 +105,19 @@ class Replicas:
 
 def other_replicas(client: KubeClient, pod: Json) -> Replicas:
     """Raises KubeError."""
-    namespace, deployment, mine = (
+    namespace, deployment, controller = (
         pod["metadata"].get("namespace", ""),
         _deployment_name(pod),
         _recreating_controller(pod),
     )
-    if not mine:
+    if not controller:
         return Replicas()
     name = pod["metadata"]["name"]
     pods = [other for other in client.objects(paths.pods(namespace)) if other["metadata"]["name"] != name]
     of_same = [other for other in pods if deployment and _deployment_name(other) == deployment]
     return Replicas(
-        frozenset(other["metadata"]["name"] for other in of_same if _recreating_controller(other) != mine),
-        frozenset(other["metadata"]["name"] for other in pods if _recreating_controller(other) == mine),
+        frozenset(other["metadata"]["name"] for other in of_same if _recreating_controller(other) != controller),
+        frozenset(other["metadata"]["name"] for other in pods if _recreating_controller(other) == controller),
     )
 
 
@@ -214,10 +214,10 @@ def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequenc
     """
     kinds = {owner["metadata"].get("uid"): _MAKERS.get(kind, kind) for owner in owners}
     kinds[owners[0]["metadata"].get("uid")] = kind
-    called = {owner["metadata"].get("uid"): owner["metadata"]["name"] for owner in owners}
+    names_by_uid = {owner["metadata"].get("uid"): owner["metadata"]["name"] for owner in owners}
     events = [event for event in podevents.refused_creations(client, namespace) if event.uid in kinds]
     if events:
-        return events[-1].message, f"{kinds[events[-1].uid]} {called[events[-1].uid]}"
+        return events[-1].message, f"{kinds[events[-1].uid]} {names_by_uid[events[-1].uid]}"
     for owner in owners:
         for condition in (owner.get("status") or {}).get("conditions") or ():
             if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
@@ -245,8 +245,8 @@ def deleted_at(metadata: Json) -> str:
 def describe_finalizers(metadata: Json) -> str:
     """Why a deleted object is still there, as the end of a sentence; "" where it has no finalizers."""
     finalizers = metadata.get("finalizers") or ()
-    some = wording.enumerate_first([*map(quote_unless_name, finalizers)], _FEW)
-    return f", and exists as long as it has the finalizers {some}" if finalizers else ""
+    finalizer_names = wording.enumerate_first([*map(quote_unless_name, finalizers)], _FEW)
+    return f", and exists as long as it has the finalizers {finalizer_names}" if finalizers else ""
 
 
 def pod_state(pod: Json) -> str:

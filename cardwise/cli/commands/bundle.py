@@ -68,9 +68,9 @@ def bundle(cardwise_namespace: str, file: Path) -> None:
     for unread in (finding for finding in findings if finding.unread):
         console.print_text(f"note: doctor {'' if unread.text.startswith('could') else 'says: '}{unread.text}", err=True)
     if missing:
-        some = ", ".join(line.partition(":")[0] for line in missing)
+        missing_files = ", ".join(line.partition(":")[0] for line in missing)
         console.print_text(
-            f"note: could not read {len(missing)} of {wanted} files (missing.json says why): {some}", err=True
+            f"note: could not read {len(missing)} of {wanted} files (missing.json says why): {missing_files}", err=True
         )
     console.print_text(f"wrote {file}; check it for secrets before you send it")
 
@@ -101,10 +101,10 @@ def _write_contents(
     archive: tarfile.TarFile, folder: str, contents: Iterable[tuple[str, Callable[[], object]]], now: datetime
 ) -> tuple[list[str], int]:
     missing, wanted = [], 0
-    for name, read in contents:
+    for name, read_content in contents:
         wanted += 1
         try:
-            _add_file(archive, f"{folder}/{name}", read(), now)
+            _add_file(archive, f"{folder}/{name}", read_content(), now)
         except errors.KubeError as error:
             missing.append(f"{name}: {error}")
     return missing, wanted
@@ -175,14 +175,14 @@ def _remove_noise(manifest: Json) -> Json:
 def _redact_pod(pod: Json) -> Json:
     """What helps, of a pod of somebody's: what is listed, and nothing that people write into the rest of it."""
     spec = pod["spec"]
-    kept = _select_fields(_SPEC, spec)
+    redacted = _select_fields(_SPEC, spec)
     for group in _CONTAINERS:
         if group in spec:
-            kept[group] = [_redact_container(listed) for listed in spec[group] or ()]
+            redacted[group] = [_redact_container(listed) for listed in spec[group] or ()]
     if "volumes" in spec:
-        kept["volumes"] = [_redact_volume(listed) for listed in spec["volumes"] or ()]
+        redacted["volumes"] = [_redact_volume(listed) for listed in spec["volumes"] or ()]
     return _redact_annotations(
-        {"metadata": pod["metadata"], "spec": kept, "status": _redact_status(pod.get("status") or {})}
+        {"metadata": pod["metadata"], "spec": redacted, "status": _redact_status(pod.get("status") or {})}
     )
 
 
@@ -200,10 +200,10 @@ def _select_fields(listed: str, manifest: Json) -> Json:
 
 
 def _redact_container(container: Json) -> Json:
-    kept = _select_fields(_CONTAINER, container) | {key: HIDDEN for key in _PRESENCE if key in container}
+    redacted = _select_fields(_CONTAINER, container) | {key: HIDDEN for key in _PRESENCE if key in container}
     if "env" in container:
-        kept["env"] = [_redact_variable(variable) for variable in container["env"] or ()]
-    return kept
+        redacted["env"] = [_redact_variable(variable) for variable in container["env"] or ()]
+    return redacted
 
 
 def _redact_variable(variable: Json) -> Json:
@@ -220,23 +220,23 @@ def _redact_volume(volume: Json) -> Json:
 
 def _redact_status(status: Json) -> Json:
     """How it fares. Messages of its containers are not told, reasons and exit codes are."""
-    kept = dict(status)
+    redacted = dict(status)
     for group in ("containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"):
-        if group in kept:
-            kept[group] = [_redact_container_status(container_status) for container_status in kept[group] or ()]
-    return kept
+        if group in redacted:
+            redacted[group] = [_redact_container_status(container_status) for container_status in redacted[group] or ()]
+    return redacted
 
 
 def _redact_container_status(container: Json) -> Json:
     """A program writes the message of a container that has ended. That of one that could not start may have its
     command in it (RunContainerError).
     """
-    kept = dict(container)
+    redacted = dict(container)
     for key in ("state", "lastState"):
-        for phase, state in (kept.get(key) or {}).items():
+        for phase, state in (redacted.get(key) or {}).items():
             if "message" in (state or {}):
-                kept[key] = {phase: state | {"message": HIDDEN}}
-    return kept
+                redacted[key] = {phase: state | {"message": HIDDEN}}
+    return redacted
 
 
 def _is_relevant(annotation: str) -> bool:

@@ -23,21 +23,21 @@ def classes(output: str, name: str | None) -> None:
     """
     client = options.load_client()
     try:
-        seen = survey.take_survey(client, addresses=False, own=client.namespace)
+        views = survey.take_survey(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:
         _print_summaries(client, name, output, error)
         return
-    printing.print_survey_warnings(seen)
-    if name is not None and name not in seen.classes:
-        raise _unknown_class(name, seen.classes)
-    of_cards = totals.classes_of_cards(seen.ledger, seen.classes, name)
-    of_devices = totals.classes_of_devices(seen.ledger, seen.classes, name)
+    printing.print_survey_warnings(views)
+    if name is not None and name not in views.classes:
+        raise _unknown_class(name, views.classes)
+    of_cards = totals.classes_of_cards(views.ledger, views.classes, name)
+    of_devices = totals.classes_of_devices(views.ledger, views.classes, name)
     if output in ("json", "yaml"):
         printing.print_object(
             {"classes": classtable.cards_as_json(of_cards), "deviceClasses": classtable.devices_as_json(of_devices)},
             output,
         )
-    elif not seen.classes:
+    elif not views.classes:
         console.print_text(
             "there is no ResourceClass yet; Cardwise creates one for the first GPU of each model", err=True
         )
@@ -59,8 +59,8 @@ def classes(output: str, name: str | None) -> None:
         console.print_lines("\n".join(parts))
 
 
-def _unknown_class(name: str, there: Iterable[str]) -> click.ClickException:
-    known = ", ".join(sorted(there)) or "none"
+def _unknown_class(name: str, class_names: Iterable[str]) -> click.ClickException:
+    known = ", ".join(sorted(class_names)) or "none"
     return click.ClickException(f"there is no ResourceClass {name!r}; available: {known}")
 
 

@@ -154,10 +154,10 @@ def defrag(
     client = options.load_client()
     clock = options.current_clock()
     settings = published.read_published(client, cardwise_namespace)
-    seen = survey.take_survey(client, addresses=False, beyond=True, limits=settings.limits)
+    cluster_survey = survey.take_survey(client, addresses=False, beyond=True, limits=settings.limits)
     try:
         wanted = _parse_request(
-            seen,
+            cluster_survey,
             free_gpus,
             fit,
             resource_class,
@@ -170,15 +170,16 @@ def defrag(
         raise click.ClickException(str(error)) from error
     if settings.note:
         console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
-    abandoned = _ignore_cordons_of_defrag(seen)
+    abandoned = _ignore_cordons_of_defrag(cluster_survey)
     for card in abandoned:
         next_step = "--evict uncordons it or takes it over" if dry_run else "it will be uncordoned or taken over"
-        by = cordons.describe_author(card)
+        author = cordons.describe_author(card)
         console.print_text(
-            f"note: {cordons.describe_card(card)} was cordoned{by} by another defrag and counts as free: {next_step}",
+            f"note: {cordons.describe_card(card)} was cordoned{author} by another defrag and counts as free: "
+            f"{next_step}",
             err=True,
         )
-    outcome = _search_plan(client, seen, wanted, settings, client.server_time())
+    outcome = _search_plan(client, cluster_survey, wanted, settings, client.server_time())
     if output == "table":
         console.print_lines(format_outcome(outcome))
     else:
@@ -205,7 +206,7 @@ def defrag(
 
 
 def _parse_request(
-    seen: survey.Survey,
+    cluster_survey: survey.Survey,
     cards: int | None,
     fit: str | None,
     resource_class: str,
@@ -216,17 +217,17 @@ def _parse_request(
     cordon: bool,
 ) -> DefragRequest:
     """Raises InvalidRequest."""
-    there = {name for node in seen.ledger.nodes() for card in node.cards for name in card.classes}
+    class_names = {name for node in cluster_survey.ledger.nodes() for card in node.cards for name in card.classes}
     if cards is not None:
         container = ContainerRequest(key="0", name="main", cards=1, resource_class=resource_class)
         shape = PodShape(PodRequest(containers=(container,)), Load(0, 0, 0))
-        whatif.check_classes(resource_class, shape, there, "--class")
+        whatif.check_classes(resource_class, shape, class_names, "--class")
         spec: Json = {}
         text, count = f"free whole GPU{' of class ' * bool(resource_class)}{resource_class}", cards
     else:
-        count, pod = _parse_pod(seen, fit or "", resource_class, unit)
+        count, pod = _parse_pod(cluster_survey, fit or "", resource_class, unit)
         text, shape, spec = f"pod {pod.name}", pod.shape, pod.spec
-        whatif.check_classes(text, shape, there, _FIT)
+        whatif.check_classes(text, shape, class_names, _FIT)
     if shape.request is None:
         raise InvalidRequest(_FIT, "the pod requests no GPU", "write, for example, gpu-mem=8138")
     return DefragRequest(
@@ -242,27 +243,27 @@ def _parse_request(
     )
 
 
-def _ignore_cordons_of_defrag(seen: survey.Survey) -> list[ExtendedResource]:
+def _ignore_cordons_of_defrag(cluster_survey: survey.Survey) -> list[ExtendedResource]:
     """Count the cards that a defrag has cordoned as free, and return them."""
-    abandoned = [card for card in seen.resources if cordons.is_of_defrag(card)]
+    abandoned = [card for card in cluster_survey.resources if cordons.is_of_defrag(card)]
     uuids = {card.spec.uuid for card in abandoned}
     for name in {card.spec.node for card in abandoned}:
-        if (node := seen.ledger.node(name)) is not None:
+        if (node := cluster_survey.ledger.node(name)) is not None:
             cards = [replace(card, cordoned=card.cordoned and card.uuid not in uuids) for card in node.cards]
-            seen.ledger.set_cards(name, cards)
+            cluster_survey.ledger.set_cards(name, cards)
     return abandoned
 
 
 def _execute_plan(work: evicting.MoveRun, outcome: DefragOutcome) -> None:
     """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
-    with signals.raise_on_signals(), ExitStack() as until:
+    with signals.raise_on_signals(), ExitStack() as stack:
         for i, move in enumerate(outcome.plan.moves, 1):
             if outcome.plan.cordons:
-                work.cordon_cards(move.before, until)
+                work.cordon_cards(move.before, stack)
             work.move_pod(move, outcome.movable.objects[move.before.uid], f"{i}/{len(outcome.plan.moves)}")
 
 
-def _parse_pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[int, whatif.NamedPod]:
+def _parse_pod(cluster_survey: survey.Survey, fit: str, resource_class: str, unit: Unit) -> tuple[int, whatif.NamedPod]:
     """How many, and one of them. Raises InvalidRequest."""
     times = _TIMES.fullmatch(fit)
     written, count = (times[1], int(times[2])) if times is not None and not Path(fit).is_file() else (fit, 1)
@@ -271,7 +272,7 @@ def _parse_pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -
     if resource_class and "=" not in written:
         raise InvalidRequest(f"{_FIT} {fit}", "a file names its class itself", "leave --class out")
     with_class = f"{written},class={resource_class}" if resource_class else written
-    pods = whatif.parse_pods(with_class, seen.classes, _FIT, unit=unit)
+    pods = whatif.parse_pods(with_class, cluster_survey.classes, _FIT, unit=unit)
     if len(pods) > 1:
         known = ", ".join(pod.name for pod in pods)
         raise InvalidRequest(f"{_FIT} {fit}", f"has several pods ({known})", "write each into its own file")
@@ -279,7 +280,11 @@ def _parse_pod(seen: survey.Survey, fit: str, resource_class: str, unit: Unit) -
 
 
 def _search_plan(
-    client: KubeClient, seen: survey.Survey, wanted: DefragRequest, settings: published.PublishedPolicy, now: datetime
+    client: KubeClient,
+    cluster_survey: survey.Survey,
+    wanted: DefragRequest,
+    settings: published.PublishedPolicy,
+    now: datetime,
 ) -> DefragOutcome:
     """Reads what the survey lacks, and searches. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
@@ -292,7 +297,7 @@ def _search_plan(
         record = budgets.decode_budget(msgspec.json.encode(budget))
         if record is not None:
             limits.set_budget(*record)
-    ledger = seen.ledger
+    ledger = cluster_survey.ledger
     engine = SurveyedEngine(ledger, snapshots.free_loads(nodes, pods), settings.workload)
     if engine.note:
         console.print_text(f"note: {engine.note}", err=True)
@@ -302,7 +307,9 @@ def _search_plan(
 
     facts = movables.ClusterFacts(pods, nodes, jobs, limits, settings, now)
     movable = movables.find_movable_pods(facts, ledger, is_in_namespace)
-    world = WhatIfCluster(ledger, engine, lambda namespace: [headroom for _, headroom in seen.headroom(namespace)])
+    world = WhatIfCluster(
+        ledger, engine, lambda namespace: [headroom for _, headroom in cluster_survey.headroom(namespace)]
+    )
     tolerations = [*(wanted.spec.get("tolerations") or ()), *movables.common_tolerations(facts, ledger)]
     allowed = movables.allowed_nodes({"spec": {**wanted.spec, "tolerations": tolerations}}, nodes, ledger)
     goal = DefragGoal(

@@ -121,7 +121,7 @@ class Drain:
         self._check_bare_pods(self._list_pods())  # before anything is changed
         if cordons.cordon_card(self.client, self.card, reason):
             console.print_text(f"{cordons.describe_card(self.card)} cordoned")
-        until = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
+        deadline = self.clock.now() + self.rules.timeout if self.rules.timeout > 0 else float("inf")
         empty = 0
         while True:
             remaining, terminating = self._evict_due_pods()
@@ -129,9 +129,9 @@ class Drain:
             empty = 0 if remaining or terminating else empty + 1
             if empty > 1:
                 break
-            if self.clock.now() >= until:
+            if self.clock.now() >= deadline:
                 raise click.ClickException(self._describe_timeout(remaining, terminating))
-            self.clock.sleep(min(_LOOK_SECONDS, max(0.0, until - self.clock.now())))
+            self.clock.sleep(min(_LOOK_SECONDS, max(0.0, deadline - self.clock.now())))
         console.print_text(f"{cordons.describe_card(self.card)} drained")
 
     def _evict_due_pods(self) -> tuple[list[_Pod], list[str]]:
@@ -222,9 +222,13 @@ class Drain:
         return sorted({f"{share.namespace}/{share.name}" for share in shares if share.pod_uid not in present})
 
     def _describe_timeout(self, remaining: Sequence[_Pod], terminating: Sequence[str]) -> str:
-        still = [f"{pod.name} ({self._describe_state(pod)})" for pod in remaining]
-        still += [f"{name} (its containers still run)" for name in terminating]
-        summary = wording.enumerate_first(still, _FEW) if still else "none at the last check, which has to be repeated"
+        remaining_names = [f"{pod.name} ({self._describe_state(pod)})" for pod in remaining]
+        remaining_names += [f"{name} (its containers still run)" for name in terminating]
+        summary = (
+            wording.enumerate_first(remaining_names, _FEW)
+            if remaining_names
+            else "none at the last check, which has to be repeated"
+        )
         return (
             f"{cordons.describe_card(self.card)} is not empty after {self.rules.timeout:g} s: {summary}; it stays "
             "cordoned, and `cardwise drain` continues where it stopped"

@@ -139,34 +139,34 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -
     gang = podgroups.gang_of_pod(client, pod)
     settings = published.read_published(client, installed)
     waits = not pod["spec"].get("nodeName")
-    seen = None
+    cluster_survey = None
     try:
-        seen = survey.take_survey(client, addresses=False, own=namespace, limits=settings.limits)
+        cluster_survey = survey.take_survey(client, addresses=False, own=namespace, limits=settings.limits)
     except errors.Forbidden as error:
         console.print_text(
             f"note: only part of the reason is visible to you: {rights.describe_missing(error)}", err=True
         )
-    if seen is not None and seen.partial:
-        console.print_text(f"note: {seen.partial}", err=True)
-    if settings.note and seen is not None and waits:  # of a placed pod no policy decides any more
+    if cluster_survey is not None and cluster_survey.partial:
+        console.print_text(f"note: {cluster_survey.partial}", err=True)
+    if settings.note and cluster_survey is not None and waits:  # of a placed pod no policy decides any more
         console.print_text(f"note: assuming that the extender's policy is {settings.policy}: {settings.note}", err=True)
     pods: Sequence[Json] = ()
-    if seen is not None:
+    if cluster_survey is not None:
         pods = _visible_pods(client, namespace)
-        _mark_terminating(seen, pods)
+        _mark_terminating(cluster_survey, pods)
     engine = None
-    if seen is not None and waits and published.policy_of_pod(pod, settings) in policies.SCORED:
+    if cluster_survey is not None and waits and published.policy_of_pod(pod, settings) in policies.SCORED:
         from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - loads numpy
 
-        free_loads, unknown = snapshots.read_free_loads(client)
-        engine = SurveyedEngine(seen.ledger, free_loads, settings.workload)
-        for note in filter(None, (unknown, engine.note)):
+        free_loads, unread_nodes = snapshots.read_free_loads(client)
+        engine = SurveyedEngine(cluster_survey.ledger, free_loads, settings.workload)
+        for note in filter(None, (unread_nodes, engine.note)):
             console.print_text(f"note: {note}", err=True)
     bare = frozenset(str(pod["metadata"].get("uid")) for pod in pods if workloads.is_bare(pod))
-    around = replace(_read_surroundings(client, pod, seen, gang, installed), bare=bare)
+    surroundings = replace(_read_surroundings(client, pod, cluster_survey, gang, installed), bare=bare)
     of_gang = holdups.explain_gang(gang) if gang is not None else ()
-    text = sentences.explain_pod(pod, seen, of_gang, settings, engine, around=around)
-    return text, objects.as_json(pod, seen, published.policy_of_pod(pod, settings), text)
+    text = sentences.explain_pod(pod, cluster_survey, of_gang, settings, engine, surroundings=surroundings)
+    return text, objects.as_json(pod, cluster_survey, published.policy_of_pod(pod, settings), text)
 
 
 def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
@@ -177,16 +177,16 @@ def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
         return list(client.objects(paths.pods(namespace)))
 
 
-def _mark_terminating(seen: Survey, pods: Sequence[Json]) -> None:
+def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
     """Mark the shares of pods that are already being deleted, so that they are not named as pods to delete."""
     ending = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
-    for holding in seen.ledger.holdings():
+    for holding in cluster_survey.ledger.holdings():
         if holding.uid in ending and not holding.mark:
-            seen.ledger.set_holding(replace(holding, mark=remedies.ENDING))
+            cluster_survey.ledger.set_holding(replace(holding, mark=remedies.ENDING))
 
 
 def _read_surroundings(
-    client: KubeClient, pod: Json, seen: Survey | None, gang: GangView | None, installed: str
+    client: KubeClient, pod: Json, cluster_survey: Survey | None, gang: GangView | None, installed: str
 ) -> PodSurroundings:
     """What is known beside cards; of a placed pod only its node is needed."""
     webhook = installation.read_webhook(client, installed) if _is_not_rewritten(pod) else None
@@ -211,7 +211,7 @@ def _read_surroundings(
     metadata = pod["metadata"]
     partners = {
         name: pod_request
-        for namespace, name, pod_request in (seen.waiting if seen is not None else ())
+        for namespace, name, pod_request in (cluster_survey.waiting if cluster_survey is not None else ())
         if namespace == metadata["namespace"] and name in waiting and name != metadata["name"]
     }
     reach = {}
@@ -235,7 +235,7 @@ def _read_surroundings(
         directly_bound=tuple(
             dict.fromkeys(event.name for event in podevents.direct_bind_events(client, metadata["namespace"]))
         ),
-        quotas=_read_quota_usage(client, metadata["namespace"]) if seen is None else (),
+        quotas=_read_quota_usage(client, metadata["namespace"]) if cluster_survey is None else (),
     )
 
 

@@ -21,7 +21,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
 
     client = options.load_client()
     try:
-        seen = survey.take_survey(client, own=client.namespace)
+        cluster_survey = survey.take_survey(client, own=client.namespace)
     except errors.Forbidden as error:
         # Who sees the cards does not wait for it.
         from cardwise.cli.cluster import visible  # noqa: PLC0415 - see above
@@ -30,7 +30,7 @@ def inspect(details: bool, output: str, node: str | None) -> None:
         visibletable.print_visible(visible.read_visible(client, error, [node] if node else []), error, output)
         return
     shown = (inspecttable.nodes_with_devices if details or output != "table" else inspecttable.nodes_with_cards)(
-        seen.ledger
+        cluster_survey.ledger
     )
     if node is not None and node not in {state.name for state in shown}:
         known = ", ".join(state.name for state in shown) or "none"
@@ -39,13 +39,15 @@ def inspect(details: bool, output: str, node: str | None) -> None:
     for note in nodestates.describe_closed(closed):
         console.print_text(f"note: {note}", err=True)
     if output != "table":
-        printing.print_object(inspecttable.as_json(seen.ledger, seen.addresses, closed, node), output)
+        printing.print_object(
+            inspecttable.as_json(cluster_survey.ledger, cluster_survey.addresses, closed, node), output
+        )
         return
     draw = inspecttable.details if details else inspecttable.summary
-    console.print_lines(draw(seen.ledger, seen.addresses, node))
+    console.print_lines(draw(cluster_survey.ledger, cluster_survey.addresses, node))
     if details:
         from cardwise.cli.cluster import podgroups  # noqa: PLC0415 - nor for what is held for gangs
         from cardwise.cli.render import gangtable  # noqa: PLC0415 - the same
 
         console.print_lines(gangtable.reservations_table(podgroups.reserving_gangs(client), node))
-    printing.print_survey_warnings(seen)
+    printing.print_survey_warnings(cluster_survey)

@@ -82,51 +82,53 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
     """
     client = options.load_client()
     try:
-        seen = survey.take_survey(client, addresses=False, own=client.namespace)
+        cluster_survey = survey.take_survey(client, addresses=False, own=client.namespace)
     except errors.Forbidden as error:
         visibletable.print_visible(visible.read_visible(client, error, node), error, output)
         return
-    known = [state.name for state in inspecttable.nodes_with_cards(seen.ledger)]
+    known = [state.name for state in inspecttable.nodes_with_cards(cluster_survey.ledger)]
     missing = [name for name in node if name not in known]
     if missing:
-        there = ", ".join(known) or "none"
-        raise click.ClickException(f"node {missing[0]!r} has no GPU that Cardwise shares; nodes that have: {there}")
-    summary = summarize_cluster(client, seen, cardwise_namespace)
-    for card in cordons.abandoned_defrag_cordons(seen.resources, client.server_time()):
+        class_names = ", ".join(known) or "none"
+        raise click.ClickException(
+            f"node {missing[0]!r} has no GPU that Cardwise shares; nodes that have: {class_names}"
+        )
+    summary = summarize_cluster(client, cluster_survey, cardwise_namespace)
+    for card in cordons.abandoned_defrag_cordons(cluster_survey.resources, client.server_time()):
         summary.notes.append(
             f"{cordons.describe_card(card)} was cordoned{cordons.describe_author(card)} by a defrag; if that is no "
             f"longer running, uncordon it: {cordons.uncordon_command(card)}"
         )
     for note in summary.notes:
         console.print_text(f"note: {note}", err=True)
-    printing.print_survey_warnings(seen)
+    printing.print_survey_warnings(cluster_survey)
     if output in ("json", "yaml"):
         printing.print_object(as_json(summary, node), output)
     else:
         console.print_lines(table(summary, node, console.terminal_columns(), wide=output == "wide"))
 
 
-def summarize_cluster(client: KubeClient, seen: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
+def summarize_cluster(client: KubeClient, cluster_survey: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
     """Reads what the survey lacks. `installed`: the namespace of Cardwise. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
     free_loads, closed, without_left = _read_free_loads(client)
-    asks, typical, without_asks = _read_requests(client, seen, installed)
-    fragments = fragmentation.Fragments(fragmentation.typical_pods(asks, seen.ledger.kinds))
-    cordoned = {state.name: _cordoned_cards(state) for state in seen.ledger.nodes()}
+    asks, typical, without_asks = _read_requests(client, cluster_survey, installed)
+    fragments = fragmentation.Fragments(fragmentation.typical_pods(asks, cluster_survey.ledger.kinds))
+    cordoned = {state.name: _cordoned_cards(state) for state in cluster_survey.ledger.nodes()}
     for name in closed:  # its cards take no pods: what is free of them is neither free nor a fragment
-        if (node := seen.ledger.node(name)) is not None:
-            seen.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
-    states = inspecttable.nodes_with_cards(seen.ledger)
+        if (node := cluster_survey.ledger.node(name)) is not None:
+            cluster_survey.ledger.set_cards(name, [replace(card, cordoned=True) for card in node.cards])
+    states = inspecttable.nodes_with_cards(cluster_survey.ledger)
     for state in states:
         fragments.set_node(state.name, state, free_loads.get(state.name, UNLIMITED_LOAD))
     mps: dict[str, set[str]] = {}
-    for resource in seen.resources:
+    for resource in cluster_survey.resources:
         if resource.status.mps is not None:
             mps.setdefault(resource.spec.node, set()).add(resource.status.mps.state)
     summaries = [
         replace(
-            _summarize_node(seen, state, mps.get(state.name, ()), fragments.memory_of_node(state.name)),
+            _summarize_node(cluster_survey, state, mps.get(state.name, ()), fragments.memory_of_node(state.name)),
             cordoned=cordoned[state.name],
             closed=closed.get(state.name, ""),
         )
@@ -135,7 +137,7 @@ def summarize_cluster(client: KubeClient, seen: Survey, installed: str = names.N
     cluster = _summarize_all(summaries, fragments.total())
     notes = nodestates.describe_closed({node.name: node.closed for node in summaries if node.closed})
     notes += filter(None, (without_left, without_asks))
-    return ClusterSummary(summaries, cluster, fragments.memory_by_class(seen.ledger.kinds), typical, notes)
+    return ClusterSummary(summaries, cluster, fragments.memory_by_class(cluster_survey.ledger.kinds), typical, notes)
 
 
 def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
@@ -152,7 +154,9 @@ def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
     return tuple(str(card.index) for card in state.cards if card.cordoned)
 
 
-def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[Mapping[RequestSize, float], str, str]":
+def _read_requests(
+    client: KubeClient, cluster_survey: Survey, installed: str
+) -> "tuple[Mapping[RequestSize, float], str, str]":
     """What the pods that come ask for: as the extender has learned it, else as those do that hold cards now.
 
     And which of these, as `ClusterSummary` has it, and why.
@@ -172,7 +176,7 @@ def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[M
         if asks:
             return asks, "learned", ""
     holding = fragmentation.count_requests(
-        share_holding for share_holding in seen.ledger.holdings() if share_holding.namespace != survey.OTHERS
+        share_holding for share_holding in cluster_survey.ledger.holdings() if share_holding.namespace != survey.OTHERS
     )
     if holding:
         return (
@@ -183,7 +187,7 @@ def _read_requests(client: KubeClient, seen: Survey, installed: str) -> "tuple[M
     return {}, "", f"fragmentation cannot be measured, because no pod that uses GPUs is known: {reason}"
 
 
-def _summarize_node(seen: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:
+def _summarize_node(cluster_survey: Survey, state: NodeState, mps: Collection[str], memory: "Memory") -> NodeSummary:
     ascending = state.codes_fullest_first()
     return NodeSummary(
         name=state.name,
@@ -193,7 +197,7 @@ def _summarize_node(seen: Survey, state: NodeState, mps: Collection[str], memory
         cordoned=_cordoned_cards(state),
         empty=sum(state.is_empty(i) for i in range(len(state.cards))),
         largest=max(0, ascending[-1] >> POSITION) if ascending else 0,
-        pods=sum(bool(holding.assignment.containers) for holding in seen.ledger.holdings(state.name)),
+        pods=sum(bool(holding.assignment.containers) for holding in cluster_survey.ledger.holdings(state.name)),
         mps=tuple(sorted(mps)),
         memory=memory,
         usable=sum(card.healthy and not card.cordoned for card in state.cards),

@@ -19,14 +19,14 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     scope = "" if all_namespaces else namespace or client.namespace
     native = survey.native_quotas(client, scope)
     try:
-        seen = survey.take_survey(client, namespace=scope, addresses=False)
+        cluster_survey = survey.take_survey(client, namespace=scope, addresses=False)
     except errors.Forbidden as error:
         reason = rights.describe_missing(error)
         views = totals.entries_by_status(client.objects(paths.gpuquotas(scope)))
         console.print_text(f"note: as last written by the extender, without the pods: {reason}", err=True)
     else:
-        printing.print_survey_warnings(seen)
-        views = totals.quota_entries(seen.ledger, seen.quotas, seen.missing, scope)
+        printing.print_survey_warnings(cluster_survey)
+        views = totals.quota_entries(cluster_survey.ledger, cluster_survey.quotas, cluster_survey.missing, scope)
     if scope and not views and not native:
         options.check_namespace(client, scope)
     if output in ("json", "yaml"):

@@ -127,14 +127,14 @@ class TopView:
 
     def _first_nodes(self, nodes: Sequence[NodeUsage], max_lines: int | None) -> list[NodeUsage]:
         """As many as are wanted and have room, one at least."""
-        chosen: list[NodeUsage] = []
+        first_nodes: list[NodeUsage] = []
         lines = 0
         for node in nodes[: self._limit or None]:
             lines += len(node.cards)
-            if max_lines is not None and lines > max_lines and chosen:
+            if max_lines is not None and lines > max_lines and first_nodes:
                 break
-            chosen.append(node)
-        return chosen
+            first_nodes.append(node)
+        return first_nodes
 
     def render_screen(self, columns: int | None = None) -> str:
         """For people. `columns`: of the terminal, None where there is none."""

@@ -63,8 +63,8 @@ KINDS: Final = facts.KINDS + len(fields(PreinstallFacts)) - len(fields(Facts))
 
 def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts:
     """`namespace`: where Cardwise is to be installed. Raises `errors.Unreachable` only."""
-    seen = PreinstallFacts(installed=namespace)
-    facts.fill_facts(seen, client, namespace)
+    cluster_facts = PreinstallFacts(installed=namespace)
+    facts.fill_facts(cluster_facts, client, namespace)
     lists = {
         "pods": paths.pods(),
         "statefulsets": paths.namespaced(_APPS, "statefulsets"),
@@ -72,8 +72,8 @@ def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts
         "jobs": paths.namespaced(_BATCH, "jobs"),
         "cronjobs": paths.namespaced(_BATCH, "cronjobs"),
     }
-    facts.collect_lists(seen, client, {kind: (path, {}) for kind, path in lists.items()})
-    return seen
+    facts.collect_lists(cluster_facts, client, {kind: (path, {}) for kind, path in lists.items()})
+    return cluster_facts
 
 
 def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = True) -> list[Finding]:
@@ -81,16 +81,16 @@ def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = T
 
     Raises `errors.KubeError` where nothing at all can be read.
     """
-    seen = read_preinstall_facts(client, namespace)
-    findings = [*check_preview(seen, namespace)]
-    if probe and seen.namespace is not None:
+    cluster_facts = read_preinstall_facts(client, namespace)
+    findings = [*check_preview(cluster_facts, namespace)]
+    if probe and cluster_facts.namespace is not None:
         findings += check_admission(client, namespace)
     return finding.sort_findings(findings)
 
 
-def check_preview(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
+def check_preview(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """All that follows from what was read."""
-    if parts.is_installed(seen):
+    if parts.is_installed(cluster_facts):
         text = "Cardwise is already installed here: these values are for another installation"
         yield Finding(
             "installation",
@@ -98,18 +98,18 @@ def check_preview(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
             text,
             "to check the installation, run cardwise doctor without --before-install",
         )
-    yield from cluster.check_kubernetes_version(seen)
-    yield from check_control_plane(seen)
-    yield from check_gpu_nodes(seen)
-    yield from check_taints(seen)
-    yield from check_container_runtimes(seen)
-    yield from check_runtime_classes(seen)
-    yield from check_pod_security(seen, namespace)
-    yield from check_other_plugins(seen)
-    yield from cluster.check_gpushare_remains(seen)
-    yield from units.check_bare_numbers(seen)
-    yield from check_refused_workloads(seen, namespace)
-    yield from finding.report_unread(seen.unread, KINDS)
+    yield from cluster.check_kubernetes_version(cluster_facts)
+    yield from check_control_plane(cluster_facts)
+    yield from check_gpu_nodes(cluster_facts)
+    yield from check_taints(cluster_facts)
+    yield from check_container_runtimes(cluster_facts)
+    yield from check_runtime_classes(cluster_facts)
+    yield from check_pod_security(cluster_facts, namespace)
+    yield from check_other_plugins(cluster_facts)
+    yield from cluster.check_gpushare_remains(cluster_facts)
+    yield from units.check_bare_numbers(cluster_facts)
+    yield from check_refused_workloads(cluster_facts, namespace)
+    yield from finding.report_unread(cluster_facts.unread, KINDS)
 
 
 def install_command(findings: Iterable[Finding], namespace: str) -> str:
@@ -123,15 +123,19 @@ def install_command(findings: Iterable[Finding], namespace: str) -> str:
     return "\n".join([*first, " \\\n  ".join([helm, *flags, "--wait"]), test, ""])
 
 
-def check_control_plane(seen: PreinstallFacts) -> Iterator[Finding]:
+def check_control_plane(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Who configures kube-scheduler: `scheduler.mode`."""
-    if seen.unread.keys() & {"nodes", "schedulers"}:
+    if cluster_facts.unread.keys() & {"nodes", "schedulers"}:
         return
-    static = [pod["spec"].get("nodeName", "") for pod in seen.schedulers if names.MIRROR in annotations_of(pod)]
+    static = [
+        pod["spec"].get("nodeName", "") for pod in cluster_facts.schedulers if names.MIRROR in annotations_of(pod)
+    ]
     planes = {
-        node["metadata"]["name"]: labels_of(node)[_CONTROL_PLANE] for node in seen.nodes if _is_control_plane(node)
+        node["metadata"]["name"]: labels_of(node)[_CONTROL_PLANE]
+        for node in cluster_facts.nodes
+        if _is_control_plane(node)
     }
-    own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(seen)}")
+    own = ("scheduler.mode=own", f"scheduler.image={repairs.scheduler_image(cluster_facts)}")
     by_kubeadm = [name for name, label in planes.items() if not label]  # k3s and RKE2 write "true"
     if static and by_kubeadm:
         text = f"kube-scheduler is a static pod on {finding.name_nodes(sorted(static))}, as kubeadm creates it"
@@ -158,17 +162,17 @@ def _is_control_plane(node: Json) -> bool:
     return _CONTROL_PLANE in labels_of(node)
 
 
-def check_gpu_nodes(seen: PreinstallFacts) -> Iterator[Finding]:
+def check_gpu_nodes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Where the device plugin would run."""
-    if "nodes" in seen.unread:
+    if "nodes" in cluster_facts.unread:
         return
-    labelled = [node["metadata"]["name"] for node in _labelled_nodes(seen)]
-    offering = [name for name, offered in _count_offered(seen).items() if offered and name not in labelled]
+    labelled = [node["metadata"]["name"] for node in _labelled_nodes(cluster_facts)]
+    offering = [name for name, offered in _count_offered(cluster_facts).items() if offered and name not in labelled]
     if labelled:
         text = f"{finding.name_nodes(labelled)} with a GPU label: Cardwise's DaemonSets would run there"
         yield Finding("nodes", Severity.OK, text)
-    put = shellcommand.command("kubectl label node NODE {label:text}", label=f"{gpunodes.PRESENT}=true")
-    label = f"{put}, or set nodes.selector to a label that they have"
+    label_command = shellcommand.command("kubectl label node NODE {label:text}", label=f"{gpunodes.PRESENT}=true")
+    label = f"{label_command}, or set nodes.selector to a label that they have"
     if offering:
         offer, have = ("offers", "has") if len(offering) == 1 else ("offer", "have")
         nodes = finding.name_nodes(offering)
@@ -179,28 +183,27 @@ def check_gpu_nodes(seen: PreinstallFacts) -> Iterator[Finding]:
         yield Finding("nodes", Severity.WARNING, text, label)
 
 
-def check_taints(seen: PreinstallFacts) -> Iterator[Finding]:
+def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Taints of nodes with GPUs that pods with a share would not tolerate."""
     unusual = {
         quote_unless_name(taint)
-        for node in _labelled_nodes(seen)
+        for node in _labelled_nodes(cluster_facts)
         for taint in NodeLabels.from_node(node).taints
         if not taint.key.startswith(_OF_KUBERNETES) and f"{taint.key}:{taint.effect}" != _DEFAULT_TAINT
     }
     if unusual:
-        some = sorted(unusual)
-        text = (
-            f"nodes with GPUs have taints that pods with a share do not tolerate: {wording.enumerate_first(some, _FEW)}"
-        )
+        taints = sorted(unusual)
+        listing = wording.enumerate_first(taints, _FEW)
+        text = f"nodes with GPUs have taints that pods with a share do not tolerate: {listing}"
         remedy = "add the taints that keep pods without GPUs away, but not those that reserve nodes for a team"
-        setting = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *some])}}}"
+        setting = f"webhook.toleratedTaints={{{','.join([_DEFAULT_TAINT, *taints])}}}"
         yield Finding("taints", Severity.NOTE, text, f"{remedy}: {setting}")
 
 
-def check_container_runtimes(seen: PreinstallFacts) -> Iterator[Finding]:
+def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Whether containers can be given a card by CDI, and where the runtime's socket is."""
     by_runtime: dict[str, list[str]] = {}
-    for node in _labelled_nodes(seen):
+    for node in _labelled_nodes(cluster_facts):
         runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
         by_runtime.setdefault(runtime, []).append(node["metadata"]["name"])
     sockets = {_cri_socket(runtime) for runtime in by_runtime} - {""}
@@ -230,17 +233,17 @@ def _cri_socket(runtime: str) -> str:
     return next((socket for word, socket in _SOCKETS.items() if word in runtime), "")
 
 
-def check_runtime_classes(seen: PreinstallFacts) -> Iterator[Finding]:
+def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """What brings the device plugin the driver: `nodes.runtimeClass`; and which classes pods without a share must not
     name: `policies.runtimeClasses`.
     """
-    if "runtimeclasses" in seen.unread:
+    if "runtimeclasses" in cluster_facts.unread:
         return
-    classes = [name for name, _ in facts.nvidia_runtimes(seen)]
-    chosen = "nvidia" if "nvidia" in classes else classes[0] if len(classes) == 1 else ""
-    if chosen:
-        text = f"RuntimeClass {chosen} gives Cardwise's DaemonSets access to NVIDIA's driver"
-        yield Finding("driver", Severity.OK, text, values=(f"nodes.runtimeClass={chosen}",))
+    classes = [name for name, _ in facts.nvidia_runtimes(cluster_facts)]
+    suggested_class = "nvidia" if "nvidia" in classes else classes[0] if len(classes) == 1 else ""
+    if suggested_class:
+        text = f"RuntimeClass {suggested_class} gives Cardwise's DaemonSets access to NVIDIA's driver"
+        yield Finding("driver", Severity.OK, text, values=(f"nodes.runtimeClass={suggested_class}",))
     elif classes:
         text = f"NVIDIA has several RuntimeClasses here: {', '.join(classes)}"
         remedy = "set nodes.runtimeClass to the one whose runtime mounts the driver's libraries"
@@ -261,15 +264,15 @@ def check_runtime_classes(seen: PreinstallFacts) -> Iterator[Finding]:
         yield Finding("policies", Severity.NOTE, text, f"let a policy prevent that: {setting}", values=(setting,))
 
 
-def check_pod_security(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
+def check_pod_security(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Whether the namespace admits pods with hostPath volumes."""
     label = repairs.label_namespace(namespace)
-    if "namespace" in seen.absent:
+    if "namespace" in cluster_facts.absent:
         text = f"namespace {namespace} does not exist yet"
         create = shellcommand.command("kubectl create namespace {namespace}", namespace=namespace)
         yield Finding(_NAMESPACE, Severity.NOTE, text, f"{create} && {label}")
-    elif seen.namespace is not None:
-        enforced = labels_of(seen.namespace).get(_ENFORCE)
+    elif cluster_facts.namespace is not None:
+        enforced = labels_of(cluster_facts.namespace).get(_ENFORCE)
         if enforced == "privileged":
             yield Finding(_NAMESPACE, Severity.OK, f"{namespace} admits pods with hostPath volumes")
         elif enforced:
@@ -336,12 +339,12 @@ def _dry_run_error(client: KubeClient, namespace: str, spec: Json) -> errors.Kub
     return None
 
 
-def check_other_plugins(seen: PreinstallFacts) -> Iterator[Finding]:
+def check_other_plugins(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
     """Nodes that both NVIDIA's device plugin and ours would serve, and others that share GPUs."""
-    offering = _count_offered(seen)
-    names_of = [node["metadata"]["name"] for node in _labelled_nodes(seen)]
+    offering = _count_offered(cluster_facts)
+    names_of = [node["metadata"]["name"] for node in _labelled_nodes(cluster_facts)]
     contested = {name: offering[name] for name in names_of if name in offering}
-    for other in cluster.check_other_plugins(seen):
+    for other in cluster.check_other_plugins(cluster_facts):
         if not (contested and other.level is Severity.OK):
             yield other
     if contested:
@@ -356,25 +359,25 @@ def check_other_plugins(seen: PreinstallFacts) -> Iterator[Finding]:
         yield Finding("other-plugins", Severity.WARNING, text, remedy)
 
 
-def _count_offered(seen: PreinstallFacts) -> Mapping[str, int]:
+def _count_offered(cluster_facts: PreinstallFacts) -> Mapping[str, int]:
     """How many cards of NVIDIA's device plugin each node offers."""
     return {
         node["metadata"]["name"]: int(cards) if cards.isdigit() else 1
-        for node in seen.nodes
+        for node in cluster_facts.nodes
         for cards in [str(((node.get("status") or {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0"))]
         if cards != "0"
     }
 
 
-def _labelled_nodes(seen: PreinstallFacts) -> list[Json]:
-    return [node for node in seen.nodes if gpunodes.is_labelled(labels_of(node))]
+def _labelled_nodes(cluster_facts: PreinstallFacts) -> list[Json]:
+    return [node for node in cluster_facts.nodes if gpunodes.is_labelled(labels_of(node))]
 
 
-def check_refused_workloads(seen: PreinstallFacts, namespace: str) -> Iterator[Finding]:
+def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
     """Pods and templates whose pods the chart's policies would refuse when they are created again."""
     by_reason: dict[bypasses.Bypass, list[str]] = {}
-    ours = parts.service_namespaces(seen)
-    for kind, manifest, spec in _pod_specs(seen):
+    ours = parts.service_namespaces(cluster_facts)
+    for kind, manifest, spec in _pod_specs(cluster_facts):
         workload_namespace = manifest["metadata"]["namespace"]
         if workload_namespace in (*bypasses.INFRASTRUCTURE, namespace) or (
             workload_namespace in ours and facts.is_of_chart(manifest)
@@ -387,19 +390,19 @@ def check_refused_workloads(seen: PreinstallFacts, namespace: str) -> Iterator[F
         text = f"{listed} would be refused when created again, because they have {reason.text}"
         yield Finding("policies", Severity.WARNING, text, reason.remedy)
     lists = {"pods", "daemonsets", "deployments", "statefulsets", "replicasets", "jobs", "cronjobs"}
-    if not by_reason and not seen.unread.keys() & lists:
+    if not by_reason and not cluster_facts.unread.keys() & lists:
         yield Finding("policies", Severity.OK, "the chart's policies refuse no existing pod or template")
 
 
-def _pod_specs(seen: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
+def _pod_specs(cluster_facts: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
     """What makes pods: its kind, itself, and the pod's spec. Those that one of these has made are left out."""
     kinds = {
-        "DaemonSet": (*seen.daemonsets, *seen.other_daemonsets),
-        "Deployment": (*seen.deployments, *seen.other_deployments),
-        "StatefulSet": seen.statefulsets,
-        "ReplicaSet": seen.replicasets,
-        "Job": seen.jobs,
-        "CronJob": seen.cronjobs,
+        "DaemonSet": (*cluster_facts.daemonsets, *cluster_facts.other_daemonsets),
+        "Deployment": (*cluster_facts.deployments, *cluster_facts.other_deployments),
+        "StatefulSet": cluster_facts.statefulsets,
+        "ReplicaSet": cluster_facts.replicasets,
+        "Job": cluster_facts.jobs,
+        "CronJob": cluster_facts.cronjobs,
     }
     for kind, objects in kinds.items():
         for manifest in objects:
@@ -407,7 +410,7 @@ def _pod_specs(seen: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
                 spec = manifest.get("spec") or {}
                 template = ((spec.get("jobTemplate") or {}).get("spec") or spec).get("template") or {}
                 yield kind, manifest, template.get("spec") or {}
-    for pod in seen.pods:
+    for pod in cluster_facts.pods:
         if _controller_kind(pod) not in kinds and names.MIRROR not in annotations_of(pod):
             yield "Pod", pod, pod.get("spec") or {}
 

@@ -154,5 +154,9 @@ def _requests_nvidia(container: Json) -> bool:
 
 
 def _is_closed(container: Json) -> bool:
-    visible_devices = [e.get("value") for e in container.get("env") or () if e.get("name") == names.ENV_VISIBLE_DEVICES]
+    visible_devices = [
+        variable.get("value")
+        for variable in container.get("env") or ()
+        if variable.get("name") == names.ENV_VISIBLE_DEVICES
+    ]
     return bool(visible_devices) and all(devices == names.NO_CARDS for devices in visible_devices)

@@ -64,39 +64,41 @@ def run_all_checks(client: KubeClient, installed: str, probe_in: str = "", image
 
     Raises `errors.KubeError` where nothing at all can be read.
     """
-    seen = facts.read_facts(client, installed)
-    findings = [*check_facts(seen), *_check_schedulers(client, seen)]
-    if parts.is_installed(seen) is False or any(parts.check_namespace(seen)):
+    cluster_facts = facts.read_facts(client, installed)
+    findings = [*check_facts(cluster_facts), *_check_schedulers(client, cluster_facts)]
+    if parts.is_installed(cluster_facts) is False or any(parts.check_namespace(cluster_facts)):
         return finding.sort_findings(findings)
-    if probe_in in waiting.exempt_namespaces(seen):
+    if probe_in in waiting.exempt_namespaces(cluster_facts):
         text = f"no probe pod was created: namespace {probe_in} is exempt from the webhook"
         findings.append(
             Finding("probe", Severity.NOTE, text, "name a namespace that is not exempt: cardwise doctor -n NAMESPACE")
         )
     elif probe_in:
-        wire, renew = repairs.wire_scheduler(seen), repairs.renew_certificates(seen)
-        findings += probing.send_probe(client, probe_in, installed, wire=wire, renew=renew)
-        findings += exposure.check_exposure(client, probe_in, installed, seen, image=image)
+        wiring_remedy, renewal_remedy = repairs.wire_scheduler(cluster_facts), repairs.renew_certificates(cluster_facts)
+        findings += probing.send_probe(
+            client, probe_in, installed, wiring_remedy=wiring_remedy, renewal_remedy=renewal_remedy
+        )
+        findings += exposure.check_exposure(client, probe_in, installed, cluster_facts, image=image)
     return finding.sort_findings(findings)
 
 
-def check_facts(seen: Facts) -> Iterator[Finding]:
+def check_facts(cluster_facts: Facts) -> Iterator[Finding]:
     """All that follows from what was read."""
-    is_installed = parts.is_installed(seen) is not False
-    if is_installed and (mistaken := [*parts.check_namespace(seen)]):
+    is_installed = parts.is_installed(cluster_facts) is not False
+    if is_installed and (mistaken := [*parts.check_namespace(cluster_facts)]):
         yield from mistaken  # else all would be missing there
     else:
         for check in _CHECKS if is_installed else _BEFORE:
-            yield from check(seen)
-    yield from finding.report_unread(seen.unread, facts.KINDS)
+            yield from check(cluster_facts)
+    yield from finding.report_unread(cluster_facts.unread, facts.KINDS)
 
 
-def _check_schedulers(client: KubeClient, seen: Facts) -> Iterator[Finding]:
-    for pod in seen.schedulers:
+def _check_schedulers(client: KubeClient, cluster_facts: Facts) -> Iterator[Finding]:
+    for pod in cluster_facts.schedulers:
         name = pod["metadata"]["name"]
         config = facts.read_configz(client, pod)
         if config is None:
             text = f"{name} does not show its configuration (kubeadm binds it to the loopback address)"
             yield Finding("scheduler", Severity.NOTE, text, "the probe pod shows whether it calls the extender")
         else:
-            yield from scheduler.check_wiring(config, name, repairs.wire_scheduler(seen))
+            yield from scheduler.check_wiring(config, name, repairs.wire_scheduler(cluster_facts))

@@ -53,10 +53,10 @@ def check_closed_nodes(facts: Facts) -> Iterator[Finding]:
             closed.setdefault(states[name], []).append(name)
     usable = any(not states[name] for name in with_cards)
     for state, nodes in closed.items():
-        some = nodes[0] if len(nodes) == 1 else "NODE"
+        node_argument = nodes[0] if len(nodes) == 1 else "NODE"
         text = f"{finding.name_nodes(nodes)} take{'s' * (len(nodes) == 1)} no new pods: {state}"
         level = Severity.WARNING if usable else Severity.PROBLEM
-        yield Finding("nodes", level, text, nodestates.suggest_remedy(state, some).replace("`", ""))
+        yield Finding("nodes", level, text, nodestates.suggest_remedy(state, node_argument).replace("`", ""))
 
 
 def check_runtimes(facts: Facts) -> Iterator[Finding]:
@@ -137,16 +137,16 @@ def _clock_skew(lease: Json) -> float | None:
 def check_other_plugins(facts: Facts) -> Iterator[Finding]:
     """Others that give out the same cards."""
     ours = facts.card_nodes()
-    theirs = {
+    offering_nodes = {
         node["metadata"]["name"]: offered
         for node in facts.nodes
         if (offered := (node.get("status", {}).get("allocatable") or {}).get(names.NVIDIA_GPU, "0")) != "0"
         and node["metadata"]["name"] in ours
     }
-    is_shared = bool(theirs)
-    if theirs:
-        cards = sum(int(number) for number in theirs.values() if number.isdigit())
-        subject = f"{finding.name_nodes(list(theirs))}, {wording.pluralize(cards, 'GPU')}"
+    is_shared = bool(offering_nodes)
+    if offering_nodes:
+        cards = sum(int(number) for number in offering_nodes.values() if number.isdigit())
+        subject = f"{finding.name_nodes(list(offering_nodes))}, {wording.pluralize(cards, 'GPU')}"
         yield Finding(
             "other-plugins",
             Severity.WARNING,
@@ -183,13 +183,13 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
 def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
     """What an installation of gpushare has left behind."""
     ours = facts.card_nodes()
-    named = [
+    remains = [
         (kind, workload)
         for kind, workload in _list_workloads(facts)
         if any(part in workload["metadata"]["name"] for part in _GPUSHARE)
     ]
-    leftovers = [f"{kind} {name_of(workload)}" for kind, workload in named if is_infrastructure(facts, workload)]
-    similar = [f"{kind} {name_of(workload)}" for kind, workload in named if not is_infrastructure(facts, workload)]
+    leftovers = [f"{kind} {name_of(workload)}" for kind, workload in remains if is_infrastructure(facts, workload)]
+    similar = [f"{kind} {name_of(workload)}" for kind, workload in remains if not is_infrastructure(facts, workload)]
     for node in facts.nodes:
         metadata = node["metadata"]
         capacity = (node.get("status", {}).get("capacity") or {}).get(names.GPU_MEM, "0")

@@ -43,18 +43,18 @@ _REMEDIES: Final = {
 
 
 def check_exposure(
-    client: KubeClient, namespace: str, installed: str, seen: Facts, *, image: str = "", clock: Clock = SYSTEM
+    client: KubeClient, namespace: str, installed: str, cluster_facts: Facts, *, image: str = "", clock: Clock = SYSTEM
 ) -> Iterator[Finding]:
     """`namespace`: of the dry runs. `installed`: that of Cardwise. `image` has a shell; "": that of the device plugin,
     which the nodes have already.
     """
     access = {
         card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") or "cdi"
-        for card in seen.cards
+        for card in cluster_facts.cards
         if card["spec"].get("memoryMiB")
     }
-    nodes = [node for node in seen.nodes if node["metadata"]["name"] in access]
-    image = image or _probe_image(seen)
+    nodes = [node for node in cluster_facts.nodes if node["metadata"]["name"] in access]
+    image = image or _probe_image(cluster_facts)
     if not nodes:
         return
     if not image:
@@ -63,8 +63,8 @@ def check_exposure(
             CHECK, Severity.NOTE, text, "give an image with a shell, which the nodes can pull, with --probe-image"
         )
         return
-    for name, handler in [("", ""), *nvidia_runtimes(seen)]:  # the default, and NVIDIA's
-        by = f"RuntimeClass {name}" if name else "the default runtime"
+    for name, handler in [("", ""), *nvidia_runtimes(cluster_facts)]:  # the default, and NVIDIA's
+        title = f"RuntimeClass {name}" if name else "the default runtime"
         served = [node["metadata"]["name"] for node in nodes if not name or _has_handler(node, handler)]
         if not served:
             continue
@@ -73,7 +73,7 @@ def check_exposure(
         except errors.Unreachable:
             raise
         except errors.KubeError as error:
-            yield _judge_refusal(by, error)
+            yield _judge_refusal(title, error)
             continue
         results_by_node: dict[str, _ProbeResult] = {}
         for start in range(0, len(served), _AT_ONCE):
@@ -81,15 +81,15 @@ def check_exposure(
             try:
                 results_by_node |= _run_probes(client, installed, pods, clock)
             except errors.Forbidden as error:
-                yield _judge_refusal(by, error)
+                yield _judge_refusal(title, error)
                 return
-        listed = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
-        yield from _judge_results(by, results_by_node, access, listed)
+        listing_remedy = f"list {name} in policies.runtimeClasses of the chart; " if name else ""
+        yield from _judge_results(title, results_by_node, access, listing_remedy)
 
 
-def _probe_image(seen: Facts) -> str:
+def _probe_image(cluster_facts: Facts) -> str:
     """The image of the device plugin; "" where it is not in Cardwise's namespace."""
-    for daemonset in seen.daemonsets:
+    for daemonset in cluster_facts.daemonsets:
         if daemonset["metadata"]["name"] == _DEVICE_PLUGIN:
             return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
     return ""
@@ -120,10 +120,10 @@ def _probe_pod(image: str, runtime_class: str, node: str) -> Json:
     )
 
 
-def _judge_refusal(by: str, error: errors.KubeError) -> Finding:
+def _judge_refusal(title: str, error: errors.KubeError) -> Finding:
     if _POLICY in error.message:
-        return Finding(CHECK, Severity.OK, f"a pod without a GPU request may not use {by.removeprefix('the ')}")
-    text = f"not tested whether a pod without a GPU request gets one through {by}: {error.message}"
+        return Finding(CHECK, Severity.OK, f"a pod without a GPU request may not use {title.removeprefix('the ')}")
+    text = f"not tested whether a pod without a GPU request gets one through {title}: {error.message}"
     return Finding(CHECK, Severity.NOTE, text, "give a namespace in which you may create pods with -n")
 
 
@@ -142,7 +142,7 @@ class _ProbeResult:
 def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _ProbeResult]:
     """What the pod of each node has told; the pods are deleted."""
     outcomes: dict[str, _ProbeResult] = {}
-    seen: dict[str, Json] = {}
+    finished_pods: dict[str, Json] = {}
     created = []
     try:
         for pod in pods.values():
@@ -152,13 +152,18 @@ def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], cl
         while len(outcomes) < len(pods) and clock.now() < deadline:
             for node, pod in pods.items():
                 if node not in outcomes:
-                    seen[node] = client.get(paths.pods(namespace, pod["metadata"]["name"]))
-                    message = _termination_message(seen[node])
+                    finished_pods[node] = client.get(paths.pods(namespace, pod["metadata"]["name"]))
+                    message = _termination_message(finished_pods[node])
                     outcomes |= (
-                        {node: _ProbeResult(message, _failure_reason(seen[node]))} if message is not None else {}
+                        {node: _ProbeResult(message, _failure_reason(finished_pods[node]))}
+                        if message is not None
+                        else {}
                     )
             clock.sleep(_EVERY)
-        return {node: outcomes.get(node) or _ProbeResult(reason=_failure_reason(seen.get(node, {}))) for node in pods}
+        return {
+            node: outcomes.get(node) or _ProbeResult(reason=_failure_reason(finished_pods.get(node, {})))
+            for node in pods
+        }
     finally:
         for name in created:
             probing.delete(client, namespace, name, {"gracePeriodSeconds": 0})
@@ -186,7 +191,7 @@ def _failure_reason(pod: Json) -> str:
 
 
 def _judge_results(
-    by: str, probe_results: Mapping[str, _ProbeResult], access: Mapping[str, str], listed: str
+    title: str, probe_results: Mapping[str, _ProbeResult], access: Mapping[str, str], listing_remedy: str
 ) -> Iterator[Finding]:
     cards = {
         node: [line for line in probed.message.split() if line.startswith("/dev/")]
@@ -194,25 +199,25 @@ def _judge_results(
     }
     for method, remedy in _REMEDIES.items():
         open_to_all = [
-            f"{node} ({', '.join(there)})"
-            for node, there in cards.items()
-            if there and access.get(node, "cdi") == method
+            f"{node} ({', '.join(gpu_count)})"
+            for node, gpu_count in cards.items()
+            if gpu_count and access.get(node, "cdi") == method
         ]
         if open_to_all:
-            text = f"a pod without a GPU request gets GPUs through {by}: {wording.enumerate_first(open_to_all, _FEW)}"
-            yield Finding(CHECK, Severity.WARNING, text, listed + remedy)
+            nodes_text = wording.enumerate_first(open_to_all, _FEW)
+            text = f"a pod without a GPU request gets GPUs through {title}: {nodes_text}"
+            yield Finding(CHECK, Severity.WARNING, text, listing_remedy + remedy)
     silent: dict[str, list[str]] = {}
     for node, probed in probe_results.items():
         if not probed.has_run:
             silent.setdefault(probed.reason, []).append(node)
     for reason, nodes in silent.items():
-        text = (
-            f"unknown whether pods without a GPU request get one through {by} on {wording.enumerate_first(nodes, _FEW)}"
-        )
+        nodes_text = wording.enumerate_first(nodes, _FEW)
+        text = f"unknown whether pods without a GPU request get one through {title} on {nodes_text}"
         detail = f": Kubernetes reports about the test pod: {reason}" if reason else ""
         remedy = "check whether pods start there; give an image with a shell that the nodes have with --probe-image"
         yield Finding(CHECK, Severity.NOTE, text + detail, remedy)
     closed = sum(probed.has_run and not cards[node] for node, probed in probe_results.items())
     if closed:
-        text = f"a pod without a GPU request gets none through {by} on {wording.pluralize(closed, 'node')}"
+        text = f"a pod without a GPU request gets none through {title} on {wording.pluralize(closed, 'node')}"
         yield Finding(CHECK, Severity.OK, text)

@@ -65,9 +65,13 @@ def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda finding: order.index(finding.level))
 
 
-def name_nodes(some: Sequence[str]) -> str:
+def name_nodes(node_names: Sequence[str]) -> str:
     """The nodes that a line is about: "node n1", or "60 nodes (n1, n2, n3 and 57 more)"."""
-    return f"node {some[0]}" if len(some) == 1 else f"{len(some)} nodes ({wording.enumerate_first(some, _FEW)})"
+    return (
+        f"node {node_names[0]}"
+        if len(node_names) == 1
+        else f"{len(node_names)} nodes ({wording.enumerate_first(node_names, _FEW)})"
+    )
 
 
 def worst_severity(findings: Sequence[Finding]) -> Severity:

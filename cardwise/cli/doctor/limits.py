@@ -56,7 +56,7 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
                     "it"
                 )
                 yield Finding("quotas", Severity.WARNING, text, f"did you mean requests.{near}?")
-    for missing, counted in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
+    for missing, counted_key in ((quotas.WHOLE_CARDS, quotas.SHARES), (quotas.SHARES, quotas.WHOLE_CARDS)):
         open_ = sorted(
             namespace
             for namespace, keys in of_namespace.items()
@@ -65,7 +65,7 @@ def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
         )
         if open_:
             uncounted = "whole GPUs (gpu-count or a class)" if missing == quotas.WHOLE_CARDS else "shares"
-            text = f"{wording.enumerate_first(open_, _FEW)}: a ResourceQuota limits {counted}, but not {uncounted}"
+            text = f"{wording.enumerate_first(open_, _FEW)}: a ResourceQuota limits {counted_key}, but not {uncounted}"
             yield Finding("quotas", Severity.WARNING, text, f"add {missing} to it, or create a GPUQuota")
 
 

@@ -51,28 +51,28 @@ def check_namespace(facts: Facts) -> Iterator[Finding]:
     The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Where that
     names none, workloads with the chart's label are a hint, and no command: each tenant can give a workload this label.
     """
-    chosen = facts.installed
+    namespace_in_use = facts.installed
     namespaces = service_namespaces(facts)
     others = (manifest for manifest in (*facts.other_daemonsets, *facts.other_deployments) if is_of_chart(manifest))
     hints = sorted({workload["metadata"]["namespace"] for workload in others})
     is_here = any(map(is_of_chart, (*facts.daemonsets, *facts.deployments)))
-    if namespaces and chosen not in namespaces:
+    if namespaces and namespace_in_use not in namespaces:
         text = (
-            f"Cardwise is not installed in namespace {chosen} but in "
+            f"Cardwise is not installed in namespace {namespace_in_use} but in "
             f"{wording.enumerate_first(sorted(namespaces), _FEW_REASONS)}"
         )
-        again = command("cardwise doctor --cardwise-namespace {namespace}", namespace=min(namespaces))
-        remedy = f"{again} (or $CARDWISE_NAMESPACE)"
+        retry_command = command("cardwise doctor --cardwise-namespace {namespace}", namespace=min(namespaces))
+        remedy = f"{retry_command} (or $CARDWISE_NAMESPACE)"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif not namespaces and hints and not is_here:
         text = (
-            f"no workload in namespace {chosen} has Cardwise's label, but some in "
+            f"no workload in namespace {namespace_in_use} has Cardwise's label, but some in "
             f"{wording.enumerate_first(hints, _FEW_REASONS)}"
         )
         remedy = "if Cardwise is in another namespace: cardwise doctor --cardwise-namespace NAMESPACE"
         yield Finding("installation", Severity.PROBLEM, text, remedy)
     elif "namespace" in facts.absent:
-        text = f"namespace {chosen}, where Cardwise was expected, does not exist"
+        text = f"namespace {namespace_in_use}, where Cardwise was expected, does not exist"
         remedy = (
             "give the namespace of Cardwise: cardwise doctor --cardwise-namespace NAMESPACE (kubectl get "
             "namespaces lists them)"
@@ -184,17 +184,17 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
 
 def _restricts_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
     """Whether NetworkPolicies select the pods of these labels, and all that opens these ports says for whom."""
-    chosen = [
+    selecting_policies = [
         listed["spec"]
         for listed in policies
         if ((listed["spec"].get("podSelector") or {}).get("matchLabels") or {}).items() <= labels.items()
         and "Ingress" in (listed["spec"].get("policyTypes") or ("Ingress",))
     ]
-    rules = [rule for spec in chosen for rule in spec.get("ingress") or ()]
+    rules = [rule for spec in selecting_policies for rule in spec.get("ingress") or ()]
     opened = (
         rule for rule in rules if not rule.get("ports") or any(listed.get("port") in ports for listed in rule["ports"])
     )
-    return bool(chosen) and all(rule.get("from") for rule in opened)
+    return bool(selecting_policies) and all(rule.get("from") for rule in opened)
 
 
 def check_policies(facts: Facts) -> Iterator[Finding]:
@@ -266,27 +266,27 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
         )
         text = "no GPU is known"
         plugins = _plugin_daemonsets(facts)
-        theirs = [name for name, _ in nvidia_runtimes(facts)]
+        runtime_names = [name for name, _ in nvidia_runtimes(facts)]
         if startup.is_faulty(facts, "deviceplugin"):
             remedy = "first fix what `parts` reports about the device plugin, which reports the GPUs"
         elif plugins and not any((listed.get("status") or {}).get("desiredNumberScheduled") for listed in plugins):
             text = "no GPU is known: no node has the labels of nodes.selector"
             remedy = "set nodes.selector, or run: kubectl label node NODE nvidia.com/gpu.present=true"
-        elif plugins and theirs and not any(_pod_spec(listed).get("runtimeClassName") for listed in plugins):
-            text = f"no GPU is known: the device plugin runs without NVIDIA's RuntimeClass {theirs[0]}"
+        elif plugins and runtime_names and not any(_pod_spec(listed).get("runtimeClassName") for listed in plugins):
+            text = f"no GPU is known: the device plugin runs without NVIDIA's RuntimeClass {runtime_names[0]}"
             remedy = (
                 "without it the device plugin finds no driver, unless NVIDIA's runtime is the default: "
-                f"{repairs.upgrade(facts, nodes_runtimeClass=theirs[0])}"
+                f"{repairs.upgrade(facts, nodes_runtimeClass=runtime_names[0])}"
             )
         yield Finding("cards", Severity.PROBLEM, text, remedy)
         return
     sick = [card for card in facts.cards if (card.get("status") or {}).get("health") == "Unhealthy"]
     cordoned = [card for card in facts.cards if card["spec"].get("unschedulable")]
     usable = len(facts.cards) - len({card["spec"]["uuid"] for card in (*sick, *cordoned)})
-    for reason, some in _group_by_reason(
+    for reason, cards_of_reason in _group_by_reason(
         sick, lambda card: wording.sanitize_message(card["status"].get("reason") or "no reason given")
     ).items():
-        text = f"{_describe_cards(some)} unhealthy: {reason}"
+        text = f"{_describe_cards(cards_of_reason)} unhealthy: {reason}"
         remedy = "no pod gets a GPU until one is healthy: fix that, or give Cardwise other GPUs (nodes.cards)"
         level = Severity.WARNING if usable else Severity.PROBLEM
         yield Finding(
@@ -327,10 +327,10 @@ def _find_conflicts(facts: Facts) -> Iterator[Finding]:
     nodes = {node["metadata"]["name"]: node for node in facts.nodes}
     latest: dict[str, str] = {}
     for event in sorted(facts.node_events, key=lambda event: event.time):
-        named = _CARD.search(event.message)
+        match = _CARD.search(event.message)
         is_there = event.name in nodes or "nodes" in facts.unread
-        if named and event.kind == "Node" and is_there and is_recent(facts, event, _RECENT):
-            latest[event.name] = named[1]
+        if match and event.kind == "Node" and is_there and is_recent(facts, event, _RECENT):
+            latest[event.name] = match[1]
     for node, card in sorted(latest.items()):
         other = owners.get(card, node)
         if other == node:
@@ -349,11 +349,12 @@ def _find_conflicts(facts: Facts) -> Iterator[Finding]:
 
 
 def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequence[Json]) -> Iterator[Finding]:
-    gone = [name for name, node in nodes.items() if node is None]
-    if gone:
-        delete = command(f"kubectl delete extendedresources -l {names.NODE_LABEL}={{node}}", node=gone[0])
+    deleted_nodes = [name for name, node in nodes.items() if node is None]
+    if deleted_nodes:
+        delete = command(f"kubectl delete extendedresources -l {names.NODE_LABEL}={{node}}", node=deleted_nodes[0])
         remedy = f"they are removed within minutes; or run: {delete}"
-        text = f"{finding.name_nodes(gone)} {'is' if len(gone) == 1 else 'are'} gone, but the GPUs are still listed"
+        verb = "is" if len(deleted_nodes) == 1 else "are"
+        text = f"{finding.name_nodes(deleted_nodes)} {verb} gone, but the GPUs are still listed"
         yield Finding("cards", Severity.NOTE, text, remedy)
     without_slots = {
         name: node
@@ -401,10 +402,10 @@ def _check_slots(facts: Facts, nodes: Mapping[str, Json | None], plugins: Sequen
         yield Finding("cards", Severity.PROBLEM, text, remedy)
 
 
-def _group_by_reason(some: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
+def _group_by_reason(cards: Iterable[Json], reason: Callable[[Json], str]) -> dict[str, list[Json]]:
     """The cards of each reason."""
     by_reason: dict[str, list[Json]] = {}
-    for card in some:
+    for card in cards:
         by_reason.setdefault(reason(card), []).append(card)
     return by_reason
 
@@ -419,12 +420,12 @@ def _pod_spec(daemonset: Json) -> Json:
     return spec
 
 
-def _describe_cards(some: Sequence[Json]) -> str:
+def _describe_cards(cards: Sequence[Json]) -> str:
     """Such cards in a few words: one by its name, more by their number and nodes."""
-    if len(some) == 1:
-        return f"{some[0]['spec']['node']}: {quote_unless_name(some[0]['spec']['uuid'])} is"
-    nodes = sorted({card["spec"]["node"] for card in some})
-    return f"{finding.name_nodes(nodes)}, {len(some)} GPUs:"
+    if len(cards) == 1:
+        return f"{cards[0]['spec']['node']}: {quote_unless_name(cards[0]['spec']['uuid'])} is"
+    nodes = sorted({card["spec"]["node"] for card in cards})
+    return f"{finding.name_nodes(nodes)}, {len(cards)} GPUs:"
 
 
 def check_mps(facts: Facts) -> Iterator[Finding]:
@@ -448,8 +449,8 @@ def check_mps(facts: Facts) -> Iterator[Finding]:
         )
         yield Finding("mps", Severity.PROBLEM, text, _mps_remedy(facts, by_number[0]))
     else:
-        for reason, some in reasons.items():
-            text = f"{_describe_cards(some)} without MPS, {reason}"
+        for reason, cards_of_reason in reasons.items():
+            text = f"{_describe_cards(cards_of_reason)} without MPS, {reason}"
             yield Finding("mps", Severity.WARNING, text, _mps_remedy(facts, reason))
     ready = sum(status.get("state") in _USABLE for status in reported.values())
     if ready:

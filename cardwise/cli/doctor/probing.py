@@ -42,13 +42,14 @@ def send_probe(
     installed: str,
     clock: Clock = SYSTEM,
     *,
-    wire: str = "",
-    renew: str = _RENEW,
+    wiring_remedy: str = "",
+    renewal_remedy: str = _RENEW,
 ) -> Iterator[Finding]:
-    """Sends the probe as one of the namespace, and tells how far it came.
+    """Create the probe pod in the namespace, and report how far it comes.
 
-    `installed`: the namespace of Cardwise. `wire`: the remedy that makes kube-scheduler ask the extender. `renew`: the
-    remedy that gives it the certificates of now.
+    installed: the namespace of Cardwise.
+    wiring_remedy: the remedy that configures kube-scheduler to call the extender.
+    renewal_remedy: the remedy that gives kube-scheduler the present certificates.
     """
     created = None
     try:
@@ -57,7 +58,7 @@ def send_probe(
         if names.SHARE not in _probe_limits(admitted):
             return  # the extender refuses it rightly
         created = client.create(paths.pods(installed), _build_plain_probe(admitted, installed))
-        yield from _await_placement(client, created, clock, wire, renew)
+        yield from _await_placement(client, created, clock, wiring_remedy, renewal_remedy)
     except errors.Forbidden as error:
         # RBAC, a quota, Pod Security, a missing PriorityClass, or the webhook itself: which, the message says.
         remedy = (
@@ -118,10 +119,10 @@ def _build_plain_probe(pod: Json, namespace: str) -> Json:
     Whatever else was added in the user's namespace stays behind: containers, volumes, a priority or a node of other
     webhooks would get the rights of Cardwise's namespace.
     """
-    own, spec = _build_probe(), pod["spec"]
+    plain_probe, spec = _build_probe(), pod["spec"]
     annotations = {key: text for key, text in annotations_of(pod).items() if key.partition("/")[0] == names.GROUP}
     metadata = {"name": pod["metadata"]["name"], "namespace": namespace, "annotations": annotations}
-    (container,) = own["spec"]["containers"]
+    (container,) = plain_probe["spec"]["containers"]
     resources = _probe_container(pod).get("resources") or {}
     requested = {
         group: {name: amount for name, amount in (resources.get(group) or {}).items() if _is_own_resource(name)}
@@ -130,7 +131,7 @@ def _build_plain_probe(pod: Json, namespace: str) -> Json:
     containers = [container | {"resources": requested}]
     placing = {key: spec[key] for key in ("schedulerName", "tolerations") if key in spec}
     placing["priorityClassName"] = names.PROBE_PRIORITY_CLASS
-    return own | {"metadata": metadata, "spec": own["spec"] | placing | {"containers": containers}}
+    return plain_probe | {"metadata": metadata, "spec": plain_probe["spec"] | placing | {"containers": containers}}
 
 
 def _is_own_resource(resource: str) -> bool:
@@ -158,7 +159,9 @@ def _judge_admission(pod: Json) -> Iterator[Finding]:
     )
 
 
-def _await_placement(client: KubeClient, created: Json, clock: Clock, wire: str, renew: str) -> Iterator[Finding]:
+def _await_placement(
+    client: KubeClient, created: Json, clock: Clock, wiring_remedy: str, renewal_remedy: str
+) -> Iterator[Finding]:
     namespace, name = created["metadata"]["namespace"], created["metadata"]["name"]
     deadline = clock.now() + _SECONDS
     while clock.now() < deadline:
@@ -166,13 +169,13 @@ def _await_placement(client: KubeClient, created: Json, clock: Clock, wire: str,
             pod = client.get(paths.pods(namespace, name))
         except errors.NotFound:
             text = "the probe pod was deleted while it was pending: something had bound it without the extender"
-            yield Finding("scheduler", Severity.PROBLEM, text, wire)
+            yield Finding("scheduler", Severity.PROBLEM, text, wiring_remedy)
             return
         if node := pod["spec"].get("nodeName"):
-            yield _judge_binding(pod, node, wire)
+            yield _judge_binding(pod, node, wiring_remedy)
             return
         if message := workloads.scheduler_message(pod):
-            yield _judge_refusal(message, pod, _list_nodes(client), renew)
+            yield _judge_refusal(message, pod, _list_nodes(client), renewal_remedy)
             return
         clock.sleep(_EVERY)
     yield _judge_silence(created, _count_pods_ahead(client, created))
@@ -218,14 +221,14 @@ def _judge_silence(probe: Json, pods_ahead: int | None) -> Finding:
     )
 
 
-def _judge_binding(pod: Json, node: str, wire: str) -> Finding:
+def _judge_binding(pod: Json, node: str, wiring_remedy: str) -> Finding:
     if assignment.decode(annotations_of(pod)) is not None:
         return Finding("scheduler", Severity.OK, f"the probe pod was placed on a GPU of {node} by the extender")
     text = (
         f"the probe pod was bound to {node} without a GPU: kube-scheduler does not call the extender, which deletes "
         "such pods"
     )
-    return Finding("scheduler", Severity.PROBLEM, text, wire)
+    return Finding("scheduler", Severity.PROBLEM, text, wiring_remedy)
 
 
 def _list_nodes(client: KubeClient) -> Sequence[Json] | None:
@@ -252,8 +255,8 @@ def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew:
     shown = wording.sanitize_message(message)
     barring = _barring_taints(nodes or (), pod) if _TAINTED in message else ()
     if barring:
-        some = wording.enumerate_first([*map(wording.quote_unless_name, barring)], _FEW)
-        text = f"every node with GPUs has a taint that pods with GPU requests do not tolerate: {some}"
+        taint_names = wording.enumerate_first([*map(wording.quote_unless_name, barring)], _FEW)
+        text = f"every node with GPUs has a taint that pods with GPU requests do not tolerate: {taint_names}"
         return Finding(
             "scheduler",
             Severity.WARNING,

@@ -83,16 +83,16 @@ def recreate(pods: Sequence[Json], *, delete: str = "", dropping: Sequence[str] 
     parts = []
     if controlled:
         commands = [
-            command("kubectl delete pods -n {namespace} {pods}", namespace=namespace, pods=some)
-            for namespace, some in _names_by_namespace(controlled)
+            command("kubectl delete pods -n {namespace} {pods}", namespace=namespace, pods=pod_names)
+            for namespace, pod_names in _names_by_namespace(controlled)
         ]
         deletion = delete if delete and not bare else " && ".join(commands) + _describe_omitted(controlled)
         parts.append(f"delete those with a controller, which recreates them: {deletion}")
     if bare:
-        one_by_one = [(namespace, [name]) for namespace, some in _names_by_namespace(bare) for name in some]
+        one_by_one = [(namespace, [name]) for namespace, pod_names in _names_by_namespace(bare) for name in pod_names]
         commands = [
-            workloads.recreate_command(namespace, some, dropping=dropping)
-            for namespace, some in (one_by_one if dropping else _names_by_namespace(bare))
+            workloads.recreate_command(namespace, pod_names, dropping=dropping)
+            for namespace, pod_names in (one_by_one if dropping else _names_by_namespace(bare))
         ]
         saved = f"{' && '.join(commands)}{_describe_omitted(bare)}"
         parts.append(f"save and recreate those without a controller: {saved}")

@@ -204,11 +204,11 @@ def _find_container_fault(facts: Facts, component: str, container: Json) -> _Fau
     waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
     reason = str(waiting.get("reason") or "")
     if reason not in ("", _BACK_OFF, "ContainerCreating", "PodInitializing"):
-        message, named = (
+        message, fault_name = (
             wording.sanitize_message(str(waiting.get("message") or ""), _SHOWN),
             wording.quote_unless_name(reason),
         )
-        return _Fault(component, "does not start", f"{named}: {message}" if message else named, "describe")
+        return _Fault(component, "does not start", f"{fault_name}: {message}" if message else fault_name, "describe")
     end = ended or (container.get("lastState") or {}).get("terminated") or {}
     if not (reason == _BACK_OFF or ended.get("exitCode") or _has_just_crashed(facts, container, end)):
         return None
@@ -228,7 +228,7 @@ def _has_just_crashed(facts: Facts, container: Json, end: Json) -> bool:
 
 def _last_error(end: Mapping[str, object]) -> str:
     """The last error of a container that has ended: the message of its end is the end of its log."""
-    last = ""
+    last_line = ""
     for line in reversed(str(end.get("message") or "").splitlines()):
         if not line.strip():
             continue
@@ -242,12 +242,12 @@ def _last_error(end: Mapping[str, object]) -> str:
                 traceback = str(entry.get("exception", "")).strip().splitlines()
                 error = str(entry.get("error", "")) or (traceback[-1] if traceback else "")
                 return f"{event}: {error}" if error else event
-            last = last or event
+            last_line = last_line or event
         elif line.startswith("Error") or "[error" in line:
             return line.strip()
         else:
-            last = last or line.strip()
-    return last
+            last_line = last_line or line.strip()
+    return last_line
 
 
 def _reason_of_start(facts: Facts, pod: Json) -> str:
@@ -260,8 +260,8 @@ def _reason_of_start(facts: Facts, pod: Json) -> str:
     ]
     if not events:
         return ""
-    last = max(events, key=lambda event: event.time)
-    return f"{wording.quote_unless_name(last.reason)}: {wording.sanitize_message(last.message, _SHOWN)}"
+    last_event = max(events, key=lambda event: event.time)
+    return f"{wording.quote_unless_name(last_event.reason)}: {wording.sanitize_message(last_event.message, _SHOWN)}"
 
 
 def _suggest_remedy(facts: Facts, fault: _Fault, pod: Json) -> str:
@@ -302,10 +302,10 @@ def _metrics_port(pod: Json) -> int:
 
 def _driver_remedy(facts: Facts, pod: Json) -> str:
     """What to do where the part does not find NVIDIA's driver in its container."""
-    theirs = [name for name, _ in nvidia_runtimes(facts)]
+    runtime_names = [name for name, _ in nvidia_runtimes(facts)]
     runs_with = (pod.get("spec") or {}).get("runtimeClassName")
-    if theirs and not runs_with:
-        return f"run it with NVIDIA's RuntimeClass: {repairs.upgrade(facts, nodes_runtimeClass=theirs[0])}"
+    if runtime_names and not runs_with:
+        return f"run it with NVIDIA's RuntimeClass: {repairs.upgrade(facts, nodes_runtimeClass=runtime_names[0])}"
     if runs_with:
         return "install NVIDIA's driver on that node (nvidia-smi has to work there), or remove the node's GPU label"
     return (

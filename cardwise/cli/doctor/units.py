@@ -20,17 +20,17 @@ _GIB_PATH: Final = "/gib"
 
 def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
     """Whether `aliyun.com/gpu-mem: 2` still means what its author meant."""
-    named: dict[Unit, list[str]] = {unit: [] for unit in Unit}
+    names_by_unit: dict[Unit, list[str]] = {unit: [] for unit in Unit}
     for namespace in facts.namespaces:
         name, unit_label = namespace["metadata"]["name"], labels_of(namespace).get(names.GPU_MEM_UNIT)
         if unit_label in list(Unit):
-            named[Unit(unit_label)].append(name)
+            names_by_unit[Unit(unit_label)].append(name)
         elif unit_label is not None:
             label = f"its label {names.GPU_MEM_UNIT} says {wording.quote_text(unit_label)}"
             text = f"namespace {name}: {label}, which is not a unit and is ignored"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or remove the label")
     ours = _configured_unit(facts.mutating)
-    theirs = {
+    gpushare_units = {
         name_of(daemonset): _gpushare_unit(daemonset)
         for daemonset in (*facts.daemonsets, *facts.other_daemonsets)
         if _PLUGIN in daemonset["metadata"]["name"] and is_infrastructure(facts, daemonset)
@@ -38,11 +38,11 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
     if ours is None and "mutating" in facts.unread:
         return
     if ours is None:
-        for name, unit in theirs.items():
+        for name, unit in gpushare_units.items():
             text = f"gpushare counts {names.GPU_MEM} in {unit} (--memory-unit of DaemonSet {name})"
             yield Finding("gpu-mem-unit", Severity.NOTE, text, f"install Cardwise with webhook.gpuMemUnit={unit}")
         return
-    others = {name: unit for name, unit in theirs.items() if unit is not ours}
+    others = {name: unit for name, unit in gpushare_units.items() if unit is not ours}
     for name, unit in others.items():
         yield Finding(
             "gpu-mem-unit",
@@ -53,7 +53,7 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
             "unit to existing ResourceQuotas and LimitRanges (docs/migration.md)",
         )
     if not others:
-        apart = [name for unit, names_of in named.items() if unit is not ours for name in names_of]
+        apart = [name for unit, names_of in names_by_unit.items() if unit is not ours for name in names_of]
         other = Unit.MIB if ours is Unit.GIB else Unit.GIB
         beside = f", in {wording.enumerate_first(apart, _FEW)} {other}" if apart else ""
         yield Finding("gpu-mem-unit", Severity.OK, f"numbers without a unit in {names.GPU_MEM} mean {ours}{beside}")

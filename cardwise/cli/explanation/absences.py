@@ -26,8 +26,8 @@ def explain_workload(workload: WorkloadState) -> list[str]:
     """A line for each thing that keeps the workload from making pods, or that makes its pods vanish."""
     if workload.manifest["metadata"].get("deletionTimestamp"):
         metadata = workload.manifest["metadata"]
-        since, kept = workloads.deleted_at(metadata), workloads.describe_finalizers(metadata)
-        return [f"It is being deleted (since {since}){kept}: it creates no more pods."]
+        deleted_since, finalizer_note = workloads.deleted_at(metadata), workloads.describe_finalizers(metadata)
+        return [f"It is being deleted (since {deleted_since}){finalizer_note}: it creates no more pods."]
     lines = [*_explain_stopped(workload)]
     running = sum(workloads.pod_state(pod) != "ended" for pod in workload.pods)
     wanted = _count_desired_pods(workload)
@@ -42,9 +42,9 @@ def explain_workload(workload: WorkloadState) -> list[str]:
             "makes it try at once."
         )
     if workload.directly_bound:
-        listed = wording.enumerate_first(workload.directly_bound, _FEW, "pod")
+        pod_names = wording.enumerate_first(workload.directly_bound, _FEW, "pod")
         lines.append(
-            f"The extender has deleted pods of this workload within the last hour ({listed}): "
+            f"The extender has deleted pods of this workload within the last hour ({pod_names}): "
             f"{_UNWIRED.format(them='them')}."
         )
     if not workload.pods and not lines:
@@ -93,8 +93,8 @@ def _explain_stopped(workload: WorkloadState) -> Iterator[str]:
                 scale = command("kubectl scale {kind} -n {namespace} {name} --replicas=1", **fields)
                 owner = workloads.controller_of(workload.manifest)
                 maker = " ".join(quote_unless_name(owner[key]) for key in ("kind", "name") if owner)
-                of = f"{maker} uses a newer one, or is scaled to zero" if owner else ""
-                yield f"It is scaled to zero (spec.replicas is 0): {of or f'`{scale}` creates one'}."
+                owner_note = f"{maker} uses a newer one, or is scaled to zero" if owner else ""
+                yield f"It is scaled to zero (spec.replicas is 0): {owner_note or f'`{scale}` creates one'}."
             if spec.get("paused"):
                 resume = command("kubectl rollout resume {kind} -n {namespace} {name}", **fields)
                 yield f"It is paused (spec.paused): `{resume}`."
@@ -148,8 +148,12 @@ def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
         yield from (f"About its Job {job['metadata']['name']}: {line}" for line in _explain_job(job))
     if not unfinished:
         zone = f" {quote_unless_name(spec['timeZone'])}" if spec.get("timeZone") else ""
-        last = status.get("lastScheduleTime")
-        when = f"its last Job was created at {quote_unless_name(last)}" if last else "it has not created a Job yet"
+        last_schedule = status.get("lastScheduleTime")
+        when = (
+            f"its last Job was created at {quote_unless_name(last_schedule)}"
+            if last_schedule
+            else "it has not created a Job yet"
+        )
         yield f"It is not due yet: its schedule is {wording.quote_text(spec.get('schedule', '?'))}{zone}, and {when}."
 
 
@@ -159,9 +163,9 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
         return []
     lines = [f"pod {namespace}/{name} no longer exists. Its last events:"]
     for event in events[-_FEW:]:
-        by = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
+        author = f"{event.kind} {event.name}: " if event.kind != "Pod" else ""
         reason = quote_unless_name(event.reason)
-        lines.append(f"  {event.at} {reason}: {by}{wording.sanitize_message(event.message)}")
+        lines.append(f"  {event.at} {reason}: {author}{wording.sanitize_message(event.message)}")
     if any(event.reason == names.BOUND_WITHOUT_EXTENDER for event in events):
         lines.append(
             f"It got no GPU, because {_UNWIRED.format(them='it')}; until that is fixed, replacement pods are deleted "
@@ -170,12 +174,14 @@ def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list
     deleters = dict.fromkeys((event.kind, event.name) for event in events if event.kind != "Pod")
     for kind, owner in deleters:
         if word := workloads.kind_of(kind):
-            again = command("cardwise explain -n {namespace} {kind}/{name}", namespace=namespace, kind=word, name=owner)
-            lines.append(f"The current state of its {kind}: {again}")
+            explain_command = command(
+                "cardwise explain -n {namespace} {kind}/{name}", namespace=namespace, kind=word, name=owner
+            )
+            lines.append(f"The current state of its {kind}: {explain_command}")
     return lines
 
 
 def as_json(namespace: str, name: str, text: str) -> Json:
     """The same for programs, as of a pod that is there."""
-    gone: Json = {"phase": "Gone", "node": None, "gpus": [], "nodes": []}
-    return {"namespace": namespace, "name": name} | gone | {"text": text.splitlines()}
+    document: Json = {"phase": "Gone", "node": None, "gpus": [], "nodes": []}
+    return {"namespace": namespace, "name": name} | document | {"text": text.splitlines()}

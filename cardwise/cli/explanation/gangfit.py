@@ -18,38 +18,45 @@ _FEW_NODES: Final = 3  # with one refusal, named in one line
 
 
 def find_obstacles(
-    pod: Json, pod_request: PodRequest, survey: Survey, *, nodes: Sequence[str], policy: str, around: PodSurroundings
+    pod: Json,
+    pod_request: PodRequest,
+    survey: Survey,
+    *,
+    nodes: Sequence[str],
+    policy: str,
+    surroundings: PodSurroundings,
 ) -> list[str]:
     """What keeps the gang of a pod from starting whoever ends; empty where that is nothing, or cards are held for it.
 
     nodes: those with cards that the pod may be on.
     """
-    if not around.partners or around.is_planned:
+    if not surroundings.partners or surroundings.is_planned:
         return []
     namespace = pod["metadata"]["namespace"]
-    members = {pod["metadata"]["name"]: pod_request, **around.partners}
-    needed = around.needed or len(members)
+    members = {pod["metadata"]["name"]: pod_request, **surroundings.partners}
+    needed = surroundings.needed or len(members)
     lines = _find_exceeded_quotas(namespace, members, survey) if needed >= len(members) else []
     names = list(members)[:_MEMBERS]
     every = [node.name for node in survey.ledger.nodes()]
     allowed = [
-        nodes if i == 0 else [node for node in every if node in around.reachable_nodes.get(name, every)]
+        nodes if i == 0 else [node for node in every if node in surroundings.reachable_nodes.get(name, every)]
         for i, name in enumerate(names)
     ]
-    kept = {
+    blocking_holders = {
         holding.uid
         for holding in survey.ledger.holdings()
-        if holding.namespace == namespace and holding.name in around.bound
+        if holding.namespace == namespace and holding.name in surroundings.bound
     }
     requests = [members[name] for name in names]
-    count, first = explanation.place_on_empty(survey.ledger, requests, allowed, policy, kept=kept)
+    count, first = explanation.place_on_empty(survey.ledger, requests, allowed, policy, kept=blocking_holders)
     if first is None or count >= min(needed, len(names)):
         return lines
     nodes_by_text: dict[str, list[str]] = {}
     for node, refusal in first.refusals.items():
         nodes_by_text.setdefault(refusal.text, []).append(node)
     reasons = "; ".join(
-        f"{wording.enumerate_first(some, _FEW_NODES, 'node')}: {text}" for text, some in nodes_by_text.items()
+        f"{wording.enumerate_first(node_names, _FEW_NODES, 'node')}: {text}"
+        for text, node_names in nodes_by_text.items()
     )
     reasons = reasons or "it may run on no node with GPUs"
     name = names[first.index]
@@ -75,12 +82,12 @@ def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey
     for quota, headroom in survey.headroom(namespace):
         entry = headroom.entry
         of_all = not (entry.resource_class or entry.model)
-        counted = [
+        covered_requests = [
             card_request
             for card_request in card_requests
             if of_all or card_request.resource_class == entry.resource_class != ""
         ]
-        charge = quotas.total(card_request.charge(card_request.cards, 0) for card_request in counted)
+        charge = quotas.total(card_request.charge(card_request.cards, 0) for card_request in covered_requests)
         lines += [
             f"Its gang cannot start: its {len(members)} waiting members request {limit.requested} {limit.unit} of "
             f"{quotas.title(entry)} together, and GPUQuota {quota.name} allows {limit.hard}."

@@ -92,17 +92,17 @@ class PodSurroundings:
         )
 
 
-def explain_node_state(pod: Json, around: PodSurroundings) -> list[str]:
+def explain_node_state(pod: Json, surroundings: PodSurroundings) -> list[str]:
     """What is wrong with the node of a placed pod, in one line; empty where nothing is, or it may not be read."""
     name = pod["spec"]["nodeName"]
-    if around.nodes is None:
+    if surroundings.nodes is None:
         return []
-    if around.is_node_gone(name):
+    if surroundings.is_node_gone(name):
         another = workloads.describe_replacement(pod)
         if workloads.controller_of(pod).get("kind") in ("DaemonSet", "Node"):
             another = "no controller replaces it"
         return [f"Node {name} is gone from the cluster: Kubernetes deletes its pods within minutes; {another}."]
-    node = next((node for node in around.nodes if node["metadata"]["name"] == name), None)
+    node = next((node for node in surroundings.nodes if node["metadata"]["name"] == name), None)
     state = nodestates.closed_reason(node) if node is not None else ""
     if not state:
         return []
@@ -110,9 +110,9 @@ def explain_node_state(pod: Json, around: PodSurroundings) -> list[str]:
     return [f"Node {name} is {state}{old}."]
 
 
-def explain_not_rewritten(pod: Json, around: PodSurroundings) -> str:
+def explain_not_rewritten(pod: Json, surroundings: PodSurroundings) -> str:
     """Why the webhook has not rewritten the pod, and what to do: one or two sentences."""
-    metadata, known = pod["metadata"], around.webhook
+    metadata, known = pod["metadata"], surroundings.webhook
     namespace = metadata["namespace"]
     recreation = workloads.describe_recreation(pod)
     if known is None:
@@ -154,16 +154,18 @@ def daemonset_node(pod: Json) -> str:
         for expression in term.get("matchFields") or ()
         if expression.get("key") == "metadata.name" and expression.get("operator") == "In"
     ]
-    named = {str(name) for expression in fields for name in expression.get("values") or ()}
-    return named.pop() if len(named) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else ""
+    node_names = {str(name) for expression in fields for name in expression.get("values") or ()}
+    return node_names.pop() if len(node_names) == 1 and workloads.controller_of(pod).get("kind") == "DaemonSet" else ""
 
 
-def explain_daemonset_node(name: str, around: PodSurroundings, *, has_some: bool) -> list[str]:
+def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_some: bool) -> list[str]:
     """What is to know of the node for which a DaemonSet has made a pod that waits. `has_some`: cards or devices."""
     lines = [f"It is for node {name} only: its DaemonSet creates one pod for each node that its template allows."]
-    if around.is_node_gone(name):
+    if surroundings.is_node_gone(name):
         return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
-    states = (nodestates.closed_reason(listed) for listed in around.nodes or () if listed["metadata"]["name"] == name)
+    states = (
+        nodestates.closed_reason(listed) for listed in surroundings.nodes or () if listed["metadata"]["name"] == name
+    )
     if nodestates.NOT_READY in (state := next(states, "")):
         lines.append(f"Node {name} is {state}: the pod starts once it is ready.")
     if not has_some:
@@ -174,22 +176,22 @@ def explain_daemonset_node(name: str, around: PodSurroundings, *, has_some: bool
     return lines
 
 
-def explain_installation(pod: Json, around: PodSurroundings) -> list[str]:
+def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
     """What of the installation keeps all pods from a card, or lets them vanish, as far as that is seen."""
     lines = []
-    if around.leaderless_seconds == math.inf:
+    if surroundings.leaderless_seconds == math.inf:
         lines.append(
             "No Cardwise extender has ever been leader here, so no pod gets a GPU: Cardwise is not installed, does "
             "not start, or is in another namespace (--cardwise-namespace). Ask your administrator to run `cardwise "
             "doctor`."
         )
-    elif around.leaderless_seconds is not None:
+    elif surroundings.leaderless_seconds is not None:
         lines.append(
-            f"No Cardwise extender has been leader for {around.leaderless_seconds:.0f} s, so no pod gets a GPU: ask "
-            "your administrator to run `cardwise doctor`."
+            f"No Cardwise extender has been leader for {surroundings.leaderless_seconds:.0f} s, so no pod gets a GPU: "
+            "ask your administrator to run `cardwise doctor`."
         )
-    if around.directly_bound:
-        listed = wording.enumerate_first(around.directly_bound, _FEW, "pod")
+    if surroundings.directly_bound:
+        pod_names = wording.enumerate_first(surroundings.directly_bound, _FEW, "pod")
         asks = any(refusal.text in scheduler_message(pod) for refusal in Refusal)
         cause = (
             "The scheduler of this pod does call the extender."
@@ -199,14 +201,14 @@ def explain_installation(pod: Json, around: PodSurroundings) -> list[str]:
         )
         lines.append(
             "Something other than Cardwise's extender has bound pods of this namespace within the last hour "
-            f"({listed}), and the extender has deleted them. {cause}"
+            f"({pod_names}), and the extender has deleted them. {cause}"
         )
     return lines
 
 
-def explain_scheduler(pod: Json, around: PodSurroundings) -> list[str]:
+def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
     """Why no scheduler that asks Cardwise looks at the pod; empty where one does."""
-    schedulers = around.schedulers
+    schedulers = surroundings.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
     for name in (gate.get("name") or "" for gate in spec.get("schedulingGates") or ()):
@@ -222,7 +224,7 @@ def explain_scheduler(pod: Json, around: PodSurroundings) -> list[str]:
                 "person that set it."
             )
     scheduler = spec.get("schedulerName") or _DEFAULT
-    if scheduler in around.stopped:
+    if scheduler in surroundings.stopped:
         lines.append(
             f"Its scheduler {quote_unless_name(scheduler)} is not running: the Deployment "
             f"{names.SCHEDULER} of Cardwise has no ready pod. Ask your administrator to run `cardwise doctor`."
@@ -272,29 +274,33 @@ def explain_gang(view: GangView) -> list[str]:
     elif len(view.bound) < view.minimum and view.waiting_for:
         lines.append(f"The gang fits and waits for {wording.enumerate_first(waiting_for, _FEW)} to be scheduled.")
     if view.reserved:
-        on = [f"{quote_unless_name(reservation.node)} ({reservation.cards})" for reservation in view.reserved]
-        lines.append(f"GPUs reserved for it: {view.cards}, on {wording.enumerate_first(on, _FEW_NODES, 'node')}.")
+        reserved_nodes = [
+            f"{quote_unless_name(reservation.node)} ({reservation.cards})" for reservation in view.reserved
+        ]
+        lines.append(
+            f"GPUs reserved for it: {view.cards}, on {wording.enumerate_first(reserved_nodes, _FEW_NODES, 'node')}."
+        )
     if view.reason:
         lines.append(f"Last status: {wording.sanitize_message(view.reason)}.")
     return lines
 
 
-def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: PodSurroundings) -> list[str]:
+def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], surroundings: PodSurroundings) -> list[str]:
     """Which nodes with cards the pod keeps away from, in one line, and which of them take no pods; empty where none."""
-    admitted = around.admitting_nodes(pod)
+    admitted = surroundings.admitting_nodes(pod)
     if admitted is None:
         selector = _describe_selector(pod)
         if not selector or _NO_MATCH not in scheduler_message(pod):
             return []
-        by = f"its nodeSelector ({selector}), or its node affinity"
-        return [f"It excludes nodes by {by}; ask an administrator which labels the nodes have."]
-    away = [name for name in with_cards if name not in admitted]
-    gone = [name for name in away if around.is_node_gone(name)]
-    lines = [f"Node {name} is gone from the cluster; its GPUs stay listed for some minutes." for name in gone]
-    away = [name for name in away if name not in gone]
-    if not away:
+        nodes_by_reason = f"its nodeSelector ({selector}), or its node affinity"
+        return [f"It excludes nodes by {nodes_by_reason}; ask an administrator which labels the nodes have."]
+    avoided_nodes = [name for name in with_cards if name not in admitted]
+    gone_nodes = [name for name in avoided_nodes if surroundings.is_node_gone(name)]
+    lines = [f"Node {name} is gone from the cluster; its GPUs stay listed for some minutes." for name in gone_nodes]
+    avoided_nodes = [name for name in avoided_nodes if name not in gone_nodes]
+    if not avoided_nodes:
         return lines
-    states = closed_states(pod, away, around)
+    states = closed_states(pod, avoided_nodes, surroundings)
     lines += [
         f"Node {node} takes no new pods: it is {state}."
         if len(names_of) == 1
@@ -302,37 +308,37 @@ def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], around: PodSurro
         for state, names_of in _group_by_state(states).items()
         for node in names_of[:1]
     ]
-    avoided = [name for name in away if not states.get(name) or not _admits_if_open(pod, name, around)]
+    avoided = [name for name in avoided_nodes if not states.get(name) or not _admits_if_open(pod, name, surroundings)]
     if avoided:
         listed = (
             "every node with GPUs"
             if len(avoided) == len(with_cards)
             else wording.enumerate_first(avoided, _FEW, "node")
         )
-        lines.append(f"It excludes {listed} by {avoidance_reasons(pod, avoided, around)}.")
+        lines.append(f"It excludes {listed} by {avoidance_reasons(pod, avoided, surroundings)}.")
     return lines
 
 
-def closed_states(pod: Json, away: Collection[str], around: PodSurroundings) -> dict[str, str]:
+def closed_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
     """Those of these nodes that the pod may not be on for a taint of Kubernetes' own, with the node's state."""
     tolerations = (pod.get("spec") or {}).get("tolerations") or ()
     states = {}
-    for node in around.nodes or ():
+    for node in surroundings.nodes or ():
         keys = [taint.partition(":")[0].partition("=")[0] for taint in eligible.untolerated_taints(node, tolerations)]
-        if node["metadata"]["name"] in away and any(map(nodestates.state_of_taint, keys)):
+        if node["metadata"]["name"] in avoided_nodes and any(map(nodestates.state_of_taint, keys)):
             states[node["metadata"]["name"]] = nodestates.closed_reason(node)
     return states
 
 
-def blocking_states(pod: Json, away: Collection[str], around: PodSurroundings) -> dict[str, str]:
+def blocking_states(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> dict[str, str]:
     """Those of these nodes that would take the pod if their state were another, with that state."""
-    states = closed_states(pod, away, around)
-    return {name: state for name, state in states.items() if _admits_if_open(pod, name, around)}
+    states = closed_states(pod, avoided_nodes, surroundings)
+    return {name: state for name, state in states.items() if _admits_if_open(pod, name, surroundings)}
 
 
-def _admits_if_open(pod: Json, name: str, around: PodSurroundings) -> bool:
+def _admits_if_open(pod: Json, name: str, surroundings: PodSurroundings) -> bool:
     """Whether the pod might be on the node, were it not for the node's state."""
-    node = next(node for node in around.nodes or () if node["metadata"]["name"] == name)
+    node = next(node for node in surroundings.nodes or () if node["metadata"]["name"] == name)
     spec = node.get("spec") or {}
     taints = [taint for taint in spec.get("taints") or () if not nodestates.state_of_taint(taint["key"])]
     return eligible.is_node_eligible(node | {"spec": spec | {"taints": taints}}, pod)
@@ -345,11 +351,11 @@ def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
     return nodes
 
 
-def avoidance_reasons(pod: Json, away: Collection[str], around: PodSurroundings) -> str:
+def avoidance_reasons(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> str:
     """What of the pod keeps it from some of these nodes."""
     spec = pod.get("spec") or {}
     tolerating = [{"operator": "Exists"}]
-    nodes = [node for node in around.nodes or () if node["metadata"]["name"] in away]
+    nodes = [node for node in surroundings.nodes or () if node["metadata"]["name"] in avoided_nodes]
     parts = {
         f"its nodeSelector ({_describe_selector(pod)})": {
             "nodeSelector": spec.get("nodeSelector"),
@@ -405,9 +411,9 @@ def explain_other_reasons(pod: Json, message: str, foreign: Sequence[str]) -> st
     return ""
 
 
-def explain_foreign_resources(pod: Json, around: PodSurroundings, classes: Sequence[str]) -> list[str]:
+def explain_foreign_resources(pod: Json, surroundings: PodSurroundings, classes: Sequence[str]) -> list[str]:
     """The resources about GPUs that it asks for and that are none of Cardwise."""
-    offered = around.offered_resources()
+    offered = surroundings.offered_resources()
     lines = []
     for name in dict.fromkeys(_requested_names(pod)):
         if not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX):
@@ -434,9 +440,11 @@ def _requested_names(pod: Json) -> list[str]:
 
 def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
     """A line for each class that the pod names: which cards or devices are in it."""
-    named = dict.fromkeys(c.resource_class for c in pod_request.containers if c.resource_class)
+    class_names = dict.fromkeys(
+        container.resource_class for container in pod_request.containers if container.resource_class
+    )
     of_devices = dict.fromkeys(device.resource_class for device in pod_request.devices)
-    return [_explain_unknown_class(name, survey) or _explain_card_class(name, survey) for name in named] + [
+    return [_explain_unknown_class(name, survey) or _explain_card_class(name, survey) for name in class_names] + [
         _explain_unknown_class(name, survey) or _explain_device_class(name, survey) for name in of_devices
     ]
 
@@ -486,8 +494,8 @@ def _show_class(name: str) -> str:
 
 def _list_nodes(counts: Mapping[str, int]) -> str:
     """Nodes with a number each, without those that have none."""
-    on = [f"{node} ({count})" for node, count in counts.items() if count]
-    return wording.enumerate_first(on, _FEW_NODES, "node")
+    nodes_with_counts = [f"{node} ({count})" for node, count in counts.items() if count]
+    return wording.enumerate_first(nodes_with_counts, _FEW_NODES, "node")
 
 
 def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) -> list[str]:

@@ -34,12 +34,12 @@ def suggest_remedies(
     views: Sequence[NodeView],
     policy: str,
     *,
-    away: Sequence[str],
-    around: PodSurroundings,
+    avoided_nodes: Sequence[str],
+    surroundings: PodSurroundings,
 ) -> list[str]:
     """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already.
 
-    `away`: nodes with cards that the pod keeps away from.
+    `avoided_nodes`: nodes with cards that the pod keeps away from.
     """
     if any(view.refusal is None for view in views):
         return []
@@ -47,11 +47,15 @@ def suggest_remedies(
     headroom = [entry_headroom for _, entry_headroom in survey.headroom(namespace)]
     suggestions = [
         *_suggest_less(pod_request, survey.ledger, views, policy, headroom),
-        *_suggest_elsewhere(pod, explanation.explain(survey.ledger, away, pod_request, policy, headroom), around),
+        *_suggest_elsewhere(
+            pod, explanation.explain(survey.ledger, avoided_nodes, pod_request, policy, headroom), surroundings
+        ),
         *_suggest_without_mps(pod_request, survey.ledger, views, policy, headroom),
         *_suggest_withheld(pod_request, views),
-        *_suggest_former(namespace, views, around),
-        *_suggest_holders(pod_request, survey.ledger, views, policy, headroom, namespace=namespace, around=around),
+        *_suggest_former(namespace, views, surroundings),
+        *_suggest_holders(
+            pod_request, survey.ledger, views, policy, headroom, namespace=namespace, surroundings=surroundings
+        ),
         *_suggest_quotas(pod_request, namespace, survey),
         *_suggest_split(pod_request, survey.ledger, views),
         *_suggest_own_pods(views),
@@ -61,9 +65,9 @@ def suggest_remedies(
 
 def describe_holder(holding: Holding, uuid: str = "") -> str:
     """A pod and what it holds, of one card if `uuid` names it. A pod that is ending or gone has a mark."""
-    gone = ", is ending" if holding.mark == ENDING else ", its pod is gone" if holding.mark else ""
+    state_note = ", is ending" if holding.mark == ENDING else ", its pod is gone" if holding.mark else ""
     of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
-    return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{gone})"
+    return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{state_note})"
 
 
 def _suggest_less(
@@ -75,15 +79,15 @@ def _suggest_less(
         yield f"it requested at most {smaller.mem} MiB: that fits now, on {_name_cards(smaller.node, smaller.cards)}"
 
 
-def _suggest_former(namespace: str, views: Sequence[NodeView], around: PodSurroundings) -> Iterator[str]:
+def _suggest_former(namespace: str, views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
     """A rolling update starts the new pod before it ends the old one, which holds the card."""
     holders = (holding for view in views for card in view.cards for holding in card.holders if holding.mark != ENDING)
-    own = dict.fromkeys(
-        holding.name for holding in holders if holding.namespace == namespace and holding.name in around.former
+    own_request = dict.fromkeys(
+        holding.name for holding in holders if holding.namespace == namespace and holding.name in surroundings.former
     )
-    if own:
+    if own_request:
         yield (
-            f"its own previous replica ended ({wording.enumerate_first(list(own), _FEW, 'pod')}): "
+            f"its own previous replica ended ({wording.enumerate_first(list(own_request), _FEW, 'pod')}): "
             "write strategy.type: Recreate in "
             "the Deployment, or maxSurge: 0 with maxUnavailable: 1"
         )
@@ -97,26 +101,29 @@ def _suggest_holders(
     headroom: Sequence[Headroom],
     *,
     namespace: str,
-    around: PodSurroundings,
+    surroundings: PodSurroundings,
 ) -> Iterator[str]:
-    kept = {
+    unmovable = {
         holding.uid
         for holding in ledger.holdings()
-        if holding.namespace == namespace and holding.name in around.siblings
+        if holding.namespace == namespace and holding.name in surroundings.siblings
     }
-    if around.partners:
-        asking = [pod_request, *around.partners.values()][:_MEMBERS]
-        every = explanation.pods_in_the_way(ledger, [view.name for view in views], asking, policy, headroom, kept=kept)
+    if surroundings.partners:
+        asking = [pod_request, *surroundings.partners.values()][:_MEMBERS]
+        every = explanation.pods_in_the_way(
+            ledger, [view.name for view in views], asking, policy, headroom, kept=unmovable
+        )
         if every:
-            listed = wording.enumerate_first([describe_holder(holding) for holding in every], _FEW, "pod")
-            bare = _warn_bare_pods(every, around)
-            yield f"these ended, for all {len(around.partners) + 1} waiting pods of its gang: {listed}{bare}"
+            holder_names = wording.enumerate_first([describe_holder(holding) for holding in every], _FEW, "pod")
+            bare = _warn_bare_pods(every, surroundings)
+            pods = len(surroundings.partners) + 1
+            yield f"these ended, for all {pods} waiting pods of its gang: {holder_names}{bare}"
         return
-    near = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=kept)
+    near = explanation.find_cheapest_node(ledger, views, pod_request, policy, headroom, kept=unmovable)
     if near is None:
         return
     if near.holders and all(
-        holding.namespace == namespace and holding.name in around.former for holding in near.holders
+        holding.namespace == namespace and holding.name in surroundings.former for holding in near.holders
     ):
         return  # said with what to do about it
     place = _name_cards(near.node, near.cards)
@@ -124,13 +131,13 @@ def _suggest_holders(
     if not near.holders:
         yield f"the terminating pods on {near.node} are gone: no other pod has to end"
         return
-    listed = wording.enumerate_first([describe_holder(holding) for holding in near.holders], _FEW, "pod")
-    yield f"these ended ({place}{short}): {listed}{_warn_bare_pods(near.holders, around)}"
+    holder_names = wording.enumerate_first([describe_holder(holding) for holding in near.holders], _FEW, "pod")
+    yield f"these ended ({place}{short}): {holder_names}{_warn_bare_pods(near.holders, surroundings)}"
 
 
-def _warn_bare_pods(holders: Sequence[Holding], around: PodSurroundings) -> str:
+def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -> str:
     """Which of these pods are lost when they end, as the end of a sentence; "" where none is."""
-    bare = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in around.bare]
+    bare = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in surroundings.bare]
     if not bare:
         return ""
     return (
@@ -146,26 +153,26 @@ def _suggest_without_mps(
     if pod_request.mps is not Mode.REQUIRED:
         return
     content = replace(pod_request, mps=Mode.PREFERRED)
-    there = [view.name for view in views]
+    node_names = [view.name for view in views]
     fits = [
         view_without_mps.name
-        for view_without_mps in explanation.explain(ledger, there, content, policy, headroom)
+        for view_without_mps in explanation.explain(ledger, node_names, content, policy, headroom)
         if view_without_mps.refusal is None
     ]
     if fits:
         yield f"it had {MODE}: {Mode.PREFERRED} and so did not require MPS: that fits now, on {fits[0]}"
 
 
-def _suggest_elsewhere(pod: Json, away: Sequence[NodeView], around: PodSurroundings) -> Iterator[str]:
+def _suggest_elsewhere(pod: Json, avoided_views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
     """Nodes that would take the pod, if it did not exclude them."""
-    free = [view.name for view in away if view.refusal is None]
-    closed = holdups.blocking_states(pod, free, around)
+    free = [view.name for view in avoided_views if view.refusal is None]
+    closed = holdups.blocking_states(pod, free, surroundings)
     for name, state in list(closed.items())[:_FEW]:
         yield f"node {name} were not {state} ({nodestates.suggest_remedy(state, name)}): its request fits there"
     # What a node's state keeps away as well would not run there for another selector alone.
-    free = [name for name in free if name not in holdups.closed_states(pod, free, around)]
+    free = [name for name in free if name not in holdups.closed_states(pod, free, surroundings)]
     if free:
-        causes = holdups.avoidance_reasons(pod, free, around)
+        causes = holdups.avoidance_reasons(pod, free, surroundings)
         yield (f"it did not exclude {wording.enumerate_first(free, _FEW, 'node')} by {causes}: its request fits there")
 
 
@@ -182,8 +189,8 @@ def _suggest_withheld(pod_request: PodRequest, views: Sequence[NodeView]) -> Ite
                 if not card.healthy:
                     yield f"{place} became healthy: it has {card.free} MiB free"
                 elif card.cordoned:
-                    again = command("cardwise uncordon {node}/{index}", node=view.name, index=card.index)
-                    yield f"{place} were uncordoned (`{again}`)"
+                    uncordon_command = command("cardwise uncordon {node}/{index}", node=view.name, index=card.index)
+                    yield f"{place} were uncordoned (`{uncordon_command}`)"
 
 
 def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
@@ -206,7 +213,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
         ]
         here = [(holding, mem) for holding, mem in charges if holding.namespace == namespace and mem]
         largest = sorted(here, key=lambda holding: (-holding[1], holding[0].name))
-        by = (
+        quota_names = (
             (
                 "; it is held by "
                 f"{wording.enumerate_first([describe_holder(holding) for holding, _ in largest], _FEW, 'pod')}"
@@ -214,12 +221,12 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
             if largest
             else ""
         )
-        yield f"GPUQuota {quota.name} left capacity on {quotas.title(headroom.entry)}{by}"
+        yield f"GPUQuota {quota.name} left capacity on {quotas.title(headroom.entry)}{quota_names}"
 
 
 def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
     """Where no card there is could ever hold the share."""
-    shares = [c for c in pod_request.containers if not c.whole]
+    shares = [container for container in pod_request.containers if not container.whole]
     impossible = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
     if not shares or not views or {view.refusal for view in views} - impossible:
         return

@@ -41,7 +41,7 @@ def explain_pod(
     settings: PublishedPolicy | None = None,
     engine: "SurveyedEngine | None" = None,
     *,
-    around: PodSurroundings = PodSurroundings(),
+    surroundings: PodSurroundings = PodSurroundings(),
 ) -> str:
     """The whole text for one pod (decoded JSON) in the cluster as surveyed; `gang` are the sentences of its gang.
 
@@ -63,43 +63,49 @@ def explain_pod(
         pod_request = request.parse(pod) if node else request.parse_mutated(pod)
     except request.NotRewritten as error:
         never = f"{subject} can never be placed: {error.field}: {error.problem}."
-        return join_lines([f"{never} {holdups.explain_not_rewritten(pod, around)}", *_explain_deletion(pod, around)])
+        return join_lines(
+            [f"{never} {holdups.explain_not_rewritten(pod, surroundings)}", *_explain_deletion(pod, surroundings)]
+        )
     except InvalidRequest as error:
         # What runs has been judged at its creation; an annotation may have been changed since.
         return (
-            _explain_placed(subject, pod, node, survey, around) if node else f"{subject} can never be placed: {error}\n"
+            _explain_placed(subject, pod, node, survey, surroundings)
+            if node
+            else f"{subject} can never be placed: {error}\n"
         )
     together = join_lines(gang)
     if pod_request is None and gang:
         at = f"is on node {node}" if node else "is placed together with its gang"
-        other = next(iter(around.partners), "")
-        again = command("cardwise explain pod {pod}", pod=other)
-        next_step = f"To explain members that request GPUs: {again}\n" if other else ""
+        other = next(iter(surroundings.partners), "")
+        retry_command = command("cardwise explain pod {pod}", pod=other)
+        next_step = f"To explain members that request GPUs: {retry_command}\n" if other else ""
         return f"{subject} requests no GPU and no device of Cardwise, and {at}.\n{together}{next_step}"
     if pod_request is None:
         known = f"{', '.join(names.REQUESTED)}, or {names.CLASS_PREFIX} and the name of a class"
         classes = survey.classes if survey is not None else {}
-        foreign = join_lines(holdups.explain_foreign_resources(pod, around, list(classes)))
+        foreign = join_lines(holdups.explain_foreign_resources(pod, surroundings, list(classes)))
         return f"{subject} requests no GPU and no device of Cardwise ({known}).\n{foreign}"
     asks = f"{subject} requests {_describe_request(pod_request, pod)}.\n{together}"
     if node:
-        return asks + _explain_placed("It", pod, node, survey, around)
+        return asks + _explain_placed("It", pod, node, survey, surroundings)
     if pod["metadata"].get("deletionTimestamp"):
-        return asks + join_lines(_explain_deletion(pod, around))
-    return asks + _explain_waiting(pod, pod_request, survey, settings or PublishedPolicy(), engine, around=around)
+        return asks + join_lines(_explain_deletion(pod, surroundings))
+    return asks + _explain_waiting(
+        pod, pod_request, survey, settings or PublishedPolicy(), engine, surroundings=surroundings
+    )
 
 
-def _explain_deletion(pod: Json, around: PodSurroundings) -> list[str]:
+def _explain_deletion(pod: Json, surroundings: PodSurroundings) -> list[str]:
     """That the pod is being deleted, and what that waits for; empty where it is not."""
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
         return []
-    since, kept = workloads.deleted_at(metadata), workloads.describe_finalizers(metadata)
+    deleted_since, finalizer_note = workloads.deleted_at(metadata), workloads.describe_finalizers(metadata)
     if not node:
-        return [f"It is being deleted (since {since}) and is no longer scheduled{kept}."]
+        return [f"It is being deleted (since {deleted_since}) and is no longer scheduled{finalizer_note}."]
     free = f": {holdings} is free once its containers have ended" if (holdings := _describe_holdings(pod)) else ""
-    lines = [f"It is being deleted (since {since}){kept}{free}."]
-    if any(nodestates.NOT_READY in sentence for sentence in holdups.explain_node_state(pod, around)):
+    lines = [f"It is being deleted (since {deleted_since}){finalizer_note}{free}."]
+    if any(nodestates.NOT_READY in sentence for sentence in holdups.explain_node_state(pod, surroundings)):
         lines.append(
             f"Node {node} does not report that its containers have ended: the pod stays until the node is ready again "
             "or is deleted."
@@ -141,12 +147,16 @@ def join_lines(lines: Iterable[str]) -> str:
 def _describe_request(pod_request: request.PodRequest, pod: Json) -> str:
     container = _container_names(pod)
     parts = []
-    for c in pod_request.containers:
-        amount = f"{c.cards} whole GPU{'s' * (c.cards > 1)}" if c.whole else f"{c.mem} MiB"
-        over = f" over {c.cards} GPUs" if c.cards > 1 and not c.whole else ""
-        core = f" and {c.core} % of the SMs" if c.core else ""
-        of_class = f" of class {quote_unless_name(c.resource_class)}" if c.resource_class else ""
-        parts.append(f"{amount}{over}{core}{of_class} (container {quote_unless_name(c.name)})")
+    for card_request in pod_request.containers:
+        amount = (
+            f"{card_request.cards} whole GPU{'s' * (card_request.cards > 1)}"
+            if card_request.whole
+            else f"{card_request.mem} MiB"
+        )
+        over = f" over {card_request.cards} GPUs" if card_request.cards > 1 and not card_request.whole else ""
+        core = f" and {card_request.core} % of the SMs" if card_request.core else ""
+        of_class = f" of class {quote_unless_name(card_request.resource_class)}" if card_request.resource_class else ""
+        parts.append(f"{amount}{over}{core}{of_class} (container {quote_unless_name(card_request.name)})")
     for device in pod_request.devices:
         amount = f"{device.count} device{'s' * (device.count > 1)}"
         parts.append(
@@ -163,10 +173,10 @@ def _container_name(key: str, container: Mapping[str, str]) -> str:
 
 def _container_names(pod: Json) -> dict[str, str]:
     """What its containers are called, by their keys."""
-    return {c.key: c.spec.get("name", c.key) for c in request.containers(pod)}
+    return {container.key: container.spec.get("name", container.key) for container in request.containers(pod)}
 
 
-def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, around: PodSurroundings) -> str:
+def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, surroundings: PodSurroundings) -> str:
     annotations = annotations_of(pod)
     try:
         assigned = assignment.decode(annotations)
@@ -175,9 +185,9 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
     if assigned is None:
         return join_lines(
             [
-                _explain_unassigned(subject, pod, around),
-                *_explain_deletion(pod, around),
-                *holdups.explain_node_state(pod, around),
+                _explain_unassigned(subject, pod, surroundings),
+                *_explain_deletion(pod, surroundings),
+                *holdups.explain_node_state(pod, surroundings),
             ]
         )
     lines = [f"{subject} is on node {node}:"]
@@ -185,13 +195,13 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
     for key, shares in assigned.containers.items():
         for share in shares:
             part = f"{share.mem} of {share.total} MiB ({assignment.fraction(share.mem, share.total)})"
-            about = (
+            details = (
                 ""
                 if survey is None
                 else _describe_neighbors(survey, node, share, pod) + _describe_card_state(survey, node, share)
             )
             card = f"GPU {share.index} {quote_unless_name(share.uuid)}"
-            lines.append(f"  container {_container_name(key, container)}: {part} of {card}{about}")
+            lines.append(f"  container {_container_name(key, container)}: {part} of {card}{details}")
     for key, devices in assigned.devices.items():
         for device in devices:
             state = "" if survey is None else _describe_device_state(survey, node, device)
@@ -208,30 +218,38 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, a
             over = statuses and all(_terminated_state(status) and not _is_restarted(pod, status) for status in statuses)
             not_yet = "Its containers have ended." if over else "It runs."
         lines.append("The node has given it the share." if annotations.get(names.ASSIGNED) == "true" else not_yet)
-    if around.warning is not None:
-        message, reason = wording.sanitize_message(around.warning.message), quote_unless_name(around.warning.reason)
-        lines.append(f"  its last warning ({reason}, {around.warning.at}): {message}")
+    if surroundings.warning is not None:
+        message, reason = (
+            wording.sanitize_message(surroundings.warning.message),
+            quote_unless_name(surroundings.warning.reason),
+        )
+        lines.append(f"  its last warning ({reason}, {surroundings.warning.at}): {message}")
     return join_lines(
-        [*lines, *_explain_containers(pod), *_explain_deletion(pod, around), *holdups.explain_node_state(pod, around)]
+        [
+            *lines,
+            *_explain_containers(pod),
+            *_explain_deletion(pod, surroundings),
+            *holdups.explain_node_state(pod, surroundings),
+        ]
     )
 
 
-def _explain_unassigned(subject: str, pod: Json, around: PodSurroundings) -> str:
+def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) -> str:
     """Of a pod that is on a node and has no card: why, and what to do."""
-    on = f"{subject} is on node {pod['spec']['nodeName']}"
+    intro = f"{subject} is on node {pod['spec']['nodeName']}"
     if names.MIRROR in annotations_of(pod):
         has_none = "a static pod cannot get a GPU of Cardwise. Use a DaemonSet instead."
-        return f"{on} as a static pod, which no scheduler places: {has_none}"
+        return f"{intro} as a static pod, which no scheduler places: {has_none}"
     try:
         request.parse_mutated(pod)
     except request.NotRewritten:
         reason = "the webhook has not rewritten it"
-        return f"{on} without a GPU of Cardwise: {reason}. {holdups.explain_not_rewritten(pod, around)}"
+        return f"{intro} without a GPU of Cardwise: {reason}. {holdups.explain_not_rewritten(pod, surroundings)}"
     except InvalidRequest:
         pass  # an annotation has been changed since its creation
     return (
-        f"{on} without an assignment: it was not bound by the Cardwise extender, so its containers with a share do not "
-        f"start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); "
+        f"{intro} without an assignment: it was not bound by the Cardwise extender, so its containers with a share do "
+        f"not start, and the extender deletes it (event {names.BOUND_WITHOUT_EXTENDER}); "
         f"{workloads.describe_replacement(pod)}. Ask your administrator to run `cardwise doctor`: kube-scheduler "
         "does not call the extender, or something else has bound the pod."
     )
@@ -250,8 +268,10 @@ def _explain_containers(pod: Json) -> list[str]:
         if ended := _terminated_state(status):
             exit_text = _describe_exit(ended)
             if _is_restarted(pod, status):
-                then = ", and the containers after it start once it has succeeded" * (status.get("name") in init)
-                lines.append(f"  {kind} {name} ended with {exit_text}: the kubelet restarts it{then}")
+                successor_note = ", and the containers after it start once it has succeeded" * (
+                    status.get("name") in init
+                )
+                lines.append(f"  {kind} {name} ended with {exit_text}: the kubelet restarts it{successor_note}")
             elif status.get("name") not in init:
                 note = "; the pod's share is free once all its containers have ended"
                 lines.append(f"  {kind} {name} has ended with {exit_text}{note}")
@@ -264,9 +284,9 @@ def _explain_containers(pod: Json) -> list[str]:
         if waits.get("reason") in (None, *_STARTING):
             continue
         ended = (status.get("lastState") or {}).get("terminated") or {}
-        last = f"; it ended with {_describe_exit(ended)}" if "exitCode" in ended else ""
+        last_end = f"; it ended with {_describe_exit(ended)}" if "exitCode" in ended else ""
         message = f": {wording.sanitize_message(waits['message'])}" if waits.get("message") else ""
-        lines.append(f"  {kind} {name} does not run: {quote_unless_name(waits['reason'])}{last}{message}")
+        lines.append(f"  {kind} {name} does not run: {quote_unless_name(waits['reason'])}{last_end}{message}")
     return lines
 
 
@@ -295,11 +315,11 @@ def _is_restarted(pod: Json, status: Json) -> bool:
     if status.get("name") in _init_containers(pod):
         return of_pod != "Never" and exit_code != 0  # it runs until it has succeeded
     containers = (*(spec.get("containers") or ()), *(spec.get("initContainers") or ()))
-    own = next(
+    own_status = next(
         (container.get("restartPolicy") for container in containers if container.get("name") == status.get("name")),
         None,
     )
-    return (own or of_pod) == "Always" or ((own or of_pod) == "OnFailure" and exit_code != 0)
+    return (own_status or of_pod) == "Always" or ((own_status or of_pod) == "OnFailure" and exit_code != 0)
 
 
 def _is_initializing(pod: Json) -> bool:
@@ -324,8 +344,12 @@ def _explain_exits(pod: Json) -> list[str]:
 def _describe_neighbors(survey: Survey, node: str, share: assignment.CardShare, pod: Json) -> str:
     """The other pods that hold some of the card."""
     state = survey.ledger.node(node)
-    held = [h for h in survey.ledger.holdings(node) if h.uid != pod["metadata"]["uid"]]
-    others = [h for h in held if any(_is_same_card(state, share, other_share) for other_share in h.assignment.shares())]
+    held = [holding for holding in survey.ledger.holdings(node) if holding.uid != pod["metadata"]["uid"]]
+    others = [
+        holding
+        for holding in held
+        if any(_is_same_card(state, share, other_share) for other_share in holding.assignment.shares())
+    ]
     return (
         f", beside {', '.join(remedies.describe_holder(other_share, share.uuid) for other_share in others)}"
         if others
@@ -377,18 +401,18 @@ def _explain_waiting(
     settings: PublishedPolicy,
     engine: "SurveyedEngine | None",
     *,
-    around: PodSurroundings,
+    surroundings: PodSurroundings,
 ) -> str:
     message = workloads.scheduler_message(pod)
     lines = [f"kube-scheduler says: {wording.sanitize_message(message)}"] if message else []
-    lines += holdups.explain_installation(pod, around)
-    unplaced = holdups.explain_scheduler(pod, around)
+    lines += holdups.explain_installation(pod, surroundings)
+    unplaced = holdups.explain_scheduler(pod, surroundings)
     lines += unplaced
-    foreign = holdups.explain_foreign_resources(pod, around, list(survey.classes) if survey is not None else [])
+    foreign = holdups.explain_foreign_resources(pod, surroundings, list(survey.classes) if survey is not None else [])
     lines += foreign
     if survey is None:
-        lines += holdups.explain_avoided_nodes(pod, (), around)
-        lines += holdups.explain_quota_status(pod_request, around.quotas)
+        lines += holdups.explain_avoided_nodes(pod, (), surroundings)
+        lines += holdups.explain_quota_status(pod_request, surroundings.quotas)
         return join_lines(lines or ["kube-scheduler has not reported on it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.policy_of_pod(pod, settings)
     headroom = [entry_headroom for _, entry_headroom in survey.headroom(namespace)]
@@ -397,34 +421,38 @@ def _explain_waiting(
         lines.append("No node has a GPU or a device of Cardwise: run `cardwise doctor` for the cause.")
     if only := holdups.daemonset_node(pod):
         has_some = any(node.name == only and (node.cards or node.devices) for node in survey.ledger.nodes())
-        lines += holdups.explain_daemonset_node(only, around, has_some=has_some)
-        with_cards = [name for name in with_cards if name == only and not around.is_node_gone(name)]
-    lines += holdups.explain_avoided_nodes(pod, with_cards, around)
-    admitted = around.admitting_nodes(pod)
+        lines += holdups.explain_daemonset_node(only, surroundings, has_some=has_some)
+        with_cards = [name for name in with_cards if name == only and not surroundings.is_node_gone(name)]
+    lines += holdups.explain_avoided_nodes(pod, with_cards, surroundings)
+    admitted = surroundings.admitting_nodes(pod)
     nodes = [name for name in with_cards if admitted is None or name in admitted]
     ranked = (
         engine.rank_nodes(pod_request, snapshots.load_of(pod), policy, nodes, headroom) if engine is not None else None
     )
     views = explanation.explain(survey.ledger, nodes, pod_request, policy, headroom, ranked=ranked)
-    lines += gangfit.find_obstacles(pod, pod_request, survey, nodes=nodes, policy=policy, around=around)
+    lines += gangfit.find_obstacles(pod, pod_request, survey, nodes=nodes, policy=policy, surroundings=surroundings)
     lines += holdups.explain_classes(pod_request, survey)
     lines += holdups.explain_quotas(pod_request, namespace, survey)
     fitting = [view.name for view in views if view.refusal is None and view.roomy]
     starving = [view.name for view in views if view.refusal is None and not view.roomy]
     if starving:
-        on = wording.enumerate_first(starving, _FEW_NODES, "node")
-        lines.append(f"Nodes with enough free GPU memory, but without the cpu and memory that the pod requests: {on}.")
+        fitting_nodes = wording.enumerate_first(starving, _FEW_NODES, "node")
+        lines.append(
+            f"Nodes with enough free GPU memory, but without the cpu and memory that the pod requests: {fitting_nodes}."
+        )
     if fitting and not unplaced:
         noun = " and ".join(
             filter(None, ("GPUs" * bool(pod_request.containers), "devices" * bool(pod_request.devices)))
         )
-        unknown = "its node selector, taints, " if admitted is None else ""
-        still = f"if it still waits, check {unknown}cpu and memory, and whether kube-scheduler reaches the extender"
-        on = wording.enumerate_first(fitting, _FEW_NODES, "node")
+        unchecked = "its node selector, taints, " if admitted is None else ""
+        last_advice = (
+            f"if it still waits, check {unchecked}cpu and memory, and whether kube-scheduler reaches the extender"
+        )
+        fitting_nodes = wording.enumerate_first(fitting, _FEW_NODES, "node")
         lines.append(
-            f"{noun[0].upper()}{noun[1:]} that fit are free on {on} "
+            f"{noun[0].upper()}{noun[1:]} that fit are free on {fitting_nodes} "
             f"(best first, {_describe_order(policy, ranked, settings)}); "
-            f"{holdups.explain_other_reasons(pod, message, foreign) or still}."
+            f"{holdups.explain_other_reasons(pod, message, foreign) or last_advice}."
         )
     known = {resource.spec.uuid: resource.status for resource in survey.resources}
     for view in views:
@@ -435,8 +463,10 @@ def _explain_waiting(
             lines += _describe_shortage(view.devices)
         elif view.refusal is not Refusal.NO_SUCH_TYPE:  # where no card is of the type, the cards say nothing more
             lines += [_describe_card(card, known.get(card.uuid, _NO_STATUS)) for card in view.cards]
-    away = [name for name in with_cards if name not in nodes and not around.is_node_gone(name)]
-    lines += remedies.suggest_remedies(pod, pod_request, survey, views, policy, away=away, around=around)
+    avoided_nodes = [name for name in with_cards if name not in nodes and not surroundings.is_node_gone(name)]
+    lines += remedies.suggest_remedies(
+        pod, pod_request, survey, views, policy, avoided_nodes=avoided_nodes, surroundings=surroundings
+    )
     return join_lines(lines)
 
 
@@ -453,14 +483,14 @@ def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStat
     reason = f" ({wording.sanitize_message(status.reason)})" if status.reason else ""
     sick = f", unhealthy{reason}" * (not card.healthy) + ", cordoned" * card.cordoned
     short = f", {card.short} MiB short" if card.short else ""
-    by = (
+    holder_names = (
         f", held by {', '.join(remedies.describe_holder(holding, card.uuid) for holding in card.holders)}"
         if card.holders
         else ""
     )
     closed = _CLOSED.get(card.closed, "") + (_describe_mps(status.mps) if card.closed == "mps" else "")
     model = wording.sanitize_message(card.model, _MOST_MODEL)
-    return f"    GPU {card.index} {model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{by}"
+    return f"    GPU {card.index} {model}: {card.free} of {card.total} MiB free{closed}{short}{sick}{holder_names}"
 
 
 def _describe_mps(status: wire.MpsStatus | None) -> str:
@@ -472,10 +502,10 @@ def _describe_mps(status: wire.MpsStatus | None) -> str:
     return f" ({quote_unless_name(status.state)}{alone}{reason})"
 
 
-def _describe_shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:
+def _describe_shortage(views: Sequence[explanation.DevicesView]) -> list[str]:
     """What a node that was refused for its devices has of each class that is asked for, and who holds it."""
-    lines = [f"    {_describe_devices(view)}" for view in seen if view.total]
-    if lines and all(view.free >= view.requested for view in seen):
+    lines = [f"    {_describe_devices(view)}" for view in views if view.total]
+    if lines and all(view.free >= view.requested for view in views):
         lines.append(
             "    each class has enough free devices, but some devices belong to several classes: together "
             "they are too few"
@@ -485,11 +515,11 @@ def _describe_shortage(seen: Sequence[explanation.DevicesView]) -> list[str]:
 
 def _describe_devices(view: explanation.DevicesView) -> str:
     short, sick = view.requested - view.free, view.total - view.healthy
-    by = ", ".join(sorted(f"{holding.namespace}/{holding.marked_name}" for holding in view.holders))
+    holder_names = ", ".join(sorted(f"{holding.namespace}/{holding.marked_name}" for holding in view.holders))
     return (
         f"{view.resource_class}: {view.requested} requested, {view.free} of {wording.pluralize(view.total, 'device')} "
         "free"
         + (f", {short} short" if short > 0 else "")
         + (f", {sick} unhealthy" if sick else "")
-        + (f", held by {by}" if by else "")
+        + (f", held by {holder_names}" if holder_names else "")
     )

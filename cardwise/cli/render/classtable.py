@@ -19,13 +19,15 @@ _NOBODY: Final = "No pod uses it.\n"
 # Classes of cards.
 
 
-def format_card_classes(seen: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
+def format_card_classes(views: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
     """One row for each class; wide, also who uses each. `columns`: of the terminal."""
-    rows = _card_rows(visible.summarize_class(view.known, view.amounts) for view in seen)
+    rows = _card_rows(visible.summarize_class(view.known, view.amounts) for view in views)
     if not wide:
         return tables.fit_columns(rows, columns, _SPARE)
-    healthy = ["HEALTHY", *(str(view.amounts[HEALTHY]) for view in seen)]
-    return tables.stack_tables([[[*row, cell] for row, cell in zip(rows, healthy, strict=True)], _users_of_cards(seen)])
+    healthy = ["HEALTHY", *(str(view.amounts[HEALTHY]) for view in views)]
+    return tables.stack_tables(
+        [[[*row, cell] for row, cell in zip(rows, healthy, strict=True)], _users_of_cards(views)]
+    )
 
 
 def format_card_class(view: CardClassView, columns: int | None = None) -> str:
@@ -34,9 +36,9 @@ def format_card_class(view: CardClassView, columns: int | None = None) -> str:
     return f"{format_card_classes([view], columns)}\n{tables.align_rows(users) if view.users else _NOBODY}"
 
 
-def cards_as_json(seen: Sequence[CardClassView]) -> list[Json]:
+def cards_as_json(views: Sequence[CardClassView]) -> list[Json]:
     """All of it, for programs."""
-    return [_class_as_json(view) for view in seen]
+    return [_class_as_json(view) for view in views]
 
 
 def _class_as_json(view: CardClassView) -> Json:
@@ -55,11 +57,11 @@ def _class_as_json(view: CardClassView) -> Json:
     }
 
 
-def _users_of_cards(seen: Sequence[CardClassView]) -> list[list[str]]:
+def _users_of_cards(views: Sequence[CardClassView]) -> list[list[str]]:
     rows = [["CLASS", "NAMESPACE", "SHARES", "MIB", "WHOLE-GPUS"]]
     rows += [
         [view.known.name, namespace, str(held.shares), str(held.memory), str(held.cards)]
-        for view in seen
+        for view in views
         for namespace, held in view.users
     ]
     return rows
@@ -68,15 +70,15 @@ def _users_of_cards(seen: Sequence[CardClassView]) -> list[list[str]]:
 # Classes of devices.
 
 
-def format_device_classes(seen: Sequence[DeviceClassView], *, wide: bool = False) -> str:
+def format_device_classes(views: Sequence[DeviceClassView], *, wide: bool = False) -> str:
     """One row for each class; wide, also who uses each."""
     heads = ["DEVICE-CLASS", "DEVICES", "NODES", "FREE", "USED"]
     rows = [[*heads, "HEALTHY"] if wide else heads]
-    for view in seen:
+    for view in views:
         counts = (view.devices, view.nodes, view.free, view.used)
         row = [view.known.name, *map(str, counts)]
         rows.append([*row, str(view.healthy)] if wide else row)
-    return tables.stack_tables([rows, _users_of_devices(seen)]) if wide else tables.align_rows(rows)
+    return tables.stack_tables([rows, _users_of_devices(views)]) if wide else tables.align_rows(rows)
 
 
 def format_device_class(view: DeviceClassView) -> str:
@@ -85,7 +87,7 @@ def format_device_class(view: DeviceClassView) -> str:
     return f"{format_device_classes([view])}\n{tables.align_rows(users) if view.users else _NOBODY}"
 
 
-def devices_as_json(seen: Sequence[DeviceClassView]) -> list[Json]:
+def devices_as_json(views: Sequence[DeviceClassView]) -> list[Json]:
     """All of it, for programs."""
     return [
         {
@@ -97,13 +99,13 @@ def devices_as_json(seen: Sequence[DeviceClassView]) -> list[Json]:
             "used": view.used,
             "users": [{"namespace": namespace, "devices": count} for namespace, count in view.users],
         }
-        for view in seen
+        for view in views
     ]
 
 
-def _users_of_devices(seen: Sequence[DeviceClassView]) -> list[list[str]]:
+def _users_of_devices(views: Sequence[DeviceClassView]) -> list[list[str]]:
     rows = [["DEVICE-CLASS", "NAMESPACE", "DEVICES"]]
-    return rows + [[view.known.name, namespace, str(count)] for view in seen for namespace, count in view.users]
+    return rows + [[view.known.name, namespace, str(count)] for view in views for namespace, count in view.users]
 
 
 # Both, as the extender says it.

@@ -11,11 +11,11 @@ from cardwise.core.values import wording
 _FEW = 5  # pods that a cell names
 
 
-def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
+def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> str:
     """One row for each; wide, also the pods that it waits for and the nodes on which cards are reserved for it."""
     wide_heads = ["WAITING-FOR", "RESERVED-ON"] if wide else []
     rows = [["NAMESPACE", "NAME", "PHASE", "MEMBERS/MIN", "BOUND", "GPUS-RESERVED", "AGE", *wide_heads, "REASON"]]
-    for view in seen:
+    for view in views:
         counts = [f"{len(view.members)}/{view.minimum or '?'}", str(len(view.bound)), str(view.cards)]
         places = ",".join(f"{reservation.node}:{reservation.cards}" for reservation in view.reserved)
         row = [view.namespace, view.name, view.phase, *counts, format_age(view.created, now)]
@@ -29,19 +29,19 @@ def table(seen: Sequence[GangView], now: datetime, *, wide: bool = False) -> str
     return tables.align_rows(rows)
 
 
-def reservations_table(seen: Sequence[GangView], only: str | None) -> str:
+def reservations_table(views: Sequence[GangView], only: str | None) -> str:
     """What is reserved for gangs, by node; "" where nothing is."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "GPUS"]]
     rows += [
         [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]
-        for view in seen
+        for view in views
         for reservation in view.reserved
         if only in (None, reservation.node)
     ]
     return f"\nReserved for gangs that are not bound yet:\n{tables.align_rows(rows)}" if len(rows) > 1 else ""
 
 
-def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
+def as_json(views: Sequence[GangView]) -> dict[str, Any]:
     """All of it, for programs."""
     return {
         "gangs": [
@@ -62,7 +62,7 @@ def as_json(seen: Sequence[GangView]) -> dict[str, Any]:
                 "created": view.created,
                 "lastTransitionTime": view.since,
             }
-            for view in seen
+            for view in views
         ]
     }
 

@@ -48,7 +48,7 @@ def _pods_table(ledger: Ledger, node: NodeState) -> str:
     """What each pod holds on each card of the node."""
     heads = [f"GPU{card.index}(Allocated)" for card in node.cards]
     rows = [["NAME", "NAMESPACE", *heads]]
-    for holding in sorted(ledger.holdings(node.name), key=lambda h: (h.namespace, h.name)):
+    for holding in sorted(ledger.holdings(node.name), key=lambda entry: (entry.namespace, entry.name)):
         if not holding.assignment.containers:
             continue  # it has devices only
         held = [0] * len(node.cards)
@@ -72,9 +72,9 @@ def _devices_table(ledger: Ledger, node: NodeState) -> str:
     held = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "USED-BY"]]
     for device in node.devices:
-        by = ", ".join(f"{holding.namespace}/{holding.marked_name}" for holding in held.get(device.uuid, ()))
+        holder_names = ", ".join(f"{holding.namespace}/{holding.marked_name}" for holding in held.get(device.uuid, ()))
         reason = ", ".join(["unhealthy"] * (not device.healthy) + ["cordoned"] * device.cordoned)
-        state = (by or "-") + (f" ({reason})" if reason and (device.cordoned or not by) else "")
+        state = (holder_names or "-") + (f" ({reason})" if reason and (device.cordoned or not holder_names) else "")
         rows.append([device.uuid, device.kind, device.model or "-", ",".join(sorted(device.classes)) or "-", state])
     return tables.stack_tables([rows])
 
@@ -110,8 +110,8 @@ def _cordoned_cards(node: NodeState) -> list[str]:
 
 
 def _mark_cards(state: str, nodes: Sequence[NodeState], cards_of: Callable[[NodeState], list[str]]) -> str:
-    listed = [f"{node.name} {name}" for node in nodes for name in cards_of(node)]
-    return f"{state}, so they get no new shares: {', '.join(listed)}\n" if listed else ""
+    card_names = [f"{node.name} {name}" for node in nodes for name in cards_of(node)]
+    return f"{state}, so they get no new shares: {', '.join(card_names)}\n" if card_names else ""
 
 
 def _unusable_rows(node: NodeState) -> list[list[str]]:
@@ -165,9 +165,9 @@ def _card_objects(ledger: Ledger, node: NodeState) -> list[Json]:
             "totalMiB": card.mem,
             "usedMiB": node.used[i],
             "pods": [
-                {"namespace": h.namespace, "name": h.name, "uid": h.uid, "usedMiB": share.mem}
-                for h in holdings
-                for share in h.assignment.shares()
+                {"namespace": holding.namespace, "name": holding.name, "uid": holding.uid, "usedMiB": share.mem}
+                for holding in holdings
+                for share in holding.assignment.shares()
                 if node.position(share) == i
             ],
         }
@@ -186,7 +186,10 @@ def _device_objects(ledger: Ledger, node: NodeState) -> list[Json]:
             "healthy": device.healthy,
             "cordoned": device.cordoned,
             "classes": sorted(device.classes),
-            "pods": [{"namespace": h.namespace, "name": h.name, "uid": h.uid} for h in held.get(device.uuid, ())],
+            "pods": [
+                {"namespace": holding.namespace, "name": holding.name, "uid": holding.uid}
+                for holding in held.get(device.uuid, ())
+            ],
         }
         for device in node.devices
     ]

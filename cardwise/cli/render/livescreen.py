@@ -56,17 +56,17 @@ class Keyboard:
 
     def wait_for_key(self, key: str, seconds: float) -> bool:
         """Waits so long, or until the key is typed, in either case; returns whether it was."""
-        until = self._clock.now() + seconds
-        while self._terminal is not None and (remaining := until - self._clock.now()) > 0:
+        deadline = self._clock.now() + seconds
+        while self._terminal is not None and (remaining := deadline - self._clock.now()) > 0:
             if not select.select([self._terminal], [], [], min(remaining, _LOOK_SECONDS))[0]:
                 continue
-            typed = os.read(self._terminal, _KEYS)
-            if key.encode() in typed.lower():
+            key_bytes = os.read(self._terminal, _KEYS)
+            if key.encode() in key_bytes.lower():
                 return True
-            if not typed:  # the terminal has hung up
+            if not key_bytes:  # the terminal has hung up
                 self._terminal = None
         if self._terminal is None:
-            self._clock.sleep(max(0.0, until - self._clock.now()))
+            self._clock.sleep(max(0.0, deadline - self._clock.now()))
         return False
 
 

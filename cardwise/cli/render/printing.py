@@ -20,12 +20,12 @@ def print_object(data: dict[str, Any], output: str) -> None:
         console.print_data(yaml.safe_dump(data, sort_keys=False), nl=False)
 
 
-def print_survey_warnings(seen: Survey) -> None:
+def print_survey_warnings(cluster_survey: Survey) -> None:
     """What is not in what is shown."""
-    if seen.partial:
-        console.print_text(f"note: {seen.partial}", err=True)
+    if cluster_survey.partial:
+        console.print_text(f"note: {cluster_survey.partial}", err=True)
     objects_by_problem: dict[str, list[str]] = {}
-    for problem in seen.problems:
+    for problem in cluster_survey.problems:
         name, _, text = problem.partition(": ")
         objects_by_problem.setdefault(text, []).append(name)
     for text, objects in objects_by_problem.items():

@@ -13,23 +13,23 @@ from cardwise.core.values.decoded import Json
 from cardwise.kube.survey import NativeQuota
 
 
-def table(seen: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bool = False) -> str:
+def table(views: Sequence[EntryView], native: Sequence[NativeQuota], *, wide: bool = False) -> str:
     """Used and hard amounts; wide, also the pods."""
     rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "SHARES", "MIB", "WHOLE-GPUS", "ON-EXCEED"]]
-    for view in seen:
+    for view in views:
         hard = quotas.to_fields(view.entry)
-        counted = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
+        used_of_hard = [f"{used}/{hard.get(field, '-')}" for field, used in quotas.to_fields(view.used).items()]
         on_exceed = "Refuse" if view.quota.refuse else "Wait"
         selection = quotas.title(view.entry)
         if view.missing:  # amounts would look as if something were limited
-            selection, counted = f"{selection}: {view.missing}", ["-"] * len(counted)
-        rows.append([view.quota.namespace, view.quota.name, selection, *counted, on_exceed])
-    return tables.stack_tables([rows, *([_holder_rows(seen)] if wide else []), _native_rows(native)])
+            selection, used_of_hard = f"{selection}: {view.missing}", ["-"] * len(used_of_hard)
+        rows.append([view.quota.namespace, view.quota.name, selection, *used_of_hard, on_exceed])
+    return tables.stack_tables([rows, *([_holder_rows(views)] if wide else []), _native_rows(native)])
 
 
-def _holder_rows(seen: Sequence[EntryView]) -> list[list[str]]:
+def _holder_rows(views: Sequence[EntryView]) -> list[list[str]]:
     rows = [["NAMESPACE", "GPUQUOTA", "TYPE", "POD", "NODE", "SHARES", "MIB", "WHOLE-GPUS"]]
-    for view in seen:
+    for view in views:
         for holding, part in view.holders:
             quota_cells = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
             rows.append([*quota_cells, holding.marked_name, holding.node, *map(str, part)])
@@ -44,10 +44,10 @@ def _native_rows(native: Sequence[NativeQuota]) -> list[list[str]]:
     return rows
 
 
-def as_json(seen: Sequence[EntryView], native: Sequence[NativeQuota]) -> Json:
+def as_json(views: Sequence[EntryView], native: Sequence[NativeQuota]) -> Json:
     """All of it, for programs."""
     return {
-        "gpuQuotas": [_entry_as_json(view) for view in seen],
+        "gpuQuotas": [_entry_as_json(view) for view in views],
         "resourceQuotas": [
             {"namespace": quota.namespace, "name": quota.name, "hard": dict(quota.hard), "used": dict(quota.used)}
             for quota in native

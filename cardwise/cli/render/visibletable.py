@@ -9,7 +9,7 @@ from cardwise.cli.render import classtable, printing, tables
 from cardwise.kube import errors
 
 
-def print_visible(seen: VisibleCluster, missing: errors.Forbidden, output: str) -> None:
+def print_visible(view: VisibleCluster, missing: errors.Forbidden, output: str) -> None:
     """Prints it in the place of cards, and the right that is missing."""
     console.print_text(
         f"note: showing the types, and the GPUs of your own pods only: {rights.describe_missing(missing)}", err=True
@@ -17,16 +17,16 @@ def print_visible(seen: VisibleCluster, missing: errors.Forbidden, output: str) 
     if output in ("json", "yaml"):
         visible = {
             "nodes": None,
-            "classes": None if seen.types is None else [classtable.summary_as_json(listed) for listed in seen.types],
-            "pods": None if seen.shares is None else [_share_as_json(listed) for listed in seen.shares],
+            "classes": None if view.types is None else [classtable.summary_as_json(listed) for listed in view.types],
+            "pods": None if view.shares is None else [_share_as_json(listed) for listed in view.shares],
         }
         printing.print_object(visible, output)
         return
-    parts = [classtable.format_summaries(seen.types, console.terminal_columns())] if seen.types else []
-    parts += [tables.align_rows(_pod_rows(seen.shares))] if seen.shares else []
+    parts = [classtable.format_summaries(view.types, console.terminal_columns())] if view.types else []
+    parts += [tables.align_rows(_pod_rows(view.shares))] if view.shares else []
     console.print_lines("\n".join(parts))
-    if seen.shares is not None and not seen.shares:
-        console.print_text(f"no pod of namespace {seen.namespace!r} holds a GPU", err=True)
+    if view.shares is not None and not view.shares:
+        console.print_text(f"no pod of namespace {view.namespace!r} holds a GPU", err=True)
 
 
 def _pod_rows(shares: Iterable[PodShare]) -> list[list[str]]:

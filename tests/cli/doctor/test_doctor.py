@@ -822,7 +822,14 @@ class Probed:
 
     def probe(self) -> list[Finding]:
         findings = list(
-            probing.send_probe(self.api.kube, "default", names.NAMESPACE, self.clock, wire="wire it", renew="renew it")
+            probing.send_probe(
+                self.api.kube,
+                "default",
+                names.NAMESPACE,
+                self.clock,
+                wiring_remedy="wire it",
+                renewal_remedy="renew it",
+            )
         )
         # What is bound goes when its kubelet says so.
         remaining = [pod for pod in self.api.objects("pods") if pod["metadata"]["namespace"] == names.NAMESPACE]

@@ -355,7 +355,7 @@ def heard(spec: dict[str, object], beside: PodSurroundings | None = None, refusa
     pod["spec"] |= spec
     pod["status"] = {"conditions": [{"type": "PodScheduled", "message": refusal}]} if refusal else {}
     seen = Survey(ledger=ledger_with_free(**FREE))
-    return sentences.explain_pod(pod, seen, around=beside or surroundings(labelled("n1"), labelled("n2")))
+    return sentences.explain_pod(pod, seen, surroundings=beside or surroundings(labelled("n1"), labelled("n2")))
 
 
 def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
@@ -400,7 +400,9 @@ def test_what_else_kube_scheduler_says_is_what_it_waits_for():
     assert "; no Cardwise extender answers kube-scheduler: ask your administrator to run `cardwise doctor`.\n" in text
     limits = {"aliyun.com/gpu-mem": "4000", "aliyun.com/gpu-cores": "20", "cardwise.dev/share": "1"}
     misspelt = waiting("team-b", "p", limits)
-    text = sentences.explain_pod(misspelt, Survey(ledger=ledger_with_free(**FREE)), around=surroundings(labelled("n1")))
+    text = sentences.explain_pod(
+        misspelt, Survey(ledger=ledger_with_free(**FREE)), surroundings=surroundings(labelled("n1"))
+    )
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in text
     assert "; the lines above say what it waits for.\n" in text
     assert "did you mean aliyun.com/gpu-core.percentage?\n" in sentences.explain_pod(misspelt, None)
@@ -451,14 +453,14 @@ def test_a_placed_pod_hears_that_its_node_is_not_ready():
     there["status"] = {"phase": "Running"}
     seen = Survey(ledger=ledger_with_free(n1=[4069]))
     silent = labelled("n1") | {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}
-    text = sentences.explain_pod(there, seen, around=surroundings(silent))
+    text = sentences.explain_pod(there, seen, surroundings=surroundings(silent))
     assert "Node n1 is NotReady (its kubelet does not report): the pod's reported state may be outdated.\n" in text
-    assert "Node n1 is" not in sentences.explain_pod(there, seen, around=surroundings(labelled("n1")))
+    assert "Node n1 is" not in sentences.explain_pod(there, seen, surroundings=surroundings(labelled("n1")))
 
 
 def test_a_name_of_nobody_is_told_with_what_was_meant():
     limits = {"amd.com/gpu": "1", "aliyun.com/gpu-memory": "8", "nvidia.com/mig-1g.5gb": "1", "nvidia.com/gpu": "0"}
-    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), around=surroundings(labelled("n1")))
+    text = sentences.explain_pod(waiting("team-b", "p", limits), Survey(), surroundings=surroundings(labelled("n1")))
     assert "It requests aliyun.com/gpu-memory, which no node offers; did you mean aliyun.com/gpu-mem?\n" in text
     assert "It requests amd.com/gpu, which no node offers. Cardwise shares NVIDIA GPUs only.\n" in text
     assert "It requests nvidia.com/mig-1g.5gb, which belongs to another device plugin, not to Cardwise.\n" in text
@@ -471,7 +473,7 @@ def test_the_former_replica_of_its_own_deployment_is_named_with_the_strategy():
     seen = Survey(ledger=ledger_with_free(n1=[100]))
     seen.ledger.release("n1-0")
     seen.ledger.set_holding(Holding("old", "team-b", "web-1-x", "n1", Assignment({"0": shares(16000, 0)})))
-    text = sentences.explain_pod(waiting_for(4000), seen, around=surroundings(former=frozenset({"web-1-x"})))
+    text = sentences.explain_pod(waiting_for(4000), seen, surroundings=surroundings(former=frozenset({"web-1-x"})))
     assert "  - its own previous replica ended (web-1-x): write strategy.type: Recreate in the Deployment, or" in text
     assert "these ended" not in text, "no other pod has to"
 
@@ -480,7 +482,7 @@ def test_for_a_gang_all_that_must_end_are_named():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[200], n3=[300]))
     partners = {name: pod_request for name in "ab" if (pod_request := request.parse(waiting_for(16000)))}
     nodes = [labelled(name) for name in ("n1", "n2", "n3")]
-    text = sentences.explain_pod(waiting_for(16000), seen, around=PodSurroundings(nodes, partners=partners))
+    text = sentences.explain_pod(waiting_for(16000), seen, surroundings=PodSurroundings(nodes, partners=partners))
     victims = "default/n1-0 (16176 MiB), default/n2-0 (16076 MiB), default/n3-0 (15976 MiB)"
     assert "  - these ended, for all 3 waiting pods of its gang: " in text
     assert all(victim in text.rpartition("gang: ")[2] for victim in victims.split(", "))
@@ -495,7 +497,7 @@ def of_gang(mem: int, partners: dict[str, int], *, seen: Survey | None = None, *
     }
     held = seen.ledger.holdings()
     text = sentences.explain_pod(
-        waiting_for(mem), seen, around=surroundings(labelled("n1"), labelled("n2"), partners=asking, **fields)
+        waiting_for(mem), seen, surroundings=surroundings(labelled("n1"), labelled("n2"), partners=asking, **fields)
     )
     assert seen.ledger.holdings() == held, "as it was"
     return text
@@ -541,16 +543,16 @@ def test_nobody_is_told_to_end_what_would_come_again_and_wait():
     seen.ledger.set_holding(Holding("own", "team-b", "serve-x", "n2", Assignment({"0": shares(16076, 0, node="n2")})))
     nodes = [labelled(name) for name in ("n1", "n2")]
     alone = sentences.explain_pod(
-        waiting_for(4000), seen, around=PodSurroundings(nodes, siblings=frozenset({"serve-x"}))
+        waiting_for(4000), seen, surroundings=PodSurroundings(nodes, siblings=frozenset({"serve-x"}))
     )
     assert alone.endswith("  - these ended (GPU 0 of n1, 3900 MiB short): default/n1-0 (16176 MiB)\n")
     partners = {"serve-y": pod_request} if (pod_request := request.parse(waiting_for(4000))) else {}
     ganged = PodSurroundings(nodes, siblings=frozenset({"serve-x"}), partners=partners)
-    text = sentences.explain_pod(waiting_for(4000), seen, around=ganged)
+    text = sentences.explain_pod(waiting_for(4000), seen, surroundings=ganged)
     assert text.endswith("  - these ended, for all 2 waiting pods of its gang: default/n1-0 (16176 MiB)\n")
-    assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, around=PodSurroundings(nodes[1:]))
+    assert "these ended" in sentences.explain_pod(waiting_for(4000), seen, surroundings=PodSurroundings(nodes[1:]))
     only = PodSurroundings(nodes[1:], siblings=frozenset({"serve-x"}))
-    assert "these ended" not in sentences.explain_pod(waiting_for(4000), seen, around=only)
+    assert "these ended" not in sentences.explain_pod(waiting_for(4000), seen, surroundings=only)
 
 
 def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
@@ -559,7 +561,7 @@ def test_of_a_gangs_pod_without_cards_the_pods_with_some_say_more():
         pod("tf-ps-0", containers=[{"name": "x"}]),
         Survey(),
         ["Its gang waits."],
-        around=PodSurroundings(None, partners=partners),
+        surroundings=PodSurroundings(None, partners=partners),
     )
     assert text.endswith("Its gang waits.\nTo explain members that request GPUs: cardwise explain pod tf-worker-0\n")
 
@@ -569,11 +571,11 @@ def test_who_keeps_away_from_the_only_cards_that_are_free_hears_what_does_it():
     seen = Survey(ledger=ledger_with_free(n1=[100], n2=[16276]))
     picky = waiting_for(4000)
     picky["spec"] |= {"nodeSelector": {"zone": "a"}}
-    text = sentences.explain_pod(picky, seen, around=zones)
+    text = sentences.explain_pod(picky, seen, surroundings=zones)
     assert "It excludes n2 by its nodeSelector (zone=a).\n" in text
     assert "  - it did not exclude n2 by its nodeSelector (zone=a): its request fits there\n" in text
     tainted = labelled("n2") | {"spec": {"taints": [{"key": "mine", "value": "x", "effect": "NoSchedule"}]}}
-    text = sentences.explain_pod(waiting_for(4000), seen, around=surroundings(labelled("n1"), tainted))
+    text = sentences.explain_pod(waiting_for(4000), seen, surroundings=surroundings(labelled("n1"), tainted))
     assert "It excludes n2 by taints that it does not tolerate (mine=x:NoSchedule).\n" in text
     picky["status"] = {"conditions": [{"type": "PodScheduled", "message": MISMATCH}]}
     blind = sentences.explain_pod(picky, None)
