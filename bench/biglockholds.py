@@ -43,7 +43,7 @@ def _member(gang: str, i: int, size: int, resources: dict[str, str], *, namespac
 
 
 def _record(manifest: dict) -> podinfo.PodRecord:
-    return podinfo.pod(json.dumps(manifest).encode())[1]
+    return podinfo.decode_pod(json.dumps(manifest).encode())[1]
 
 
 def _add_pods(state: State, manifests: list[dict]) -> list[podinfo.PodRecord]:
@@ -57,7 +57,7 @@ def _filter_members(state: State, members: list[dict], all_nodes: list[str]) -> 
     """Call filter for each member until each has its node, in at most ten rounds."""
     pending = [manifest["metadata"]["uid"] for manifest in members]
     for _ in range(10):
-        pending = [uid for uid in pending if not isinstance(state.gangs.filter(uid, all_nodes), str)]
+        pending = [uid for uid in pending if not isinstance(state.gangs.filter_member(uid, all_nodes), str)]
         if not pending:
             return
         state.gangs.step()
@@ -131,7 +131,7 @@ def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None
     rng = random.Random(run)
     node, free = node_name(FIRST_FULL_NODE + run), [P100] * CARDS
     for i in range(CARDS):
-        state.set_card(*objects.card(json.dumps(card(FIRST_FULL_NODE + run, i, 1)).encode()))
+        state.set_card(*objects.decode_card(json.dumps(card(FIRST_FULL_NODE + run, i, 1)).encode()))
     kinds = rng.choice([1, 3, 20, 60])
     for i in range(2 * kinds):
         manifest = {"metadata": {"namespace": "default", "name": f"budget-{i}"}}
@@ -162,7 +162,9 @@ def _preempt_on_full_node(state: State, _all_nodes: list[str], run: int) -> None
         preemptor = pod(f"preemptor-{run}-{i}", f"u-preemptor-{run}-{i}", 0)
         preemptor["spec"]["containers"][0]["resources"] = {"limits": gpus | amounts, "requests": gpus | amounts}
         preemptor["spec"]["priority"] = 1000
-        args = wire.preempt_args(json.dumps({"Pod": preemptor, "NodeNameToMetaVictims": {node: {"Pods": []}}}).encode())
+        args = wire.decode_preempt_args(
+            json.dumps({"Pod": preemptor, "NodeNameToMetaVictims": {node: {"Pods": []}}}).encode()
+        )
         response = verbs.preempt(state, AnswerSettings(policy="binpack", one_best_node=True), args)
         if not response.node_name_to_meta_victims:
             raise TypeError("no victims were found")
@@ -181,10 +183,12 @@ def _place_beside_nominated(state: State, all_nodes: list[str], run: int) -> Non
         manifest["status"]["nominatedNodeName"] = all_nodes[(i * 7 + run) % len(all_nodes)]
         manifest["status"]["conditions"] = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}]
     records = _add_pods(state, nominated)
-    state.warm()  # as before the extender becomes leader
+    state.warm_caches()  # as before the extender becomes leader
     single = request.parse_mutated(pod("single", "u-single", 1024))
     for i in range(5):
-        state.plan(PlacementRequest(PodRef(f"u-{run}-{i}", "default", f"p-{run}-{i}"), single, all_nodes, "binpack"))
+        state.plan_pod(
+            PlacementRequest(PodRef(f"u-{run}-{i}", "default", f"p-{run}-{i}"), single, all_nodes, "binpack")
+        )
     _plan_gang(8, lambda _: {names.GPU_MEM: "2048"}, "default")(state, all_nodes, run)
     for record in records:
         state.remove_pod(record)
@@ -212,7 +216,7 @@ def run(nodes: int, pods: int, runs: int, only: str) -> list[Row]:
     state.set_quota(f"{LIMITED}/team", GPUQuota(namespace=LIMITED, name="team", entries=(QuotaEntry(shares=600),)))
     all_nodes = [node_name(i) for i in range(nodes)]
     single = request.parse_mutated(pod("single", "u-single", 1024))
-    state.plan(PlacementRequest(PodRef("u-warm", "default", "warm"), single, all_nodes, "binpack"))
+    state.plan_pod(PlacementRequest(PodRef("u-warm", "default", "warm"), single, all_nodes, "binpack"))
     for record in bound[:100]:
         state.remove_pod(record)
     rows = []

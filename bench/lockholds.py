@@ -43,11 +43,11 @@ def build_state(scale: Scale) -> tuple[State, list[podinfo.PodRecord]]:
         clock=ProcessClock(),
         gang_settings=gangtypes.GangSettings(patience=GangPatience(reserve=1.0), max_waiting=10_000),
     )
-    for name, record in map(nodeinfo.node, cluster.nodes):
+    for name, record in map(nodeinfo.decode_node, cluster.nodes):
         state.set_node(name, record)
-    for key, card in map(objects.card, cluster.cards):
+    for key, card in map(objects.decode_card, cluster.cards):
         state.set_card(key, card)
-    bound = [podinfo.pod(raw)[1] for raw in cluster.pods]
+    bound = [podinfo.decode_pod(raw)[1] for raw in cluster.pods]
     for record in bound:
         state.set_pod(record)
     with state.view():
@@ -82,7 +82,7 @@ def _preempt_for_gang(state: State, gang: int, all_nodes: list[str]) -> None:
     members = [_member(gang, i, fits=gang % 2 == 0) for i in range(GANG_SIZE)]
     for manifest in members:
         manifest["spec"]["priority"] = 1000
-    records = [podinfo.pod(json.dumps(manifest).encode())[1] for manifest in members]
+    records = [podinfo.decode_pod(json.dumps(manifest).encode())[1] for manifest in members]
     for record in records:
         state.set_pod(record)
     call_preempt(state, members[0], all_nodes, gang)
@@ -92,9 +92,9 @@ def _preempt_for_gang(state: State, gang: int, all_nodes: list[str]) -> None:
 
 def call_preempt(state: State, first: Json, all_nodes: list[str], run: int) -> None:
     """Call filter and then preempt for the first member of a gang, as kube-scheduler; `run` varies the candidates."""
-    state.gangs.filter(first["metadata"]["uid"], all_nodes)
+    state.gangs.filter_member(first["metadata"]["uid"], all_nodes)
     candidates = {node: {"Pods": []} for node in all_nodes[run % 7 :: max(1, len(all_nodes) // CANDIDATE_NODES)]}
-    args = wire.preempt_args(json.dumps({"Pod": first, "NodeNameToMetaVictims": candidates}).encode())
+    args = wire.decode_preempt_args(json.dumps({"Pod": first, "NodeNameToMetaVictims": candidates}).encode())
     verbs.preempt(state, AnswerSettings(policy="binpack", one_best_node=True), args)
 
 
@@ -150,32 +150,32 @@ def run(nodes: int, pods: int, gangs: int, rounds: int) -> list[Row]:
     all_nodes = [node_name(i) for i in range(nodes)]
     members = [_member(gang, i) for gang in range(gangs) for i in range(GANG_SIZE)]
     for manifest in members:
-        _, record = podinfo.pod(json.dumps(manifest).encode())
+        _, record = podinfo.decode_pod(json.dumps(manifest).encode())
         state.set_pod(record)
     state.set_quota("limited/small", GPUQuota(namespace="limited", name="small", entries=(QuotaEntry(shares=4),)))
     for manifest in members[::GANG_SIZE]:
-        state.gangs.filter(manifest["metadata"]["uid"], all_nodes)  # so that each gang was planned once
+        state.gangs.filter_member(manifest["metadata"]["uid"], all_nodes)  # so that each gang was planned once
     single = request.parse_mutated(pod("single", "u-single", 1024))
     holds = LockHolds()
-    state.plan(_placement("warm", single, all_nodes))
+    state.plan_pod(_placement("warm", single, all_nodes))
     gc.freeze()  # the pods' JSON is not part of the extender
     with holds.measure():
         waiting = cycle(manifest["metadata"]["uid"] for manifest in members)
         for i in range(rounds):
             ended = bound.pop()
             state.remove_pod(msgspec.structs.replace(ended, ended=True))
-            state.gangs.filter(next(waiting), all_nodes)
-            state.plan(_placement(str(i), single, all_nodes))
+            state.gangs.filter_member(next(waiting), all_nodes)
+            state.plan_pod(_placement(str(i), single, all_nodes))
             if i % 20 == 0:
                 # A gang that fits: its whole cards or shares are free on thousands of nodes.
                 for manifest in [_member(gangs + i, j, fits=True) for j in range(GANG_SIZE)]:
-                    state.set_pod(podinfo.pod(json.dumps(manifest).encode())[1])
-                    state.gangs.filter(manifest["metadata"]["uid"], all_nodes)
+                    state.set_pod(podinfo.decode_pod(json.dumps(manifest).encode())[1])
+                    state.gangs.filter_member(manifest["metadata"]["uid"], all_nodes)
             if i % 20 == 10:
                 _preempt_for_gang(state, 10 * gangs + i // 20, all_nodes)
             if i % 5 == 0:
                 state.gangs.step()
-                state.tick()
+                state.expire_reservations()
             if i % 10 == 0:
                 state.gangs.views()
     all_holds = [hold for seconds in holds.seconds.values() for hold in seconds]

@@ -143,13 +143,13 @@ class SyntheticCluster:
     def _cards_with_statuses(self) -> Iterator[bytes]:
         """The cards with the statuses that an extender would have written."""
         state = State()
-        for name, record in map(nodeinfo.node, self.nodes):
+        for name, record in map(nodeinfo.decode_node, self.nodes):
             state.set_node(name, record)
-        for _, record in map(objects.resource_class, self.classes):
+        for _, record in map(objects.decode_class, self.classes):
             state.set_class(record.resource_class)
-        for key, card in map(objects.card, self.cards):
+        for key, card in map(objects.decode_card, self.cards):
             state.set_card(key, card)
-        for _, bound in map(podinfo.pod, self.pods):
+        for _, bound in map(podinfo.decode_pod, self.pods):
             state.set_pod(bound)
         with state.view() as ledger:
             cards_by_node = {}

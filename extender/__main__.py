@@ -256,7 +256,7 @@ def main(
         tls=files,
         client_ca=files is not None,
         on_worker_start=process.start,
-        on_worker_stopping=process.stopping,
+        on_worker_stopping=process.begin_stop,
         on_worker_stop=process.stop,
         alive=process.is_alive,
         slow_bind=bind_port_bind,

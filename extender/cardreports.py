@@ -85,12 +85,12 @@ class CardReports:
             turns = False
             for node in list(self._waiting):
                 with self._lock:
-                    if node in self._waiting and self._credit(node) > 0:
+                    if node in self._waiting and self._update_credit(node) > 0:
                         turns = True
                         self._hand_over_next(node)
         with self._lock:
             for node in list(self._credits):
-                self._credit(node)  # forgets nodes with full credit
+                self._update_credit(node)  # forgets nodes with full credit
 
     def _receive(self, key: str, node: str, new: CardRecord | None) -> None:
         """Hand over the object, or let it wait. `node`: of the newest object, or of the last one if the card
@@ -99,18 +99,18 @@ class CardReports:
         if key in self._node_of:
             if node == self._node_of[key]:
                 self._waiting[node][key] = new
-                self._cordon(key, new)
+                self._hand_over_cordon(key, new)
                 return
-            self._stop_waiting(key)  # the card has moved to another node
-        if not self._synced or (node not in self._waiting and self._credit(node) > 0):
+            self._dequeue_report(key)  # the card has moved to another node
+        if not self._synced or (node not in self._waiting and self._update_credit(node) > 0):
             self._hand_over(key, new)
             return
         if node not in self._waiting:
             _log.warning("a node reports too often; reading only the newest report of each card", node=node)
-        self._keep_waiting(node, key, new)
-        self._cordon(key, new)
+        self._queue_report(node, key, new)
+        self._hand_over_cordon(key, new)
 
-    def _cordon(self, key: str, newest: CardRecord | None) -> None:
+    def _hand_over_cordon(self, key: str, newest: CardRecord | None) -> None:
         """Hand over that the card is cordoned now, and nothing else of the waiting object."""
         handed = self._handed.get(key)
         if handed is None or newest is None or handed.card.cordoned or not newest.card.cordoned:
@@ -119,19 +119,19 @@ class CardReports:
 
     def _hand_over_next(self, node: str) -> None:
         key, newest = next(iter(self._waiting[node].items()))
-        self._stop_waiting(key)
+        self._dequeue_report(key)
         try:
             self._hand_over(key, newest)
         except Exception:
             # As the reflector does if a handler fails: the object is tried again, after the node's other cards.
-            self._keep_waiting(node, key, newest)
+            self._queue_report(node, key, newest)
             raise
 
-    def _keep_waiting(self, node: str, key: str, newest: CardRecord | None) -> None:
+    def _queue_report(self, node: str, key: str, newest: CardRecord | None) -> None:
         self._waiting.setdefault(node, {})[key] = newest
         self._node_of[key] = node
 
-    def _stop_waiting(self, key: str) -> None:
+    def _dequeue_report(self, key: str) -> None:
         node = self._node_of.pop(key)
         del self._waiting[node][key]
         if not self._waiting[node]:
@@ -149,8 +149,8 @@ class CardReports:
                 self._handler.on_delete(key, half_taken)
                 del self._half_taken[key]
             return  # else it was created and deleted while it waited
-        self._charge(
-            new.node if new is not None else handed.node if handed is not None else "", self._cost(handed, new)
+        self._charge_node(
+            new.node if new is not None else handed.node if handed is not None else "", self._change_cost(handed, new)
         )
         if new is not None:
             if handed is None:
@@ -165,7 +165,7 @@ class CardReports:
         if handed is not None:
             self._count_shares(handed, -1)
 
-    def _cost(self, before: CardRecord | None, new: CardRecord | None) -> float:
+    def _change_cost(self, before: CardRecord | None, new: CardRecord | None) -> float:
         """The cost of a change, in shares: 1, and 1 for each share that is new or gone.
 
         If the card itself has changed, all shares of its node count again.
@@ -185,7 +185,7 @@ class CardReports:
         if not self._shares[record.node]:
             del self._shares[record.node]
 
-    def _credit(self, node: str) -> float:
+    def _update_credit(self, node: str) -> float:
         credit = self._credits.get(node)
         if credit is None:
             return _BURST
@@ -196,6 +196,6 @@ class CardReports:
             del self._credits[node]
         return credit.shares
 
-    def _charge(self, node: str, shares: float) -> None:
-        now = self._credit(node)
+    def _charge_node(self, node: str, shares: float) -> None:
+        now = self._update_credit(node)
         self._credits[node] = _Credit(now - shares, self._clock.now())

@@ -64,17 +64,19 @@ class Informers:
     ) -> None:
         self._clock = clock
         pace: dict[str, Any] = {"pace": CENTRAL_PACE, "clock": clock}
-        groups = Reflector(client, paths.podgroups(), podgroups.record, _groups(state, seen.groups), **pace)
-        quotas = Reflector(client, paths.gpuquotas(), objects.quota, _quotas(state, seen.quotas), **pace)
-        pods = Reflector(client, paths.pods(), podinfo.pod, _Pods(state, events, listed), named=podinfo.named, **pace)
+        groups = Reflector(client, paths.podgroups(), podgroups.decode_group, _groups(state, seen.groups), **pace)
+        quotas = Reflector(client, paths.gpuquotas(), objects.decode_quota, _quotas(state, seen.quotas), **pace)
+        pods = Reflector(
+            client, paths.pods(), podinfo.decode_pod, _Pods(state, events, listed), named=podinfo.reflector_key, **pace
+        )
         nodes = Reflector(
-            client, paths.nodes(), nodeinfo.node, _Feed(state.set_node, state.remove_node), named=_by_key, **pace
+            client, paths.nodes(), nodeinfo.decode_node, _Feed(state.set_node, state.remove_node), named=_by_key, **pace
         )
         classes = Reflector(
-            client, paths.resourceclasses(), objects.resource_class, _classes(state, seen.classes), **pace
+            client, paths.resourceclasses(), objects.decode_class, _classes(state, seen.classes), **pace
         )
         self._reports = CardReports(_cards(state, seen.cards), clock)
-        limited = CardsPerNodeLimit(objects.card, self._reports)
+        limited = CardsPerNodeLimit(objects.decode_card, self._reports)
         cards = Reflector(
             client,
             paths.extendedresources(),
@@ -123,7 +125,7 @@ class Informers:
                     return False
         return True
 
-    def missing(self) -> list[str]:
+    def unsynced_lists(self) -> list[str]:
         """The lists that are not complete yet, one line for each."""
         return [
             f"the list of {reflector.name} is not complete yet"
@@ -131,7 +133,7 @@ class Informers:
             if not reflector.synced.is_set()
         ]
 
-    def outdated(self) -> list[str]:
+    def outdated_watches(self) -> list[str]:
         """The watches that have been interrupted for longer than `OUTDATED_SECONDS`, one line for each.
 
         No pod is placed meanwhile: a card that was free when the watch was interrupted may be cordoned now.
@@ -160,15 +162,15 @@ class Informers:
             needed = dict.fromkeys((self._pods,) if leads else (self._pods, self._groups), _LISTING_SECONDS)
             needed |= dict.fromkeys(self._restricting, _BLIND_SECONDS)
         return [
-            *self.missing(),
+            *self.unsynced_lists(),
             *(_interrupted(reflector) for reflector in needed if reflector.disconnected_seconds() > needed[reflector]),
         ]
 
-    def disconnected(self) -> dict[str, float]:
+    def disconnected_seconds(self) -> dict[str, float]:
         """The seconds for which changes may have been missed, by kind of object; 0 while its watch is open."""
         return {reflector.name: reflector.disconnected_seconds() for reflector in self._reflectors}
 
-    def staleness(self) -> dict[str, float]:
+    def staleness_seconds(self) -> dict[str, float]:
         """The seconds since each reflector last heard from the API server, by kind of object."""
         return {reflector.name: reflector.staleness_seconds() for reflector in self._reflectors}
 
@@ -191,7 +193,7 @@ class _Pods:
 
     def on_change(self, key: str, old: PlacedPod | None, new: PlacedPod) -> None:
         if not isinstance(new, PodRecord):
-            self._state.set_other(key, new)
+            self._state.set_other_pod(key, new)
             return
         if new.problem and (not isinstance(old, PodRecord) or old.problem != new.problem):
             _log.warning(
@@ -206,7 +208,7 @@ class _Pods:
         if isinstance(old, PodRecord):
             self._state.remove_pod(old)
         else:
-            self._state.remove_other(key)
+            self._state.remove_other_pod(key)
 
     def on_synced(self) -> None:
         self._listed()
@@ -251,7 +253,7 @@ class _Feed(Generic[_T]):
         self._logged.pop(key, None)
         self._remove(key)
         if self._seen is not None:
-            self._seen.remove(key)
+            self._seen.remove_object(key)
 
     def on_synced(self) -> None:
         pass

@@ -140,15 +140,15 @@ class Extender:
             policy=settings.policy,
             seconds=settings.bind_deadline,
             leadership=self._leadership,
-            outdated=self._informers.outdated,
+            outdated_watches=self._informers.outdated_watches,
             clock=clock,
         )
         self._pod_events = PodEvents(
-            self._events, seen, active=self._leads, waiting_for=self._state.waiting_for, clock=clock
+            self._events, seen, active=self._leads, waiting_for=self._state.pods_requesting_class, clock=clock
         )
-        no_class = self._pod_events.quota_without_class
+        no_class = self._pod_events.record_missing_class
         self._statuses = StatusWriter(client, self._state, seen, active=self._leads, no_class=no_class, clock=clock)
-        classes = ClassController(client, seen, active=self._leads, in_use=self._state.class_in_use, clock=clock)
+        classes = ClassController(client, seen, active=self._leads, in_use=self._state.is_class_in_use, clock=clock)
         podgroups = PodGroupWriter(
             client, seen.groups, self._events, gangs=self._state.gangs.views, active=self._leads, clock=clock
         )
@@ -180,8 +180,10 @@ class Extender:
             client,
             self._state,
             reports=[self._informers.hand_over_waiting],
-            statuses=[self._once_synced(controller.step) for controller in (self._pod_events, classes, self._statuses)],
-            podgroups=[self._once_synced(podgroups.step)],
+            statuses=[
+                self._skip_until_synced(controller.step) for controller in (self._pod_events, classes, self._statuses)
+            ],
+            podgroups=[self._skip_until_synced(podgroups.step)],
             gangs=GangController(client, self._state, self._events, active=self._is_synced_and_leads, clock=clock),
             evictions=[overcommit.step, direct_binds.step],
             preemption=[evictions.step],
@@ -199,28 +201,31 @@ class Extender:
         """Make the WSGI application; its metrics go to `registry`."""
         levels = GaugeReaders(
             reservations=self._state.reservation_counts,
-            gangs=self._state.gangs.phases,
-            waiting=self._state.waiting,
-            disagreements=self._statuses.check.counts,
-            staleness=self._informers.staleness,
-            disconnected=self._informers.disconnected,
+            gangs=self._state.gangs.phase_counts,
+            refused_pods=self._state.refusal_counts,
+            disagreements=self._statuses.ledger_check.counts,
+            staleness_seconds=self._informers.staleness_seconds,
+            disconnected_seconds=self._informers.disconnected_seconds,
             leads=self._leads,
         )
         registry.register(levels)
         registry.register(self._fragments)
         metrics = Metrics(registry, self._clock)
-        self._state.gangs.observe, self._state.gangs.queued = metrics.observe_permit, metrics.observe_gang_wait
-        self._state.nominator.observe = metrics.count_nomination
+        self._state.gangs.on_permit_ended, self._state.gangs.on_binding_started = (
+            metrics.observe_permit,
+            metrics.observe_gang_wait,
+        )
+        self._state.nominator.on_outcome = metrics.count_nomination
         parts = Parts(
             state=self._state,
             binder=self._binder,
             metrics=metrics,
             preferences=self._preferences,
-            missing=self._informers.missing,
-            outdated=self._informers.outdated,
-            disconnected=self._informers.disconnected,
+            unsynced_lists=self._informers.unsynced_lists,
+            outdated_watches=self._informers.outdated_watches,
+            disconnected_seconds=self._informers.disconnected_seconds,
             leadership=self._leadership,
-            notice=self._pod_events.waits_for_quota,
+            notice=self._pod_events.record_quota_wait,
             inspect_unit=self._inspect_unit,
         )
         return create_app(parts)
@@ -232,9 +237,9 @@ class Extender:
             self._mark.start()
         self._loops.start()
 
-    def stopping(self) -> None:
+    def begin_stop(self) -> None:
         """Refuse the binds that wait, and release the Lease in another thread."""
-        self._state.gangs.stop("the extender stops")
+        self._state.gangs.cancel_permits("the extender stops")
         # Not only when the last connection is closed: that takes seconds, and the next leader can begin now.
         threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()
 
@@ -246,13 +251,13 @@ class Extender:
         self._informers.stop()
         self._events.stop()
 
-    def missing(self) -> list[str]:
+    def unsynced_lists(self) -> list[str]:
         """The lists that are not complete yet, one line for each."""
-        return self._informers.missing()
+        return self._informers.unsynced_lists()
 
-    def watches(self) -> list[str]:
+    def watch_lines(self) -> list[str]:
         """Lines for people: for each kind of object, for how many seconds there has been no watch."""
-        return watch_lines(self._informers.disconnected())
+        return watch_lines(self._informers.disconnected_seconds())
 
     def lock_held_seconds(self) -> float:
         """For how many seconds a thread has held the state's lock; 0 while it is free."""
@@ -261,7 +266,7 @@ class Extender:
     def _leads(self) -> bool:
         return self._leadership.epoch() is not None
 
-    def _once_synced(self, step: Step) -> Step:
+    def _skip_until_synced(self, step: Step) -> Step:
         """A step that does nothing until all lists are complete: it would publish wrong data."""
 
         def taken() -> None:
@@ -271,7 +276,7 @@ class Extender:
         return taken
 
     def _is_synced(self) -> bool:
-        return not self._informers.missing() and not self._informers.outdated()
+        return not self._informers.unsynced_lists() and not self._informers.outdated_watches()
 
     def _is_synced_and_leads(self) -> bool:
         return self._leads() and self._is_synced()
@@ -293,7 +298,7 @@ class Process:
         *,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._extender = Extender(client, settings, max_waiting=max_waiting, clock=clock, listed=_freeze)
+        self._extender = Extender(client, settings, max_waiting=max_waiting, clock=clock, listed=_freeze_objects)
         self._clock = clock
         self._checked_at = clock.now()  # when `is_alive` was called last
         self._resumed = float("-inf")  # when this process last resumed after a pause of the whole process
@@ -308,16 +313,17 @@ class Process:
         return self._extender.app(registry)
 
     def start(self) -> None:
-        # The lists of a big cluster leave no garbage, so the collector is off while they come; `_freeze` starts it.
+        # The lists of a big cluster leave no garbage, so the collector is off while they come; `_freeze_objects` starts
+        # it.
         gc.disable()
         # Seconds for which a thread that computes (statuses, watch events) may keep filter's thread from running. The
         # default, 5 ms, was the p99 of filter while statuses were written (docs/design/0012-speed.md).
         sys.setswitchinterval(0.0005)
         self._health = HealthServer(
             self._shown.bind,
-            ready=self._extender.missing,
-            alive=self._stuck,
-            notes=self._extender.watches,
+            ready=self._extender.unsynced_lists,
+            alive=self._lock_problems,
+            notes=self._extender.watch_lines,
             config=self._shown.config,
         )
         self._health.start()
@@ -331,10 +337,10 @@ class Process:
         if now - self._checked_at > statelock.PAUSED_SECONDS:
             self._resumed = now
         self._checked_at = now
-        return not self._stuck()
+        return not self._lock_problems()
 
-    def stopping(self) -> None:
-        self._extender.stopping()
+    def begin_stop(self) -> None:
+        self._extender.begin_stop()
 
     def stop(self) -> None:
         self._extender.stop()
@@ -343,14 +349,14 @@ class Process:
         if self._health is not None:
             self._health.stop()
 
-    def _stuck(self) -> list[str]:
+    def _lock_problems(self) -> list[str]:
         held_seconds = min(self._extender.lock_held_seconds(), self._clock.now() - self._resumed)
         return (
             [f"a thread has had the state for {held_seconds:.0f} s"] if held_seconds > statelock.STUCK_SECONDS else []
         )
 
 
-def _freeze() -> None:
+def _freeze_objects() -> None:
     # What was listed stays for long. Without this, each full garbage collection would walk through all of it.
     if gc.isenabled():
         gc.collect()

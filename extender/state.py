@@ -1,9 +1,9 @@
 """The root of the parts that share the one lock: cache, queue, gangs and preemption. Start reading here.
 
 No code here does I/O or waits for anything but the lock. Most methods hold the lock once. Some take it several times,
-in short turns: `warm`, and for pods whose containers need different cards `plan`, `fitting` and `scores`. `gangs`,
-`preemption`, `nominator` and `policies` have methods of their own for callers, and take the lock themselves.
-`cache.reservations` has the table of which pod has which cards.
+in short turns: `warm_caches`, and for pods whose containers need different cards `plan_pod`, `score_fitting_nodes` and
+`score_nodes`. `gangs`, `preemption`, `nominator` and `policies` have methods of their own for callers, and take the
+lock themselves. `cache.reservations` has the table of which pod has which cards.
 """
 
 import math
@@ -76,7 +76,7 @@ class State:
         self.timeouts = timeouts or Timeouts()
         self._clock = clock
         self._lock = StateLock(clock)
-        self._scored = _NO_SCORES  # the result of `fitting`: pod, time and scores
+        self._scored = _NO_SCORES  # the result of `score_fitting_nodes`: pod, time and scores
         self._ledger = Ledger(kept_back=headroom, max_clients=max_clients, core=core)
         self._cache = cache = Cache(self._ledger, self.timeouts, clock)
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
@@ -107,7 +107,7 @@ class State:
     def view(self) -> Iterator[Ledger]:
         """Context: the ledger, locked. Read it and leave."""
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             yield self._ledger
 
     @contextmanager
@@ -122,17 +122,17 @@ class State:
         with self._lock:
             yield self._queue
 
-    def warm(self) -> None:
+    def warm_caches(self) -> None:
         """Prepare what the first filter call would wait for.
 
         In a big cluster the index of all cards takes 0.4 s, and finding the cards reserved for 500 nominated pods takes
         as long.
         """
         with self.view():
-            unknown = self._nominated.unknown()
+            unknown = self._nominated.nodes_with_unknown_cards()
         for nodes in slices(unknown, _RESOLVED, self._clock):
             with self.view():
-                self._nominated.reserved_on(nodes, (), LOWEST)
+                self._nominated.reservations_on(nodes, (), LOWEST)
         while True:
             with self.view() as ledger:
                 if not ledger.index_some(_WARMED):
@@ -157,12 +157,12 @@ class State:
                 self._reservations.mark_unbound(pod.uid)
                 self._loads.mark_unbound(pod.uid)
                 self._direct_binds.pop(pod.uid, None)
-                self._queue.set_waiting(pod)
-                if pod.waiting_pod is not None and not self._is_on_its_way(pod.waiting_pod):
-                    self._reservations.nominations.heard(pod.waiting_pod, self._clock.now())
-                self.nominator.set_waiting(pod)
+                self._queue.set_pod(pod)
+                if pod.waiting_pod is not None and not self._is_node_of_plan(pod.waiting_pod):
+                    self._reservations.nominations.set_node_from_status(pod.waiting_pod, self._clock.now())
+                self.nominator.set_pod(pod)
             else:
-                self._stop_waiting(pod)
+                self._set_placed_pod(pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
         """Remove a pod that was deleted. `pod`: its last record."""
@@ -175,7 +175,7 @@ class State:
             self._loads.remove_pod(pod.uid)
             self.nominator.remove_pod(pod.uid)
 
-    def set_other(self, key: str, placed: PlacedPod) -> None:
+    def set_other_pod(self, key: str, placed: PlacedPod) -> None:
         """Update a pod that requests nothing of ours. It is on a node, or waits in a PodGroup. `key`: unique among all
         pods.
         """
@@ -186,8 +186,8 @@ class State:
                 self._loads.mark_unbound(key)
             self.gangs.set_cardless_member(key, placed.group)
 
-    def remove_other(self, key: str) -> None:
-        """Remove a pod of `set_other`."""
+    def remove_other_pod(self, key: str) -> None:
+        """Remove a pod of `set_other_pod`."""
         with self._lock:
             self._loads.remove_pod(key)
             self.gangs.set_cardless_member(key, "")
@@ -240,13 +240,13 @@ class State:
     def set_quota(self, key: str, quota: GPUQuota) -> None:
         """Update the GPUQuota `key`, "namespace/name"."""
         with self._lock:
-            if self._limits.set(key, quota):
+            if self._limits.set_quota(key, quota):
                 self._cache.capacity.mark_freed()
 
     def remove_quota(self, key: str) -> None:
         """Remove the GPUQuota `key`, "namespace/name"."""
         with self._lock:
-            if self._limits.remove(key):
+            if self._limits.remove_quota(key):
                 self._cache.capacity.mark_freed()
 
     # Decisions of filter and bind.
@@ -256,7 +256,7 @@ class State:
         with self._lock:
             return self._reservations.known_binding(uid)
 
-    def plan(
+    def plan_pod(
         self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> Placement | Unplaceable | KnownBinding:
         """Choose the best node, and reserve cards there for the pod until its bind. Replaces an earlier plan.
@@ -271,10 +271,10 @@ class State:
             decided = self._reservations.known_binding(uid)
             if decided is not None:
                 return decided
-            self._cache.count_cards()
+            self._cache.sync_cards()
             self.nominator.on_filter(uid, wanted.nodes)
-            with self._cache.excluding(uid):  # its own plan does not count, on cards and in quotas
-                placed = self.nominator.place(wanted, created)
+            with self._cache.exclude_pod(uid):  # its own plan does not count, on cards and in quotas
+                placed = self.nominator.place_pod(wanted, created)
             if isinstance(placed, Unplaceable):
                 self._reservations.release_plan(uid)
                 self._cache.mark_refused(uid, wanted.since)
@@ -300,10 +300,10 @@ class State:
             self._queue.mark_refused(uid)
             return False
 
-    def fitting(
+    def score_fitting_nodes(
         self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> dict[str, int] | Unplaceable | KnownBinding:
-        """As `plan`, but returns all nodes that fit, with their scores, and reserves nothing."""
+        """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing."""
         uid = wanted.pod.uid
         wanted = self._long.search(wanted)
         with self._lock:
@@ -311,7 +311,7 @@ class State:
             if decided is not None:
                 return decided
             self.nominator.on_filter(uid, wanted.nodes)
-            scores, refusals = self.nominator.score(wanted, created)
+            scores, refusals = self.nominator.score_nodes(wanted, created)
             if scores:
                 self._queue.mark_placed(uid)
                 self._scored = uid, self._clock.now(), scores
@@ -319,10 +319,11 @@ class State:
             self._cache.mark_refused(uid, wanted.since)
             return Unplaceable(refusals=refusals)
 
-    def scores(self, wanted: PlacementRequest) -> dict[str, int]:
+    def score_nodes(self, wanted: PlacementRequest) -> dict[str, int]:
         """The policy's score of each node that fits, without what the pod itself holds.
 
-        Uses the result of `fitting` once, if it is less than `_SCORED_SECONDS` old: bind checks the cards again.
+        Uses the result of `score_fitting_nodes` once, if it is less than `_SCORED_SECONDS` old: bind checks the cards
+        again.
         """
         with self._lock:
             uid, at, scores = self._scored
@@ -332,7 +333,7 @@ class State:
                     return scores
         wanted = self._long.search(wanted)
         with self._lock:
-            return self._placing.score(wanted)[0]
+            return self._placing.score_nodes(wanted)[0]
 
     def assume(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
@@ -364,7 +365,7 @@ class State:
                 chosen = Refusal.NO_SLOTS  # withdrawn after filter; the kubelet would fail the pod for good
             elif request is not None:
                 rank = self._queue.rank(uid)
-                chosen = self._choose(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
+                chosen = self._choose_cards(PlacementRequest(pod, request, (node,), policy, rank=rank), node)
             if isinstance(chosen, Refusal):
                 self._reservations.release_plan(uid)
                 self.gangs.mark_unposted(uid)
@@ -401,69 +402,69 @@ class State:
 
     # Timeouts.
 
-    def tick(self) -> list[PodRef]:
+    def expire_reservations(self) -> list[PodRef]:
         """End what is over by time. Returns the pods that should be bound by now and must be looked up."""
         with self._lock:
             over = self._reservations.expire()
             for row in over.rows:
                 if row.phase is Phase.NOMINATED:
                     self.nominator.on_expired(row.pod.uid)
-            steady = self._loads.reopen_steady(self._clock.now())
+            steady = self._loads.reopen_steady_nodes(self._clock.now())
             if self._queue.end_retry_window() or over.nomination_ended or steady:
                 self._cache.capacity.mark_freed()
             return self._reservations.overdue_pods()
 
     def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> None:
-        """Record the result of a consistent read of a pod from `tick`."""
+        """Record the result of a consistent read of a pod from `expire_reservations`."""
         with self._lock:
             if self._reservations.on_lookup(uid, bound=bound, exists=exists):
                 self.gangs.mark_unposted(uid)
 
     def on_lookup_failed(self, uid: str) -> None:
-        """Record that a pod from `tick` could not be read or fenced: it is looked up again later."""
+        """Record that a pod from `expire_reservations` could not be read or fenced: it is looked up again later."""
         with self._lock:
             self._reservations.on_lookup_failed(uid)
 
     def next_requeue_node(self) -> str | None:
         """The node to annotate so that pending pods are tried again, at most one a second; see `schedulingqueue`."""
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             return self._queue.next_requeue_node(self._inventory.nodes)
 
-    def full_entry(self, namespace: str, request: PodRequest) -> FullEntry | None:
+    def full_quota_entry(self, namespace: str, request: PodRequest) -> FullEntry | None:
         """The quota entry that keeps the pod pending, if there is one."""
         with self._lock:
             return self._limits.full_entry(self._ledger, namespace, request)
 
-    def class_in_use(self, name: str) -> bool:
+    def is_class_in_use(self, name: str) -> bool:
         """Whether a pending pod requests the class or a pod holds a card of it.
 
         A card that is gone from its node counts as one of the class.
         """
         with self._lock:
-            self._cache.count_cards()
-            if next(self._queue.asking_for(name), None) is not None:
+            self._cache.sync_cards()
+            if next(self._queue.pods_requesting_class(name), None) is not None:
                 return True
             kinds = self._ledger.kinds
             used = {kind for namespace in self._ledger.namespaces() for kind in self._ledger.usage(namespace)}
             return any(kind == UNKNOWN or name in kinds.get(kind).classes for kind in used)
 
-    def changed_nodes(self) -> set[str]:
+    def take_changed_nodes(self) -> set[str]:
         """The nodes whose cards or holdings have changed since the last call."""
         with self._lock:
-            self._cache.count_cards()
-            return self._cache.capacity.take_changed()
+            self._cache.sync_cards()
+            return self._cache.capacity.take_changed_nodes()
 
-    def take_overcommitted(self) -> set[str]:
-        """The nodes with overcommitted cards or devices (`holders`), among those with newly bound pods and with cards
-        that moved.
+    def take_overcommitted_nodes(self) -> set[str]:
+        """The nodes with overcommitted cards or devices (`overcommit_details`), among those with newly bound pods and
+        with cards that moved.
         """
         with self._lock:
-            self._cache.count_cards()
-            nodes, self._bound_on = self._bound_on | self._cache.capacity.take_moved(), set()
-            return {node for node in nodes if self._overcommitted(node)}
+            self._cache.sync_cards()
+            nodes, self._bound_on = self._bound_on | self._cache.capacity.take_moved_nodes(), set()
+            return {node for node in nodes if self._overcommitted_cards(node)}
 
-    def holders(self, node: str) -> tuple[dict[str, int], dict[int, str], list[tuple[PodRef, str]]]:
+    def overcommit_details(self, node: str) -> tuple[dict[str, int], dict[int, str], list[tuple[PodRef, str]]]:
         """The overcommitted cards and devices of the node, and the pods on the node's cards.
 
         Returns the capacity of each overcommitted card (MiB) or device (1) by UUID; the UUIDs of the node's cards by
@@ -471,10 +472,10 @@ class State:
         had another name then.
         """
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             state = self._ledger.node(node)
             return (
-                self._overcommitted(node),
+                self._overcommitted_cards(node),
                 {card.index: card.uuid for card in state.cards} if state is not None else {},
                 [
                     (PodRef(holding.uid, holding.namespace, holding.name), holding.node)
@@ -486,7 +487,7 @@ class State:
     def direct_binds(self) -> list[tuple[PodRef, str]]:
         """The pods that request cards or devices and were bound without the extender, on nodes with cards of ours."""
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             return [
                 direct_bind
                 for direct_bind in self._direct_binds.values()
@@ -498,25 +499,25 @@ class State:
         with self._lock:
             return self._reservations.reservation_counts()
 
-    def waiting(self) -> dict[str, int]:
+    def refusal_counts(self) -> dict[str, int]:
         """The number of refused pods by the most frequent reason among the nodes, for metrics."""
         with self._lock:
-            return self._queue.reasons()
+            return self._queue.refusal_counts()
 
-    def waiting_for(self, resource_class: str) -> list[PodRef]:
+    def pods_requesting_class(self, resource_class: str) -> list[PodRef]:
         """The pending pods that request this class, including those that kube-scheduler refused without a call to the
         extender.
         """
         with self._lock:
-            return list(self._queue.asking_for(resource_class))
+            return list(self._queue.pods_requesting_class(resource_class))
 
     # Everything below runs under the lock.
 
-    def _overcommitted(self, node: str) -> dict[str, int]:
+    def _overcommitted_cards(self, node: str) -> dict[str, int]:
         state = self._ledger.node(node)
         return state.overcommitted() if state is not None else {}
 
-    def _is_on_its_way(self, pod: WaitingPod) -> bool:
+    def _is_node_of_plan(self, pod: WaitingPod) -> bool:
         """Whether the node in the pod's status is the one that filter has returned.
 
         kube-scheduler writes that node itself when a binding takes long, and then no victims are evicted for the pod
@@ -525,7 +526,7 @@ class State:
         row = self._reservations.get(pod.uid)
         return row is not None and row.node == pod.nominated
 
-    def _stop_waiting(self, pod: PodRecord) -> None:
+    def _set_placed_pod(self, pod: PodRecord) -> None:
         """Update a pod that is bound or finished; it may have finished without having been bound."""
         self._queue.remove_pod(pod.uid)
         if pod.finished:
@@ -545,9 +546,9 @@ class State:
                 self._bound_on |= self._ledger.nodes_of(holding)
         self.nominator.remove_pod(pod.uid)
 
-    def _choose(self, wanted: PlacementRequest, node: str) -> Assignment | Refusal:
+    def _choose_cards(self, wanted: PlacementRequest, node: str) -> Assignment | Refusal:
         """The cards of the pod's plan for the node if it is still valid, else other cards there."""
-        self._cache.count_cards()
+        self._cache.sync_cards()
         row = self._reservations.get(wanted.pod.uid)
         plan = row.holding if row is not None and row.phase in PLANS and row.node == node else None
         if plan is not None and self._cache.is_plan_valid(plan, wanted.request):

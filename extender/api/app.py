@@ -57,9 +57,9 @@ class Parts:
     binder: Binder
     metrics: Metrics
     preferences: AnswerSettings
-    missing: Callable[[], list[str]]
-    outdated: Callable[[], list[str]] = list
-    disconnected: Callable[[], Mapping[str, float]] = dict
+    unsynced_lists: Callable[[], list[str]]
+    outdated_watches: Callable[[], list[str]] = list
+    disconnected_seconds: Callable[[], Mapping[str, float]] = dict
     leadership: Leadership = field(default_factory=Leadership)
     notice: verbs.Notice | None = None
     inspect_unit: Unit = Unit.MIB
@@ -85,7 +85,7 @@ def create_app(parts: Parts) -> Flask:
     def inspect(node: str | None = None) -> Response:
         if _is_busy(parts):
             return Response(f"{_BUSY}\n", status=503, mimetype="text/plain")
-        with parts.metrics.timed("inspect"):
+        with parts.metrics.measure_call("inspect"):
             return Response(
                 wire.encode(verbs.inspect(parts.state, node, parts.inspect_unit)), mimetype="application/json"
             )
@@ -100,10 +100,10 @@ def create_app(parts: Parts) -> Flask:
 
     @app.get("/readyz")
     def readyz() -> Response:
-        missing = parts.missing()
+        missing = parts.unsynced_lists()
         lines = missing or ["ok"]
         if "verbose" in request.args:
-            lines = [*lines, parts.leadership.summary(), *watch_lines(parts.disconnected())]
+            lines = [*lines, parts.leadership.summary(), *watch_lines(parts.disconnected_seconds())]
         text = "".join(f"{line}\n" for line in lines)
         return Response(text, status=503 if missing else 200, mimetype="text/plain")
 
@@ -121,7 +121,7 @@ def watch_lines(disconnected: Mapping[str, float]) -> list[str]:
     return [f"{kind}: {age(seconds)}" for kind, seconds in sorted(disconnected.items())]
 
 
-class _Unanswered(Exception):
+class _Unavailable(Exception):
     """The call cannot be served, and the verb has no field for an error."""
 
 
@@ -139,10 +139,10 @@ class _PostHandler:
             return self._app(environ, start_response)
         name, verb = route
         status, kind = "200 OK", "application/json"
-        with self._metrics.timed(name):
+        with self._metrics.measure_call(name):
             try:
                 answer = wire.encode(verb(environ))
-            except _Unanswered as error:
+            except _Unavailable as error:
                 status, answer = "503 Service Unavailable", wire.encode({"Error": str(error)})
             except Malformed as error:
                 line = f"{' '.join(str(error).split())}\n"
@@ -169,11 +169,11 @@ def _is_busy(parts: Parts) -> bool:
 
 def _unavailable_reason(parts: Parts, environ: Environ) -> str:
     """Why the call cannot be served here and now, or ""."""
-    missing = parts.missing()
+    missing = parts.unsynced_lists()
     if _is_busy(parts) and not environ.get(httpcalls.SLOW):
         return _BUSY
     denial = parts.leadership.denial()
-    if denial is not None and denial.elsewhere:
+    if denial is not None and denial.served_elsewhere:
         # A connection ends at one extender: the scheduler may reach the other one only by a new connection.
         environ.get(httpcalls.CLOSE, bool)()
         return denial.text
@@ -181,13 +181,13 @@ def _unavailable_reason(parts: Parts, environ: Environ) -> str:
         return f"not ready: {missing[0]}"
     if denial is not None:
         return denial.text
-    outdated = parts.outdated()
+    outdated = parts.outdated_watches()
     return f"not ready: {outdated[0]}" if outdated else ""
 
 
 def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
     """Add the pod to all log lines of this call. Returns its UID."""
-    ref = args.parsed.ref
+    ref = args.parsed_pod.ref
     structlog.contextvars.bind_contextvars(pod=ref.pod, uid=ref.uid)
     return ref.uid
 
@@ -196,9 +196,9 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
     unable = _unavailable_reason(parts, environ)
     if unable:
         return FilterResult(error=unable)
-    parts.binder.throttle.wait()
+    parts.binder.throttle.delay_filter()
     try:
-        args = wire.filter_args(_read_body(environ))
+        args = wire.decode_filter_args(_read_body(environ))
         uid = _bind_log_context(args)
         answer = verbs.filter_nodes(parts.state, parts.preferences, args, parts.notice)
     except Malformed as error:
@@ -211,7 +211,7 @@ def _filter(parts: Parts, environ: Environ) -> FilterResult:
         reason = most_frequent(reasons)
         parts.metrics.count_refusal(reason)
         with parts.state.queue() as queue:
-            queue.set_reason(uid, reason)
+            queue.set_refusal_reason(uid, reason)
     return answer
 
 
@@ -220,7 +220,7 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
     if _unavailable_reason(parts, environ):
         return []
     try:
-        args = wire.filter_args(_read_body(environ))
+        args = wire.decode_filter_args(_read_body(environ))
         _bind_log_context(args)
         return verbs.prioritize(parts.state, parts.preferences, args)
     except Malformed as error:
@@ -235,16 +235,16 @@ def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
     """The victims by node. Raises _Unanswered."""
     unable = _unavailable_reason(parts, environ)
     if unable:
-        raise _Unanswered(unable)
+        raise _Unavailable(unable)
     try:
-        args = wire.preempt_args(_read_body(environ))
+        args = wire.decode_preempt_args(_read_body(environ))
         _bind_log_context(args)
         return verbs.preempt(parts.state, parts.preferences, args)
     except (Malformed, InvalidRequest) as error:
-        raise _Unanswered(str(error)) from error
+        raise _Unavailable(str(error)) from error
     except Exception as error:
         _log.exception("preempt failed")
-        raise _Unanswered(_FAILED) from error
+        raise _Unavailable(_FAILED) from error
 
 
 def _bind(parts: Parts, environ: Environ) -> str:
@@ -255,7 +255,7 @@ def _bind(parts: Parts, environ: Environ) -> str:
         return unable
     outcome, text = "failed", _FAILED
     try:
-        args = wire.bind_args(_read_body(environ))
+        args = wire.decode_bind_args(_read_body(environ))
         structlog.contextvars.bind_contextvars(pod=f"{args.pod_namespace}/{args.pod_name}", uid=args.pod_uid)
         connection, slow = environ.get(httpcalls.SOCKET), environ.get(httpcalls.SLOW, True)
         outcome, text = (
@@ -267,7 +267,7 @@ def _bind(parts: Parts, environ: Environ) -> str:
     except BindFailed as error:
         outcome, text = error.outcome, str(error)
         with parts.state.queue() as queue:
-            queue.bind_failed(args.pod_uid)
+            queue.on_bind_failed(args.pod_uid)
     except Exception:  # noqa: BLE001 - as in filter
         _log.exception("bind failed")
     parts.metrics.count_bind(outcome)

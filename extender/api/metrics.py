@@ -67,7 +67,7 @@ class Metrics:
         self._by_verb = {verb: self._seconds.labels(verb) for verb in verbs}
 
     @contextmanager
-    def timed(self, verb: str) -> Iterator[None]:
+    def measure_call(self, verb: str) -> Iterator[None]:
         """Context: measure the seconds of a call of the verb."""
         began = time.perf_counter()
         try:
@@ -99,7 +99,7 @@ class Metrics:
 
 @dataclass(kw_only=True, eq=False)
 class GaugeReaders(Collector):
-    """Gauges that are read at each scrape: counts by label; `staleness` and `disconnected` in seconds.
+    """Gauges that are read at each scrape: counts by label; `staleness_seconds` and `disconnected_seconds` in seconds.
 
     Each label has a closed set of values. The metrics of cards and pods are those of the device plugins: here they
     would be 40,000 lines.
@@ -107,10 +107,10 @@ class GaugeReaders(Collector):
 
     reservations: Callable[[], Mapping[str, int]]
     gangs: Callable[[], Mapping[str, int]]
-    waiting: Callable[[], Mapping[str, int]]
+    refused_pods: Callable[[], Mapping[str, int]]
     disagreements: Callable[[], Mapping[str, int]]
-    staleness: Callable[[], Mapping[str, float]]
-    disconnected: Callable[[], Mapping[str, float]]
+    staleness_seconds: Callable[[], Mapping[str, float]]
+    disconnected_seconds: Callable[[], Mapping[str, float]]
     leads: Callable[[], bool]
 
     def collect(self) -> Iterator[Metric]:
@@ -127,7 +127,7 @@ class GaugeReaders(Collector):
             "cardwise_extender_waiting_pods",
             "Pods for which filter found no node when asked last, by the most frequent reason among the nodes.",
             "reason",
-            self.waiting(),
+            self.refused_pods(),
         )
         yield _gauge(
             "cardwise_extender_ledger_disagreements",
@@ -139,13 +139,13 @@ class GaugeReaders(Collector):
             "cardwise_extender_staleness_seconds",
             "Time since the API server last told anything, by kind of object.",
             "kind",
-            self.staleness(),
+            self.staleness_seconds(),
         )
         yield _gauge(
             "cardwise_extender_disconnected_seconds",
             "Time for which no watch has been open, so that changes may be missing, by kind of object; 0 while one is.",
             "kind",
-            self.disconnected(),
+            self.disconnected_seconds(),
         )
         yield GaugeMetricFamily(
             "cardwise_extender_leader",

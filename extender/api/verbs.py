@@ -59,7 +59,7 @@ def filter_nodes(
 
     notice: called for a pod that only a quota keeps pending; it returns at once.
     """
-    pod, offered = args.parsed, args.names() or []
+    pod, offered = args.parsed_pod, args.candidate_names() or []
     uid = pod.uid
     try:
         request = pod.request
@@ -73,7 +73,7 @@ def filter_nodes(
         if not state.begin_attempt(uid, for_bind, grouped=pod.grouped, rank=pod.rank):
             return _refusal_result(dict.fromkeys(offered, Refusal.UNSETTLED))
     if uid and pod.gang:
-        answer = _member(state, preferences, args, offered)
+        answer = _filter_member(state, preferences, args, offered)
         if answer is not None:
             return answer
     if request is None:
@@ -82,19 +82,19 @@ def filter_nodes(
         return _refusal_result(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
     created = pod.created or YOUNGEST
     policy = request.policy or preferences.policy
-    wanted = PlacementRequest(pod.ref, request, offered, policy, _load(state, pod, policy), pod.rank)
+    wanted = PlacementRequest(pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank)
     placement: Placement | Unplaceable | KnownBinding | dict[str, int]
     if uid and pod.one_best_node(default=preferences.one_best_node):
-        placement = state.plan(wanted, created=created)
+        placement = state.plan_pod(wanted, created=created)
     else:
-        placement = state.fitting(wanted, created=created)
+        placement = state.score_fitting_nodes(wanted, created=created)
     if isinstance(placement, KnownBinding) and placement.node not in offered:
         return _undecided_result(offered, grouped=pod.grouped)
     if isinstance(placement, Unplaceable):
         nodes = (name for name, refusal in placement.refusals.items() if refusal.resolvable)
         state.preemption.on_refused(pod, policy, nodes)
         if notice is not None and uid and Refusal.QUOTA in placement.refusals.values():
-            full = state.full_entry(pod.ref.namespace, request)
+            full = state.full_quota_entry(pod.ref.namespace, request)
             if full is not None:
                 notice(pod.ref, full)
         return _refusal_result(placement.refusals)
@@ -109,7 +109,7 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs) -> l
     Exactly one node has TOP, since kube-scheduler breaks ties at random. All scores are 0 if the pod requests no GPU or
     no node fits.
     """
-    pod, candidates = args.parsed, args.names() or []
+    pod, candidates = args.parsed_pod, args.candidate_names() or []
     try:
         request = pod.request
     except InvalidRequest:
@@ -117,7 +117,9 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs) -> l
     if request is None:
         return [HostPriority(name, 0) for name in candidates]
     policy = request.policy or preferences.policy
-    scored = state.scores(PlacementRequest(pod.ref, request, candidates, policy, _load(state, pod, policy), pod.rank))
+    scored = state.score_nodes(
+        PlacementRequest(pod.ref, request, candidates, policy, _load_if_scored(state, pod, policy), pod.rank)
+    )
     node_scores = list(map(scored.get, candidates))
     known = [score for score in node_scores if score is not None]
     if not known:
@@ -138,14 +140,14 @@ def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> Pre
 
     Raises InvalidRequest.
     """
-    pod, chosen = args.parsed, args.victim_uids()
+    pod, chosen = args.parsed_pod, args.victim_uids()
     request, waits = pod.request, bool(pod.gang)
     if request is None and not waits:
         # kube-scheduler called because of the marker resource only.
         proposed = args.as_meta_victims().items()
-        return PreemptResult({node: own for node, own in proposed if state.preemption.are_on(node, chosen[node])})
+        return PreemptResult({node: own for node, own in proposed if state.preemption.are_pods_on(node, chosen[node])})
     policy = (request.policy if request is not None else None) or preferences.policy
-    answers = state.preemption.answer(pod.waiting(), policy, chosen, member=waits)
+    answers = state.preemption.answer_preempt(pod.waiting(), policy, chosen, member=waits)
     return PreemptResult(
         {
             node: MetaVictims([MetaPod(uid) for uid in victims.uids], victims.violations)
@@ -171,11 +173,13 @@ def inspect(state: State, node: str | None = None, unit: Unit = Unit.MIB) -> dic
     return {"unit": unit, "nodes": nodes}
 
 
-def _member(state: State, preferences: AnswerSettings, args: FilterArgs, candidates: list[str]) -> FilterResult | None:
+def _filter_member(
+    state: State, preferences: AnswerSettings, args: FilterArgs, candidates: list[str]
+) -> FilterResult | None:
     """The result for a member of a gang; None if the pod is placed alone."""
-    pod = args.parsed
+    pod = args.parsed_pod
     decided = state.known_binding(pod.uid)
-    decision = decided.node if decided is not None else state.gangs.filter(pod.uid, candidates, pod.named)
+    decision = decided.node if decided is not None else state.gangs.filter_member(pod.uid, candidates, pod.named)
     if decision is None:
         return None
     if isinstance(decision, Refusal):
@@ -189,16 +193,16 @@ def _member(state: State, preferences: AnswerSettings, args: FilterArgs, candida
     )
 
 
-def _load(state: State, pod: Pod, policy: str) -> Load | None:
+def _load_if_scored(state: State, pod: Pod, policy: str) -> Load | None:
     """The pod's cpu and memory, if a policy needs them to score or to learn; else None."""
-    return pod.load if policy in policies.SCORED or state.policies.active else None
+    return pod.load if policy in policies.SCORED or state.policies.is_active else None
 
 
 def _fit_result(args: FilterArgs, fitting: list[str]) -> FilterResult:
     # Reasons of other nodes are left out: kube-scheduler reads them only if no node is left, and they cost both sides.
     if args.nodes is None:
         return FilterResult(node_names=fitting)
-    return FilterResult(nodes=args.nodes.select(set(fitting)), node_names=fitting)
+    return FilterResult(nodes=args.nodes.select_nodes(set(fitting)), node_names=fitting)
 
 
 def _refusal_result(refusals: Mapping[str, Refusal]) -> FilterResult:

@@ -56,7 +56,7 @@ class BindFailed(Exception):
         self.unconfirmed = unconfirmed
 
 
-class _EpochOver(Exception):
+class _EpochEnded(Exception):
     """The leader epoch in which the call began is over: another extender may be binding."""
 
 
@@ -98,7 +98,8 @@ class Binder:
 
     policy: the placement policy of pods that name none.
     seconds: how long after its arrival a call may post, if `leadership` allows it so long.
-    outdated: returns why nothing can be decided for the moment (`Informers.outdated`), one line for each reason.
+    outdated_watches: returns why nothing can be decided for the moment (`Informers.outdated_watches`), one line for
+        each reason.
     """
 
     def __init__(
@@ -109,12 +110,12 @@ class Binder:
         policy: str,
         seconds: float,
         leadership: Leadership | None = None,
-        outdated: Callable[[], list[str]] = list,
+        outdated_watches: Callable[[], list[str]] = list,
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
         self._state = state
-        self._outdated = outdated
+        self._outdated_watches = outdated_watches
         self._policy = policy
         self._seconds = seconds
         self._leadership = leadership or Leadership()
@@ -146,7 +147,7 @@ class Binder:
         if epoch is None:
             raise BindFailed("standby", _STANDBY)
         self._wait_on_permit(args, arrived, connection, may_wait=may_wait)
-        with self.throttle.bind():
+        with self.throttle.count_bind():
             return self._bind(args, arrived + self._seconds, epoch)
 
     def _wait_on_permit(self, args: BindArgs, arrived: float, connection: Connection | None, *, may_wait: bool) -> None:
@@ -163,7 +164,7 @@ class Binder:
         if isinstance(permit, str):
             raise BindFailed("gang_not_bound", permit)
         if permit is not None:
-            self._permits.wait(
+            self._permits.wait_for_permit(
                 permit, args.pod_name, connection, arrived + self._seconds * _PERMIT_SHARE - self._clock.now()
             )
             if not permit.allowed:
@@ -172,23 +173,25 @@ class Binder:
     def _bind(self, args: BindArgs, deadline: float, epoch: int) -> str:
         decided = self._state.known_binding(args.pod_uid)
         if decided is not None and decided.phase in _DONE:
-            return _check_decided(decided, args)
+            return _known_binding_outcome(decided, args)
         with self._state.queue() as queue:
             known = queue.take_request(args.pod_uid)
         request, version = known or self._read_request(args)
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
         policy = (request.policy if request is not None else None) or self._policy
         # A member of a gang may have waited for minutes since the call came.
-        if outdated := self._outdated():
+        if outdated := self._outdated_watches():
             raise BindFailed("not_ready", f"not ready: {outdated[0]}")
         assumed = self._state.assume(pod, request, args.node, policy, epoch=epoch)
         if isinstance(assumed, KnownBinding):
-            return _check_decided(assumed, args)
+            return _known_binding_outcome(assumed, args)
         if isinstance(assumed, Refusal):
             raise BindFailed("refused", assumed.text)
         phase: Phase | None = Phase.UNCONFIRMED  # if an unexpected exception is raised
         try:
-            self._post(self._binding(args, assumed, version, epoch), deadline, epoch, unconfirmed=assumed.unconfirmed)
+            self._post(
+                self._make_binding(args, assumed, version, epoch), deadline, epoch, unconfirmed=assumed.unconfirmed
+            )
             phase = Phase.ACCEPTED
         except BindFailed as failed:
             phase = Phase.UNCONFIRMED if failed.unconfirmed else None
@@ -214,7 +217,7 @@ class Binder:
         except InvalidRequest as error:
             raise BindFailed("invalid", str(error)) from error
 
-    def _binding(self, args: BindArgs, assumed: Assumed, version: str, epoch: int) -> _Binding:
+    def _make_binding(self, args: BindArgs, assumed: Assumed, version: str, epoch: int) -> _Binding:
         chosen, annotations = assumed.assignment, {}
         if chosen is not None:
             now = self._clock.wall_ns()
@@ -236,7 +239,7 @@ class Binder:
             try:
                 if not self._post_once(path, binding.body(), deadline, epoch):
                     break
-            except _EpochOver as error:
+            except _EpochEnded as error:
                 raise BindFailed("standby", _STANDBY, unconfirmed=unconfirmed) from error
             except errors.Conflict as error:
                 pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
@@ -285,14 +288,14 @@ class Binder:
                 return False
             self._posting += 1
         try:
-            with self._leadership.posting(epoch) as allowed_seconds:
+            with self._leadership.allow_post(epoch) as allowed_seconds:
                 # Read last: nothing may come between this and the request.
                 remaining = deadline - self._clock.now()
                 if remaining <= 0:
                     return False
                 if allowed_seconds <= 0:
-                    raise _EpochOver
-                with self.throttle.post():
+                    raise _EpochEnded
+                with self.throttle.measure_post():
                     self._client.request(
                         "POST", path, body=body, timeout=min(_POST_SECONDS, remaining, allowed_seconds)
                     )
@@ -339,7 +342,8 @@ def confirm_bindings(
 ) -> None:
     """Settle Bindings that no watch event has confirmed in time, by one consistent read of each pod.
 
-    due: the pods, from `State.tick`. Those that have no turn within `_LOOK_UP_SECONDS` come in a later call.
+    due: the pods, from `State.expire_reservations`. Those that have no turn within `_LOOK_UP_SECONDS` come in a later
+        call.
 
     A reservation is released only after its pod was fenced; if that fails, it stays. An extender that does not lead
     releases none while it may lead again without another leader in between. Once another has led, the next epoch reads
@@ -353,7 +357,7 @@ def confirm_bindings(
         if clock.now() >= until:
             return
         try:
-            pod_state = fence.read(pod, timeout=_ASK_SECONDS)
+            pod_state = fence.read_state(pod, timeout=_ASK_SECONDS)
             if pod_state is PodState.UNBOUND and epoch is not None:
                 pod_state = fence.fence_pod(pod, leadership.fencing_token(epoch), timeout=_ASK_SECONDS)
         except errors.KubeError as error:
@@ -368,7 +372,7 @@ def confirm_bindings(
     run_in_parallel(confirm_binding, due, _LOOK_UPS)
 
 
-def _check_decided(decided: KnownBinding, args: BindArgs) -> str:
+def _known_binding_outcome(decided: KnownBinding, args: BindArgs) -> str:
     if decided.phase not in _DONE:
         raise BindFailed("in_progress", "another bind of this pod is under way")
     if decided.node != args.node:

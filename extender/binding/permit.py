@@ -42,12 +42,12 @@ class WaitingBinds:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def wait(self, permit: Permit, name: str, connection: Connection | None, seconds: float) -> None:
+    def wait_for_permit(self, permit: Permit, name: str, connection: Connection | None, seconds: float) -> None:
         """Wait until the permit is decided. Cancels it after `seconds`, or when the connection closes before.
 
         name: of the pod, for the reason.
         """
-        number = self._watch(permit, name, connection) if connection is not None else None
+        number = self._watch_connection(permit, name, connection) if connection is not None else None
         try:
             if not self._clock.wait(permit.done, max(0.0, seconds)):
                 self._cancel(permit, f"{name} waited for the others as long as a bind may take")
@@ -58,7 +58,7 @@ class WaitingBinds:
                 with self._lock:
                     self._connections.pop(number, None)
 
-    def _watch(self, permit: Permit, name: str, connection: Connection) -> int | None:
+    def _watch_connection(self, permit: Permit, name: str, connection: Connection) -> int | None:
         number = connection.fileno()
         if number < 0:
             return None
@@ -77,7 +77,7 @@ class WaitingBinds:
                     return
                 connections = dict(self._connections)
             try:
-                closed = _closed(connections)
+                closed = _closed_connections(connections)
                 for _, permit, name in closed:
                     self._cancel(permit, f"kube-scheduler gave up waiting for {name}")
             except Exception:  # noqa: BLE001 - the outermost loop: without it closed connections would not be noticed
@@ -85,7 +85,7 @@ class WaitingBinds:
             self._clock.sleep(_POLL_SECONDS)
 
 
-def _closed(connections: dict[int, tuple[Connection, Permit, str]]) -> list[tuple[Connection, Permit, str]]:
+def _closed_connections(connections: dict[int, tuple[Connection, Permit, str]]) -> list[tuple[Connection, Permit, str]]:
     """The entries whose connections kube-scheduler has closed, or is closing."""
     poll = select.poll()
     for number, (connection, _, _) in connections.items():

@@ -29,7 +29,7 @@ class BindThrottle:
         self._quickest = 0.0  # seconds, of the last posts; 0: none yet
 
     @contextmanager
-    def bind(self) -> Iterator[None]:
+    def count_bind(self) -> Iterator[None]:
         """Context: a bind is in progress."""
         with self._binds_changed:
             self._under_way += 1
@@ -41,7 +41,7 @@ class BindThrottle:
                 self._binds_changed.notify()
 
     @contextmanager
-    def post(self) -> Iterator[None]:
+    def measure_post(self) -> Iterator[None]:
         """Context of one post. Its time counts as a response of the API server only if the post succeeds."""
         began = self._clock.now()
         yield
@@ -49,12 +49,12 @@ class BindThrottle:
         with self._binds_changed:
             self._quickest = min(took, self._quickest * _FORGET) if self._quickest else took
 
-    def wait(self) -> None:
+    def delay_filter(self) -> None:
         """Wait until few binds are in progress, at most `_MAX_DELAY` seconds."""
         with self._binds_changed:
-            self._clock.wait_for(self._binds_changed, lambda: not self.busy, _MAX_DELAY)
+            self._clock.wait_for(self._binds_changed, lambda: not self.is_busy, _MAX_DELAY)
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether so many binds are in progress that filter waits."""
         return self._under_way >= max(_FREE_BINDS, round(self._quickest / _PACE))

@@ -44,11 +44,11 @@ class Cache:
         """What quotas leave to the namespace."""
         return self.limits.headroom(self.ledger, namespace)
 
-    def headroom_without(self, namespace: str, uid: str) -> list[Headroom]:
+    def headroom_excluding(self, namespace: str, uid: str) -> list[Headroom]:
         """What quotas leave to the namespace if this pod's own holding does not count."""
         if not self.limits.has_quota(namespace):
             return []
-        with self.excluding(uid):
+        with self.exclude_pod(uid):
             return self.headroom(namespace)
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
@@ -62,7 +62,7 @@ class Cache:
         if uid and since is not None and since != self.capacity.freed_count:
             self.queue.requeue_all()
 
-    def excluding(self, uid: str) -> AbstractContextManager[None]:
+    def exclude_pod(self, uid: str) -> AbstractContextManager[None]:
         """Context: the pod's own reservation does not count."""
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
@@ -90,15 +90,15 @@ class Cache:
                     return False
         if not self.limits.has_quota(holding.namespace):
             return True
-        with self.excluding(holding.uid):
+        with self.exclude_pod(holding.uid):
             headroom = self.headroom(holding.namespace)
             planned = Placement(node=holding.node, assignment=holding.assignment, score=0)
             return not placement.exceeded_entries(self.ledger, planned, headroom)
 
-    def count_cards(self) -> None:
+    def sync_cards(self) -> None:
         """Update the ledger with the changed cards. This is done late, because at the start cards come one by one, by
         thousands.
         """
-        for node, cards, devices in self.inventory.changes():
+        for node, cards, devices in self.inventory.take_changes():
             others = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
             self.capacity.mark_cards_changed(node, others)

@@ -2,7 +2,7 @@
 freed.
 
 What pods hold or will hold comes from the table of reservations and from the reports of nodes (`reservations`); `State`
-adds running pods and nodes, and `Cache.count_cards` cards. A what-if changes ledger and totals for a moment and reverts
+adds running pods and nodes, and `Cache.sync_cards` cards. A what-if changes ledger and totals for a moment and reverts
 that. Not thread-safe: the state locks.
 """
 
@@ -46,17 +46,17 @@ class Capacity:
         if before is not None and (current is None or not current.counts_like(before)):
             # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
             # the planner of gangs has to know what it offers now.
-            free = self.mark_freed if before.mark == RESERVED else self.mark_capacity_freed
+            free = self.mark_freed if before.mark == RESERVED else self.mark_released
             free(before.node, seen=seen)
             for node in self.ledger.nodes_of(before) - {before.node}:
                 free(node, seen=seen)  # the pod's card is on another node than the pod
 
-    def set_planned(self, uid: str, planned: PlacedPod | None) -> None:
+    def set_planned_pod(self, uid: str, planned: PlacedPod | None) -> None:
         """Count the cpu and memory that the pod will take on a node. None: stop counting a plan."""
         if planned is not None:
-            self.loads.plan(uid, planned)
+            self.loads.plan_pod(uid, planned)
         else:
-            self.loads.unplan([uid])
+            self.loads.unplan_pods([uid])
 
     def mark_freed(self, node: str = "", *, seen: bool = False) -> None:
         """Requeue pods: capacity may have been freed on this node, "" for any node.
@@ -66,7 +66,7 @@ class Capacity:
         self.queue.requeue_all(node, seen=seen)
         self.freed_count += 1
 
-    def mark_capacity_freed(self, node: str = "", *, seen: bool = False) -> None:
+    def mark_released(self, node: str = "", *, seen: bool = False) -> None:
         """As `mark_freed`, if the planner of gangs needs no new offers of kube-scheduler: a pod or the gang reservation
         has given back what it had.
         """
@@ -84,12 +84,12 @@ class Capacity:
             self._moved |= {node, *others}
         self.mark_freed(node)
 
-    def take_moved(self) -> set[str]:
+    def take_moved_nodes(self) -> set[str]:
         """The nodes between which cards have moved since the last call."""
         moved, self._moved = self._moved, set()
         return moved
 
-    def take_changed(self) -> set[str]:
+    def take_changed_nodes(self) -> set[str]:
         """The nodes whose cards or holdings have changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed

@@ -49,7 +49,7 @@ class GangCards:
         self._gang, self._by_node = gang, by_node
         return any(holding not in by_node.get(node, ()) for node, some in before.items() for holding in some)
 
-    def nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
+    def reserved_nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
         """The nodes with reserved cards that a pod or gang of this rank and namespace must not use."""
         gang = self._gang
         if gang is None or uid in gang.members or gang.plan or gang.ran or not comes_after(rank, namespace, gang):
@@ -58,9 +58,9 @@ class GangCards:
 
     def holdings_on(self, node: str, rank: Rank, namespace: str, uid: str) -> list[Holding]:
         """The reserved holdings on the node that the pod must not use."""
-        return self._by_node[node] if node in self.nodes(rank, namespace, uid) else []
+        return self._by_node[node] if node in self.reserved_nodes(rank, namespace, uid) else []
 
-    def node_with(self, name: str) -> NodeState | None:
+    def node_with_reservation(self, name: str) -> NodeState | None:
         """A copy of the node with the reserved holdings; None if there is no such node."""
         state = self._ledger.node(name)
         if state is None:
@@ -71,7 +71,7 @@ class GangCards:
         return twin
 
     @contextmanager
-    def reserved(self, nodes: Collection[str]) -> Iterator[None]:
+    def count_reserved(self, nodes: Collection[str]) -> Iterator[None]:
         """Context: the ledger also holds what is reserved on these nodes. It costs 0.05 ms for each holding."""
         holdings = [holding for node in nodes for holding in self._by_node.get(node, ())]
         if not holdings:

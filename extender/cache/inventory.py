@@ -52,7 +52,7 @@ class Inventory:
         self._cards: dict[str, CardRecord] = {}
         self._cards_of: dict[str, list[str]] = {}  # node -> names in _cards
         self._node_reports, self._recorded = _ShareReports(), _ShareReports()
-        self._changed: set[str] = set()  # nodes, since `changes`
+        self._changed: set[str] = set()  # nodes, since `take_changes`
         self._classes: dict[str, ResourceClass] = {}
         self._membership = ClassMembership(())
         self._members: dict[str, CardClasses] = {}  # of the names in _cards, as last returned
@@ -93,11 +93,11 @@ class Inventory:
         if before is None or (before.card, before.labels) != (card.card, card.labels):
             self._changed.add(card.node)
         same = before is not None and before.card == card.card
-        reported, gone = self._node_reports.replace(
+        reported, gone = self._node_reports.replace_report(
             name, card.node, before.reported_shares if before is not None else (), card.reported_shares
         )
         last = before.status.terminating if before is not None else ()
-        self._recorded.replace(name, card.node, last, card.status.terminating)
+        self._recorded.replace_report(name, card.node, last, card.status.terminating)
         # If the card is another one now, or has another size, all its shares count again.
         updated = reported if same else {Report(share.uid, card.node) for share in card.reported_shares}
         return CardUpdate({*former, *updated}, gone, problem)
@@ -107,9 +107,9 @@ class Inventory:
         card = self._cards.get(name)
         if card is None:
             return ()
-        self._forget(name)
-        self._recorded.replace(name, card.node, card.status.terminating, ())
-        return self._node_reports.replace(name, card.node, card.reported_shares, ())[1]
+        self._forget_card(name)
+        self._recorded.replace_report(name, card.node, card.status.terminating, ())
+        return self._node_reports.replace_report(name, card.node, card.reported_shares, ())[1]
 
     def has_card(self, name: str) -> bool:
         """Whether the watch has shown the card."""
@@ -121,7 +121,7 @@ class Inventory:
         return any(record is not None and record.node == node and record.env_access for record in records)
 
     def set_class(self, resource_class: ResourceClass) -> bool:
-        """Update the class. Returns whether cards may be in other classes now; `changes` returns which."""
+        """Update the class. Returns whether cards may be in other classes now; `take_changes` returns which."""
         before = self._classes.get(resource_class.name)
         self._classes[resource_class.name] = resource_class
         if _selection_key(before) == _selection_key(resource_class):
@@ -136,7 +136,7 @@ class Inventory:
         self._reclassify = True
         return True
 
-    def changes(self) -> Iterator[tuple[str, list[Card], list[Device]]]:
+    def take_changes(self) -> Iterator[tuple[str, list[Card], list[Device]]]:
         """The nodes whose cards or devices have changed since the last call, each with all its cards and devices.
 
         At the start classes come by the hundred: which cards they select is computed here, once for all of them.
@@ -153,7 +153,7 @@ class Inventory:
             cards: list[Card] = []
             devices: list[Device] = []
             for name in names:
-                typed = self._typed(name)
+                typed = self._card_with_classes(name)
                 if isinstance(typed, Device):
                     devices.append(typed)
                 else:
@@ -167,24 +167,24 @@ class Inventory:
 
     def is_reported(self, uid: str, node: str) -> bool:
         """Whether a card of the node reports the pod."""
-        return bool(self._node_reports.entries_of(uid, node))
+        return bool(self._node_reports.shares_of(uid, node))
 
     def reported_holding(self, uid: str, node: str) -> Holding | None:
         """What the node's cards report of a pod, as one holding; None for nothing."""
-        return self._summed(uid, node, self._node_reports)
+        return self._sum_shares(uid, node, self._node_reports)
 
     def recorded_holding(self, uid: str, node: str) -> Holding | None:
         """What a former leader recorded, in the status of the node's cards, for a pod whose object is gone; None for
         nothing.
         """
-        return self._summed(uid, node, self._recorded)
+        return self._sum_shares(uid, node, self._recorded)
 
-    def _summed(self, uid: str, node: str, reports: "_ShareReports") -> Holding | None:
+    def _sum_shares(self, uid: str, node: str, reports: "_ShareReports") -> Holding | None:
         """What all cards of the node report of the pod, as one holding."""
         shares: dict[str, list[CardShare]] = {}
         devices: dict[str, list[DeviceShare]] = {}
         namespace = name = ""
-        for card_name, entries in sorted(reports.entries_of(uid, node).items()):
+        for card_name, entries in sorted(reports.shares_of(uid, node).items()):
             card = self._cards[card_name].card
             for entry in entries:
                 namespace, name, key = entry.namespace, entry.name, entry.container or "pod"
@@ -200,7 +200,7 @@ class Inventory:
         )
         return Holding(uid, namespace, name, node, assigned, REPORTED, UNKNOWN)
 
-    def _typed(self, name: str) -> Card | Device:
+    def _card_with_classes(self, name: str) -> Card | Device:
         """The card or device with its classes."""
         record = self._cards[name]
         card = record.card
@@ -221,7 +221,7 @@ class Inventory:
             mps=card.mps,
         )
 
-    def _forget(self, name: str) -> None:
+    def _forget_card(self, name: str) -> None:
         self._members.pop(name, None)
         node = self._cards.pop(name).node
         names = self._cards_of[node]
@@ -237,15 +237,15 @@ class _ShareReports:
     def __init__(self) -> None:
         self.by_uid: dict[str, dict[str, dict[str, Sequence[ShareRecord]]]] = {}  # and by node and name of the card
 
-    def entries_of(self, uid: str, node: str) -> Mapping[str, Sequence[ShareRecord]]:
+    def shares_of(self, uid: str, node: str) -> Mapping[str, Sequence[ShareRecord]]:
         """The reported shares of a pod on a node, by the names of the cards."""
         return self.by_uid.get(uid, {}).get(node, {})
 
-    def replace(
+    def replace_report(
         self, name: str, node: str, before: Iterable[ShareRecord], now: Iterable[ShareRecord]
     ) -> tuple[Collection[Report], Collection[Report]]:
         """Replace the shares that the card reports. Returns what is new or different, and what is gone."""
-        last, current = _grouped(before), _grouped(now)
+        last, current = _group_by_uid(before), _group_by_uid(now)
         changed = {uid: entries for uid, entries in current.items() if last.get(uid) != entries}
         for uid, entries in changed.items():
             self.by_uid.setdefault(uid, {}).setdefault(node, {})[name] = entries
@@ -260,7 +260,7 @@ class _ShareReports:
         return {Report(uid, node) for uid in changed}, {Report(uid, node) for uid in silent}
 
 
-def _grouped(shares: Iterable[ShareRecord]) -> dict[str, list[ShareRecord]]:
+def _group_by_uid(shares: Iterable[ShareRecord]) -> dict[str, list[ShareRecord]]:
     by_uid: dict[str, list[ShareRecord]] = {}
     for share in shares:
         by_uid.setdefault(share.uid, []).append(share)

@@ -40,13 +40,13 @@ class LongSearch:
         scores: dict[str, int] = {}
         refusals: dict[str, Refusal] = {}
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             freed = self._cache.capacity.freed_count
         while (at := len(scores) + len(refusals)) < len(nodes):
             if at:
                 give_way(self._clock)
             some = wanted._replace(nodes=nodes[at : at + _MOST])
-            with self._lock, self._placing.asking(some, effort) as scorer:
+            with self._lock, self._placing.node_scorer(some, effort) as scorer:
                 until, by_name = self._clock.cpu() + TURN, self._cache.ledger.nodes_by_name()
                 for name in some.nodes:
                     outcome = scorer.score(by_name.get(name))
@@ -59,7 +59,7 @@ class LongSearch:
         best = sorted(scores, key=lambda name: (-scores[name], name))[:FEW]
         with self._lock:
             refusals |= self._placing.reserved_refusals(wanted, refusals)
-            nominated = {row.node for row in self._cache.reservations.in_phases(Phase.NOMINATED)}
+            nominated = {row.node for row in self._cache.reservations.rows_in_phases(Phase.NOMINATED)}
         return wanted._replace(
             looked=Looked([*best, *sorted(nominated & refusals.keys())[:FEW]], scores, refusals, freed)
         )

@@ -68,7 +68,7 @@ class ClassMembership:
         card = record.card
         if isinstance(card, Device):  # there are few: they need no groups
             of_device = CardClasses(self._all.classes_of(_labels(record)), 0)
-            return self._shared(of_device)
+            return self._intern(of_device)
         key = (self._all.automatic_class_of(card.model), *[group.classes_of(record, card) for group in self._groups])
         member = self._members.get(key)
         if member is None:
@@ -76,10 +76,10 @@ class ClassMembership:
             member = CardClasses(together, self._all.priority_of(together))
             if len(self._members) >= _REMEMBERED:
                 self._members.clear()
-            member = self._members[key] = self._shared(member)
+            member = self._members[key] = self._intern(member)
         return member
 
-    def _shared(self, member: CardClasses) -> CardClasses:
+    def _intern(self, member: CardClasses) -> CardClasses:
         """The one object that stands for all equal ones."""
         if len(self._same) >= _REMEMBERED:
             self._members.clear()
@@ -91,7 +91,7 @@ class _Group:
     """Classes whose selectors read the same labels."""
 
     def __init__(self, keys: frozenset[str], together: list[ResourceClass]) -> None:
-        self._reads = [_BUILT_IN.get(key) or _read_label(key) for key in sorted(keys)]
+        self._reads = [_BUILT_IN.get(key) or _label_reader(key) for key in sorted(keys)]
         self._classes = together
         self._known: dict[tuple[object, ...], frozenset[str]] = {}
         self._same: dict[frozenset[str], frozenset[str]] = {}
@@ -114,7 +114,7 @@ class _Group:
         return matching
 
 
-def _read_label(key: str) -> Read:
+def _label_reader(key: str) -> Read:
     return lambda record, _: record.labels.get(key)
 
 

@@ -32,7 +32,7 @@ class NodeLoads:
         self._sums: dict[str, Load] = {}
         self._pods: dict[str, PlacedPod] = {}
         self._planned: set[str] = set()
-        self._on: dict[str, dict[str, None]] = {}  # keys of `_pods` by node; a dict takes two thirds of a set
+        self._keys_by_node: dict[str, dict[str, None]] = {}  # keys of `_pods` by node; a dict takes two thirds of a set
         # How many pods of a node hold cards: those that could be evicted, by priority, and those that terminate
         # already.
         self._victims: dict[int, dict[str, int]] = {}
@@ -59,7 +59,7 @@ class NodeLoads:
             self.freed_count += 1
             self._mark_changed(name)
 
-    def reopen_steady(self, now: float) -> bool:
+    def reopen_steady_nodes(self, now: float) -> bool:
         """Open nodes whose slots have been back for `STEADY_SECONDS`. Returns whether there are any."""
         steady = [name for name, since in self._slots_since.items() if now - since >= STEADY_SECONDS]
         for name in steady:
@@ -84,7 +84,7 @@ class NodeLoads:
         before = self._pods.pop(key, None)
         if before is not None:
             self._count_victim(before, -1)
-            self._count(before, -1)
+            self._add_load(before, -1)
             self._remove_from_node(key, before.node)
             self.freed_count += 1
 
@@ -95,13 +95,13 @@ class NodeLoads:
         if key in self._pods and key not in self._planned:
             self.remove_pod(key)
 
-    def plan(self, key: str, placed: PlacedPod) -> None:
+    def plan_pod(self, key: str, placed: PlacedPod) -> None:
         """Count the pod on the node of its plan, unless it is on a node already."""
         if key not in self._pods or key in self._planned:
             self._planned.add(key)
             self._set_pod(key, placed)
 
-    def unplan(self, keys: Iterable[str]) -> None:
+    def unplan_pods(self, keys: Iterable[str]) -> None:
         """Stop counting these pods where they are planned; those that are on their nodes still count."""
         for key in keys:
             if key in self._planned:
@@ -123,12 +123,12 @@ class NodeLoads:
         changes += [(self._pods[key], -1) for key in gone]
         changes += [(placed, 1) for placed in there]
         for placed, sign in changes:
-            self._count(placed, sign)
+            self._add_load(placed, sign)
         try:
             yield
         finally:
             for placed, sign in reversed(changes):
-                self._count(placed, -sign)
+                self._add_load(placed, -sign)
 
     def free_load(self, node: str) -> Load | None:
         """The cpu, memory and pods that the node has left; None if there is no such node."""
@@ -170,19 +170,19 @@ class NodeLoads:
 
     def pods_on(self, node: str) -> Iterator[tuple[str, PlacedPod]]:
         """Keys and pods of a node, including those that are planned there."""
-        return ((key, self._pods[key]) for key in sorted(self._on.get(node, ())))
+        return ((key, self._pods[key]) for key in sorted(self._keys_by_node.get(node, ())))
 
     def has_victims(self, priority: int) -> bool:
         """Whether a pod below this priority could be evicted from cards, on any node."""
         return min(self._victims, default=priority) < priority
 
-    def with_victims(self, nodes: set[str], priority: int) -> set[str]:
+    def nodes_with_victims(self, nodes: set[str], priority: int) -> set[str]:
         """Those of the nodes where a pod below this priority could be evicted from cards."""
         return set[str]().union(
             *(nodes & counts.keys() for victim_priority, counts in self._victims.items() if victim_priority < priority)
         )
 
-    def with_terminating(self, nodes: set[str]) -> set[str]:
+    def nodes_with_terminating_pods(self, nodes: set[str]) -> set[str]:
         """Those of the nodes where a pod that holds cards is being deleted."""
         return nodes & self._terminating.keys()
 
@@ -201,11 +201,11 @@ class NodeLoads:
         if before is not None and (before.node, before.load) == (placed.node, placed.load):
             return  # node and load have not changed
         if before is not None:
-            self._count(before, -1)
+            self._add_load(before, -1)
             self._remove_from_node(key, before.node)
             self.freed_count += 1
-        self._count(placed, 1)
-        self._on.setdefault(placed.node, {})[key] = None
+        self._add_load(placed, 1)
+        self._keys_by_node.setdefault(placed.node, {})[key] = None
 
     def _count_victim(self, placed: PlacedPod, sign: int) -> None:
         if not placed.holds_cards or placed.fixed:
@@ -227,12 +227,12 @@ class NodeLoads:
             watched.add(node)
 
     def _remove_from_node(self, key: str, node: str) -> None:
-        keys = self._on[node]
+        keys = self._keys_by_node[node]
         del keys[key]
         if not keys:
-            del self._on[node]
+            del self._keys_by_node[node]
 
-    def _count(self, placed: PlacedPod, sign: int) -> None:
+    def _add_load(self, placed: PlacedPod, sign: int) -> None:
         node, load = placed.node, placed.load
         self._mark_changed(node)
         sums = self._sums.get(node)

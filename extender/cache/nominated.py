@@ -51,19 +51,19 @@ class NominatedPods:
         self._policy = policy
         self._nominations = cache.reservations.nominations
 
-    def nodes(self, own: Collection[str], priority: int) -> set[str]:
+    def reserved_nodes(self, own: Collection[str], priority: int) -> set[str]:
         """The nodes where cards are reserved from pods of this priority, except for `own`."""
-        return {node for _, node, _ in self._nominations.reserved_from(own, priority)}
+        return {node for _, node, _ in self._nominations.reserved_places(own, priority)}
 
-    def unknown(self) -> list[str]:
+    def nodes_with_unknown_cards(self) -> list[str]:
         """The nodes where the reserved cards are not known yet, because another extender has answered the
         preemption.
         """
-        every = self._nominations.reserved_from((), LOWEST)
+        every = self._nominations.reserved_places((), LOWEST)
         return list(dict.fromkeys(node for _, node, place in every if place.assignment is None))
 
     @contextmanager
-    def reserving(self, own: Collection[str], priority: int, on: Collection[str] | None = None) -> Iterator[None]:
+    def count_reserved(self, own: Collection[str], priority: int, on: Collection[str] | None = None) -> Iterator[None]:
         """Context: the ledger also holds the cards that are reserved from pods of this priority, except those for
         `own`.
 
@@ -72,10 +72,12 @@ class NominatedPods:
         if not len(self._nominations):
             yield
             return
-        with self._cache.ledger.what_if(held=[nominated.holding for nominated in self.reserved_on(on, own, priority)]):
+        with self._cache.ledger.what_if(
+            held=[nominated.holding for nominated in self.reservations_on(on, own, priority)]
+        ):
             yield
 
-    def reserved_on(
+    def reservations_on(
         self, on: Collection[str] | None, own: Collection[str], priority: int
     ) -> list[NominatedReservation]:
         """What is reserved on these nodes from pods of this priority, except for `own`.
@@ -83,33 +85,35 @@ class NominatedPods:
         on: the nodes; None: all nodes.
         """
         reserved = []
-        for claimant, node, place in list(self._nominations.reserved_from(own, priority)):
+        for claimant, node, place in list(self._nominations.reserved_places(own, priority)):
             if (on is not None and node not in on) or self._cache.ledger.holding(claimant.uid) is not None:
                 continue  # its reservation counts by itself
             assignment = place.assignment
             if assignment is None:
-                victims = self.once_gone(claimant, claimant.request.policy or self._policy, node)
+                victims = self.place_after_termination(claimant, claimant.request.policy or self._policy, node)
                 assignment = victims.assignment if victims is not None else None
                 if assignment is None:
                     continue
-                self._nominations.settle(claimant.uid, node, assignment)
+                self._nominations.set_assignment(claimant.uid, node, assignment)
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
             holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
             reserved.append(NominatedReservation(holding, claimant.load, place.victims))
         return reserved
 
-    def once_gone(self, claimant: WaitingPod, policy: str, node: str, gone: Collection[str] = ()) -> Victims | None:
+    def place_after_termination(
+        self, claimant: WaitingPod, policy: str, node: str, gone: Collection[str] = ()
+    ) -> Victims | None:
         """What the pod gets on the node once its terminating pods and `gone` are gone; None if it does not fit.
 
         What is reserved there for other nominated pods does not count: this method finds out what that is.
         """
-        there = self._full(claimant, node, gone=gone)
+        there = self._make_full_node(claimant, node, gone=gone)
         if there is None:
             return None
-        return preemption.least_harmful_victims(there, self._newcomer(claimant, policy, LOWEST))
+        return preemption.least_harmful_victims(there, self._make_preemptor(claimant, policy, LOWEST))
 
-    def who_goes(
+    def find_victims(
         self,
         claimant: WaitingPod,
         policy: str,
@@ -128,15 +132,15 @@ class NominatedPods:
         refused: pods that the Eviction API has refused. None: the Eviction API is not used.
         """
         priority = claimant.request.priority
-        kept = self.reserved_on((node,), {claimant.uid, *own}, priority)
+        kept = self.reservations_on((node,), {claimant.uid, *own}, priority)
         of_gang = self._cache.gang_cards.holdings_on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
         kept += [NominatedReservation(holding, _NO_LOAD, ()) for holding in of_gang]
-        there = self._full(claimant, node, gone=gone, kept=kept, budgets=self.budgets, refused=refused)
+        there = self._make_full_node(claimant, node, gone=gone, kept=kept, budgets=self.budgets, refused=refused)
         if there is None:
             return None
-        return preemption.least_harmful_victims(there, self._newcomer(claimant, policy, priority), chosen)
+        return preemption.least_harmful_victims(there, self._make_preemptor(claimant, policy, priority), chosen)
 
-    def exceeded_budgets(self, nodes: Iterable[str], uids: Collection[str]) -> int:
+    def count_budget_violations(self, nodes: Iterable[str], uids: Collection[str]) -> int:
         """By how many evictions PodDisruptionBudgets are exceeded if all these pods, which are on these nodes, are
         evicted.
         """
@@ -145,34 +149,34 @@ class NominatedPods:
         allowed = self.budgets.allowed(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
-    def as_it_is(self, node: str) -> object:
-        """All that `who_goes` depends on at this node; equal while that stays the same."""
+    def node_inputs(self, node: str) -> object:
+        """All that `find_victims` depends on at this node; equal while that stays the same."""
         ledger, loads, state = self._cache.ledger, self._cache.loads, self._cache.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
         pods = list(loads.pods_on(node))
         budgets = {name: self.budgets.change_count(name) for name in {placed.namespace for _, placed in pods}}
         return loads.free_load(node), pods, ledger.holdings(node), cards, budgets
 
-    def rests_on(self, claimant: WaitingPod) -> object:
-        """All that `who_goes` depends on for the pod, besides the node."""
+    def pod_inputs(self, claimant: WaitingPod) -> object:
+        """All that `find_victims` depends on for the pod, besides the node."""
         return (
-            self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
+            self._cache.headroom_excluding(claimant.ref.namespace, claimant.uid),
             self._cache.ledger.kinds.changes,
-            self._nominations.places(),
+            self._nominations.places_by_pod(),
             self._cache.gang_cards.changes,
         )
 
-    def _newcomer(self, claimant: WaitingPod, policy: str, priority: int) -> Preemptor:
+    def _make_preemptor(self, claimant: WaitingPod, policy: str, priority: int) -> Preemptor:
         """The pod as the search for victims takes it: pods below `priority` may be evicted for it."""
         return Preemptor(
             request=claimant.request,
             load=claimant.load,
             priority=priority,
             policy=policy,
-            headroom=self._cache.headroom_without(claimant.ref.namespace, claimant.uid),
+            headroom=self._cache.headroom_excluding(claimant.ref.namespace, claimant.uid),
         )
 
-    def _full(
+    def _make_full_node(
         self,
         claimant: WaitingPod,
         node: str,
@@ -187,7 +191,7 @@ class NominatedPods:
 
         gone: pods that go in any case.
         kept: what is reserved for other pods.
-        refused: see `who_goes`.
+        refused: see `find_victims`.
         """
         free = self._cache.loads.free_load(node)
         if free is None:
@@ -199,22 +203,22 @@ class NominatedPods:
         # kube-scheduler has not yet chosen this node.
         going = {
             *gone,
-            *self._nominations.victims(node, claimant.uid),
+            *self._nominations.victims_on(node, claimant.uid),
             *(uid for nominated in kept for uid in nominated.victims),
         }
         residents = [
             *self._residents(node, claimant.uid, going, budgets, refused),
-            *(_resident(nominated.holding, going) for nominated in kept),
+            *(_unevictable_resident(nominated.holding, going) for nominated in kept),
         ]
         return FullNode(
             kinds=self._cache.ledger.kinds,
-            node=self._as_it_would_be(node, claimant.uid, kept),
+            node=self._node_with_reservations(node, claimant.uid, kept),
             free=reduce(lambda less, nominated: less.add(nominated.load, -1), kept, free),
             residents=residents,
             allowed=budgets.allowed({budget for resident in residents for budget in resident.budgets}),
         )
 
-    def _as_it_would_be(self, node: str, uid: str, kept: Iterable[NominatedReservation]) -> NodeState | None:
+    def _node_with_reservations(self, node: str, uid: str, kept: Iterable[NominatedReservation]) -> NodeState | None:
         """A copy of the node with what is reserved there, and without what the pod itself holds."""
         known = self._cache.ledger.node(node)
         if known is None:
@@ -250,11 +254,13 @@ class NominatedPods:
             residents.append(
                 Resident(uid, placed.priority, placed.load, holding, protecting, going, fixed, placed.grouped)
             )
-        residents += [_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen]
+        residents += [
+            _unevictable_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen
+        ]
         return residents
 
 
-def _resident(holding: Holding, gone: Collection[str]) -> Resident:
+def _unevictable_resident(holding: Holding, gone: Collection[str]) -> Resident:
     """A holding that cannot be evicted: a plan, or the share of a vanished pod."""
     going = holding.mark == MARKS[Phase.TERMINATING] or holding.uid in gone
     return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)

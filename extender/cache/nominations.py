@@ -48,7 +48,7 @@ class MemberReservation:
 
 @dataclass(frozen=True, slots=True)
 class NominatedPlace:
-    """The cards that a nominated pod gets on a node once `victims` are gone.
+    """The cards that a nominated pod gets on a node once `victims_on` are gone.
 
     assignment: None while the cards are not known.
     victims: the UIDs of the pods that are evicted for it.
@@ -89,24 +89,24 @@ class Nominations:
 
     def __init__(self, loads: NodeLoads) -> None:
         self._loads = loads
-        self._of: dict[str, Nomination] = {}
-        self._over: dict[str, str] = {}  # the node whose reservation has timed out, by pod
+        self._by_pod: dict[str, Nomination] = {}
+        self._expired: dict[str, str] = {}  # the node whose reservation has timed out, by pod
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._by_pod)
 
     def get(self, uid: str) -> Nomination | None:
         """The nomination of the pod with this UID."""
-        return self._of.get(uid)
+        return self._by_pod.get(uid)
 
-    def node(self, uid: str) -> str:
+    def nominated_node(self, uid: str) -> str:
         """The node where victims are evicted for the pod; "" while it is not certain which node that is."""
-        nomination = self._of.get(uid)
+        nomination = self._by_pod.get(uid)
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
 
-    def places(self) -> dict[str, Mapping[str, NominatedPlace]]:
+    def places_by_pod(self) -> dict[str, Mapping[str, NominatedPlace]]:
         """All that is reserved, by pod and node."""
-        return {uid: nomination.places for uid, nomination in self._of.items()}
+        return {uid: nomination.places for uid, nomination in self._by_pod.items()}
 
     def is_node_unknown(self, now: float) -> bool:
         """Whether a recent preempt call was answered with several nodes, and it is unknown which kube-scheduler has
@@ -116,10 +116,10 @@ class Nominations:
             not nomination.named_node
             and len(nomination.places) > 1
             and nomination.until - now > _NAMING_SECONDS - _SHOWN_SECONDS
-            for nomination in self._of.values()
+            for nomination in self._by_pod.values()
         )
 
-    def asks_again(self, claimant: WaitingPod, now: float) -> bool:
+    def on_preempt_repeated(self, claimant: WaitingPod, now: float) -> bool:
         """Record that kube-scheduler calls preempt for the pod again.
 
         Returns whether it may have chosen a node of the last answer, and it is unknown which: then no pod may be
@@ -128,84 +128,86 @@ class Nominations:
         kube-scheduler writes its choice into the pod before it calls again. But its own watch may be late, too: then
         the pod still has the version of the last answer, or victims are terminating already.
         """
-        nomination = self._of.get(claimant.uid)
+        nomination = self._by_pod.get(claimant.uid)
         if nomination is None or nomination.named_node:
             return False
         if claimant.version and claimant.version == nomination.claimant.version:
             return True
         if claimant.nominated:
-            self.heard(claimant, now)
+            self.set_node_from_status(claimant, now)
             return False
-        return any(not self._stay(node, place.victims) for node, place in nomination.places.items())
+        return any(not self._are_staying(node, place.victims) for node, place in nomination.places.items())
 
-    def answered(self, claimant: WaitingPod, places: Mapping[str, NominatedPlace], now: float) -> None:
+    def set_places(self, claimant: WaitingPod, places: Mapping[str, NominatedPlace], now: float) -> None:
         """Record the nodes that preempt returned for the pod; kube-scheduler chooses one of them. Replaces an earlier
         nomination.
         """
         if not places:
-            self._of.pop(claimant.uid, None)
+            self._by_pod.pop(claimant.uid, None)
             return
-        before = self._of.get(claimant.uid)
+        before = self._by_pod.get(claimant.uid)
         named_node = before.named_node if before is not None and before.named_node in places else ""
-        self._over.pop(claimant.uid, None)
+        self._expired.pop(claimant.uid, None)
         until = now + (_KEEP_SECONDS if named_node else _NAMING_SECONDS)
-        self._of[claimant.uid] = Nomination(claimant, now, until, dict(places), named_node)
+        self._by_pod[claimant.uid] = Nomination(claimant, now, until, dict(places), named_node)
 
-    def add_own(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
+    def set_own_place(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """Record the node that the extender itself has chosen."""
-        self._of[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node, ours=True)
+        self._by_pod[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node, ours=True)
 
-    def heard(self, claimant: WaitingPod, now: float) -> None:
+    def set_node_from_status(self, claimant: WaitingPod, now: float) -> None:
         """Record the node that the status of the pending pod names, if it names one.
 
         If the status names no node any more, kube-scheduler has found no pod to preempt: the victims may be gone, and
         their cards not free yet. So the cards stay reserved until the nomination's time is over.
         """
-        nomination, node = self._of.get(claimant.uid), claimant.nominated
-        if not node or self._over.get(claimant.uid) == node:
+        nomination, node = self._by_pod.get(claimant.uid), claimant.nominated
+        if not node or self._expired.get(claimant.uid) == node:
             return
         if nomination is None:
             until = now + _KEEP_SECONDS
-            nomination = self._of[claimant.uid] = Nomination(claimant, now, until, {node: NominatedPlace()}, read=True)
+            nomination = self._by_pod[claimant.uid] = Nomination(
+                claimant, now, until, {node: NominatedPlace()}, read=True
+            )
         if nomination.named_node != node:
             nomination.named_node = node
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
             nomination.since, nomination.until, nomination.unoffered = now, now + _KEEP_SECONDS, math.inf
 
-    def drop(self, uid: str) -> Nomination | None:
+    def remove(self, uid: str) -> Nomination | None:
         """Remove the nomination: the pod is bound or gone, or its cards are released. Returns what was removed."""
-        self._over.pop(uid, None)
-        return self._of.pop(uid, None)
+        self._expired.pop(uid, None)
+        return self._by_pod.pop(uid, None)
 
-    def forget(self) -> None:
+    def reset_to_statuses(self) -> None:
         """Keep only what statuses of pods say: another extender decides from now on, or has decided until now."""
-        for uid, nomination in list(self._of.items()):
+        for uid, nomination in list(self._by_pod.items()):
             if nomination.named_node:
                 place = nomination.places.get(nomination.named_node, NominatedPlace())
                 going = {placed.uid for _, placed in self._loads.pods_on(nomination.named_node) if placed.terminating}
                 victims = tuple(uid for uid in place.victims if uid in going)
                 nomination.places = {nomination.named_node: NominatedPlace(victims=victims)}
             else:
-                del self._of[uid]
+                del self._by_pod[uid]
 
-    def step(self, now: float) -> bool:
+    def end_expired(self, now: float) -> bool:
         """End nominations whose time is over; the time begins when the last victim is gone. Returns whether
         any ended.
         """
         ended = False
-        for uid, nomination in list(self._of.items()):
+        for uid, nomination in list(self._by_pod.items()):
             if nomination.named_node:
-                self._learn(nomination, now)
-            if nomination.named_node and any(self._awaited(nomination, node, now) for node in nomination.places):
+                self._update_from_status(nomination, now)
+            if nomination.named_node and any(self._awaits_victims(nomination, node, now) for node in nomination.places):
                 nomination.until = now + _KEEP_SECONDS
             elif now >= nomination.until:
-                del self._of[uid]
+                del self._by_pod[uid]
                 if nomination.named_node:
-                    self._over[uid] = nomination.named_node
+                    self._expired[uid] = nomination.named_node
                 ended = True
         return ended
 
-    def waits(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
+    def awaited_victims(self, uid: str, node: str, now: float, *, offered: bool) -> tuple[frozenset[str], float] | None:
         """The victims on the node for which the pod only has to wait, and when to check again; None if the pod cannot
         use the node.
 
@@ -215,35 +217,35 @@ class Nominations:
         later will stay. One call may leave the node out for many reasons; if calls do so for long, the pod may not use
         it any more.
         """
-        nomination = self._of[uid]
+        nomination = self._by_pod[uid]
         # kube-scheduler offers nodes whose totals are short, and the extender itself evicts where they are not.
         nomination.unoffered = math.inf if offered or nomination.ours else min(nomination.unoffered, now)
         lost = nomination.unoffered + _KEEP_SECONDS
         if now >= lost or self._loads.is_unavailable(node):
             return None
         victims, going = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
-        return (victims, min(going, lost)) if now < going else (victims - self._staying(node), lost)
+        return (victims, min(going, lost)) if now < going else (victims - self._staying_pods(node), lost)
 
-    def reserved_from(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
+    def reserved_places(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
         """What is reserved from pods of this priority: for nominated pods of this or a higher priority, except `own`.
 
         kube-scheduler counts nominated pods of equal priority, too.
         """
-        for nomination in self._of.values():
+        for nomination in self._by_pod.values():
             if nomination.claimant.request.priority < priority:
                 continue
             for node, place in nomination.places.items():
                 if nomination.claimant.uid not in own:
                     yield nomination.claimant, node, place
                 for kept in place.rest:
-                    if kept.claimant.uid not in own and kept.claimant.uid not in self._of:
+                    if kept.claimant.uid not in own and kept.claimant.uid not in self._by_pod:
                         yield kept.claimant, kept.node, NominatedPlace(kept.assignment)
 
-    def victims(self, node: str, but: str) -> set[str]:
+    def victims_on(self, node: str, but: str) -> set[str]:
         """The victims on the node for other pods than `but`, where it is certain to be this node."""
         return {
             victim
-            for nomination in self._of.values()  # of 500 pods each asks for each: the node first
+            for nomination in self._by_pod.values()  # of 500 pods each asks for each: the node first
             if node in nomination.places and len(nomination.places) == 1 and nomination.claimant.uid != but
             for victim in nomination.places[node].victims
         }
@@ -252,31 +254,33 @@ class Nominations:
         """All victims by UID, with the node, where the node is certain."""
         return {
             victim: node
-            for nomination in self._of.values()
+            for nomination in self._by_pod.values()
             if len(nomination.places) == 1
             for node, place in nomination.places.items()
             for victim in place.victims
         }
 
-    def settle(self, uid: str, node: str, assignment: Assignment) -> None:
+    def set_assignment(self, uid: str, node: str, assignment: Assignment) -> None:
         """Set the cards of a place, which were unknown."""
-        nomination = self._of.get(uid)
+        nomination = self._by_pod.get(uid)
         if nomination is not None and node in nomination.places:
             place = replace(nomination.places[node], assignment=assignment)
-            self._of[uid] = replace(nomination, places=nomination.places | {node: place})  # `tried` has the one before
+            self._by_pod[uid] = replace(
+                nomination, places=nomination.places | {node: place}
+            )  # `restore_afterwards` has the one before
 
     # What-if.
 
     @contextmanager
-    def tried(self) -> Iterator[None]:
+    def restore_afterwards(self) -> Iterator[None]:
         """Context: afterwards all nominations are as before. Inside, a changed nomination must be a new object."""
-        before, over = dict(self._of), dict(self._over)
+        before, over = dict(self._by_pod), dict(self._expired)
         try:
             yield
         finally:
-            self._of, self._over = before, over
+            self._by_pod, self._expired = before, over
 
-    def _learn(self, nomination: Nomination, now: float) -> None:
+    def _update_from_status(self, nomination: Nomination, now: float) -> None:
         """Update the nomination by the node in the pod's status.
 
         If another extender has answered the preemption, the victims are not known: they are among the pods that were
@@ -294,15 +298,15 @@ class Nominations:
         elif not early and len(nomination.places) > 1:
             nomination.places = {node: place}  # it was answered again, and kube-scheduler has named the same node again
 
-    def _stay(self, node: str, uids: Collection[str]) -> bool:
+    def _are_staying(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node, and none of them is being deleted."""
-        return self._staying(node).issuperset(uids)
+        return self._staying_pods(node).issuperset(uids)
 
-    def _staying(self, node: str) -> set[str]:
+    def _staying_pods(self, node: str) -> set[str]:
         """The pods on the node that are not being deleted."""
         return {placed.uid for _, placed in self._loads.pods_on(node) if not placed.terminating}
 
-    def _awaited(self, nomination: Nomination, node: str, now: float) -> bool:
+    def _awaits_victims(self, nomination: Nomination, node: str, now: float) -> bool:
         """Whether victims are still on the node, and are or will soon be terminating."""
         victims, soon = nomination.places[node].victims, now < nomination.since + _GOING_SECONDS
         return bool(victims) and any(

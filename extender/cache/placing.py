@@ -74,7 +74,7 @@ class Placing:
         """The best node; nothing is reserved yet."""
         if wanted.looked is not None:
             return self._first(wanted, wanted.looked)
-        reserved = self.reserved_from(wanted)
+        reserved = self.gang_reserved_nodes(wanted)
         if not reserved:
             return self._place(wanted)
         # Other nodes come first: what a gang's reservation leaves of its cards is used last, and needs to be counted
@@ -82,17 +82,17 @@ class Placing:
         chosen = self._place(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
         if isinstance(chosen, Placement):
             return chosen
-        with self._nominated.reserving((wanted.pod.uid,), wanted.request.priority, reserved):
-            scores, refusals = self._score_beside_reserved(wanted, reserved)
+        with self._nominated.count_reserved((wanted.pod.uid,), wanted.request.priority, reserved):
+            scores, refusals = self._score_with_gang_reservation(wanted, reserved)
             if scores:
                 best = min(scores, key=lambda node: (-scores[node], node))
-                placed = self._scorer(wanted).place_on(self._cache.gang_cards.node_with(best))
+                placed = self._scorer(wanted).place_on(self._cache.gang_cards.node_with_reservation(best))
                 if isinstance(placed, Placement):
                     return placed
         reasons = {**chosen.refusals, **refusals}
         return Unplaceable(refusals={node: reasons[node] for node in wanted.nodes})
 
-    def _score_beside_reserved(
+    def _score_with_gang_reservation(
         self, wanted: PlacementRequest, reserved: Collection[str]
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes in `reserved` that take the pod beside the gang reservation, and why the others do
@@ -104,7 +104,7 @@ class Placing:
         roomy, refusals = scorer.score_all(self._ledger, reserved)
         scores: dict[str, int] = {}
         for name in roomy:
-            score = scorer.score(self._cache.gang_cards.node_with(name))
+            score = scorer.score(self._cache.gang_cards.node_with_reservation(name))
             if isinstance(score, Refusal):
                 refusals[name] = Refusal.GANG_RESERVED
             else:
@@ -113,7 +113,7 @@ class Placing:
 
     def _place(self, wanted: PlacementRequest) -> Placement | Unplaceable:
         own, priority = (wanted.pod.uid,), wanted.request.priority
-        kept = self._kept_from(wanted)
+        kept = self._nominated_nodes(wanted)
         if len(kept) > MANY:
             # Counting what is reserved on so many nodes takes longer than other callers may wait. So other nodes come
             # first; and if the pod would not fit anyway, nothing needs to be counted.
@@ -121,7 +121,7 @@ class Placing:
             if isinstance(chosen, Placement):
                 return chosen
             kept = set(self._scorer(wanted).score_all(self._ledger, kept)[0])
-        with self._nominated.reserving(own, priority, kept):
+        with self._nominated.count_reserved(own, priority, kept):
             return self._best(wanted, wanted.nodes)
 
     def _best(self, wanted: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
@@ -134,21 +134,21 @@ class Placing:
                 return best
         return placement.place(self._ledger, nodes, wanted.request, wanted.policy, headroom)
 
-    def _kept_from(self, wanted: PlacementRequest) -> set[str]:
+    def _nominated_nodes(self, wanted: PlacementRequest) -> set[str]:
         """Those of the nodes where cards are reserved for nominated pods, which this pod must not use."""
-        kept = self._nominated.nodes((wanted.pod.uid,), wanted.request.priority)
+        kept = self._nominated.reserved_nodes((wanted.pod.uid,), wanted.request.priority)
         return kept.intersection(wanted.nodes) if kept else kept
 
-    def reserved_from(self, wanted: PlacementRequest) -> set[str]:
+    def gang_reserved_nodes(self, wanted: PlacementRequest) -> set[str]:
         """Those of the nodes where cards are reserved for a gang, which this pod must not use."""
         if wanted.rank is None:
             return set()
-        reserved = self._cache.gang_cards.nodes(wanted.rank, wanted.pod.namespace, wanted.pod.uid)
+        reserved = self._cache.gang_cards.reserved_nodes(wanted.rank, wanted.pod.namespace, wanted.pod.uid)
         return set(reserved).intersection(wanted.nodes) if reserved else set()
 
     def reserved_refusals(self, wanted: PlacementRequest, refused: Mapping[str, Refusal]) -> dict[str, Refusal]:
         """The refusals of those nodes that would take the pod if nothing were reserved for a gang there."""
-        reserved = sorted(self.reserved_from(wanted).intersection(refused))[:MANY]
+        reserved = sorted(self.gang_reserved_nodes(wanted).intersection(refused))[:MANY]
         if not reserved:
             return {}
         scores, _ = self._score(wanted._replace(nodes=reserved, rank=None))
@@ -160,48 +160,48 @@ class Placing:
         )
 
     @contextmanager
-    def asking(self, wanted: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
+    def node_scorer(self, wanted: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context: a scorer for single nodes. What the pod itself holds does not count.
 
         effort: limits the searches of the scorer together.
         """
-        self._cache.count_cards()
-        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
+        self._cache.sync_cards()
+        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._nominated_nodes(wanted)
         with (
-            self._cache.excluding(wanted.pod.uid),
-            self._nominated.reserving(own, priority, kept),
-            self._cache.gang_cards.reserved(self.reserved_from(wanted)),
+            self._cache.exclude_pod(wanted.pod.uid),
+            self._nominated.count_reserved(own, priority, kept),
+            self._cache.gang_cards.count_reserved(self.gang_reserved_nodes(wanted)),
         ):
             yield self._scorer(wanted, effort)
 
     def place_on(self, wanted: PlacementRequest, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod itself holds does not count."""
-        with self.asking(wanted, SearchEffort()) as scorer:
+        with self.node_scorer(wanted, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
-    def score(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score_nodes(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod itself holds does not count."""
         if wanted.looked is not None and wanted.looked.scores:
             return wanted.looked.scores, wanted.looked.refusals
         if wanted.looked is not None:
             placed = self._first(wanted, wanted.looked)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
-        self._cache.count_cards()
-        reserved = self.reserved_from(wanted)
+        self._cache.sync_cards()
+        reserved = self.gang_reserved_nodes(wanted)
         if not reserved:
             return self._score(wanted)
         scores, refusals = self._score(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
         uid, priority = wanted.pod.uid, wanted.request.priority
-        with self._cache.excluding(uid), self._nominated.reserving((uid,), priority, reserved):
-            beside, reasons = self._score_beside_reserved(wanted, reserved)
+        with self._cache.exclude_pod(uid), self._nominated.count_reserved((uid,), priority, reserved):
+            beside, reasons = self._score_with_gang_reservation(wanted, reserved)
         return scores | beside, refusals | reasons
 
     def _score(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._kept_from(wanted)
-        with self._cache.excluding(wanted.pod.uid), self._nominated.reserving(own, priority, kept):
+        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._nominated_nodes(wanted)
+        with self._cache.exclude_pod(wanted.pod.uid), self._nominated.count_reserved(own, priority, kept):
             headroom = self._cache.headroom(wanted.pod.namespace)
             if wanted.load is not None:
-                scores = self._scored.scores(
+                scores = self._scored.score_nodes(
                     wanted.pod.uid, wanted.request, wanted.load, wanted.nodes, wanted.policy, headroom=headroom
                 )
                 if scores is not None:
@@ -216,13 +216,13 @@ class Placing:
 
     def reserve(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
         """Reserve the placement for the pod."""
-        self._cache.reservations.plan(
+        self._cache.reservations.set_plan(
             wanted.pod, placed.node, placed.assignment, phase, mps_client=wanted.request.mps_client
         )
 
     def reserve_nominated(self, pod: WaitingPod, placed: Placement) -> None:
         """Reserve the placement for the pod ahead, before kube-scheduler asks for the pod."""
-        self._cache.reservations.plan(
+        self._cache.reservations.set_plan(
             pod.ref,
             placed.node,
             placed.assignment,
@@ -235,7 +235,7 @@ class Placing:
     def _first(self, wanted: PlacementRequest, looked: Looked) -> Placement | Unplaceable:
         """The first of the best nodes that takes the pod now: results of earlier turns may be outdated."""
         effort, refusals = SearchEffort(_STEPS), dict(looked.refusals)
-        with self.asking(wanted, effort) as scorer:
+        with self.node_scorer(wanted, effort) as scorer:
             for name in looked.best:
                 placed = scorer.place_on(self._ledger.node(name), effort)
                 if not isinstance(placed, Refusal):

@@ -27,33 +27,33 @@ class Quotas:
     """The quotas by "namespace/name". All quotas of a namespace apply, whatever their names are."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[str, GPUQuota]] = {}  # by namespace and key
+        self._by_namespace: dict[str, dict[str, GPUQuota]] = {}  # by namespace and key
 
-    def set(self, key: str, quota: GPUQuota) -> bool:
+    def set_quota(self, key: str, quota: GPUQuota) -> bool:
         """Set the quota. Returns whether it differs from before."""
-        of_namespace = self._of.setdefault(quota.namespace, {})
+        of_namespace = self._by_namespace.setdefault(quota.namespace, {})
         if of_namespace.get(key) == quota:
             return False
         of_namespace[key] = quota
         return True
 
-    def remove(self, key: str) -> bool:
+    def remove_quota(self, key: str) -> bool:
         """Remove the quota. Returns whether it was there."""
         namespace, _, _ = key.partition("/")
-        of_namespace = self._of.get(namespace, {})
+        of_namespace = self._by_namespace.get(namespace, {})
         if of_namespace.pop(key, None) is None:
             return False
         if not of_namespace:
-            del self._of[namespace]
+            del self._by_namespace[namespace]
         return True
 
     def has_quota(self, namespace: str) -> bool:
         """Whether the namespace has a quota at all."""
-        return namespace in self._of
+        return namespace in self._by_namespace
 
     def headroom(self, ledger: Ledger, namespace: str) -> list[Headroom]:
         """What all entries of all quotas leave to the namespace now."""
-        of_namespace = self._of.get(namespace)
+        of_namespace = self._by_namespace.get(namespace)
         if of_namespace is None:
             return []
         return [
@@ -62,7 +62,7 @@ class Quotas:
             for entry in quota.entries
         ]
 
-    def is_over(self, ledger: Ledger, namespace: str, request: PodRequest) -> bool:
+    def is_exceeded_by(self, ledger: Ledger, namespace: str, request: PodRequest) -> bool:
         """Whether an entry has no capacity for the request, whichever cards it gets.
 
         If this is False the request may still be refused: by which cards are there, or by several entries together.
@@ -83,7 +83,7 @@ class Quotas:
         """
         named = {container.resource_class for container in request.containers} - {""}
         full: list[tuple[tuple[bool, bool], FullEntry]] = []
-        for key, quota in self._of.get(namespace, {}).items():
+        for key, quota in self._by_namespace.get(namespace, {}).items():
             for entry in quota.entries:
                 used, requested = ledger.used(namespace, entry), _requested_charge(ledger, entry, request)
                 headroom = quotas.headroom(entry, used)

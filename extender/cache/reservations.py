@@ -213,11 +213,11 @@ class Reservations:
     def get(self, uid: str) -> Reservation | None:
         return self._rows.get(uid)
 
-    def in_phases(self, *phases: Phase) -> Iterator[Reservation]:
+    def rows_in_phases(self, *phases: Phase) -> Iterator[Reservation]:
         """All rows in these phases."""
         return (row for phase in phases for row in self._by_phase[phase].values())
 
-    def count(self, phase: Phase) -> int:
+    def count_rows(self, phase: Phase) -> int:
         """The number of rows in the phase."""
         return len(self._by_phase[phase])
 
@@ -294,7 +294,7 @@ class Reservations:
 
     # Decisions of this extender.
 
-    def plan(
+    def set_plan(
         self,
         pod: PodRef,
         node: str,
@@ -310,14 +310,14 @@ class Reservations:
         before = self._rows.get(pod.uid)
         if load is None and before is not None and before.node == node:
             load = before.load
-        holding = _holding(pod, node, assignment, mps_client)
+        holding = _make_holding(pod, node, assignment, mps_client)
         self._set_row(Reservation(pod, node, phase, self._clock.now(), holding, load, nominee=nominee, gang=gang))
 
     def promote_nomination(self, uid: str) -> None:
         """Make the reservation of a pod that was nominated ahead a plan of filter: kube-scheduler asks for
         the pod now.
         """
-        self._move(self._rows[uid], Phase.RESERVED)
+        self._set_phase(self._rows[uid], Phase.RESERVED)
 
     def assume(
         self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient, epoch: int
@@ -325,7 +325,7 @@ class Reservations:
         """Reserve this for a thread that posts it now, in this leader epoch."""
         before = self._rows.get(pod.uid)
         load, gang = (before.load, before.gang) if before is not None and before.node == node else (None, "")
-        holding = _holding(pod, node, assignment, mps_client)
+        holding = _make_holding(pod, node, assignment, mps_client)
         self._set_row(Reservation(pod, node, Phase.BINDING, self._clock.now(), holding, load, epoch=epoch, gang=gang))
 
     def release_plan(self, uid: str) -> None:
@@ -333,9 +333,9 @@ class Reservations:
         row = self._rows.get(uid)
         if row is None:
             return
-        self._leave_gang(row)
+        self._remove_from_gang(row)
         if row.phase in PLANS:
-            self._drop(row)
+            self._drop_row(row)
 
     def confirm(self, uid: str, phase: Phase | None) -> None:
         """Record how the posting ended: ACCEPTED, UNCONFIRMED, or None if the pod is surely not bound by this or an
@@ -347,13 +347,13 @@ class Reservations:
         if row is None or row.phase is not Phase.BINDING:
             return  # it was seen bound meanwhile, here or elsewhere
         if phase is None and row.gang and not row.deleted:
-            self._move(row, Phase.WAITING)
+            self._set_phase(row, Phase.WAITING)
         elif phase is None:
-            self._drop(row)
+            self._drop_row(row)
         elif row.deleted:
-            self._terminate(row)
+            self._mark_terminating(row)
         else:
-            self._move(row, phase)
+            self._set_phase(row, phase)
 
     # Events of watches.
 
@@ -368,7 +368,7 @@ class Reservations:
         if pod.assignment is None:
             elsewhere = before is not None and (before.node != pod.node or before.holding is None)
             if before is not None and (before.phase in PLANS or (before.phase in POSTED and elsewhere)):
-                self._drop(before)
+                self._drop_row(before)
             return
         holding = Holding(pod.uid, pod.namespace, pod.name, pod.node, pod.assignment, mps_client=pod.mps_client)
         if before is None or before.phase is not Phase.BOUND or before.holding != holding:
@@ -384,7 +384,7 @@ class Reservations:
         row = self._rows.get(uid)
         if row is not None and row.phase in (Phase.BOUND, Phase.TERMINATING):
             row.epoch, row.next_lookup, row.failed_lookups = NO_EPOCH, -math.inf, 0
-            self._move(row, Phase.UNCONFIRMED)
+            self._set_phase(row, Phase.UNCONFIRMED)
 
     def mark_deleted(self, uid: str, *, ended: bool) -> None:
         """Record that the pod object is gone. What the pod held ends with its containers, not with the object.
@@ -398,9 +398,9 @@ class Reservations:
         if row.phase is Phase.BINDING:
             row.deleted = True
         elif row.phase in PLANS or ended:
-            self._drop(row, seen=True)
+            self._drop_row(row, seen=True)
         elif row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
-            self._terminate(row)
+            self._mark_terminating(row)
 
     def mark_unreported(self, report: Report) -> None:
         """Record that a card does not report the pod any more. If no card of the node does, the pod's
@@ -410,7 +410,7 @@ class Reservations:
         if row is None or row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
             return
         if row.node == report.node and not self._reports.is_reported(*report):
-            self._drop(row)
+            self._drop_row(row)
 
     def restore_terminating(self, report: Report) -> None:
         """Restore what a former leader has recorded: the pod vanished from the node. This extender has never
@@ -420,7 +420,7 @@ class Reservations:
         last = self._reports.recorded_holding(*report)
         if last is not None and (row is None or row.phase in (Phase.TERMINATING, Phase.ORPHANED)):
             ref = PodRef(last.uid, last.namespace, last.name)
-            self._terminate(Reservation(ref, last.node, Phase.TERMINATING, self._clock.now(), last))
+            self._mark_terminating(Reservation(ref, last.node, Phase.TERMINATING, self._clock.now(), last))
 
     def sync_reports(self, reports: Collection[Report]) -> None:
         """Update what counts for these pods after nodes have reported. A UID that only a node names is never taken for
@@ -440,23 +440,23 @@ class Reservations:
         now = self._clock.now()
         due = [
             row
-            for row in self.in_phases(Phase.UNCONFIRMED, Phase.ACCEPTED)
-            if self._overdue(row) and row.next_lookup <= now
+            for row in self.rows_in_phases(Phase.UNCONFIRMED, Phase.ACCEPTED)
+            if self._is_overdue(row) and row.next_lookup <= now
         ]
         return [row.pod for row in sorted(due, key=lambda row: row.next_lookup)]
 
     def on_lookup(self, uid: str, *, bound: bool, exists: bool) -> bool:
         """Record the result of a consistent read of a pod from `overdue_pods`. Returns whether its row ends."""
         row = self._rows.get(uid)
-        if row is None or not self._overdue(row):
+        if row is None or not self._is_overdue(row):
             return False  # settled, or posted once more since
         if bound:
             row.since = self._clock.now()  # the watch is late; look it up again later
             return False
         if exists:
-            self._drop(row)
+            self._drop_row(row)
         else:
-            self._terminate(row)  # it may have been bound and deleted between two reads
+            self._mark_terminating(row)  # it may have been bound and deleted between two reads
         return True
 
     def on_lookup_failed(self, uid: str) -> None:
@@ -472,9 +472,9 @@ class Reservations:
 
     def drop_plans(self) -> None:
         """End all plans, and all nominations that do not follow from the status of a pod."""
-        self.nominations.forget()
-        for row in list(self.in_phases(*PLANS)):
-            self._drop(row)
+        self.nominations.reset_to_statuses()
+        for row in list(self.rows_in_phases(*PLANS)):
+            self._drop_row(row)
 
     def expire(self) -> Expired:
         """End what is over by time: plans of single pods, unreported shares of vanished pods, and nominations.
@@ -484,12 +484,12 @@ class Reservations:
         now = self._clock.now()
         plans = [
             row
-            for row in self.in_phases(Phase.NOMINATED, Phase.RESERVED)
+            for row in self.rows_in_phases(Phase.NOMINATED, Phase.RESERVED)
             if now - row.since > self._timeouts.reservation
         ]
         expired = [replace(row) for row in plans]
         for row in plans:
-            self._drop(row)
+            self._drop_row(row)
         for row in list(self._by_phase[Phase.TERMINATING].values()):
             if (
                 row.holding is not None
@@ -497,7 +497,7 @@ class Reservations:
                 and not self._is_reported(row.holding)
             ):
                 expired.append(replace(row))
-                self._move(row, Phase.ORPHANED)
+                self._set_phase(row, Phase.ORPHANED)
         too_many = len(self._by_phase[Phase.ORPHANED]) - _MAX_ORPHANED
         if too_many > 0:
             # Those that are reported count, and stay: there are no more of them than pods that a node has had.
@@ -507,12 +507,12 @@ class Reservations:
                 if row.holding is not None and not self._is_reported(row.holding)
             )
             for row in list(islice(silent, too_many)):
-                self._drop(row)
-        return Expired(expired, self.nominations.step(now))
+                self._drop_row(row)
+        return Expired(expired, self.nominations.end_expired(now))
 
     # Everything below maintains the table.
 
-    def _overdue(self, row: Reservation) -> bool:
+    def _is_overdue(self, row: Reservation) -> bool:
         seconds = self._timeouts.restored if row.epoch == NO_EPOCH else self._timeouts.confirmation
         return row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED) and self._clock.now() - row.since > seconds
 
@@ -520,10 +520,10 @@ class Reservations:
         """Whether the node where the pod was reports it."""
         return self._reports.is_reported(last.uid, last.node)
 
-    def _terminate(self, row: Reservation) -> None:
+    def _mark_terminating(self, row: Reservation) -> None:
         """Set the row to TERMINATING, which frees no card: what the pod held continues to count."""
         if row.holding is None:
-            self._drop(row)  # it held nothing that its containers could continue to use
+            self._drop_row(row)  # it held nothing that its containers could continue to use
         else:
             self._set_row(Reservation(row.pod, row.node, Phase.TERMINATING, self._clock.now(), row.holding))
 
@@ -532,7 +532,7 @@ class Reservations:
         before = self._rows.get(row.pod.uid)
         _check_transition(row.pod, before.phase if before is not None else None, row.phase)
         if before is not None:
-            self._leave_gang(before)
+            self._remove_from_gang(before)
             del self._by_phase[before.phase][row.pod.uid]
         if row.gang:
             self._by_gang.setdefault(row.gang, {})[row.pod.uid] = row
@@ -541,7 +541,7 @@ class Reservations:
         self._rows[row.pod.uid] = self._by_phase[row.phase][row.pod.uid] = row
         self._sync_capacity(row.pod.uid)
 
-    def _move(self, row: Reservation, phase: Phase) -> None:
+    def _set_phase(self, row: Reservation, phase: Phase) -> None:
         _check_transition(row.pod, row.phase, phase)
         del self._by_phase[row.phase][row.pod.uid]
         row.phase, row.since = phase, self._clock.now()
@@ -550,10 +550,10 @@ class Reservations:
         self._by_phase[phase][row.pod.uid] = row
         self._sync_capacity(row.pod.uid)
 
-    def _drop(self, row: Reservation, *, seen: bool = False) -> None:
+    def _drop_row(self, row: Reservation, *, seen: bool = False) -> None:
         if self._rows.get(row.pod.uid) is row:
             _check_transition(row.pod, row.phase, None)
-            self._leave_gang(row)
+            self._remove_from_gang(row)
             del self._rows[row.pod.uid], self._by_phase[row.phase][row.pod.uid]
             self._sync_capacity(row.pod.uid, seen=seen)
 
@@ -561,7 +561,7 @@ class Reservations:
         """Update ledger and totals to what the pod holds now. `seen`: kube-scheduler sees the cause itself."""
         self._capacity.set_holding(uid, self.holding(uid), seen=seen)
         row = self._rows.get(uid)
-        self._capacity.set_planned(
+        self._capacity.set_planned_pod(
             uid, PlacedPod(row.node, row.load) if row is not None and row.load is not None else None
         )
         for report in (Report(uid, node) for node in self._reports.reported_nodes().get(uid, ())):
@@ -575,14 +575,14 @@ class Reservations:
         kube-scheduler sees why a nomination ends, and may have tried pods again before us; but it knows neither cards
         nor our own nominations.
         """
-        nomination = self.nominations.drop(uid)
+        nomination = self.nominations.remove(uid)
         if nomination is None:
             return
         elsewhere = any(name != node or place.rest for name, place in nomination.places.items())
         if elsewhere or any(place.assignment not in (None, assignment) for place in nomination.places.values()):
             self._capacity.mark_freed(seen=elsewhere and not nomination.ours)
 
-    def _leave_gang(self, row: Reservation) -> None:
+    def _remove_from_gang(self, row: Reservation) -> None:
         if row.gang:
             plan = self._by_gang[row.gang]
             del plan[row.pod.uid]
@@ -604,7 +604,7 @@ def _check_transition(pod: PodRef, before: Phase | None, now: Phase | None) -> N
         raise IllegalTransition(f"{pod.pod}: a reservation that is {before} cannot be {now}")
 
 
-def _holding(pod: PodRef, node: str, assignment: Assignment | None, mps_client: MpsClient) -> Holding | None:
+def _make_holding(pod: PodRef, node: str, assignment: Assignment | None, mps_client: MpsClient) -> Holding | None:
     return (
         Holding(pod.uid, pod.namespace, pod.name, node, assignment, mps_client=mps_client)
         if assignment is not None

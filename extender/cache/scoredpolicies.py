@@ -24,8 +24,8 @@ _KNOWN = 65_536  # the latest pods: a pod that is tried again is not counted aga
 
 
 class ScoredPolicies:
-    """Chooses nodes and cards by a scored policy. `place` and `scores` are for the state, under its lock; the other
-    methods are for `WorkloadController`, and take the lock.
+    """Chooses nodes and cards by a scored policy. `place` and `score_nodes` are for the state, under its lock; the
+    other methods are for `WorkloadController`, and take the lock.
 
     `binpack` decides until `WorkloadController` has made the engine (which loads numpy), and while the engine knows too
     little of the nodes.
@@ -53,7 +53,7 @@ class ScoredPolicies:
         engine = self._engine_for(uid, request, load, policy)
         return engine.place(request, load, policy, nodes, headroom) if engine is not None else None
 
-    def scores(
+    def score_nodes(
         self,
         uid: str,
         request: PodRequest,
@@ -68,11 +68,11 @@ class ScoredPolicies:
         return (engine.scores(request, load, policy, nodes, headroom) or None) if engine is not None else None
 
     @property
-    def active(self) -> bool:
+    def is_active(self) -> bool:
         """Whether there is an engine."""
         return self._engine is not None
 
-    def activate(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
+    def start_engine(self, make: "Callable[..., Engine]", policy: str = policies.DEFAULT) -> None:
         """Make the engine: from now on scored policies decide.
 
         make: the engine's class.
@@ -86,20 +86,20 @@ class ScoredPolicies:
     def learning_input(self) -> "LearningInput | None":
         """What the engine should learn from now; None if there is nothing to learn."""
         with self._lock:
-            self._cache.count_cards()
-            engine = self._up_to_date()
+            self._cache.sync_cards()
+            engine = self._updated_engine()
             return engine.learning_input_if_due() if engine is not None else None
 
-    def adopt(self, learned: "LearnedWorkload") -> None:
+    def adopt_model(self, learned: "LearnedWorkload") -> None:
         """Use what was learned from now on."""
         with self._lock:
             if self._engine is not None:
                 self._engine.adopt(learned)
 
-    def warm(self, max_nodes: int) -> bool:
+    def precompute_scores(self, max_nodes: int) -> bool:
         """Compute the scores of at most `max_nodes` nodes beforehand. Returns whether more may be left."""
         with self._lock:
-            engine = self._up_to_date()
+            engine = self._updated_engine()
             return engine.warm(max_nodes) if engine is not None else False
 
     def request_rates(self) -> "dict[RequestSize, float]":
@@ -121,7 +121,7 @@ class ScoredPolicies:
     def _engine_for(self, uid: str, request: PodRequest, load: Load, policy: str) -> "Engine | None":
         """The engine if it decides by this policy, else None. Counts the pod as part of the workload."""
         self.is_requested = self.is_requested or policy in policies.SCORED
-        engine = self._up_to_date()
+        engine = self._updated_engine()
         if engine is None:
             return None
         if uid and uid not in self._known:
@@ -131,7 +131,7 @@ class ScoredPolicies:
             engine.count_arrival(request, load)
         return engine if policy in policies.SCORED and engine.can_decide(policy) else None
 
-    def _up_to_date(self) -> "Engine | None":
+    def _updated_engine(self) -> "Engine | None":
         engine = self._engine
         if engine is not None and self._watched:
             for node in self._watched:

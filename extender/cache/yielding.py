@@ -24,7 +24,7 @@ def slices(sequence: Sequence[_T], size: int, clock: Clock) -> Iterator[Sequence
         yield sequence[at : at + size]
 
 
-def pause_after(cost: float) -> float:
+def pause_seconds(cost: float) -> float:
     """The seconds to pause after work that took `cost` seconds and found nothing, so that it takes at most a tenth of
     the time.
     """

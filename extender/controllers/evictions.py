@@ -79,11 +79,13 @@ class Evictions:
             if at > now:
                 self._deferred.append((eviction, victim, at, tries))
                 continue
-            if not self._active() or not self._preemption.is_wanted(eviction, victim.uid):
+            if not self._active() or not self._preemption.is_eviction_needed(eviction, victim.uid):
                 continue
             if not tries:
                 # While its cards are reserved, no other victims are searched. Its other victims have failed as often.
-                refused = [pod.uid for pod in eviction.victims if self._preemption.is_wanted(eviction, pod.uid)]
+                refused = [
+                    pod.uid for pod in eviction.victims if self._preemption.is_eviction_needed(eviction, pod.uid)
+                ]
                 _log.warning(
                     "failed to evict a pod; released the reservation of the pod that waits for it",
                     pod=victim.pod, uid=victim.uid, waits=eviction.claimant.ref.pod, node=eviction.node,

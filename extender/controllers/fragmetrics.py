@@ -61,8 +61,8 @@ class FragMetrics(Collector):
             with self._state.view_loads() as (ledger, loads):
                 self._changed = ledger.watch(), loads.watch()
         self._update_changed(self._fragments)
-        self._learn(self._fragments, now)
-        self._metrics = tuple(self._count(self._fragments))
+        self._learn_requests(self._fragments, now)
+        self._metrics = tuple(self._make_metrics(self._fragments))
         self._counted = self._clock.now()
 
     def _update_changed(self, fragments: "Fragments") -> None:
@@ -76,7 +76,7 @@ class FragMetrics(Collector):
                 for name in some:
                     fragments.set_node(name, ledger.node(name), loads.free_load(name))
 
-    def _learn(self, fragments: "Fragments", now: float) -> None:
+    def _learn_requests(self, fragments: "Fragments", now: float) -> None:
         """Learn the requests of arriving pods; if no policy counts these, the requests of the pods that hold
         cards now.
         """
@@ -97,7 +97,7 @@ class FragMetrics(Collector):
             pods = fragmentation.typical_pods(self._asks, ledger.kinds)
         fragments.learn(pods)
 
-    def _count(self, fragments: "Fragments") -> Iterator[Metric]:
+    def _make_metrics(self, fragments: "Fragments") -> Iterator[Metric]:
         total = fragments.total()  # before the state is locked: it is here that fragments are computed
         with self._state.view() as ledger:
             by_class = fragments.memory_by_class(ledger.kinds)

@@ -74,16 +74,20 @@ class GangController:
         """Read foreign PodGroups, then let the gangs advance and begin the writes that are due."""
         if not self._active():
             return
-        self._look_at_foreign()
+        self._read_foreign_groups()
         work = self._state.gangs.step()
-        self._write("evict", [(pod, partial(self._evict, pod, cause)) for pod, cause in work.evict], _EVICT_SECONDS)
-        self._write("free", [(pod, partial(self._remove_gate, pod)) for pod in work.ungate], _SHOWN_SECONDS)
+        self._submit_writes(
+            "evict", [(pod, partial(self._evict, pod, cause)) for pod, cause in work.evict], _EVICT_SECONDS
+        )
+        self._submit_writes("free", [(pod, partial(self._remove_gate, pod)) for pod in work.ungate], _SHOWN_SECONDS)
 
     def stop(self) -> None:
         """Drop the writes that have not begun."""
         self._stopping = True
 
-    def _write(self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], retry_seconds: float) -> None:
+    def _submit_writes(
+        self, kind: str, writes: Iterable[tuple[PodRef, Callable[[], None]]], retry_seconds: float
+    ) -> None:
         """Begin the writes that are due, in each namespace those of the oldest members first.
 
         kind: "evict" or "free".
@@ -109,9 +113,9 @@ class GangController:
                 self._writing[pod.uid] = flow
             if self._threads is None:  # made late, in the process that serves
                 self._threads = Threads("gangs", _AT_ONCE, self._clock)
-            self._threads.submit(partial(self._do, pod, write), *flow)
+            self._threads.submit(partial(self._run_write, pod, write), *flow)
 
-    def _do(self, pod: PodRef, write: Callable[[], None]) -> None:
+    def _run_write(self, pod: PodRef, write: Callable[[], None]) -> None:
         try:
             if self._active() and not self._stopping:
                 write()
@@ -126,7 +130,7 @@ class GangController:
 
         A pod that was created again under this name is left alone: a patch that would change its UID is Invalid.
         """
-        if not self._state.gangs.is_to_ungate(pod.uid):
+        if not self._state.gangs.must_ungate(pod.uid):
             return  # the writes before it took a while, and its gang may have lost a member by now
         gates = [{"name": names.GANG, "$patch": "delete"}]
         patch = {"metadata": {"uid": pod.uid}, "spec": {"schedulingGates": gates}}
@@ -138,7 +142,7 @@ class GangController:
             _log.warning("failed to remove a scheduling gate; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
 
     def _evict(self, pod: PodRef, cause: str) -> None:
-        if not self._active() or not self._state.gangs.is_to_evict(pod.uid):
+        if not self._active() or not self._state.gangs.must_evict(pod.uid):
             return  # the writes before it took a while, and its gang may run by now
         try:
             evict(self._client, pod.namespace, pod.name, pod.uid)
@@ -150,17 +154,17 @@ class GangController:
         about, reason, text = rollback_event(pod, cause)
         self._events.record(about, reason, text, "Warning")
 
-    def _look_at_foreign(self) -> None:
+    def _read_foreign_groups(self) -> None:
         """Read the PodGroups of other API groups that gangs name. There is no watch, since their kinds may not be
         served.
 
         Namespaces take turns, each with the PodGroup that was read longest ago.
         """
         began = self._clock.now()
-        wanted = set(self._state.gangs.foreign())
+        wanted = set(self._state.gangs.foreign_groups())
         for kind, key in self._foreign.keys() - wanted:
             del self._foreign[kind, key]
-            self._state.gangs.set_foreign(kind, key, None)
+            self._state.gangs.set_foreign_group(kind, key, None)
         due = sorted((at, foreign) for foreign in wanted if (at := self._foreign.get(foreign, 0.0)) <= began)
         turns = Counter[str]()
         in_turn = []
@@ -172,21 +176,21 @@ class GangController:
         for _, _, _, namespace, kind, key in sorted(in_turn)[:_FOREIGN_MOST]:
             self._looked_at[namespace] = self._clock.now()
             self._foreign[kind, key] = began + _FOREIGN_SECONDS
-            self._read_foreign(kind, key)
+            self._read_foreign_group(kind, key)
             if self._clock.now() - began > _FOREIGN_STEP:
                 break
 
-    def _read_foreign(self, kind: ForeignPodGroup, key: str) -> None:
+    def _read_foreign_group(self, kind: ForeignPodGroup, key: str) -> None:
         namespace, _, name = key.partition("/")
         try:
             path = paths.namespaced(_FOREIGN[kind], "podgroups", namespace, name)
             spec = self._client.get(path, timeout=_TIMEOUT).get("spec") or {}
         except errors.NotFound:
-            self._state.gangs.set_foreign(kind, key, None)
+            self._state.gangs.set_foreign_group(kind, key, None)
         except errors.KubeError as error:
             _log.warning("failed to read a PodGroup of another controller", group=kind, name=key, error=str(error))
         else:
-            self._state.gangs.set_foreign(
+            self._state.gangs.set_foreign_group(
                 kind, key, _kubernetes_group(spec) if kind is ForeignPodGroup.KUBERNETES else _coscheduling_group(spec)
             )
 

@@ -66,15 +66,15 @@ class NominationWriter:
             self._paused_until = {namespace: until for namespace, until in self._paused_until.items() if until > now}
             self._slow = {namespace: until for namespace, until in self._slow.items() if until > now}
             resting = frozenset(self._paused_until.keys() | self._slow.keys())
-        for stale in self._nominator.take_stale():
-            self._threads().submit(_log_errors, self.take_back, stale)
+        for stale in self._nominator.take_stale_nominees():
+            self._thread_pool().submit(_log_errors, self.remove_nomination, stale)
         for _ in range(_AT_ONCE):
-            if not self._pace.ready(self._clock.now(), _RATE):
+            if not self._pace.allows_write(self._clock.now(), _RATE):
                 return
             has_more, nominee = self._nominator.nominate_next(resting)
             if nominee is not None:
-                self._pace.spend()
-                self._threads().submit(_log_errors, self.write, nominee)
+                self._pace.count_write()
+                self._thread_pool().submit(_log_errors, self.write_nomination, nominee)
             if not has_more:
                 return
 
@@ -84,7 +84,7 @@ class NominationWriter:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
-    def write(self, nominee: Nominee) -> None:
+    def write_nomination(self, nominee: Nominee) -> None:
         """Write the node into the pod's status, unless the pod has changed."""
         if not self._nominator.is_awaited(nominee.pod.uid):
             return  # kube-scheduler was faster; the next pods are still in time
@@ -99,7 +99,7 @@ class NominationWriter:
             self._nominator.on_write_failed(nominee.pod.uid)
             self._pause_namespace("cannot nominate a node ahead", nominee.pod, error)
 
-    def take_back(self, stale: Nominee) -> None:
+    def remove_nomination(self, stale: Nominee) -> None:
         """Remove the node from the pod's status, if we wrote it and the pod is not bound.
 
         kube-scheduler counts a nominated pod as if it were on the node, and keeps the nomination of a pod that may not
@@ -157,7 +157,7 @@ class NominationWriter:
         with self._lock:
             return self._slow.get(namespace, float("-inf")) > self._clock.now()
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _thread_pool(self) -> ThreadPoolExecutor:
         # Made late, in the process that serves: it is a fork of the one that made this object.
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="nominating")

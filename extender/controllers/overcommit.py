@@ -45,7 +45,7 @@ class _Holder(NamedTuple):
 
 
 class OvercommitController:
-    """Resolves the nodes of `State.take_overcommitted`. All methods belong to one thread.
+    """Resolves the nodes of `State.take_overcommitted_nodes`. All methods belong to one thread.
 
     active: returns whether this extender leads and all lists are complete.
     """
@@ -72,7 +72,7 @@ class OvercommitController:
         if not self._active():
             return  # the state keeps the suspicion until this extender leads
         now = self._clock.now()
-        for node in self._state.take_overcommitted():
+        for node in self._state.take_overcommitted_nodes():
             self._due.setdefault(node, now + _SETTLE_SECONDS)
         for node in sorted(node for node, at in self._due.items() if at <= now):
             try:
@@ -91,7 +91,7 @@ class OvercommitController:
         self._due[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next(at_least)
 
     def _check_node(self, node: str) -> None:
-        sizes, uuid_of, pods = self._state.holders(node)
+        sizes, uuid_of, pods = self._state.overcommit_details(node)
         if not sizes:
             return  # a pod has gone already
         pods_read = [
@@ -133,7 +133,7 @@ class OvercommitController:
             pod,
             metadata["resourceVersion"],
             (_bound_at(manifest), _parse_nanoseconds(annotations.get(names.ASSUME_TIME))),
-            _amounts(assigned, uuid_of),
+            _held_amounts(assigned, uuid_of),
             annotations.get(names.ASSIGNED) == "true" or _has_started(manifest),
             bool(metadata.get("deletionTimestamp")),
             here,
@@ -151,7 +151,7 @@ class OvercommitController:
         self._events.record(pod.about, "GPUOvercommitted", text, "Warning")
 
 
-def _amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
+def _held_amounts(assigned: Assignment, uuid_of: Mapping[int, str]) -> dict[str, int]:
     amounts = {device.uuid: 1 for device in assigned.device_shares()}
     for share in assigned.shares():
         if uuid := share.uuid_by(uuid_of):

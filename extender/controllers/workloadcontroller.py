@@ -56,8 +56,8 @@ class WorkloadController:
         self._published = False
         self._compare_at = float("inf")  # when the published settings are compared again
         self._unpublished = 0  # rounds since we lead
-        self._led = False
-        self._read = False
+        self._was_leader = False
+        self._restored = False
         self._saved = ""
         self._save_at = float("-inf")  # not before
 
@@ -66,43 +66,43 @@ class WorkloadController:
         scores.
         """
         leads = self._leads()
-        self._keep_published(leads=leads)
+        self._publish_if_needed(leads=leads)
         scored = self._state.policies
         if not scored.is_requested:
             return
-        if not scored.active:
+        if not scored.is_active:
             from cardwise.core.placement.scored.engine import Engine  # noqa: PLC0415 - loads numpy, which `binpack` does not need
 
-            scored.activate(Engine, self._policy)
-        if leads and not self._led:
-            self._read = False  # another extender may lead meanwhile, and learn more
-        self._led = leads
-        if not self._read:
-            self._read = self._restore()
+            scored.start_engine(Engine, self._policy)
+        if leads and not self._was_leader:
+            self._restored = False  # another extender may lead meanwhile, and learn more
+        self._was_leader = leads
+        if not self._restored:
+            self._restored = self._restore_workload()
         for _ in range(_SLICES):
-            if not scored.warm(_SLICE):
+            if not scored.precompute_scores(_SLICE):
                 break
             give_way(self._clock)
-        learned = self._learn()
-        if leads and self._read and (learned or self._clock.now() >= self._save_at):
-            self._save_asks(scored.dump_workload())
+        learned = self._learn_workload()
+        if leads and self._restored and (learned or self._clock.now() >= self._save_at):
+            self._save_requests(scored.dump_workload())
 
-    def _learn(self) -> bool:
+    def _learn_workload(self) -> bool:
         """Learn the workload. Returns whether there was anything to learn from."""
         from cardwise.core.placement.scored.workload import learn_workload  # noqa: PLC0415 - see above
 
         sample = self._state.policies.learning_input()
         if sample is None:
             return False
-        self._state.policies.adopt(learn_workload(sample))
+        self._state.policies.adopt_model(learn_workload(sample))
         _log.info("updated the workload model", asks=len(sample.counts), arrivals=round(sum(sample.counts.values())))
         return True
 
-    def _save_asks(self, asks: str) -> None:
-        if asks == self._saved or self._save({names.WORKLOAD_REQUESTS: asks}):
+    def _save_requests(self, asks: str) -> None:
+        if asks == self._saved or self._save_data({names.WORKLOAD_REQUESTS: asks}):
             self._saved, self._save_at = asks, self._clock.now() + _SAVE_SECONDS
 
-    def _keep_published(self, *, leads: bool) -> None:
+    def _publish_if_needed(self, *, leads: bool) -> None:
         """Publish the settings when this extender begins to lead, and again if they were removed or changed since.
 
         After a failure it is tried again in the 2nd, 4th, 8th call and so on.
@@ -114,10 +114,10 @@ class WorkloadController:
             return
         self._unpublished += 1
         if not self._unpublished & (self._unpublished - 1):
-            self._published = self._publish()
+            self._published = self._publish_settings()
             self._compare_at = self._clock.now() + _COMPARE_SECONDS if self._published else float("inf")
 
-    def _publish(self) -> bool:
+    def _publish_settings(self) -> bool:
         """Write the settings. Returns whether the ConfigMap has them now."""
         try:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
@@ -128,9 +128,9 @@ class WorkloadController:
             _log.warning("failed to publish the settings; trying again", error=str(error))
             return False
         self._saved = known.get(names.WORKLOAD_REQUESTS, "")  # so that a workload is saved again if it was removed
-        return self._settings.items() <= known.items() or self._save(self._settings)
+        return self._settings.items() <= known.items() or self._save_data(self._settings)
 
-    def _restore(self) -> bool:
+    def _restore_workload(self) -> bool:
         """Read the saved workload. Returns False if it could not be read, so that it must be tried again."""
         from cardwise.core.placement.scored.workload import InvalidWorkload  # noqa: PLC0415 - see above
 
@@ -148,7 +148,7 @@ class WorkloadController:
             _log.warning("ignored the saved workload model", error=str(error))
         return True
 
-    def _save(self, data: dict[str, str]) -> bool:
+    def _save_data(self, data: dict[str, str]) -> bool:
         path = paths.configmaps(self._namespace, names.WORKLOAD)
         try:
             try:

@@ -24,7 +24,7 @@ class BindThreads:
         self._admitted_at: dict[str, float] = {}  # when a namespace got threads, the last one at the end
         self._short: dict[str, tuple[str, float]] = {}  # by gang: namespace, and when it was refused threads
 
-    def refusal(self, gang: Gang, occupied: int, now: float) -> str:
+    def refusal_reason(self, gang: Gang, occupied: int, now: float) -> str:
         """Why the gang's members may not wait in bind now, or "".
 
         occupied: threads that other gangs occupy or may occupy.
@@ -35,7 +35,7 @@ class BindThreads:
         if occupied + waiting > self._max_threads:
             self._short[gang.key] = gang.namespace, now
             return "other gangs are being bound"
-        if waiting and self._is_behind(gang.namespace, now):
+        if waiting and self._must_yield(gang.namespace, now):
             return "a gang of another namespace waits for the extender's threads, and comes first"
         self._short.pop(gang.key, None)
         return ""
@@ -47,13 +47,13 @@ class BindThreads:
         if len(self._admitted_at) > _MOST_NAMESPACES:
             del self._admitted_at[next(iter(self._admitted_at))]
 
-    def others_short(self, namespace: str, now: float) -> bool:
+    def are_others_short(self, namespace: str, now: float) -> bool:
         """Whether gangs of other namespaces are short of threads."""
         self._short = {key: entry for key, entry in self._short.items() if now - entry[1] < _WAIT_SECONDS}
         return any(other != namespace for other, _ in self._short.values())
 
-    def _is_behind(self, namespace: str, now: float) -> bool:
-        if not self.others_short(namespace, now):
+    def _must_yield(self, namespace: str, now: float) -> bool:
+        if not self.are_others_short(namespace, now):
             return False
         own_time = self._admitted_at.get(namespace, float("-inf"))
         return any(self._admitted_at.get(other, float("-inf")) < own_time for other, _ in self._short.values())

@@ -33,7 +33,7 @@ _SLOWLY: Final = 8  # while too few cards are there, this part of them is added 
 _Entry = tuple[int, int, str, tuple[int, ...]]
 
 
-def no_place(member: Member) -> str:
+def no_place_text(member: Member) -> str:
     """The text that names the member for which a plan failed."""
     return f"there is no place for {member.name} beside the others"
 
@@ -86,7 +86,7 @@ class CardSearch:
         self._closed = False  # usable cards or nodes are cordoned or unhealthy
         self._by_quota = False  # quotas may have made the last plan fail
 
-    def problem(self, planned: Unplanned) -> str:
+    def problem_text(self, planned: Unplanned) -> str:
         """Why the gang could not run though all pods that hold its cards ended."""
         if self._by_quota:
             condition = "with what the GPUQuotas of its namespace leave now, whatever pods of other namespaces end"
@@ -94,7 +94,7 @@ class CardSearch:
             condition = "while cards or nodes that would do are cordoned or sick, whatever else ends"
         else:
             condition = "whatever else ends"
-        return f"it cannot run {condition}: {no_place(planned.member)}"
+        return f"it cannot run {condition}: {no_place_text(planned.member)}"
 
     @property
     def is_half_planned(self) -> bool:
@@ -112,7 +112,7 @@ class CardSearch:
             if self._draft is None:
                 if not self._add_due(until):
                     return None
-                short, known = self._lacks()
+                short, known = self._find_lacking_member()
                 if not known:
                     return None
                 if short is not None and self._exhausted:
@@ -156,12 +156,12 @@ class CardSearch:
     def _entries_of(self, state: NodeState) -> list[_Entry]:
         useful = [i for i in range(len(state.cards)) if self._is_useful(state, i)]
         if self._by_node:
-            given_up = sum(self._times(state, i) for i in useful)
+            given_up = sum(self._given_up_count(state, i) for i in useful)
             in_use = sum(state.used[i] for i in useful) + len(state.device_holds)
             return [(given_up, in_use, state.name, tuple(useful))]
-        return [(self._times(state, i), state.used[i], state.name, (i,)) for i in useful]
+        return [(self._given_up_count(state, i), state.used[i], state.name, (i,)) for i in useful]
 
-    def _times(self, state: NodeState, i: int) -> int:
+    def _given_up_count(self, state: NodeState, i: int) -> int:
         return self._given_up.get(state.cards[i].uuid, 0) if state.used[i] else 0
 
     def _is_useful(self, state: NodeState, i: int) -> bool:
@@ -182,14 +182,14 @@ class CardSearch:
             if entry is None:
                 self._exhausted = True
                 return True
-            self._add(entry)
+            self._add_entry(entry)
             self._due -= 1
             self._count += 1
             if self._clock.cpu() >= until:
                 break
         return not self._due
 
-    def _add(self, entry: _Entry) -> None:
+    def _add_entry(self, entry: _Entry) -> None:
         _, _, name, positions = entry
         state = self._ledger.node(name)
         if state is None:
@@ -210,7 +210,7 @@ class CardSearch:
             ):
                 self._free.give_back(name, holding.uid)
 
-    def _lacks(self) -> tuple[Member | None, bool]:
+    def _find_lacking_member(self) -> tuple[Member | None, bool]:
         """A member for whose shape the copy has too few cards, None if there is none; and whether all of the copy was
         counted.
         """

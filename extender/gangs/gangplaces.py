@@ -24,7 +24,7 @@ from extender.cache.cache import Cache
 from extender.cache.nominated import MANY, NominatedPods
 from extender.cache.reservations import Phase, Reservations
 from extender.cache.yielding import TURN
-from extender.gangs.cardsearch import no_place
+from extender.gangs.cardsearch import no_place_text
 from extender.gangs.reservation import GangReservation
 from extender.nomination.nominator import Nominator
 from extender.records.podref import PodRef
@@ -57,7 +57,7 @@ class GangPlaces:
         self._nominator = nominator
         self._policy = policy
         self._clock = clock
-        self._known: dict[str, _Known] = {}  # by gang
+        self._known: dict[str, _GangRecord] = {}  # by gang
         self._recent_offers: dict[frozenset[str], frozenset[str]] = {}  # the last one at the end
         self._capacities = Capacities(self._ledger, self._loads)
 
@@ -66,7 +66,7 @@ class GangPlaces:
     def add_offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
         """Record that kube-scheduler offers these nodes for a member of this shape."""
         offer = self._share_offer(nodes)
-        known = self._known.setdefault(gang.key, _Known())
+        known = self._known.setdefault(gang.key, _GangRecord())
         if known.offers.get(shape) != offer:
             known.offers[shape] = offer
             known.changes += 1
@@ -101,7 +101,7 @@ class GangPlaces:
         self._known.clear()
         self._reservation.reset()
 
-    def reserve(self, due: Sequence[Gang], now: float) -> bool:
+    def update_reservation(self, due: Sequence[Gang], now: float) -> bool:
         """Choose the gang for which cards are reserved, among these gangs, which have waited too long.
 
         Returns whether cards that were reserved are released.
@@ -110,7 +110,7 @@ class GangPlaces:
 
     @property
     def half_reserved(self) -> bool:
-        """Whether the next call of `reserve` continues a plan."""
+        """Whether the next call of `update_reservation` continues a plan."""
         return self._reservation.is_half_planned
 
     # Plans.
@@ -122,25 +122,25 @@ class GangPlaces:
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Whether to plan the gang: not if a plan failed a moment ago and nothing has changed."""
         known = self._known_of(gang)
-        return now >= known.not_before and known.tried != self._state(gang, now)
+        return now >= known.not_before and known.tried != self._plan_inputs(gang, now)
 
-    def attempt(self, gang: Gang, now: float) -> bool | None:
+    def try_plan(self, gang: Gang, now: float) -> bool | None:
         """Plan all missing members, if they may fit. Returns whether they have places; None: the next call continues
         the plan.
         """
         if not self.may_fit(gang, now):
             return False
         began, members = self._clock.cpu(), gang.missing_in_plan()
-        known, state = self._known.setdefault(gang.key, _Known()), self._state(gang, now)
-        seen: _State | None = state
-        short, complete = self._short(members)
+        known, state = self._known.setdefault(gang.key, _GangRecord()), self._plan_inputs(gang, now)
+        seen: _PlanInputs | None = state
+        short, complete = self._find_unplaceable(members)
         if not complete:
             return None
         if short is not None:
-            gang.reason = self._reservation.impossible_reason(gang) or no_place(short)
+            gang.reason = self._reservation.impossible_reason(gang) or no_place_text(short)
         else:
             draft = known.take_draft(members, state, Draft(self._clock.cpu, TURN))
-            placed = self.place(gang, members, now, draft)
+            placed = self.place_members(gang, members, now, draft)
             if placed is None:
                 known.draft = draft
                 return None
@@ -151,9 +151,9 @@ class GangPlaces:
             seen = known.drafted if not draft.moved else None
         cost = self._clock.cpu() - began
         if cost > CHEAP:
-            known.not_before = now + yielding.pause_after(cost)
+            known.not_before = now + yielding.pause_seconds(cost)
         if seen is None or known.tried is None or known.tried._replace(members=seen.members) != seen:
-            gang.refused(now)  # changes of members do not count: more members would have cards reserved sooner
+            gang.mark_refused(now)  # changes of members do not count: more members would have cards reserved sooner
         known.tried = seen
         return False
 
@@ -161,9 +161,9 @@ class GangPlaces:
         """Give these members of the plan other places, if that takes no longer than a turn. Returns whether
         it succeeded.
         """
-        return bool(self.place(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN)))
+        return bool(self.place_members(gang, [gang.members[uid] for uid in uids], now, Draft(self._clock.cpu, TURN)))
 
-    def place(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> bool | None:
+    def place_members(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> bool | None:
         """Place all of these members, in place of what they had in the gang's plan, and reserve their cards.
 
         If one of them has no place, nothing changes. Returns whether all have places; None: the turn is over, and the
@@ -178,26 +178,26 @@ class GangPlaces:
         holders = [uid for uid in uids if self._ledger.holding(uid) is not None]
         try:
             with self._ledger.what_if(released=holders), self._loads.what_if(unplanned=uids):
-                outcome = self._planned(gang, members, now, draft)
+                outcome = self._plan_beside_reserved(gang, members, now, draft)
                 later = (
                     self._nominator.later_nominations(gang.priority, created) if isinstance(outcome, Unplanned) else ()
                 )
                 if later:
-                    with self._nominator.releasing(later):
-                        there = self._planned(gang, members, now, draft)
+                    with self._nominator.exclude_nominations(later):
+                        there = self._plan_beside_reserved(gang, members, now, draft)
                     if isinstance(there, Planned):
-                        self._nominator.overtake(later, set(there.nodes.values()), gang.namespace)
-                        outcome = self._planned(gang, members, now, draft)
+                        self._nominator.release_overtaken(later, set(there.nodes.values()), gang.namespace)
+                        outcome = self._plan_beside_reserved(gang, members, now, draft)
         except TurnOver:
             return None
         if isinstance(outcome, Unplanned):
-            gang.reason = self._reservation.impossible_reason(gang) or no_place(outcome.member)
+            gang.reason = self._reservation.impossible_reason(gang) or no_place_text(outcome.member)
             return False
         gang.mark_planned(uids, now)
         for uid in uids:
             self._reservations.release_plan(uid)
         for member in members:
-            self._reservations.plan(
+            self._reservations.set_plan(
                 PodRef(member.uid, gang.namespace, member.name),
                 outcome.nodes[member.uid],
                 outcome.assignments.get(member.uid),
@@ -208,24 +208,26 @@ class GangPlaces:
             )
         return True
 
-    def _planned(self, gang: Gang, members: Sequence[Member], now: float, draft: Draft) -> Planned | Unplanned:
+    def _plan_beside_reserved(
+        self, gang: Gang, members: Sequence[Member], now: float, draft: Draft
+    ) -> Planned | Unplanned:
         """A plan that leaves what is reserved for nominated pods and for another gang."""
         own, priority = gang.members, gang.priority
-        kept, reserved = self._nominated.nodes(own, priority), self._reserved_from(gang)
+        kept, reserved = self._nominated.reserved_nodes(own, priority), self._gang_reserved_nodes(gang)
         last = {*reserved, *(kept if len(kept) > MANY else ())}
         if last:  # as `Placing.place` does
-            with self._nominated.reserving(own, priority, kept - last):
-                outcome = self._plan(members, self._terms(gang, now, draft, without=last))
+            with self._nominated.count_reserved(own, priority, kept - last):
+                outcome = self._plan(members, self._make_terms(gang, now, draft, without=last))
             if isinstance(outcome, Planned):
                 return outcome
-            kept = self._taking(members, kept)
+            kept = self._nodes_for_any(members, kept)
         counted, without = self._split_reserved(members, reserved)
-        with self._nominated.reserving(own, priority, kept), self._cache.gang_cards.reserved(counted):
-            return self._plan(members, self._terms(gang, now, draft, without=without))
+        with self._nominated.count_reserved(own, priority, kept), self._cache.gang_cards.count_reserved(counted):
+            return self._plan(members, self._make_terms(gang, now, draft, without=without))
 
-    def _reserved_from(self, gang: Gang) -> set[str]:
+    def _gang_reserved_nodes(self, gang: Gang) -> set[str]:
         """The nodes where cards are reserved for another gang, which this one must not use."""
-        return set(self._cache.gang_cards.nodes(gang.rank(), gang.namespace))
+        return set(self._cache.gang_cards.reserved_nodes(gang.rank(), gang.namespace))
 
     def _split_reserved(self, members: Iterable[Member], reserved: set[str]) -> tuple[set[str], set[str]]:
         """Split nodes with a reservation: those whose other cards may be used, and those that are left out.
@@ -233,7 +235,7 @@ class GangPlaces:
         Nodes are left out if there are many: counting what is reserved on them takes longer than other callers may
         wait.
         """
-        reserved = self._taking(members, reserved) if reserved else reserved
+        reserved = self._nodes_for_any(members, reserved) if reserved else reserved
         return (reserved, set()) if len(reserved) <= MANY else (set(), reserved)
 
     def _plan(self, members: Sequence[Member], terms: Terms) -> Planned | Unplanned:
@@ -243,7 +245,7 @@ class GangPlaces:
         """
         own, planned = dict[str, frozenset[str]](), list[Member]()
         for member in members:
-            node = self._reservations.nominations.node(member.uid)
+            node = self._reservations.nominations.nominated_node(member.uid)
             if node and (member.shape, node) not in terms.avoided:
                 shape = f"{member.shape}@{node}"
                 own[shape] = frozenset({node})
@@ -257,7 +259,7 @@ class GangPlaces:
                 return outcome
         return gangplan.plan(self._ledger, self._loads, members, terms)
 
-    def _taking(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
+    def _nodes_for_any(self, members: Iterable[Member], nodes: set[str]) -> set[str]:
         """Those of the nodes that could take one of the members; all nodes if that is unknown."""
         vacant = [self._vacant(*shape) for shape in shapes(members)]
         if any(candidates is None for candidates in vacant):
@@ -279,22 +281,22 @@ class GangPlaces:
                 break
         return known
 
-    def would_place(
+    def simulate_plan(
         self, gang: Gang, members: Sequence[Member], now: float, *, shape: str, also: Iterable[str]
     ) -> Planned | None:
         """Places for these members if members of `shape` were offered the nodes `also`, too; reserves nothing. None:
         there are none.
         """
-        if self._short(members)[0] is not None:
+        if self._find_unplaceable(members)[0] is not None:
             return None
-        counted, without = self._split_reserved(members, self._reserved_from(gang))
-        terms = self._terms(gang, now, without=without)
+        counted, without = self._split_reserved(members, self._gang_reserved_nodes(gang))
+        terms = self._make_terms(gang, now, without=without)
         offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *also}}
-        with self._cache.gang_cards.reserved(counted):
+        with self._cache.gang_cards.count_reserved(counted):
             outcome = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
         return outcome if isinstance(outcome, Planned) else None
 
-    def broken_part(self, gang: Gang) -> str:
+    def invalid_part(self, gang: Gang) -> str:
         """The part of the plan that does not hold any more, or ""."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
@@ -305,10 +307,12 @@ class GangPlaces:
                 return f"what {member.name} was to have on node {node} is not there any more"
         return ""
 
-    def _known_of(self, gang: Gang) -> "_Known":
+    def _known_of(self, gang: Gang) -> "_GangRecord":
         return self._known.get(gang.key, _NOTHING)
 
-    def _terms(self, gang: Gang, now: float, draft: Draft | None = None, *, without: Collection[str] = ()) -> Terms:
+    def _make_terms(
+        self, gang: Gang, now: float, draft: Draft | None = None, *, without: Collection[str] = ()
+    ) -> Terms:
         """The terms of a plan. `without`: nodes that no member with cards may have."""
 
         def closed(member: Member, node: str) -> bool:
@@ -318,38 +322,38 @@ class GangPlaces:
             policy=self._policy,
             headroom=self._cache.headroom(gang.namespace),
             offers=self._known_of(gang).offers,
-            avoided=gang.avoided(now),
+            avoided=gang.avoided_pairs(now),
             closed=closed if without else None,
             vacant=self._vacant,
             draft=draft,
         )
 
-    def _state(self, gang: Gang, now: float) -> "_State":
+    def _plan_inputs(self, gang: Gang, now: float) -> "_PlanInputs":
         freed = self._cache.capacity.freed_count + self._loads.freed_count
-        return _State(freed, gang.changes, self._known_of(gang).changes, tuple(gang.avoided(now)))
+        return _PlanInputs(freed, gang.changes, self._known_of(gang).changes, tuple(gang.avoided_pairs(now)))
 
-    def _short(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
+    def _find_unplaceable(self, members: Iterable[Member]) -> tuple[Member | None, bool]:
         """A member that has no place in any plan, None if there is none; and whether all nodes were counted
         for that.
         """
         known, until, alike = True, self._clock.cpu() + TURN, shapes(members)
         for shape, needed in count_at_least_as_demanding(alike).items():
             fitting_count, complete = self._capacities.count_pods(shape)
-            if complete and fitting_count < needed and fitting_count + self._given_way(shape) < needed:
+            if complete and fitting_count < needed and fitting_count + self._capacity_reserved_ahead(shape) < needed:
                 return alike[shape][-1], True
             known &= complete
             if not known and self._clock.cpu() >= until:
                 break
         return None, known
 
-    def _given_way(self, shape: MemberShape) -> int:
+    def _capacity_reserved_ahead(self, shape: MemberShape) -> int:
         """How many more members would fit at most, if nothing were reserved ahead."""
         least = min(
             (card_request.mem for card_request in fitting.card_requests(shape.request) if not card_request.whole),
             default=0,
         )
         additional = 0
-        for row in self._reservations.in_phases(Phase.NOMINATED):
+        for row in self._reservations.rows_in_phases(Phase.NOMINATED):
             shares = row.assignment.shares() if row.assignment is not None else ()
             on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
             cpu, memory, _ = row.load or Load(0, 0, 0)
@@ -366,11 +370,11 @@ class GangPlaces:
             return None
         # Pods with reservations ahead may lose them.
         return self._capacities.nodes(shape).with_minimum(
-            row.node for row in self._reservations.in_phases(Phase.NOMINATED)
+            row.node for row in self._reservations.rows_in_phases(Phase.NOMINATED)
         )
 
 
-class _State(NamedTuple):
+class _PlanInputs(NamedTuple):
     """What a failed plan depends on: while it is equal, planning again fails again.
 
     freed: how often something became free.
@@ -385,7 +389,7 @@ class _State(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Known:
+class _GangRecord:
     """What is known of one gang.
 
     offers: the nodes that kube-scheduler has offered, by shape.
@@ -397,13 +401,13 @@ class _Known:
 
     offers: dict[str, frozenset[str]] = field(default_factory=dict)
     changes: int = 0
-    tried: _State | None = None
+    tried: _PlanInputs | None = None
     not_before: float = float("-inf")
     draft: Draft | None = None
     members: Sequence[Member] = ()
-    drafted: _State | None = None
+    drafted: _PlanInputs | None = None
 
-    def take_draft(self, members: Sequence[Member], state: _State, new: Draft) -> Draft:
+    def take_draft(self, members: Sequence[Member], state: _PlanInputs, new: Draft) -> Draft:
         """Begin a turn: take the draft for these members that an earlier turn has begun, or the new one.
 
         It is not kept here meanwhile, so that an exception leaves no half-changed draft.
@@ -415,7 +419,7 @@ class _Known:
         return draft
 
 
-_NOTHING: Final = _Known()
+_NOTHING: Final = _GangRecord()
 
 
 class _Rows(GangPlan):

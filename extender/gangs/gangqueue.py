@@ -32,12 +32,12 @@ class GangQueue:
         now = None if gang.ran else (not gang.forward, gang.rank(), gang)
         if now == before:
             return
-        self.drop(key)
+        self.remove_gang(key)
         if now is not None:
             self._places[key] = now
             insort(self._by_namespace.setdefault(gang.namespace, []), now)
 
-    def drop(self, key: str) -> None:
+    def remove_gang(self, key: str) -> None:
         """Remove the gang."""
         before = self._places.pop(key, None)
         if before is None:
@@ -48,7 +48,7 @@ class GangQueue:
         if not places:
             del self._by_namespace[namespace]
 
-    def in_order(self) -> "GangCursor":
+    def gangs_in_order(self) -> "GangCursor":
         """All gangs in order. Those that change meanwhile may be left out or come twice."""
         return GangCursor(self._round_robin())
 

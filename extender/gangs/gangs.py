@@ -41,8 +41,8 @@ class Gangs:
     def __init__(
         self, lock: StateLock, *, cache: Cache, places: GangPlaces, settings: GangSettings, clock: Clock
     ) -> None:
-        self.observe: Callable[[str, float], None] = lambda _outcome, _seconds: None
-        self.queued: Callable[[str], None] = lambda _created: None
+        self.on_permit_ended: Callable[[str, float], None] = lambda _outcome, _seconds: None
+        self.on_binding_started: Callable[[str], None] = lambda _created: None
         self._lock = lock
         self._cache = cache
         self._queue = cache.queue
@@ -83,9 +83,9 @@ class Gangs:
             gang.since = now
         self._gang_keys[member.uid] = key
         was_complete, was_running = gang.complete, gang.ran
-        self._regroup(gang, member)
-        self._cancel_plan(gang, gang.set_member(member, now))
-        self._reset_gang(gang, now)
+        self._update_group(gang, member)
+        self._after_transition(gang, gang.set_member(member, now))
+        self._reset_if_abandoned(gang, now)
         if gang.ran > was_running:
             self._places.remove_gang(key)
         # kube-scheduler may have known of it before us.
@@ -99,11 +99,11 @@ class Gangs:
         if key is None:
             return
         gang, now = self._gangs[key], self._clock.now()
-        self._cancel_plan(gang, gang.remove_member(uid, now))
-        self._reset_gang(gang, now)
+        self._after_transition(gang, gang.remove_member(uid, now))
+        self._reset_if_abandoned(gang, now)
         if not gang.members:
             del self._gangs[key]
-            self._gang_queue.drop(key)
+            self._gang_queue.remove_gang(key)
             self._places.remove_gang(key)
 
     def set_group(self, key: str, group: PodGroupSpec | None) -> None:
@@ -115,7 +115,7 @@ class Gangs:
                 self._groups[key] = group
             self._on_group_changed(key)
 
-    def set_foreign(self, kind: ForeignPodGroup, key: str, group: PodGroupSpec | None) -> None:
+    def set_foreign_group(self, kind: ForeignPodGroup, key: str, group: PodGroupSpec | None) -> None:
         """As `set_group`, for a PodGroup of another API group."""
         with self._lock:
             if group is None:
@@ -144,13 +144,13 @@ class Gangs:
 
     # Calls of filter and bind.
 
-    def filter(self, uid: str, nodes: Collection[str], named: str = "") -> str | Refusal | None:
+    def filter_member(self, uid: str, nodes: Collection[str], named: str = "") -> str | Refusal | None:
         """The planned node of a member, or why it has none; None if the pod is placed alone.
 
         named: the node in the pod's status.
         """
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             now = self._clock.now()
             gang = self.gang_of(uid)
             if gang is None:
@@ -158,7 +158,7 @@ class Gangs:
                 return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
             if gang.ran:
                 return None
-            answer = self._filter(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named, now))
+            answer = self._filter_member(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named, now))
             if isinstance(answer, Refusal):
                 self._queue.mark_refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
                 return answer
@@ -171,7 +171,7 @@ class Gangs:
         Binding at once.
         """
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             now = self._clock.now()
             gang = self.gang_of(uid)
             if gang is None or gang.ran:
@@ -184,11 +184,11 @@ class Gangs:
                 return self._stopped
             name = gang.members[uid].name
             if uid in gang.arrived:
-                self._end(gang, f"{name} was sent to bind twice")
+                self._end_plan(gang, f"{name} was sent to bind twice")
                 return "its gang has no plan any more; the pod is tried again"
             permit = self._permits[gang.key]
             if gang.mark_arrived(uid, now):
-                self._commit(gang, permit, now)
+                self._allow_permit(gang, permit, now)
             return permit
 
     def must_wait(self, uid: str) -> bool:
@@ -201,7 +201,7 @@ class Gangs:
         """Cancel the permit, unless it is decided: a bind that waits for it cannot continue."""
         with self._lock:
             if self._permits.get(permit.key) is permit:
-                self._end(self._gangs[permit.key], reason)
+                self._end_plan(self._gangs[permit.key], reason)
 
     # For the state and preemption. The caller holds the lock.
 
@@ -226,13 +226,13 @@ class Gangs:
         """
         gang = self.gang_of(uid)
         if gang is not None:
-            self._reset_gang(gang, self._clock.now())
+            self._reset_if_abandoned(gang, self._clock.now())
 
     def reset(self) -> None:
         """Keep only what the API server shows: another extender decides from now on, or has decided until now."""
         now = self._clock.now()
         for gang in list(self._gangs.values()):
-            self._cancel_plan(gang, gang.forget(now))
+            self._after_transition(gang, gang.reset_to_cluster(now))
         self._places.reset()
 
     # Timeouts, and changes of the leader.
@@ -243,24 +243,24 @@ class Gangs:
             now, wall = self._clock.now(), self._clock.wall().timestamp()
             for gang in self._gangs.values():
                 gang.adopt(now, wall)
-            self._halves = self._gang_queue.in_order()
+            self._halves = self._gang_queue.gangs_in_order()
         until = self._clock.now() + _RECOVER_SECONDS
         while self._recover_some() and self._clock.now() < until:
             give_way(self._clock)
 
-    def stop(self, reason: str) -> None:
+    def cancel_permits(self, reason: str) -> None:
         """Cancel all permits; from now on no bind may wait."""
         with self._lock:
             self._stopped = reason
             for permit in list(self._permits.values()):
-                self._end(self._gangs[permit.key], reason)
+                self._end_plan(self._gangs[permit.key], reason)
 
     def step(self) -> DueWork:
         """Do what is due by time; only the leader calls it. Returns the writes that are due."""
         work, due = DueWork([], []), list[Gang]()
-        for some in slices(self._keys(), _GANGS_AT_ONCE, self._clock):
+        for some in slices(self._list_keys(), _GANGS_AT_ONCE, self._clock):
             with self._lock:
-                self._cache.count_cards()
+                self._cache.sync_cards()
                 self._advance_gangs(some, work, due)
         until = self._clock.now() + _ROUND_SECONDS
         while self._reserve_some(due) and self._clock.now() < until:
@@ -269,30 +269,30 @@ class Gangs:
             give_way(self._clock)
         return work
 
-    def is_to_evict(self, uid: str) -> bool:
+    def must_evict(self, uid: str) -> bool:
         """Whether the member must still be evicted."""
         with self._lock:
             gang = self.gang_of(uid)
             return gang is not None and uid in gang.evicting
 
-    def is_to_ungate(self, uid: str) -> bool:
+    def must_ungate(self, uid: str) -> bool:
         """Whether the member's gate must still be removed."""
         with self._lock:
             gang = self.gang_of(uid)
-            return gang is not None and gang.frees(uid)
+            return gang is not None and gang.must_ungate(uid)
 
     # For people and metrics.
 
     def views(self) -> list[GangView]:
         """All gangs as people see them."""
         views: list[GangView] = []
-        for some in slices(self._keys(), _VIEWS_AT_ONCE, self._clock):
+        for some in slices(self._list_keys(), _VIEWS_AT_ONCE, self._clock):
             with self._lock:
                 gangs = (self._gangs[key] for key in some if key in self._gangs)
                 views += [make_view(gang, self._cache.ledger) for gang in gangs if not gang.group.basic]
         return views
 
-    def phases(self) -> dict[str, int]:
+    def phase_counts(self) -> dict[str, int]:
         """The number of gangs by phase."""
         with self._lock:
             counts = dict.fromkeys(map(str, GangPhase), 0)
@@ -300,25 +300,25 @@ class Gangs:
                 counts[str(gang.phase)] += not gang.group.basic
             return counts
 
-    def foreign(self) -> list[tuple[ForeignPodGroup, str]]:
+    def foreign_groups(self) -> list[tuple[ForeignPodGroup, str]]:
         """The gangs whose minimum is in a PodGroup of another API group, and which API group."""
         with self._lock:
             return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
 
     # Turns of long work.
 
-    def _keys(self) -> list[str]:
+    def _list_keys(self) -> list[str]:
         with self._lock:
             return list(self._gangs)
 
     def _recover_some(self) -> bool:
         """One turn of `recover`. Returns whether gangs are left for the next turn."""
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             until, now = self._clock.cpu() + TURN, self._clock.now()
             while (gang := self._halves.gang) is not None and self._clock.cpu() < until:
                 in_part = gang.forward and self._gangs.get(gang.key) is gang and gang.missing_in_plan()
-                if in_part and self._places.attempt(gang, now) is None:
+                if in_part and self._places.try_plan(gang, now) is None:
                     return True
                 self._halves.advance()
             return gang is not None
@@ -328,25 +328,25 @@ class Gangs:
         another turn.
         """
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             now = self._clock.now()
-            if self._places.reserve([gang for gang in due if gang.is_reservation_due(now)], now):
-                self._cache.capacity.mark_capacity_freed()
+            if self._places.update_reservation([gang for gang in due if gang.is_reservation_due(now)], now):
+                self._cache.capacity.mark_released()
             return self._places.half_reserved
 
     def _plan_some(self) -> bool:
         """One turn of planning the gangs in the queue. Returns whether gangs are left in this pass."""
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             began, now = self._clock.cpu(), self._clock.now()
             if self._round.gang is None:
                 if now < self._next_round:
                     return False  # it did no work, so the pause does not start again
-                self._round, self._unasked, self._round_cost = self._gang_queue.in_order(), [], 0.0
+                self._round, self._unasked, self._round_cost = self._gang_queue.gangs_in_order(), [], 0.0
             self._plan_in_order(self._round, self._unasked, now, began + TURN)
             self._round_cost += self._clock.cpu() - began
             if self._round.gang is None and self._round_cost > CHEAP:
-                self._next_round = now + yielding.pause_after(self._round_cost)
+                self._next_round = now + yielding.pause_seconds(self._round_cost)
             return self._round.gang is not None
 
     # Everything below runs under the lock.
@@ -360,13 +360,13 @@ class Gangs:
         now = self._clock.now()
         for gang in [self._gangs[key] for key in keys if key in self._gangs]:
             late = gang.expiry_reason(
-                now, others_short=bool(gang.plan) and self._bind_threads.others_short(gang.namespace, now)
+                now, others_short=bool(gang.plan) and self._bind_threads.are_others_short(gang.namespace, now)
             )
             if late:
-                self._end(gang, late)
+                self._end_plan(gang, late)
             if gang.rollback_due(now):
-                self._cancel_plan(gang, gang.roll_back(now))
-            work.ungate.extend(pod_ref(gang, member) for member in gang.to_free())
+                self._after_transition(gang, gang.roll_back(now))
+            work.ungate.extend(pod_ref(gang, member) for member in gang.members_to_ungate())
             work.evict.extend((pod_ref(gang, gang.members[uid]), gang.reason) for uid in gang.evicting)
             if gang.is_reservation_due(now):
                 due.append(gang)
@@ -383,13 +383,13 @@ class Gangs:
         self._first_call = uid, now
         return True
 
-    def _filter(self, gang: Gang, uid: str, nodes: Collection[str], now: float, *, first: bool) -> str | Refusal:
+    def _filter_member(self, gang: Gang, uid: str, nodes: Collection[str], now: float, *, first: bool) -> str | Refusal:
         member = gang.members[uid]
         gang.mark_requested(uid)
-        if not first and list(nodes) != [self._reservations.nominations.node(uid)]:
+        if not first and list(nodes) != [self._reservations.nominations.nominated_node(uid)]:
             self._places.add_offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
-            self._end(gang, f"{member.name} came to be scheduled again while it waited")
+            self._end_plan(gang, f"{member.name} came to be scheduled again while it waited")
         if not gang.plan and not gang.forward:
             refusal = gang.refusal(now)
             if refusal is not None:
@@ -398,14 +398,14 @@ class Gangs:
                 return Refusal.GANG_WAITS
         if gang.forward and self._may_plan_in_call(gang, now) and member in gang.missing_in_plan():
             began = self._clock.cpu()
-            self._rest_in_calls(began, now, planned=self._try(gang, now))
+            self._pause_planning_in_calls(began, now, planned=self._plan_gang(gang, now))
         node = gang.plan.get(uid)
         if node is None:
             waits = gang.forward and member in gang.members_to_plan()
             return Refusal.GANG_WAITS if waits else Refusal.GANG_FOLLOWS
         if node in nodes:
             return node
-        return Refusal.GANG_WAITS if first else self._replan(gang, uid, node, now)
+        return Refusal.GANG_WAITS if first else self._replan_member(gang, uid, node, now)
 
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
         """Whether the planner moves this refused member once its gang fits, so that no other event has to requeue it.
@@ -413,14 +413,14 @@ class Gangs:
         It does not if the member has a place in the plan, if kube-scheduler may have asked for a nominated node alone,
         or if it has not asked for the gang.
         """
-        nominated = self._reservations.nominations.node(uid)
+        nominated = self._reservations.nominations.nominated_node(uid)
         return uid not in gang.plan and not nominated and self._places.has_offers(gang)
 
-    def _replan(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
+    def _replan_member(self, gang: Gang, uid: str, node: str, now: float) -> str | Refusal:
         """Plan the member again: kube-scheduler does not offer its planned node. Returns its node, or the refusal."""
         if self._reservations.known_binding(uid) is not None:
             return Refusal.GANG_BACKS_OFF  # it may be bound there already
-        gang.avoid(uid, node, now)
+        gang.avoid_node(uid, node, now)
         if self._places.move_members(gang, [uid], now):
             return gang.plan[uid]
         if gang.forward:
@@ -429,9 +429,9 @@ class Gangs:
         # A member that has passed filter may be on its way to bind, and a posted one stays.
         moving = [member_uid for member_uid in gang.plan if member_uid == uid or member_uid not in gang.passed]
         if len(moving) > 1 and self._places.move_members(gang, moving, now):
-            self._activate(gang)
+            self._requeue_members(gang)
             return gang.plan[uid]
-        self._end(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
+        self._end_plan(gang, f"kube-scheduler did not offer node {node} for {gang.members[uid].name}")
         return Refusal.GANG_WAITS
 
     def _plan_in_call(self, gang: Gang, now: float) -> bool:
@@ -446,16 +446,16 @@ class Gangs:
             return False
         began, planned = self._clock.cpu(), False
         if self._plan_earlier(gang, now):
-            planned = bool(self._try(gang, now))
+            planned = bool(self._plan_gang(gang, now))
         else:
             gang.reason = "gangs that come before it are being planned"
-        self._rest_in_calls(began, now, planned=planned)
+        self._pause_planning_in_calls(began, now, planned=planned)
         return planned
 
     def _may_plan_in_call(self, gang: Gang, now: float) -> bool:
         return now >= self._next_in_call and self._places.may_fit(gang, now)
 
-    def _rest_in_calls(self, began: float, now: float, *, planned: bool | None) -> None:
+    def _pause_planning_in_calls(self, began: float, now: float, *, planned: bool | None) -> None:
         """Pause planning in filter calls if this call has planned in vain. `began`: its start, in CPU seconds of the
         thread.
         """
@@ -471,7 +471,7 @@ class Gangs:
         unasked, until = list[Gang](), self._clock.cpu() + TURN
         if not self._plan_in_order(self._gang_queue.gangs_before(gang), unasked, now, until):
             return False
-        return not self._places.may_fit(gang, now) or self._try_all(unasked, now, until)
+        return not self._places.may_fit(gang, now) or self._plan_unasked(unasked, now, until)
 
     def _plan_in_order(self, gangs: GangCursor, unasked: list[Gang], now: float, until: float) -> bool:
         """Plan waiting gangs in order, if something has changed since they did not fit.
@@ -485,16 +485,16 @@ class Gangs:
         `unasked`, and is planned right before the next gang that is worth planning: it keeps its place in the order.
         """
         while gangs.gang is not None:
-            if self._clock.cpu() >= until or not self._look_at(gangs.gang, unasked, now, until):
+            if self._clock.cpu() >= until or not self._plan_if_useful(gangs.gang, unasked, now, until):
                 return False
             gangs.advance()
         return True
 
-    def _look_at(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
+    def _plan_if_useful(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
         """Plan this gang if that may help. Returns whether this gang is done."""
         if gang.forward:
             in_part = self._is_ready(gang, now) and gang.missing_in_plan()
-            return not in_part or self._try(gang, now) is not None
+            return not in_part or self._plan_gang(gang, now) is not None
         if not self._wants_plan(gang, now):
             return True
         if not self._places.has_offers(gang):
@@ -502,7 +502,7 @@ class Gangs:
             return True
         if not self._places.may_fit(gang, now):
             return True
-        return self._try_all(unasked, now, until) and self._try(gang, now) is not None
+        return self._plan_unasked(unasked, now, until) and self._plan_gang(gang, now) is not None
 
     def _is_ready(self, gang: Gang, now: float) -> bool:
         """Whether the gang exists, and may be planned now."""
@@ -512,37 +512,37 @@ class Gangs:
         """Whether the gang may be planned now, has no plan and does not run."""
         return self._is_ready(gang, now) and not (gang.ran or gang.forward or gang.plan or gang.closed)
 
-    def _try_all(self, unasked: list[Gang], now: float, until: float) -> bool:
+    def _plan_unasked(self, unasked: list[Gang], now: float, until: float) -> bool:
         """Plan the unasked gangs. Returns whether all of them are done."""
         while unasked:
             # Between two turns it may have gone, lost a member, or got a plan.
-            if self._wants_plan(unasked[0], now) and self._try(unasked[0], now) is None:
+            if self._wants_plan(unasked[0], now) and self._plan_gang(unasked[0], now) is None:
                 return False
             del unasked[0]
             if self._clock.cpu() >= until:
                 return False
         return True
 
-    def _try(self, gang: Gang, now: float) -> bool | None:
-        """Plan the gang if that may help, and requeue members that were refused. Returns as `GangPlaces.attempt`."""
+    def _plan_gang(self, gang: Gang, now: float) -> bool | None:
+        """Plan the gang if that may help, and requeue members that were refused. Returns as `GangPlaces.try_plan`."""
         if not gang.forward and not self._queue.may_place(gang.priority):
             gang.reason = "pods of higher priority go first; the extender did not answer their last attempt"
             return False
         if not gang.forward:
-            refusal = self._bind_threads.refusal(gang, self._occupied_threads(), now)
+            refusal = self._bind_threads.refusal_reason(gang, self._occupied_threads(), now)
             if refusal:
                 gang.reason = refusal
                 return False
-        planned = self._places.attempt(gang, now)
+        planned = self._places.try_plan(gang, now)
         if not planned:
             return planned
         if not gang.forward:
             self._permits[gang.key] = Permit(gang.key, now)
             self._bind_threads.mark_admitted(gang, now)
-        self._activate(gang)
+        self._requeue_members(gang)
         return True
 
-    def _activate(self, gang: Gang) -> None:
+    def _requeue_members(self, gang: Gang) -> None:
         """Requeue members of the plan that were refused before there was a plan."""
         if any(map(self._queue.is_unschedulable, gang.plan)):
             self._queue.requeue_all()
@@ -551,29 +551,29 @@ class Gangs:
         """The number of threads in which members of planned gangs wait or may wait."""
         return sum(len(self._gangs[key].plan) - 1 for key in self._permits)
 
-    def _commit(self, gang: Gang, permit: Permit, now: float) -> None:
+    def _allow_permit(self, gang: Gang, permit: Permit, now: float) -> None:
         """Allow the gang's permit if the whole plan still holds: the last member has reached bind."""
-        broken = self._places.broken_part(gang)
+        broken = self._places.invalid_part(gang)
         if broken:
-            self._end(gang, broken)
+            self._end_plan(gang, broken)
             return
         gang.commit(now)
         self._gang_queue.update_gang(gang)
         del self._permits[gang.key]
         permit.decide(allowed=True)  # before anything that may fail: threads wait for it
-        self.observe("bound", now - permit.since)
-        self.queued(gang.there[0].created)
+        self.on_permit_ended("bound", now - permit.since)
+        self.on_binding_started(gang.there[0].created)
 
-    def _reset_gang(self, gang: Gang, now: float) -> None:
+    def _reset_if_abandoned(self, gang: Gang, now: float) -> None:
         if not gang.is_abandoned:
             return
         if not any(self._reservations.known_binding(member.uid) is not None for member in gang.there):
-            self._cancel_plan(gang, gang.reset(now))
+            self._after_transition(gang, gang.reset(now))
 
-    def _end(self, gang: Gang, reason: str) -> None:
-        self._cancel_plan(gang, gang.cancel_plan(reason, self._clock.now()))
+    def _end_plan(self, gang: Gang, reason: str) -> None:
+        self._after_transition(gang, gang.cancel_plan(reason, self._clock.now()))
 
-    def _cancel_plan(self, gang: Gang, reason: str) -> None:
+    def _after_transition(self, gang: Gang, reason: str) -> None:
         """Follow a transition of the gang; call it after each. `reason`: why the transition ended the plan; "": it did
         not.
         """
@@ -585,20 +585,20 @@ class Gangs:
         permit = self._permits.pop(gang.key, None)
         if permit is not None:
             permit.decide(allowed=False, reason=reason)
-            self.observe("released", self._clock.now() - permit.since)
+            self.on_permit_ended("released", self._clock.now() - permit.since)
 
     def _on_group_changed(self, key: str) -> None:
         """Update the gang from its PodGroups."""
         gang = self._gangs.get(key)
         if gang is not None:
             was_complete, was_running = gang.complete, gang.ran
-            self._regroup(gang)
+            self._update_group(gang)
             if gang.ran > was_running:
                 self._places.remove_gang(key)
             if gang.complete > was_complete:
                 self._queue.requeue_all()
 
-    def _regroup(self, gang: Gang, member: Member | None = None) -> None:
+    def _update_group(self, gang: Gang, member: Member | None = None) -> None:
         kinds = set(gang.foreign)
         if member is not None and member.foreign is not None:
             kinds.add(member.foreign)
@@ -611,4 +611,4 @@ class Gangs:
         elif kinds and group.minimum is None:
             other = self._foreign.get((ForeignPodGroup.COSCHEDULING, gang.key), PodGroupSpec())
             group = replace(group, minimum=other.minimum, hold=other.hold)
-        self._cancel_plan(gang, gang.regroup(group, self._clock.now()))
+        self._after_transition(gang, gang.set_group(group, self._clock.now()))

@@ -27,7 +27,7 @@ class GangView:
     phase: GangPhase
     reason: str
     minimum: int
-    there: int
+    member_count: int
     oldest: tuple[PodRef, ...]
     bound: int
     waiting_for: tuple[str, ...]
@@ -52,7 +52,7 @@ def make_view(gang: Gang, ledger: Ledger) -> GangView:
         len(gang.there),
         tuple(pod_ref(gang, member) for member in gang.there[:_MAX_NOTIFIED]),
         len(gang.bound),
-        tuple(gang.missing()),
+        tuple(gang.missing_names()),
         tuple((node, *counts) for node, counts in sorted(reserved.items())),
         gang.numbered,
         bool(gang.foreign),

@@ -36,7 +36,7 @@ class GroupRecord:
     status: Json = field(default_factory=dict)
 
 
-def record(raw: bytes) -> tuple[str, GroupRecord] | None:
+def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
     """Decode a PodGroup: its key "namespace/name" and its record."""
     manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
@@ -44,16 +44,16 @@ def record(raw: bytes) -> tuple[str, GroupRecord] | None:
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
     running = status.get("phase") == GangPhase.RUNNING
     half = (
-        _time(status.get("lastTransitionTime"))
+        _parse_time(status.get("lastTransitionTime"))
         if status.get("phase") in (GangPhase.BINDING, GangPhase.PARTLY_BOUND)
         else None
     )
-    minimum = _integer(spec, "minMember") or 0
-    seconds = _integer(spec, "timeoutSeconds")
+    minimum = _integer_field(spec, "minMember") or 0
+    seconds = _integer_field(spec, "timeoutSeconds")
     group = PodGroupSpec(
         minimum=minimum,
         hold=float(seconds) if seconds is not None else None,
-        priority=_integer(spec, "priority"),
+        priority=_integer_field(spec, "priority"),
         running=running,
         half=half,
     )
@@ -86,7 +86,7 @@ def group_status(seen: GroupRecord, view: GangView | None, now: str) -> Json:
         "phase": str(phase),
         "reason": reason,
         "minMember": view.minimum if view is not None else seen.minimum,
-        "members": view.there if view is not None else 0,
+        "members": view.member_count if view is not None else 0,
         "bound": view.bound if view is not None else 0,
         "lastTransitionTime": changed or now,
         "waitingFor": list(view.waiting_for[:_NAMED]) if view is not None else [],
@@ -106,13 +106,13 @@ def group_status(seen: GroupRecord, view: GangView | None, now: str) -> Json:
     return document | {"conditions": [condition]}
 
 
-def _time(text: object) -> float | None:
+def _parse_time(text: object) -> float | None:
     try:
         return datetime.fromisoformat(str(text)).timestamp()
     except ValueError:
         return None
 
 
-def _integer(spec: Mapping[str, Any], name: str) -> int | None:
+def _integer_field(spec: Mapping[str, Any], name: str) -> int | None:
     number = spec.get(name)
     return number if type(number) is int else None

@@ -87,14 +87,14 @@ class GangReservation:
         self._selections.pop(key, None)
         self._stalls.pop(key, None)
         if self._gang is not None and self._gang.key == key:
-            self._end()
+            self._end_reservation()
 
     def reset(self) -> None:
         """Forget what was seen of the cluster: the Lease was lost or acquired."""
         self._selections.clear()
         self._stalls.clear()
         self._search = None
-        self._end()
+        self._end_reservation()
         self._cards.reserve(None)
 
     def update(self, due: Sequence[Gang], policy: str, now: float) -> bool:
@@ -109,21 +109,21 @@ class GangReservation:
         self._used = {namespace: used for namespace, used in self._used.items() if used.until > now}
         if self._gang is not None and now - self._since >= self._gang.patience.keep:
             namespace, pause_end = self._gang.namespace, now + self._gang.patience.keep
-            self._end()
+            self._end_reservation()
             self._used.pop(namespace, None)
             self._paused_until[namespace] = pause_end
             self._ended_at.pop(namespace, None)
             self._ended_at[namespace] = now
             if len(self._ended_at) > _MOST_NAMESPACES:
                 del self._ended_at[next(iter(self._ended_at))]
-        first, holdings = self._first(due, policy, now)
+        first, holdings = self._choose_gang(due, policy, now)
         if first is None:
-            self._end()
+            self._end_reservation()
         elif self._gang is not first:
-            self._end()
+            self._end_reservation()
             before = self._used.get(first.namespace)
             self._gang, self._since = first, now - (before.seconds if before is not None else 0.0)
-            self._stalls.setdefault(first.key, _Stalls()).begin(now)
+            self._stalls.setdefault(first.key, _Stalls()).begin_wait(now)
         return self._cards.reserve(first, holdings)
 
     def impossible_reason(self, gang: Gang) -> str:
@@ -136,13 +136,13 @@ class GangReservation:
         """Whether the last update has ended within the plan of a big gang."""
         return self._search is not None and self._search.is_half_planned
 
-    def _end(self) -> None:
+    def _end_reservation(self) -> None:
         if self._gang is not None:
             # The time counts for the next gang of the namespace as well, unless none has cards reserved for as long.
             self._used[self._gang.namespace] = _Used(self._now - self._since, self._now + self._gang.patience.keep)
         self._gang = None
 
-    def _first(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, Sequence[Holding]]:
+    def _choose_gang(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, Sequence[Holding]]:
         """The first gang for which cards are to be reserved, and the holdings.
 
         A call searches for one gang; the next call continues that search. Until the search is done its former result
@@ -150,13 +150,13 @@ class GangReservation:
         changes.
         """
         searching, first, reserved = False, None, list[Holding]()
-        for gang in self._in_order(due):
+        for gang in self._gangs_in_order(due):
             selection = self._selections.get(gang.key)
             if not searching and (selection is None or now - selection.at >= _SEARCH_AGAIN):
                 newest = self._search_for(gang, policy, now)
                 searching = newest is None
                 selection = newest or selection
-            reserved = self._still_wanted(gang, selection.holdings) if selection is not None else []
+            reserved = self._valid_holdings(gang, selection.holdings) if selection is not None else []
             if reserved:
                 first = gang
                 break
@@ -164,7 +164,7 @@ class GangReservation:
             self._search = None
         return first, reserved
 
-    def _in_order(self, due: Sequence[Gang]) -> Iterator[Gang]:
+    def _gangs_in_order(self, due: Sequence[Gang]) -> Iterator[Gang]:
         """The gangs in order, without namespaces that are paused: by priority, then namespaces in turns.
 
         Within a namespace in the order of its gangs; between namespaces by when their time was over, then by age.
@@ -179,7 +179,7 @@ class GangReservation:
                 keys.append(((rank[0], place, self._ended_at.get(namespace, _NEVER), rank[2], gang.key), gang))
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
-    def _still_wanted(self, gang: Gang, holdings: Mapping[str, Holding]) -> list[Holding]:
+    def _valid_holdings(self, gang: Gang, holdings: Mapping[str, Holding]) -> list[Holding]:
         """The holdings that are worth reserving now: for members that still wait, and none if they exceed what quotas
         leave to the namespace by now.
         """
@@ -206,20 +206,20 @@ class GangReservation:
         if self._search is None or self._search.key != gang.key:
             waits = self._stalls.setdefault(gang.key, _Stalls())
             if self._gang is gang and gang.key in self._selections:
-                waits.judge(self._short(self._selections[gang.key].holdings.values()), now)
+                waits.record_shortage(self._missing_by_card(self._selections[gang.key].holdings.values()), now)
             self._search = CardSearch(gang, self._offers.get(gang.key, {}), waits.moves, self._cache, self._clock)
         search = self._search
         planned = search.continue_search(policy)
         if planned is None:
             return None
         if isinstance(planned, Unplanned):
-            problem = search.problem(planned)
+            problem = search.problem_text(planned)
             selection = _Selection(now, search.changes, {}, problem)
             gang.reason = problem
         else:
             holdings = self._worth_reserving(search.wanted, planned)
             selection = _Selection(now, search.changes, holdings, "")
-            self._stalls.setdefault(gang.key, _Stalls()).judge(self._short(holdings.values()), now)
+            self._stalls.setdefault(gang.key, _Stalls()).record_shortage(self._missing_by_card(holdings.values()), now)
         self._selections[gang.key] = selection
         return selection
 
@@ -262,10 +262,10 @@ class GangReservation:
         """Whether the cards and devices of the holdings, all of one node, are free for them now."""
         with self._cache.ledger.what_if(held=holdings):
             return all(map(self._cache.is_plan_valid, holdings, requests)) and not any(
-                self._short(holdings, counted=True).values()
+                self._missing_by_card(holdings, counted=True).values()
             )
 
-    def _short(self, holdings: Iterable[Holding], *, counted: bool = False) -> dict[str, int]:
+    def _missing_by_card(self, holdings: Iterable[Holding], *, counted: bool = False) -> dict[str, int]:
         """By card, how much must end there before the holdings fit: the sum of MiB, clients and percent of SMs.
 
         The sum decreases with each pod that ends. `counted`: the ledger has the holdings already.
@@ -328,11 +328,11 @@ class _Stalls:
         self._seen: dict[str, tuple[int, float]] = {}  # by card, how much must end there, and since when
         self._times = 0  # that cards were given up
 
-    def begin(self, now: float) -> None:
+    def begin_wait(self, now: float) -> None:
         """Begin to wait, or again after cards were reserved for other gangs."""
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
-    def judge(self, short: Mapping[str, int], now: float) -> None:
+    def record_shortage(self, short: Mapping[str, int], now: float) -> None:
         """Count cards on which nothing has ended for long as given up.
 
         short: by reserved card, how much must end there before the gang has its part.

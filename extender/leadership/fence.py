@@ -70,7 +70,7 @@ class FenceSummary(NamedTuple):
     unfenced: frozenset[str]
 
 
-class _LeftOut(errors.Unreachable):
+class _SkippedPod(errors.Unreachable):
     """The pod was not tried: too many writes to pods of its namespace are slow."""
 
 
@@ -104,7 +104,7 @@ class Fence:
         except errors.NotFound:
             return PodState.DELETED
         except _REFUSALS as error:
-            state = self.read(pod, timeout=timeout)
+            state = self.read_state(pod, timeout=timeout)
             if state is not PodState.UNBOUND:
                 return state
             if isinstance(error, errors.Conflict):
@@ -140,7 +140,7 @@ class Fence:
         while still_leads():
             slow = Counter[str]()
             done = run_in_parallel(
-                partial(self._try, fencing_token=fencing_token, still_leads=still_leads, slow=slow, until=until),
+                partial(self._try_fence, fencing_token=fencing_token, still_leads=still_leads, slow=slow, until=until),
                 remaining,
                 at_once,
             )
@@ -167,7 +167,7 @@ class Fence:
             self._clock.sleep(backoff.next(max((error.retry_after or 0.0 for _, error in failed), default=None)))
         return None
 
-    def _try(
+    def _try_fence(
         self, pod: PodRef, fencing_token: str, still_leads: Callable[[], bool], slow: Counter[str], until: float
     ) -> PodState | errors.KubeError | None:
         """Fence one pod. Returns the error instead of raising it, and None if this extender does not lead any more.
@@ -178,7 +178,7 @@ class Fence:
             return None
         late = self._clock.now() > until
         if slow[pod.namespace] >= (1 if late else AT_ONCE):
-            return _LeftOut(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
+            return _SkippedPod(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
         try:
             return self.fence_pod(pod, fencing_token, timeout=_SHORT_TIMEOUT if late else _TIMEOUT)
         except errors.KubeError as error:
@@ -188,7 +188,7 @@ class Fence:
     def _report_failures(self, failed: Sequence[tuple[PodRef, errors.KubeError]]) -> None:
         left_out = Counter[str]()
         for pod, error in failed:
-            if isinstance(error, _LeftOut):
+            if isinstance(error, _SkippedPod):
                 left_out[pod.namespace] += 1
             else:
                 self._report_failure(pod, error)
@@ -205,7 +205,7 @@ class Fence:
             text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
             self._events.record(pod.about, "FencingFailed", text, "Warning")
 
-    def read(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> PodState:
+    def read_state(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> PodState:
         """Read the pod's state from the API server, without changing it. Raises KubeError."""
         try:
             return _state_of(self._client.get(paths.pods(pod.namespace, pod.name), timeout=timeout), pod.uid)

@@ -55,10 +55,10 @@ def _no_blockers(*, holds: bool, leads: bool) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Denial:
-    """Why no call can be served now. `elsewhere`: another extender may serve it."""
+    """Why no call can be served now. `served_elsewhere`: another extender may serve it."""
 
     text: str
-    elsewhere: bool
+    served_elsewhere: bool
 
 
 class Leadership:
@@ -91,7 +91,7 @@ class Leadership:
         return ""
 
     @contextmanager
-    def posting(self, epoch: int) -> Iterator[float]:
+    def allow_post(self, epoch: int) -> Iterator[float]:
         """Context of one write. Yields the seconds that the write may take; 0: it must not be made."""
         del epoch
         yield math.inf
@@ -105,8 +105,8 @@ class LeaseLeadership(Leadership):
     """Leadership by a Lease.
 
     name: "namespace/name" of the Lease.
-    elect: makes the elector, which calls `on_change`, `can_lead` and `is_settled`. It is called after the fork, see
-        `lease.identity`.
+    elect: makes the elector, which calls `on_lease_changed`, `can_lead` and `is_settled`. It is called after the fork,
+        see `lease.identity`.
     catch_up: see `CatchUp`.
     blockers: see `LeaseBlockers`.
     """
@@ -168,14 +168,14 @@ class LeaseLeadership(Leadership):
         if elector is not None and elector.leader:
             if elector.holds(epoch=self._epoch):
                 return None
-            return Denial("not ready: still reading what another extender may have bound", elsewhere=False)
+            return Denial("not ready: still reading what another extender may have bound", served_elsewhere=False)
         holder = elector.holder if elector is not None else None
         if elector is not None and holder == elector.identity:
             return Denial(
-                f"not the leader yet or any more: the lease {self._name} is too new or too old", elsewhere=True
+                f"not the leader yet or any more: the lease {self._name} is too new or too old", served_elsewhere=True
             )
         holder_text = "nobody" if holder == "" else holder or "another extender or nobody"
-        return Denial(f"not the leader: {holder_text} holds the lease {self._name}", elsewhere=True)
+        return Denial(f"not the leader: {holder_text} holds the lease {self._name}", served_elsewhere=True)
 
     def lease_blockers(self) -> list[str]:
         """Why this process neither acquires nor renews the Lease, one line for each reason."""
@@ -187,10 +187,10 @@ class LeaseLeadership(Leadership):
         return fencing_token if current == epoch else ""
 
     @contextmanager
-    def posting(self, epoch: int) -> Iterator[float]:
+    def allow_post(self, epoch: int) -> Iterator[float]:
         with self._posts_changed:
             self._posts += 1  # before the check below: `stop` waits until this is 0 again
-        remaining = self._remaining(epoch)
+        remaining = self._remaining_seconds(epoch)
         try:
             yield remaining
         finally:
@@ -223,7 +223,7 @@ class LeaseLeadership(Leadership):
         ):
             self._fenced_epoch = epoch
             self._state.forget_plans()
-            self._state.warm()
+            self._state.warm_caches()
             self._state.gangs.recover()
             with self._state.queue() as queue:
                 queue.begin_retry_window()
@@ -241,7 +241,7 @@ class LeaseLeadership(Leadership):
         """
         if not self._unfenced or self._clock.now() < self._fence_retry_at:
             return
-        waiting = [pod for pod in self._waiting() if pod.uid in self._unfenced]
+        waiting = [pod for pod in self._pending_pods() if pod.uid in self._unfenced]
         swept = self._fence.fence_pods(
             waiting, self._fencing_token[1], still_leads, retry=False, at_once=_FENCES_AT_ONCE
         )
@@ -249,10 +249,10 @@ class LeaseLeadership(Leadership):
             self._unfenced = swept.unfenced
         self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
 
-    def _waiting(self) -> list[PodRef]:
+    def _pending_pods(self) -> list[PodRef]:
         """The pending pods that an extender may have been asked to bind."""
         with self._state.queue() as queue:
-            return queue.bindable()
+            return queue.bindable_pods()
 
     def _fence_former_epochs(self, tenure: int, fencing_token: str, still_leads: Callable[[], bool]) -> bool:
         """Learn what was bound in former epochs, and fence the pending pods. Returns whether that is done.
@@ -269,7 +269,7 @@ class LeaseLeadership(Leadership):
             # The former leader was shut down, after a response to all that it and those before it had sent. This one
             # has sent nothing yet.
             return True
-        waiting, before = self._waiting(), frozenset[str]()
+        waiting, before = self._pending_pods(), frozenset[str]()
         if tenure != self._fenced[0]:
             self._fenced = tenure, set()
         fenced = self._fenced[1]
@@ -288,7 +288,7 @@ class LeaseLeadership(Leadership):
         # The state does not have yet what was bound after the list.
         return not swept.landed or self._catch_up(still_leads)
 
-    def _remaining(self, epoch: int) -> float:
+    def _remaining_seconds(self, epoch: int) -> float:
         if self._elector is None:
             return 0.0
         remaining = self._elector.remaining() - _SAFETY_SECONDS
@@ -306,7 +306,7 @@ class LeaseLeadership(Leadership):
             return False
         return not (self._posts or self._unfenced or self._state.pending_bindings())
 
-    def on_change(self, leading: bool) -> None:
+    def on_lease_changed(self, leading: bool) -> None:
         """The Lease was acquired or lost."""
         self._changed.set()
         if leading:
@@ -360,7 +360,7 @@ def make_lease_leadership(
             duration=duration,
             renew_every=min(2.0, duration / _RENEWALS),
             clock=lease_clock,
-            on_change=leadership.on_change,
+            on_change=leadership.on_lease_changed,
             able=leadership.can_lead,
             settled=leadership.is_settled,
         )

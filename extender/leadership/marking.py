@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 2.0  # at most, after a write that failed
 
 
 @contextlib.contextmanager
-def _collecting(failures: list[errors.KubeError]) -> Iterator[None]:
+def _collect_failures(failures: list[errors.KubeError]) -> Iterator[None]:
     """Context: a KubeError is appended to `failures` and not raised."""
     try:
         yield
@@ -78,7 +78,7 @@ class LeaderMark:
         """Stop the thread and remove the label. Call it after the Lease was released."""
         self._loop.stop()
         try:
-            self._write(None)
+            self._set_own_label(None)
         except errors.KubeError as error:
             _log.warning(_FAILED, error=str(error))
 
@@ -92,34 +92,34 @@ class LeaderMark:
         failures: list[errors.KubeError] = []
         # At each epoch, even if no pause between two was seen: another leader may have removed the label meanwhile.
         if epoch != self._written:
-            with _collecting(failures):
-                self._write(epoch)
+            with _collect_failures(failures):
+                self._set_own_label(epoch)
             self._compare_at = self._clock.now()
         if epoch is not None and self._clock.now() >= self._compare_at:
-            self._repair(epoch, failures)
+            self._repair_labels(epoch, failures)
             if not failures:
                 self._compare_at = self._clock.now() + _COMPARE_SECONDS
         if failures:
             raise failures[0]
 
-    def _write(self, epoch: int | None) -> None:
+    def _set_own_label(self, epoch: int | None) -> None:
         """Set the label of our own pod, or remove it if `epoch` is None."""
-        self._label(self._pod, None if epoch is None else "true")
+        self._write_label(self._pod, None if epoch is None else "true")
         self._written = epoch
 
-    def _repair(self, epoch: int, failures: list[errors.KubeError]) -> None:
+    def _repair_labels(self, epoch: int, failures: list[errors.KubeError]) -> None:
         """Label our own pod and no other, unless `epoch` is over. Errors of single pods are appended to `failures`."""
         leaders = self._client.objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
         versions = {pod["metadata"]["name"]: pod["metadata"]["resourceVersion"] for pod in leaders}
         if self._pod not in versions and self._written == epoch and self._epoch() == epoch:
-            with _collecting(failures):
-                self._label(self._pod, "true")
+            with _collect_failures(failures):
+                self._write_label(self._pod, "true")
         for pod, version in versions.items():
             if pod != self._pod and self._epoch() == epoch:
-                with _collecting(failures):
-                    self._label(pod, None, version)
+                with _collect_failures(failures):
+                    self._write_label(pod, None, version)
 
-    def _label(self, pod: str, text: str | None, version: str | None = None) -> None:
+    def _write_label(self, pod: str, text: str | None, version: str | None = None) -> None:
         """Set the label, or remove it if `text` is None.
 
         version: the pod's resourceVersion; a pod that has changed since is left alone. None: any version.

@@ -104,7 +104,7 @@ class Nominator:
         settings: NominationSettings,
         clock: Clock,
     ) -> None:
-        self.observe: Callable[[NominationOutcome], None] = lambda _: None  # called with the outcome for each pod
+        self.on_outcome: Callable[[NominationOutcome], None] = lambda _: None  # called with the outcome for each pod
         self._lock = lock
         self._cache, self._queue = cache, cache.queue
         self._reservations = cache.reservations
@@ -123,11 +123,11 @@ class Nominator:
     def set_node(self, name: str, ground: NodeLabels | None) -> None:
         """Update the node; None: it is gone, or takes no pods."""
         if ground is None:
-            self._feasible_nodes.remove(name)
+            self._feasible_nodes.remove_node(name)
         elif self._settings.mode is not NominationMode.NEVER:
             self._feasible_nodes.set_node(name, ground)
 
-    def set_waiting(self, pod: WaitingRecord) -> None:
+    def set_pod(self, pod: WaitingRecord) -> None:
         """Update a pod without a node."""
         if self._settings.mode is NominationMode.NEVER:
             return
@@ -136,7 +136,7 @@ class Nominator:
         else:
             self.remove_pod(pod.uid)
         if pod.refused:
-            self._release([pod.uid], NominationOutcome.MISS)
+            self._release_nominations([pod.uid], NominationOutcome.MISS)
 
     def remove_pod(self, uid: str) -> None:
         """Forget the pod: it is bound or gone, or its status names no such node any more."""
@@ -163,13 +163,13 @@ class Nominator:
         if list(nodes) == [row.node]:
             self._reservations.promote_nomination(uid)
             self._misses.pop(constraints, None)
-            self.observe(NominationOutcome.HIT)
+            self.on_outcome(NominationOutcome.HIT)
         else:
             if row.node not in nodes:
                 self._count_miss(constraints)
-            self._release([uid], NominationOutcome.MISS)
+            self._release_nominations([uid], NominationOutcome.MISS)
 
-    def place(self, wanted: PlacementRequest, created: str) -> Placement | Unplaceable:
+    def place_pod(self, wanted: PlacementRequest, created: str) -> Placement | Unplaceable:
         """The best node for a pod; if necessary, with cards that are reserved ahead for later pods.
 
         created: the pod's creationTimestamp.
@@ -177,23 +177,23 @@ class Nominator:
         placement = self._placing.place(wanted)
         later = self.later_nominations(wanted.request.priority, created) if isinstance(placement, Unplaceable) else ()
         if later:
-            with self.releasing(later):
+            with self.exclude_nominations(later):
                 there = self._placing.place(wanted)
             if isinstance(there, Placement):
-                self.overtake(later, (there.node,), wanted.pod.namespace)
+                self.release_overtaken(later, (there.node,), wanted.pod.namespace)
                 return self._placing.place(wanted)
         return placement
 
-    def score(self, wanted: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
-        """As `place`, but the scores of all nodes that fit, and why the others do not."""
-        scores, refusals = self._placing.score(wanted)
+    def score_nodes(self, wanted: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
+        """As `place_pod`, but the scores of all nodes that fit, and why the others do not."""
+        scores, refusals = self._placing.score_nodes(wanted)
         later = self.later_nominations(wanted.request.priority, created) if not scores else ()
         if later:
-            with self.releasing(later):
-                there, _ = self._placing.score(wanted)
+            with self.exclude_nominations(later):
+                there, _ = self._placing.score_nodes(wanted)
             if there:
-                self.overtake(later, there, wanted.pod.namespace)
-                return self._placing.score(wanted)
+                self.release_overtaken(later, there, wanted.pod.namespace)
+                return self._placing.score_nodes(wanted)
         return scores, refusals
 
     # For pods and gangs without a place. The caller holds the lock.
@@ -202,23 +202,23 @@ class Nominator:
         """The reservations ahead of pods that come later in the queue than a pod of this priority and
         creationTimestamp.
         """
-        nominated = self._reservations.in_phases(Phase.NOMINATED)
+        nominated = self._reservations.rows_in_phases(Phase.NOMINATED)
         return [row for row in nominated if row.nominee is not None and sort_key(row.nominee) > (-priority, created)]
 
     @contextmanager
-    def releasing(self, later: Sequence[Reservation]) -> Iterator[None]:
+    def exclude_nominations(self, later: Sequence[Reservation]) -> Iterator[None]:
         """Context: these reservations do not count."""
         uids = [row.pod.uid for row in later]
         with self._cache.ledger.what_if(released=uids), self._cache.loads.what_if(unplanned=uids):
             yield
 
-    def overtake(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
+    def release_overtaken(self, later: Sequence[Reservation], nodes: Collection[str], namespace: str) -> None:
         """Release these reservations on the nodes: a pod of this namespace comes before them.
 
         If the namespace has quotas, its own reservations among them are released on all nodes.
         """
         limited = bool(self._cache.headroom(namespace))
-        self._release(
+        self._release_nominations(
             [row.pod.uid for row in later if row.node in nodes or (limited and row.pod.namespace == namespace)],
             NominationOutcome.OVERTAKEN,
         )
@@ -227,8 +227,8 @@ class Nominator:
 
     def on_expired(self, uid: str) -> None:
         """Record that the pod's reservation has expired: kube-scheduler did not ask for the pod in time."""
-        self.observe(NominationOutcome.EXPIRED)
-        self._queue.put_back(uid)
+        self.on_outcome(NominationOutcome.EXPIRED)
+        self._queue.retry_nomination(uid)
 
     # For the writer of nominations, from its thread.
 
@@ -240,22 +240,22 @@ class Nominator:
         Returns whether to go on at once, and the pod with its node, None if no node was chosen.
         """
         with self._lock:
-            if not self._is_active() or self._reservations.count(Phase.NOMINATED) >= MAX_NOMINATED:
+            if not self._is_active() or self._reservations.count_rows(Phase.NOMINATED) >= MAX_NOMINATED:
                 return False, None
             pod = self._queue.pop_nominatable(self._schedulers, paused)
             if pod is None:
                 return False, None
             if not self._queue.may_place(pod.request.priority):
-                self._queue.put_back(pod.uid)  # and all others come after it
+                self._queue.retry_nomination(pod.uid)  # and all others come after it
                 return False, None
             began = self._clock.cpu()
             nominee = self._nominate(pod)
             spent = self._clock.cpu() - began
             if nominee is None or spent > _EXPENSIVE_SECONDS:
-                self._not_before = self._clock.now() + yielding.pause_after(spent)
+                self._not_before = self._clock.now() + yielding.pause_seconds(spent)
             return True, nominee
 
-    def take_stale(self) -> list[Nominee]:
+    def take_stale_nominees(self) -> list[Nominee]:
         """Pods whose statuses name a node where nothing is reserved for them; each is returned once.
 
         Another extender of ours may have written the node, or another program; the record does not tell.
@@ -273,7 +273,7 @@ class Nominator:
             return stale
 
     def restore_stale(self, nominee: Nominee) -> None:
-        """Record that the node of a pod from `take_stale` could not be removed from its status."""
+        """Record that the node of a pod from `take_stale_nominees` could not be removed from its status."""
         with self._lock:
             self._nominees.setdefault(nominee.pod.uid, nominee)
 
@@ -285,7 +285,7 @@ class Nominator:
     def on_write_failed(self, uid: str) -> None:
         """Record that the node could not be written into the pod's status."""
         with self._lock:
-            self._release([uid], NominationOutcome.STALE)
+            self._release_nominations([uid], NominationOutcome.STALE)
 
     # Private helpers.
 
@@ -295,7 +295,7 @@ class Nominator:
         return self._settings.mode is NominationMode.ALWAYS or len(self._feasible_nodes) > self._settings.above_nodes
 
     def _nominate(self, pod: WaitingPod) -> Nominee | None:
-        self._cache.count_cards()
+        self._cache.sync_cards()
         if (
             not (self._settings.one_best_node or pod.insists)
             or fitting.has_several_claims(pod.request)  # that is searched in turns, as filter does
@@ -303,16 +303,16 @@ class Nominator:
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()
         ):
             return None
-        placed = self._place(pod)
+        placed = self._choose_node(pod)
         if placed is None:
             return None
         self._placing.reserve_nominated(pod, placed)
         return Nominee(pod.ref, pod.version, placed.node)
 
-    def _place(self, pod: WaitingPod) -> Placement | None:
+    def _choose_node(self, pod: WaitingPod) -> Placement | None:
         """The best node that also has the cpu, memory and slots for the pod."""
         policy = pod.request.policy or self._settings.policy
-        nodes = self._feasible_nodes.feasible(pod.constraints)
+        nodes = self._feasible_nodes.feasible_nodes(pod.constraints)
         full = set[str]()
         for attempt in range(_CANDIDATES + 1):
             if attempt == _CANDIDATES:
@@ -336,11 +336,11 @@ class Nominator:
         until = self._clock.now() + _MISS_SECONDS if times >= _MAX_MISSES else float("-inf")
         self._misses[constraints] = times, until
 
-    def _release(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
+    def _release_nominations(self, uids: Iterable[str], outcome: NominationOutcome) -> None:
         """Release what is reserved ahead for these pods, unless kube-scheduler has asked for them already."""
         for uid in uids:
             if self._nomination_of(uid) is not None:
-                self.observe(outcome)
+                self.on_outcome(outcome)
                 self._reservations.release_plan(uid)
 
     def _nomination_of(self, uid: str) -> Reservation | None:

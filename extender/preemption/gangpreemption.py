@@ -37,7 +37,7 @@ _FEW: Final = 8  # members put where pods are evicted; a plan with more has a tu
 
 
 @dataclass(slots=True)
-class _Put:
+class _MemberVictims:
     """A member that is put on a node where pods are evicted for it."""
 
     claimant: WaitingPod
@@ -46,14 +46,14 @@ class _Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class GangVictims:
     """Places for all members that lack one.
 
     puts: those for which pods are evicted, first of all that of the requested pod.
     rest: what is reserved for the other members meanwhile, with or without victims.
     """
 
-    puts: tuple[_Put, ...]
+    puts: tuple[_MemberVictims, ...]
     rest: tuple[MemberReservation, ...]
 
 
@@ -64,7 +64,7 @@ class GangSearch:
     chosen: kube-scheduler's own victims, by node.
     victims_by_node: the victims there for this pod alone, as found last.
     ours: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods `refused` stay
-        (`NominatedPods.who_goes`).
+        (`NominatedPods.find_victims`).
     for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `ours`.
     takes: how many members are put where pods are evicted before the gang is planned; 0: the next turn only checks
         whether waiting is enough.
@@ -78,11 +78,11 @@ class GangSearch:
     refused: Collection[str]
     for_scheduler: bool
     takes: int = 0
-    tried: "_Tried | None" = None
+    tried: "_Attempt | None" = None
 
 
 @dataclass(slots=True)
-class _Tried:
+class _Attempt:
     """Which members were put where.
 
     rests_on: what the victims on every node depend on.
@@ -96,8 +96,8 @@ class _Tried:
     rests_on: object
     queue: list[tuple[tuple[int, bool, int, int], str]]
     fellows: list[WaitingPod]
-    own: _Put | None = None
-    puts: list[_Put] = field(default_factory=list)
+    own: _MemberVictims | None = None
+    puts: list[_MemberVictims] = field(default_factory=list)
     now: dict[str, Victims] = field(default_factory=dict)
     seen: dict[str, object] = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ class GangPreemption:
         self._gang_places = places
         self._clock = clock
 
-    def concerns(self, uid: str) -> bool:
+    def is_in_pending_gang(self, uid: str) -> bool:
         """Whether the pod is in a gang that does not run, so that it is not placed alone."""
         gang = self._gangs.gang_of(uid)
         return gang is None or not gang.ran
@@ -130,52 +130,54 @@ class GangPreemption:
         headroom = self._cache.headroom(gang.namespace)
         return gangplan.beyond_quotas(self._ledger, gang.missing_in_plan(), headroom) is not None
 
-    def unhelped(self, uid: str) -> list[str]:
+    def unplaced_uids(self, uid: str) -> list[str]:
         """The UIDs of all members of the pod's gang without a place and without terminating victims."""
-        return [member.uid for member in self._lacking(uid)]
+        return [member.uid for member in self._unplaced_members(uid)]
 
-    def search_turn(self, search: GangSearch) -> tuple[Together | None, bool]:
+    def search_turn(self, search: GangSearch) -> tuple[GangVictims | None, bool]:
         """One turn of the search. Returns the answer, and whether another turn may find more.
 
         The answer is None if no pod must be evicted: the gang only has to wait, or would not be complete.
         """
         uid = search.claimant.uid
-        with self._nominations.tried():
-            self._nominations.drop(uid)
-            gang, lacking = self._gangs.gang_of(uid), self._lacking(uid)
+        with self._nominations.restore_afterwards():
+            self._nominations.remove(uid)
+            gang, lacking = self._gangs.gang_of(uid), self._unplaced_members(uid)
             if gang is None or all(member.uid != uid for member in lacking):
                 return None, False
             if not self._gang_places.count_capacities(lacking, self._clock.cpu() + TURN):
                 return None, True
             if not search.takes:
                 search.takes = 1
-                return None, not self._suffices(search, gang, lacking)
+                return None, not self._must_only_wait(search, gang, lacking)
             together, has_more = self._plan_victims(search, gang, lacking)
-            if together is not None and self._suffices(search, gang, lacking):
+            if together is not None and self._must_only_wait(search, gang, lacking):
                 return None, False  # capacity was freed since the first turn
             return together, has_more
 
-    def _suffices(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
+    def _must_only_wait(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
         """Whether the gang only has to wait."""
-        return self._places(search, gang, lacking, _enough(search)) is not None
+        return self._find_places(search, gang, lacking, _nodes_without_evictions(search)) is not None
 
-    def _plan_victims(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> tuple[Together | None, bool]:
+    def _plan_victims(
+        self, search: GangSearch, gang: Gang, lacking: Sequence[Member]
+    ) -> tuple[GangVictims | None, bool]:
         """Plan the gang with the nodes of the least harmful victims, for the pod itself and for members of its shape.
 
         All other members need free capacity. Returns the places, and whether another turn may find more.
         """
-        tried = self._tried(search, gang, lacking)
-        with self._nominations.tried():
+        tried = self._current_attempt(search, gang, lacking)
+        with self._nominations.restore_afterwards():
             for put in tried.puts:
-                self._keep(put)
-            if not self._put_more(search, tried, lacking):
+                self._reserve_place(put)
+            if not self._choose_victims(search, tried, lacking):
                 return None, True
             if tried.own is None:
                 return None, False
             takers = {placed.claimant.uid for placed in tried.puts}
             rest = [member for member in lacking if member.uid not in takers]
-            nodes = {*_enough(search), *(placed.node for placed in tried.puts)}
-            places = self._places(search, gang, rest, nodes) if rest else []
+            nodes = {*_nodes_without_evictions(search), *(placed.node for placed in tried.puts)}
+            places = self._find_places(search, gang, rest, nodes) if rest else []
         search.takes = 2 * search.takes + 1  # a plan costs more than a search on a node
         if places is None or self._exceeds_quota(gang, tried.puts, places):
             return None, bool(tried.queue and tried.fellows)
@@ -185,12 +187,12 @@ class GangPreemption:
             if placed is not tried.own and placed.victims.assignment is not None
         ]
         puts = (tried.own, *(placed for placed in tried.puts if placed is not tried.own))
-        return Together(puts, (*others, *places)), False
+        return GangVictims(puts, (*others, *places)), False
 
-    def _exceeds_quota(self, gang: Gang, puts: Iterable[_Put], places: Iterable[MemberReservation]) -> bool:
+    def _exceeds_quota(self, gang: Gang, puts: Iterable[_MemberVictims], places: Iterable[MemberReservation]) -> bool:
         """Whether all of this, and what is reserved for other members, would exceed the quotas of the gang's namespace.
 
-        Quotas do not count what is reserved for nominated pods (`NominatedPods.reserved_on`).
+        Quotas do not count what is reserved for nominated pods (`NominatedPods.reservations_on`).
         """
         headroom = self._cache.headroom(gang.namespace)
         if not headroom:
@@ -199,29 +201,29 @@ class GangPreemption:
         used += [(place.node, place.assignment) for place in places]
         for member in gang.missing_in_plan():
             nomination = self._nominations.get(member.uid)
-            node = self._nominations.node(member.uid)
+            node = self._nominations.nominated_node(member.uid)
             if nomination is not None and node:
                 used.append((node, nomination.places[node].assignment))
         known = [(node, assignment) for node, assignment in used if assignment is not None]
         return bool(placement.exceeded_together(self._ledger, known, headroom))
 
-    def _tried(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Tried:
+    def _current_attempt(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Attempt:
         """What earlier turns have tried, if it still holds; otherwise nothing yet."""
-        rests_on = tuple(lacking), self._nominated.rests_on(search.claimant)
+        rests_on = tuple(lacking), self._nominated.pod_inputs(search.claimant)
         tried = search.tried
         if (
             tried is None
             or tried.rests_on != rests_on
-            or any(self._nominated.as_it_is(node) != seen for node, seen in tried.seen.items())
+            or any(self._nominated.node_inputs(node) != seen for node, seen in tried.seen.items())
         ):
             shape, uid = gang.members[search.claimant.uid].shape, search.claimant.uid
-            fellows = [_claimant(gang, m) for m in lacking if m.shape == shape and m.uid != uid]
+            fellows = [_make_claimant(gang, m) for m in lacking if m.shape == shape and m.uid != uid]
             queue = [(victims.harm, node) for node, victims in search.victims_by_node.items()]
             heapq.heapify(queue)
-            tried = search.tried = _Tried(rests_on, queue, fellows)
+            tried = search.tried = _Attempt(rests_on, queue, fellows)
         return tried
 
-    def _put_more(self, search: GangSearch, tried: _Tried, lacking: Sequence[Member]) -> bool:
+    def _choose_victims(self, search: GangSearch, tried: _Attempt, lacking: Sequence[Member]) -> bool:
         """Put members where the least harmful victims are, until as many are put as the search tries.
 
         Returns False if the turn's time is over, so that the next turn continues.
@@ -231,13 +233,13 @@ class GangPreemption:
         used_nodes, looked = {put.node for put in tried.puts}, False
         for put in tried.puts:
             del unhelped[put.claimant.uid]
-        while (entry := _next(search, tried)) is not None:
+        while (entry := _next_node(search, tried)) is not None:
             harm, node = entry
             if node not in tried.now:
                 taker = search.claimant if tried.own is None else tried.fellows[0]
                 looked = True
-                tried.seen[node] = self._nominated.as_it_is(node)
-                victims = self._who_goes(search, taker, node, unhelped, first=node not in used_nodes)
+                tried.seen[node] = self._nominated.node_inputs(node)
+                victims = self._find_victims(search, taker, node, unhelped, first=node not in used_nodes)
                 if victims is not None:
                     tried.now[node] = victims
                     heapq.heappush(tried.queue, (victims.harm, node))
@@ -246,23 +248,23 @@ class GangPreemption:
                 continue
             victims = tried.now.pop(node)
             if victims.uids and tried.own is None:
-                put = tried.own = _Put(search.claimant, node, victims)
+                put = tried.own = _MemberVictims(search.claimant, node, victims)
             elif tried.fellows:
-                put = _Put(tried.fellows.pop(0), node, victims)
+                put = _MemberVictims(tried.fellows.pop(0), node, victims)
             else:
                 break
             tried.puts.append(put)
             used_nodes.add(node)
             del unhelped[put.claimant.uid]
-            self._keep(put)
+            self._reserve_place(put)
             heapq.heappush(tried.queue, (harm, node))
         return self._clock.cpu() < until and not (looked and len(tried.puts) > _FEW)
 
-    def _keep(self, put: _Put) -> None:
+    def _reserve_place(self, put: _MemberVictims) -> None:
         place = NominatedPlace(put.victims.assignment, put.victims.uids)
-        self._nominations.answered(put.claimant, {put.node: place}, self._clock.now())
+        self._nominations.set_places(put.claimant, {put.node: place}, self._clock.now())
 
-    def _who_goes(
+    def _find_victims(
         self, search: GangSearch, taker: WaitingPod, node: str, own: Collection[str], *, first: bool
     ) -> Victims | None:
         """The victims on the node as it is now; None if no eviction helps.
@@ -275,11 +277,11 @@ class GangPreemption:
             # Victims for another member are chosen when kube-scheduler tries it. Whether these suffice is cheap to find
             # out.
             seen = victims_seen[node]
-            rest = self._nominated.who_goes(taker, search.policy, node, own=own, gone=seen.uids, refused=refused)
+            rest = self._nominated.find_victims(taker, search.policy, node, own=own, gone=seen.uids, refused=refused)
             if rest is not None and not rest.uids:
                 return replace(seen, assignment=rest.assignment)
         chosen = search.chosen.get(node, ()) if first else ()
-        victims = self._nominated.who_goes(taker, search.policy, node, chosen, own=own, refused=refused)
+        victims = self._nominated.find_victims(taker, search.policy, node, chosen, own=own, refused=refused)
         if victims is not None and victims.violations and refused is not None:
             victims = None
         if victims is None and first:
@@ -288,34 +290,34 @@ class GangPreemption:
             victims_seen[node] = victims
         return victims
 
-    def _lacking(self, uid: str) -> list[Member]:
-        """The members whose UIDs `unhelped` returns; none if the gang cannot be planned now."""
+    def _unplaced_members(self, uid: str) -> list[Member]:
+        """The members whose UIDs `unplaced_uids` returns; none if the gang cannot be planned now."""
         gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran or gang.refusal(self._clock.now()) is not None:
             return []
-        return [member for member in gang.missing_in_plan() if not self._is_helped(member.uid)]
+        return [member for member in gang.missing_in_plan() if not self._has_victims(member.uid)]
 
-    def _is_helped(self, uid: str) -> bool:
+    def _has_victims(self, uid: str) -> bool:
         """Whether victims terminate for the pod already."""
-        return bool(self._nominations.node(uid))
+        return bool(self._nominations.nominated_node(uid))
 
-    def _places(
+    def _find_places(
         self, search: GangSearch, gang: Gang, members: Sequence[Member], nodes: Collection[str]
     ) -> list[MemberReservation] | None:
         """Places for all of these members once all victims are gone, with their cards; None if there are none."""
         shape = gang.members[search.claimant.uid].shape
-        with self._later({member.uid for member in members}, search.claimant.request.priority, nodes):
-            planned = self._gang_places.would_place(gang, members, self._clock.now(), shape=shape, also=nodes)
+        with self._after_evictions({member.uid for member in members}, search.claimant.request.priority, nodes):
+            planned = self._gang_places.simulate_plan(gang, members, self._clock.now(), shape=shape, also=nodes)
         if planned is None:
             return None
         return [
-            MemberReservation(_claimant(gang, member), planned.nodes[member.uid], assignment)
+            MemberReservation(_make_claimant(gang, member), planned.nodes[member.uid], assignment)
             for member in members
             if (assignment := planned.assignments.get(member.uid)) is not None
         ]
 
     @contextmanager
-    def _later(self, own: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
+    def _after_evictions(self, own: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
         """Context: all victims are gone, and the pods that they are evicted for are there."""
         going = self._nominations.all_victims()
         gone: list[str] = []
@@ -326,18 +328,18 @@ class GangPreemption:
                     gone.append(key)
         coming = [
             PlacedPod(node, claimant.load)
-            for claimant, node, _ in self._nominations.reserved_from(own, priority)
+            for claimant, node, _ in self._nominations.reserved_places(own, priority)
             if self._loads.get(claimant.uid) is None
         ]
         with (
-            self._nominated.reserving(own, priority),
+            self._nominated.count_reserved(own, priority),
             self._ledger.what_if(released=going),
             self._loads.what_if(gone=gone, there=coming),
         ):
             yield
 
 
-def _next(search: GangSearch, tried: _Tried) -> tuple[tuple[int, bool, int, int], str] | None:
+def _next_node(search: GangSearch, tried: _Attempt) -> tuple[tuple[int, bool, int, int], str] | None:
     """Take the node for the next member out of the queue; None if no more members are to be put."""
     if tried.own is None and search.for_scheduler and search.ours:
         entry = min((queued for queued in tried.queue if queued[1] not in search.ours), default=None)
@@ -350,11 +352,11 @@ def _next(search: GangSearch, tried: _Tried) -> tuple[tuple[int, bool, int, int]
     return None
 
 
-def _enough(search: GangSearch) -> set[str]:
+def _nodes_without_evictions(search: GangSearch) -> set[str]:
     """The nodes where the pod alone only has to wait."""
     return {node for node, victims in search.victims_by_node.items() if not victims.uids}
 
 
-def _claimant(gang: Gang, member: Member) -> WaitingPod:
+def _make_claimant(gang: Gang, member: Member) -> WaitingPod:
     request = member.request or PodRequest(containers=(), priority=member.priority)
     return WaitingPod(PodRef(member.uid, gang.namespace, member.name), request, member.load, rank=gang.rank())

@@ -29,7 +29,7 @@ from extender.cache.statelock import StateLock
 from extender.cache.yielding import TURN, give_way
 from extender.gangs.gangplaces import GangPlaces
 from extender.gangs.gangs import Gangs
-from extender.preemption.gangpreemption import GangPreemption, GangSearch, Together
+from extender.preemption.gangpreemption import GangPreemption, GangSearch, GangVictims
 from extender.queue.schedulingqueue import PendingPreemption
 from extender.records.pod import Pod, WaitingPod
 from extender.records.podref import PodRef
@@ -76,7 +76,7 @@ class Preemption:
         self._nominated = nominated
         self._nominations = cache.reservations.nominations
         self._queue = cache.queue
-        self._together = GangPreemption(nominated, gangs, places, cache=cache, clock=clock)
+        self._gang_preemption = GangPreemption(nominated, gangs, places, cache=cache, clock=clock)
         self._clock = clock
         self._refused: dict[str, float] = {}  # until when, by UID: pods that the Eviction API has refused
 
@@ -94,7 +94,7 @@ class Preemption:
 
     # Calls of kube-scheduler.
 
-    def answer(
+    def answer_preempt(
         self, claimant: WaitingPod, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
     ) -> dict[str, Victims]:
         """The victims that make the pod fit, by node, without nodes where no eviction helps. Reserves the freed cards
@@ -104,14 +104,14 @@ class Preemption:
         member: the pod may be in a gang that does not run.
         """
         until = self._clock.now() + _SECONDS
-        self._hear()
+        self._await_chosen_nodes()
         with self._lock:
-            self._cache.count_cards()
+            self._cache.sync_cards()
             if self._is_answered(claimant, policy, chosen):
                 return {}
-            if member and self._together.is_over_quota(claimant.uid):
+            if member and self._gang_preemption.is_over_quota(claimant.uid):
                 return {}
-            own = self._together.unhelped(claimant.uid)
+            own = self._gang_preemption.unplaced_uids(claimant.uid)
             # Nodes where the extender itself evicts for other members.
             ours = set(self._queue.preemption_nodes(claimant.uid)) - chosen.keys() if member else set[str]()
         answers: dict[str, Victims] = {}
@@ -121,18 +121,18 @@ class Preemption:
                 break
             with self._lock:  # for one node at a time: filter must not wait for all of them
                 if node in ours:
-                    victims = self._unprotected(claimant, policy, node, own)
+                    victims = self._find_unprotected_victims(claimant, policy, node, own)
                 else:
-                    victims = self._nominated.who_goes(claimant, policy, node, chosen[node], own=own)
+                    victims = self._nominated.find_victims(claimant, policy, node, chosen[node], own=own)
                 if victims is not None:
                     answers[node] = victims
         with self._lock:
-            if not (member and self._together.concerns(claimant.uid)):
-                return self._answered(claimant, answers)
+            if not (member and self._gang_preemption.is_in_pending_gang(claimant.uid)):
+                return self._record_answers(claimant, answers)
             search = GangSearch(claimant, policy, chosen, answers, ours=ours, refused=self._refused, for_scheduler=True)
-        return self._for_gang(search, until)
+        return self._answer_for_gang(search, until)
 
-    def are_on(self, node: str, uids: Collection[str]) -> bool:
+    def are_pods_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler accepts no others in the answer."""
         with self._lock:
             there = {placed.uid for _, placed in self._loads.pods_on(node)}
@@ -155,14 +155,14 @@ class Preemption:
             may = pod.may_preempt and not pod.grouped and not self._is_over_quota(pod)
             # Usually all pods have the same priority, and then thousands of nodes need not be searched.
             offered = set(nodes) if may and self._loads.has_victims(pod.priority) else set[str]()
-            lower = self._loads.with_victims(offered, pod.priority)
+            lower = self._loads.nodes_with_victims(offered, pod.priority)
             if not lower:
-                self._queue.await_no_preemption(pod.uid)
+                self._queue.stop_awaiting_preemption(pod.uid)
                 return
             if len(offered) > _MOST_NODES:
                 # Others each time, so that each node has its turn; and those where the pod may only have to wait.
-                going = _sample(self._with_going(offered), _MOST_NODES // 2)
-                offered = {*going, *_sample(lower, _MOST_NODES - len(going))}
+                going = _sample_nodes(self._nodes_freeing_cards(offered), _MOST_NODES // 2)
+                offered = {*going, *_sample_nodes(lower, _MOST_NODES - len(going))}
             names = map(intern, offered)  # a thousand pods may wait
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
@@ -176,12 +176,12 @@ class Preemption:
         while self._clock.cpu() - began < _SEARCHING:
             with self._lock:
                 now = self._clock.now()
-                due = self._queue.next_preemption(self._is_helped)
+                due = self._queue.next_preemption(self._needs_no_victims)
                 self._refused = {uid: until for uid, until in self._refused.items() if until > now}
             if due is None:
                 return []
             since = self._clock.cpu()
-            evictions = self._search_for_gang(due) if due.gang else self._search(due)
+            evictions = self._search_for_gang(due) if due.gang else self._search_for_pod(due)
             with self._lock:
                 self._queue.on_searched(due, self._clock.cpu() - since, in_vain=not evictions)
             if evictions:
@@ -189,7 +189,7 @@ class Preemption:
             give_way(self._clock)
         return []
 
-    def is_wanted(self, eviction: Eviction, victim: str) -> bool:
+    def is_eviction_needed(self, eviction: Eviction, victim: str) -> bool:
         """Whether the victim must still be evicted for the pod."""
         with self._lock:
             nomination = self._nominations.get(eviction.claimant.uid)
@@ -209,21 +209,21 @@ class Preemption:
             self._refused |= dict.fromkeys(refused, self._clock.now() + seconds)
             nomination = self._nominations.get(eviction.claimant.uid)
             if nomination is not None and nomination.places.get(eviction.node) is eviction.place:
-                self._nominations.drop(eviction.claimant.uid)
+                self._nominations.remove(eviction.claimant.uid)
                 self._cache.capacity.mark_freed()
 
-    def _search(self, due: PendingPreemption) -> list[Eviction]:
+    def _search_for_pod(self, due: PendingPreemption) -> list[Eviction]:
         candidates = self._victims_by_node(due)
         if any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
         for _, node in sorted((victims.harm, node) for node, victims in candidates.items())[:_BEST]:
             with self._lock:
-                self._cache.count_cards()
+                self._cache.sync_cards()
                 # Much may have happened since the first of them was searched.
                 uid = due.claimant.uid
-                if not self._queue.awaits_preemption_on(uid, (node,)) or self._is_helped(uid):
+                if not self._queue.awaits_preemption_on(uid, (node,)) or self._needs_no_victims(uid):
                     return []
-                victims = self._unprotected(due.claimant, due.policy, node)
+                victims = self._find_unprotected_victims(due.claimant, due.policy, node)
                 if victims is not None:
                     return [self._make_eviction(due.claimant, node, victims)] if victims.uids else []
             give_way(self._clock)
@@ -233,11 +233,11 @@ class Preemption:
         """The evictions for all members that lack cards, together: if one victim may not be evicted, none is."""
         uid = due.claimant.uid
         with self._lock:
-            if not self._together.concerns(uid):
+            if not self._gang_preemption.is_in_pending_gang(uid):
                 return []  # it is placed alone by now, and is refused again as a single pod
-            if self._together.is_over_quota(uid):
+            if self._gang_preemption.is_over_quota(uid):
                 return []
-            unhelped = self._together.unhelped(uid)
+            unhelped = self._gang_preemption.unplaced_uids(uid)
         candidates = self._victims_by_node(due, unhelped)
         search = GangSearch(
             due.claimant, due.policy, {}, candidates, ours=set(candidates), refused=self._refused, for_scheduler=False
@@ -245,12 +245,12 @@ class Preemption:
         until, has_more = self._clock.now() + _GANG_SECONDS, bool(candidates)
         while has_more and self._clock.now() <= until:
             with self._lock:
-                self._cache.count_cards()
-                if self._is_helped(uid):
+                self._cache.sync_cards()
+                if self._needs_no_victims(uid):
                     return []
-                together, has_more = self._together.search_turn(search)
+                together, has_more = self._gang_preemption.search_turn(search)
                 if together is not None:
-                    return self._decided_for_gang(due, together)
+                    return self._make_gang_evictions(due, together)
             give_way(self._clock)
         return []
 
@@ -262,40 +262,40 @@ class Preemption:
         The nodes where the pod may only have to wait come first.
         """
         with self._lock:
-            going = self._with_going(set(due.nodes))
+            going = self._nodes_freeing_cards(set(due.nodes))
         others = set(due.nodes) - going
-        candidates, nodes = dict[str, Victims](), deque([*going, *_sample(others, len(others))])
+        candidates, nodes = dict[str, Victims](), deque([*going, *_sample_nodes(others, len(others))])
         enough = _ENOUGH * max(1, len(own))
         while nodes and len(candidates) < enough:
             with self._lock:
-                self._cache.count_cards()
+                self._cache.sync_cards()
                 until = self._clock.cpu() + TURN
                 while nodes and self._clock.cpu() < until and len(candidates) < enough:
                     node = nodes.popleft()
-                    victims = self._unprotected(due.claimant, due.policy, node, own)
+                    victims = self._find_unprotected_victims(due.claimant, due.policy, node, own)
                     if victims is not None:
                         candidates[node] = victims
             give_way(self._clock)
         return candidates
 
-    def _for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
+    def _answer_for_gang(self, search: GangSearch, until: float) -> dict[str, Victims]:
         """The victims for the pod's gang, with a turn for each plan. `until`: when the search ends."""
         has_more = True
         while has_more and self._clock.now() <= until:
             give_way(self._clock)
             with self._lock:
-                self._cache.count_cards()
+                self._cache.sync_cards()
                 if self._is_answered(search.claimant, search.policy, search.chosen):
                     return {}
-                together, has_more = self._together.search_turn(search)
+                together, has_more = self._gang_preemption.search_turn(search)
                 if together is not None:
                     own = together.puts[0]
                     place = NominatedPlace(own.victims.assignment, own.victims.uids, together.rest)
-                    self._nominations.answered(search.claimant, {own.node: place}, self._clock.now())
+                    self._nominations.set_places(search.claimant, {own.node: place}, self._clock.now())
                     return {own.node: own.victims}
         return {}
 
-    def _hear(self) -> None:
+    def _await_chosen_nodes(self) -> None:
         """Wait until it is known which nodes kube-scheduler has chosen of the last answers, but not for long.
 
         kube-scheduler writes that before it asks for another pod, but our watch may be late. Until then the cards on
@@ -311,12 +311,14 @@ class Preemption:
 
     # Everything below runs under the lock.
 
-    def _with_going(self, nodes: set[str]) -> set[str]:
+    def _nodes_freeing_cards(self, nodes: set[str]) -> set[str]:
         """Those of the nodes where cards become free without an eviction."""
-        vanished = (row.node for row in self._cache.reservations.in_phases(Phase.TERMINATING))
-        return self._loads.with_terminating(nodes) | nodes.intersection(vanished)
+        vanished = (row.node for row in self._cache.reservations.rows_in_phases(Phase.TERMINATING))
+        return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
 
-    def _unprotected(self, claimant: WaitingPod, policy: str, node: str, own: Collection[str] = ()) -> Victims | None:
+    def _find_unprotected_victims(
+        self, claimant: WaitingPod, policy: str, node: str, own: Collection[str] = ()
+    ) -> Victims | None:
         """The victims on the node; None if no eviction helps, if a budget forbids it, or if the node takes no pods any
         more.
 
@@ -324,16 +326,16 @@ class Preemption:
         """
         if not self._loads.is_open(node):
             return None
-        victims = self._nominated.who_goes(claimant, policy, node, own=own, refused=self._refused)
+        victims = self._nominated.find_victims(claimant, policy, node, own=own, refused=self._refused)
         return victims if victims is not None and not victims.violations else None
 
-    def _decided_for_gang(self, due: PendingPreemption, together: Together) -> list[Eviction]:
+    def _make_gang_evictions(self, due: PendingPreemption, together: GangVictims) -> list[Eviction]:
         nodes = {put.node for put in together.puts}
         victims = {victim for put in together.puts for victim in put.victims.uids}
         if not (
             self._queue.awaits_preemption_on(due.claimant.uid, nodes)
             and all(map(self._loads.is_open, nodes))
-            and not self._nominated.exceeded_budgets(nodes, victims)
+            and not self._nominated.count_budget_violations(nodes, victims)
         ):
             return []
         first, *others = together.puts
@@ -346,58 +348,63 @@ class Preemption:
         self, claimant: WaitingPod, node: str, victims: Victims, rest: tuple[MemberReservation, ...] = ()
     ) -> Eviction:
         place = NominatedPlace(victims.assignment, victims.uids, rest)
-        self._nominations.add_own(claimant, node, place, self._clock.now())
+        self._nominations.set_own_place(claimant, node, place, self._clock.now())
         there = {placed.uid: placed for _, placed in self._loads.pods_on(node)}
         return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
 
     def _is_over_quota(self, pod: Pod) -> bool:
         """Whether the quotas of the pod's namespace leave it no card, whichever pods are evicted."""
         namespace, request = pod.ref.namespace, pod.request
-        return request is not None and self._cache.limits.is_over(self._cache.ledger, namespace, request)
+        return request is not None and self._cache.limits.is_exceeded_by(self._cache.ledger, namespace, request)
 
-    def _is_helped(self, uid: str) -> bool:
+    def _needs_no_victims(self, uid: str) -> bool:
         """Whether victims are evicted for the pod already, or it holds something."""
         return self._nominations.get(uid) is not None or self._cache.ledger.holding(uid) is not None
 
     def _is_answered(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
         """Whether pods are or may be evicted for this pod already."""
-        return self._nominations.asks_again(claimant, self._clock.now()) or self._waits(claimant, policy, offered)
+        return self._nominations.on_preempt_repeated(claimant, self._clock.now()) or self._must_only_wait(
+            claimant, policy, offered
+        )
 
-    def _waits(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
+    def _must_only_wait(self, claimant: WaitingPod, policy: str, offered: Collection[str]) -> bool:
         """Whether victims terminate for the pod already, and that is enough.
 
         Then it is requeued when that may have changed although none of them has ended.
         """
         nomination, uid = self._nominations.get(claimant.uid), claimant.uid
         for node in nomination.places if nomination is not None and nomination.named_node else ():
-            awaited = self._nominations.waits(uid, node, self._clock.now(), offered=node in offered)
-            if awaited is not None and self._nominated.once_gone(claimant, policy, node, awaited[0]) is not None:
+            awaited = self._nominations.awaited_victims(uid, node, self._clock.now(), offered=node in offered)
+            if (
+                awaited is not None
+                and self._nominated.place_after_termination(claimant, policy, node, awaited[0]) is not None
+            ):
                 self._queue.mark_refused(uid)
                 if math.isfinite(awaited[1]):
                     self._queue.requeue_all_at(awaited[1])
                 return True
         return False
 
-    def _answered(self, claimant: WaitingPod, answers: dict[str, Victims]) -> dict[str, Victims]:
+    def _record_answers(self, claimant: WaitingPod, answers: dict[str, Victims]) -> dict[str, Victims]:
         if any(not victims.uids for victims in answers.values()):
             # On some node it only has to wait for pods that terminate already, so no others are evicted: the answer has
             # these.
             answers = {
                 node: Victims(uids=going, assignment=victims.assignment)
                 for node, victims in answers.items()
-                if not victims.uids and (going := self._going(node, claimant.request.priority))
+                if not victims.uids and (going := self._terminating_pods(node, claimant.request.priority))
             }
         places = {node: NominatedPlace(victims.assignment, victims.uids) for node, victims in answers.items()}
-        self._nominations.answered(claimant, places, self._clock.now())
+        self._nominations.set_places(claimant, places, self._clock.now())
         return answers
 
-    def _going(self, node: str, priority: int) -> tuple[str, ...]:
+    def _terminating_pods(self, node: str, priority: int) -> tuple[str, ...]:
         return tuple(
             placed.uid for _, placed in self._loads.pods_on(node) if placed.terminating and placed.priority < priority
         )
 
 
-def _sample(nodes: Iterable[str], limit: int) -> list[str]:
+def _sample_nodes(nodes: Iterable[str], limit: int) -> list[str]:
     """At most `limit` of the nodes, in random order."""
     known = list(nodes)
     return random.sample(known, min(limit, len(known)))

@@ -120,7 +120,7 @@ class QueuedPod:
     backoff_until: float = -math.inf
 
     @property
-    def nominatable(self) -> WaitingPod | None:
+    def nominatable_pod(self) -> WaitingPod | None:
         """The pod, if it may be nominated before kube-scheduler asks for it."""
         waiting_pod = self.pod.waiting_pod if self.pod is not None and not self.considered else None
         return waiting_pod if waiting_pod is not None and not waiting_pod.nominated else None
@@ -171,13 +171,13 @@ class SchedulingQueue:
 
     # Pending pods.
 
-    def set_waiting(self, pod: WaitingRecord) -> None:
+    def set_pod(self, pod: WaitingRecord) -> None:
         """Record that the watch shows the pod without a node."""
-        row = self._row(pod.uid)
+        row = self._ensure_row(pod.uid)
         row.considered |= pod.refused
-        before, row.pod = row.nominatable, pod
+        before, row.pod = row.nominatable_pod, pod
         if before is None:
-            self._put_in_order(row)
+            self._push_in_order(row)
         self._unseen.pop(pod.uid, None)
         if pod.turned_away is not None:
             self._turned_away[pod.uid] = pod.turned_away
@@ -190,13 +190,13 @@ class SchedulingQueue:
         self._unseen.pop(uid, None)
         self._take_unschedulable(uid)
         self._turned_away.pop(uid, None)
-        self.await_no_preemption(uid)
+        self.stop_awaiting_preemption(uid)
 
-    def asking_for(self, resource_class: str) -> Iterator[PodRef]:
+    def pods_requesting_class(self, resource_class: str) -> Iterator[PodRef]:
         """The pending pods that request this class."""
         return (pod.ref for pod in self._watched_pods() if resource_class in pod.classes)
 
-    def bindable(self) -> list[PodRef]:
+    def bindable_pods(self) -> list[PodRef]:
         """The pods that an extender may have been asked to bind."""
         return [pod.ref for pod in self._watched_pods() if pod.bindable]
 
@@ -215,7 +215,7 @@ class SchedulingQueue:
         for scheduler in schedulers:
             heap = self._in_order.get(scheduler, [])
             while heap and (
-                (nominatable := self._nominatable(heap[0][2])) is None or nominatable.ref.namespace in paused
+                (nominatable := self._nominatable_pod(heap[0][2])) is None or nominatable.ref.namespace in paused
             ):
                 entry = heappop(heap)
                 if nominatable is not None:
@@ -225,16 +225,16 @@ class SchedulingQueue:
         if not heads:
             return None
         uid = heappop(self._in_order[min(heads)[1]])[2]
-        pod = self._nominatable(uid)
+        pod = self._nominatable_pod(uid)
         self._pods[uid].considered = True
         return pod
 
-    def put_back(self, uid: str) -> None:
+    def retry_nomination(self, uid: str) -> None:
         """Let the pod be nominated ahead once more: kube-scheduler did not ask for it in time."""
         row = self._pods.get(uid)
         if row is not None:
             row.considered = False
-            self._put_in_order(row)
+            self._push_in_order(row)
 
     # One attempt, from filter to bind.
 
@@ -246,7 +246,7 @@ class SchedulingQueue:
         kube-scheduler tries a member of a PodGroup of Kubernetes again at once when its bind was refused. So the pod
         backs off here, each time twice as long.
         """
-        row, now = self._row(uid), self._clock.now()
+        row, now = self._ensure_row(uid), self._clock.now()
         row.tried, row.request, row.rank, row.considered = now, request, rank, True
         if grouped:
             row.backoff = row.backoff or _FIRST_BACKOFF / 2
@@ -261,7 +261,7 @@ class SchedulingQueue:
         row = self._take_unschedulable(uid)
         if row is not None:
             row.reason = ""
-        self.await_no_preemption(uid)
+        self.stop_awaiting_preemption(uid)
 
     def mark_refused(self, uid: str, *, awaits_plan: int | None = None) -> None:
         """Record that filter has no node for the pod. It waits for capacity that kube-scheduler may not see.
@@ -271,11 +271,11 @@ class SchedulingQueue:
         """
         if not uid:
             return
-        row, now = self._row(uid), self._clock.now()
+        row, now = self._ensure_row(uid), self._clock.now()
         row.refused = now
         row.request = None
         self._take_unschedulable(uid)
-        self._forget(now)
+        self._forget_old_refusals(now)
         self._unschedulable[uid] = row
         if awaits_plan is not None:
             self._awaiting_plan[uid] = awaits_plan
@@ -283,20 +283,20 @@ class SchedulingQueue:
         else:
             self._last_refusal = now
 
-    def set_reason(self, uid: str, reason: str) -> None:
+    def set_refusal_reason(self, uid: str, reason: str) -> None:
         """Record what most nodes lacked for the pod when it was last refused."""
         row = self._unschedulable.get(uid)
         if row is not None:
             row.reason = reason
 
-    def reasons(self) -> Counter[str]:
+    def refusal_counts(self) -> Counter[str]:
         """The number of refused pods, by what most nodes lacked.
 
         A pod that the watch does not show is counted for a moment only: it is new, or filter was called for it when it
         was gone already.
         """
         now = self._clock.now()
-        self._forget(now)
+        self._forget_old_refusals(now)
         return Counter(
             row.reason
             for row in self._unschedulable.values()
@@ -322,7 +322,7 @@ class SchedulingQueue:
         request, row.request = row.request, None
         return request
 
-    def bind_failed(self, uid: str) -> None:
+    def on_bind_failed(self, uid: str) -> None:
         """Record that a bind of the pod was refused."""
         row = self._pods.get(uid)
         if row is not None and row.backoff:
@@ -337,7 +337,7 @@ class SchedulingQueue:
         seen: kube-scheduler sees the cause and tries pods again by itself.
         """
         now = self._clock.now()
-        self._forget(now)
+        self._forget_old_refusals(now)
         if self._unschedulable and (not seen or now - self._last_refusal < _WATCH_LAG_SECONDS):
             self._requeue_node = node
 
@@ -347,7 +347,7 @@ class SchedulingQueue:
         can_preempt: returns whether pods below a priority could be evicted. A gang of that priority may need fewer
             victims now, and kube-scheduler searches for victims only when it tries a member.
         """
-        self._forget(self._clock.now())
+        self._forget_old_refusals(self._clock.now())
         if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):
             self.requeue_all(node, seen=seen)
 
@@ -376,7 +376,7 @@ class SchedulingQueue:
         if self._requeue_node is None or now - self._requeued_at < _REQUEUE_SECONDS:
             return None
         node, self._requeue_node = self._requeue_node, None
-        self._forget(now)
+        self._forget_old_refusals(now)
         others, self._refused_elsewhere = self._refused_elsewhere, False
         if not self._unschedulable and not others:
             return None
@@ -443,15 +443,15 @@ class SchedulingQueue:
         uid, now = claimant.uid, self._clock.now()
         before = self._preempting.get(uid)
         not_before = before.not_before if before is not None else now + _SETTLED_SECONDS
-        self.await_no_preemption(uid)
+        self.stop_awaiting_preemption(uid)
         pending = PendingPreemption(claimant, policy, tuple(sorted(nodes)), gang, now, not_before)
         share = pending.priority, pending.namespace
-        if len(self._preempting) >= _MAX_PREEMPTING and not self._displace_pending(share):
+        if len(self._preempting) >= _MAX_PREEMPTING and not self._displace_preemption(share):
             return
         self._preempting[uid] = pending
         self._shares.setdefault(share, {})[uid] = None
 
-    def await_no_preemption(self, uid: str) -> None:
+    def stop_awaiting_preemption(self, uid: str) -> None:
         """Record that the pod does not wait for a preemption now."""
         pending = self._preempting.pop(uid, None)
         if pending is not None:
@@ -481,7 +481,7 @@ class SchedulingQueue:
         """
         now = self._clock.now()
         for uid in [uid for uid, candidate in self._preempting.items() if now - candidate.refused > _FORGET_SECONDS]:
-            self.await_no_preemption(uid)
+            self.stop_awaiting_preemption(uid)
         first: dict[str, PendingPreemption] = {}  # by namespace
         for uid, pending in self._preempting.items():
             # A pod that the watch does not show may have been deleted.
@@ -521,7 +521,7 @@ class SchedulingQueue:
         key, full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
         for equal in [candidate for candidate in self._preempting.values() if candidate.key == key]:
             if full:
-                self.await_no_preemption(equal.claimant.uid)  # others wait to be recorded
+                self.stop_awaiting_preemption(equal.claimant.uid)  # others wait to be recorded
             else:
                 equal.not_before = now + _SEARCH_SECONDS
 
@@ -533,7 +533,7 @@ class SchedulingQueue:
 
     # Private helpers.
 
-    def _displace_pending(self, share: _Share) -> bool:
+    def _displace_preemption(self, share: _Share) -> bool:
         """Remove a pod from the full table for one of this share. Returns False if the share must not have more.
 
         The removed pod has the lowest priority, and of this priority the namespace with most pods, and of several such
@@ -546,7 +546,7 @@ class SchedulingQueue:
         else:
             largest = self._searched.larger(namespace, places) if lowest == priority else []
         for name in largest[:1]:
-            self.await_no_preemption(next(reversed(places[name])))
+            self.stop_awaiting_preemption(next(reversed(places[name])))
         return bool(largest)
 
     def _choose_requeue_node(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
@@ -561,7 +561,7 @@ class SchedulingQueue:
                 return node
         return min(nodes, key=lambda node: self._avoided_nodes.get(node, -math.inf), default=None)
 
-    def _row(self, uid: str) -> QueuedPod:
+    def _ensure_row(self, uid: str) -> QueuedPod:
         row = self._pods.get(uid)
         if row is None:
             row = self._pods[uid] = QueuedPod(uid)
@@ -570,12 +570,12 @@ class SchedulingQueue:
                 self.remove_pod(next(iter(self._unseen)))
         return row
 
-    def _nominatable(self, uid: str) -> WaitingPod | None:
+    def _nominatable_pod(self, uid: str) -> WaitingPod | None:
         row = self._pods.get(uid)
-        return row.nominatable if row is not None else None
+        return row.nominatable_pod if row is not None else None
 
-    def _put_in_order(self, row: QueuedPod) -> None:
-        pod = row.nominatable
+    def _push_in_order(self, row: QueuedPod) -> None:
+        pod = row.nominatable_pod
         if pod is None:
             return
         heap = self._in_order.setdefault(pod.scheduler, [])
@@ -585,7 +585,7 @@ class SchedulingQueue:
             self._pushed = 0
             # Nothing takes pods from the heap of a scheduler that never calls us, and a pod may name any scheduler.
             for name, entries in list(self._in_order.items()):
-                entries[:] = [entry for entry in entries if self._nominatable(entry[2]) is not None]
+                entries[:] = [entry for entry in entries if self._nominatable_pod(entry[2]) is not None]
                 heapify(entries)
                 if not entries:
                     del self._in_order[name]
@@ -604,7 +604,7 @@ class SchedulingQueue:
             if pod.scheduler in self._schedulers and self._pods[uid].tried < self._epoch_start
         )
 
-    def _forget(self, now: float) -> None:
+    def _forget_old_refusals(self, now: float) -> None:
         """Drop rows that were refused long ago: of pods that vanished during their filter calls."""
         while self._unschedulable:
             uid, row = next(iter(self._unschedulable.items()))

@@ -22,14 +22,17 @@ _encode = msgspec.json.Encoder(order="deterministic").encode
 _decode = msgspec.json.Decoder().decode
 
 
-def key_of(spec: Json) -> bytes:
-    """A key for a pod's constraints: equal for pods with equal constraints on their node. `constraints` reads it."""
+def constraints_key(spec: Json) -> bytes:
+    """A key for a pod's constraints: equal for pods with equal constraints on their node.
+
+    `parse_constraints` reads it.
+    """
     return _encode(nodeconstraints.fields(spec))
 
 
 @lru_cache(maxsize=_MOST)
-def constraints(key: bytes) -> NodeConstraints:
-    """The constraints from a key of `key_of`."""
+def parse_constraints(key: bytes) -> NodeConstraints:
+    """The constraints from a key of `constraints_key`."""
     return NodeConstraints.read(*_decode(key))
 
 
@@ -38,7 +41,7 @@ class FeasibleNodes:
 
     def __init__(self) -> None:
         self._nodes: dict[str, NodeLabels] = {}
-        self._allowed: dict[bytes, set[str]] = {}  # by key of constraints, the least recently asked first
+        self._nodes_by_key: dict[bytes, set[str]] = {}  # by key of constraints, the least recently asked first
 
     def __len__(self) -> int:
         return len(self._nodes)
@@ -48,27 +51,27 @@ class FeasibleNodes:
         if self._nodes.get(name) == ground:
             return
         self._nodes[name] = ground
-        for key, allowed in self._allowed.items():
-            if constraints(key).admits(name, ground):
+        for key, allowed in self._nodes_by_key.items():
+            if parse_constraints(key).admits(name, ground):
                 allowed.add(name)
             else:
                 allowed.discard(name)
 
-    def remove(self, name: str) -> None:
+    def remove_node(self, name: str) -> None:
         self._nodes.pop(name, None)
-        for allowed in self._allowed.values():
+        for allowed in self._nodes_by_key.values():
             allowed.discard(name)
 
-    def feasible(self, key: bytes) -> set[str]:
+    def feasible_nodes(self, key: bytes) -> set[str]:
         """The nodes that a pod with these constraints may be on; must not be changed."""
-        nodes = self._allowed.pop(key, None)
+        nodes = self._nodes_by_key.pop(key, None)
         if nodes is None:
-            read = constraints if len(key) <= _LONGEST else constraints.__wrapped__
+            read = parse_constraints if len(key) <= _LONGEST else parse_constraints.__wrapped__
             allow = read(key).admits
             nodes = {name for name, ground in self._nodes.items() if allow(name, ground)}
             if len(key) > _LONGEST:
                 return nodes
-            if len(self._allowed) >= _MOST:
-                del self._allowed[next(iter(self._allowed))]
-        self._allowed[key] = nodes
+            if len(self._nodes_by_key) >= _MOST:
+                del self._nodes_by_key[next(iter(self._nodes_by_key))]
+        self._nodes_by_key[key] = nodes
         return nodes

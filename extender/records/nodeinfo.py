@@ -91,7 +91,7 @@ class _Node(Struct):
 _decode_node = msgspec.json.Decoder(_Node).decode
 
 
-def node(raw: bytes) -> tuple[str, NodeRecord] | None:
+def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
     """Decode a Node: its name and its record."""
     read = _decode_node(raw)
     resources = read.status.allocatable

@@ -142,7 +142,7 @@ _decode_card = msgspec.json.Decoder(_Card).decode
 _decode_object = msgspec.json.Decoder(Json).decode
 
 
-def card(raw: bytes) -> tuple[str, CardRecord] | None:
+def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
     """Decode an ExtendedResource: its key and its record."""
     try:
         read, complete = _decode_card(raw), True
@@ -161,7 +161,7 @@ def card(raw: bytes) -> tuple[str, CardRecord] | None:
     )
 
 
-def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
+def decode_class(raw: bytes) -> tuple[str, ClassRecord] | None:
     """Decode a ResourceClass: its name and its record."""
     manifest = _decode_object(wire.trim_object(raw))
     metadata = manifest["metadata"]
@@ -182,7 +182,7 @@ def resource_class(raw: bytes) -> tuple[str, ClassRecord] | None:
     )
 
 
-def quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
+def decode_quota(raw: bytes) -> tuple[str, QuotaRecord] | None:
     """Decode a GPUQuota: its key "namespace/name" and its record."""
     manifest = _decode_object(wire.trim_object(raw))
     metadata = manifest["metadata"]
@@ -245,7 +245,7 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
         # A status without `whole` says not whole, and is not complete.
         allocated.pods if allocated.whole is not None else -1,
         status.free_mib,
-        shared.texts(status.classes or ()),
+        shared.share_texts(status.classes or ()),
         _share_records(status.terminating or (), spec),
     )
 
@@ -253,4 +253,4 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
 def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
     own = {key: text for key, text in read.metadata.labels.items() if key != names.NODE_LABEL}
     seen = {key.lower(): text for texts in (own, read.spec.properties) for key, text in sorted(texts.items())}
-    return shared.labels(seen)
+    return shared.share_labels(seen)

@@ -312,7 +312,7 @@ class Pod:
 
     @cached_property
     def _constraints(self) -> bytes:
-        return feasiblenodes.key_of(self._spec)
+        return feasiblenodes.constraints_key(self._spec)
 
     def _containers(self) -> Iterator[Json]:
         yield from self._spec.get("initContainers") or ()

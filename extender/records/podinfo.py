@@ -152,7 +152,7 @@ _decode_other = msgspec.json.Decoder(_OtherPod).decode
 _decode_any = msgspec.json.Decoder().decode
 
 
-def pod(raw: bytes) -> tuple[str, PlacedPod] | None:
+def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     """Decode a pod: its key and its record, with less for a pod that requests nothing of ours. None: it does
     not count.
     """
@@ -196,8 +196,8 @@ def _whole(raw: bytes) -> Pod:
     return Pod(_decode_any(wire.trim_object(raw)))
 
 
-def named(key: str, known: PlacedPod) -> str:
-    """The "namespace/name" of a pod from `pod`, by which the reflector knows it."""
+def reflector_key(key: str, known: PlacedPod) -> str:
+    """The "namespace/name" of a pod from `decode_pod`, by which the reflector knows it."""
     return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
 
 
@@ -263,7 +263,7 @@ def _place(
         intern(meta.namespace),
         meta.name,
         spec.priority or 0,
-        shared.labels(meta.labels or {}),
+        shared.share_labels(meta.labels or {}),
         meta.deletion_timestamp is not None,
     )
 

@@ -12,24 +12,24 @@ _ENTRIES = 4096
 _LONGEST = 2048  # characters of an entry; the tables take some 20 MiB at most
 
 
-def labels(original: Mapping[str, str]) -> Mapping[str, str]:
+def share_labels(original: Mapping[str, str]) -> Mapping[str, str]:
     """The labels as a shared object, which must not be changed."""
     if sum(map(len, original)) + sum(map(len, original.values())) > _LONGEST:
         return original
-    return _labels(tuple(sorted(original.items())))
+    return _cached_labels(tuple(sorted(original.items())))
 
 
-def texts(originals: Iterable[str]) -> tuple[str, ...]:
+def share_texts(originals: Iterable[str]) -> tuple[str, ...]:
     """The texts as a shared object."""
     together = tuple(originals)
-    return _texts(together) if sum(map(len, together)) <= _LONGEST else together
+    return _cached_texts(together) if sum(map(len, together)) <= _LONGEST else together
 
 
 @lru_cache(maxsize=_ENTRIES)
-def _labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
+def _cached_labels(pairs: tuple[tuple[str, str], ...]) -> Mapping[str, str]:
     return dict(pairs)
 
 
 @lru_cache(maxsize=_ENTRIES)
-def _texts(originals: tuple[str, ...]) -> tuple[str, ...]:
+def _cached_texts(originals: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(map(intern, originals))

@@ -21,12 +21,12 @@ class Malformed(ValueError):
 
 
 class _PodArgs(Struct, rename="pascal", dict=True):
-    """A call about a pod that is to be placed. `dict=True` lets `parsed` be computed once."""
+    """A call about a pod that is to be placed. `dict=True` lets `parsed_pod` be computed once."""
 
     pod: dict[str, Any] | None = None
 
     @cached_property
-    def parsed(self) -> Pod:
+    def parsed_pod(self) -> Pod:
         """The pod, for the log and the verb."""
         return Pod(self.pod or {})
 
@@ -39,11 +39,11 @@ class FilterArgs(_PodArgs):
     nodes: "NodeList | None" = None
     node_names: list[str] | None = None
 
-    def names(self) -> list[str] | None:
+    def candidate_names(self) -> list[str] | None:
         """The names of the candidate nodes, from either field."""
         if self.node_names is not None or self.nodes is None:
             return self.node_names
-        return [node.metadata.name for node in self.nodes.decoded()]
+        return [node.metadata.name for node in self.nodes.node_heads()]
 
 
 class _Resources(Struct):
@@ -126,14 +126,14 @@ class NodeList(Struct):
 
     items: list[msgspec.Raw] | None = None
 
-    def decoded(self) -> list[NodeHead]:
+    def node_heads(self) -> list[NodeHead]:
         return [_decode_node(raw_node) for raw_node in self.items or ()]
 
-    def select(self, names: set[str]) -> "NodeList":
+    def select_nodes(self, names: set[str]) -> "NodeList":
         """The items of these nodes."""
         raw_nodes = self.items or []
         selected = [
-            raw_node for raw_node, node in zip(raw_nodes, self.decoded(), strict=True) if node.metadata.name in names
+            raw_node for raw_node, node in zip(raw_nodes, self.node_heads(), strict=True) if node.metadata.name in names
         ]
         return NodeList(items=selected)
 
@@ -230,15 +230,15 @@ _decode_preempt = msgspec.json.Decoder(PreemptArgs).decode
 _decode_raw = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def filter_args(body: bytes) -> FilterArgs:
+def decode_filter_args(body: bytes) -> FilterArgs:
     """Decode a call of filter or prioritize. Raises Malformed."""
     try:
         args = _decode_filter(body)
-        if args.pod is None or args.names() is None:
+        if args.pod is None or args.candidate_names() is None:
             args = _decode_filter(_normalize_keys(body, FilterArgs))
         if args.pod is None:
             raise Malformed("arg or pod is nil")  # gpushare's text, as the next
-        if args.names() is None:
+        if args.candidate_names() is None:
             raise Malformed("cannot get node names")
         _check_pod(args.pod)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -246,7 +246,7 @@ def filter_args(body: bytes) -> FilterArgs:
     return args
 
 
-def preempt_args(body: bytes) -> PreemptArgs:
+def decode_preempt_args(body: bytes) -> PreemptArgs:
     """Decode a call of preempt. Raises Malformed."""
     try:
         args = _decode_preempt(body)
@@ -260,7 +260,7 @@ def preempt_args(body: bytes) -> PreemptArgs:
     return args
 
 
-def bind_args(body: bytes) -> BindArgs:
+def decode_bind_args(body: bytes) -> BindArgs:
     """Decode a call of bind. Raises Malformed."""
     try:
         args = _decode_bind(body)

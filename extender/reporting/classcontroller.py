@@ -91,7 +91,7 @@ def automatic_class(name: str, *models: str) -> Json:
     }
 
 
-def _patch(name: str, models: Models, seen: ClassRecord) -> Json:
+def _make_patch(name: str, models: Models, seen: ClassRecord) -> Json:
     """The merge patch that gives the class these models, if the object has not changed since it was seen."""
     wanted = automatic_class(name, *models)
     selector = dict.fromkeys(classes.auto_spec(*seen.auto_models)["selector"]) | wanted["spec"]["selector"]
@@ -142,7 +142,7 @@ class ClassController:
             self._present.clear()
             return
         existing, models = self._seen.classes.snapshot(), self._seen.cards.models()
-        wanted = plan_changes(models, existing, self._used)
+        wanted = plan_changes(models, existing, self._is_used)
         self._log_notices(models, existing)
         self._used_until = {name: at for name, at in self._used_until.items() if at > now}
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
@@ -150,16 +150,16 @@ class ClassController:
         self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
         ready = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
         self._missing = {name: None for name in (*self._missing, *wanted.creates) if name in wanted.creates}
-        for name in self._due(self._missing, now):
+        for name in self._due_names(self._missing, now):
             self._create(name, wanted.creates[name])
         grown = {name for name, alike in wanted.updates.items() if not set(alike) <= set(existing[name].auto_models)}
-        for name in self._due((name for name in wanted.updates if name in ready | grown), now):
+        for name in self._due_names((name for name in wanted.updates if name in ready | grown), now):
             self._update(name, wanted.updates[name], existing[name])
-        for name in self._due((name for name in wanted.deletes if name in ready), now):
+        for name in self._due_names((name for name in wanted.deletes if name in ready), now):
             self._delete(name, existing[name])
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
-    def _due(self, names: Iterable[str], began: float) -> Iterator[str]:
+    def _due_names(self, names: Iterable[str], began: float) -> Iterator[str]:
         """The first of these classes that were not written or tried a moment ago, until `_STEP_LIMIT` seconds after
         `began`.
         """
@@ -167,7 +167,7 @@ class ClassController:
             if self._clock.now() - began <= _STEP_LIMIT:
                 yield name
 
-    def _used(self, name: str) -> bool:
+    def _is_used(self, name: str) -> bool:
         """As `in_use`, but a positive result is remembered for `_USE_CHECK_SECONDS`."""
         if name not in self._used_until and self._in_use(name):
             self._used_until[name] = self._clock.now() + _USE_CHECK_SECONDS
@@ -197,7 +197,7 @@ class ClassController:
         )
 
     def _update(self, name: str, models: Models, seen: ClassRecord) -> None:
-        patch = _patch(name, models, seen)
+        patch = _make_patch(name, models, seen)
         self._write(
             name,
             lambda: self._client.patch(paths.resourceclasses(name), patch, "merge", timeout=_TIMEOUT),
@@ -221,15 +221,15 @@ class ClassController:
         try:
             write()
         except errors.AlreadyExists:
-            self._wait(name, _RETRY)  # it was created meanwhile; the watch will show it
+            self._defer(name, _RETRY)  # it was created meanwhile; the watch will show it
         except (errors.NotFound, errors.Conflict):
-            self._wait(name, 1.0)  # the watch is late
+            self._defer(name, 1.0)  # the watch is late
         except errors.KubeError as error:
             _log.warning(failed, name=name, models=models, error=str(error))
-            self._wait(name, _RETRY)
+            self._defer(name, _RETRY)
         else:
             _log.info(done, name=name, models=models)
-            self._wait(name, _SHOWN)
+            self._defer(name, _SHOWN)
 
-    def _wait(self, name: str, seconds: float) -> None:
+    def _defer(self, name: str, seconds: float) -> None:
         self._not_before[name] = self._clock.now() + seconds

@@ -30,12 +30,12 @@ class Lister(Generic[T]):
         with self._lock:
             before = self.objects.get(key)
             self.objects[key] = new
-            self._mark(key, before, new)
+            self._record_change(key, before, new)
 
-    def remove(self, key: str) -> None:
+    def remove_object(self, key: str) -> None:
         """Remove the object."""
         with self._lock:
-            self._mark(key, self.objects.pop(key, None), None)
+            self._record_change(key, self.objects.pop(key, None), None)
 
     def take_changed(self) -> set[str]:
         """The keys of objects that were changed, created or deleted since the last call."""
@@ -48,7 +48,7 @@ class Lister(Generic[T]):
         with self._lock:
             return dict(self.objects)
 
-    def _mark(self, key: str, before: T | None, new: T | None) -> None:
+    def _record_change(self, key: str, before: T | None, new: T | None) -> None:
         """Record a change of the object; under the lock. None: it did not exist, or does not any more."""
         del before, new
         self._changed.add(key)
@@ -69,12 +69,12 @@ class CardLister(Lister[CardRecord]):
     def set_object(self, key: str, new: CardRecord) -> None:
         before = self.objects.get(key)
         if before is not None and before.node != new.node:
-            self.remove(key)
+            self.remove_object(key)
             before = None
         if before is not None or len(self._of_node.get(new.node, ())) < MOST_CARDS:
             super().set_object(key, new)
 
-    def names(self, node: str) -> list[str]:
+    def cards_on(self, node: str) -> list[str]:
         """The cards of the node."""
         with self._lock:
             return list(self._of_node.get(node, ()))
@@ -93,24 +93,24 @@ class CardLister(Lister[CardRecord]):
         """The names of the classes of these models. Cards are in these classes even if a class has no object."""
         return {classes.name_of_model(model) for model in self.models()}
 
-    def _mark(self, key: str, before: CardRecord | None, new: CardRecord | None) -> None:
+    def _record_change(self, key: str, before: CardRecord | None, new: CardRecord | None) -> None:
         if before is not None:
             self._changed.add(before.node)
             here = self._of_node[before.node]
             here.discard(key)
             if not here:
                 del self._of_node[before.node]
-            model = _model(before)
+            model = _model_of(before)
             self._models[model] -= 1
             if not self._models[model]:
                 del self._models[model]
         if new is not None:
             self._changed.add(new.node)
             self._of_node.setdefault(new.node, set()).add(key)
-            self._models[_model(new)] += 1
+            self._models[_model_of(new)] += 1
 
 
-def _model(record: CardRecord) -> str:
+def _model_of(record: CardRecord) -> str:
     return "" if isinstance(record.card, Device) else record.card.model
 
 
@@ -121,8 +121,8 @@ class ClassLister(Lister[ClassRecord]):
         super().__init__()
         self._deleted: list[str] = []
 
-    def remove(self, key: str) -> None:
-        super().remove(key)
+    def remove_object(self, key: str) -> None:
+        super().remove_object(key)
         with self._lock:
             self._deleted.append(key)
 

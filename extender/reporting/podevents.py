@@ -59,7 +59,7 @@ class PodEvents:
             for pod in self._waiting_for(name):
                 self._events.record(pod.about, "ResourceClassDeleted", text, "Warning")
 
-    def waits_for_quota(self, pod: PodRef, full: FullEntry) -> None:
+    def record_quota_wait(self, pod: PodRef, full: FullEntry) -> None:
         """Record an event: only this entry of a quota keeps the pod from being placed. Returns at once."""
         now = self._clock.now()
         with self._lock:
@@ -71,7 +71,7 @@ class PodEvents:
                 self._notified.popitem(last=False)
         self._events.record(pod.about, "WaitingForQuota", _quota_message(full))
 
-    def quota_without_class(self, quota: QuotaRecord, text: str) -> None:
+    def record_missing_class(self, quota: QuotaRecord, text: str) -> None:
         """Record an event: the quota's status says now that one of its classes does not exist. Returns at once."""
         about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
         self._events.record(about, statuses.CLASS_NOT_FOUND, text, "Warning")

@@ -83,7 +83,7 @@ class PodGroupWriter:
         if now - self._looked >= _LOOK_SECONDS:
             self._looked = now
             self._mark_changed(now)
-        while self._clock.now() - now <= _STEP_LIMIT and self._pace.ready(self._clock.now(), _RATE):
+        while self._clock.now() - now <= _STEP_LIMIT and self._pace.allows_write(self._clock.now(), _RATE):
             key = self._schedule.next_key(self._clock.now())
             if key is None:
                 return
@@ -95,7 +95,7 @@ class PodGroupWriter:
         changed = {key for key, view in self._views.items() if before.get(key) != view} | (before.keys() - self._views)
         # And PodGroups that exist and should not, or should exist and do not.
         changed |= self._seen.take_changed() | (self._views.keys() ^ seen.keys())
-        self._schedule.mark_all([Key(GROUP, key) for key in sorted(changed)], now)
+        self._schedule.enqueue_all([Key(GROUP, key) for key in sorted(changed)], now)
         for key, view in self._views.items():
             self._record_event(key, view, seen.get(key), now)
         for key in self._event_states.keys() - self._views:
@@ -110,7 +110,7 @@ class PodGroupWriter:
             self._schedule.mark_settled(key)
             return
         content, write = act
-        self._pace.spend()
+        self._pace.count_write()
         try:
             write()
         except (errors.NotFound, errors.Conflict):
@@ -160,7 +160,7 @@ class PodGroupWriter:
             return
         if before is None or (before.reason, before.text) != event:
             # A new leader finds gangs that have been running for long.
-            done = before is None and view.phase is GangPhase.RUNNING and _running(seen)
+            done = before is None and view.phase is GangPhase.RUNNING and _was_running(seen)
             before = self._event_states[key] = _EventState(*event, now, done)
         at_once = view.phase in (GangPhase.RUNNING, GangPhase.PARTLY_BOUND)
         if before.done or (not at_once and now - before.at < _SETTLED):
@@ -178,7 +178,7 @@ class PodGroupWriter:
 
 def _event_text(view: GangView) -> tuple[str, str] | None:
     """Reason and text of the event about the gang; None for no event. A gang whose pods are being deleted gets none."""
-    name, there = f"gang {view.name}", view.there
+    name, there = f"gang {view.name}", view.member_count
     if not there:
         return None
     if view.phase is GangPhase.PENDING:
@@ -203,7 +203,7 @@ def _event_text(view: GangView) -> tuple[str, str] | None:
     return None
 
 
-def _running(seen: GroupRecord | None) -> bool:
+def _was_running(seen: GroupRecord | None) -> bool:
     return seen is not None and seen.status.get("phase") == GangPhase.RUNNING
 
 

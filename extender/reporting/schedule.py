@@ -54,18 +54,18 @@ class WriteSchedule:
     def __len__(self) -> int:
         return sum(len(keys) for ready in self._ready.values() for keys in ready.values()) + len(self._put_off)
 
-    def mark(self, key: Key, now: float) -> None:
+    def enqueue(self, key: Key, now: float) -> None:
         """Record that the object may differ from what it should be."""
         last = self._written.get(key)
         if last is not None and now < last.at + self._gaps[key.kind]:
-            self._later_at(key, last.at + self._gaps[key.kind])
+            self._enqueue_at(key, last.at + self._gaps[key.kind])
         elif key not in self._put_off or self._put_off[key] > now:
             self._put_off.pop(key, None)
             self._make_ready(key)
 
-    def mark_all(self, keys: Iterable[Key], now: float) -> None:
+    def enqueue_all(self, keys: Iterable[Key], now: float) -> None:
         for key in keys:
-            self.mark(key, now)
+            self.enqueue(key, now)
 
     def next_key(self, now: float) -> Key | None:
         """An object to check now, or None. The caller then calls `mark_written`, `mark_failed` or `mark_settled`."""
@@ -100,13 +100,13 @@ class WriteSchedule:
         last = self._written.get(key)
         repeats = last.repeats + 1 if last is not None and last.content == content else 0
         self._written[key] = _Written(content, now, repeats)
-        self._later_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._LONGEST))
+        self._enqueue_at(key, now + min(self._gaps[key.kind] * 2**repeats, self._LONGEST))
 
     def mark_failed(self, key: Key, now: float, seconds: float) -> None:
         """Record that the write failed: it is tried again after so many seconds, or when the object is marked."""
         self._charge_time(key, now)
         self._written[key] = _Written(None, now)
-        self._later_at(key, now + seconds)
+        self._enqueue_at(key, now + seconds)
 
     def mark_settled(self, key: Key) -> None:
         """Record that the object is as it should be, or is gone."""
@@ -123,7 +123,7 @@ class WriteSchedule:
             self._kinds.charge_write(key.kind, now - self._current[1])
             self._current = None
 
-    def _later_at(self, key: Key, at: float) -> None:
+    def _enqueue_at(self, key: Key, at: float) -> None:
         if key not in self._ready[key.kind].get(_namespace(key), ()) and at < self._put_off.get(key, float("inf")):
             self._put_off[key] = at
             heapq.heappush(self._later, (at, next(self._order), key))
@@ -140,13 +140,13 @@ class WriteRate:
         self._tokens = 1.0
         self._at: float | None = None
 
-    def ready(self, now: float, rate: float) -> bool:
+    def allows_write(self, now: float, rate: float) -> bool:
         """Whether a write is allowed now. `rate`: writes a second since the last call."""
         if self._at is not None:
             self._tokens = min(rate / 2, self._tokens + (now - self._at) * rate)
         self._at = now
         return self._tokens >= 1.0
 
-    def spend(self) -> None:
+    def count_write(self) -> None:
         """Count a write."""
         self._tokens -= 1.0

@@ -83,7 +83,7 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
         free = state.free_mib(i)
         allocated = allocations.pop(card.uuid, _Allocation())
         name = names.extended_resource_name(card.uuid)
-        cards[name] = allocated.status(free, _in_order(card.classes))
+        cards[name] = allocated.make_status(free, _sorted_classes(card.classes))
         if allocated.memory != state.used[i]:
             wrong.append((name, Disagreement.TOTAL))
         if allocated.memory > card.mem:
@@ -93,11 +93,11 @@ def count_node(ledger: Ledger, node: str) -> NodeCount:
         sums[card.classes] = sums_of_card if before is None else before.add(sums_of_card)
     for device in state.devices:
         allocated = allocations.pop(device.uuid, _Allocation())
-        cards[names.extended_resource_name(device.uuid)] = allocated.status(0, _in_order(device.classes))
+        cards[names.extended_resource_name(device.uuid)] = allocated.make_status(0, _sorted_classes(device.classes))
         sums[device.classes] = sums.get(device.classes, CardSums()).add(CardSums(1, int(device.healthy)))
     for uuid, allocated in allocations.items():
         name = names.extended_resource_name(uuid)
-        cards[name] = allocated.status(0, ())
+        cards[name] = allocated.make_status(0, ())
         wrong.append((name, Disagreement.MISSING))
     return NodeCount(cards, sums, wrong)
 
@@ -113,7 +113,7 @@ class _Allocation:
     pods: int = 0
     terminating: tuple[ShareRecord, ...] = ()
 
-    def status(self, free: int, classes: tuple[str, ...]) -> CardStatus:
+    def make_status(self, free: int, classes: tuple[str, ...]) -> CardStatus:
         return CardStatus(self.memory, self.core, self.shares, self.whole, self.pods, free, classes, self.terminating)
 
 
@@ -142,13 +142,13 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
             allocation.whole = True
             allocation.pods += 1
         if holding.mark in _DELETED_POD_MARKS and holding.charged:
-            for uuid, record in _terminating(holding, own_uuid_of):
+            for uuid, record in _terminating_shares(holding, own_uuid_of):
                 if ledger.counts_on(node, holding, uuid):
                     allocations[uuid].terminating += (record,)
     return allocations
 
 
-def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, ShareRecord]]:
+def _terminating_shares(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple[str, ShareRecord]]:
     """The shares of a pod whose object is gone: by container, each with the UUID of its card or device."""
     pod = holding.uid, holding.namespace, holding.name
     for key, shares in holding.assignment.containers.items():
@@ -161,7 +161,7 @@ def _terminating(holding: Holding, uuid_of: Mapping[int, str]) -> Iterator[tuple
 
 
 @lru_cache(maxsize=4096)
-def _in_order(classes: frozenset[str]) -> tuple[str, ...]:
+def _sorted_classes(classes: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(classes))[:_MOST_CLASSES]
 
 
@@ -228,7 +228,7 @@ def class_status(seen: ClassRecord, cards: CardSums, nodes: int) -> Json:
         "devices": cards.cards,
         "healthyDevices": cards.healthy,
         "nodes": nodes,
-        "conditions": [_valid(seen.problem, seen.generation)],
+        "conditions": [_valid_condition(seen.problem, seen.generation)],
     }
     if seen.resource_class is None or not seen.resource_class.other:
         status |= {"memoryMiB": cards.memory, "usedMiB": cards.used, "freeMiB": cards.free}
@@ -246,9 +246,9 @@ def quota_status(
     """
     if seen.quota is None:
         unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", seen.generation)
-        return {"conditions": [unknown, _valid(seen.problem, seen.generation)]}
+        return {"conditions": [unknown, _valid_condition(seen.problem, seen.generation)]}
     charges = list(zip(seen.quota.entries, used, strict=True))
-    above = [(entry, _above(entry, charge)) for entry, charge in charges]
+    above = [(entry, _exceeded_amounts(entry, charge)) for entry, charge in charges]
     over = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in above if amounts]
     if over:
         text = f"{'; '.join(over)}; running pods keep what they hold, new ones wait"
@@ -256,15 +256,15 @@ def quota_status(
     else:
         exceeded = _condition("Exceeded", "False", "WithinLimits", "no more is held than is allowed", seen.generation)
     return {
-        "used": [_used(entry, charge) for entry, charge in charges],
+        "used": [_used_amounts(entry, charge) for entry, charge in charges],
         "summary": wording.sanitize_message(
             "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in charges), _LONGEST_SUMMARY
         ),
-        "conditions": [exceeded, _known_classes(seen, classes, automatic)],
+        "conditions": [exceeded, _classes_condition(seen, classes, automatic)],
     }
 
 
-def _above(entry: QuotaEntry, used: Charge) -> list[str]:
+def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
     """The amounts that exceed the limits of the entry, for people."""
     return [
         f"{limit.used} {limit.unit} are held, {limit.hard} are allowed"
@@ -317,13 +317,13 @@ def make_patch(wanted: Json, current: Json, now: str) -> Json:
     return dict.fromkeys(current) | wanted | {"conditions": conditions}
 
 
-def _valid(problem: str, generation: int) -> Json:
+def _valid_condition(problem: str, generation: int) -> Json:
     if problem:
         return _condition("Valid", "False", "Unreadable", problem, generation)
     return _condition("Valid", "True", "Readable", "it is understood and holds", generation)
 
 
-def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
+def _classes_condition(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
     """The condition Valid: False if the class of an entry does not exist, or cannot be read."""
     entries = seen.quota.entries if seen.quota is not None else ()
     for i, entry in enumerate(entries):
@@ -338,7 +338,7 @@ def _known_classes(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automa
         if classes[name].problem:
             text = f"{field_name}: ResourceClass {name} selects no card, as it cannot be read: {classes[name].problem}"
             return _condition("Valid", "False", "UnreadableClass", text, seen.generation)
-    return _valid("", seen.generation)
+    return _valid_condition("", seen.generation)
 
 
 def _condition(kind: str, status: str, reason: str, message: str, generation: int) -> Json:
@@ -360,5 +360,5 @@ def _summary(entry: QuotaEntry, used: Charge, classes: Mapping[str, ClassRecord]
     return f"{quotas.title(entry)}: {amounts}"
 
 
-def _used(entry: QuotaEntry, used: Charge) -> dict[str, Any]:
+def _used_amounts(entry: QuotaEntry, used: Charge) -> dict[str, Any]:
     return quotas.selection(entry) | quotas.to_fields(used) | {"hard": quotas.to_fields(entry)}

@@ -72,7 +72,7 @@ class StatusWriter:
     active: returns whether this extender writes: it leads, and knows all pods, nodes and cards.
     no_class: called with a quota and a text once the quota's status says that one of its classes does not exist.
 
-    `check` has the disagreements that are found while nodes are counted; a standby finds them too.
+    `ledger_check` has the disagreements that are found while nodes are counted; a standby finds them too.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class StatusWriter:
         self._active = active
         self._no_class = no_class
         self._clock = clock
-        self.check = LedgerCheck()
+        self.ledger_check = LedgerCheck()
         self._class_sums = ClassSums()
         self._schedule = WriteSchedule(_GAPS)
         self._pace = WriteRate()
@@ -120,44 +120,44 @@ class StatusWriter:
 
     def _count_nodes(self) -> None:
         now = self._clock.now()
-        changed = self._state.changed_nodes()
+        changed = self._state.take_changed_nodes()
         if changed:
             self._changed_at = now
         if len(changed) >= _STORM_NODES:
             if now >= self._storm_until:
                 self._storm_since = now
             self._storm_until = now + _STORM_SECONDS
-        for some in (changed, self._seen.cards.take_changed(), self._to_audit(now)):
+        for some in (changed, self._seen.cards.take_changed(), self._nodes_to_audit(now)):
             self._nodes.update(dict.fromkeys(some))
         counted = list(islice(self._nodes, _MOST_NODES))
         for some_nodes in slices(counted, _TOGETHER, self._clock):
             with self._state.view() as ledger:
                 counts = [statuses.count_node(ledger, node) for node in some_nodes]
             for node, count in zip(some_nodes, counts, strict=True):
-                self._compare(node, count, now)
+                self._compare_cards(node, count, now)
         for node in counted:
             del self._nodes[node]
-        self.check.update_counts(now)
+        self.ledger_check.update_counts(now)
 
-    def _compare(self, node: str, count: statuses.NodeCount, now: float) -> None:
+    def _compare_cards(self, node: str, count: statuses.NodeCount, now: float) -> None:
         for name in self._class_sums.set_node(node, count.sums):
-            self._schedule.mark(Key(CLASS, name), now)
+            self._schedule.enqueue(Key(CLASS, name), now)
         wrong = dict.fromkeys(count.wrong, 0)
-        for name in self._seen.cards.names(node):
+        for name in self._seen.cards.cards_on(node):
             card = self._seen.cards.objects.get(name)
             wanted = count.cards.get(name, NOTHING_ALLOCATED)
             if card is None or card.status == wanted:
                 continue
-            self._schedule.mark(Key(CARD, f"{node}/{name}"), now)
+            self._schedule.enqueue(Key(CARD, f"{node}/{name}"), now)
             if card.status.memory not in (wanted.memory, -1):  # -1: the status has never been written
                 wrong[name, Disagreement.STATUS] = card.status.memory
-        self.check.set_differences(node, wrong, now)
+        self.ledger_check.set_differences(node, wrong, now)
 
-    def _to_audit(self, now: float) -> list[str]:
+    def _nodes_to_audit(self, now: float) -> list[str]:
         """A part of all nodes, so that each node comes once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
-        every = self._seen.cards.nodes() | self._class_sums.nodes() | self.check.nodes()
+        every = self._seen.cards.nodes() | self._class_sums.nodes() | self.ledger_check.nodes()
         with self._state.view() as ledger:
             every.update(ledger.nodes_by_name())
         due = int(len(every) * (now - self._audited) / _AUDIT_SECONDS)
@@ -168,22 +168,22 @@ class StatusWriter:
         if len(part) < due:
             self._audit = iter(every)
             part += islice(self._audit, due - len(part))
-            self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.snapshot()], now)
-            self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
+            self._schedule.enqueue_all([Key(CLASS, name) for name in self._seen.classes.snapshot()], now)
+            self._schedule.enqueue_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
         return part
 
     def _check_classes(self) -> None:
         now = self._clock.now()
-        self._schedule.mark_all([Key(CLASS, name) for name in self._seen.classes.take_changed()], now)
+        self._schedule.enqueue_all([Key(CLASS, name) for name in self._seen.classes.take_changed()], now)
         before = self._problems, self._automatic
         self._problems = {name: record.problem for name, record in self._seen.classes.snapshot().items()}
         self._automatic = self._seen.cards.automatic_classes()
         if (self._problems, self._automatic) != before:  # quotas say whether their classes are there
-            self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
+            self._schedule.enqueue_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
 
     def _check_quotas(self) -> None:
         now = self._clock.now()
-        self._schedule.mark_all([Key(QUOTA, key) for key in self._seen.quotas.take_changed()], now)
+        self._schedule.enqueue_all([Key(QUOTA, key) for key in self._seen.quotas.take_changed()], now)
         if now - self._usage_at < _USAGE_SECONDS:
             return
         self._usage_at = now
@@ -197,13 +197,13 @@ class StatusWriter:
                 usage |= {name: dict(ledger.usage(name)) for name in some_namespaces}
         for namespace in namespaces:
             if usage[namespace] != self._usage.get(namespace):
-                self._schedule.mark_all(keys[namespace], now)
+                self._schedule.enqueue_all(keys[namespace], now)
         self._usage = usage
 
     def _write(self) -> None:
         began = now = self._clock.now()
         while now >= self._paused_until and now - began <= _STEP_LIMIT:
-            if not self._pace.ready(now, self._rate(now)):
+            if not self._pace.allows_write(now, self._allowed_rate(now)):
                 return
             key = self._schedule.next_key(now)
             if key is None:
@@ -211,7 +211,7 @@ class StatusWriter:
             self._write_if_changed(key)
             now = self._clock.now()
 
-    def _rate(self, now: float) -> float:
+    def _allowed_rate(self, now: float) -> float:
         """The writes a second that are allowed now."""
         if now < self._storm_until:
             lasts = now - self._storm_since >= _STORM_LASTS
@@ -220,11 +220,11 @@ class StatusWriter:
 
     def _write_if_changed(self, key: Key) -> None:
         """Write one status if it is not as it should be."""
-        write = {CARD: self._card, CLASS: self._class, QUOTA: self._quota}[key.kind](key.key)
+        write = {CARD: self._card_write, CLASS: self._class_write, QUOTA: self._quota_write}[key.kind](key.key)
         if write is None:
             self._schedule.mark_settled(key)
             return
-        self._pace.spend()
+        self._pace.count_write()
         try:
             self._client.patch(write.path, {"status": write.status}, "merge", timeout=_WRITE_TIMEOUT)
         except (errors.NotFound, errors.Conflict):
@@ -232,18 +232,18 @@ class StatusWriter:
                 key, self._clock.now(), _CONFLICT_SECONDS
             )  # the watch will show what has happened
         except (errors.Invalid, errors.BadRequest, errors.Forbidden) as error:
-            self._complain(key, error)
+            self._log_failure(key, error)
             self._schedule.mark_failed(key, self._clock.now(), _REFUSED_SECONDS)
         except errors.KubeError as error:
-            self._complain(key, error)
-            self._schedule.mark_failed(key, self._clock.now(), self._pause(key, error))
+            self._log_failure(key, error)
+            self._schedule.mark_failed(key, self._clock.now(), self._retry_seconds(key, error))
         else:
             self._backoff.reset()
             self._slow.clear()
             self._schedule.mark_written(key, write.content, self._clock.now())
             write.written()
 
-    def _pause(self, key: Key, error: errors.KubeError) -> float:
+    def _retry_seconds(self, key: Key, error: errors.KubeError) -> float:
         """The seconds until the object is tried again. If the API server is in trouble, all other objects
         wait as well.
         """
@@ -258,7 +258,7 @@ class StatusWriter:
             self._paused_until = now + _AWAY_SECONDS
         return _SLOW_SECONDS
 
-    def _complain(self, key: Key, error: errors.KubeError) -> None:
+    def _log_failure(self, key: Key, error: errors.KubeError) -> None:
         """Log why statuses of this kind cannot be written, not too often."""
         about, now = (key.kind, error.status), self._clock.now()
         if now - self._complained.get(about, float("-inf")) >= _COMPLAIN_SECONDS:
@@ -267,7 +267,7 @@ class StatusWriter:
 
     # What to write where; None for nothing.
 
-    def _card(self, key: str) -> _Write | None:
+    def _card_write(self, key: str) -> _Write | None:
         """The write for a card, None for nothing. `key`: "node/name" of the card."""
         node, _, name = key.partition("/")
         seen = self._seen.cards.objects.get(name)
@@ -279,7 +279,7 @@ class StatusWriter:
             return None
         return _Write(paths.extendedresources(name, "status"), wanted, statuses.card_status(wanted))
 
-    def _class(self, name: str) -> _Write | None:
+    def _class_write(self, name: str) -> _Write | None:
         seen = self._seen.classes.objects.get(name)
         if seen is None:
             return None
@@ -287,7 +287,7 @@ class StatusWriter:
         wanted = statuses.class_status(seen, cards, nodes)
         return self._status_write(paths.resourceclasses(name, "status"), wanted, seen.status)
 
-    def _quota(self, key: str) -> _Write | None:
+    def _quota_write(self, key: str) -> _Write | None:
         seen = self._seen.quotas.objects.get(key)
         if seen is None:
             return None

@@ -173,7 +173,7 @@ class World:
             self.state.set_card(*as_card(resource(i, node=name, mem=spec.mem)))
 
     def show_pod(self, pod: dict) -> None:
-        key, record = podinfo.pod(json.dumps(pod).replace(": ", ":").encode())
+        key, record = podinfo.decode_pod(json.dumps(pod).replace(": ", ":").encode())
         assert isinstance(record, PodRecord), key
         self.state.set_pod(record)
 
@@ -211,7 +211,7 @@ class World:
         self._tell_group(self.groups[key])
 
     def _tell_group(self, group: dict) -> None:
-        key, record = podgroups.record(json.dumps(group).encode())
+        key, record = podgroups.decode_group(json.dumps(group).encode())
         self.state.gangs.set_group(key, record.group)
 
     # The API server.
@@ -227,7 +227,7 @@ class World:
             if pod["spec"].get("nodeName"):  # its containers have ended, as its last event says
                 pod["metadata"]["deletionTimestamp"] = "2026-11-21T11:00:00Z"
                 pod["status"]["containerStatuses"] = [{"name": "main", "state": {"terminated": {}}}]
-            _, record = podinfo.pod(json.dumps(pod).replace(": ", ":").encode())
+            _, record = podinfo.decode_pod(json.dumps(pod).replace(": ", ":").encode())
             self.state.remove_pod(record)
             self.assumed.pop(name, None)
             if name in self.waiting:
@@ -390,7 +390,7 @@ class World:
 
     def look_up(self) -> None:
         """What nobody has heard of is asked for; what has not landed by then never will."""
-        for holding in self.state.tick():
+        for holding in self.state.expire_reservations():
             self.unheard.pop(holding.name, None)
             pod = self.pods.get(holding.name)
             exists = pod is not None and pod["metadata"]["uid"] == holding.uid

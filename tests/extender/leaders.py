@@ -111,7 +111,7 @@ class Extender:
         return LeaderElector(
             self.client, "ns", "l", self.name,
             duration=DURATION, renew_every=2.0, clock=self.clock,
-            on_change=leadership.on_change, able=leadership.can_lead, settled=leadership.is_settled,
+            on_change=leadership.on_lease_changed, able=leadership.can_lead, settled=leadership.is_settled,
         )  # fmt: skip
 
     def _reach(self, call: Request) -> None:
@@ -127,7 +127,9 @@ class Extender:
 
     def look_up(self) -> None:
         """A round of its upkeep."""
-        binder.confirm_bindings(self.state.tick(), self._fence, self.state, self.leadership, clock=self.clock)
+        binder.confirm_bindings(
+            self.state.expire_reservations(), self._fence, self.state, self.leadership, clock=self.clock
+        )
 
     def catch_up(self, still: Callable[[], bool]) -> bool:
         if self.cut or not still() or not self.reads():
@@ -148,7 +150,7 @@ class Extender:
         pod = self.api.pods()[name]
         pod_request = request.parse(pod)
         comes(self.state, name, pod_request, pod["metadata"]["resourceVersion"])
-        return self.state.plan(
+        return self.state.plan_pod(
             PlacementRequest(PodRef(f"uid-{name}", pod["metadata"]["namespace"], name), pod_request, nodes, "binpack")
         )
 

@@ -33,7 +33,7 @@ class World:
         of_gangs = gangtypes.GangSettings(max_waiting=8)
         self.state = State(clock=self.clock, timeouts=Timeouts(), nomination_settings=settings, gang_settings=of_gangs)
         self.outcomes: list[NominationOutcome] = []
-        self.state.nominator.observe = self.outcomes.append
+        self.state.nominator.on_outcome = self.outcomes.append
         self.pods: dict[str, Json] = {}
         for node in nodes or ("n1",):
             self.node(node)
@@ -47,7 +47,7 @@ class World:
             "spec": spec,
             "status": {"allocatable": allocatable},
         }
-        record = nodeinfo.node(json.dumps(manifest).encode())
+        record = nodeinfo.decode_node(json.dumps(manifest).encode())
         assert record is not None
         self.state.set_node(*record)
         for i in range(cards):
@@ -55,7 +55,7 @@ class World:
 
     def full(self, node: str) -> None:
         """Other pods take all its CPU."""
-        self.state.set_other(f"other/{node}", PlacedPod(node, Load(64_000, 0, 1)))
+        self.state.set_other_pod(f"other/{node}", PlacedPod(node, Load(64_000, 0, 1)))
 
     def create(
         self,
@@ -101,4 +101,4 @@ class World:
 
     def passes(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        self.state.tick()
+        self.state.expire_reservations()

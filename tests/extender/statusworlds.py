@@ -36,7 +36,7 @@ class FakeState:
         self.views += 1
         yield self.ledger
 
-    def changed_nodes(self) -> set[str]:
+    def take_changed_nodes(self) -> set[str]:
         changed, self.changed = self.changed, set()
         return changed
 
@@ -47,9 +47,9 @@ class Watched(ApiServer):
     def __init__(self, seen: Listers, clock: Clock, *faults: Fault) -> None:
         super().__init__(clock)
         self._followed = [
-            (self.follow(CARDS), objects.card, seen.cards),
-            (self.follow(CLASSES), objects.resource_class, seen.classes),
-            (self.follow(QUOTAS), objects.quota, seen.quotas),
+            (self.follow(CARDS), objects.decode_card, seen.cards),
+            (self.follow(CLASSES), objects.decode_class, seen.classes),
+            (self.follow(QUOTAS), objects.decode_quota, seen.quotas),
         ]
         for fault in faults:
             self.fault(fault)
@@ -61,7 +61,7 @@ class Watched(ApiServer):
             for event in fresh():
                 key, record = project(json.dumps(event["object"]).encode())
                 if event["type"] == "DELETED":
-                    seen.remove(key)
+                    seen.remove_object(key)
                 else:
                     seen.set_object(key, record)
 

@@ -99,7 +99,7 @@ def test_the_example_of_the_docstring(world):
     before = len(world.heard.calls)
     former, *_ = (card for card in world.heard.cards.values() if card.node == "evil")
     renewed = former._replace(reported_shares=tuple(ShareRecord(f"n{i}", "x", "y", 1, 0) for i in range(shares)))
-    cost = world.reports._cost(former, renewed)
+    cost = world.reports._change_cost(former, renewed)
     assert f"each costs {cost:,}: 1, and 1 for each share that is new or gone" in theory
     for generation in range(1, reports + 1):
         world.put_card(generation % 8, "evil", shares, generation)

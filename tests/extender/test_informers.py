@@ -75,7 +75,7 @@ def all_told(clock):
 def ready(feeds, clock):
     feeds.start()
     all_told(clock)
-    assert feeds.missing() == []
+    assert feeds.unsynced_lists() == []
 
 
 def caught_up(feeds):
@@ -99,11 +99,11 @@ def test_nothing_is_decided_before_all_seven_lists_are_there(api, fed, clock, ki
     _, feeds = fed
     feeds.start()
     all_told(clock)
-    assert feeds.missing() == [f"the list of {kind} is not complete yet"]
+    assert feeds.unsynced_lists() == [f"the list of {kind} is not complete yet"]
     refused.remaining = 0
     clock.advance(60)
     all_told(clock)
-    assert feeds.missing() == []
+    assert feeds.unsynced_lists() == []
 
 
 def test_classes_and_quotas_come_to_the_state(api, fed, clock):
@@ -135,13 +135,13 @@ def test_pods_of_a_gang_podgroups_and_other_pods_come_to_the_state(api, fed, clo
     state, feeds = fed
     ready(feeds, clock)
     (view,) = state.gangs.views()
-    assert (view.name, view.minimum, view.there, str(view.phase)) == ("g", 2, 2, "Waiting")
+    assert (view.name, view.minimum, view.member_count, str(view.phase)) == ("g", 2, 2, "Waiting")
     assert free_load_of(state) == Load(2000, 0, 2)
     api.write_object(paths.podgroups(), pod_group("g", minMember=3))
     api.remove(paths.pods("d", "o"))
     api.remove(paths.pods("default", "a"))
     all_told(clock)
-    assert [(view.minimum, view.there) for view in state.gangs.views()] == [(3, 1)]
+    assert [(view.minimum, view.member_count) for view in state.gangs.views()] == [(3, 1)]
     assert free_load_of(state) == Load(2000, 0, 3)
 
 
@@ -151,7 +151,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     refuse(state)  # from now on somebody waits to be woken
     clock.advance(60)
     state.next_requeue_node()
-    state.changed_nodes()
+    state.take_changed_nodes()
     clock.advance(60)
     card, p100, quota = resource(0), resource_class("p100", model="P100"), gpu_quota({"shares": 1})
     card["status"] |= {"allocated": {"memoryMiB": 7, "whole": False, "pods": 1}, "freeMiB": 9, "classes": ["p100"]}
@@ -164,7 +164,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     assert listers.classes.objects["p100"].status == {"devices": 1}
     assert listers.quotas.objects["default/team"].status == {"used": []}
     assert (listers.cards.objects[name].status.free, listers.cards.objects[name].status.classes) == (9, ("p100",))
-    assert state.changed_nodes() == set()
+    assert state.take_changed_nodes() == set()
     assert state.next_requeue_node() is None
     api.write_object(QUOTAS, gpu_quota({"shares": 2}))
     all_told(clock)
@@ -172,7 +172,7 @@ def test_a_status_that_was_written_is_seen_and_leaves_the_state_as_it_is(api, fe
     card["status"]["health"] = "Unhealthy"
     api.write_object(CARDS, card)
     all_told(clock)
-    assert state.changed_nodes() == {"n1"}
+    assert state.take_changed_nodes() == {"n1"}
 
 
 def test_a_deleted_object_is_neither_in_the_state_nor_seen(api, fed, listers, clock):
@@ -271,16 +271,16 @@ def test_without_the_watch_of_what_forbids_placements_the_picture_is_outdated_af
     refused = api.fault(Fault(refused=True), "watch", collection, times=math.inf)
     api.end_watches("cut", collection)
     all_told(clock)
-    assert feeds.outdated() == [], "a watch that is only replaced"
+    assert feeds.outdated_watches() == [], "a watch that is only replaced"
     clock.step_until(lambda: clock.now() > 1005, threads=len(KINDS))
-    assert len(feeds.outdated()) == (kind in RESTRICTING)
-    assert feeds.disconnected()[kind] > 5
-    assert feeds.missing() == [], "another replica would know no more"
+    assert len(feeds.outdated_watches()) == (kind in RESTRICTING)
+    assert feeds.disconnected_seconds()[kind] > 5
+    assert feeds.unsynced_lists() == [], "another replica would know no more"
     refused.remaining = 0
     clock.advance(5)  # the longest pause
     all_told(clock)
-    assert feeds.outdated() == []
-    assert set(feeds.disconnected().values()) == {0}
+    assert feeds.outdated_watches() == []
+    assert set(feeds.disconnected_seconds().values()) == {0}
 
 
 def test_a_new_epoch_ends_the_pauses_of_all_watches(api, fed, clock):
@@ -292,5 +292,5 @@ def test_a_new_epoch_ends_the_pauses_of_all_watches(api, fed, clock):
     assert caught_up(feeds)
     before = clock.now()
     all_told(clock)
-    assert set(feeds.disconnected().values()) == {0}
+    assert set(feeds.disconnected_seconds().values()) == {0}
     assert clock.now() - before < 0.2

@@ -64,7 +64,7 @@ def runs(world: State, name: str, index: int = 0, *, mode: str = "", user: int |
 def place(world: State, name: str, mode: str = "", user: int | None = None, **asks: int):
     """The card that filter finds for such a pod on node n1, or why it finds none."""
     pod_request = request.parse(saying(asking(name, **(asks or {"gpu_mem": ROOMY})), mode, user))
-    placement = world.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, ["n1"], "binpack"))
+    placement = world.plan_pod(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, ["n1"], "binpack"))
     if isinstance(placement, Unplaceable):
         return placement.refusals["n1"]
     assert isinstance(placement, Placement)
@@ -103,13 +103,15 @@ def test_who_runs_as_whom(world):
     mixed["spec"]["containers"] *= 2
     mixed["spec"]["containers"][1] = mixed["spec"]["containers"][1] | {"securityContext": {"runAsUser": 7}}
     report_mps(world, 1, multiUser=False)
-    placement = world.plan(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack"))
+    placement = world.plan_pod(
+        PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack")
+    )
     assert isinstance(placement, Unplaceable), "its own containers would wait for each other"
     assert placement.refusals == {"n1": Refusal.MPS_USER}
     sidecar = {"name": "log", "image": "i", "securityContext": {"runAsUser": 7}}
     mixed["spec"]["containers"][1] = sidecar
     assert isinstance(
-        world.plan(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack")),
+        world.plan_pod(PlacementRequest(PodRef("uid-m", "default", "m"), request.parse(mixed), ["n1"], "binpack")),
         Placement,
     )
 
@@ -135,7 +137,7 @@ def test_a_pod_with_users_of_its_own_is_nobodys_companion():
         fresh = make_state(FakeClock())
         report_mps(fresh, 0, **mps_fields)
         pod_request = request.parse(own(saying(asking("a", gpu_mem=1000), mode, 1000)))
-        return fresh.plan(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1"], "binpack"))
+        return fresh.plan_pod(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1"], "binpack"))
 
     refused = planned("required", multiUser=False)
     assert isinstance(refused, Unplaceable)
@@ -232,7 +234,7 @@ def test_a_security_context_that_is_none_is_no_call(world):
     bad = asking("a", gpu_mem=1000)
     bad["spec"]["securityContext"] = {"runAsUser": "root"}
     with pytest.raises(wire.Malformed):
-        wire.filter_args(msgspec.json.encode({"Pod": bad, "NodeNames": ["n1"]}))
+        wire.decode_filter_args(msgspec.json.encode({"Pod": bad, "NodeNames": ["n1"]}))
 
 
 def test_a_gang_is_planned_as_its_members_may_meet(clock):
@@ -242,7 +244,7 @@ def test_a_gang_is_planned_as_its_members_may_meet(clock):
         pod = member(name, gated=False, gpu_mem=1000, annotations={names.MPS: mode})
         world.set_pod(as_pod(pod))
     for name in "abc":
-        assert world.gangs.filter(f"uid-{name}", ["n1"]) == "n1"
+        assert world.gangs.filter_member(f"uid-{name}", ["n1"]) == "n1"
     with world.view() as ledger:
         cards = {held.name: held.assignment.indices() for held in ledger.holdings("n1")}
     assert cards["a"] == cards["c"] != cards["b"]

@@ -58,7 +58,7 @@ def wants(name, *containers):
 
 def plan(state, name, *containers, nodes=("n1", "n2")):
     pod_request = request.parse_mutated(wants(name, *containers))
-    return state.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, list(nodes), "binpack"))
+    return state.plan_pod(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, list(nodes), "binpack"))
 
 
 def bind(state, name, *containers, node="n1"):
@@ -90,7 +90,7 @@ def test_where_all_devices_are_held_the_pod_waits_and_is_woken_when_one_is_free(
     assert isinstance(refused, Unplaceable)
     assert refused.refusals == {"n1": Refusal.NO_DEVICE, "n2": Refusal.NO_SUCH_DEVICE}
     clock.advance(31)  # the plan of the first ends
-    world.tick()
+    world.expire_reservations()
     assert world.next_requeue_node() is not None
     assert isinstance(plan(world, "b", wanting(rdma=1)), Placement)
 

@@ -41,7 +41,7 @@ def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(extender_proces
             assert extender_process.is_alive()
         clock.advance(1)
         assert not extender_process.is_alive()
-        assert extender_process._stuck() == ["a thread has had the state for 11 s"]
+        assert extender_process._lock_problems() == ["a thread has had the state for 11 s"]
     assert extender_process.is_alive()
 
 
@@ -90,4 +90,4 @@ def test_before_all_is_known_nothing_is_counted():
     state = telling.extender._state
     state.set_node("n1")
     telling.write_verbs()
-    assert state.changed_nodes() == {"n1"}
+    assert state.take_changed_nodes() == {"n1"}

@@ -142,7 +142,7 @@ def interleaved(feeds: dict[str, list], draw: random.Random) -> list:
 def picture(state: State, clock: FakeClock) -> dict:
     """Free memory of every card once all grace times are over."""
     clock.advance(1000)
-    state.tick()
+    state.expire_reservations()
     with state.view() as ledger:
         assert all(set(node.holdings) == {h.uid for h in ledger.holdings(node.name)} for node in ledger.nodes())
         # Who has not seen a pod knows it by its node's word alone.
@@ -219,7 +219,7 @@ def test_what_exists_and_runs_is_always_held_and_in_the_end_nothing_else_is(hist
         truth.play(("unreport", *key))
         truth.events["cards"][0](state)
     clock.advance(1000)
-    state.tick()
+    state.expire_reservations()
     with state.view() as ledger:
         assert ledger.holdings() == []
 

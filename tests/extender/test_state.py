@@ -49,7 +49,7 @@ def world(clock):
 
 
 def plan(world, name="p", mem=8138, nodes=("n1",)):
-    return world.plan(
+    return world.plan_pod(
         PlacementRequest(
             PodRef(f"uid-{name}", "default", name), request.parse(asking(name, gpu_mem=mem)), nodes, "binpack"
         )
@@ -84,7 +84,7 @@ def test_a_finished_pod_whose_container_still_runs_holds_its_share_for_the_grace
     world.set_pod(as_pod(bound("a", 4069, 1, phase="Failed", containers=RUNNING)))
     assert free(world) == [P100, P100 - 4069]
     clock.advance(21)
-    world.tick()
+    world.expire_reservations()
     assert free(world) == [P100, P100]
 
 
@@ -113,10 +113,10 @@ def test_a_vanished_pod_without_proof_counts_for_the_grace_time(world, clock, la
     assert mark(world, "uid-a") == "terminating"
     assert free(world) == [P100, P100 - 4069]
     clock.advance(19)
-    world.tick()
+    world.expire_reservations()
     assert free(world) == [P100, P100 - 4069]
     clock.advance(2)
-    world.tick()
+    world.expire_reservations()
     assert free(world) == [P100, P100]
 
 
@@ -126,7 +126,7 @@ def test_a_ghost_that_its_node_reports_counts_until_the_node_lets_go(world, cloc
     world.remove_pod(last)
     world.set_card(*as_card(resource(1, reported=[reported_share("uid-a", 4069)])))
     clock.advance(1000)
-    world.tick()
+    world.expire_reservations()
     assert mark(world, "uid-a") == "reported"
     assert free(world) == [P100, P100 - 4069]
     world.set_card(*as_card(resource(1)))
@@ -161,7 +161,7 @@ def test_after_a_restart_each_container_that_the_former_extender_has_noted_count
         *as_card(resource(1, reported=[reported_share("other", 100)], terminating=[reported_share("other", 100)]))
     )
     clock.advance(1000)
-    world.tick()
+    world.expire_reservations()
     with world.view() as ledger:
         used = ledger.used("default", quotas.QuotaEntry())
         clients = ledger.node("n1").clients
@@ -216,17 +216,17 @@ def test_of_pods_that_are_none_of_our_business_only_their_load_and_who_they_are_
     manifest = {"metadata": {"name": "x", "namespace": "d", "uid": "u"}, "spec": {"nodeName": "n"}}
     manifest["spec"]["containers"] = [{"name": "c", "resources": {"requests": {"cpu": "250m", "memory": "1Gi"}}}]
     placed = PlacedPod("n", Load(250, 1 << 30, 1), "u", "d", "x")
-    assert podinfo.pod(json.dumps(manifest).encode()) == ("d/x", placed)
+    assert podinfo.decode_pod(json.dumps(manifest).encode()) == ("d/x", placed)
     manifest["status"] = {"phase": "Succeeded"}
-    assert podinfo.pod(json.dumps(manifest).encode()) is None
+    assert podinfo.decode_pod(json.dumps(manifest).encode()) is None
     del manifest["spec"]["nodeName"], manifest["status"]
-    assert podinfo.pod(json.dumps(manifest).encode()) is None
+    assert podinfo.decode_pod(json.dumps(manifest).encode()) is None
 
 
 def test_a_pod_that_calls_itself_a_mirror_holds_nothing():
     forged = bound("a", 3000, 1)
     forged["metadata"]["annotations"]["kubernetes.io/config.mirror"] = "x"
-    key, placed = podinfo.pod(json.dumps(forged).encode()) or ("", None)
+    key, placed = podinfo.decode_pod(json.dumps(forged).encode()) or ("", None)
     assert (key, type(placed)) == ("default/a", PlacedPod)
     assert (placed.node, placed.load, placed.fixed) == ("n1", Load(0, 0, 1), True)
 
@@ -273,7 +273,7 @@ def test_a_plan_ends_with_its_pod(world):
 def test_a_plan_ends_with_its_time(world, clock):
     plan(world)
     clock.advance(31)
-    world.tick()
+    world.expire_reservations()
     assert free(world) == [P100, P100]
 
 
@@ -378,9 +378,9 @@ def test_an_unsure_bind_keeps_its_cards_and_the_next_bind_writes_the_same(world)
 def test_an_unsure_bind_is_settled_by_a_later_look(world, clock, bound_, exists, then):
     begin(world)
     world.confirm("uid-p", Phase.UNCONFIRMED)
-    assert world.tick() == []
+    assert world.expire_reservations() == []
     clock.advance(76)
-    (holding,) = world.tick()
+    (holding,) = world.expire_reservations()
     world.on_lookup(holding.uid, bound=bound_, exists=exists)
     assert mark(world, "uid-p") == then
 
@@ -393,7 +393,7 @@ def test_waiting_pods_are_woken_when_memory_comes_back_by_time(world, clock):
     clock.advance(5)
     assert world.next_requeue_node() is None
     clock.advance(30)
-    world.tick()
+    world.expire_reservations()
     assert world.next_requeue_node() == "n1"
     assert world.next_requeue_node() is None
 
@@ -402,20 +402,20 @@ def test_the_end_of_a_pod_of_the_former_name_of_a_node_frees_the_card_where_it_i
     pod = bound("a", P100, 0)
     pod["spec"]["nodeName"] = "former"
     world.set_node("former")
-    world.changed_nodes()
+    world.take_changed_nodes()
     world.set_pod(as_pod(pod))
-    assert world.changed_nodes() == {"former", "n1"}
+    assert world.take_changed_nodes() == {"former", "n1"}
     refuse(world)
     pod["status"] |= {"phase": "Succeeded", "containerStatuses": [{"name": "main", "state": {ENDED: {}}}]}
     world.set_pod(as_pod(pod))
-    assert world.changed_nodes() == {"former", "n1"}
+    assert world.take_changed_nodes() == {"former", "n1"}
     assert world.next_requeue_node() == "n1"
 
 
 def test_nobody_is_woken_when_nobody_waits(world, clock):
     plan(world)
     clock.advance(31)
-    world.tick()
+    world.expire_reservations()
     assert world.next_requeue_node() is None
 
 
@@ -502,7 +502,7 @@ def test_a_refusal_is_known_before_anything_can_be_freed(world, clock):
     plan(world, "b", P100)
     clock.advance(31)
     assert isinstance(plan(world, "c", P100), Unplaceable)
-    world.tick()
+    world.expire_reservations()
     assert world.next_requeue_node() == "n1"
 
 
@@ -512,13 +512,14 @@ def test_a_refusal_among_all_nodes_is_known_too(world, clock):
     clock.advance(31)
     pod_request = request.parse(asking("c", gpu_mem=P100))
     assert isinstance(
-        world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), pod_request, ["n1"], "binpack")), Unplaceable
+        world.score_fitting_nodes(PlacementRequest(PodRef("uid-c", "default", "c"), pod_request, ["n1"], "binpack")),
+        Unplaceable,
     )
-    world.tick()
+    world.expire_reservations()
     assert world.next_requeue_node() == "n1"
-    assert list(world.fitting(PlacementRequest(PodRef("uid-c", "default", "c"), pod_request, ["n1"], "binpack"))) == [
-        "n1"
-    ]
+    assert list(
+        world.score_fitting_nodes(PlacementRequest(PodRef("uid-c", "default", "c"), pod_request, ["n1"], "binpack"))
+    ) == ["n1"]
 
 
 def test_the_node_to_touch_is_one_that_exists(waiting, clock):
@@ -529,7 +530,7 @@ def test_the_node_to_touch_is_one_that_exists(waiting, clock):
 
 def because(world, uid, reason):
     with world.queue() as queue:
-        queue.set_reason(uid, reason)
+        queue.set_refusal_reason(uid, reason)
 
 
 def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
@@ -540,7 +541,7 @@ def test_whoever_was_refused_long_ago_is_forgotten(world, clock):
     clock.advance(601)
     refuse(world, "x")
     because(world, "uid-x", "full")
-    assert world.waiting() == {"full": 1}
+    assert world.refusal_counts() == {"full": 1}
 
 
 def test_a_cordoned_card_gets_nothing_new_and_keeps_what_it_has(world):
@@ -584,16 +585,16 @@ def test_slots_that_are_back_count_once_they_have_stayed(world, clock):
     plan(world)
     world.set_node("n1", NodeRecord(offers_shares=False))
     world.set_node("n1", NodeRecord())
-    world.tick()
+    world.expire_reservations()
     assert begin(world) is Refusal.NO_SLOTS
     clock.advance(STEADY_SECONDS - 0.1)
     world.set_node("n1", NodeRecord(offers_shares=False))
     world.set_node("n1", NodeRecord())
     clock.advance(STEADY_SECONDS - 0.1)
-    world.tick()
+    world.expire_reservations()
     assert begin(world) is Refusal.NO_SLOTS
     clock.advance(0.1)
-    world.tick()
+    world.expire_reservations()
     assert begin(world).indices() == [0]
     assert free(world) == [P100 - 8138, P100]
 
@@ -605,10 +606,10 @@ def test_a_gang_is_not_planned_on_a_node_whose_slots_are_only_just_back(clock):
     loads.set_node("n1", NodeRecord(), clock.now())
     before = loads.freed_count
     clock.advance(STEADY_SECONDS - 0.1)
-    assert not loads.reopen_steady(clock.now())
+    assert not loads.reopen_steady_nodes(clock.now())
     assert (loads.is_open("n1"), list(loads.names())) == (False, [])
     clock.advance(0.1)
-    assert loads.reopen_steady(clock.now())
+    assert loads.reopen_steady_nodes(clock.now())
     assert (loads.is_open("n1"), list(loads.names())) == (True, ["n1"])
     assert loads.freed_count > before  # gangs that wait are tried again
 
@@ -626,7 +627,7 @@ def test_a_pod_that_ends_without_a_node_holds_nothing(world):
     assert free(world) != [P100, P100]
     world.set_pod(as_pod(asking("p", gpu_mem=8138) | {"status": {"phase": "Failed"}}))
     assert free(world) == [P100, P100]
-    assert world.tick() == []
+    assert world.expire_reservations() == []
 
 
 def test_one_that_ends_while_its_binding_may_land_is_not_looked_up(world, clock):

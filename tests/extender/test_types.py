@@ -106,15 +106,15 @@ def test_membership_follows_classes_and_cards(world):
 
 def test_a_card_is_in_the_class_of_its_model_whether_or_not_that_has_an_object(world):
     assert all_classes_of(world) == [{"p100", OF_P100}, {"k80", OF_K80}]
-    world.changed_nodes()
+    world.take_changed_nodes()
     world.set_class(as_class(automatic_class(OF_K80, "Tesla K80")))
     assert all_classes_of(world) == [{"p100", OF_P100}, {"k80", OF_K80}]
     world.set_card(*as_card(resource(2, model="NVIDIA Tesla K80")))
     assert all_classes_of(world)[2] == {OF_K80}, "before the class says so"
-    world.changed_nodes()
+    world.take_changed_nodes()
     world.remove_class(OF_K80)
     assert all_classes_of(world)[1] == {"k80", OF_K80}
-    assert world.changed_nodes() == set()
+    assert world.take_changed_nodes() == set()
 
 
 def test_the_object_of_a_models_class_is_no_reason_to_look_at_all_cards_anew():
@@ -175,9 +175,9 @@ def test_a_class_that_only_looks_different_changes_nothing(world):
     world.next_requeue_node()
     other = resource_class("k80", model="Tesla K80")
     other["spec"]["share"] = {"memoryMiB": 1000}
-    world.changed_nodes()
+    world.take_changed_nodes()
     world.set_class(as_class(other))
-    assert world.changed_nodes() == set()
+    assert world.take_changed_nodes() == set()
 
 
 def test_bind_chooses_anew_on_the_node_when_the_planned_card_left_the_class(world):
@@ -220,25 +220,25 @@ def test_a_change_of_classes_wakes_who_waits(world, clock, change):
 def test_who_waits_for_a_class_is_known_by_it(world):
     for name, wanted in (("a", "k80"), ("b", "k80"), ("c", "p100"), ("d", "")):
         world.set_pod(as_pod(asking(name, gpu_mem=1, namespace="team", resource_class=wanted)))
-    asking_for_k80 = {tuple(pod) for pod in world.waiting_for("k80")}
+    asking_for_k80 = {tuple(pod) for pod in world.pods_requesting_class("k80")}
     assert asking_for_k80 == {("uid-a", "team", "a"), ("uid-b", "team", "b")}
     world.set_pod(as_pod(bound("a", 100, 1)))
-    assert [pod.name for pod in world.waiting_for("k80")] == ["b"]
+    assert [pod.name for pod in world.pods_requesting_class("k80")] == ["b"]
     world.remove_pod(as_pod(asking("b", gpu_mem=1, namespace="team", resource_class="k80")))
-    assert world.waiting_for("k80") == []
+    assert world.pods_requesting_class("k80") == []
 
 
 def test_a_class_is_in_use_while_a_pod_waits_for_it_or_holds_its_cards(world):
-    assert not world.class_in_use("k80")
+    assert not world.is_class_in_use("k80")
     world.set_pod(as_pod(asking("w", gpu_mem=1, resource_class="k80")))
-    assert world.class_in_use("k80")
+    assert world.is_class_in_use("k80")
     world.remove_pod(as_pod(asking("w", gpu_mem=1)))
-    assert not world.class_in_use("k80")
+    assert not world.is_class_in_use("k80")
     world.set_pod(as_pod(bound("a", 100, 1)))
-    assert world.class_in_use("k80")
-    assert not world.class_in_use("none")
+    assert world.is_class_in_use("k80")
+    assert not world.is_class_in_use("none")
     world.remove_card(as_card(resource(1))[0])
-    assert world.class_in_use("k80"), "nobody knows any more what card that was"
+    assert world.is_class_in_use("k80"), "nobody knows any more what card that was"
 
 
 # Quotas.
@@ -250,18 +250,22 @@ def test_the_pods_own_plan_is_not_counted_against_it(world):
         assert isinstance(plan(world, "a", 8138), Placement)
     pod_request = request.parse(asking("a", gpu_mem=8138))
     assert list(
-        world.fitting(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1", "n2"], "binpack"))
+        world.score_fitting_nodes(
+            PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1", "n2"], "binpack")
+        )
     ) == [
         "n1",
         "n2",
     ]
     assert set(
-        world.scores(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1", "n2"], "binpack"))
+        world.score_nodes(PlacementRequest(PodRef("uid-a", "default", "a"), pod_request, ["n1", "n2"], "binpack"))
     ) == {
         "n1",
         "n2",
     }
-    assert world.scores(PlacementRequest(PodRef("uid-b", "default", "b"), pod_request, ["n1", "n2"], "binpack")) == {}
+    assert (
+        world.score_nodes(PlacementRequest(PodRef("uid-b", "default", "b"), pod_request, ["n1", "n2"], "binpack")) == {}
+    )
     assert isinstance(begin(world, "a", 8138), Assumed)
     assert begin(world, "b", 1) is Refusal.QUOTA
     assert mark(world, "uid-a") == "binding"
@@ -359,7 +363,7 @@ def test_what_ends_unseen_in_the_namespace_wakes_who_its_quota_held_back(world, 
     assert refused(plan(world, "w", 100)) == {Refusal.QUOTA}
     calm(world, clock)
     clock.advance(20)
-    world.tick()
+    world.expire_reservations()
     assert woken(world, clock)
     assert isinstance(plan(world, "w", 100), Placement)
 
@@ -391,7 +395,7 @@ def test_what_is_unsure_since_an_earlier_epoch_is_not_posted_again_until_it_is_s
     world.confirm("uid-a", Phase.UNCONFIRMED)
     assert begin(world, "a", 8138, epoch=2) == KnownBinding(node="n1", assignment=chosen, phase=Phase.UNCONFIRMED)
     clock.advance(76)
-    (holding,) = world.tick()
+    (holding,) = world.expire_reservations()
     world.on_lookup(holding.uid, bound=False, exists=True)
     assert begin(world, "a", 8138, epoch=2) == Assumed(assignment=chosen, unconfirmed=False)
 
@@ -409,13 +413,13 @@ def test_a_new_leader_touches_a_node_though_it_has_refused_nobody(world, clock):
 
 
 def test_classes_and_quotas_are_read_and_unreadable_ones_say_why():
-    key, record = objects.resource_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
+    key, record = objects.decode_class(json.dumps(resource_class("k80", model="Tesla K80")).encode())
     assert (key, record.resource_class, record.problem) == ("k80", K80, "")
     broken = resource_class("k80") | {"spec": {"selector": {}}}
-    assert "empty selector" in objects.resource_class(json.dumps(broken).encode())[1].problem
-    key, record = objects.quota(json.dumps(gpu_quota({"shares": 1})).encode())
+    assert "empty selector" in objects.decode_class(json.dumps(broken).encode())[1].problem
+    key, record = objects.decode_quota(json.dumps(gpu_quota({"shares": 1})).encode())
     assert (key, record.quota) == as_quota({"shares": 1})
-    key, record = objects.quota(json.dumps(gpu_quota({"shares": -1})).encode())
+    key, record = objects.decode_quota(json.dumps(gpu_quota({"shares": -1})).encode())
     assert (key, record.quota) == ("default/team", None)
     assert "spec.hard[0].shares" in record.problem
 
@@ -434,10 +438,10 @@ def test_a_quota_that_is_told_again_as_it_was_wakes_nobody(world, clock):
 def test_the_entry_that_a_person_is_told_of_counts_cards_that_the_pod_may_have(world):
     world.set_quota(*as_quota({"class": "p100", "shares": 0}, {"model": "Tesla K80", "shares": 0}))
     pod_request = request.parse_mutated(asking("p", gpu_mem=100, resource_class="k80"))
-    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), pod_request, ["n1"], "binpack"))) == {
-        Refusal.QUOTA
-    }
-    full = world.full_entry("default", pod_request)
+    assert refused(
+        world.plan_pod(PlacementRequest(PodRef("uid-p", "default", "p"), pod_request, ["n1"], "binpack"))
+    ) == {Refusal.QUOTA}
+    full = world.full_quota_entry("default", pod_request)
     assert (full.entry.model, full.requested.shares) == ("Tesla K80", 1)
 
 
@@ -445,13 +449,13 @@ def test_a_whole_card_is_told_of_memory_by_the_smallest_that_it_may_get(world):
     world.set_card(*as_card(resource(1, model="Tesla K80", mem=11441)))
     pod_request = request.parse_mutated(asking("p", whole_gpu=1))
     world.set_quota(*as_quota({"memoryMiB": 11440}))
-    assert refused(world.plan(PlacementRequest(PodRef("uid-p", "default", "p"), pod_request, ["n1"], "binpack"))) == {
-        Refusal.QUOTA
-    }
-    assert world.full_entry("default", pod_request).requested == Charge(1, 11441, 1)
+    assert refused(
+        world.plan_pod(PlacementRequest(PodRef("uid-p", "default", "p"), pod_request, ["n1"], "binpack"))
+    ) == {Refusal.QUOTA}
+    assert world.full_quota_entry("default", pod_request).requested == Charge(1, 11441, 1)
     world.set_quota(*as_quota({"class": "p100", "memoryMiB": 11441}, {"class": "k80", "gpus": 0}))
-    assert world.full_entry("default", pod_request).entry.resource_class in ("p100", "k80")
+    assert world.full_quota_entry("default", pod_request).entry.resource_class in ("p100", "k80")
     of_p100 = request.parse_mutated(asking("p", whole_gpu=1, resource_class="p100"))
-    assert world.full_entry("default", of_p100).requested == Charge(1, P100, 1)
+    assert world.full_quota_entry("default", of_p100).requested == Charge(1, P100, 1)
     world.set_quota(*as_quota({"memoryMiB": P100}))
-    assert world.full_entry("default", of_p100) is None, "it may be that bigger ones only are free"
+    assert world.full_quota_entry("default", of_p100) is None, "it may be that bigger ones only are free"

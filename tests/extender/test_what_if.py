@@ -75,7 +75,7 @@ def sums(ledger):
 def check(world):
     """Ledger and sums are what the table says."""
     table = world._reservations
-    rows = {holder.pod.uid: holder for holder in table.in_phases(*Phase)}
+    rows = {holder.pod.uid: holder for holder in table.rows_in_phases(*Phase)}
     with world.view() as ledger:
         assert {holder.uid for holder in ledger.holdings()} == {uid for uid in rows if table.holding(uid) is not None}
         assert all(ledger.holding(uid) == table.holding(uid) for uid in rows)
@@ -96,7 +96,7 @@ def check(world):
         uid: node for gang in gangs for uid, node in gang.plan.items()
     }
     assert world.gangs._permits.keys() == {gang.key for gang in gangs if gang.plan}
-    return {uid: (holder.places, holder.named_node) for uid, holder in table.nominations._of.items()}
+    return {uid: (holder.places, holder.named_node) for uid, holder in table.nominations._by_pod.items()}
 
 
 # Each makes a world, and what is asked of it.
@@ -151,7 +151,7 @@ def a_gang_for_which_pods_must_go():
     world.add_node("n3", NodeSpec(1))
     assert not world.filter(names[1])[0]
     chosen = {node: {"Pods": [{"UID": f"uid-{node}-0"}]} for node in ("n1", "n2")}
-    args = wire.preempt_args(json.dumps({"Pod": world.pods[names[1]], "NodeNameToMetaVictims": chosen}).encode())
+    args = wire.decode_preempt_args(json.dumps({"Pod": world.pods[names[1]], "NodeNameToMetaVictims": chosen}).encode())
 
     def attempt():
         victims_by_node = verbs.preempt(world.state, PREFERENCES, args).node_name_to_meta_victims

@@ -63,13 +63,13 @@ def as_quota(*hard: dict[str, Any], namespace: str = "default", name: str = "tea
 
 
 def as_pod(manifest: dict) -> podinfo.PodRecord:
-    record = podinfo.pod(json.dumps(manifest).encode())
+    record = podinfo.decode_pod(json.dumps(manifest).encode())
     assert record is not None, "the projection has no use for this pod"
     return record[1]
 
 
 def as_card(manifest: dict) -> tuple[str, objects.CardRecord]:
-    record = objects.card(json.dumps(manifest).encode())
+    record = objects.decode_card(json.dumps(manifest).encode())
     assert record is not None
     return record
 
@@ -102,7 +102,9 @@ def plan(
     """What filter decides about a pod of one container."""
     pod_request = request.parse(asking(name, gpu_mem=mem, resource_class=resource_class))
     assert pod_request is not None
-    return state.plan(PlacementRequest(PodRef(f"uid-{name}", namespace, name), pod_request, nodes or ["n1"], "binpack"))
+    return state.plan_pod(
+        PlacementRequest(PodRef(f"uid-{name}", namespace, name), pod_request, nodes or ["n1"], "binpack")
+    )
 
 
 def comes(state: State, name: str, pod_request: PodRequest | None, version: str) -> None:
@@ -129,20 +131,20 @@ def begin(
 def looks_slowly(state: State, clock: FakeClock) -> None:
     """From now on a look for victims on one node takes 0.12 s."""
     nominated = state.preemption._nominated
-    who_goes = nominated.who_goes
+    who_goes = nominated.find_victims
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         clock.advance(0.12)
         return who_goes(*args, **kwargs)
 
-    nominated.who_goes = slow
+    nominated.find_victims = slow
 
 
 def refuse(state: State, name: str = "w", node: str = "n1") -> None:
     """filter says no to a pod that asks for more than any card has."""
     pod_request = request.parse(asking(name, gpu_mem=P100 + 1))
     assert pod_request is not None
-    refused = state.plan(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, [node], "binpack"))
+    refused = state.plan_pod(PlacementRequest(PodRef(f"uid-{name}", "default", name), pod_request, [node], "binpack"))
     assert isinstance(refused, Unplaceable)
 
 

@@ -494,7 +494,7 @@ class World:
             process.program.still = False
 
             def end() -> None:
-                process.whole.stopping()
+                process.whole.begin_stop()
                 process.whole.stop()
 
             self.clock.start(process.program, end)

@@ -110,7 +110,7 @@ class _Whole:
     def __init__(self, whole: Whole, fault: Fault) -> None:
         self._whole = whole
         self._seen = fault.filters
-        self.start, self.stopping, self.stop = whole.start, whole.stopping, whole.stop
+        self.start, self.begin_stop, self.stop = whole.start, whole.begin_stop, whole.stop
 
     def app(self, registry: CollectorRegistry) -> WsgiApp:
         app = self._whole.app(registry)

@@ -31,7 +31,7 @@ def test_gangs_that_each_fit_alone_never_block_each_other(order, data, size):
             world.restart()
     done = set()
     for _ in range(60):
-        world.state.tick()
+        world.state.expire_reservations()
         world.run(3)
         for gang in "abcd":
             names = [f"{gang}{i}" for i in range(3)]

@@ -51,7 +51,7 @@ def pods(draw: st.DrawFn) -> Json:
 @given(pods())
 @settings(max_examples=examples(150, soak=3000))
 def test_a_pod_is_read_whatever_it_says(pod: Json) -> None:
-    read = podinfo.pod(json.dumps(pod).encode())
+    read = podinfo.decode_pod(json.dumps(pod).encode())
     if read is None:
         assert "nodeName" not in pod["spec"] or pod["status"]["phase"] == "Failed"
         return

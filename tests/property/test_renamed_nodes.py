@@ -84,7 +84,7 @@ class RenamedNodes(RuleBasedStateMachine):
         self.created_count += 1
         name = f"p{self.created_count}"
         ref, pod_request = PodRef(f"uid-{name}", namespace, name), request.parse(asking(name, gpu_mem=mem))
-        placed = self.state.plan(PlacementRequest(ref, pod_request, NODES, "binpack"))
+        placed = self.state.plan_pod(PlacementRequest(ref, pod_request, NODES, "binpack"))
         fits = [card for card in CARDS if self.node_of_card[card] and self.used(card) + mem <= SIZE]
         assert isinstance(placed, Placement) == bool(fits)
         if not fits:
@@ -113,7 +113,7 @@ class RenamedNodes(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1, GONE_AFTER, PLANS_END_AFTER]))
     def time_passes(self, seconds):
         self.clock.advance(seconds)
-        self.state.tick()
+        self.state.expire_reservations()
         for uid, pod in list(self.pods.items()):
             age = self.clock.now() - pod.since
             if pod.phase is Phase.TERMINATING and age > GONE_AFTER - 1 and not self.is_reported_at_home(pod):

@@ -87,7 +87,7 @@ class World:
     def look_up(self, seconds: float) -> None:
         """Time passes, and the due look-ups are made: a read, and a write where the pod waits."""
         self.clock.advance(seconds)
-        for pod in self.state.tick():
+        for pod in self.state.expire_reservations():
             stored = self.stored[pod.name]
             if stored.assignment is None:
                 self.version += 1

@@ -141,7 +141,7 @@ class Gang:
             self._start_over(now)
         return self._remove_counted(member, now)
 
-    def regroup(self, group: PodGroupSpec, now: float) -> str:
+    def set_group(self, group: PodGroupSpec, now: float) -> str:
         """The PodGroup says so now."""
         if group == self.group:
             return ""
@@ -205,11 +205,11 @@ class Gang:
             return GangPhase.RESERVED
         return GangPhase.WAITING if self.complete else GangPhase.PENDING
 
-    def to_free(self) -> Sequence[Member]:
+    def members_to_ungate(self) -> Sequence[Member]:
         """The members whose gates are to be removed; of thousands the oldest, the others follow later."""
         return self._roster.gated[:MOST_MEMBERS] if self.ran or self.complete else ()
 
-    def frees(self, uid: str) -> bool:
+    def must_ungate(self, uid: str) -> bool:
         """Whether the member's gate is to be removed."""
         return (self.ran or self.complete) and uid in self.members and self.members[uid].gated
 
@@ -218,7 +218,7 @@ class Gang:
         """Whether a member that a plan must have still has its gate, so that kube-scheduler does not see it."""
         return bool(self._roster.gated) and any(member.gated for member in self.members_to_plan())
 
-    def missing(self) -> list[str]:
+    def missing_names(self) -> list[str]:
         """The names of members of the plan that have not reached bind yet."""
         return sorted(self.members[uid].name for uid in self.plan if uid not in self.arrived)
 
@@ -274,13 +274,13 @@ class Gang:
         """kube-scheduler has asked for this member."""
         self._late.discard(uid)
 
-    def avoided(self, now: float) -> Collection[tuple[str, str]]:
+    def avoided_pairs(self, now: float) -> Collection[tuple[str, str]]:
         """Pairs of shape and node that kube-scheduler did not allow a while ago."""
         if self._avoided:
             self._avoided = {pair: until for pair, until in self._avoided.items() if until > now}
         return self._avoided.keys()
 
-    def avoid(self, uid: str, node: str, now: float) -> None:
+    def avoid_node(self, uid: str, node: str, now: float) -> None:
         """kube-scheduler did not offer the node for this member."""
         self._avoided[self.members[uid].shape, node] = now + 2 * _delay(self._failures + 1)
 
@@ -293,7 +293,7 @@ class Gang:
         self.arrived.difference_update(uids)
         self._refused_since, self._refusals = None, 0
 
-    def refused(self, now: float) -> None:
+    def mark_refused(self, now: float) -> None:
         """The gang does not fit as a whole. Refusals of its members shortly after each other count as one."""
         if self._refused_since is None:
             self._refused_since = self._refused_at = now
@@ -342,7 +342,7 @@ class Gang:
         hold = min(self.patience.hold if self.group.hold is None else self.group.hold, longest)
         if not self.plan or self.forward or now - self._progress < hold:
             return ""
-        return f"{wording.enumerate_first(self.missing(), _NAMED)} did not reach bind within {hold:.0f} s"
+        return f"{wording.enumerate_first(self.missing_names(), _NAMED)} did not reach bind within {hold:.0f} s"
 
     def cancel_plan(self, reason: str, now: float) -> str:
         """Ends the hold: nothing was posted, and nothing is held from now on."""
@@ -353,7 +353,7 @@ class Gang:
             if member is None or uid in self.arrived:
                 continue
             if uid in self.passed:
-                self.avoid(uid, node, now)
+                self.avoid_node(uid, node, now)
             else:
                 self._late.add(uid)
         self._back_off(reason, now)
@@ -398,7 +398,7 @@ class Gang:
         self.since = now
         return "nothing of the gang is bound any more"
 
-    def forget(self, now: float) -> str:
+    def reset_to_cluster(self, now: float) -> str:
         """Another leader has decided, or will: only what the API server shows is kept."""
         self._clear()
         self.evicting.clear()

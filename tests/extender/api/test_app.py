@@ -36,9 +36,9 @@ def parts(missing=(), leadership=None, clock=None, outdated=list, disconnected=d
         binder=Binder(api.client(), state, policy="binpack", seconds=5, clock=clock),
         metrics=Metrics(CollectorRegistry(), clock),
         preferences=AnswerSettings(policy="binpack", one_best_node=True),
-        missing=lambda: list(missing),
-        outdated=outdated,
-        disconnected=disconnected,
+        unsynced_lists=lambda: list(missing),
+        outdated_watches=outdated,
+        disconnected_seconds=disconnected,
         leadership=leadership or Leadership(),
     )
 
@@ -160,7 +160,7 @@ class Denying(Leadership):
         return self._denial.text
 
 
-ELSEWHERE = Denial("not the leader: b_1 holds the lease cardwise-system/cardwise-extender", elsewhere=True)
+ELSEWHERE = Denial("not the leader: b_1 holds the lease cardwise-system/cardwise-extender", served_elsewhere=True)
 
 
 def test_a_standby_answers_nothing_and_closes_the_connection_but_is_ready():
@@ -181,7 +181,7 @@ def test_a_standby_answers_nothing_and_closes_the_connection_but_is_ready():
 
 
 def test_a_leader_that_still_catches_up_keeps_the_connection():
-    denial = Denial("not ready: still reading what another extender may have bound", elsewhere=False)
+    denial = Denial("not ready: still reading what another extender may have bound", served_elsewhere=False)
     client = create_app(parts((), Denying(denial))).test_client()
     answer = client.post(
         "/gpushare-scheduler/filter", data=b"{}", environ_overrides={httpcalls.CLOSE: lambda: pytest.fail("closed")}
@@ -196,10 +196,10 @@ def test_who_leads_is_a_metric(leads):
     nothing = {
         "reservations": dict,
         "gangs": dict,
-        "waiting": dict,
+        "refused_pods": dict,
         "disagreements": dict,
-        "staleness": dict,
-        "disconnected": dict,
+        "staleness_seconds": dict,
+        "disconnected_seconds": dict,
     }
     registry.register(GaugeReaders(**nothing, leads=lambda: leads))
     assert registry.get_sample_value("cardwise_extender_leader") == float(leads)

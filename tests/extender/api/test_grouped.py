@@ -28,7 +28,7 @@ class World:
 
     def bind_fails(self, name):
         with self.state.queue() as queue:
-            queue.bind_failed(f"uid-{name}")
+            queue.on_bind_failed(f"uid-{name}")
 
 
 def member(name, mem=P100, **annotations):

@@ -36,16 +36,16 @@ class Serving:
             binder=binder,
             metrics=Metrics(self.registry),
             preferences=AnswerSettings(policy="binpack", one_best_node=True),
-            missing=list,
+            unsynced_lists=list,
         )
         self.client = create_app(parts).test_client()
         levels = GaugeReaders(
             reservations=self.state.reservation_counts,
-            gangs=self.state.gangs.phases,
-            waiting=self.state.waiting,
+            gangs=self.state.gangs.phase_counts,
+            refused_pods=self.state.refusal_counts,
             disagreements=dict,
-            staleness=dict,
-            disconnected=dict,
+            staleness_seconds=dict,
+            disconnected_seconds=dict,
             leads=lambda: self.leads,
         )
         self.registry.register(levels)
@@ -102,7 +102,7 @@ def test_a_gangs_time_in_the_queue_is_told_once_when_all_have_come():
     world = World({"n1": 2})
     seconds: list[str] = []
     held: list[str] = []
-    world.state.gangs.observe, world.state.gangs.queued = (
+    world.state.gangs.on_permit_ended, world.state.gangs.on_binding_started = (
         (lambda outcome, _: held.append(outcome)),
         seconds.append,
     )

@@ -162,7 +162,7 @@ def test_prioritize_repeats_what_filter_has_found_a_moment_ago_and_only_once():
     state = world(n1=[8138], n2=[P100])
     args = FilterArgs(pod=asking("p", gpu_mem=8138), node_names=["n1", "n2"])
     assert set(verbs.filter_nodes(state, ALL, args).node_names) == {"n1", "n2"}
-    state.plan(
+    state.plan_pod(
         PlacementRequest(PodRef("other", "d", "other"), request.parse(asking("other", gpu_mem=8138)), ["n1"], "binpack")
     )
     tops = []
@@ -186,7 +186,7 @@ def test_prioritize_knows_only_the_nodes_that_it_is_asked_for():
 def test_inspect_is_gpushares_json():
     state = world(n1=[P100 - 1024, P100])
     state.set_card(*as_card(resource(1, reported=[reported_share("vanished", 4069)])))
-    state.plan(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
+    state.plan_pod(PlacementRequest(PodRef("u", "d", "p"), request.parse(asking("p", gpu_mem=100)), ["n1"], "binpack"))
     assert verbs.inspect(state) == {
         "unit": "MiB",
         "nodes": [

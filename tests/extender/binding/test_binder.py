@@ -49,7 +49,12 @@ class World:
         self.client = self.api.client()
         self.outdated: list[str] = []
         self.binder = Binder(
-            self.client, self.state, policy="binpack", seconds=seconds, outdated=lambda: self.outdated, clock=self.clock
+            self.client,
+            self.state,
+            policy="binpack",
+            seconds=seconds,
+            outdated_watches=lambda: self.outdated,
+            clock=self.clock,
         )
 
     def _record_call(self, call: Request) -> None:
@@ -393,7 +398,7 @@ def test_a_bind_that_comes_once_more_for_a_finished_pod_holds_no_card_for_ever(c
 
 
 def looks_up(world):
-    due = world.state.tick()
+    due = world.state.expire_reservations()
     binder.confirm_bindings(due, Fence(world.client, world.clock), world.state, Leadership(), clock=world.clock)
 
 
@@ -449,7 +454,7 @@ def test_a_look_from_before_a_newer_bind_settles_nothing():
         world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
         world.state.confirm("uid-p", Phase.UNCONFIRMED)
         world.clock.advance(76)
-    assert world.state.tick()
+    assert world.state.expire_reservations()
     world.state.assume(PodRef("uid-p", "default", "p"), pod_request, "n1", "binpack", epoch=0)
     world.state.confirm("uid-p", Phase.UNCONFIRMED)
     world.state.on_lookup("uid-p", bound=False, exists=True)

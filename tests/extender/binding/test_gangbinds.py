@@ -80,7 +80,7 @@ class Server:
         self.clock.until_waiting(binds + 1)
 
     def close(self) -> None:
-        self.state.gangs.stop("the test is over")
+        self.state.gangs.cancel_permits("the test is over")
         self.pool.shutdown()
         self.clock.advance(60.0)  # nobody looks after connections any more
         for line in self.lines.values():
@@ -114,7 +114,7 @@ def test_a_waiting_gang_does_not_hold_up_filter(server):
         server.bind(f"g{i}")
     server.wait(8)
     assert server.waiting_for("g") == ("g8",)
-    assert not server.binder.throttle.busy
+    assert not server.binder.throttle.is_busy
     server.create(single_pod("x", created=9, gpu_mem=100))
     assert server.bind("x").result(60) == "bound"
 
@@ -133,7 +133,7 @@ def test_all_waiting_binds_fail_with_the_reason(server, failure):
     elif failure == "lease":
         server.state.forget_plans()
     else:
-        server.state.gangs.stop("the extender stops")
+        server.state.gangs.cancel_permits("the extender stops")
     message = {
         "connection": "gave up waiting for g1",
         "filter": "g0 came to be scheduled again",
@@ -240,7 +240,7 @@ def test_a_hold_that_nobody_decides_ends_with_its_time():
     """As after a failure between the decision and the word of it: a bind would wait for ever, and hold its thread."""
     clock, cancelled = FakeClock(), []
     hold = Permit("default/g", clock.now())
-    WaitingBinds(lambda _, reason: cancelled.append(reason), clock).wait(hold, "g0", None, 10.0)
+    WaitingBinds(lambda _, reason: cancelled.append(reason), clock).wait_for_permit(hold, "g0", None, 10.0)
     assert clock.now() == 1010
     assert len(cancelled) == 1
     assert hold.done.is_set()
@@ -255,12 +255,12 @@ def test_the_connection_of_a_bind_that_waits_no_more_is_not_looked_at():
     over, other = (Permit(key, clock.now()) for key in ("default/over", "default/other"))
     lines = [socket.socketpair() for _ in range(2)]
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(waits.wait, over, "over-0", lines[0][0], 10.0)
+        waiting = pool.submit(waits.wait_for_permit, over, "over-0", lines[0][0], 10.0)
         clock.until_waiting(2)  # who looks has looked, and sleeps
         over.decide(allowed=True)
         waiting.result(60)
         lines[0][1].close()
-        waiting = pool.submit(waits.wait, other, "other-0", lines[1][0], 10.0)
+        waiting = pool.submit(waits.wait_for_permit, other, "other-0", lines[1][0], 10.0)
         for _ in range(3):
             clock.step(2)
         clock.until_waiting(2)
@@ -280,7 +280,7 @@ def test_those_who_wait_are_told_also_where_what_counts_it_fails():
     def fail(*_: object) -> None:
         raise RuntimeError("a histogram is broken")
 
-    world.state.gangs.observe = world.state.gangs.queued = fail
+    world.state.gangs.on_permit_ended = world.state.gangs.on_binding_started = fail
     assert world.schedule("g0") == ""
     with pytest.raises(RuntimeError):
         world.schedule("g1")

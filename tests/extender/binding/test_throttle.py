@@ -10,12 +10,12 @@ from tests.fakes.clock import FakeClock
 
 
 def post(throttle: BindThrottle, clock: FakeClock, seconds: float) -> None:
-    with throttle.post():
+    with throttle.measure_post():
         clock.advance(seconds)
 
 
 def refused(throttle: BindThrottle, clock: FakeClock, seconds: float) -> None:
-    with throttle.post():
+    with throttle.measure_post():
         clock.advance(seconds)
         raise OSError("refused")
 
@@ -24,9 +24,9 @@ def under_way_until_it_waits(throttle: BindThrottle) -> int:
     """How many binds may be under way while filter does not wait."""
     with ExitStack() as binds:
         for count in range(100):
-            if throttle.busy:
+            if throttle.is_busy:
                 return count
-            binds.enter_context(throttle.bind())
+            binds.enter_context(throttle.count_bind())
     raise AssertionError("filter never waits")
 
 
@@ -64,8 +64,8 @@ def test_filter_goes_on_when_a_bind_has_ended():
     throttle = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):
-            binds.enter_context(throttle.bind())
-        waits = threading.Thread(target=throttle.wait)
+            binds.enter_context(throttle.count_bind())
+        waits = threading.Thread(target=throttle.delay_filter)
         waits.start()
         clock.until_waiting()
     assert clock.join(waits, 60)
@@ -76,7 +76,7 @@ def test_filter_does_not_wait_for_long():
     throttle = BindThrottle(clock)
     with ExitStack() as binds:
         for _ in range(3):
-            binds.enter_context(throttle.bind())
+            binds.enter_context(throttle.count_bind())
         began = clock.now()
-        throttle.wait()
+        throttle.delay_filter()
         assert clock.now() - began == pytest.approx(0.05)

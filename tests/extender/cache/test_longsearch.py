@@ -83,7 +83,7 @@ def test_it_gives_the_state_up_between_nodes(costly):
     clocks.append(clock)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
     turns.clear()
-    placement = state.plan(make_request())
+    placement = state.plan_pod(make_request())
     assert isinstance(placement, Unplaceable)
     assert set(placement.refusals.values()) == {Refusal.TOGETHER}
     assert placement.refusals.keys() == set(NODES)
@@ -97,7 +97,7 @@ def test_what_others_take_meanwhile_is_theirs(costly):
     frees = dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)}
     state = cluster(clock, frees)
     clock.others = [lambda: None] * 5 + [lambda: occupy_card(state, "n000", 1, 1)]
-    placement = state.plan(make_request())
+    placement = state.plan_pod(make_request())
     assert isinstance(placement, Placement)
     assert placement.node == "n001"
     with state.view() as ledger:
@@ -113,7 +113,7 @@ def test_where_all_that_was_found_is_taken_it_comes_again_at_once(costly):
     clock.others = [lambda: None] * 5 + [lambda: occupy_card(state, "n000", 1, 1), lambda: state.set_pod(ended)]
     clock.advance(10)
     assert state.next_requeue_node() is None
-    placement = state.plan(make_request())
+    placement = state.plan_pod(make_request())
     assert isinstance(placement, Unplaceable)
     assert state.next_requeue_node() is not None, "room has come on a node that was looked at before"
 
@@ -122,7 +122,7 @@ def test_nobody_is_woken_where_nothing_has_come():
     clock = Busy()
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)))
     clock.advance(10)
-    assert isinstance(state.plan(make_request()), Unplaceable)
+    assert isinstance(state.plan_pod(make_request()), Unplaceable)
     assert state.next_requeue_node() is None
 
 
@@ -133,7 +133,7 @@ def test_the_last_turn_tries_no_more_cards_than_others_may_wait_for(steps, monke
     state = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
     parts = [container("a", gpu_mem=10_000, gpu_count=2), container("b", gpu_mem=8000, gpu_count=2)]
     pod_request = request.parse(pod(containers=parts))
-    placement = state.plan(make_request()._replace(request=pod_request))
+    placement = state.plan_pod(make_request()._replace(request=pod_request))
     assert isinstance(placement, Placement if steps else Unplaceable)
 
 
@@ -143,8 +143,8 @@ def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(cos
     clocks.append(clock)
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)})
     turns.clear()
-    assert state.fitting(make_request()).keys() == {"n000", "n001"}
-    assert state.scores(make_request()).keys() == {"n000", "n001"}
+    assert state.score_fitting_nodes(make_request()).keys() == {"n000", "n001"}
+    assert state.score_nodes(make_request()).keys() == {"n000", "n001"}
     assert max(turns) == 1
 
 
@@ -175,7 +175,7 @@ def test_in_turns_and_in_one_the_same_is_decided(frees, whole, mem, limited):
         placement_request = make_request(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
         original, longsearch.FEW = longsearch.FEW, most_cards
         try:
-            answers.append((state.plan(placement_request), state.scores(placement_request)))
+            answers.append((state.plan_pod(placement_request), state.score_nodes(placement_request)))
         finally:
             longsearch.FEW = original
     assert answers[0] == answers[1]
@@ -185,10 +185,10 @@ def test_what_is_reserved_for_a_gang_counts():
     state = cluster(FakeClock(), dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 9000), "n001": (P100, 8000)})
     reserve(state, "n000", 10_000)
     wanted = make_request()._replace(rank=(0, 0, "", ""))
-    placement = state.plan(wanted)
+    placement = state.plan_pod(wanted)
     assert isinstance(placement, Placement)
     assert placement.node == "n001"
     occupy_card(state, "n001", 0, 100)
-    refused = state.plan(wanted._replace(pod=PodRef("uid-q", "default", "q")))
+    refused = state.plan_pod(wanted._replace(pod=PodRef("uid-q", "default", "q")))
     assert isinstance(refused, Unplaceable)
     assert {node for node, reason in refused.refusals.items() if reason is Refusal.GANG_RESERVED} == {"n000"}

@@ -131,29 +131,29 @@ def test_a_pod_that_is_resized_takes_what_it_has_or_will_have(spec, status, cpu,
         "spec": {"nodeName": "n", "containers": CONTAINERS} | spec,
         "status": {"phase": "Running"} | status,
     }
-    _, record = podinfo.pod(json.dumps(pod).encode())
+    _, record = podinfo.decode_pod(json.dumps(pod).encode())
     assert record.load.cpu == cpu * 1000
 
 
 def test_a_node_has_what_it_may_allocate():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "63500m", "memory": "1Gi", "pods": "110"}}}
-    assert nodeinfo.node(json.dumps(node).encode()) == ("n", NodeRecord(Load(63_500, GIB, 110)))
+    assert nodeinfo.decode_node(json.dumps(node).encode()) == ("n", NodeRecord(Load(63_500, GIB, 110)))
     node["spec"] = {"unschedulable": True}
-    assert not nodeinfo.node(json.dumps(node).encode())[1].open
+    assert not nodeinfo.decode_node(json.dumps(node).encode())[1].open
     del node["status"]
-    assert nodeinfo.node(json.dumps(node).encode())[1].allocatable is None
+    assert nodeinfo.decode_node(json.dumps(node).encode())[1].allocatable is None
 
 
 def test_what_is_left_follows_pods_and_plans():
     loads = NodeLoads()
     loads.set_node("n", NodeRecord(Load(4000, 8 * GIB, 10)), 0.0)
     loads.set_pod("a", PlacedPod("n", Load(1000, GIB, 1)))
-    loads.plan("b", PlacedPod("n", Load(2000, GIB, 1)))
+    loads.plan_pod("b", PlacedPod("n", Load(2000, GIB, 1)))
     assert loads.free_load("n") == Load(1000, 6 * GIB, 8)
-    loads.plan("a", PlacedPod("n", Load(9, 9, 1)))
+    loads.plan_pod("a", PlacedPod("n", Load(9, 9, 1)))
     assert loads.free_load("n") == Load(1000, 6 * GIB, 8), "who is there is not planned"
     loads.set_pod("b", PlacedPod("n", Load(2000, GIB, 1)))
-    loads.unplan(["a", "b"])
+    loads.unplan_pods(["a", "b"])
     assert loads.free_load("n") == Load(1000, 6 * GIB, 8), "what was planned is there by now"
     before = loads.freed_count
     loads.remove_pod("a")
@@ -166,14 +166,14 @@ def test_what_is_left_follows_pods_and_plans():
 
 def test_a_node_without_slots_offers_nothing():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "4", names.SHARE: "0"}}}
-    name, record = nodeinfo.node(json.dumps(node).encode())
+    name, record = nodeinfo.decode_node(json.dumps(node).encode())
     loads = NodeLoads()
     loads.set_node(name, record, 0.0)
     assert not loads.offers_shares("n")
     assert list(loads.names()) == []
     node["status"]["allocatable"][names.SHARE] = "512"
-    loads.set_node(*nodeinfo.node(json.dumps(node).encode()), 0.0)
-    loads.reopen_steady(STEADY_SECONDS)
+    loads.set_node(*nodeinfo.decode_node(json.dumps(node).encode()), 0.0)
+    loads.reopen_steady_nodes(STEADY_SECONDS)
     assert loads.offers_shares("n")
     assert list(loads.names()) == ["n"]
     assert loads.offers_shares("never seen")
@@ -186,13 +186,13 @@ def victim(node: str, priority: int, **flags: bool) -> PodRecord:
 
 def test_only_nodes_on_which_a_pod_of_lower_priority_could_be_evicted_from_cards_have_victims():
     loads, nodes = NodeLoads(), {"n1", "n2", "n3"}
-    assert loads.with_victims(nodes, 10) == set()
+    assert loads.nodes_with_victims(nodes, 10) == set()
     loads.set_pod("a", victim("n1", 5))
     loads.set_pod("b", victim("n2", 10))
     loads.set_pod("c", PlacedPod("n3", priority=5))
-    assert loads.with_victims(nodes, 10) == {"n1"}
-    assert loads.with_victims(nodes, 11) == {"n1", "n2"}
-    assert loads.with_victims(nodes, 5) == set()
+    assert loads.nodes_with_victims(nodes, 10) == {"n1"}
+    assert loads.nodes_with_victims(nodes, 11) == {"n1", "n2"}
+    assert loads.nodes_with_victims(nodes, 5) == set()
     assert [loads.has_victims(priority) for priority in (5, 6)] == [False, True]
 
 
@@ -201,10 +201,10 @@ def test_a_pod_that_cannot_be_evicted_any_more_is_no_victim(flag):
     loads = NodeLoads()
     loads.set_pod("a", victim("n1", 5))
     loads.set_pod("a", victim("n1", 5, **{flag: True}))
-    assert loads.with_victims({"n1"}, 10) == set()
-    assert loads.with_terminating({"n1", "n2"}) == ({"n1"} if flag == "terminating" else set())
+    assert loads.nodes_with_victims({"n1"}, 10) == set()
+    assert loads.nodes_with_terminating_pods({"n1", "n2"}) == ({"n1"} if flag == "terminating" else set())
     loads.set_pod("a", victim("n1", 5))
-    assert loads.with_victims({"n1"}, 10) == {"n1"}
+    assert loads.nodes_with_victims({"n1"}, 10) == {"n1"}
 
 
 def test_victims_are_counted_where_they_are_now():
@@ -213,7 +213,7 @@ def test_victims_are_counted_where_they_are_now():
     loads.set_pod("b", victim("n1", 5))
     loads.set_pod("a", victim("n2", 5))
     loads.remove_pod("b")
-    assert loads.with_victims({"n1", "n2"}, 10) == {"n2"}
+    assert loads.nodes_with_victims({"n1", "n2"}, 10) == {"n2"}
     loads.remove_pod("a")
-    assert loads.with_victims({"n1", "n2"}, 10) == set()
+    assert loads.nodes_with_victims({"n1", "n2"}, 10) == set()
     assert not loads.has_victims(10)

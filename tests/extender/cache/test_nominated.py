@@ -27,7 +27,7 @@ def test_who_asks_for_some_nodes_meets_what_is_kept_there_alone(nodes, kept):
         pod = WaitingPod(PodRef(f"u{number}", "d", f"p{number}"), PodRequest(containers=(), priority=5))
         share = CardShare(0, f"GPU-{number}", MiB(100), Percent(0), MiB(16000), whole=False)
         place = NominatedPlace(Assignment(MappingProxyType({"0": (share,)})))
-        cache.reservations.nominations.add_own(pod, f"n{number}", place, 0.0)
-    with NominatedPods(cache).reserving(("other",), 0, nodes):
+        cache.reservations.nominations.set_own_place(pod, f"n{number}", place, 0.0)
+    with NominatedPods(cache).count_reserved(("other",), 0, nodes):
         assert {holding.uid for holding in cache.ledger.holdings()} == kept
     assert not cache.ledger.holdings()

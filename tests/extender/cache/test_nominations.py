@@ -24,32 +24,32 @@ def waiting(name, node=""):
 
 def reserved_by_pod(nominations):
     """By name of the pod: node and cards."""
-    return [(pod.ref.name, node, place.assignment) for pod, node, place in nominations.reserved_from((), 0)]
+    return [(pod.ref.name, node, place.assignment) for pod, node, place in nominations.reserved_places((), 0)]
 
 
 def test_a_status_that_still_names_a_node_where_cards_were_kept_long_enough_keeps_none_again(nominations):
-    nominations.heard(waiting("p", "n1"), 0.0)
+    nominations.set_node_from_status(waiting("p", "n1"), 0.0)
     assert reserved_by_pod(nominations) == [("p", "n1", None)]
-    assert nominations.step(60.0)
-    nominations.heard(waiting("p", "n1"), 61.0)
+    assert nominations.end_expired(60.0)
+    nominations.set_node_from_status(waiting("p", "n1"), 61.0)
     assert reserved_by_pod(nominations) == []
-    nominations.heard(waiting("p", "n2"), 62.0)
+    nominations.set_node_from_status(waiting("p", "n2"), 62.0)
     assert reserved_by_pod(nominations) == [("p", "n2", None)], "another node is another nomination"
 
 
 def test_which_cards_are_kept_is_found_out_anew_in_another_epoch(nominations):
     """Another leader may have given these away."""
-    nominations.answered(waiting("untold"), {"n1": NominatedPlace(OTHER)}, 0.0)
-    nominations.answered(waiting("told"), {"n1": NominatedPlace(CARD, ("uid-victim",))}, 0.0)
-    nominations.heard(waiting("told", "n1"), 1.0)
+    nominations.set_places(waiting("untold"), {"n1": NominatedPlace(OTHER)}, 0.0)
+    nominations.set_places(waiting("told"), {"n1": NominatedPlace(CARD, ("uid-victim",))}, 0.0)
+    nominations.set_node_from_status(waiting("told", "n1"), 1.0)
     assert ("told", "n1", CARD) in reserved_by_pod(nominations)
-    nominations.forget()
+    nominations.reset_to_statuses()
     assert reserved_by_pod(nominations) == [("told", "n1", None)]
     assert nominations.all_victims() == {}
 
 
 def test_a_member_that_is_nominated_itself_has_no_second_place_beside_the_first(nominations):
     rest = (MemberReservation(waiting("b"), "n2", OTHER), MemberReservation(waiting("c"), "n3", OTHER))
-    nominations.add_own(waiting("a"), "n1", NominatedPlace(CARD, rest=rest), 0.0)
-    nominations.add_own(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
+    nominations.set_own_place(waiting("a"), "n1", NominatedPlace(CARD, rest=rest), 0.0)
+    nominations.set_own_place(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
     assert sorted(reserved_by_pod(nominations), key=str) == [("a", "n1", CARD), ("b", "n4", CARD), ("c", "n3", OTHER)]

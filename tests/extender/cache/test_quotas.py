@@ -34,7 +34,7 @@ def full(state: State, *containers: dict) -> str | None:
     assert pod_request is not None
     with state.view():  # counts the cards
         pass
-    entry = state.full_entry("default", pod_request)
+    entry = state.full_quota_entry("default", pod_request)
     return entry.entry.resource_class if entry is not None else None
 
 

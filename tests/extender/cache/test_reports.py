@@ -83,7 +83,7 @@ def test_no_report_is_above_the_size_of_the_card(world):
 def test_another_nodes_report_keeps_no_share_alive(world, clock):
     says(world, "n2", reported_share("uid-a", 4069))
     clock.advance(21)
-    world.tick()
+    world.expire_reservations()
     assert mark(world, "uid-a") is None
     assert (free(world), used(world)) == ([P100, P100], 0)
     assert free(world, "n2") == [P100 - 4069]
@@ -96,7 +96,7 @@ def test_another_nodes_silence_ends_no_share(world, clock):
     says(world, "n2")
     assert free(world, "n2") == [P100]
     clock.advance(1000)
-    world.tick()
+    world.expire_reservations()
     assert mark(world, "uid-a") == "reported"
     says(world, "n1", index=1)
     assert mark(world, "uid-a") is None
@@ -110,14 +110,14 @@ def test_the_silence_of_a_node_that_was_never_asked_ends_no_ghost(world):
 
 def test_a_node_that_was_away_for_longer_is_believed_about_its_own_pods(world, clock):
     clock.advance(21)
-    world.tick()
+    world.expire_reservations()
     assert used(world) == 0
     says(world, "n2", reported_share("uid-a", 4069))
     assert used(world) == 0
     says(world, "n1", reported_share("uid-a", 1), index=1)
     assert (mark(world, "uid-a"), used(world)) == ("reported", 4069)
     clock.advance(1000)
-    world.tick()
+    world.expire_reservations()
     assert used(world) == 4069
     says(world, "n1", index=1)
     assert (mark(world, "uid-a"), used(world)) == (None, 0)
@@ -141,7 +141,7 @@ def test_what_vanished_is_noted_for_the_next_extender(world, clock):
     assert (mark(again, "uid-a"), used(again)) == ("terminating", 4069), "its node has the grace time to report it"
     again.set_card(*as_card(resource(1, reported=[share], terminating=terminating_shares(world))))
     clock.advance(1000)
-    again.tick()
+    again.expire_reservations()
     assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == ("reported", 4069, [share])
     again.set_card(*as_card(resource(1, terminating=terminating_shares(world))))
     assert (mark(again, "uid-a"), used(again), terminating_shares(again)) == (None, 0, [])
@@ -173,7 +173,7 @@ def test_nor_of_a_pod_that_was_seen_before_its_card(clock):
     state.set_pod(as_pod(bound("a", 4069, 1)))
     state.set_card(*as_card(resource(1, terminating=[reported_share("uid-a", 4069)])))
     clock.advance(1000)
-    state.tick()
+    state.expire_reservations()
     assert (mark(state, "uid-a"), used(state), free(state)) == ("", 4069, [P100 - 4069])
 
 
@@ -277,7 +277,7 @@ def test_a_card_that_moves_does_not_prove_that_containers_have_ended(world, cloc
     assert mark(world, "uid-a") == "terminating"
     assert sorted(free(world, "n2")) == [P100 - 4069, P100], "and it counts where the card is now"
     clock.advance(21)
-    world.tick()
+    world.expire_reservations()
     assert free(world, "n2") == [P100, P100]
 
 
@@ -286,7 +286,7 @@ def test_what_a_node_reports_under_its_new_name_counts_once(world, clock):
     world.set_card(name, card._replace(node="n2"))
     assert sorted(free(world, "n2")) == [P100 - 4069, P100]
     clock.advance(21)
-    world.tick()
+    world.expire_reservations()
     assert sorted(free(world, "n2")) == [P100 - 4069, P100], "its time is over, and the new name still reports it"
     world.set_card(name, card._replace(node="n2", reported_shares=()))
     assert free(world, "n2") == [P100, P100]
@@ -334,13 +334,13 @@ def test_the_words_of_other_cards_cost_a_report_nothing(clock, monkeypatch):
 def test_what_is_still_reported_is_not_forgotten_for_being_old(world, clock, monkeypatch):
     monkeypatch.setattr(reservations, "_MAX_ORPHANED", 2)
     clock.advance(21)
-    world.tick()
+    world.expire_reservations()
     says(world, "n1", reported_share("uid-a", 4069), index=1)
     for name in "bcd":
         world.set_pod(as_pod(bound(name, 10, 0)))
         world.remove_pod(as_pod(bound(name, 10, 0)))
         clock.advance(21)
-        world.tick()
+        world.expire_reservations()
     assert (mark(world, "uid-a"), used(world)) == ("reported", 4069)
     says(world, "n1", reported_share("uid-a", 4069) | {"container": "0"}, index=1)
     assert (mark(world, "uid-a"), used(world)) == ("reported", 4069), "its quota has it still"
@@ -372,10 +372,10 @@ def test_who_waits_is_woken_when_a_node_says_nothing_of_a_vanished_pod_any_more(
 
 
 def test_nodes_are_named_for_the_statuses_when_what_is_held_there_changes_and_only_then(world):
-    world.changed_nodes()
+    world.take_changed_nodes()
     world.set_pod(as_pod(bound("b", 1000, 0)))
-    assert world.changed_nodes() == {"n1"}
+    assert world.take_changed_nodes() == {"n1"}
     world.set_pod(as_pod(bound("b", 1000, 0)))
-    assert world.changed_nodes() == set()
+    assert world.take_changed_nodes() == set()
     world.set_pod(as_pod(bound("b", 2000, 0)))
-    assert world.changed_nodes() == {"n1"}
+    assert world.take_changed_nodes() == {"n1"}

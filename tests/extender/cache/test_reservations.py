@@ -71,7 +71,7 @@ def into(table, phase):
     """The pod's reservation is in the phase."""
     shares = assigned().assignment
     if phase in PLANS:
-        table.plan(POD, "n1", shares, phase)
+        table.set_plan(POD, "n1", shares, phase)
     elif phase in POSTED:
         begun(table, shares)
         if phase is not Phase.BINDING:
@@ -91,11 +91,11 @@ def into(table, phase):
 def test_a_plan_replaces_only_what_is_not_posted(table, before, plan):
     into(table, before)
     if plan in TRANSITIONS[before]:
-        table.plan(POD, "n2", assigned().assignment, plan)
+        table.set_plan(POD, "n2", assigned().assignment, plan)
         assert table.get(POD.uid).phase is plan
     else:
         with pytest.raises(IllegalTransition, match=f"default/p: a reservation that is {before} cannot be {plan}"):
-            table.plan(POD, "n2", assigned().assignment, plan)
+            table.set_plan(POD, "n2", assigned().assignment, plan)
         assert (table.get(POD.uid).phase, table.get(POD.uid).node) == (before, "n1")
 
 
@@ -154,13 +154,15 @@ def _bare(node):
 
 @pytest.mark.parametrize(("node", "load"), [("n1", Load(2000, 1 << 30)), ("n2", None)])
 def test_a_plan_that_says_nothing_of_cpu_keeps_that_of_the_plan_before_on_this_node(table, node, load):
-    table.plan(POD, "n1", assigned().assignment, Phase.RESERVED, load=Load(2000, 1 << 30))
-    table.plan(POD, node, assigned().assignment, Phase.RESERVED)
+    table.set_plan(POD, "n1", assigned().assignment, Phase.RESERVED, load=Load(2000, 1 << 30))
+    table.set_plan(POD, node, assigned().assignment, Phase.RESERVED)
     assert table.get(POD.uid).load == load
 
 
 def test_a_plan_knows_how_the_pod_uses_mps(table):
-    table.plan(POD, "n1", assigned().assignment, Phase.RESERVED, mps_client=MpsClient(off=True, wants=False, user=-1))
+    table.set_plan(
+        POD, "n1", assigned().assignment, Phase.RESERVED, mps_client=MpsClient(off=True, wants=False, user=-1)
+    )
     assert table.get(POD.uid).holding.mps_client.off
 
 
@@ -174,10 +176,10 @@ def test_of_a_pod_whose_containers_have_ended_nothing_is_left(table, before):
 def test_each_row_is_counted_in_its_phase_alone(table):
     for phase in Phase:
         into(table, phase)
-        assert [other for other in Phase if table.count(other)] == [phase]
+        assert [other for other in Phase if table.count_rows(other)] == [phase]
         table.mark_bound(assigned())
         table.mark_deleted(POD.uid, ended=True)
-        assert not any(map(table.count, Phase))
+        assert not any(map(table.count_rows, Phase))
 
 
 GANG = "default/g"
@@ -185,7 +187,7 @@ GANG = "default/g"
 
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED])
 def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, heard):
-    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    table.set_plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     assert {uid: holding.node for uid, holding in table.gang_plan(GANG).items()} == {POD.uid: "n1"}
     begun(table, assigned().assignment)
     table.confirm(POD.uid, heard)
@@ -195,7 +197,7 @@ def test_a_gang_counts_on_what_is_posted_until_the_pod_is_seen_bound(table, hear
 
 
 def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
-    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    table.set_plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     begun(table, assigned().assignment)
     table.confirm(POD.uid, None)
     assert [row.phase for row in table.gang_plan(GANG).values()] == [Phase.WAITING]
@@ -203,23 +205,23 @@ def test_what_surely_was_not_posted_waits_again_with_its_gang(table):
 
 @pytest.mark.parametrize("heard", [Phase.UNCONFIRMED, Phase.ACCEPTED, None])
 def test_what_is_posted_stands_though_its_gang_does_not_count_on_it_any_more(table, heard):
-    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    table.set_plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     begun(table, assigned().assignment)
     table.release_plan(POD.uid)
     assert (table.gang_plan(GANG), table.get(POD.uid).phase) == ({}, Phase.BINDING)
     table.confirm(POD.uid, heard)
-    assert [row.phase for row in table.in_phases(*Phase)] == ([heard] if heard is not None else [])
+    assert [row.phase for row in table.rows_in_phases(*Phase)] == ([heard] if heard is not None else [])
     assert table.gang_plan(GANG) == {}
 
 
 @pytest.mark.parametrize("change", ["given up", "planned alone", "elsewhere", "gone", "dropped"])
 def test_a_member_that_loses_its_place_is_in_the_plan_no_more(table, change):
-    table.plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
+    table.set_plan(POD, "n1", assigned().assignment, Phase.WAITING, gang=GANG)
     match change:
         case "given up":
             table.release_plan(POD.uid)
         case "planned alone":
-            table.plan(POD, "n1", assigned().assignment, Phase.RESERVED)
+            table.set_plan(POD, "n1", assigned().assignment, Phase.RESERVED)
         case "elsewhere":
             begun(table, assigned().assignment, node="n2")
         case "gone":
@@ -238,7 +240,7 @@ def test_what_is_posted_becomes_a_plan_of_filters_never_again(table, before):
     else:
         with pytest.raises(IllegalTransition):
             table.promote_nomination(POD.uid)
-        assert [other for other in Phase if table.count(other)] == [before]
+        assert [other for other in Phase if table.count_rows(other)] == [before]
 
 
 def begin_plain(world, name="m"):
@@ -271,7 +273,7 @@ def test_a_pod_without_cards_of_which_nobody_has_heard_is_looked_up(clock):
     world.confirm("uid-m", Phase.UNCONFIRMED)
     assert world.pending_bindings() == {"uid-m"}
     clock.advance(76)
-    assert world.tick() == [PodRef("uid-m", "default", "m")]
+    assert world.expire_reservations() == [PodRef("uid-m", "default", "m")]
     world.on_lookup("uid-m", bound=False, exists=True)
     assert world.pending_bindings() == set()
 
@@ -298,7 +300,7 @@ def test_the_longest_silent_lapsed_are_forgotten_first(table, clock, monkeypatch
         clock.advance(1)
     clock.advance(21)
     assert {holding.pod.uid for holding in table.expire().rows} == {"uid-a", "uid-b"}
-    assert [holding.pod.uid for holding in table.in_phases(Phase.ORPHANED)] == ["uid-b"]
+    assert [holding.pod.uid for holding in table.rows_in_phases(Phase.ORPHANED)] == ["uid-b"]
 
 
 @pytest.mark.parametrize(("epoch", "then"), [(7, Assumed), (8, KnownBinding)])
@@ -341,7 +343,7 @@ def test_of_a_pod_that_waits_again_no_epoch_posts_the_former_cards(clock, epoch)
     world.set_pod(waiting)
     assert isinstance(begin(world, "p", 10, epoch=epoch), KnownBinding)
     clock.advance(150.1)
-    (due,) = world.tick()
+    (due,) = world.expire_reservations()
     world.on_lookup(due.uid, bound=False, exists=True)
     assert free(world) == whole
     assert isinstance(begin(world, "p", 10, epoch=epoch), Assumed)
@@ -359,7 +361,7 @@ def test_of_a_pod_that_waits_again_the_node_has_its_cpu_back_and_its_report_coun
         assert len(loads._pods) == before
     world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", 10)])))
     clock.advance(150.1)
-    world.tick()
+    world.expire_reservations()
     world.on_lookup("uid-p", bound=False, exists=True)
     assert free(world) == [whole[0] - 10, *whole[1:]], "its containers still run there"
     world.set_card(*as_card(resource(0)))
@@ -373,7 +375,7 @@ def test_the_former_card_of_a_pod_that_is_placed_on_its_node_again_counts_while_
     world.set_pod(as_pod(asking("p", gpu_mem=10000)))
     world.set_card(*as_card(resource(0, reported=[reported_share("uid-p", 10000)])))
     clock.advance(150.1)
-    world.tick()
+    world.expire_reservations()
     world.on_lookup("uid-p", bound=False, exists=True)
     assert free(world) == [P100 - 10000, P100]
     if known == "planned":
@@ -420,7 +422,7 @@ def test_it_counts_for_its_time_and_no_longer(table, clock, before, seconds, the
     assert table.get(POD.uid).phase is before
     clock.advance(0.1)
     table.expire()
-    assert [row.phase for row in table.in_phases(*Phase)] == ([then] if then is not None else [])
+    assert [row.phase for row in table.rows_in_phases(*Phase)] == ([then] if then is not None else [])
 
 
 @pytest.mark.parametrize("posted", [Phase.UNCONFIRMED, Phase.ACCEPTED])
@@ -448,7 +450,7 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
         world.remove_pod(as_pod(bound(name, 10, 0)))
         if name == "orphaned":
             clock.advance(21)
-            world.tick()
+            world.expire_reservations()
     world.set_pod(as_pod(bound("a", 10, 0)))
     plan(world, "p", 10)
     for name, heard in (("b", None), ("u", Phase.UNCONFIRMED), ("c", Phase.ACCEPTED)):

@@ -111,7 +111,7 @@ def test_nobody_who_uses_binpack_gets_an_engine():
     state = world(n1=[HALF])
     call_filter(state, asking("p", gpu_mem=3000), AnswerSettings(policy="binpack", one_best_node=True), nodes=["n1"])
     controller(state).step()
-    assert not state.policies.active
+    assert not state.policies.is_active
 
 
 def test_a_new_leader_goes_on_from_what_was_learned():

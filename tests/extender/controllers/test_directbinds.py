@@ -45,7 +45,7 @@ class World:
         if isinstance(known, PodRecord):
             self.state.set_pod(known)
         else:
-            self.state.set_other(f"default/{name}", known)
+            self.state.set_other_pod(f"default/{name}", known)
 
     def step(self, rounds=8):
         for _ in range(rounds):

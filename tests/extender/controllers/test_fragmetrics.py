@@ -89,7 +89,7 @@ def test_by_class_as_classes_come_and_go():
 
 def test_what_a_policy_has_learned_is_what_counts():
     state = world()
-    state.policies.activate(Engine)
+    state.policies.start_engine(Engine)
     call_filter(state, asking("whole", whole_gpu=1), FGD, ["n1"])
     scraped = Scraped(state)
     scraped.scrape()

@@ -57,10 +57,10 @@ class Scene:
     def show(self):
         """The watch tells of PodGroups."""
         for event in self._fresh():
-            key, record = podgroups.record(json.dumps(event["object"]).encode())
+            key, record = podgroups.decode_group(json.dumps(event["object"]).encode())
             if event["type"] == "DELETED":
                 self.world.state.gangs.set_group(key, None)
-                self.seen.remove(key)
+                self.seen.remove_object(key)
             else:
                 self.world.state.gangs.set_group(key, record.group)
                 self.seen.set_object(key, record)
@@ -161,12 +161,12 @@ def test_gates_of_a_namespace_keep_none_of_its_evictions_waiting(scene):
         assert released.wait(60)
 
     evicted = threading.Event()
-    scene.controller._write("free", [(pod, takes_long) for pod in gates], 3.0)
+    scene.controller._submit_writes("free", [(pod, takes_long) for pod in gates], 3.0)
     assert begun.wait(60)
-    scene.controller._write("evict", [(PodRef(namespace="n", name="e", uid="e"), evicted.set)], 5.0)
+    scene.controller._submit_writes("evict", [(PodRef(namespace="n", name="e", uid="e"), evicted.set)], 5.0)
     assert len(scene.controller._writing) == 64 + 1
     scene.world.clock.advance(1.0)
-    scene.controller._write("free", [(pod, takes_long) for pod in gates], 3.0)
+    scene.controller._submit_writes("free", [(pod, takes_long) for pod in gates], 3.0)
     released.set()
     assert evicted.wait(60)
     until(lambda: not scene.controller._writing, "that all is written")

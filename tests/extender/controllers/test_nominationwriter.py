@@ -107,7 +107,7 @@ def test_a_pod_that_has_changed_holds_nothing(writing, gone):
         writing.api.remove(POD)
     else:
         writing.changes()
-    writing.writer.write(nominee)
+    writing.writer.write_nomination(nominee)
     assert free(writing.world.state) == [P100]
     assert writing.world.outcomes == [NominationOutcome.STALE]
     writing.create("q")
@@ -118,7 +118,7 @@ def test_a_pod_that_is_bound_by_now_keeps_nobody_waiting(writing):
     """Since 1.35 the API server refuses the name as Invalid."""
     nominee = writing.nominate_pod()
     writing.api.fault(Fault(status=422))
-    writing.writer.write(nominee)
+    writing.writer.write_nomination(nominee)
     writing.create("q")
     writing.round(writes=1)
 
@@ -127,7 +127,7 @@ def test_a_pod_that_is_bound_by_now_keeps_nobody_waiting(writing):
 def test_where_writing_fails_it_rests(writing, fault):
     nominee = writing.nominate_pod()
     writing.api.fault(fault)
-    writing.writer.write(nominee)
+    writing.writer.write_nomination(nominee)
     assert free(writing.world.state) == [P100]
     writing.create("q")
     writing.round(writes=0)
@@ -139,7 +139,7 @@ def test_a_pod_that_cannot_be_written_keeps_no_other_namespace_from_being_nomina
     """A pod that its tenant made so large that its write times out: nobody was nominated for five seconds."""
     nominee = writing.nominate_pod()
     writing.api.fault(Fault(refused=True))
-    writing.writer.write(nominee)
+    writing.writer.write_nomination(nominee)
     for namespace in ("default", "other"):
         pod = writing.world.create(f"q-{namespace}", 100)
         pod["metadata"]["namespace"] = namespace
@@ -163,7 +163,7 @@ def test_pods_that_take_long_to_write_keep_no_other_namespace_from_being_nominat
         fat.append(writing.world.state.nominator.nominate_next()[1])
     began = writing.world.clock.now()
     for nominee in fat:
-        writing.writer.write(nominee)
+        writing.writer.write_nomination(nominee)
     assert writing.world.clock.now() - began <= 5.0, "the others are not tried"
     writing.create("q")
     writing.round(writes=1)
@@ -176,7 +176,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
     for i in range(8):
         writing.create(f"p{i}")
         writing.world.state.nominator.nominate_next()
-        writing.writer.write(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
+        writing.writer.write_nomination(nominee._replace(pod=PodRef(f"uid-p{i}", "default", f"p{i}")))
     pod = writing.world.create("q", 100)
     pod["metadata"]["namespace"] = "other"
     writing.world.show_pod(writing.api.write_object(paths.pods(), pod))
@@ -192,7 +192,7 @@ def test_where_nothing_can_be_written_all_rest(writing):
 def test_nothing_is_written_for_a_pod_that_the_scheduler_has_come_to(writing):
     nominee = writing.nominate_pod()
     writing.world.filter("p", "n1", "n2")
-    writing.writer.write(nominee)
+    writing.writer.write_nomination(nominee)
     assert writing.api.requests == []
 
 
@@ -200,7 +200,7 @@ def test_a_failed_write_of_a_pod_that_the_scheduler_is_at_takes_nothing_from_it(
     nominee = writing.nominate_pod()
     writing.changes()
     writing.api.before_request(lambda _: writing.world.filter("p", "n1"), "patch")
-    writing.writer.write(nominee)
+    writing.writer.write_nomination(nominee)
     assert len(writing.api.requests) == 1
     assert free(writing.world.state) == [P100 - 100]
 
@@ -227,7 +227,7 @@ def test_what_is_not_ours_is_left(writing, change):
         writing.api.edit(POD, spec={"nodeName": "n1"})
     elif change == "gone":
         writing.api.remove(POD)
-    writing.writer.take_back(nominee)
+    writing.writer.remove_nomination(nominee)
     assert [call.verb for call in writing.api.requests] == ["get"]
 
 

@@ -187,7 +187,7 @@ def test_an_odd_time_of_another_scheduler_keeps_nothing_from_being_mended(twice)
 def test_one_node_that_cannot_be_looked_at_keeps_no_other(twice, monkeypatch):
     look = twice.overfull._check_node
     monkeypatch.setattr(twice.overfull, "_check_node", lambda node: look(node) if node == "n1" else {}["odd"])
-    monkeypatch.setattr(twice.state, "take_overcommitted", lambda: {"n0", "n1"})
+    monkeypatch.setattr(twice.state, "take_overcommitted_nodes", lambda: {"n0", "n1"})
     twice.step()
     assert twice.remaining_pods() == ["early"]
     assert set(twice.overfull._due) >= {"n0"}, "and it is looked at again"

@@ -86,7 +86,7 @@ def greedy(count, **options):
 
 def asks(world, count):
     for gang in range(count):
-        world.state.gangs.filter(f"uid-e{gang:03}-0", ["n1"])
+        world.state.gangs.filter_member(f"uid-e{gang:03}-0", ["n1"])
 
 
 def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_another(monkeypatch):
@@ -97,7 +97,7 @@ def test_a_thousand_gangs_of_one_tenant_are_not_all_looked_at_before_one_of_anot
         world.state._cache.capacity.mark_freed()  # so that each may fit again
         world.create(*(member(f"v{i}", "v", 2, namespace="other", gated=False, gpu_mem=100) for i in range(2)))
         with work() as done:
-            assert world.state.gangs.filter("uid-v0", ["n1"]) == "n1"
+            assert world.state.gangs.filter_member("uid-v0", ["n1"]) == "n1"
         steps.append(done.steps)
     small, large = steps
     assert large < 1.5 * small
@@ -112,14 +112,14 @@ def test_a_round_looks_at_another_tenants_gang_before_all_of_one(monkeypatch):
     world.clock.advance(10)
     world.state._cache.capacity.mark_freed()
     looked = []
-    look_at = world.state.gangs._look_at
+    look_at = world.state.gangs._plan_if_useful
 
     def costly(gang, *args):
         looked.append(gang.name)
         world.clock.worked += 2 * gangs.TURN
         return look_at(gang, *args)
 
-    monkeypatch.setattr(world.state.gangs, "_look_at", costly)
+    monkeypatch.setattr(world.state.gangs, "_plan_if_useful", costly)
     world.keep()
     assert looked.index("v") == AT_A_TIME
     assert len(looked) == 2 * AT_A_TIME + 1, "the others have their turn after it"
@@ -138,7 +138,7 @@ def test_a_plan_costs_the_same_among_many_nodes_that_have_no_room():
         assert world.phase("a") == "Reserved", "by now all nodes were looked at"
         offered = list(world.nodes)
         with work() as done:
-            assert world.state.gangs.filter("uid-b0", offered) == "z"
+            assert world.state.gangs.filter_member("uid-b0", offered) == "z"
         steps.append(done.steps)
     small, large = steps
     assert large < 1.2 * small

@@ -247,7 +247,7 @@ def test_a_gang_is_not_begun_by_one_member_when_nothing_landed_and_there_is_no_r
     world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100) for i in range(2)))
     unheard(world, "a0", "a1")
     world.clock.advance(76)
-    first, second = world.state.tick()
+    first, second = world.state.expire_reservations()
     world.unheard.clear()
     world.state.on_lookup(first.uid, bound=False, exists=True)
     world.keep()

@@ -50,7 +50,7 @@ def test_what_is_kept_on_other_nodes_is_not_counted_for_a_gang_and_members_witho
     world.keep()
     assert world.schedule("a") == world.schedule("b") == ""
     assert {bind.node for bind in world.binding} == {"n1", "n2"}
-    assert world.state._nominated.unknown() == ["n1"], "which card is kept"
+    assert world.state._nominated.nodes_with_unknown_cards() == ["n1"], "which card is kept"
 
 
 @pytest.mark.usefixtures("many_kept")
@@ -65,7 +65,7 @@ def test_what_is_kept_where_no_member_has_room_anyway_is_not_counted_either():
     world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100 - i) for i in range(2)))
     world.keep()
     assert world.schedule("a0") != ""
-    assert world.state._nominated.unknown() == ["n1"], "which card is kept"
+    assert world.state._nominated.nodes_with_unknown_cards() == ["n1"], "which card is kept"
 
 
 @pytest.mark.usefixtures("many_kept")

@@ -50,17 +50,17 @@ def test_it_is_what_sorting_anew_says(changes):
         for key, change in changes:
             changed = gangs.setdefault(key, gang(key))
             if change == "gone":
-                order.drop(key)
+                order.remove_gang(key)
                 del gangs[key]
                 continue
             if isinstance(change, int):
-                changed.regroup(PodGroupSpec(priority=change), 0.0)
+                changed.set_group(PodGroupSpec(priority=change), 0.0)
             else:
                 changed.forward, changed.ran = change == "forward", change == "runs"
             order.update_gang(changed)
             waiting = [listed for listed in gangs.values() if not listed.ran]
             wanted = expected(waiting)
-            assert walked(order.in_order()) == wanted
+            assert walked(order.gangs_in_order()) == wanted
             for listed in waiting:
                 assert walked(order.gangs_before(listed)) == wanted[: wanted.index(listed.key)]
     finally:

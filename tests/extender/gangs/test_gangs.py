@@ -162,7 +162,7 @@ def test_what_takes_one_away_ends_the_whole_hold(change):
     elif change == "fail":
         world.finish("g2", "Failed")
     elif change == "stop":
-        world.state.gangs.stop("the extender stops")
+        world.state.gangs.cancel_permits("the extender stops")
     else:
         world.state.forget_plans()
     assert hold.done.is_set()
@@ -389,7 +389,7 @@ def test_what_is_short_may_be_anything(short):
     other = single("other", cpu="4")
     other["spec"]["nodeName"] = "n2"
     world.pods["other"] = other
-    world.state.set_other("default/other", PlacedPod("n2", Load(4000, 0, 1)))
+    world.state.set_other_pod("default/other", PlacedPod("n2", Load(4000, 0, 1)))
     selector = {"zone": "b"} if short == "selector" else None
     cpu = "2" if short == "cpu" else "1"
     world.create(*(member(f"m{i}", created=i, cpu=cpu, selector=selector, gpu_mem=1000) for i in range(3)))
@@ -397,7 +397,7 @@ def test_what_is_short_may_be_anything(short):
     assert world.bound().keys() == {"other"}
     assert world.unbound_shares() == 0
     del world.pods["other"]
-    world.state.remove_other("default/other")
+    world.state.remove_other_pod("default/other")
     world.run(70)
     assert world.bound().keys() == {"m0", "m1", "m2"}
 

@@ -339,7 +339,7 @@ def test_a_gang_that_is_deleted_between_two_turns_stops_nobody(between):
     between.delete("a0", "a1")
     between.run(3)
     assert between.phase("b") == "Running"
-    between.state.gangs.stop("it ends")
+    between.state.gangs.cancel_permits("it ends")
 
 
 def test_a_gang_that_loses_a_member_between_two_turns_is_not_planned_without_it(between):
@@ -375,14 +375,14 @@ def test_the_pause_after_a_costly_round_ends_also_where_the_controller_comes_mor
     world.create(*(member(f"g{i}", gated=False, gpu_mem=P100) for i in range(3)))
     for i in range(3):
         world.filter(f"g{i}")
-    rounds, look = list[float](), world.state.gangs._look_at
+    rounds, look = list[float](), world.state.gangs._plan_if_useful
 
     def costly(*args):
         rounds.append(world.clock.now())
         world.clock.worked += 0.03
         return look(*args)
 
-    monkeypatch.setattr(world.state.gangs, "_look_at", costly)
+    monkeypatch.setattr(world.state.gangs, "_plan_if_useful", costly)
     for _ in range(100):
         world.state.gangs.step()
         world.clock.advance(0.1)
@@ -405,7 +405,7 @@ def test_calls_for_gangs_that_cannot_be_planned_plan_a_tenth_of_the_time_and_the
         return gangplan.Unplanned(member=members[0])
 
     monkeypatch.setattr(gangplan, "plan", vain)
-    monkeypatch.setattr(world.state.gangs._places, "_short", lambda _: (None, True))
+    monkeypatch.setattr(world.state.gangs._places, "_find_unplaceable", lambda _: (None, True))
     worked = world.clock.worked
     for call in range(1000):
         with world.state.view():

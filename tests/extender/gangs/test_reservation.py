@@ -529,5 +529,5 @@ def test_preemption_leaves_a_gang_its_reservation():
     world.run(1)
     waiting_long(world, member("g", "g", 1, created=1, gpu_mem=P100 // 2))
     claimant = Pod(single("p", created=90, gpu_mem=P100 // 4)).waiting()
-    victims = world.state.preemption.answer(claimant, "binpack", {"n1": []}, member=False)
+    victims = world.state.preemption.answer_preempt(claimant, "binpack", {"n1": []}, member=False)
     assert len(victims["n1"].uids) == 3

@@ -57,7 +57,7 @@ def fails(extender, name, node="n1"):
 def test_a_standby_says_who_leads_and_sends_elsewhere(two):
     assert two.a.leadership.denial() is None
     denial = two.b.leadership.denial()
-    assert denial.elsewhere
+    assert denial.served_elsewhere
     assert denial.text == "not the leader: a holds the lease ns/l"
     assert two.b.leadership.summary() == denial.text
     assert two.a.leadership.summary() == "leader: this extender holds the lease ns/l"
@@ -132,13 +132,13 @@ def test_a_long_turn_does_not_cost_the_lease(two):
 
 def test_nothing_is_posted_that_may_last_longer_than_the_lease(two):
     epoch = two.a.leadership.epoch()
-    with two.a.leadership.posting(epoch) as seconds_left:
+    with two.a.leadership.allow_post(epoch) as seconds_left:
         assert 12.0 < seconds_left <= 12.5  # of 15 s: a tenth for clocks, and a second for the answer
     two.clock.advance(12.0)
-    with two.a.leadership.posting(epoch) as seconds_left:
+    with two.a.leadership.allow_post(epoch) as seconds_left:
         assert 0 < seconds_left <= 0.5
     two.clock.advance(0.6)
-    with two.a.leadership.posting(epoch) as seconds_left:
+    with two.a.leadership.allow_post(epoch) as seconds_left:
         assert seconds_left == 0
     assert two.a.leadership.epoch() == epoch, "it still answers, what it must not is write"
 
@@ -219,7 +219,7 @@ def test_before_it_knows_what_the_other_has_bound_a_new_leader_answers_nothing(t
         two.clock.advance(2.0)
         two.b.exchange_lease()
     denial = two.b.leadership.denial()
-    assert (denial.elsewhere, "still reading" in denial.text) == (False, True)
+    assert (denial.served_elsewhere, "still reading" in denial.text) == (False, True)
     assert fails(two.b, "q") == "standby"
     two.b.reads = lambda: True
     two.b.exchange_lease()
@@ -730,7 +730,7 @@ def test_while_one_looks_what_became_of_a_member_without_cards_it_does_not_say_t
 def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
     """Whatever has let the Lease go before the answer came."""
     two.api.create_pod("p", 100)
-    with two.a.leadership.posting(two.a.leadership.epoch()):
+    with two.a.leadership.allow_post(two.a.leadership.epoch()):
         gives_back(two.a)
     takes(two.b)
     assert len(two.api.sent("patch")) == 1
@@ -741,7 +741,7 @@ def test_a_post_counts_before_its_epoch_is_looked_at(two, monkeypatch):
     epoch, holds, settled = two.a.leadership.epoch(), two.a.elector.holds, []
     look = lambda *args, **settings: settled.append(two.a.leadership.is_settled()) or holds(*args, **settings)  # noqa: E731
     monkeypatch.setattr(two.a.elector, "holds", look)
-    with two.a.leadership.posting(epoch) as seconds_left:
+    with two.a.leadership.allow_post(epoch) as seconds_left:
         assert seconds_left > 0
     assert settled == [False]
 
@@ -830,7 +830,7 @@ def test_the_lease_is_given_back_only_after_the_writes_under_way(two):
     two.a.state.forget_plans = epoch_ended.set  # what the elector's thread does first when the epoch is over
     two.a.elector.start()
     stopping = threading.Thread(target=two.a.leadership.stop)
-    with two.a.leadership.posting(two.a.leadership.epoch()):
+    with two.a.leadership.allow_post(two.a.leadership.epoch()):
         stopping.start()
         assert epoch_ended.wait(60)
         two.clock.until_waiting()
@@ -844,7 +844,7 @@ def test_alone_there_is_nothing_to_wait_for():
     alone = Leadership()
     assert alone.denial() is None
     assert alone.is_uninterrupted()
-    with alone.posting(alone.epoch()) as seconds_left:
+    with alone.allow_post(alone.epoch()) as seconds_left:
         assert seconds_left > 1e9
 
 

@@ -447,7 +447,7 @@ def named(world: World, name: str, **status: object) -> dict:
 
 def stale(world: World) -> list[str]:
     """Names of pods whose status names a node in vain."""
-    return [nominee.pod.name for nominee in world.state.nominator.take_stale()]
+    return [nominee.pod.name for nominee in world.state.nominator.take_stale_nominees()]
 
 
 def test_a_name_is_stale_once_nothing_is_held_for_it_and_its_pod_has_not_lost_its_turn():

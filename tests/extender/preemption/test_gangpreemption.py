@@ -80,7 +80,7 @@ class Full(World):
         if not chosen:
             return {}
         before()
-        args = wire.preempt_args(json.dumps({"Pod": pod, "NodeNameToMetaVictims": chosen}).encode())
+        args = wire.decode_preempt_args(json.dumps({"Pod": pod, "NodeNameToMetaVictims": chosen}).encode())
         answer = verbs.preempt(self.state, PREFERENCES, args).node_name_to_meta_victims
         return {node: sorted(victim.uid[4:] for victim in victims.pods) for node, victims in answer.items()}
 
@@ -263,7 +263,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits(change):
     assert world.filter("late")[0] == []
     if change == "time":
         world.clock.advance(61)
-        world.state.tick()
+        world.state.expire_reservations()
     else:
         world.delete(names[0])
     assert world.filter("late")[0] != []
@@ -286,9 +286,9 @@ def test_what_is_ending_is_waited_for_also_where_kube_scheduler_offers_another_n
 def test_what_is_ending_gives_its_cpu_to_the_gang_as_well_as_its_card(monkeypatch):
     """The plan is of the nodes as they will be, whatever is known of them as they are."""
     plans = []
-    would_place = GangPlaces.would_place
+    simulate_plan = GangPlaces.simulate_plan
     monkeypatch.setattr(
-        GangPlaces, "would_place", lambda *args, **kwargs: plans.append(would_place(*args, **kwargs)) or plans[-1]
+        GangPlaces, "simulate_plan", lambda *args, **kwargs: plans.append(simulate_plan(*args, **kwargs)) or plans[-1]
     )
     world = Full(n1=[LOW], n2=[LOW])
     for node in world.nodes:
@@ -380,13 +380,13 @@ def goes(nodes, size, data):
 def test_each_plan_is_a_turn_at_the_state(monkeypatch):
     """What is to be answered is asked of two: that the gang is complete, and that it is not enough to wait."""
     plans = Counter[int]()
-    would_place = GangPlaces.would_place
+    simulate_plan = GangPlaces.simulate_plan
 
     def counted(*args, **kwargs):
         plans[len(pauses)] += 1
-        return would_place(*args, **kwargs)
+        return simulate_plan(*args, **kwargs)
 
-    monkeypatch.setattr(GangPlaces, "would_place", counted)
+    monkeypatch.setattr(GangPlaces, "simulate_plan", counted)
     world = Full(n1=[LOW, LOW], n2=[LOW, LOW], n3=[None])
     gang(world, 5)
     pauses = world.meanwhile(0, lambda: None)
@@ -412,13 +412,13 @@ def test_nodes_are_looked_at_some_in_a_turn(monkeypatch):
 def takes_a_turn(world):
     """Each look for victims on a node."""
     nominated = world.state.preemption._nominated
-    who_goes = nominated.who_goes
+    who_goes = nominated.find_victims
 
     def costly(*args, **kwargs):
         world.clock.worked += TURN
         return who_goes(*args, **kwargs)
 
-    nominated.who_goes = costly
+    nominated.find_victims = costly
 
 
 def test_victims_on_many_nodes_are_found_in_many_turns():

@@ -165,7 +165,7 @@ class World:
                 continue
             idle += 1.0
             self.clock.advance(1.0)
-            self.state.tick()
+            self.state.expire_reservations()
             if self.state.next_requeue_node() is not None:
                 self.scheduler.wake("a node")
             if idle == FLUSH:
@@ -348,7 +348,7 @@ class Scheduler:
     def _call_preempt(self, pod: Json, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
         victims = {node: {"Pods": [{"UID": uid} for uid in some]} for node, some in chosen.items()}
         body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
-        answer = verbs.preempt(self._world.state, PREFERENCES, wire.preempt_args(body)).node_name_to_meta_victims
+        answer = verbs.preempt(self._world.state, PREFERENCES, wire.decode_preempt_args(body)).node_name_to_meta_victims
         return {node: [victim.uid for victim in node_victims.pods] for node, node_victims in answer.items()}
 
     def _evict(self, name: str, victims: list[str]) -> Steps:

@@ -224,7 +224,7 @@ def test_no_victims_are_searched_for_a_gang_that_is_over_its_quota_as_a_whole():
     """Each member alone would not be."""
     world = Gangs(n1=(1000, 1000), n2=(1000, 1000))
     nominated = world.state._nominated
-    nominated.who_goes = searches = Mock(wraps=nominated.who_goes)
+    nominated.find_victims = searches = Mock(wraps=nominated.find_victims)
     world.state.set_quota(*as_quota({"gpus": 2}))
     world.gang(3, whole_gpu=1)
     assert world.evicts() == []
@@ -286,14 +286,14 @@ class Crowd(Scene):
         self.pods = [self.world.show_pod(self.world.wants(f"p{i}", **WHOLE)) for i in range(size)]
         self.searched: list[str] = []
         nominated = self.world.state._nominated
-        who_goes = nominated.who_goes
+        find_victims = nominated.find_victims
 
         def searches(claimant, *args, **kwargs):
             self.searched.append(claimant.ref.name)
             self.world.clock.worked += search_seconds
-            return who_goes(claimant, *args, **kwargs)
+            return find_victims(claimant, *args, **kwargs)
 
-        nominated.who_goes = searches
+        nominated.find_victims = searches
 
     def refuses(self, *pods: dict) -> None:
         for pod in pods:
@@ -377,13 +377,13 @@ def test_searches_that_cost_little_do_not_wait_for_the_next_step():
     pods = [scene.world.show_pod(scene.world.wants(f"q{i}", mem=16_000 + i)) for i in range(10)]
     scene.refuses(*pods)
     scene.world.clock.advance(4.0)
-    who_goes = scene.world.state._nominated.who_goes
+    find_victims = scene.world.state._nominated.find_victims
 
     def cheap(*args, **kwargs):
         scene.world.clock.worked -= 0.198  # of 0.2 s
-        return who_goes(*args, **kwargs)
+        return find_victims(*args, **kwargs)
 
-    scene.world.state._nominated.who_goes = cheap
+    scene.world.state._nominated.find_victims = cheap
     scene.evictions.step()
     assert len(scene.searched) == 10
 
@@ -562,7 +562,7 @@ class GangScene(Scene):
             for member in self.members:
                 assert self.world.filter(member) == []
             self.world.clock.advance(4.0)
-            self.world.state.tick()
+            self.world.state.expire_reservations()
             self.evictions.step()
             for event in self._fresh():
                 self.world.state.set_pod(as_pod(event["object"]))

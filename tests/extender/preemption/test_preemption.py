@@ -119,7 +119,7 @@ class World:
 def preempt(state: State, pod: dict, chosen: dict[str, list[str]]) -> dict[str, list[str]]:
     victims = {node: {"Pods": [{"UID": f"uid-{name}"} for name in some]} for node, some in chosen.items()}
     body = json.dumps({"Pod": pod, "NodeNameToMetaVictims": victims}).encode()
-    answer = verbs.preempt(state, PREFERENCES, wire.preempt_args(body))
+    answer = verbs.preempt(state, PREFERENCES, wire.decode_preempt_args(body))
     document = json.loads(wire.encode(answer))["NodeNameToMetaVictims"]
     return {
         node: sorted(victim["UID"][4:] for victim in node_victims["Pods"]) for node, node_victims in document.items()
@@ -138,7 +138,7 @@ def other(name: str, cpu: str, *, priority: int = LOW, static: bool = False) -> 
     )
     annotations = {names.MIRROR: "x", names.IDX: "0"} if static else {}
     pod["metadata"] = {"name": name, "namespace": "default", "uid": f"uid-{name}", "annotations": annotations}
-    record = podinfo.pod(json.dumps(pod).encode())
+    record = podinfo.decode_pod(json.dumps(pod).encode())
     assert record is not None
     return record
 
@@ -204,13 +204,13 @@ def test_how_many_budgets_are_exceeded_is_said(world):
     world.runs("b", P100, 1, app="web")
     world.budget("web", 0)
     body = {"Pod": world.wants("p"), "NodeNameToMetaVictims": {"n1": {"Pods": [{"UID": "uid-a"}]}}}
-    answer = verbs.preempt(world.state, PREFERENCES, wire.preempt_args(json.dumps(body).encode()))
+    answer = verbs.preempt(world.state, PREFERENCES, wire.decode_preempt_args(json.dumps(body).encode()))
     assert answer.node_name_to_meta_victims["n1"].num_pdb_violations == 1
 
 
 def test_a_victim_that_no_sum_explains_stays_one(full):
     """It has a port, perhaps: only the scheduler knows."""
-    full.state.set_other(*other("ported", "1m"))
+    full.state.set_other_pod(*other("ported", "1m"))
     assert "ported" in full.preempt(full.wants("p"), n1=["a0", "a1", "ported"])["n1"]
 
 
@@ -242,7 +242,7 @@ def test_nobody_goes_for_a_pod_that_its_quota_forbids(full):
 
 def test_a_static_pod_stays_since_its_kubelet_would_start_it_again():
     world = World(cpu=1000)
-    world.state.set_other(*other("static", "500m", static=True))
+    world.state.set_other_pod(*other("static", "500m", static=True))
     world.show_pod(with_cpu(world.runs("a", HALF, 0, priority=MIDDLE), "500m"))
     assert world.preempt(with_cpu(world.wants("p", HALF), "500m"), n1=["a"]) == {"n1": ["a"]}
 
@@ -297,7 +297,7 @@ def test_what_is_planned_for_the_pod_itself_is_not_in_its_way_there():
     wanted = with_cpu(asking("p", whole_gpu=1), "800m")
     wanted["spec"]["priority"] = HIGH
     assert world.filter(wanted) == ["n1"]
-    world.state.set_other(*other("c", "900m"))
+    world.state.set_other_pod(*other("c", "900m"))
     assert world.preempt(wanted, n1=["c"]) == {"n1": ["c"]}
 
 
@@ -307,8 +307,8 @@ def test_nor_is_the_cpu_of_its_plan(planned):
     assert planned.nominate_all() == {"p": "n1"}
     (last,) = {0, 1, 2} - {card_of(planned, "0"), card_of(planned, "p")}
     holds(planned, "a", P100, last)
-    planned.state.set_other(*other("c", "23", priority=MIDDLE))
-    planned.state.set_other(*other("d", "23"))
+    planned.state.set_other_pod(*other("c", "23", priority=MIDDLE))
+    planned.state.set_other_pod(*other("d", "23"))
     assert preempt(planned.state, wanted, {"n1": ["c"], "n2": []}) == {"n1": ["d"]}
 
 
@@ -371,7 +371,7 @@ def test_victims_that_nobody_deletes_are_answered_again_and_their_cards_kept_no_
     assert full.state.next_requeue_node() == "n1", "it is tried again"
     assert full.preempt(seen, n1=["a0", "a1"]) == {"n1": victims}
     full.clock.advance(61)
-    full.state.tick()
+    full.state.expire_reservations()
     full.delete_pod(victims[0])
     full.delete_pod(victims[1])
     assert full.filter(full.wants("low", priority=LOW)) == ["n1"]
@@ -386,7 +386,7 @@ def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lo
     seen = as_seen(wanted, "7", "n1")
     for _ in range(10):
         two.clock.advance(20)
-        two.state.tick()
+        two.state.expire_reservations()
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {}, "they take their time"
     taints = (Taint("node.kubernetes.io/unreachable", "", "NoSchedule"),)
     if lost == "gone":
@@ -423,9 +423,9 @@ def test_who_is_answered_again_and_named_the_same_node_has_nothing_kept_elsewher
     two.clock.advance(6)
     assert set(two.preempt(as_seen(wanted, "7", "n1"), **YOUNGEST)) == {"n1", "n2"}
     two.clock.advance(6)
-    two.state.tick()
+    two.state.expire_reservations()
     assert len(two.preempt(two.wants("q"), n2=YOUNGEST["n2"])["n2"]) == 2
-    assert two.state._reservations.nominations.node("uid-p") == "n1"
+    assert two.state._reservations.nominations.nominated_node("uid-p") == "n1"
 
 
 def test_a_new_leader_keeps_cards_until_the_victims_of_the_former_one_are_gone(full):
@@ -434,18 +434,18 @@ def test_a_new_leader_keeps_cards_until_the_victims_of_the_former_one_are_gone(f
     full.nominate(wanted, "n1")
     for name in ("a0", "b0"):  # the watch shows one after the other
         full.ends(name)
-        full.state.tick()
+        full.state.expire_reservations()
     full.clock.advance(1)
-    full.state.tick()
+    full.state.expire_reservations()
     full.delete_pod("a0")
     for _ in range(10):
         full.clock.advance(20)
-        full.state.tick()
+        full.state.expire_reservations()
     full.state.forget_plans()
     full.delete_pod("b0")
     assert full.filter(full.wants("low", priority=LOW)) == []
     full.clock.advance(61)
-    full.state.tick()
+    full.state.expire_reservations()
     assert full.filter(full.wants("low", priority=LOW)) == ["n1"]
 
 
@@ -491,17 +491,17 @@ def test_who_was_refused_what_is_kept_for_a_pod_is_tried_again_when_that_pod_is_
 def test_cards_are_kept_while_a_victim_without_cards_ends():
     world = World(cpu=4000)
     key, record = other("plain", "3")
-    world.state.set_other(key, record)
+    world.state.set_other_pod(key, record)
     wanted = with_cpu(world.wants("p", 1000), "3")
     assert world.preempt(wanted, n1=["plain"]) == {"n1": ["plain"]}
     world.nominate(wanted, "n1")
-    world.state.set_other(key, structs.replace(record, terminating=True))
+    world.state.set_other_pod(key, structs.replace(record, terminating=True))
     world.clock.advance(61)
-    world.state.tick()
+    world.state.expire_reservations()
     assert world.state._reservations.nominations.get("uid-p") is not None
-    world.state.remove_other(key)
+    world.state.remove_other_pod(key)
     world.clock.advance(61)
-    world.state.tick()
+    world.state.expire_reservations()
     assert world.state._reservations.nominations.get("uid-p") is None
 
 
@@ -597,7 +597,7 @@ def test_but_who_could_take_none_of_the_nodes_is_answered_again(again):
 
 def test_and_who_is_not_told_of_in_time(two, again):
     two.clock.advance(6)
-    two.state.tick()
+    two.state.expire_reservations()
     assert len(again("5")["n2"]) == 2
 
 
@@ -695,7 +695,7 @@ def test_it_is_kept_no_longer_than_the_pod_waits_there(freed, change):
         freed.nominate(wanted, "n2")
     else:
         freed.clock.advance(61)
-        freed.state.tick()
+        freed.state.expire_reservations()
     assert freed.filter(freed.wants("low", 1000, priority=LOW)) == ["n1"]
 
 
@@ -706,11 +706,11 @@ def test_while_victims_end_slowly_it_stays_kept(full):
         full.ends(name)
     for _ in range(10):
         full.clock.advance(50)
-        full.state.tick()
+        full.state.expire_reservations()
     for name in victims:
         full.delete_pod(name)
     full.clock.advance(50)
-    full.state.tick()
+    full.state.expire_reservations()
     assert full.filter(full.wants("low", 1000, priority=LOW)) == []
 
 
@@ -744,7 +744,7 @@ def test_a_node_that_is_named_while_the_pod_is_bound_there_is_no_preemption(worl
     assert world.filter(wanted) == ["n1"]
     world.nominate(wanted, "n1")
     world.clock.advance(31)
-    world.state.tick()
+    world.state.expire_reservations()
     assert world.filter(world.wants("low", priority=LOW)) == ["n1"]
 
 
@@ -760,7 +760,7 @@ def test_a_status_that_names_no_node_any_more_ends_nothing(freed):
 def test_the_call_of_a_scheduler_that_sends_whole_pods(full):
     whole = {"n1": {"Pods": [{"metadata": {"name": "a0", "uid": "uid-a0"}}], "NumPDBViolations": 0}}
     body = json.dumps({"pod": full.wants("p"), "nodenametovictims": whole}).encode()
-    answer = verbs.preempt(full.state, PREFERENCES, wire.preempt_args(body))
+    answer = verbs.preempt(full.state, PREFERENCES, wire.decode_preempt_args(body))
     assert len(answer.node_name_to_meta_victims["n1"].pods) == 2
 
 
@@ -774,7 +774,7 @@ def test_answers_in_gos_spelling_and_without_an_answer_503():
 
     class Standby:
         def denial(self):
-            return Denial("not the leader", elsewhere=False)
+            return Denial("not the leader", served_elsewhere=False)
 
     client = create_app(parts(leadership=Standby())).test_client()
     assert client.post("/gpushare-scheduler/preempt", data=body).status_code == 503
@@ -863,7 +863,7 @@ class Scene:
         for _ in range(count):
             assert self.world.filter(self.wanted) == [] or self.evicted()
             self.world.clock.advance(seconds)
-            self.world.state.tick()
+            self.world.state.expire_reservations()
             self.evictions.step()
             for event in self._fresh():
                 self.world.state.set_pod(as_pod(event["object"]))
@@ -904,7 +904,7 @@ def test_kube_scheduler_offers_no_node_where_the_extender_evicts_and_that_is_no_
     for _ in range(10):
         assert world.preempt(as_seen(scene.wanted, "7"), n2=["other0"]) == {}
         world.clock.advance(20)
-        world.state.tick()
+        world.state.expire_reservations()
     world.delete_pod(going)
     assert world.filter(scene.wanted) == ["n1"]
 
@@ -950,13 +950,13 @@ class Yielding(Scene):
 
         self.world.clock.sleep = sleeps
         nominated = self.world.state._nominated
-        look = nominated.who_goes
+        look = nominated.find_victims
 
         def looks(*of, **kwargs):
             self.world.clock.worked += TURN / 8
             return look(*of, **kwargs)
 
-        nominated.who_goes = looks
+        nominated.find_victims = looks
 
     def asks(self) -> None:
         """The scheduler does, and after a while it is time to look for victims."""
@@ -1050,9 +1050,9 @@ def test_not_any_more_once_the_pod_is_nominated_elsewhere(scene):
     preemption = scene.world.state.preemption
     (eviction,) = preemption.next_evictions()
     (victim,) = eviction.victims
-    assert preemption.is_wanted(eviction, victim.uid)
+    assert preemption.is_eviction_needed(eviction, victim.uid)
     scene.world.nominate(scene.wanted, "n2")
-    assert not preemption.is_wanted(eviction, victim.uid)
+    assert not preemption.is_eviction_needed(eviction, victim.uid)
 
 
 def test_not_for_a_pod_that_got_all_nodes_that_fit_since_it_was_refused(scene):
@@ -1189,7 +1189,7 @@ def test_where_the_pod_was_nominated_since_stays_kept_when_the_extenders_own_evi
     (eviction,) = preemption.next_evictions()
     scene.world.nominate(scene.wanted, "n2")
     preemption.on_eviction_failed(eviction, [], 60.0)
-    assert scene.world.state._nominated.unknown() == ["n2"]
+    assert scene.world.state._nominated.nodes_with_unknown_cards() == ["n2"]
 
 
 def test_an_eviction_without_an_answer_is_not_tried_again_once_the_pod_is_nominated_elsewhere(scene):
@@ -1210,7 +1210,7 @@ def elsewhere():
 
 
 def unknown(world: World) -> list[str]:
-    return world.state._nominated.unknown()
+    return world.state._nominated.nodes_with_unknown_cards()
 
 
 def test_what_is_kept_elsewhere_costs_an_answer_nothing(elsewhere):
@@ -1233,6 +1233,6 @@ def test_before_an_epoch_it_is_found_out_which_cards_are_kept(full):
     """Another extender has answered the preemption, and its victim is gone."""
     full.nominate(full.wants("p", 1000), "n1")
     full.delete_pod("a0")
-    assert full.state._nominated.unknown() == ["n1"]
-    full.state.warm()
-    assert full.state._nominated.unknown() == []
+    assert full.state._nominated.nodes_with_unknown_cards() == ["n1"]
+    full.state.warm_caches()
+    assert full.state._nominated.nodes_with_unknown_cards() == []

@@ -25,47 +25,47 @@ def waiting(name: str, **fields) -> WaitingRecord:
 
 
 def test_who_has_not_asked_for_long_waits_no_more(queue, clock):
-    queue.set_reason("a", "never refused")
-    assert queue.reasons() == {}
+    queue.set_refusal_reason("a", "never refused")
+    assert queue.refusal_counts() == {}
     queue.mark_refused("a")
-    queue.set_reason("a", "full")
+    queue.set_refusal_reason("a", "full")
     clock.advance(100.0)
     queue.mark_refused("a")
-    assert queue.reasons() == {"full": 1}
+    assert queue.refusal_counts() == {"full": 1}
     clock.advance(601.0)
-    assert queue.reasons() == {}
+    assert queue.refusal_counts() == {}
 
 
 def test_a_pod_that_filter_is_called_for_after_its_deletion_is_counted_for_seconds_only(queue, clock):
     for name in ("gone", "new"):
-        queue.set_waiting(waiting(name))
+        queue.set_pod(waiting(name))
         queue.mark_refused(name)
-        queue.set_reason(name, "full")
+        queue.set_refusal_reason(name, "full")
     queue.remove_pod("gone")
     queue.mark_refused("gone")  # kube-scheduler has not heard of it
-    queue.set_reason("gone", "full")
+    queue.set_refusal_reason("gone", "full")
     clock.advance(3.0)
-    assert queue.reasons() == {"full": 1}
+    assert queue.refusal_counts() == {"full": 1}
 
 
 def test_a_pod_that_filter_knows_before_the_watch_is_one_row(queue):
     queue.mark_refused("a")
-    queue.set_reason("a", "full")
-    queue.set_waiting(waiting("a", classes=frozenset({"k80"})))
-    assert [pod.name for pod in queue.asking_for("k80")] == ["a"]
-    assert queue.reasons() == {"full": 1}
+    queue.set_refusal_reason("a", "full")
+    queue.set_pod(waiting("a", classes=frozenset({"k80"})))
+    assert [pod.name for pod in queue.pods_requesting_class("k80")] == ["a"]
+    assert queue.refusal_counts() == {"full": 1}
     queue.remove_pod("a")
-    assert (list(queue.asking_for("k80")), queue.reasons()) == ([], {})
+    assert (list(queue.pods_requesting_class("k80")), queue.refusal_counts()) == ([], {})
 
 
 def test_pods_that_filter_asks_about_after_they_have_gone_are_forgotten(queue, monkeypatch):
     monkeypatch.setattr(schedulingqueue, "_MAX_UNSEEN", 3)
     for name in ("shown", "a", "b", "c", "d"):
         queue.mark_refused(name)
-        queue.set_reason(name, "full")
+        queue.set_refusal_reason(name, "full")
         if name == "shown":
-            queue.set_waiting(waiting("shown"))
-    assert queue.reasons() == {"full": 4}
+            queue.set_pod(waiting("shown"))
+    assert queue.refusal_counts() == {"full": 4}
     assert not queue.is_unschedulable("a")
 
 

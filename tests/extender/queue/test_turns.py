@@ -105,7 +105,7 @@ def test_who_was_put_off_is_woken(world, change):
     assert low(world) == []
     world.state.next_requeue_node()  # for the cards, which are new
     world.clock.advance(3.0)
-    world.state.tick()
+    world.state.expire_reservations()
     assert world.state.next_requeue_node() is None
     if change == "came":
         world.filter(world.wants("high"))
@@ -113,7 +113,7 @@ def test_who_was_put_off_is_woken(world, change):
         world.delete_pod("high")
     else:
         world.clock.advance(9.0)
-    world.state.tick()
+    world.state.expire_reservations()
     assert world.state.next_requeue_node() is not None
 
 
@@ -128,7 +128,7 @@ def test_a_gang_of_lower_priority_waits_as_well():
         queue.begin_retry_window()
     assert world.schedule("g0") == Refusal.GANG_WAITS.text
     world.clock.advance(12.0)
-    world.state.tick()
+    world.state.expire_reservations()
     for name in ("g0", "g1"):
         assert world.schedule(name) == ""
     world.settle()

@@ -17,16 +17,16 @@ def required(*terms: dict) -> dict:
 
 def test_what_was_asked_once_is_kept_true():
     grounds = FeasibleNodes()
-    key = feasiblenodes.key_of({"nodeSelector": {"zone": "a"}})
-    assert grounds.feasible(key) == set()
+    key = feasiblenodes.constraints_key({"nodeSelector": {"zone": "a"}})
+    assert grounds.feasible_nodes(key) == set()
     grounds.set_node("n1", NodeLabels(ZONE))
     grounds.set_node("n2", NodeLabels({"zone": "b"}))
-    assert grounds.feasible(key) == {"n1"}
+    assert grounds.feasible_nodes(key) == {"n1"}
     grounds.set_node("n1", NodeLabels({"zone": "b"}))
     grounds.set_node("n2", NodeLabels(ZONE))
-    assert grounds.feasible(key) == {"n2"}
-    grounds.remove("n2")
-    assert (grounds.feasible(key), len(grounds)) == (set(), 1)
+    assert grounds.feasible_nodes(key) == {"n2"}
+    grounds.remove_node("n2")
+    assert (grounds.feasible_nodes(key), len(grounds)) == (set(), 1)
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,10 @@ def test_after_a_pod_that_was_dear_others_have_the_state_for_longer(monkeypatch)
     world = World("n1")
     world.create("a", 100)
     world.create("b", 100)
-    allowed = FeasibleNodes.feasible
-    monkeypatch.setattr(FeasibleNodes, "feasible", lambda *of: (setattr(world.clock, "worked", 0.03), allowed(*of))[1])
+    allowed = FeasibleNodes.feasible_nodes
+    monkeypatch.setattr(
+        FeasibleNodes, "feasible_nodes", lambda *of: (setattr(world.clock, "worked", 0.03), allowed(*of))[1]
+    )
     again, nominee = world.state.nominator.nominate_next()
     assert (again, nominee.pod.name) == (True, "a")
     assert world.state.nominator.nominate_next() == (False, None)

@@ -31,17 +31,17 @@ def kept_mib(make, times: int) -> float:
 
 
 def test_equal_labels_are_one_object():
-    assert shared.labels({"a": "1", "b": "2"}) is shared.labels({"b": "2", "a": "1"})
-    assert shared.texts(["a", "b"]) is shared.texts(("a", "b"))
+    assert shared.share_labels({"a": "1", "b": "2"}) is shared.share_labels({"b": "2", "a": "1"})
+    assert shared.share_texts(["a", "b"]) is shared.share_texts(("a", "b"))
     long = {"a": "x" * 5000}
-    assert shared.labels(long) == long
-    assert shared.texts(["x" * 5000]) == ("x" * 5000,)
+    assert shared.share_labels(long) == long
+    assert shared.share_texts(["x" * 5000]) == ("x" * 5000,)
 
 
 def test_labels_of_pods_that_are_gone_take_no_memory():
     def read_pod(number: int) -> None:
         metadata = {"name": "p", "namespace": "d", "uid": "u", "labels": {"a": f"{number:07d}" + "x" * MIB}}
-        podinfo.pod(json.dumps({"metadata": metadata, "spec": {"nodeName": "n"}}).encode())
+        podinfo.decode_pod(json.dumps({"metadata": metadata, "spec": {"nodeName": "n"}}).encode())
 
     assert kept_mib(read_pod, 20) < 3
 
@@ -50,7 +50,7 @@ def test_labels_and_classes_that_a_card_had_take_no_memory():
     def read_card(number: int) -> None:
         card = resource(0, node="n", driverversion=f"{number:07d}" + "x" * MIB)
         card["status"] = {**card.get("status", {}), "classes": [f"{number:07d}" + "x" * MIB]}
-        objects.card(json.dumps(card).encode())
+        objects.decode_card(json.dumps(card).encode())
 
     assert kept_mib(read_card, 20) < 5
 
@@ -59,7 +59,7 @@ def test_constraints_of_pods_that_are_gone_take_no_memory():
     grounds = FeasibleNodes()
 
     def show_constraints(number: int) -> None:
-        grounds.feasible(feasiblenodes.key_of({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}}))
+        grounds.feasible_nodes(feasiblenodes.constraints_key({"nodeSelector": {"a": f"{number:07d}" + "x" * MIB}}))
 
     assert kept_mib(show_constraints, 20) < 3
 
@@ -71,7 +71,9 @@ def test_models_and_labels_that_a_card_had_take_no_memory(size):
 
     def change(number: int) -> None:
         text = f"{number:08d}" + "x" * (size - 8)
-        _, record = objects.card(json.dumps(resource(0, node="n", model=text[:240], driverversion=text)).encode())
+        _, record = objects.decode_card(
+            json.dumps(resource(0, node="n", model=text[:240], driverversion=text)).encode()
+        )
         membership.classes_of(record)
         classifier.classes_of({"model": text[:240], "driverversion": text})
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from extender.api import verbs
-from extender.records.wire import Malformed, filter_args
+from extender.records.wire import Malformed, decode_filter_args
 from tests.extender.gangworlds import PREFERENCES, World, member
 
 FIELDS = [
@@ -25,7 +25,7 @@ def test_a_field_of_another_type_is_refused_or_ignored(part, name):
         pod[part][name] = wrong
         body = json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode()
         try:
-            args = filter_args(body)
+            args = decode_filter_args(body)
         except Malformed:
             continue
         verbs.filter_nodes(world.state, PREFERENCES, args)

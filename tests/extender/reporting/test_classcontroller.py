@@ -24,7 +24,7 @@ K80, V100, A100 = "nvidia.tesla.k80", "nvidia.tesla.v100", "nvidia.a100"
 
 
 def class_record(resource_class):
-    return objects.resource_class(json.dumps(resource_class).encode())[1]
+    return objects.decode_class(json.dumps(resource_class).encode())[1]
 
 
 def auto(model="Tesla K80", *spellings, created="", **changed):
@@ -328,7 +328,7 @@ def test_a_node_that_invents_models_keeps_nobody_waiting(world):
     world.run(MOST_CARDS / 8)
     assert len(world.calls()) == MOST_CARDS + 1, "no more of one node than the ledger counts"
     assert world.api.get(class_path(K80)) is not None
-    assert len(world.seen.cards.names("n1")) == MOST_CARDS
+    assert len(world.seen.cards.cards_on("n1")) == MOST_CARDS
 
 
 def test_models_that_a_node_invents_leave_few_classes_and_push_out_no_older_one(world):

@@ -28,7 +28,7 @@ class Standby(World):
 
     def counts_after(self, seconds: float) -> dict[str, int]:
         self.run(seconds)
-        return {kind: count for kind, count in self.writer.check.counts().items() if count}
+        return {kind: count for kind, count in self.writer.ledger_check.counts().items() if count}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def world() -> Standby:
 
 def test_all_is_well(world):
     assert world.counts_after(200) == {}
-    assert set(world.writer.check.counts()) == set(Disagreement)
+    assert set(world.writer.ledger_check.counts()) == set(Disagreement)
 
 
 def test_a_status_that_says_other_counts_after_a_minute_and_until_it_is_right(world):

@@ -74,7 +74,7 @@ def full(**limits):
 
 
 def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
-    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
+    world.pod_events.record_quota_wait(PodRef("u1", "team", "a"), full(shares=5, memory=65536, cards=0))
     (event,) = world.events.all
     assert (event.about, event.reason, event.type) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
     assert event.message.startswith(
@@ -84,24 +84,24 @@ def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
 
 
 def test_only_what_is_full_is_named(world):
-    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full(shares=9, memory=65536))
+    world.pod_events.record_quota_wait(PodRef("u1", "team", "a"), full(shares=9, memory=65536))
     assert "shares" not in world.events.all[0].message
 
 
 def test_a_pod_is_told_of_quota_once_in_five_minutes(world):
     for _ in range(10):
         for uid in ("u1", "u2"):
-            world.pod_events.waits_for_quota(PodRef(uid, "team", uid), full(shares=5))
+            world.pod_events.record_quota_wait(PodRef(uid, "team", uid), full(shares=5))
         world.clock.advance(29)
     assert len(world.events.all) == 2
     world.clock.advance(20)
-    world.pod_events.waits_for_quota(PodRef("u1", "team", "u1"), full(shares=5))
+    world.pod_events.record_quota_wait(PodRef("u1", "team", "u1"), full(shares=5))
     assert len(world.events.all) == 3
 
 
 def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(world):
     full_entry = FullEntry("gpus", QuotaEntry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
-    world.pod_events.waits_for_quota(PodRef("u1", "team", "a"), full_entry)
+    world.pod_events.record_quota_wait(PodRef("u1", "team", "a"), full_entry)
     assert world.events.all[0].message == (
         "GPUQuota gpus leaves no room on all GPUs: 0/1000 MiB are used and 11441 more asked at least, all of the "
         "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "
@@ -118,7 +118,7 @@ def test_a_deleted_class_that_cards_are_in_by_their_model_is_not_missed(world):
 
 
 def test_a_quota_whose_class_is_gone_is_told(world):
-    world.pod_events.quota_without_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
+    world.pod_events.record_missing_class(QuotaRecord(namespace="team", name="gpus", uid="u"), "there is none")
     (event,) = world.events.all
     about = ObjectRef("cardwise.dev/v1alpha1", "GPUQuota", "gpus", "team", "u")
     assert event == (about, "ResourceClassNotFound", "there is none", "Warning")

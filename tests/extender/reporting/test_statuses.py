@@ -345,7 +345,7 @@ def test_where_pods_come_and_go_all_the_time_no_status_stays_behind(world):
             world.state.ledger.release(f"p{i}")
             world.hold(f"p{i}", f"n{i}", ("0", cards[i], 1 + number, 0))
         world.run(0.25)
-    assert world.writer.check.counts()["status"] == 0
+    assert world.writer.ledger_check.counts()["status"] == 0
 
 
 def test_somebodys_edit_is_repaired(world):
