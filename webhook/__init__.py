@@ -1,9 +1,9 @@
-"""The admission webhook: rewrites pods and templates into what the other parts understand, and refuses in words.
+"""The admission webhook: rewrites pods and templates into the form that the other parts read, and refuses invalid ones.
 
-Comes in: AdmissionReviews of the API server, and what watches see. Goes out: JSON Patches, refusals, warnings. Read
-first: `server.decisions`.
+Input: AdmissionReviews of the API server, and watch events. Output: JSON Patches, refusals, warnings. Read first:
+`server.decisions`.
 
-The rooms, none of which imports from one above it: `server` (HTTP, reviews, decisions), `cluster` (what is known
-beside the review), `quotas` (quotas and classes), `pods` (what a pod gets, and what it may not be), `templates` (bare
-names in workloads; the spellings of names), `metrics`.
+The packages, none of which imports one above it: `server` (HTTP, reviews, decisions), `cluster` (what is known besides
+the review), `quotas` (quotas and classes), `pods` (rules for pods), `templates` (bare names in workloads, spellings of
+names), `metrics`.
 """

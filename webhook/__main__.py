@@ -1,4 +1,4 @@
-"""cardwise-webhook: the command, its settings, and the start of its parts."""
+"""cardwise-webhook: the command, its settings, and the start of its components."""
 
 import atexit
 import os

@@ -1,10 +1,10 @@
-"""`cardwise`, the command line: what people look at, and the few things that they change.
+"""`cardwise`, the command line: shows the state of GPUs, pods and the installation, and changes a few things.
 
-Comes in: arguments, and a cluster through its API server. Goes out: text, JSON, an exit code; some commands write:
+Input: arguments, and a cluster through its API server. Output: text, JSON, an exit status; some commands write:
 cordons, evictions, probe pods.
 
-The rooms, none of which imports from one above it: `main` (the program), `commands` (one file a command, named as it),
-`simulation` (what `simulate` does), `explanation` and `doctor` (what they have to say), `render` (tables, bars, JSON),
-`cluster` (what is read of a cluster, and the engine over it), `options`, `rights` (that are missing), `console` (who
-prints), `signals` (that end a program).
+The packages and modules, none of which imports one above it: `main` (the program), `commands` (one file per command,
+with the command's name), `simulation` (of `simulate`), `explanation` and `doctor` (what `explain` and `doctor` find),
+`render` (tables, bars, JSON), `cluster` (what is read of a cluster, and the engine over it), `options`, `rights`
+(missing rights and the roles that grant them), `console` (printing), `signals` (that end a program).
 """

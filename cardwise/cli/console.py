@@ -1,8 +1,8 @@
-"""Prints: the one way out of the command line, for people and for programs.
+"""Printing: all output of the command line, for people and for programs.
 
-Other users write reasons, names of processes, messages of events and annotations, and a terminal obeys an escape
-sequence in them. So text for people shows control characters by their codes, its lines have a limit, and a line ends
-where the program ends it. JSON and YAML stay as they are, because the encoder has escaped them.
+Other users write reasons, process names, event messages and annotations, and a terminal obeys escape sequences in them.
+So in text for people control characters are escaped, lines have a maximum length, and only the program ends a line.
+JSON and YAML stay as they are, because their encoders escape control characters.
 """
 
 import shutil

@@ -1,6 +1,6 @@
-"""`cardwise`: what people type. Most of it looks only: doctor sends a probe pod, cordon and drain change a card.
+"""`cardwise`: the program. Most commands only read; doctor creates a probe pod, cordon, drain and defrag change GPUs.
 
-A command is loaded when it is called, and `--help` loads none: people wait for both.
+A command's module is loaded when the command is called, and `--help` loads none, so that both start fast.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Options that several commands share, the client, and the clock.
 
-The client is imported only where it is made: its import is most of the time of a start, and `--help` needs none.
+The client is imported only where it is created: its import takes most of the start, and `--help` does not need it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Turns a Forbidden error into the right that is missing, the role that has it, and the command that gives it."""
+"""Turns a Forbidden error into the missing right, the role that grants it, and the command that binds the role."""
 
 import re
 from dataclasses import dataclass

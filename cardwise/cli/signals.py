@@ -1,4 +1,4 @@
-"""Signals that end a program: commands that have something to put back end by an exception, as on Ctrl-C."""
+"""Signals that end the program: commands that must restore something end by an exception, as on Ctrl-C."""
 
 import signal
 import sys

@@ -1,4 +1,4 @@
-"""The program of `cardwise simulate`: reads a trace or a cluster, simulates it, and shows the results."""
+"""The implementation of `cardwise simulate`: reads a trace or a cluster, simulates it, and prints the results."""
 
 import json
 import sys

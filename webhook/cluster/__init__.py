@@ -1,8 +1,8 @@
-"""What the webhook knows of the cluster beside the object that it is asked about.
+"""What the webhook knows of the cluster besides the object under review.
 
-Comes in: lists that reflectors keep. Goes out: defaults, classes, cards, quotas, bounds, numbers of gangs.
+Input: lists that reflectors keep. Output: defaults, classes, cards, quotas, bounds, numbers of gangs.
 
-Read first: `view`, which implements what `server.decisions` asks; `offers` is what nodes have, `cards` how large and
-how many their cards are. `ondemand` asks for what no watch shows: objects made a moment ago, how many pods a gang
-needs, whether PodGroups of Kubernetes are served.
+Read first: `view`, which implements what `server.decisions` needs; `offers` has the resources of nodes, `cards` the
+sizes and numbers of their cards. `ondemand` requests what no watch shows: objects created a moment ago, the number of
+pods that a gang needs, whether the API server serves Kubernetes' PodGroups.
 """

@@ -1,6 +1,6 @@
-"""Sizes of cards, and how many a node has: of all cards, or of a class.
+"""Sizes of cards, and the number of cards per node: of all cards, or of a class.
 
-Devices that are not GPUs are counted in the same way, by their classes only: they have no memory, and are no cards.
+Devices other than GPUs are counted in the same way, but only by class: they have no memory, and are not cards.
 """
 
 import threading

@@ -1,4 +1,4 @@
-"""Resources that nodes offer, by name, and the labels of nodes with cards, as a reflector tells them."""
+"""The resources that nodes offer, by name, and the labels of nodes with cards, from a reflector."""
 
 import threading
 from collections import Counter

@@ -1,7 +1,7 @@
-"""Look-ups at the API server while a review waits, for what no watch shows.
+"""Requests to the API server while a review waits, for what no watch shows.
 
-Each answer counts for a while and each kind of look-up has a bound, so that nobody can make the API server work, or our
-threads wait, by posting pods.
+Each answer is cached for a while, and each kind of request has a limit, so that a client that posts pods cannot
+overload the API server or occupy the webhook's threads.
 """
 
 import threading

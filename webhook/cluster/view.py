@@ -1,6 +1,7 @@
 """The webhook's view of the cluster: namespaces with defaults, cards and devices, classes, quotas, LimitRanges.
 
-Fed by reflectors. A stale view refuses little: a namespace or a class that it does not know yet is asked for.
+Reflectors keep it up to date. A stale view causes few refusals: a namespace or class that is missing in it is read from
+the API server.
 """
 
 import threading

@@ -1,7 +1,7 @@
-"""Adds the share agent to a pod: whether, where among the containers, and what it and the containers are given.
+"""Adds the share agent to a pod: whether, at which position, and with which mounts and settings.
 
-The contract is docs/design/0007-share-agent.md. Pure, and a fixed point. Comes before the request is read for good:
-the agent stands among the init containers, whose positions are the keys of those that have a share.
+The contract is docs/design/0007-share-agent.md. Pure, and a fixed point. Runs before the request is read for the last
+time: the agent is an init container, and the keys of containers with a share depend on its position.
 """
 
 import posixpath

@@ -1,7 +1,8 @@
-"""The cpu and memory of the share agent: the pod's QoS class stays, and no LimitRange or quota refuses it.
+"""The cpu and memory of the share agent: the pod keeps its QoS class, and no LimitRange or quota refuses it.
 
-The table is in docs/design/0007-share-agent.md: it names exactly what every other container of the pod names that runs
-beside it. An ordinary init container has ended by then, and a HorizontalPodAutoscaler does not count it either.
+The table is in docs/design/0007-share-agent.md. The agent sets exactly those amounts that every other container of the
+pod sets that runs beside it. Ordinary init containers do not count, because they have ended by then; a
+HorizontalPodAutoscaler does not count them either.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Rewrites pods that ask for a type of card: bare names, the class by annotation, and units of a class into MiB.
+"""Rewrites pods that request a type of card: bare names, the class by annotation, and units of a class into MiB.
 
-Pure but for the look-up, and a fixed point. Comes before requests are read: afterwards a container says by itself what
-it asks for, so that nobody who reads a pod needs the ResourceClasses.
+Pure except for the lookup, and a fixed point. Runs before requests are read: afterwards the container itself says what
+it requests, so that no reader of a pod needs the ResourceClasses.
 """
 
 from cardwise.core.api import classes, names, request

@@ -1,8 +1,8 @@
-"""Defaults that a namespace gives its pods: a share of a card, a placement policy, a mode of MPS, the frameworks' hook.
+"""Defaults of a namespace for its pods: a share of a card, a placement policy, an MPS mode, the frameworks' hook.
 
-The share is for plain pods, the others for pods that have a share. Only namespaces with the label
-`cardwise.dev/defaults: enabled`, whose owner has opted in. The values are annotations; they are read when a pod is
-created, so a bad one is reported to whoever creates the pod, by the namespace's name.
+The share is for pods without a GPU request, the others for pods with a share. They apply only in namespaces with the
+label `cardwise.dev/defaults: enabled`. The values are annotations of the namespace. They are read when a pod is
+created, so the author of the pod gets the error about a bad value, with the namespace's name.
 """
 
 from collections.abc import Mapping

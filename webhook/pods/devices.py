@@ -1,7 +1,7 @@
-"""Finds the classes of other devices than GPUs among those that a pod asks for.
+"""Finds the device classes (other than GPUs) that a pod requests, and records them in its annotation.
 
-Noted on the pod, so that nobody who reads its request needs the ResourceClasses. Always anew: what a user wrote there,
-or the pod that this one is a copy of had, says nothing. Comes before requests are read, as `classes` does.
+With the annotation, no reader of the pod's request needs the ResourceClasses. It is always written again: a value that
+the user wrote, or that was copied from another pod, is replaced. Runs before requests are read, as `classes` does.
 """
 
 from cardwise.core.api import names, request

@@ -1,8 +1,8 @@
-"""The environment variables of the containers of a pod that asks for a share, or for devices.
+"""Sets the environment variables of containers in pods that request shares or devices.
 
-Explicit entries, because a pod's `env` beats `envFrom`, the image and what a device plugin answers: runc lets the last
-entry win. What depends on the card comes by the downward API from the annotations that bind writes; with CDI the node
-writes the same values once more, on containerd past the reach of the pod (CRI-O adds the pod's after those of CDI).
+They are entries of `env`, because these override `envFrom`, the image and the device plugin: the runtime uses the last
+entry of a name. Values that depend on the card come through the downward API from annotations, which bind writes. With
+CDI the node sets the same values again; on containerd a pod cannot override those (CRI-O puts the pod's after them).
 """
 
 from cardwise.core.api import mps as mps_values

@@ -1,7 +1,6 @@
-"""Mounts the hook that makes Python frameworks keep to the share into the containers that have one.
+"""Mounts the hook that makes Python frameworks respect the share into the containers that have one.
 
-Its files come from the share agent, which lays them out in the pod's own volume: no image, no node folder and no right
-of the pod is needed for them.
+The share agent provides its files in a volume of the pod, so it needs no image, no node folder and no rights.
 """
 
 from typing import Final

@@ -1,7 +1,8 @@
-"""Admission of pods of gangs: the gate and the label of each member, and groups that can never be complete.
+"""Admission of pods of gangs: the gate and the label of each member, and errors for groups that can never be complete.
 
-A gang is read from the pod itself, so that a member is gated before the scheduler sees it. Pods for schedulers that do
-not ask the extender are in no gang, whatever they say: others use the same annotations (Volcano, coscheduling).
+A gang is read from the pod itself, so that a member is gated before the scheduler sees it. Pods of schedulers that do
+not call the extender belong to no gang of Cardwise, because other projects (Volcano, coscheduling) use the same
+annotations.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Bounds of cpu and memory that the LimitRanges of a namespace set for a container that we add."""
+"""The bounds of cpu and memory that a namespace's LimitRanges set for a container that the webhook adds."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

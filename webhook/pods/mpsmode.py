@@ -1,7 +1,7 @@
-"""The MPS mode of a pod: what it says, what it gets where it says nothing, and what no node can keep to.
+"""The MPS mode of a pod: what the pod requests, its default, and refusals of what no node can do.
 
-The word stands on the pod once the webhook has been there: extender, device plugin and MPS manager read it from the
-pod alone, and nobody changes it later (a policy), since a card is switched by it.
+The webhook writes the mode into an annotation of the pod. Extender, device plugin and MPS manager read it only there,
+and a policy forbids to change it later, because the card's mode was set for it.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Rewrites a pod that asks for a share or devices into the form that scheduler, extender and node understand.
+"""Rewrites a pod that requests a share or devices into the form that scheduler, extender and node read.
 
-Pure, and a fixed point: what it has rewritten it leaves alone, since the API server calls again whenever another
-webhook changed the pod. What a user may not set is taken out with a warning, not refused, so that copies of running
-pods and restored backups stay usable.
+Pure, and a fixed point: a rewritten pod stays as it is, because the API server calls the webhook again after other
+webhooks. Fields that users may not set are removed with a warning instead of refused, so that copies of running pods
+and restored backups can be created.
 """
 
 from collections.abc import Mapping, Sequence

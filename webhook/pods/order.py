@@ -1,4 +1,4 @@
-"""What to say of a pod that another mutating webhook has changed after ours: docs/design/0030-order-of-webhooks.md."""
+"""Errors about pods that another mutating webhook changed after Cardwise's: docs/design/0030-order-of-webhooks.md."""
 
 from typing import Final
 

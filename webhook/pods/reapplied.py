@@ -1,8 +1,8 @@
 """Admission of a pod that is applied again: its manifest has the spellings that were rewritten at its creation.
 
-Kubernetes lets nobody change what a pod asks for, and takes another spelling of it for a change. So what says the same
-as is stored is written as it is stored. What a spelling stands for is told by the stored pod alone: classes may have
-changed or gone since.
+Kubernetes forbids to change a pod's requests, and treats another spelling as a change. So a request that means the
+stored amount is written as stored. Only the stored pod decides what a spelling means, because classes may have changed
+since.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The taints of nodes that pods with cards tolerate, whatever their authors know of them.
+"""Tolerations for the taints of nodes with cards, added to pods that request cards.
 
-Nodes with cards often have a taint that keeps all other pods away. Kubernetes' ExtendedResourceToleration lets pods in
-by the name of the resource that they ask for, which is NVIDIA's on such a taint and never ours.
+Nodes with cards often have a taint that keeps other pods away. Kubernetes' ExtendedResourceToleration tolerates a taint
+with the name of a requested resource; such taints have NVIDIA's resource names, never Cardwise's.
 """
 
 import re

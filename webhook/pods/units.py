@@ -1,9 +1,9 @@
-"""Gives bare numbers of gpu-mem in a pod the unit that they count in its namespace: `2` becomes `2Gi`.
+"""Adds the namespace's unit to bare gpu-mem numbers in a pod: `2` becomes `2Gi`.
 
-The one edge at which a unit is known. It comes before anything reads the request; what is stored afterwards is MiB, so
-scheduler, kubelet, quotas and all of ours read the same number. A number that was MiB before it came here stays as it
-is: in a container that holds a share slot, since the webhook has been there (a second call, a copy of a running pod, a
-template made from one), and what Kubernetes took out of a LimitRange, whose amounts are stored in MiB.
+The only place where the unit is known. It runs before the request is read. What is stored is MiB, so scheduler,
+kubelet, quotas and all parts of Cardwise read the same number. Two kinds of bare numbers are MiB already and stay:
+those in a container with a share slot, which the webhook has rewritten before (a second call, a copy of a running pod,
+a template made from one), and those that Kubernetes took from a LimitRange, whose amounts are stored in MiB.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""Validates pods: what can never run, or would go past sharing, is refused with the field and the remedy.
+"""Validates pods: refuses pods that can never run or that bypass sharing, with the field and the remedy.
 
-The last word on a pod: other webhooks may have changed it after ours. Rules that need no knowledge of the cluster are
-ValidatingAdmissionPolicies of the chart, so that they hold while nobody serves this.
+Runs after all mutating webhooks, which may have changed the pod. Rules that need no knowledge of the cluster are
+ValidatingAdmissionPolicies of the chart, so that they hold even while the webhook is down.
 """
 
 import difflib

@@ -1,8 +1,8 @@
-"""Objects that limit and name: ResourceQuotas and LimitRanges, GPUQuotas, ResourceClasses.
+"""Admission of ResourceQuotas, LimitRanges, GPUQuotas and ResourceClasses.
 
-Comes in: one of these as its author wrote it, or a pod that they count. Goes out: the object rewritten, or
+Input: one of these objects as its author wrote it, or a pod that they count. Output: the rewritten object, or
 `InvalidRequest`.
 
-`quotas` rewrites Kubernetes' own as pods are rewritten; `gpuquotas` checks pods against GPUQuotas early, and checks a
-GPUQuota itself; `resourceclasses` checks a ResourceClass.
+`quotas` rewrites Kubernetes' own objects in the same way as pods; `gpuquotas` checks pods against GPUQuotas early, and
+checks GPUQuotas; `resourceclasses` checks ResourceClasses.
 """

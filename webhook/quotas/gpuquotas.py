@@ -1,7 +1,7 @@
-"""GPUQuota at admission: an early answer to pods, and what is wrong with a quota itself.
+"""GPUQuotas at admission: early refusals of pods, and errors in a quota itself.
 
-Where a pod is placed decides what it takes of which entry, so the exact answer is the extender's. Told here is only
-what is sure before: where the pod names the entry's class, or the entry is for every card.
+Which entry a pod counts against depends on its node, so only the extender can decide it exactly. Here a pod is refused
+only if it is certain to count against the entry: it names the entry's class, or the entry is for all GPUs.
 """
 
 from collections.abc import Callable, Iterable, Mapping

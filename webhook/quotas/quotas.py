@@ -1,12 +1,12 @@
 """Rewrites ResourceQuotas and LimitRanges in the same way as the pods that they count.
 
-Amounts of gpu-mem to MiB: Kubernetes adds up plain numbers, so `64Gi` would stand for 68,719,476,736 MiB and limit
+Amounts of gpu-mem become MiB: Kubernetes adds up plain numbers, so `64Gi` would mean 68,719,476,736 MiB and limit
 nothing. A new number without a unit has the unit of the namespace's pods. A stored number is MiB, so an update that
-leaves it unchanged leaves its meaning. Where bare numbers count GiB, what is stored is noted in the annotation
+does not change it keeps its meaning. If bare numbers count GiB, the stored amount is also written to the annotation
 `cardwise.dev/gpu-mem-mib`, for a second call and for copies of the object.
 
-And names of ours to those under which a ResourceQuota counts requests: for names with a domain, Kubernetes counts only
-`requests.NAME`, and silently ignores other keys.
+Names of Cardwise's resources become the keys by which a ResourceQuota counts requests: for names with a domain,
+Kubernetes counts only `requests.NAME`, and silently ignores other keys.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

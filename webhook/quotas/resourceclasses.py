@@ -1,4 +1,4 @@
-"""Admission of ResourceClass objects: one spelling of the selector, and what is wrong with them."""
+"""Admission of ResourceClasses: normalizes the selector, and reports errors."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,7 @@
 """The webhook's server: answers the API server's admission reviews.
 
-Comes in: an AdmissionReview, as bytes. Goes out: a decision, with a JSON Patch or a refusal, and warnings.
+Input: an AdmissionReview, as bytes. Output: a decision, with a JSON Patch or a refusal, and warnings.
 
-Read first: `decisions` (one function a path: what is asked in which order), then `app` (HTTP), `review`, `patches`;
-`advice` warns of what would wait for ever; `sizes` limits how large an object may be.
+Read first: `decisions` (one function per path, with the order of the rules), then `app` (HTTP), `review`, `patches`;
+`advice` warns about objects that would have no effect; `sizes` limits the size of objects.
 """

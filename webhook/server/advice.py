@@ -1,7 +1,7 @@
-"""Warnings at creation for what Kubernetes accepts and what then does nothing: pods that wait for ever, annotations
-that nobody reads, quotas that count nothing.
+"""Warnings at creation about objects that Kubernetes accepts but that have no effect: pods that stay pending, unread
+annotations, quotas that count nothing.
 
-Never a refusal: a node, a scheduler or a class may come later.
+Never a refusal: a node, a scheduler or a class may be created later.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

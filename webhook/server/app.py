@@ -1,10 +1,10 @@
-"""The HTTP shell: POST /mutate, /mutate/defaults, /validate, /validate/bindings and /advise; GET /healthz.
+"""The HTTP layer: POST /mutate, /mutate/defaults, /validate, /validate/bindings and /advise; GET /healthz.
 
-With /gib behind it, a path is for namespaces where bare numbers of gpu-mem count GiB. The API server chooses by the
-namespace's label (namespaceSelector), so that no cache of ours decides what a number means.
+A path with the suffix /gib is for namespaces where bare gpu-mem numbers count GiB. The API server chooses the path by
+the namespace's label (namespaceSelector), so the meaning of a number does not depend on a cache.
 
-Thin on purpose: it decodes, has the decision made, encodes and counts. A body that is no AdmissionReview gets 400 and a
-reason; what fails inside gets 500 and a line in the log, never a traceback in the answer.
+Only decodes, calls the decision, encodes and counts. A body that is no AdmissionReview gets status 400 with the reason.
+An unexpected error gets 500 and a log line, never a traceback in the answer.
 """
 
 import re

@@ -1,6 +1,6 @@
-"""Decides a review: one function per path, pure but for the look-ups it is handed.
+"""Decides reviews: one function per path, pure except for lookups in the view.
 
-Decide, then apply: the Flask shell only decodes, calls one of these and encodes.
+The Flask layer (`app`) only decodes, calls one of these functions and encodes.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,8 +1,8 @@
 """The codec of AdmissionReview v1: bytes to a `Review`, a `Decision` to bytes.
 
-Everything after it may rely on shapes and names: what is no AdmissionReview, holds an object that is not shaped like
-its kind, or has a name that no object has, ends here as `BadReview`. Only the API server should call us, but anybody
-who reaches the port can.
+The code after it may rely on types and names: bytes that are no AdmissionReview, objects that do not have the fields of
+their kind, and impossible names are rejected here as `BadReview`. Only the API server should call the webhook, but
+every client that reaches the port can.
 """
 
 import contextlib

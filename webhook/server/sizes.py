@@ -1,8 +1,8 @@
-"""Limits of size: how large an object may be that the webhook works on.
+"""Limits for the size of objects that the webhook processes.
 
-The API server takes objects of 3 MiB and waits five seconds for us: a pod of 30,000 containers would keep one of our
-few threads for longer. Nobody works with such objects, so they are refused before anything looks into them, and what
-costs much to decode is refused before it is decoded.
+The API server accepts objects of 3 MiB and waits five seconds for the webhook; a pod of 30,000 containers would occupy
+one of its few threads for longer. Real objects are far smaller. So larger ones are refused before they are processed,
+and those that are costly to decode before they are decoded.
 """
 
 from collections import Counter

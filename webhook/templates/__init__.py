@@ -1,11 +1,11 @@
-"""Names as users write them, in the templates of workloads and everywhere else.
+"""Resource names as users write them, in templates of workloads and other objects.
 
-Comes in: a workload with names in any spelling. Goes out: the workload with the names that the other parts know.
+Input: a workload with names in any spelling. Output: the workload with the names that the other parts read.
 
 The modules:
 
     templates   rewrites a workload. Read this first
-    spellings   which name stands for which
-    records     the keys that we have written, so that a later edit drops them
+    spellings   which name means which resource
+    records     the keys that the webhook wrote, so that a later edit removes stale ones
     containers  puts changed containers back into their pod
 """

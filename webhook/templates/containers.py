@@ -1,4 +1,4 @@
-"""Puts changed containers back into a pod or pod template, where `request.containers` found them."""
+"""Puts changed containers back into a pod or pod template, at the places where `request.containers` found them."""
 
 from collections.abc import Iterator
 

@@ -1,10 +1,9 @@
-"""The record of keys that we wrote in place of bare names, so that a later edit drops the stale ones.
+"""Records the keys that the webhook wrote in place of bare names, so that a later edit removes the stale ones.
 
-`kubectl apply` knows the bare name only: where a manifest changes from one class to another, it adds the new bare name
-and leaves the key that we made of the old one. So does server-side apply, which also says of each manifest which names
-it has: in metadata.managedFields, where the bare name stays although it never was in the object. The record is the
-annotation `cardwise.dev/rewritten` of the object: by *place* (a container's name, or `hard` of a ResourceQuota), the
-keys.
+`kubectl apply` knows only the bare name: if a manifest changes from one class to another, it adds the new bare name and
+keeps the key that the webhook wrote for the former one. Server-side apply does the same, and records each manifest's
+names in metadata.managedFields, with the bare name, although the stored object never had it. The record is the
+annotation `cardwise.dev/rewritten`: the keys by *place* (a container's name, or `hard` of a ResourceQuota).
 """
 
 import json

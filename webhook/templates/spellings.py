@@ -1,7 +1,7 @@
-"""Translates the names of resources as users write them into the names that are stored.
+"""Translates resource names as users write them into the stored names.
 
-Kubernetes refuses `nvidia.tesla.k80: 1`, a name without a domain, so a bare name of a class is put into our domain
-before it is judged. What is no name of a class is left to Kubernetes' own refusal.
+Kubernetes refuses `nvidia.tesla.k80: 1`, a name without a domain, so the webhook adds Cardwise's domain to the bare
+name of a class before Kubernetes validates it. Other bare names are left to Kubernetes' own refusal.
 """
 
 from collections.abc import Callable, Mapping

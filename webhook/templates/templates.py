@@ -1,8 +1,8 @@
-"""Rewrites bare names in pod templates of workloads, which Kubernetes would refuse there as in pods.
+"""Rewrites bare names in the pod templates of workloads, where Kubernetes refuses them as in pods.
 
-Nothing else is rewritten: the pods come by the webhook one by one, and a template that differs from its manifest as
-little as possible is what GitOps tools like best. What needs no rewriting is left as it is to the last byte, since
-templates of Jobs may not change and a changed one of a Deployment is rolled out.
+Nothing else is rewritten: the webhook sees the pods themselves later, and GitOps tools need a template that differs
+little from its manifest. A template without bare names stays unchanged to the last byte, because templates of Jobs are
+immutable, and a changed template of a Deployment causes a rollout.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
-"""Cordons: finds the card that a person means, and marks it as out of use.
+"""Cordons: finds the card that an argument names, and marks it as out of use.
 
-The mark is in the spec of the card's ExtendedResource; the extender places nothing on such a card, the device plugin
-keeps the mark (docs/reference/cards.md).
+The mark is in the spec of the card's ExtendedResource. The extender places nothing on a cordoned card, and the device
+plugin keeps the mark (docs/reference/cards.md).
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -1,6 +1,6 @@
-"""The extender's engine over a surveyed cluster, for commands that say where it would put a pod.
+"""The extender's placement engine over a surveyed cluster, for commands that predict where it would place a pod.
 
-Numpy is loaded with it: import this when it is needed.
+Imports numpy, so import this module only when it is needed.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Moves pods as `cardwise defrag` has planned it: one by one, each waited for, and no further after a surprise."""
+"""Moves pods as planned by `cardwise defrag`: one at a time, waiting for each, and stopping at the first deviation."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field

@@ -1,6 +1,6 @@
-"""What can be seen of the installation from outside: whether the webhook is asked about a namespace, and who leads.
+"""The installation as seen from outside: whether the webhook is called for a namespace, and whether an extender leads.
 
-Both are read where the API server or the extenders read them: the webhook's configuration and the extender's Lease.
+Read from the same objects that the API server and the extenders use: the webhook's configuration and the Lease.
 """
 
 import math

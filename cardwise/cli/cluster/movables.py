@@ -1,4 +1,4 @@
-"""The pods that `cardwise defrag` may move: a controller makes them anew, and nobody keeps them where they are."""
+"""The pods that `cardwise defrag` may move: their controller recreates them, and nothing ties them to their node."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

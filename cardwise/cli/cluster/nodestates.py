@@ -1,6 +1,6 @@
-"""Why a whole node takes no new pods now, whatever its cards have free: not ready, cordoned, under pressure.
+"""Why a whole node takes no new pods now, regardless of its cards: not ready, cordoned, under pressure.
 
-Kubernetes puts taints on such nodes. No pod is to tolerate them: the node's state is what must change.
+Kubernetes puts taints on such nodes. The advice is never to tolerate them: the node's state must change.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

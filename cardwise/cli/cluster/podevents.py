@@ -1,7 +1,7 @@
-"""Recent events about pods, nodes and what makes pods. The API server keeps events for an hour.
+"""Recent events about pods, nodes and controllers. The API server keeps events for an hour.
 
-Everybody with the role `edit` writes Events into a namespace, with any text and any writer in them: what an Event says
-is shown as what somebody says. `parse_event` is the only reader of Events.
+Every user with the role `edit` can write Events into a namespace, with any text and any author. So the text of an Event
+is shown as a quotation. `parse_event` is the only reader of Events.
 """
 
 import re

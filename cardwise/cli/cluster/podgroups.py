@@ -1,6 +1,6 @@
-"""Gangs as the cluster shows them: by their PodGroups, whose status the extender writes, and by their pods.
+"""Gangs as the cluster shows them: their PodGroups, whose status the extender writes, and their pods.
 
-How many members are there is counted from the pods themselves, so that it is right also where no extender runs.
+Members are counted from the pods, so the count is right even if no extender runs.
 """
 
 from collections.abc import Iterator, Sequence

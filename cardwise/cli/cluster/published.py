@@ -1,7 +1,7 @@
-"""The extender's ConfigMap: the policy of its setting, what it gives of a card at most, and which pods come.
+"""The extender's ConfigMap: its policy, its limits per card, and the workload that it has learned.
 
-Whoever may view the extender's namespace may read it. Without that right the default policy is assumed, and a note says
-so.
+Readable with the right to view the extender's namespace. Without that right the default policy is assumed, and a note
+says so.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""The chart's own kube-scheduler (`scheduler.mode=own`): whether it is there and runs, by its Deployment.
+"""The chart's own kube-scheduler (`scheduler.mode=own`): whether its Deployment exists and runs.
 
-The webhook writes its name into pods, where nobody can change it. So these pods wait for ever once it has gone: after
-an uninstallation, in another mode, or under another name.
+The webhook writes its name into pods, where it cannot be changed. So these pods wait for ever once that scheduler is
+gone: after an uninstallation, in another mode, or under another name.
 """
 
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""The live cluster as something to simulate: what is there, who is on it, and who waits."""
+"""The live cluster as a workload to simulate: nodes, the pods on them, and pending pods."""
 
 import dataclasses
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
-"""Cards and their use for `cardwise top`: every card from its status, holders and use only of cards on the screen.
+"""Cards and their use for `cardwise top`: each card from its status; holders and use only of the cards on the screen.
 
-A big cluster has forty thousand cards and sixty thousand pods. So the cards are read in one piece from the API server's
-cache, and pods only of the nodes that are shown. Only the MPS managers measure what a pod really uses.
+A big cluster has 40,000 cards and 60,000 pods. So all cards are read in one request from the API server's cache, and
+pods only for the shown nodes. Only the MPS managers measure the memory that a pod really uses.
 """
 
 from collections import defaultdict

@@ -1,6 +1,6 @@
-"""The view of a user who may read no card: the types with what is free of each, and the cards of their own pods.
+"""The view of a user without the right to read cards: GPU types with what is free of each, and the user's own pods.
 
-The types are read from the statuses of ResourceClasses, the cards from the annotations of the pods.
+The types are read from the statuses of ResourceClasses, the pods' cards from the pods' annotations.
 """
 
 from collections.abc import Collection, Mapping

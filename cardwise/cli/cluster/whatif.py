@@ -1,4 +1,4 @@
-"""Pods and nodes that are not there yet: `cardwise simulate --pod` and `--add-nodes`, `cardwise defrag --fit`."""
+"""Pods and nodes that do not exist yet: `cardwise simulate --pod` and `--add-nodes`, `cardwise defrag --fit`."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""Workloads by the names that people type, with the pods that they have made and what kept them from making more."""
+"""Workloads by the names that users type, with their pods, and why a controller has created no more pods."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,5 +1,5 @@
-"""The commands: one file each, named as the command, with its options and its way from the cluster to the screen.
+"""The commands: one file each, with the command's name, its options, and its steps from the cluster to the output.
 
-Comes in: what a person typed. Goes out: text, JSON, an exit code; a few change the cluster (`cordon`, `drain`,
+Input: the arguments. Output: text, JSON, an exit status; a few commands change the cluster (`cordon`, `drain`,
 `defrag`, the probe pods of `doctor`).
 """

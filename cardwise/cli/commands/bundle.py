@@ -1,9 +1,9 @@
-"""`cardwise bundle`: packs what a helper needs to see into one archive, without secrets.
+"""`cardwise bundle`: collects a support bundle in one archive, without secrets.
 
-Secrets and ConfigMaps are not read at all. Of Cardwise's namespace only its parts are read, known by the chart's label:
-others may run something there too. People put tokens into commands, probes, annotations, volumes and wherever
-else Kubernetes lets them, so of their pods only that is kept which is listed here: what says how a pod is placed, what
-it asks for and how it fares. The values of Cardwise's own environment and annotations are part of it.
+Secrets and ConfigMaps are not read. In Cardwise's namespace only Cardwise's own parts are read, found by the chart's
+label, because other programs may run there too. Users put tokens into commands, probes, annotations, volumes and other
+fields, so of their pods only the fields listed here are kept: placement, requests and state. The values of Cardwise's
+own environment variables and annotations are kept too.
 """
 
 import io

@@ -1,4 +1,4 @@
-"""`cardwise classes`: what types of cards there are, what is left of each, and who uses it."""
+"""`cardwise classes`: the GPU types, how much of each is free, and which namespaces use it."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Completion: in a shell of `cardwise`, and of `kubectl cardwise`, which kubectl asks a program of its own for."""
+"""Shell completion of `cardwise`, and of `kubectl cardwise`, for which kubectl calls a separate program."""
 
 from collections.abc import Sequence
 

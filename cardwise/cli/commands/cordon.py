@@ -1,4 +1,4 @@
-"""`cardwise cordon` and `uncordon`: a card is taken out of use, or given back. What runs on it is left alone."""
+"""`cardwise cordon` and `uncordon`: take a GPU out of use, or put it back into use. Running pods stay."""
 
 import click
 

@@ -1,7 +1,7 @@
-"""`cardwise defrag`: which pods to move so that something big fits again, and moving them one by one.
+"""`cardwise defrag`: finds the pods to move so that a big request fits again, and moves them one at a time.
 
-The search is `cardwise.core.defrag.defrag`, asked with the extender's engine; both are imported when they are called:
-nobody else waits for numpy.
+The search is `cardwise.core.defrag.defrag` with the extender's engine. Both are imported when they are called, so that
+other commands do not wait for numpy.
 """
 
 import re

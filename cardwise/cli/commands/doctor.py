@@ -1,4 +1,4 @@
-"""`cardwise doctor`: what would not work, or does not, with a remedy for each finding."""
+"""`cardwise doctor`: diagnoses the installation, with a remedy for each finding."""
 
 import sys
 from typing import TYPE_CHECKING

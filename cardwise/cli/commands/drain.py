@@ -1,4 +1,4 @@
-"""`cardwise drain`: one card is taken out of use, and the pods on it are asked to go, as disruption budgets allow."""
+"""`cardwise drain`: cordons one GPU and evicts its pods, within their PodDisruptionBudgets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""`cardwise explain`: why a pod, or the pods of a workload, wait, or why they are where they are."""
+"""`cardwise explain`: why a pod, or the pods of a workload, are pending, or why they run where they run."""
 
 from collections import Counter
 from collections.abc import Sequence

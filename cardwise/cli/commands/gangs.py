@@ -1,4 +1,4 @@
-"""`cardwise gangs`: groups of pods that are bound whole or not at all, and how far each is."""
+"""`cardwise gangs`: groups of pods that are bound together or not at all, and the phase of each."""
 
 import click
 

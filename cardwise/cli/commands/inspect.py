@@ -1,6 +1,6 @@
-"""`cardwise inspect`: cards and who holds how much of them, as `kubectl inspect gpushare` shows it.
+"""`cardwise inspect`: GPUs and the pods on them, in the layout of `kubectl inspect gpushare`.
 
-What reads and shows them is imported when it is called: `--help` waits for none of it.
+The modules that read and print are imported when the command runs, so that `--help` does not wait for them.
 """
 
 import click

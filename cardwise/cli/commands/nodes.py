@@ -1,7 +1,7 @@
-"""`cardwise nodes`: what each node has and has left, what still fits, and how much of the rest is in pieces too small.
+"""`cardwise nodes`: each node's GPUs and free memory, and how much of the free memory is fragmented.
 
-The measure of fragmentation is `cardwise.core.defrag.fragmentation`, imported when it is called: nobody else waits for
-numpy.
+The measure of fragmentation is `cardwise.core.defrag.fragmentation`. It is imported when it is called, so that other
+commands do not wait for numpy.
 """
 
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`cardwise quota`: what a namespace may hold of which cards, what it holds, and which pods hold it."""
+"""`cardwise quota`: how much of which GPUs a namespace may use, how much it uses, and which pods use it."""
 
 import click
 

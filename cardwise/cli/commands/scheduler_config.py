@@ -1,4 +1,4 @@
-"""`cardwise scheduler-config`: the KubeSchedulerConfiguration that makes kube-scheduler ask Cardwise."""
+"""`cardwise scheduler-config`: prints the KubeSchedulerConfiguration with which kube-scheduler calls Cardwise."""
 
 from pathlib import Path
 

@@ -1,4 +1,7 @@
-"""`cardwise simulate`: its options. What it does is imported when it is called: nobody else waits for numpy."""
+"""`cardwise simulate`: its options.
+
+The simulation is imported when it is called, so that other commands do not wait for numpy.
+"""
 
 import math
 from pathlib import Path

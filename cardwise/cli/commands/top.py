@@ -1,4 +1,4 @@
-"""`cardwise top`: cards and who uses what of them, once or as long as somebody looks."""
+"""`cardwise top`: GPUs and the pods that use them, printed once or refreshed."""
 
 import shutil
 import sys

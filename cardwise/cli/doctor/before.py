@@ -1,8 +1,8 @@
-"""`cardwise doctor --before-install`: looks at a cluster without Cardwise and proposes the values of the chart.
+"""`cardwise doctor --before-install`: checks a cluster without Cardwise and proposes values of the chart.
 
-Each check is a function of `PreinstallFacts`; a finding that proposes values has them in `values`, and
-`install_command` puts them together. What the chart finds by itself (`auto`) is proposed too, since `helm template` and
-GitOps tools cannot look.
+Each check is a function of `PreinstallFacts`. A finding that proposes values has them in `values`, and
+`install_command` joins them. Values that the chart finds itself (`auto`) are proposed too, because `helm template` and
+GitOps tools cannot look them up.
 """
 
 import shlex

@@ -1,4 +1,4 @@
-"""What the policies of the chart would refuse in pods that were there before it, by the chart's default values.
+"""Fields of existing pods that the chart's policies would refuse, with the chart's default values.
 
 The rules are those of helm/cardwise/templates/policies (environment, hostpaths, runtimeclasses); a test compares both
 on a real API server. Pure.

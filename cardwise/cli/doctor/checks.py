@@ -1,4 +1,4 @@
-"""Runs the checks in order: a later one relies on the earlier ones."""
+"""Runs the checks in order: later checks rely on earlier ones."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Checks of what Cardwise stands on: Kubernetes, runtimes, clocks, other GPU plugins, leftovers of gpushare."""
+"""Checks of what Cardwise depends on: Kubernetes, runtimes, clocks, other GPU plugins, remains of gpushare."""
 
 from collections.abc import Iterator
 from typing import Final

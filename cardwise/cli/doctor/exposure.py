@@ -1,10 +1,9 @@
-"""Checks that a pod that asks for no card gets none: tried on each node with cards, since only the node knows.
+"""Checks on each node with GPUs that a pod without a GPU request gets no GPU.
 
-NVIDIA's runtime gives cards to a container whose environment asks for them, if a file on the node allows that. The
-pod asks as an image does, by `CUDA_VERSION`, which alone means all cards, and lists the device nodes of cards that it
-finds. It is tried with the node's default runtime, and with each RuntimeClass of NVIDIA's. A dry run in a user's
-namespace says whether such a pod is admitted there. The pod itself runs in Cardwise's namespace, where no team's quota
-counts it.
+NVIDIA's runtime gives GPUs to a container whose environment requests them, if a file on the node allows that. The probe
+pod requests them as an image does, by `CUDA_VERSION`, which alone means all GPUs, and lists the device nodes that it
+finds. It runs with the node's default runtime, and with each NVIDIA RuntimeClass. A dry run in a user's namespace shows
+whether such a pod is admitted there. The pod itself runs in Cardwise's namespace, where no team's quota counts it.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Facts of a cluster for doctor: each thing is read once, and what may not be read is noted."""
+"""The facts of a cluster that the checks need: each list is read once, and lists that cannot be read are recorded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

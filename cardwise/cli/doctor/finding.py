@@ -1,4 +1,4 @@
-"""Findings of the checks, and how they are shown."""
+"""Findings of the checks, and their output."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass

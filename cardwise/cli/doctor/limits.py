@@ -1,4 +1,4 @@
-"""Checks of what names and limits cards: ResourceClasses without cards, ResourceQuotas that let requests past."""
+"""Checks of ResourceClasses without GPUs, and of ResourceQuotas that do not count some requests."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""Checks of Cardwise's own parts, by what they have written into the cluster."""
+"""Checks of Cardwise's own parts, by the objects that they have written."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Commands that findings give as their remedy: each runs as it is printed, for this installation."""
+"""Commands that findings print as remedies: each runs as printed, for this installation."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Checks that pods have a kube-scheduler, and that it asks the extender, by its configuration where it tells it."""
+"""Checks that pods have a kube-scheduler, and that its configuration, if readable, calls the extender."""
 
 import re
 from collections.abc import Iterator

@@ -1,8 +1,8 @@
-"""Checks that the pods of Cardwise's own parts are created, start, and go on running.
+"""Checks that the pods of Cardwise's own parts are created, start, and keep running.
 
-Kubernetes tells why not in three places: an event of the controller whose pods are refused, the state and the last end
-of a container (the chart has the end of the log there, `terminationMessagePolicy`), and an event of a pod that does not
-get as far as a container. What many pods have in common is one finding.
+Kubernetes reports the cause of a failure in three places: an event of the controller whose pods are refused, the state
+and the last termination of a container (with the end of its log, `terminationMessagePolicy`), and an event of a pod
+without a started container. Pods with the same cause share one finding.
 """
 
 import json

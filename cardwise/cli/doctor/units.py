@@ -1,4 +1,4 @@
-"""Check of what bare numbers of gpu-mem mean, beside what they meant to a gpushare that is still installed."""
+"""Check of the unit of bare gpu-mem numbers, compared with the unit of an installed gpushare."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Check of pods that wait for ever, since the webhook has never seen them."""
+"""Check of pods that stay pending because they were created without the webhook."""
 
 from collections.abc import Iterator
 from typing import Final

@@ -1,11 +1,11 @@
-"""What `cardwise explain` says: sentences over what `core.preemption.explanation` finds.
+"""The text of `cardwise explain`: sentences about the findings of `core.preemption.explanation`.
 
-Comes in: a pod, a survey, the engine. Goes out: lines for people, objects for programs.
+Input: a pod, a survey, the engine. Output: lines for people, objects for programs.
 
-    sentences  why a pod waits, or why it is where it is. Read this first
-    holdups    what keeps it waiting before any card is looked at: scheduler, gates, gang, nodes, classes, quotas
+    sentences  why a pod is pending, or why it runs where it runs. Read this first
+    holdups    what blocks the pod before any card is checked: scheduler, gates, gang, nodes, classes, quotas
     gangfit    whether its gang could ever start
-    remedies   what would make it run
-    absences   why a workload has no pod, and what became of a pod that is gone
+    remedies   what would let it run
+    absences   why a workload has no pod, and what happened to a deleted pod
     objects    the same as JSON
 """

@@ -1,4 +1,4 @@
-"""Why a workload makes no pods now, and what became of a pod that is gone, in sentences."""
+"""Why a workload has no pods now, and what happened to a deleted pod, in sentences."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final

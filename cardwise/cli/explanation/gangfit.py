@@ -1,4 +1,4 @@
-"""Whether a gang that waits could ever start: its members on empty cards, and in its namespace's quotas."""
+"""Whether a pending gang could ever start: its members on empty cards, and in its namespace's quotas."""
 
 from collections.abc import Sequence
 from typing import Final

@@ -1,4 +1,4 @@
-"""What keeps a pod waiting before any card is looked at: scheduler, gates, gang, nodes, classes and quotas."""
+"""What blocks a pending pod before any card is checked: scheduler, gates, gang, nodes, classes and quotas."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Remedies in `explain`: who would have to go so that a waiting pod runs, which card must come back, which quota."""
+"""Remedies in `explain`: the pods to delete, the card to uncordon, or the quota to raise so that a pending pod runs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,6 +1,6 @@
-"""`cardwise explain`: why a pod waits, or why it is where it is, in sentences and a table of cards and devices.
+"""`cardwise explain` of a pod: why it is pending, or why it runs where it runs, in sentences and tables.
 
-It asks the engine that the extender asks, under the policy that is in force for the pod.
+Uses the extender's engine, with the placement policy that applies to the pod.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,6 +1,6 @@
-"""The tables of `cardwise classes`: classes of cards and of devices, and what the extender says of either.
+"""The tables of `cardwise classes`: classes of GPUs and of other devices.
 
-A device is given whole or not at all, so devices are counted, and no memory.
+A device is allocated as a whole, so devices are counted, without memory.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,8 @@
-"""The tables and the JSON of `cardwise inspect`, drawn from a ledger: those of `kubectl inspect gpushare`.
+"""The tables and the JSON of `cardwise inspect`, from a ledger, in the layout of `kubectl inspect gpushare`.
 
-Kept to gpushare's layout (gpushare-device-plugin `cmd/inspect/display.go`), because people and scripts read it;
-unlike it, cards of different size in one node show their own size, and nodes come in the order of their names. Devices
-that are not GPUs have a table of their own, since nothing of theirs can be added up with memory.
+The layout is gpushare's (gpushare-device-plugin `cmd/inspect/display.go`), because people and scripts read it. Unlike
+gpushare's, cards of different sizes in one node show their own size, and nodes are sorted by name. Devices that are not
+GPUs have a table of their own, because they have no memory to add up.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,8 +1,8 @@
-"""The live screen of `cardwise top`: plain text on the terminal's other screen, coloured, and drawn anew at each look.
+"""The live screen of `cardwise top`: coloured plain text on the terminal's alternate screen, redrawn on each refresh.
 
 rich draws it. Only this module imports rich, and only a live screen imports this module: docs/design/0014-libraries.md.
-While it is open, the terminal hands over each key at once and shows none (cbreak mode). Whatever ends it, SIGTERM too,
-the terminal is as it was.
+While it is open, the terminal delivers each key at once and does not echo it (cbreak mode). At the end, also by
+SIGTERM, the terminal's mode is restored.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""The plots of `cardwise simulate`, as SVG: what was allocated, what was fragmented, who was refused.
+"""The plots of `cardwise simulate`, as SVG: allocation, fragmentation and refused pods.
 
-pygal is imported when a plot is asked for: it is an extra, which nobody needs who reads tables.
+pygal is an optional dependency, imported only when a plot is requested.
 """
 
 import sys

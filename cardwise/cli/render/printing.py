@@ -1,4 +1,4 @@
-"""JSON and YAML of every command, and what a survey could not read, on stderr."""
+"""JSON and YAML of every command, and warnings on stderr about lists that could not be read."""
 
 import json
 from typing import Any, Final

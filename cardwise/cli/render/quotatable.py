@@ -1,7 +1,7 @@
-"""The tables of `cardwise quota`: what a namespace may hold of which cards, what it holds, and which pods hold it.
+"""The tables of `cardwise quota`: how much of which GPUs a namespace may use, how much it uses, and which pods use it.
 
-GPUQuotas count what was really got; beside them stand the lines of Kubernetes' own ResourceQuotas that count what was
-asked of our resources, since a pod has to get past both.
+GPUQuotas count what pods got. Beside them are the entries of Kubernetes' ResourceQuotas that count what pods request of
+Cardwise's resources, because a pod must fit both.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The table of `cardwise top`: one line for each card, those of the most used nodes first; and its JSON."""
+"""The table of `cardwise top`: one line per card, nodes with the most use first; and its JSON."""
 
 from collections.abc import Sequence
 from typing import Any
