@@ -67,7 +67,7 @@ def _pod_environment(folder: Path, daemon: socket.socket) -> dict[str, str]:
     """Create the files that are mounted into the pod. Returns the agent's environment variables."""
     root = folder / "mps"
     home = Path(mps.folder(str(root), _UUID))
-    directories.prepare(home)
+    directories.prepare_folders(home)
     daemon.bind(str(home / mps.CLIENTS / mps.CONTROL))
     daemon.listen(1024)
     status = Status(

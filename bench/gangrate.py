@@ -115,7 +115,7 @@ class _Bench:
             list(pool.map(lambda manifest: self._cluster.api.create(paths.pods(NAMESPACE), manifest, timeout=60), pods))
 
     def _has_gated_pods(self) -> bool:
-        pods = list(self._cluster.api.objects(paths.pods(NAMESPACE)))
+        pods = list(self._cluster.api.list_objects(paths.pods(NAMESPACE)))
         return any(manifest["spec"].get("schedulingGates") for manifest in pods)
 
     def _resource_version(self) -> str:

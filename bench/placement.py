@@ -149,7 +149,7 @@ def measure_decisions(folder: Path, trace: str, policies: Sequence[str], nodes: 
         cluster = SimulatedCluster(_eight_card_nodes(nodes), "binpack", max_scored_nodes=AT_ONCE)
         placed = 0
         while cluster.allocated < _INITIAL_SHARE * 8 * nodes * traces.CARD_UNITS:
-            cluster.place(f"{placed}", random.choice(pods))
+            cluster.place_pod(f"{placed}", random.choice(pods))
             placed += 1
         filled_mib = _resident_mib()
         cluster.policy = policy
@@ -161,9 +161,9 @@ def measure_decisions(folder: Path, trace: str, policies: Sequence[str], nodes: 
                 start = time.thread_time()
                 cluster.refresh_scores()
                 refreshing += time.thread_time() - start
-            cluster.remove(f"{random.randrange(placed + i)}")
+            cluster.remove_pod(f"{random.randrange(placed + i)}")
             wall, cpu = time.perf_counter(), time.thread_time()
-            cluster.place(f"{placed + i}", random.choice(pods))
+            cluster.place_pod(f"{placed + i}", random.choice(pods))
             cpus.append(time.thread_time() - cpu)
             walls.append(time.perf_counter() - wall)
         rows += [timing.latency(f"{policy}: a decision", walls), timing.latency(f"{policy}: its cpu", cpus)]

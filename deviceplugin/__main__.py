@@ -60,7 +60,7 @@ def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> Car
     if text == "none":
         return CardSelection(())
     try:
-        return selection.parse(text)
+        return selection.parse_selection(text)
     except InvalidRequest as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 

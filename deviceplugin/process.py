@@ -140,12 +140,12 @@ class NodeAgent:
             access=lambda: self._access,
             health=self._health,
             mps_wait=mps_wait,
-            release=self._releaser.free,
-            release_former=self._releaser.free_former_binding,
+            release=self._releaser.release_ended,
+            release_former=self._releaser.release_former_binding,
             sandboxes=containers.sandboxes,
             has_adopted=lambda: self._adopted,
             adopt=self._adopt_running_containers,
-            on_granted=self._marker.mark,
+            on_granted=self._marker.mark_pod,
             start_on_sick_cards=settings.start_on_sick_cards,
             clock=clock,
         )
@@ -171,11 +171,11 @@ class NodeAgent:
 
     def _report_start_problems(self) -> None:
         """Connect the metrics, and report problems of the state on disk and of --cards."""
-        metrics.observe(
-            lambda: len(self.grants.all()),
+        metrics.connect_gauges(
+            lambda: len(self.grants.list_grants()),
             lambda: sum(map(len, (self._releaser.reported_shares() or {}).values())),
             len(self.grants.unreadable),
-            self.levels,
+            self.card_levels,
         )
         for problem in self.grants.unreadable:
             self._events.record(ObjectRef.node(self._settings.node), "UnreadableGrant", problem, "Warning")
@@ -187,10 +187,10 @@ class NodeAgent:
     def drain(self) -> None:
         """Wait some seconds until pending pods are admitted. Call before `stop` if the node keeps running."""
         node = self._inventory.node
-        shutdown.drain(
+        shutdown.wait_drained(
             node.withdraw_slots,
             lambda: node.share_allocatable() not in ("", "0"),
-            lambda: shutdown.unadmitted_pods(self.pods.all(), self._kubelet),
+            lambda: shutdown.unadmitted_pods(self.pods.list_pods(), self._kubelet),
             self._clock,
         )
 
@@ -227,16 +227,18 @@ class NodeAgent:
         """The cards that are shared on this node."""
         return self._gpus.cards()
 
-    def levels(self) -> list[CardLevel]:
+    def card_levels(self) -> list[CardLevel]:
         """The load of the shared cards."""
         cards = self._gpus.cards()
-        return cardlevels.levels(cards, self._health_of_cards(cards), self.pods.all(), self.grants.all())
+        return cardlevels.card_levels(
+            cards, self._health_of_cards(cards), self.pods.list_pods(), self.grants.list_grants()
+        )
 
     def _hardware(self) -> Hardware:
         return Hardware.read(self._gpus, self._devices)
 
     def _undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
-        return self._delivery.undeliverable(cards) if self._access is Access.CDI else {}
+        return self._delivery.undeliverable_cards(cards) if self._access is Access.CDI else {}
 
     def _health(self, cards: list[GpuCard], devices: list[OtherDevice]) -> dict[str, Health]:
         """The health of cards and devices, by UUID.
@@ -251,7 +253,7 @@ class NodeAgent:
         }
 
     def _health_of_cards(self, cards: list[GpuCard]) -> dict[str, Health]:
-        living_uids = (pod.uid for pod in self.pods.all() if not pod.finished)
+        living_uids = (pod.uid for pod in self.pods.list_pods() if not pod.finished)
         common_problem = (
             self._inventory.node.nvidia_problem() or self._handover.sharing_problem(living_uids) or self._write_problem
         )
@@ -285,7 +287,7 @@ class NodeAgent:
                 card_access.choose_access_of_runtime(self._containers, self._settings.cdi_dir) or self._access
             )
         if self._access is Access.CDI and not self._restored:
-            self._delivery.restore(self.grants, self._hardware())
+            self._delivery.restore_specs(self.grants, self._hardware())
             self._restored = True
         return self._access
 
@@ -305,7 +307,7 @@ class NodeAgent:
     def _maintain_grants(self) -> None:
         self.grants.restore_files()
         self._report_unwritable()
-        self._releaser.sweep(complete=not self._adopt_running_containers())
+        self._releaser.sweep_grants(complete=not self._adopt_running_containers())
 
     def _report_unwritable(self) -> None:
         cdi_problem = self._delivery.write_problem() if self._access is Access.CDI else ""
@@ -352,10 +354,10 @@ class NodeAgent:
         except (KubeletUnavailable, RuntimeUnavailable, OSError) as error:
             _log.warning("cannot compare running containers with the grants yet; trying again", error=str(error))
             return str(error)
-        granted = {grant.pod_uid for grant in self.grants.all()}
-        for pod in self.pods.all():
+        granted = {grant.pod_uid for grant in self.grants.list_grants()}
+        for pod in self.pods.list_pods():
             if pod.uid in granted:
-                self._marker.mark(pod)
+                self._marker.mark_pod(pod)
         self._adopted = True
         return ""
 
@@ -363,10 +365,10 @@ class NodeAgent:
         containers_by_slot, sandboxes = self._kubelet.checkpoint(), self._containers.sandboxes()
         uids = {holder.pod_uid for holders in containers_by_slot.values() for holder in holders}
         alive = self._containers.live_containers(uids.union(sandbox.pod_uid for sandbox in sandboxes))
-        adopted = adoption.adopt(containers_by_slot, self.pods, self.grants, sandboxes, alive)
+        adopted = adoption.adopt_grants(containers_by_slot, self.pods, self.grants, sandboxes, alive)
         metrics.UNKNOWN_HOLDERS.set(len(adopted.unknown_holders))
         if adopted.grants and self._access is Access.CDI:
             slots = [slot for grant in adopted.grants for slot in grant.slots]
-            self._delivery.refresh(slots, self.grants, self._hardware())
+            self._delivery.rewrite_specs(slots, self.grants, self._hardware())
         if adopted.error is not None:
             raise adopted.error

@@ -30,7 +30,7 @@ from cardwise.runtime.settings import (
     check_distinct,
     common_options,
     core_overcommit_option,
-    startup_errors,
+    report_startup_errors,
 )
 from cardwise.runtime.tls import tls
 from extender.api.app import MOST_BYTES
@@ -228,7 +228,7 @@ def main(
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check_addresses(addresses, tls_dir, tls_secret, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
-    with startup_errors("--kubeconfig"):
+    with report_startup_errors("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
     if not chosen.no_lease:
         _check_lease(client, chosen.lease_namespace, chosen.lease_name)
@@ -238,8 +238,8 @@ def main(
     if not plain_http:
         rotator = _make_rotator(client, directory, tls_secret, tls_hosts, addresses)
         if rotator is not None:
-            with startup_errors("--tls-dir"):
-                rotator.ensure()
+            with report_startup_errors("--tls-dir"):
+                rotator.ensure_certificates()
         files = TlsFiles.in_dir(directory)
     max_waiting = _BIND_THREADS - _THREADS_FOR_OTHERS if bind_port_bind is not None else 0
     shown = HealthSettings(
@@ -251,7 +251,7 @@ def main(
     Server(
         process.app,
         [bind],
-        most_body=MOST_BYTES,
+        max_body_bytes=MOST_BYTES,
         threads=_FAST_THREADS,
         tls=files,
         client_ca=files is not None,

@@ -12,9 +12,9 @@ import structlog
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import paths
+from cardwise.kube.cardspernode import CardsPerNodeLimit
 from cardwise.kube.client import KubeClient
 from cardwise.kube.events import EventRecorder, ObjectRef
-from cardwise.kube.mostcards import CardsPerNodeLimit
 from cardwise.kube.pods import budgets
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Reflector
 from extender.cardreports import CardReports

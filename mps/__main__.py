@@ -53,7 +53,7 @@ def _parse_cards(_: click.Context, __: click.Parameter, text: str | None) -> Car
     if text is None:
         return None
     try:
-        return selection.parse(text)
+        return selection.parse_selection(text)
     except InvalidRequest as error:
         raise click.BadParameter(f"{error.problem}; {error.remedy}") from error
 
@@ -263,7 +263,7 @@ def _ready_problems(running: list[Manager]) -> list[str]:
 
 
 def _stuck_problems(running: list[Manager]) -> list[str]:
-    return [problem for manager in running for problem in manager.stuck()]
+    return [problem for manager in running for problem in manager.stuck_reasons()]
 
 
 def _count_failure(thread: str) -> None:

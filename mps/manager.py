@@ -164,7 +164,7 @@ class Manager:
             )
 
     def start(self) -> None:
-        self.inherit()
+        self.inherit_daemons()
         self.pods.start()
         self._publication.start()
         if self._audit is not None:
@@ -216,7 +216,7 @@ class Manager:
             problems.append(f"no card's MPS is ready; {uuid} is {status.state}: {status.reason}")
         return problems
 
-    def stuck(self) -> Sequence[str]:
+    def stuck_reasons(self) -> Sequence[str]:
         """Why the manager should be restarted, one line each."""
         elapsed = self._clock.now() - self._last_pass
         return [f"the manager's thread has made no pass for {elapsed:.0f} s"] if elapsed > _STUCK_SECONDS else []
@@ -232,7 +232,7 @@ class Manager:
         remaining: set[str] = set()  # UIDs of pods that may still have clients
         for daemon in sorted(self.daemons(), key=lambda daemon: daemon.status.state is not MpsState.READY):
             pod_uids = {pod.uid for pod in pods if _has_share(pod, daemon.unit)}
-            if not pod_uids or not daemon.running:
+            if not pod_uids or not daemon.is_running:
                 continue
             try:
                 for client in daemon.clients():
@@ -286,7 +286,7 @@ class Manager:
                 with self._lock:
                     del self._daemons[home]
                 with contextlib.suppress(OSError):
-                    directories.withdraw(home)
+                    directories.withdraw_files(home)
         for home, unit in units.items():
             if home not in self._daemons:
                 daemon = self._create_daemon(unit)
@@ -325,7 +325,7 @@ class Manager:
         return f"{process} of pod {owner.pod.pod}" if owner is not None else process
 
     def _owners(self) -> ProcessOwners:
-        return ProcessOwners([*self._terminations.force_deleted, *self.pods.all()])
+        return ProcessOwners([*self._terminations.force_deleted, *self.pods.list_pods()])
 
     def _update_demands(self) -> None:
         if not self.pods.synced:
@@ -342,8 +342,8 @@ class Manager:
 
     def _detach_ending(self) -> float:
         """Detach due clients. Returns the seconds until the next call."""
-        due, later = self._terminations.due(
-            self.pods.all(),
+        due, later = self._terminations.due_pods(
+            self.pods.list_pods(),
             api_time=self._client.last_server_time(),
             node_time=self._clock.wall(),
             monotonic=self._clock.now(),
@@ -353,7 +353,7 @@ class Manager:
         return min(_DETACH_AGAIN_SECONDS if due else _EVERY_SECONDS, _EVERY_SECONDS if later is None else later)
 
     def _demands(self) -> dict[str, CardDemand]:
-        return demands(self.pods.all(), self._served_cards())
+        return demands(self.pods.list_pods(), self._served_cards())
 
     def _may_stop(self, daemon: Daemon) -> bool:
         if self._settings.stop_daemons != "idle":
@@ -363,7 +363,7 @@ class Manager:
         demands_by_card = self._demands()
         return not any(demands_by_card.get(uuid, CardDemand()).shares for uuid in daemon.unit.uuids)
 
-    def inherit(self) -> None:
+    def inherit_daemons(self) -> None:
         """Take over a former manager's daemon of the whole node; end daemons that are not served. Raises OSError."""
         home = Path(mps.node_folder(str(self._settings.root)))
         status, processes = mpsfiles.read_state(home), self._host.daemons(home / mps.PIPE)
@@ -417,9 +417,9 @@ class Manager:
             # After a change of scope the card has another folder, but readers read its own one first.
             uuids = self._cards_of(home)
             try:
-                problems = computemode.reopen(home, self._use, uuids)  # by the state file, if the modes are lost
+                problems = computemode.reopen_cards(home, self._use, uuids)  # by the state file, if the modes are lost
             finally:
-                directories.withdraw(home)
+                directories.withdraw_files(home)
             for problem in problems:
                 _log.error("failed to reopen a card", problem=problem)
         self._leftovers_ended = not skipped

@@ -141,7 +141,7 @@ class Publication:
             except errors.NotFound:
                 continue
             except errors.KubeError as error:
-                if errors.is_of_server(error):
+                if errors.is_server_failure(error):
                     raise
                 first_error = first_error or error  # publish the other cards first
                 continue

@@ -36,7 +36,7 @@ from cardwise.runtime.settings import (
     check_distinct,
     common_options,
     option,
-    startup_errors,
+    report_startup_errors,
 )
 from cardwise.runtime.tls import tls
 from cardwise.runtime.tls.cabundle import CaBundle
@@ -288,9 +288,9 @@ def main(
     """
     logs.configure("webhook", common.log_level, common.log_format)
     check_distinct({"--bind": bind, "--metrics-bind": common.metrics_bind})
-    with startup_errors("--kubeconfig"):
+    with report_startup_errors("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, user_agent="cardwise-webhook")
-    with startup_errors("--client-ca"):
+    with report_startup_errors("--client-ca"):
         ssl.create_default_context(cafile=client_ca)
     settings = WebhookSettings(
         runtime_class=runtime_class,
@@ -325,10 +325,10 @@ def main(
     certificates = _start_certificates(
         client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle, period=period
     )
-    bundle.on_other = certificates.check
+    bundle.on_other = certificates.check_soon
     try:
-        with startup_errors("--tls-dir"):
-            certificates.ensure()
+        with report_startup_errors("--tls-dir"):
+            certificates.ensure_certificates()
     except tls.UnusableCertificates as error:
         raise click.ClickException(str(error)) from error
     shown = HealthSettings(
@@ -338,7 +338,7 @@ def main(
     Server(
         process.make_app,
         [bind],
-        most_body=MAX_BODY,
+        max_body_bytes=MAX_BODY,
         threads=_THREADS,
         tls=TlsFiles(cert=directory / "tls.crt", key=directory / "tls.key", ca=client_ca),
         client_ca=client_ca is not None,
@@ -422,7 +422,10 @@ def _start_certificates(
     unique = tuple(dict.fromkeys(wanted))
     pace: dict[str, Any] = {}
     if period is not None:
-        pace = {"lifetimes": tls.Lifetimes.every(period), "interval": min(tls.INTERVAL, period.total_seconds() / 5)}
+        pace = {
+            "lifetimes": tls.Lifetimes.for_period(period),
+            "interval": min(tls.INTERVAL, period.total_seconds() / 5),
+        }
     return tls.Rotator(store, unique, directory, on_bundle=bundle.set_bundle, name="cardwise-webhook", **pace)
 
 

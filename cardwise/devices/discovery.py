@@ -40,13 +40,13 @@ def _matching_devices(
     if rule.kind == RDMA:
         rdma_devices = sysfs_tree.rdma_devices()
         guids = Counter(device.guid for device in rdma_devices)
-        common = _nodes([f"infiniband/{_RDMA_CM}"] if sysfs_tree.has_misc(_RDMA_CM) else [], dev)
+        common = _device_nodes([f"infiniband/{_RDMA_CM}"] if sysfs_tree.has_misc(_RDMA_CM) else [], dev)
         for rdma in rdma_devices:
             pci = sysfs_tree.pci_device(rdma.address) if rdma.address else None
-            is_match = rule.any_pci if pci is None else rule.matches(pci.facts)
+            is_match = rule.matches_any_pci if pci is None else rule.matches(pci.facts)
             if is_match and (rdma.address or rdma.name) not in claimed:
                 name = rdma.guid if guids[rdma.guid] == 1 else ""
-                yield _rdma_device(rdma, pci, name or f"{node}-{rdma.name}", _nodes(rdma.nodes, dev), common)
+                yield _rdma_device(rdma, pci, name or f"{node}-{rdma.name}", _device_nodes(rdma.nodes, dev), common)
         return
     nodes: Mapping[str, list[str]] | None = None
     for address in sysfs_tree.pci_addresses():
@@ -86,8 +86,8 @@ def _other_pci_device(kind: str, pci: PciDevice, node: str, character_nodes: Ite
         index=0,
         uuid=_object_name(f"pci-{node}-{pci.address}"),
         model=_vendor_device(pci),
-        nodes=_nodes([*character_nodes, *([f"vfio/{pci.iommu_group}"] if is_vfio else [])], dev),
-        common=_nodes([f"vfio/{_VFIO_ALL}"] if is_vfio else [], dev),
+        nodes=_device_nodes([*character_nodes, *([f"vfio/{pci.iommu_group}"] if is_vfio else [])], dev),
+        common=_device_nodes([f"vfio/{_VFIO_ALL}"] if is_vfio else [], dev),
         pci_address=pci.address,
         properties=_without_empty(_pci_properties(pci)),
     )
@@ -138,7 +138,7 @@ def _vendor_device(pci: PciDevice) -> str:
     return f"{pci.facts.vendor}:{pci.facts.device}"
 
 
-def _nodes(paths: Iterable[str], dev: Path) -> tuple[DeviceNode, ...]:
+def _device_nodes(paths: Iterable[str], dev: Path) -> tuple[DeviceNode, ...]:
     return tuple(DeviceNode(host=str(dev / path), container=f"/dev/{path}") for path in paths)
 
 

@@ -43,7 +43,7 @@ class OfferedDevices:
         self._closed = threading.Event()
         self._problem = ""
         self._text = path.read_text()
-        self._rules: Sequence[DeviceRule] = settings.parse(self._text, str(path))
+        self._rules: Sequence[DeviceRule] = settings.parse_rules(self._text, str(path))
         self._last_devices: list[OtherDevice] = []
         self._last_waited: list[OtherDevice] | None = None  # by `wait_change`
 
@@ -76,7 +76,7 @@ class OfferedDevices:
         try:
             text = self._path.read_text()
             if text != self._text:
-                self._rules = settings.parse(text, str(self._path))
+                self._rules = settings.parse_rules(text, str(self._path))
                 _log.info("read the rules of offered devices", path=str(self._path), rules=len(self._rules))
         except (OSError, UnicodeDecodeError, InvalidRequest) as error:
             if str(error) != self._problem:

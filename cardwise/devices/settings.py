@@ -48,7 +48,7 @@ class DeviceRule:
     class_code: str = ""
 
     @property
-    def any_pci(self) -> bool:
+    def matches_any_pci(self) -> bool:
         """Whether the rule has no PCI field, so that devices without a PCI address match as well."""
         return not (self.vendor or self.device or self.class_code)
 
@@ -60,7 +60,7 @@ class DeviceRule:
         )
 
 
-def parse(text: str, source: str) -> tuple[DeviceRule, ...]:
+def parse_rules(text: str, source: str) -> tuple[DeviceRule, ...]:
     """Parse the text of a file into its rules. `source` names the file in errors. Raises InvalidRequest."""
     try:
         document = yaml.safe_load(text)

@@ -84,22 +84,22 @@ class Sysfs:
         folder = self._root / "class" / "infiniband"
         nodes = self._rdma_nodes()
         return [
-            self._rdma_device(folder / name, nodes.get(name, []))
-            for name in sorted(_names(folder), key=natural_sort_key)
+            self._read_rdma_device(folder / name, nodes.get(name, []))
+            for name in sorted(_list_names(folder), key=natural_sort_key)
         ]
 
     def pci_addresses(self) -> list[str]:
-        return sorted(name for name in _names(self._root / "bus" / "pci" / "devices") if _ADDRESS.fullmatch(name))
+        return sorted(name for name in _list_names(self._root / "bus" / "pci" / "devices") if _ADDRESS.fullmatch(name))
 
     def pci_device(self, address: str) -> PciDevice:
         folder = self._root / "bus" / "pci" / "devices" / address
-        vendor, device, code = (_text(folder / name).removeprefix("0x") for name in ("vendor", "device", "class"))
-        numa_node = _text(folder / "numa_node")
+        vendor, device, code = (_read_text(folder / name).removeprefix("0x") for name in ("vendor", "device", "class"))
+        numa_node = _read_text(folder / "numa_node")
         return PciDevice(
             address=address,
             facts=PciFacts(vendor, device, code),
-            driver=_target(folder / "driver"),
-            iommu_group=_target(folder / "iommu_group"),
+            driver=_link_target(folder / "driver"),
+            iommu_group=_link_target(folder / "iommu_group"),
             numa_node="" if numa_node.startswith("-") else numa_node,
         )
 
@@ -110,8 +110,8 @@ class Sysfs:
         """
         folder = self._root / "dev" / "char"
         nodes_by_address: dict[str, list[str]] = defaultdict(list)
-        for name in sorted(_names(folder)):
-            path = _link(folder / name)
+        for name in sorted(_list_names(folder)):
+            path = _read_link(folder / name)
             owner = _last_address(path)
             if owner and not any(part in path for part in _EXCLUDED):
                 nodes_by_address[owner].append(_node_name(folder / name, path))
@@ -121,20 +121,21 @@ class Sysfs:
         """Whether the kernel has a misc device of this name."""
         return (self._root / "class" / "misc" / name).exists()
 
-    def _rdma_device(self, folder: Path, nodes: list[str]) -> RdmaDevice:
-        guid = _text(folder / "node_guid")
-        netdevs = sorted(_names(folder / "device" / "net"), key=natural_sort_key)
+    def _read_rdma_device(self, folder: Path, nodes: list[str]) -> RdmaDevice:
+        guid = _read_text(folder / "node_guid")
+        netdevs = sorted(_list_names(folder / "device" / "net"), key=natural_sort_key)
         return RdmaDevice(
             name=folder.name,
             guid="" if guid == _NO_GUID else guid,
-            model=_text(folder / "hca_type"),
-            firmware=_text(folder / "fw_ver"),
-            board=_text(folder / "board_id"),
+            model=_read_text(folder / "hca_type"),
+            firmware=_read_text(folder / "fw_ver"),
+            board=_read_text(folder / "board_id"),
             address=_last_address(os.path.realpath(folder / "device")),
             # A software device has no device of its own; `parent` names the interface that it runs on.
-            netdev=",".join(netdevs) or _text(folder / "parent"),
+            netdev=",".join(netdevs) or _read_text(folder / "parent"),
             ports=tuple(
-                _port(folder / "ports" / number) for number in sorted(_names(folder / "ports"), key=natural_sort_key)
+                _read_port(folder / "ports" / number)
+                for number in sorted(_list_names(folder / "ports"), key=natural_sort_key)
             ),
             nodes=tuple(sorted(nodes, key=natural_sort_key)),
         )
@@ -143,26 +144,26 @@ class Sysfs:
         """Nodes uverbs and umad, relative to /dev, by RDMA device; see _EXCLUDED for issm."""
         nodes_by_device: dict[str, list[str]] = defaultdict(list)
         for folder, prefix in (("infiniband_verbs", "uverbs"), ("infiniband_mad", "umad")):
-            for name in _names(self._root / "class" / folder):
-                owner = _text(self._root / "class" / folder / name / "ibdev")
+            for name in _list_names(self._root / "class" / folder):
+                owner = _read_text(self._root / "class" / folder / name / "ibdev")
                 if owner and name.startswith(prefix):
                     nodes_by_device[owner].append(f"infiniband/{name}")
         return nodes_by_device
 
 
-def _port(folder: Path) -> Port:
-    rate = _RATE.match(_text(folder / "rate"))
+def _read_port(folder: Path) -> Port:
+    rate = _RATE.match(_read_text(folder / "rate"))
     return Port(
         number=int(folder.name) if folder.name.isdigit() else 0,
-        state=_text(folder / "state").rpartition(": ")[2],
+        state=_read_text(folder / "state").rpartition(": ")[2],
         rate=rate[1] if rate else "",
-        link_layer=_text(folder / "link_layer"),
+        link_layer=_read_text(folder / "link_layer"),
     )
 
 
 def _node_name(folder: Path, path: str) -> str:
     """The path of a device relative to /dev. Its driver may use a subfolder, which only uevent names."""
-    for line in _text(folder / "uevent").splitlines():
+    for line in _read_text(folder / "uevent").splitlines():
         if line.startswith("DEVNAME="):
             return line.removeprefix("DEVNAME=")
     return path.rpartition("/")[2].replace("!", "/")
@@ -173,30 +174,30 @@ def _last_address(path: str) -> str:
     return next((part for part in reversed(path.split("/")) if _ADDRESS.fullmatch(part)), "")
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 
 
-def _names(folder: Path) -> Iterable[str]:
+def _list_names(folder: Path) -> Iterable[str]:
     try:
         return [path.name for path in folder.iterdir()]
     except OSError:
         return ()
 
 
-def _link(path: Path) -> str:
+def _read_link(path: Path) -> str:
     try:
         return str(path.readlink())
     except OSError:
         return ""
 
 
-def _target(path: Path) -> str:
+def _link_target(path: Path) -> str:
     """The last part of a link's target, "" if there is no link."""
-    return _link(path).rpartition("/")[2]
+    return _read_link(path).rpartition("/")[2]
 
 
 def natural_sort_key(name: str) -> list[tuple[int, str]]:

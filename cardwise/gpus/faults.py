@@ -64,7 +64,7 @@ class PersistentFault(Struct, frozen=True):
 
     @property
     def reason(self) -> str:
-        meaning = xids.describe(self.xid)
+        meaning = xids.describe_xid(self.xid)
         remedy = "it takes no pods until it is reset (nvidia-smi --gpu-reset) or its node rebooted"
         return f"{meaning} ({self.occurred_at}); {remedy}"
 

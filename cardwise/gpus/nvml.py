@@ -327,7 +327,7 @@ class NvmlGpus:
         self._handle_xid(int(event.eventData), known[_handle_address(event.device)])
 
     def _handle_xid(self, xid: int, uuid: str) -> None:
-        effect, meaning = xids.classify(xid), xids.describe(xid)
+        effect, meaning = xids.classify_xid(xid), xids.describe_xid(xid)
         if effect is xids.XidEffect.HARMLESS:
             _log.info("ignored an Xid that does not affect its card", uuid=uuid, xid=xid, meaning=meaning)
             return

@@ -41,7 +41,7 @@ class CardSelection:
         return problems
 
 
-def parse(text: str) -> CardSelection:
+def parse_selection(text: str) -> CardSelection:
     """Parse a comma-separated list of indices and UUIDs. Raises InvalidRequest if it is wrong on every machine."""
     entries: list[int | str] = []
     for part in text.split(","):

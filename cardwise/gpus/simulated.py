@@ -85,7 +85,7 @@ _Stamp = tuple[int, int, int, int]
 _NAMEABLE = re.compile(r"[a-z0-9]([a-z0-9-]{0,251}[a-z0-9])?")  # in lower case it names the ExtendedResource
 
 
-def parse(text: str, source: str) -> CardsAndHealth:
+def parse_cards(text: str, source: str) -> CardsAndHealth:
     """Cards and health of a file's text. Raises InvalidCards."""
     return _inventory(_entries(text, source), source)
 

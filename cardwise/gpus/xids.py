@@ -61,14 +61,14 @@ _MEANINGS: Final[dict[int, str]] = {
 }
 
 
-def classify(xid: int) -> XidEffect:
+def classify_xid(xid: int) -> XidEffect:
     """The effect of an Xid. An unknown one is a transient fault: better an idle card than a share on a broken one."""
     if xid in _HARMLESS:
         return XidEffect.HARMLESS
     return XidEffect.NEEDS_RESET if xid in _NEEDS_RESET else XidEffect.UNKNOWN
 
 
-def describe(xid: int) -> str:
+def describe_xid(xid: int) -> str:
     """The number and meaning of an Xid, for people."""
     meaning = _MEANINGS.get(xid, "see NVIDIA's Xid catalogue")
     return f"Xid {xid}: {meaning}"

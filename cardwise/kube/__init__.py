@@ -8,7 +8,7 @@ Comes in: credentials. Goes out: objects as structs, changes as they come, who l
     recovery     one success after an outage ends the pauses of all
     wire         objects as structs; `nesting`: JSON that is nested too deep for them
     watch        lists kept in step with the API server; `watching`: one watch request
-    mostcards    limits how many cards of a node are kept
+    cardspernode    limits how many cards of a node are kept
     leases       who leads
     events       a recorder of Events; `fairqueueing`: whose write is next
     pods         what pods take, where they may be, how they are evicted

@@ -27,7 +27,7 @@ class Backoff:
         self._cap = cap
         self._current = initial
 
-    def next(self, at_least: float | None = None) -> float:
+    def next_delay(self, at_least: float | None = None) -> float:
         """Seconds to wait now; `at_least` is what a server's Retry-After asked for."""
         delay = self._current * random.uniform(0.5, 1.0)  # noqa: S311 - spread, not secrecy
         self._current = min(self._cap, 2 * self._current)

@@ -27,14 +27,14 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import credentials, errors, transport, wire
 from cardwise.kube.credentials import Authorization
-from cardwise.kube.nesting import read_bounded, survive_depth
+from cardwise.kube.nesting import read_bounded, tolerate_depth
 from cardwise.kube.recovery import Recovery
 from cardwise.kube.watching import Watch
 
 JSON = "application/json"
 CONNECT_TIMEOUT = 5.0
-MOST_BYTES = 64 << 20  # of an answer, and of a page of a list; one object has some MiB at most
-MOST_BYTES_WHOLE = 2 << 30  # of a list in one answer: 60,000 pods of 10 KiB have 600 MiB
+MAX_BYTES = 64 << 20  # of an answer, and of a page of a list; one object has some MiB at most
+MAX_BYTES_WHOLE = 2 << 30  # of a list in one answer: 60,000 pods of 10 KiB have 600 MiB
 
 PatchKind = Literal["merge", "strategic", "json"]
 PATCH_TYPES: dict[PatchKind, str] = {
@@ -52,7 +52,7 @@ _TOKEN_SECONDS = 10.0
 _PIECE = 65_536  # bytes
 _WATCH_HEADERS_SECONDS = 15.0  # an API server sends them at once, or after the request has waited in its queues
 _WATCH_SPARE = 60.0  # seconds after which a watch is over that the API server should have ended
-_MOST_ERROR_BYTES = 1 << 20  # of an answer that is no success
+_MAX_ERROR_BYTES = 1 << 20  # of an answer that is no success
 _WHOLE = 5  # times the time of a page, for a list in one answer
 _FEWER = 4  # of so many objects one is in the next try of a page that was too large
 _SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of its own
@@ -61,7 +61,7 @@ _BY_TIME = ("certificate is not yet valid", "certificate has expired")  # as Ope
 
 _encode = msgspec.json.Encoder().encode
 _decode = read_bounded(msgspec.json.Decoder().decode)
-_decode_list_head = survive_depth(msgspec.json.Decoder(wire.ListHead).decode)
+_decode_list_head = tolerate_depth(msgspec.json.Decoder(wire.ListHead).decode)
 _decode_begin = msgspec.json.Decoder(wire.ListBegin).decode
 _BEGIN = 2048  # bytes of a list in which its metadata ends; a continue token has some hundred
 
@@ -139,7 +139,7 @@ class KubeClient:
         query: Query | None = None,
         content_type: str = JSON,
         timeout: float | None = 10.0,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
     ) -> bytes:
         """One HTTP exchange. `body` is sent as it is when bytes, else encoded as JSON."""
         if body is not None and not isinstance(body, bytes):
@@ -153,17 +153,17 @@ class KubeClient:
         query: Query | None = None,
         *,
         timeout: float | None = 10.0,
-        max_bytes: int = MOST_BYTES,
+        max_bytes: int = MAX_BYTES,
         managed_fields: bool = False,
     ) -> dict[str, Any]:
         """`managed_fields`: with them."""
         body = self.request("GET", path, query=query, timeout=timeout, max_bytes=max_bytes)
-        return _object(body) if managed_fields else _unmanaged(body)
+        return _decode_object(body) if managed_fields else _without_managed_fields(body)
 
-    def clock(self) -> datetime | None:
+    def fetch_server_time(self) -> datetime | None:
         """The time of who answers for the API server, to the second; None where it does not tell."""
         response = self._open_response("GET", "/version", timeout=10.0)
-        _read_body(response, MOST_BYTES, "GET /version")
+        _read_body(response, MAX_BYTES, "GET /version")
         return _parse_date(response.headers.get("Date"))
 
     def server_time(self) -> datetime:
@@ -183,13 +183,13 @@ class KubeClient:
         self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
         """POST `body` to a collection (or to a subresource such as binding)."""
-        return _unmanaged(self.request("POST", path, body=body, query=query, timeout=timeout))
+        return _without_managed_fields(self.request("POST", path, body=body, query=query, timeout=timeout))
 
     def update(
         self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
         """PUT; with metadata.resourceVersion in `body` it raises `Conflict` when another one was first."""
-        return _unmanaged(self.request("PUT", path, body=body, query=query, timeout=timeout))
+        return _without_managed_fields(self.request("PUT", path, body=body, query=query, timeout=timeout))
 
     def patch(
         self,
@@ -207,7 +207,7 @@ class KubeClient:
             query["fieldManager"] = field_manager
         content_type = PATCH_TYPES[kind]
         answer = self.request("PATCH", path, body=body, query=query, content_type=content_type, timeout=timeout)
-        return _unmanaged(answer)
+        return _without_managed_fields(answer)
 
     def delete(
         self,
@@ -218,7 +218,7 @@ class KubeClient:
         timeout: float | None = 10.0,
     ) -> dict[str, Any]:
         """DELETE; `body` is a DeleteOptions, for preconditions and grace period."""
-        return _unmanaged(self.request("DELETE", path, body=body, query=query, timeout=timeout))
+        return _without_managed_fields(self.request("DELETE", path, body=body, query=query, timeout=timeout))
 
     def list_pages(
         self, path: str, query: Query | None = None, limit: int = 500, *, timeout: float | None = 60.0
@@ -226,10 +226,10 @@ class KubeClient:
         """A consistent list (never from a stale cache), page by page, each page one List object of the API.
 
         `limit` is objects in a page, 0 for all in one, which may take five times as long. A page of more than
-        `MOST_BYTES` is asked for again with fewer objects. `Gone` while paging: the snapshot expired, start over.
+        `MAX_BYTES` is asked for again with fewer objects. `Gone` while paging: the snapshot expired, start over.
         """
         params = dict(query or {})
-        max_bytes = MOST_BYTES if limit else MOST_BYTES_WHOLE
+        max_bytes = MAX_BYTES if limit else MAX_BYTES_WHOLE
         if not limit and timeout is not None:
             timeout *= _WHOLE
         while True:
@@ -271,7 +271,7 @@ class KubeClient:
                 ) from error
             yield from decoded.items or ()
 
-    def objects(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
+    def list_objects(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
         """As `list_as`, of decoded objects."""
         return self.list_as(path, wire.ListOf[dict[str, Any]], query)
 
@@ -321,7 +321,7 @@ class KubeClient:
         """The answer, of which nothing but the head has been read."""
         url = f"{self._prefix}{path}?{urlencode(query)}" if query else self._prefix + path
         began = self._clock.now()
-        headers = self._headers_for(content_type if body is not None else "")
+        headers = self._request_headers(content_type if body is not None else "")
         if timeout is not None:
             # An exec plugin may take its time, and that is part of the time of the request.
             spent = self._clock.now() - began
@@ -330,7 +330,7 @@ class KubeClient:
             if spent > _SLOW_CREDENTIALS:
                 timeout -= spent
         try:
-            response = self._pooled().urlopen(
+            response = self._connection_pool().urlopen(
                 method,
                 url,
                 body=body,
@@ -362,14 +362,14 @@ class KubeClient:
             # The next request asks the loader again; the token may have been rotated early.
             self._headers_until = 0.0
         try:
-            body = _read_body(response, _MOST_ERROR_BYTES, f"{method} {path}")
+            body = _read_body(response, _MAX_ERROR_BYTES, f"{method} {path}")
         except errors.TooLarge:
             body = b""
         except errors.Unreachable as error:
             return error
         return errors.from_response(response.status, body, response.headers)
 
-    def _headers_for(self, content_type: str) -> dict[str, str]:
+    def _request_headers(self, content_type: str) -> dict[str, str]:
         if self._authorization is not None and self._clock.now() >= self._headers_until:
             self._renew_headers()
         table = self._headers  # read once: a renewal replaces it whole
@@ -419,7 +419,7 @@ class KubeClient:
         pool.ConnectionCls = transport.make_timed_connection(pool.ConnectionCls, self._clock)
         return manager, pool
 
-    def _pooled(self) -> HTTPConnectionPool:
+    def _connection_pool(self) -> HTTPConnectionPool:
         if os.getpid() != self._pid:
             # Two processes on one TLS connection would garble each other. The inherited sockets are dropped unread.
             with self._lock:
@@ -470,12 +470,12 @@ def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) ->
     raise errors.TooLarge(f"{call}: the answer has more than {max_bytes} bytes")
 
 
-def _unmanaged(body: bytes) -> dict[str, Any]:
+def _without_managed_fields(body: bytes) -> dict[str, Any]:
     """Raises Unreachable."""
-    return _object(body, wire.drop_managed_fields)
+    return _decode_object(body, wire.drop_managed_fields)
 
 
-def _object(body: bytes, prepare: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
+def _decode_object(body: bytes, prepare: Callable[[bytes], bytes] = bytes) -> dict[str, Any]:
     """Raises Unreachable."""
     try:
         decoded = _decode(prepare(body))

@@ -53,28 +53,28 @@ def load(file: Path | None, context: str = "") -> Credentials:
     """As `KubeClient.load` says. Raises `errors.KubeConfigError`, which says what was tried."""
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (_SERVICE_ACCOUNT / "token").exists()
     if file is None and not context and in_pod:
-        return _of_service_account(_SERVICE_ACCOUNT)
+        return _from_service_account(_SERVICE_ACCOUNT)
     path = str(file or os.environ.get("KUBECONFIG") or Path.home() / ".kube" / "config")
     try:
-        kubeconfig_read = kubeconfig.read(Path(path).expanduser(), context)
+        kubeconfig_read = kubeconfig.read_kubeconfig(Path(path).expanduser(), context)
         if kubeconfig_read is not None:
             return _from_kubeconfig(kubeconfig_read, path)
     except OSError as error:  # of TLS too
-        raise _unusable(path, str(error)) from error
-    return _by_library(path, context)
+        raise _config_error(path, str(error)) from error
+    return _load_by_library(path, context)
 
 
-def _of_service_account(folder: Path) -> Credentials:
+def _from_service_account(folder: Path) -> Credentials:
     """Raises `errors.KubeConfigError`."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
-        raise _unusable(_IN_POD, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is empty")
+        raise _config_error(_IN_POD, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is empty")
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     namespace = folder / "namespace"
     try:
         ca = (folder / "ca.crt").read_bytes()
         if not ca.strip():
-            raise _unusable(_IN_POD, f"{folder / 'ca.crt'} is empty")
+            raise _config_error(_IN_POD, f"{folder / 'ca.crt'} is empty")
         account = Kubeconfig(
             server=server,
             ca=ca,
@@ -83,14 +83,14 @@ def _of_service_account(folder: Path) -> Credentials:
         )
         return _from_kubeconfig(account, _IN_POD)
     except OSError as error:  # of TLS too
-        raise _unusable(_IN_POD, str(error)) from error
+        raise _config_error(_IN_POD, str(error)) from error
 
 
 def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
     """Raises OSError, KubeConfigError."""
     _check_url(config.server, _SERVER, source)
     if not is_header_value(config.token):
-        raise _unusable(source, f"users[].user.token {NO_HEADER}")
+        raise _config_error(source, f"users[].user.token {NO_HEADER}")
     tls = None
     if config.server.startswith("https"):
         # Around the certificates there may be text, which need not be ASCII.
@@ -105,7 +105,7 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
                 tls.load_cert_chain(certificate, key)
     authorization: Authorization | None = None
     if config.token_file is not None:
-        authorization = partial(_token_in, config.token_file)
+        authorization = partial(_read_token, config.token_file)
     elif config.token:
         authorization = partial(str, config.token)
     return Credentials(
@@ -118,7 +118,7 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
     )
 
 
-def _token_in(path: Path) -> str | None:
+def _read_token(path: Path) -> str | None:
     """Whoever renews the token writes the file anew."""
     try:
         return f"Bearer {path.read_text(errors='replace').strip()}"
@@ -126,7 +126,7 @@ def _token_in(path: Path) -> str | None:
         return None
 
 
-def _by_library(source: str, context: str) -> Credentials:
+def _load_by_library(source: str, context: str) -> Credentials:
     """`source`: a kubeconfig. Raises `errors.KubeConfigError`."""
     # Importing the official client takes 0.3 s and 40 MB, which what never connects should not pay.
     from kubernetes import config  # noqa: PLC0415
@@ -156,11 +156,11 @@ def _by_library(source: str, context: str) -> Credentials:
         # The loader takes the file for one, so that what is none ends in words about Python's types.
         none = isinstance(error, _NO_KUBECONFIG)
         reason = "it is no kubeconfig" if none else str(error)
-        raise _unusable(source, reason) from error
+        raise _config_error(source, reason) from error
     _check_url(str(configuration.host), _SERVER, source)
     return Credentials(
         host=str(configuration.host),
-        ssl_context=_tls_of(configuration),
+        ssl_context=_tls_context(configuration),
         server_hostname=configuration.tls_server_name,
         authorization=_authorization_of(configuration),
         proxy=_find_proxy(str(configuration.host), configuration.proxy, source),
@@ -168,7 +168,7 @@ def _by_library(source: str, context: str) -> Credentials:
     )
 
 
-def _unusable(source: str, reason: str) -> errors.KubeConfigError:
+def _config_error(source: str, reason: str) -> errors.KubeConfigError:
     return errors.KubeConfigError(
         f"no usable credentials in {source}: {wording.sanitize_message(reason)}; "
         "give --kubeconfig, or run in a pod with a service account"
@@ -182,15 +182,15 @@ def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
     the scheme of `server`, unless NO_PROXY names the server. ALL_PROXY is no variable of Go's.
     """
     if proxy_url:
-        proxy = _with_scheme(str(proxy_url))
+        proxy = _add_scheme(str(proxy_url))
         _check_url(proxy, "clusters[].cluster.proxy-url", source)
         return proxy
     parts = urlsplit(server)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    variable, proxy = _variable(f"{parts.scheme.upper()}_PROXY")
-    if not proxy or _is_direct(host, port, _variable("NO_PROXY")[1]):
+    variable, proxy = _environment_variable(f"{parts.scheme.upper()}_PROXY")
+    if not proxy or _is_direct(host, port, _environment_variable("NO_PROXY")[1]):
         return None
-    proxy = _with_scheme(proxy)
+    proxy = _add_scheme(proxy)
     if not _is_url(proxy):
         raise errors.KubeConfigError(
             f"{variable} is no URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct it, "
@@ -199,7 +199,7 @@ def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
     return proxy
 
 
-def _variable(name: str) -> tuple[str, str]:
+def _environment_variable(name: str) -> tuple[str, str]:
     """The name and value of an environment variable that may be in capitals or in small letters."""
     name = name if os.environ.get(name) else name.lower()
     return name, os.environ.get(name, "")
@@ -211,7 +211,7 @@ def _is_direct(host: str, port: int, no_proxy: str) -> bool:
     no_proxy: addresses, CIDRs, domains (with all below; `.domain`: only those below), each but a CIDR with a port if it
         counts for that alone; `*`: all.
     """
-    address = _address(host)
+    address = _parse_address(host)
     if host == "localhost" or (address is not None and address.is_loopback):
         return True
     for entry in filter(None, (part.strip().lower() for part in no_proxy.split(","))):
@@ -222,35 +222,35 @@ def _is_direct(host: str, port: int, no_proxy: str) -> bool:
                 if address in ipaddress.ip_network(entry, strict=False):
                     return True
             continue
-        name, _, entry_port = ("", "", "") if _address(entry) else entry.rpartition(":")
+        name, _, entry_port = ("", "", "") if _parse_address(entry) else entry.rpartition(":")
         if not entry_port.isdigit():
             name = entry
         elif int(entry_port) != port:
             continue
         name = name.strip("[]")
         if address is not None:
-            if _address(name) == address:
+            if _parse_address(name) == address:
                 return True
         elif host == name or host.endswith("." + name.removeprefix("*").removeprefix(".")):
             return True
     return False
 
 
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
 
 
-def _with_scheme(proxy: str) -> str:
+def _add_scheme(proxy: str) -> str:
     return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _check_url(url: str, field: str, source: str) -> None:
     """Raises KubeConfigError, which does not quote it: there may be a password in it."""
     if not _is_url(url):
-        raise _unusable(source, f"{field} is no URL such as https://10.0.0.1:6443")
+        raise _config_error(source, f"{field} is no URL such as https://10.0.0.1:6443")
 
 
 def _is_url(text: str) -> bool:
@@ -283,7 +283,7 @@ def _authorization_of(configuration: Any) -> Authorization | None:
     return read_header
 
 
-def _tls_of(configuration: Any) -> ssl.SSLContext | None:
+def _tls_context(configuration: Any) -> ssl.SSLContext | None:
     """None for plain HTTP."""
     if not str(configuration.host).startswith("https"):
         return None

@@ -141,7 +141,7 @@ class _Status(msgspec.Struct, rename="camel"):
 _decode_status = msgspec.json.Decoder(_Status).decode
 
 
-def is_of_server(error: KubeError) -> bool:
+def is_server_failure(error: KubeError) -> bool:
     """Whether the API server, or the way to it, is in trouble, so that a write to another object would fail as well.
 
     Not for evictions: there 429 means a disruption budget.

@@ -139,7 +139,7 @@ class EventRecorder:
         namespace = regarding.namespace or "default"
         note = _Note(regarding, namespace, reason, wording.sanitize_message(message), type, at)
         with self._news:
-            if self._stopped or not self._has_room(namespace):
+            if self._stopped or not self._can_queue(namespace):
                 self.dropped += 1
                 return
             self._notes.setdefault(namespace, deque()).append(note)
@@ -158,13 +158,13 @@ class EventRecorder:
         if self._thread is not None:
             self._clock.join(self._thread, timeout)
 
-    def _has_room(self, namespace: str) -> bool:
+    def _can_queue(self, namespace: str) -> bool:
         """Whether an Event of the namespace may be queued. If the queue is full, the namespace with the most Events
         loses its last one, and of namespaces with equally many the one whose Events have taken most time lately.
         """
         if self._queued < self._capacity:
             return True
-        larger = self._used.larger(namespace, self._notes)
+        larger = self._used.larger_owners(namespace, self._notes)
         for name in larger[:1]:
             self._notes[name].pop()
             if not self._notes[name]:
@@ -173,7 +173,7 @@ class EventRecorder:
             self.dropped += 1
         return bool(larger)
 
-    def _next(self) -> _Note | None:
+    def _next_note(self) -> _Note | None:
         """Waits for one; None when all that had come before `stop` are written."""
         with self._news:
             if not self._notes:
@@ -181,7 +181,7 @@ class EventRecorder:
             self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
             if not self._notes:
                 return None
-            namespace = self._turns.next(self._notes.__contains__)  # others have lost their Events
+            namespace = self._turns.dequeue(self._notes.__contains__)  # others have lost their Events
             note = self._notes[namespace].popleft()
             if self._notes[namespace]:
                 self._turns.enqueue(namespace)
@@ -191,40 +191,40 @@ class EventRecorder:
             return note
 
     def _run(self) -> None:
-        while (note := self._next()) is not None:
+        while (note := self._next_note()) is not None:
             began = self._clock.now()
             try:
                 self._write(note)
             except errors.KubeError as error:
                 self.failed += 1
                 _log.warning(
-                    "failed to write an Event", reason=note.reason, error=str(error), **_subject(note.regarding)
+                    "failed to write an Event", reason=note.reason, error=str(error), **_log_fields(note.regarding)
                 )
             except Exception:  # noqa: BLE001 - outermost loop; logged and counted
                 self.failed += 1
-                _log.exception("failed to write an Event", reason=note.reason, **_subject(note.regarding))
+                _log.exception("failed to write an Event", reason=note.reason, **_log_fields(note.regarding))
             seconds = self._clock.now() - began
             with self._news:
                 self._turns.charge_write(note.namespace, seconds)
-                self._used.add(note.namespace, seconds)
+                self._used.add_use(note.namespace, seconds)
 
     def _write(self, note: _Note) -> None:
-        if not self._may(note.regarding):
+        if not self._may_write(note.regarding):
             self.dropped += 1
             return
         key = (note.regarding, note.reason, note.message, note.type)
         now = self._clock.now()
         before = self._seen.get(key)
-        if before is not None and now - before.at < _REPEAT_SECONDS and self._repeat(before, note):
+        if before is not None and now - before.at < _REPEAT_SECONDS and self._repeat_event(before, note):
             before.at = now
             self._seen.move_to_end(key)
         else:
             self._seen[key] = self._create(note, now)
             self._seen.move_to_end(key)
-            _trim(self._seen)
+            _trim_table(self._seen)
         self.written += 1
 
-    def _repeat(self, before: _Written, note: _Note) -> bool:
+    def _repeat_event(self, before: _Written, note: _Note) -> bool:
         try:
             change = {"count": before.count + 1, "lastTimestamp": note.at}
             self._client.patch(before.path, change, "merge", timeout=_TIMEOUT)
@@ -255,13 +255,13 @@ class EventRecorder:
         self._client.create(paths.events(namespace), event, timeout=_TIMEOUT)
         return _Written(paths.events(namespace, name), 1, now)
 
-    def _may(self, regarding: ObjectRef) -> bool:
+    def _may_write(self, regarding: ObjectRef) -> bool:
         key = (regarding.kind, regarding.namespace, regarding.uid or regarding.name)
         now = self._clock.now()
         bucket = self._buckets.get(key)
         if bucket is None:
             bucket = self._buckets[key] = _Bucket(float(self._burst), now)
-            _trim(self._buckets)
+            _trim_table(self._buckets)
         bucket.tokens = min(float(self._burst), bucket.tokens + (now - bucket.at) / self._refill)
         bucket.at = now
         self._buckets.move_to_end(key)
@@ -271,12 +271,12 @@ class EventRecorder:
         return True
 
 
-def _subject(about: ObjectRef) -> dict[str, str]:
+def _log_fields(about: ObjectRef) -> dict[str, str]:
     """The object, as lines of the log name it."""
     name = f"{about.namespace}/{about.name}" if about.namespace else about.name
     return {"pod": name, "uid": about.uid} if about.kind == "Pod" else {"resource": about.kind, "object": name}
 
 
-def _trim(table: OrderedDict[Any, Any]) -> None:
+def _trim_table(table: OrderedDict[Any, Any]) -> None:
     while len(table) > _REMEMBERED:
         table.popitem(last=False)

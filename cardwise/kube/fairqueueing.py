@@ -28,7 +28,7 @@ _LEAST = 0.02  # seconds that a write counts for at least: many short writes tak
 _MANY = 1000  # owners from which on those that have used no more than the owner served now are forgotten
 _REMEMBERED = 5_000  # owners of which `RecentUse` keeps what they have used; twice as many take 3 MB an address
 _HALF_LIFE = 30.0  # seconds after which time that was used counts half
-_MOST_HALVINGS = 64  # after which use is measured from a new start, far from the largest number
+_MAX_HALVINGS = 64  # after which use is measured from a new start, far from the largest number
 
 
 class FairQueueing:
@@ -55,7 +55,7 @@ class FairQueueing:
             used = self._used.get(owner, 0.0)
             heappush(self._heap, (max(used, self._now), used, next(self._order), owner))
 
-    def next(self, is_eligible: Callable[[str], bool] = lambda _: True) -> str:
+    def dequeue(self, is_eligible: Callable[[str], bool] = lambda _: True) -> str:
         """Chooses the next eligible owner, which waits no more; there must be one. Among equal ones, one that was idle.
 
         Owners that are passed over because they are not eligible wait no more either, and are not charged.
@@ -103,10 +103,10 @@ class RecentUse(Generic[_OwnerT]):
         self._used: dict[_OwnerT, float] = {}  # seconds, as much as they would have to be at `_start` to count as much
         self._start = clock.now()
 
-    def add(self, owner: _OwnerT, seconds: float) -> None:
+    def add_use(self, owner: _OwnerT, seconds: float) -> None:
         """The owner has used so many seconds."""
         halvings = (self._clock.now() - self._start) / _HALF_LIFE
-        if halvings > _MOST_HALVINGS or len(self._used) > 2 * _REMEMBERED:
+        if halvings > _MAX_HALVINGS or len(self._used) > 2 * _REMEMBERED:
             self._start = self._clock.now()
             largest = sorted(self._used, key=self._used.__getitem__, reverse=True)[:_REMEMBERED]
             decayed = {name: self._used[name] * 0.5**halvings for name in largest}
@@ -114,12 +114,12 @@ class RecentUse(Generic[_OwnerT]):
             halvings = 0.0
         self._used[owner] = self._used.get(owner, 0.0) + seconds * 2**halvings
 
-    def by_size(self, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
+    def owners_by_size(self, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
         """The owners in the order in which they lose places. `places`: what each owner has."""
         sizes = self._sizes(places)
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
-    def larger(self, owner: _OwnerT, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
+    def larger_owners(self, owner: _OwnerT, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
         """Those that lose a place before the owner is refused one more, in this order."""
         own = len(places.get(owner, ())) + 1, self._used.get(owner, 0.0)
         sizes = {name: size for name, size in self._sizes(places).items() if size > own}

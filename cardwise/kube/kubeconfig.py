@@ -34,7 +34,7 @@ class Kubeconfig:
     token_file: Path | None = None
 
 
-def read(path: Path, context: str = "") -> Kubeconfig | None:
+def read_kubeconfig(path: Path, context: str = "") -> Kubeconfig | None:
     """`context`: "" for the current one. None where it takes more than is done here. Raises OSError where a file that
     is named in it cannot be read.
     """
@@ -48,14 +48,14 @@ def read(path: Path, context: str = "") -> Kubeconfig | None:
         user = _find_named(config["users"], chosen["user"])["user"] if chosen.get("user") else {}
         if any(key in user for key in _NEEDS_MORE):
             return None
-        certificate, key = (_content(user, name, path.parent) for name in ("client-certificate", "client-key"))
+        certificate, key = (_read_content(user, name, path.parent) for name in ("client-certificate", "client-key"))
         return Kubeconfig(
             server=cluster["server"].rstrip("/"),
             namespace=chosen.get("namespace") or "",
             verify=not cluster.get("insecure-skip-tls-verify"),
             server_name=cluster.get("tls-server-name") or "",
             proxy=cluster.get("proxy-url") or "",
-            ca=_content(cluster, "certificate-authority", path.parent),
+            ca=_read_content(cluster, "certificate-authority", path.parent),
             certificate=(certificate, key) if certificate else None,
             token=_authorization(user),
             token_file=path.parent / user["tokenFile"] if user.get("tokenFile") else None,
@@ -69,7 +69,7 @@ def _find_named(some: Any, name: str) -> Json:
     return entry
 
 
-def _content(of: Json, key: str, folder: Path) -> bytes:
+def _read_content(of: Json, key: str, folder: Path) -> bytes:
     """What `KEY-data` has, or else the file that `KEY` names, which may be relative to the kubeconfig."""
     data, file = of.get(f"{key}-data"), of.get(key)
     if data:

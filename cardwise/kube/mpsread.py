@@ -15,19 +15,19 @@ from cardwise.kube.wire import MpsStatus, RunAs
 _TAKING = (MpsState.READY, MpsState.OFF)
 
 
-class _Running(Protocol):
+class _ContainerUser(Protocol):
     @property
     def security_context(self) -> RunAs | None: ...
 
 
-class RunAsSpec(_Running, Protocol):
+class RunAsSpec(_ContainerUser, Protocol):
     """As much of a pod's spec as says who its containers run as."""
 
     @property
-    def containers(self) -> Sequence[_Running] | None: ...
+    def containers(self) -> Sequence[_ContainerUser] | None: ...
 
     @property
-    def init_containers(self) -> Sequence[_Running] | None: ...
+    def init_containers(self) -> Sequence[_ContainerUser] | None: ...
 
     @property
     def host_users(self) -> bool | None: ...
@@ -37,13 +37,13 @@ def mps_of_card(status: MpsStatus | None) -> CardMps | None:
     """None where its node has no manager. A state that we do not know is none that takes pods."""
     if status is None:
         return None
-    return _shared(
+    return _interned_mps(
         status.state in _TAKING, status.mode == DaemonScope.NODE, status.multi_user, max(0, status.max_clients)
     )
 
 
 @lru_cache(maxsize=1024)
-def _shared(ready: bool, several: bool, multi_user: bool, max_clients: int) -> CardMps:
+def _interned_mps(ready: bool, several: bool, multi_user: bool, max_clients: int) -> CardMps:
     """One object for all cards that are alike."""
     return CardMps(ready, several, multi_user, max_clients)
 
@@ -59,8 +59,8 @@ def mps_client_of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Col
     by_key = {f"init-{i}": container for i, container in enumerate(spec.init_containers or ())}
     by_key |= {str(i): container for i, container in enumerate(spec.containers or ())}
     holders = [by_key[key] for key in keys if key in by_key] or [*by_key.values()]
-    return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.user(_user(spec), map(_user, holders)))
+    return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.user(_run_as_user(spec), map(_run_as_user, holders)))
 
 
-def _user(running: _Running) -> int | None:
+def _run_as_user(running: _ContainerUser) -> int | None:
     return running.security_context.run_as_user if running.security_context is not None else None

@@ -35,7 +35,7 @@ _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def survive_depth(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
+def tolerate_depth(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
     """`read`, which makes nothing of what may be deep (it skips that, or leaves it raw), however deep that is."""
 
     def following_read(raw: bytes) -> T:
@@ -44,7 +44,7 @@ def survive_depth(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
         except RecursionError:
             try:
                 with _raising:
-                    return _deeper(read, raw)
+                    return _read_with_raised_limit(read, raw)
             except RecursionError:
                 return read(cut_nesting_by_scan(bytes(raw)))
 
@@ -119,8 +119,8 @@ def _cut_deep(data: bytes, places: int) -> object:
     if not places:
         return None
     if data.lstrip().startswith(b"{"):
-        return {name: _cut_within(member, places) for name, member in _deeper(_members, data).items()}
-    return [_cut_within(member, places) for member in _deeper(_elements, data)]
+        return {name: _cut_within(member, places) for name, member in _read_with_raised_limit(_members, data).items()}
+    return [_cut_within(member, places) for member in _read_with_raised_limit(_elements, data)]
 
 
 def _cut_within(raw: msgspec.Raw, places: int) -> object:
@@ -135,7 +135,7 @@ def _is_shallow(data: bytes) -> bool:
     return True
 
 
-def _deeper(read: Callable[[bytes], T], raw: bytes) -> T:
+def _read_with_raised_limit(read: Callable[[bytes], T], raw: bytes) -> T:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(_LEVELS)
     try:

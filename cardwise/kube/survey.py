@@ -30,8 +30,8 @@ from cardwise.kube.client import KubeClient
 
 _T = TypeVar("_T")
 
-MOST_CARDS = 256  # cards and devices of one node that count: a hostile node may invent more
-MOST_REPORTED_PER_CARD = 512  # shares that a node is believed about one card: far above what pods fit on a node
+MAX_CARDS_PER_NODE = 256  # cards and devices of one node that count: a hostile node may invent more
+MAX_REPORTED_PER_CARD = 512  # shares that a node is believed about one card: far above what pods fit on a node
 _UID = re.compile(names.POD_UID)
 _NO_CLASSES: frozenset[str] = frozenset()  # one for tens of thousands of cards: Python makes a new one each time
 _NO_LIMITS = CardLimits()
@@ -55,22 +55,22 @@ class Survey:
     problems: list[str] = field(default_factory=list)
     partial: str = ""
 
-    def missing(self, name: str) -> str:
+    def missing_class(self, name: str) -> str:
         """Two words for users where no card can ever be in the class, so that it limits nothing; else ""."""
-        if name in self.classes or name in self._automatic():
+        if name in self.classes or name in self._automatic_classes():
             return ""
         broken = any(problem.startswith(f"ResourceClass {name}: ") for problem in self.problems)
         return "unreadable class" if broken else "no such class"
 
-    def _automatic(self) -> set[str]:
+    def _automatic_classes(self) -> set[str]:
         """The classes that cards are in by their models, though there may be no object of that name."""
         return {
             classes.name_of_model(resource.spec.model)
             for resource in self.resources
-            if resource.spec.model and not is_other(resource)
+            if resource.spec.model and not is_other_device(resource)
         }
 
-    def headroom(self, namespace: str) -> list[tuple[GPUQuota, Headroom]]:
+    def quota_headroom(self, namespace: str) -> list[tuple[GPUQuota, Headroom]]:
         """What each entry of the namespace's GPUQuotas leaves, and whose it is."""
         return [
             (quota, quotas.headroom(entry, self.ledger.used(namespace, entry)))
@@ -163,22 +163,22 @@ def take_survey(
     """
     survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
-        survey.addresses = _addresses(client, own=own)
+        survey.addresses = _list_addresses(client, own=own)
     resources = list(client.list_as(paths.extendedresources(), wire.ListOf[_Resource]))
     survey.resources += resources
     # A cluster that has only ExtendedResources, an older installation, has no types and no quotas.
-    resource_classes = _parse_all(
+    resource_classes = _parse_objects(
         survey, "ResourceClass", _list_known_kind(client, paths.resourceclasses()), classes.parse
     )
     survey.classes = {resource_class.name: resource_class for resource_class in resource_classes}
     survey.quotas = list(
-        _parse_all(survey, "GPUQuota", _list_known_kind(client, paths.gpuquotas(namespace)), quotas.parse)
+        _parse_objects(survey, "GPUQuota", _list_known_kind(client, paths.gpuquotas(namespace)), quotas.parse)
     )
     classifier = Classifier(survey.classes.values())
     cards: dict[str, list[Card]] = {}
     devices: dict[str, list[Device]] = {}
     for resource in survey.resources:
-        if is_other(resource):
+        if is_other_device(resource):
             devices.setdefault(resource.spec.node, []).append(device_of(resource, classifier))
         else:
             cards.setdefault(resource.spec.node, []).append(card_of(resource, classifier))
@@ -195,16 +195,16 @@ def take_survey(
             "you may not read the pods of all namespaces: what others hold is as the cards' statuses say, some seconds "
             "old and without names"
         )
-        pods = _allowed_pods(client, own)
+        pods = _list_permitted_pods(client, own)
     for pod in pods:
         _add_pod(survey, pod)
-    _add_reported(survey)
+    _add_reported_shares(survey)
     if survey.partial or beyond:
-        _add_others(survey, resources)
+        _add_unknown_holders(survey, resources)
     return survey
 
 
-def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
+def _list_addresses(client: KubeClient, *, own: str) -> dict[str, str]:
     """The addresses of nodes; with `own`, none if they may not be read."""
     addresses = {}
     try:
@@ -217,7 +217,7 @@ def _addresses(client: KubeClient, *, own: str) -> dict[str, str]:
     return addresses
 
 
-def _allowed_pods(client: KubeClient, namespace: str) -> list[_Pod]:
+def _list_permitted_pods(client: KubeClient, namespace: str) -> list[_Pod]:
     """The pods of the namespace; none if these may not be read either."""
     try:
         return list(client.list_as(paths.pods(namespace), wire.ListOf[_Pod]))
@@ -233,11 +233,11 @@ def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
     return survey.ledger
 
 
-def native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
+def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
     """The ResourceQuotas of a namespace, or of all, that limit resources of ours. Raises `KubeError`."""
     quotas_found = []
     for quota in client.list_as(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
-        hard = {key: amount for key, amount in quota.spec.hard.items() if _concerns_us(key)}
+        hard = {key: amount for key, amount in quota.spec.hard.items() if _is_own_resource(key)}
         if hard:
             used = {key: quota.status.used[key] for key in hard if key in quota.status.used}
             meta = quota.metadata
@@ -245,7 +245,7 @@ def native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
     return quotas_found
 
 
-def is_other(resource: wire.ExtendedResource) -> bool:
+def is_other_device(resource: wire.ExtendedResource) -> bool:
     """Whether it is a device that is no GPU."""
     return resource.spec.kind != classes.KIND
 
@@ -301,7 +301,7 @@ def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = N
     )
 
 
-def is_whole(held: wire.ContainerShare, mem: int) -> bool:
+def is_whole_card(held: wire.ContainerShare, mem: int) -> bool:
     """Whether what is held of a card of `mem` MiB was asked for as a whole card; as it looks where nobody says."""
     return held.whole or (not held.container and held.core_percent >= FULL_CORE and held.memory_mib >= mem)
 
@@ -314,7 +314,7 @@ def is_uid(uid: str) -> bool:
 def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.ContainerShare]:
     """What the node says is held of its card, as far as the card goes; see `extender/cache/reservations.py`."""
     remaining = resource.spec.memory_mib
-    for held in (resource.status.reported or ())[:MOST_REPORTED_PER_CARD]:
+    for held in (resource.status.reported or ())[:MAX_REPORTED_PER_CARD]:
         if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE and is_uid(held.pod_uid):
             mem = min(held.memory_mib, remaining)
             remaining -= mem
@@ -324,12 +324,12 @@ def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.Container
 def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
     """Nothing where the cluster does not know the kind."""
     try:
-        yield from client.objects(path)
+        yield from client.list_objects(path)
     except errors.NotFound:
         return
 
 
-def _parse_all(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
+def _parse_objects(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
     """Those that can be read; the others are problems, and count for nothing as they do for the extender."""
     for manifest in objects:
         try:
@@ -340,7 +340,7 @@ def _parse_all(survey: Survey, kind: str, objects: Iterator[Json], parse: Callab
             survey.problems.append(f"{kind} {name}: {error}")
 
 
-def _concerns_us(key: str) -> bool:
+def _is_own_resource(key: str) -> bool:
     resource = key.removeprefix("requests.")
     return resource in names.REQUESTED or resource.startswith(names.CLASS_PREFIX)
 
@@ -370,7 +370,7 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
         survey.waiting.append((meta.namespace, meta.name, pod_request))
 
 
-def _add_reported(survey: Survey) -> None:
+def _add_reported_shares(survey: Survey) -> None:
     """What nodes say is held of pods whose object is gone: one holding per pod and node, over all that reports it.
 
     Quotas count those that the extender has seen vanish there, as for the extender itself.
@@ -385,7 +385,7 @@ def _add_reported(survey: Survey) -> None:
         for held in plausible_shares(resource):
             key = held.pod_uid, spec.node
             pods[key] = held
-            if is_other(resource):
+            if is_other_device(resource):
                 # By which of its classes it was asked for, nobody tells and nothing depends on.
                 devices.setdefault(key, []).append(assignment.DeviceShare("", spec.uuid))
             else:
@@ -410,7 +410,7 @@ def _add_reported(survey: Survey) -> None:
         )
 
 
-def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:
+def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None:
     """What is allocated beyond the pods that are known: one holding without a name per card or device."""
     known: dict[str, list[assignment.CardShare]] = {}
     held_uuids: set[str] = set()
@@ -425,7 +425,7 @@ def _add_others(survey: Survey, resources: Iterable[_Resource]) -> None:
         held_uuids |= {device.uuid for device in holding.assignment.device_shares()}
     for resource in resources:
         spec, allocated = resource.spec, resource.status.allocated
-        if is_other(resource):
+        if is_other_device(resource):
             free = not allocated.shares or spec.uuid in held_uuids
             assigned = assignment.Assignment({}, {} if free else {"pod": (assignment.DeviceShare("", spec.uuid),)})
         else:
@@ -455,5 +455,5 @@ def _reported_share(held: wire.ContainerShare, spec: wire.ExtendedResourceSpec) 
         MiB(held.memory_mib),
         Percent(held.core_percent),
         MiB(spec.memory_mib),
-        is_whole(held, spec.memory_mib),
+        is_whole_card(held, spec.memory_mib),
     )

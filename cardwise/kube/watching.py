@@ -12,7 +12,7 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from cardwise.kube import errors
 
 _READ_BYTES = 65536
-_MOST_BYTES = 64 << 20  # of an event: one object, as large as an answer may be
+_MAX_BYTES = 64 << 20  # of an event: one object, as large as an answer may be
 
 
 class Watch:
@@ -40,8 +40,8 @@ class Watch:
                     yield from (line for line in (bytes(rest) + head).split(b"\n") if line)
                     rest.clear()
                 rest += tail
-                if len(rest) > _MOST_BYTES:
-                    raise errors.TooLarge(f"watch of {self._path}: an event has more than {_MOST_BYTES} bytes")
+                if len(rest) > _MAX_BYTES:
+                    raise errors.TooLarge(f"watch of {self._path}: an event has more than {_MAX_BYTES} bytes")
         except (ReadTimeoutError, TimeoutError) as error:
             if not self._closed:
                 raise errors.WatchSilent(f"watch of {self._path}: {error}") from error

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Struct, field
 
 from cardwise.core.api import classes
-from cardwise.kube.nesting import survive_depth
+from cardwise.kube.nesting import tolerate_depth
 
 _T = TypeVar("_T")
 _ABSENT: Final = msgspec.Raw(b"")
@@ -92,9 +92,9 @@ class _TrimmedWithManagers(_Trimmed, rename="camel", omit_defaults=True):
     metadata: _ManagedMeta | None = None
 
 
-_decode_trimmed = survive_depth(msgspec.json.Decoder(_Trimmed).decode)
-_decode_with_managers = survive_depth(msgspec.json.Decoder(_TrimmedWithManagers).decode)
-_decode_members = survive_depth(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
+_decode_trimmed = tolerate_depth(msgspec.json.Decoder(_Trimmed).decode)
+_decode_with_managers = tolerate_depth(msgspec.json.Decoder(_TrimmedWithManagers).decode)
+_decode_members = tolerate_depth(msgspec.json.Decoder(dict[str, msgspec.Raw]).decode)
 _MANAGED_FIELDS = b'"managedFields"'
 _encode = msgspec.json.Encoder().encode
 

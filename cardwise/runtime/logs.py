@@ -19,11 +19,11 @@ import structlog
 from cardwise.clock import Clock
 from cardwise.core.values import wording
 
-_MOST_TRACEBACK: Final = 8 * wording.MOST_BYTES
+_MAX_TRACEBACK: Final = 8 * wording.MOST_BYTES
 
 _MINUTE: Final = 60.0  # seconds
-_MOST_LINES: Final = 200  # of one kind, in a minute
-_MOST_LINES_OF_KEY: Final = 20
+_MAX_LINES: Final = 200  # of one kind, in a minute
+_MAX_LINES_OF_KEY: Final = 20
 
 LogFormat = Literal["json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -97,7 +97,7 @@ class LineLimit:
             if now >= self._until:
                 self._until, self._lines, self._dropped = now + _MINUTE, 0, 0
                 self._lines_of.clear()
-            full = self._lines >= _MOST_LINES or self._lines_of[key] >= _MOST_LINES_OF_KEY
+            full = self._lines >= _MAX_LINES or self._lines_of[key] >= _MAX_LINES_OF_KEY
             if full:
                 self._dropped += 1
             else:
@@ -123,7 +123,7 @@ def _renderers(fmt: LogFormat) -> list[structlog.typing.Processor]:
 def _cut_fields(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     """The line with no field of more than 1 KiB, or of 8 KiB for a traceback."""
     for key, field in event.items():
-        event[key] = _cut_field(field, _MOST_TRACEBACK if key == "exception" else wording.MOST_BYTES)
+        event[key] = _cut_field(field, _MAX_TRACEBACK if key == "exception" else wording.MOST_BYTES)
     return event
 
 

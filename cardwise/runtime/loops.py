@@ -13,7 +13,7 @@ from cardwise.supervision import supervised_thread
 _log = structlog.get_logger(__name__)
 
 
-def run_all(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
+def run_steps(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
     """A turn that takes all these steps. One that fails does not keep the others; it is raised after them."""
 
     def run_steps() -> None:
@@ -66,11 +66,11 @@ class Loop:
 
     def stop(self, timeout: float = 5.0) -> None:
         """Waits for the turn that is under way, `timeout` seconds at most."""
-        self.end()
+        self.request_stop()
         if self._thread.is_alive():
             self._clock.join(self._thread, timeout)
 
-    def end(self) -> None:
+    def request_stop(self) -> None:
         """As `stop`, without waiting."""
         self._stopping.set()
         self._wake.set()
@@ -90,14 +90,14 @@ class Loop:
         try:
             self._step()
         except self._expected as error:
-            delay = self._backoff.next(getattr(error, "retry_after", None))
+            delay = self._backoff.next_delay(getattr(error, "retry_after", None))
             _log.warning(self._failed, error=str(error), retry_in=round(delay, 1))
             return delay
         except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
             if self._failures is not None:
                 self._failures.labels(self._name).inc()
             _log.exception(self._failed)
-            return self._backoff.next()
+            return self._backoff.next_delay()
         self._backoff.reset()
         return None
 

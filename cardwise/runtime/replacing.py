@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def replace(path: Path, content: bytes, mode: int = 0o644) -> None:
+def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
     """Not meant to survive a power cut. Raises OSError, and leaves nothing behind then."""
     # Hidden, and without the suffix: who looks through the folder takes it for none of the files that it wants.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")

@@ -212,7 +212,7 @@ def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:
 
 
 @contextmanager
-def startup_errors(*options: str) -> Iterator[None]:
+def report_startup_errors(*options: str) -> Iterator[None]:
     """What cannot work becomes one line that names the options to look at, not a traceback."""
     try:
         yield

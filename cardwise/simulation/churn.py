@@ -91,7 +91,7 @@ def simulate_churn(
             end, number = heapq.heappop(ends)
             allocated_time += cluster.allocated * _measured_time(now, end)
             now = end
-            node = cluster.remove(f"{number}")
+            node = cluster.remove_pod(f"{number}")
             if node is not None:
                 fragments.mark_changed(node)
         allocated_time += cluster.allocated * _measured_time(now, arrival)
@@ -99,12 +99,14 @@ def simulate_churn(
         if now >= end_time:
             break
         if now > len(samples) / _SAMPLES_PER_LIFETIME:
-            samples.append(ChurnSample(now, 100 * cluster.allocated / workload.capacity, fragments.percent()))
+            samples.append(
+                ChurnSample(now, 100 * cluster.allocated / workload.capacity, fragments.fragmented_percent())
+            )
         # Lifetimes are drawn for refused pods too, so that every policy gets the same pods with the same lifetimes.
         pod, ends_at = random.choice(pods), now + random.expovariate(1.0)
         if learning:
             cluster.observe_arrival(pod.shape)
-        node = cluster.place(f"{arrived}", pod)
+        node = cluster.place_pod(f"{arrived}", pod)
         if now >= WARMUP_LIFETIMES:
             tally.add(workload.size_in_cards(pod.shape), refused=node is None)
         if node is not None:

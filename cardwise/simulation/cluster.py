@@ -75,7 +75,7 @@ class SimulatedCluster:
         self.ledger.set_holding(holding)
         self.allocated += holding.assignment.mem
 
-    def place(self, uid: str, pod: SimulatedPod) -> str | None:
+    def place_pod(self, uid: str, pod: SimulatedPod) -> str | None:
         """Place an arriving pod. Returns its node; None if it fits on no node."""
         load = pod.shape.load
         placed = self.engine.place(pod.shape.request or NO_CARD, load, self.policy)
@@ -86,7 +86,7 @@ class SimulatedCluster:
         self._pod_loads[uid] = load
         return placed.node
 
-    def remove(self, uid: str) -> str | None:
+    def remove_pod(self, uid: str) -> str | None:
         """Remove a pod that ends. Returns its node; None if the pod was never placed."""
         holding = self.ledger.holding(uid)
         if holding is None:
@@ -111,10 +111,10 @@ class SimulatedCluster:
 
     def _count_fitting(self, shape: PodShape) -> int:
         uids: list[str] = []
-        while self.place(f"extra-{len(uids)}", SimulatedPod("extra", shape)) is not None:
+        while self.place_pod(f"extra-{len(uids)}", SimulatedPod("extra", shape)) is not None:
             uids.append(f"extra-{len(uids)}")
         for uid in uids:
-            self.remove(uid)
+            self.remove_pod(uid)
         return len(uids)
 
     def _change_free_load(self, node: str, load: Load, sign: int) -> None:

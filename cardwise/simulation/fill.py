@@ -135,7 +135,7 @@ def simulate_fill(
         if max_scored_nodes is not None and not i % PODS_BETWEEN_REFRESHES:
             cluster.refresh_scores()
         start = time.perf_counter()
-        node = cluster.place(f"{i}", pod)
+        node = cluster.place_pod(f"{i}", pod)
         seconds.append(time.perf_counter() - start)
         requested += workload.demand(pod.shape)
         percent = 100 * requested / workload.capacity
@@ -147,7 +147,7 @@ def simulate_fill(
         count, total = sums.get(round(percent), (0, 0))
         sums[round(percent)] = count + 1, total + cluster.allocated
         if measured_fragments is not None and int(percent) not in fragmented:
-            fragmented[int(percent)] = measured_fragments.percent()
+            fragmented[int(percent)] = measured_fragments.fragmented_percent()
         if on_progress is not None and not (i + 1) % PROGRESS_STEP:
             on_progress(PROGRESS_STEP)
     if on_progress is not None:

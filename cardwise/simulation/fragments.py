@@ -28,7 +28,7 @@ class SimulatedFragments:
         """Note that a pod was placed on the node or removed from it."""
         self._changed.add(node)
 
-    def percent(self) -> float:
+    def fragmented_percent(self) -> float:
         """The share of idle card memory that is fragmented, in percent; 0 if nothing is idle."""
         for name in sorted(self._changed):
             self._fragments.set_node(name, self._cluster.ledger.node(name), self._cluster.free_load(name))

@@ -68,10 +68,10 @@ def read_trace(folder: Path, pods: str, nodes: str = "gpu_node") -> SimulatedWor
     for line, row in pod_rows:
         key = row.cpu_milli, row.memory_mib, row.num_gpu, row.gpu_milli, row.gpu_spec
         if key not in shapes:
-            shapes[key] = _shape(line, row)
+            shapes[key] = _parse_shape(line, row)
         simulated_pods.append(SimulatedPod(row.name, shapes[key]))
     specs = {row.gpu_spec for _, row in pod_rows if row.gpu_spec}
-    simulated_nodes = tuple(_node(row, specs) for _, row in node_rows)
+    simulated_nodes = tuple(_parse_node(row, specs) for _, row in node_rows)
     return SimulatedWorkload(pods, simulated_nodes, tuple(simulated_pods), unit="1/1000 GPU")
 
 
@@ -92,7 +92,7 @@ def _check_nodes(file: str, rows: Iterable[tuple[str, _NodeRow]]) -> None:
         )
 
 
-def _shape(line: str, row: _PodRow) -> PodShape:
+def _parse_shape(line: str, row: _PodRow) -> PodShape:
     """What the pod requests. Raises InvalidRequest for a request of 0 thousandths of a card."""
     load = Load(row.cpu_milli, row.memory_mib * _MIB)
     if not row.num_gpu:
@@ -115,7 +115,7 @@ def requested_classes(workload: SimulatedWorkload) -> set[str]:
     return {c.resource_class for request in requests if request for c in request.containers if c.resource_class}
 
 
-def _node(row: _NodeRow, specs: set[str]) -> SimulatedNode:
+def _parse_node(row: _NodeRow, specs: set[str]) -> SimulatedNode:
     classes = classes_of(row.model, specs)
     cards = tuple(
         Card(index=i, uuid=f"{row.sn}-{i}", mem=MiB(CARD_UNITS), model=row.model, classes=classes)
@@ -162,12 +162,12 @@ def _iterate_rows(path: Path, kind: type[_T]) -> Iterator[tuple[str, _T]]:
                 if reader.restkey in row:
                     problem = f"has {len(row[reader.restkey])} cells more than the header"
                     raise InvalidRequest(line, problem, "remove them, or put a cell with a comma in quotes")
-                yield line, _converted(line, row, kind)
+                yield line, _convert_row(line, row, kind)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InvalidRequest(path.name, f"cannot be read ({error})", "write it as CSV in UTF-8") from error
 
 
-def _converted(line: str, row: dict[str, str], kind: type[_T]) -> _T:
+def _convert_row(line: str, row: dict[str, str], kind: type[_T]) -> _T:
     try:
         return msgspec.convert(row, type=kind, strict=False)
     except msgspec.ValidationError as error:

@@ -83,21 +83,21 @@ class Delivery:
         self._lock = threading.Lock()
         self._remove_problem = ""
 
-    def edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
+    def merged_edits(self, cards: list[GpuCard]) -> tuple[cdi.Edits, str]:
         """The merged CDI edits of the cards, and the CDI version that they need. Raises NoDevice."""
         if self._nvidia is None:
             return cdi.merge_edits(cdi.plain_edits(card) for card in cards), cdi.CDI_VERSION
-        edits_and_versions = [self._nvidia.edits(card) for card in cards]
+        edits_and_versions = [self._nvidia.card_edits(card) for card in cards]
         return cdi.merge_edits(edits for edits, _ in edits_and_versions), max(
             (version for _, version in edits_and_versions), default=cdi.CDI_VERSION
         )
 
-    def undeliverable(self, cards: list[GpuCard]) -> dict[str, str]:
+    def undeliverable_cards(self, cards: list[GpuCard]) -> dict[str, str]:
         """Why containers cannot get these cards at present, by UUID; cards without a problem are left out."""
         reasons = {}
         for card in cards:
             try:
-                self.edits([card])
+                self.merged_edits([card])
             except (cdi.NoDevice, OSError) as error:
                 reasons[card.uuid] = str(error)
         return reasons
@@ -106,11 +106,11 @@ class Delivery:
         """Why no spec can be written at present, "" if one can."""
         return cdi.write_problem(self._folder)
 
-    def deliver(self, grant: Grant, hardware: Hardware) -> None:
+    def deliver_grant(self, grant: Grant, hardware: Hardware) -> None:
         """Write the spec of each slot of the grant. Raises NoDevice, OSError, or KeyError for missing hardware."""
         with self._lock:
             for slot in grant.slots:
-                self._write(slot, grant, hardware)
+                self._write_spec(slot, grant, hardware)
 
     def remove_unused_specs(self, grants: GrantStore) -> None:
         """Remove the specs of slots that no grant has.
@@ -121,21 +121,21 @@ class Delivery:
         with self._lock:
             self._remove_unused_specs(grants)
 
-    def restore(self, grants: GrantStore, hardware: Hardware) -> None:
+    def restore_specs(self, grants: GrantStore, hardware: Hardware) -> None:
         """Recreate the folder from the grants: after a reboot it is empty, after a crash it may be outdated."""
         # Later grants are delivered after the lock is released, and overwrite what is written here.
         with self._lock:
             self._remove_unused_specs(grants)
-            self._rewrite({slot for grant in grants.all() for slot in grant.slots}, grants, hardware)
+            self._rewrite_specs({slot for grant in grants.list_grants() for slot in grant.slots}, grants, hardware)
 
-    def refresh(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
+    def rewrite_specs(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
         """Write the specs of these slots again."""
         with self._lock:
-            self._rewrite(slots, grants, hardware)
+            self._rewrite_specs(slots, grants, hardware)
 
     def _remove_unused_specs(self, grants: GrantStore) -> None:
         # A grant is in the store before its spec is written. So under the lock each spec of a start has its grant.
-        slots = {slot for grant in grants.all() for slot in grant.slots}
+        slots = {slot for grant in grants.list_grants() for slot in grant.slots}
         failures: list[OSError] = []
         try:
             for path in cdi.stale_specs(self._folder, slots):
@@ -149,23 +149,23 @@ class Delivery:
         if self._remove_problem not in ("", previous):
             _log.error("failed to remove the CDI spec of a free slot; trying again", error=self._remove_problem)
 
-    def _rewrite(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
+    def _rewrite_specs(self, slots: Iterable[str], grants: GrantStore, hardware: Hardware) -> None:
         for slot in slots:
-            grant = grants.owner(slot)
+            grant = grants.slot_owner(slot)
             if grant is None:
                 continue
             try:
-                self._write(slot, grant, hardware)
+                self._write_spec(slot, grant, hardware)
             except (cdi.NoDevice, OSError, KeyError) as error:
                 fields = {"slot": slot, "pod": grant.pod, "uid": grant.pod_uid, "error": repr(error)}
                 _log.error("failed to write the CDI spec of a granted slot", **fields)
 
-    def _write(self, slot: str, grant: Grant, hardware: Hardware) -> None:
+    def _write_spec(self, slot: str, grant: Grant, hardware: Hardware) -> None:
         cards = [hardware.cards[share.uuid] for share in grant.shares]
-        edits, version = self.edits(cards)
+        edits, version = self.merged_edits(cards)
         devices = [hardware.devices[device.uuid] for device in grant.devices]
         edits = cdi.merge_edits([edits, *map(cdi.device_edits, devices), cdi.mps_edits(grant, cards)])
-        cdi.write(self._folder, slot, cdi.spec(slot, grant, edits, version, devices))
+        cdi.write_spec(self._folder, slot, cdi.build_spec(slot, grant, edits, version, devices))
 
 
 def device_problem(device: OtherDevice, access: Access | None) -> str:

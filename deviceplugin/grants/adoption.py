@@ -111,7 +111,7 @@ def sandbox_grants(
     return list(grants.values()), unknown_holders
 
 
-def adopt(
+def adopt_grants(
     containers_by_slot: Mapping[str, Sequence[CheckpointContainer]],
     pods: Pods,
     grants: GrantStore,
@@ -119,8 +119,8 @@ def adopt(
     alive: Mapping[str, set[str]],
 ) -> Adoption:
     """Add the missing grants of containers that are alive according to the runtime."""
-    granted = {(grant.pod_uid, grant.container) for grant in grants.all()}
-    in_api = {pod.uid: pod for pod in pods.all()}
+    granted = {(grant.pod_uid, grant.container) for grant in grants.list_grants()}
+    in_api = {pod.uid: pod for pod in pods.list_pods()}
     sandboxes = current_sandboxes(sandboxes)
     missing, without_assignment = missing_grants(containers_by_slot, in_api, granted, sandboxes)
     missing = [grant for grant in missing if grant.container in alive.get(grant.pod_uid, ())]
@@ -131,7 +131,7 @@ def adopt(
     for grant in (*missing, *of_sandboxes):
         fields = {"pod": grant.pod, "uid": grant.pod_uid, "container": grant.container}
         try:
-            grants.adopt(grant)
+            grants.adopt_grant(grant)
         except UnsafeName as error:
             _log.warning("a running container cannot have a grant", **fields, error=str(error))
             adoption.unknown_holders.add(grant.pod_uid)

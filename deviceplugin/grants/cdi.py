@@ -82,21 +82,23 @@ def mps_edits(grant: Grant, cards: Sequence[GpuCard]) -> Edits:
         mounts = []
         for folder, container_folder in folders:
             mounts += [
-                _bind(folder, container_folder, "ro"),
-                *(_cover(f"{container_folder}/{name}") for name in (mps.LOG, mps.PIPE)),
+                _bind_mount(folder, container_folder, "ro"),
+                *(_cover_mount(f"{container_folder}/{name}") for name in (mps.LOG, mps.PIPE)),
             ]
         return {"mounts": mounts}
-    edits: Edits = {"mounts": [_bind(f"{folder}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]}
-    if grant.mps and len(cards) == 1 and not grant.shares[0].whole and _limits_in_the_kernel(cards[0]):
+    edits: Edits = {
+        "mounts": [_bind_mount(f"{folder}/{mps.CLIENTS}", mps.CONTAINER_PIPE, "ro") for folder in grant.mps]
+    }
+    if grant.mps and len(cards) == 1 and not grant.shares[0].whole and _has_kernel_limit(cards[0]):
         edits["env"] = [f"{names.ENV_GPU_MEMORY_LIMIT}={grant.shares[0].mem}"]
     return edits
 
 
-def _bind(host: str, container: str, access: str) -> dict[str, Any]:
+def _bind_mount(host: str, container: str, access: str) -> dict[str, Any]:
     return {"hostPath": host, "containerPath": container, "options": ["bind", access, *_SAFE_MOUNT_OPTIONS]}
 
 
-def _cover(path: str) -> dict[str, Any]:
+def _cover_mount(path: str) -> dict[str, Any]:
     return {
         "hostPath": "tmpfs",
         "containerPath": path,
@@ -105,7 +107,7 @@ def _cover(path: str) -> dict[str, Any]:
     }
 
 
-def _limits_in_the_kernel(card: GpuCard) -> bool:
+def _has_kernel_limit(card: GpuCard) -> bool:
     """Whether the driver can limit the memory of processes in the kernel.
 
     NVIDIA's container toolkit (1.20.1 and later) then sets the limit from the container's environment.
@@ -154,7 +156,7 @@ class _NvidiaSpec(Struct, rename="camel"):
     devices: list[_SpecDevice] | None = None
 
 
-def _parse(content: str) -> dict[str, Any] | None:
+def _parse_spec(content: str) -> dict[str, Any] | None:
     """The spec, None if it is not of NVIDIA's cards. Raises an error of `_UNREADABLE` for what cannot be read or
     written again.
     """
@@ -178,7 +180,7 @@ class NvidiaSpecs:
         self._paths = tuple(paths)
         self._cache: dict[Path, tuple[tuple[int, int, int], dict[str, Any] | None]] = {}
 
-    def edits(self, card: GpuCard) -> tuple[Edits, str]:
+    def card_edits(self, card: GpuCard) -> tuple[Edits, str]:
         """The card's edits with the spec's common ones, and the CDI version that they need. Raises NoDevice."""
         file, spec, device = self._find_device(card)
         edits = merge_edits([spec.get("containerEdits") or {}, device.get("containerEdits") or {}])
@@ -201,7 +203,7 @@ class NvidiaSpecs:
             for path in reversed(self._paths):
                 matches = [
                     (file, spec, device)
-                    for file, spec in self._specs(path)
+                    for file, spec in self._list_specs(path)
                     for device in spec.get("devices") or ()
                     if str(device.get("name")) == name
                 ]
@@ -216,16 +218,16 @@ class NvidiaSpecs:
             f"{card_text} is in no {_NVIDIA_KIND} CDI spec below {_comma_list(map(str, self._paths))}; {_REMEDY}"
         )
 
-    def _specs(self, path: Path) -> Iterable[tuple[Path, dict[str, Any]]]:
+    def _list_specs(self, path: Path) -> Iterable[tuple[Path, dict[str, Any]]]:
         files = path.iterdir() if path.is_dir() else [path]
         # Skip our own specs: they are many, and none is NVIDIA's.
         for file in sorted(file for file in files if not file.name.startswith(_OWN_PREFIX)):
             if file.suffix in {".json", ".yaml", ".yml"}:
-                spec = self._read(file)
+                spec = self._read_spec(file)
                 if spec is not None:
                     yield file, spec
 
-    def _read(self, file: Path) -> dict[str, Any] | None:
+    def _read_spec(self, file: Path) -> dict[str, Any] | None:
         """The spec, None if there is none of NVIDIA's cards. A file is parsed, and a failure logged, once for each
         change of it.
         """
@@ -239,7 +241,7 @@ class NvidiaSpecs:
             return None
         spec = None
         try:
-            spec = _parse(content.decode())
+            spec = _parse_spec(content.decode())
         except _UNREADABLE as error:
             _log.warning("ignored a CDI spec that cannot be read", file=str(file), error=str(error))
         self._cache[file] = (stamp, spec)
@@ -266,7 +268,7 @@ def merge_edits(all_edits: Iterable[Edits]) -> Edits:
     return merged_edits
 
 
-def spec(
+def build_spec(
     slot: str, grant: Grant, edits: Edits, version: str = CDI_VERSION, devices: Sequence[OtherDevice] = ()
 ) -> dict[str, Any]:
     """The CDI spec of one slot. Variables that Cardwise owns replace those of `edits`.
@@ -284,10 +286,10 @@ def spec(
     }
 
 
-def write(folder: Path, slot: str, content: dict[str, Any]) -> None:
+def write_spec(folder: Path, slot: str, content: dict[str, Any]) -> None:
     """Write the spec atomically: the runtime never reads a part of it. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
-    replacing.replace(spec_path(folder, slot), msgspec.json.encode(content))
+    replacing.replace_file(spec_path(folder, slot), msgspec.json.encode(content))
 
 
 def write_problem(folder: Path) -> str:

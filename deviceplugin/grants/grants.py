@@ -42,8 +42,8 @@ _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,249}")  # with the suffix no lo
 _SUFFIX = ".json"
 _STRIPES = 64
 _PROBE_BYTES = 4096  # a full disk cannot take a block
-_MOST_NAME_BYTES = 200  # of the name of what is moved aside, which gets a time; a file name has 255 bytes at most
-_MOST = 2**63 - 1  # of each number in a grant
+_MAX_NAME_BYTES = 200  # of the name of what is moved aside, which gets a time; a file name has 255 bytes at most
+_MAX = 2**63 - 1  # of each number in a grant
 _VERSION = 1
 _WITH_DEVICES = 2  # of a grant that a former version, which knows cards only, must not take for one
 _KNOWN = (_VERSION, _WITH_DEVICES)
@@ -149,7 +149,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
         """The container keys with shares or devices, as far as the grant tells."""
         return {*self.pod_keys, *self.pod_device_keys}
 
-    def amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
+    def sorted_amounts(self, *, by_container: bool = False) -> tuple[object, ...]:
         """What the pod holds, in ascending order.
 
         by_container: with the container keys.
@@ -166,7 +166,7 @@ class Grant(Struct, frozen=True, kw_only=True, rename="camel"):
     def is_of_same_binding(self, other: "Grant") -> bool:
         """Whether the pod was bound with the same cards and devices for both grants."""
         by_container = bool(self.pod_keys) == bool(other.pod_keys)  # a grant of an older version has none
-        return self.amounts(by_container=by_container) == other.amounts(by_container=by_container)
+        return self.sorted_amounts(by_container=by_container) == other.sorted_amounts(by_container=by_container)
 
     def uuids(self) -> set[str]:
         """The UUIDs of the pod's cards and devices."""
@@ -232,12 +232,12 @@ def merge_by_pod(grants: Iterable[Grant]) -> list[Grant]:
         latest = merged.get(grant.pod_uid)
         if latest is None:
             merged[grant.pod_uid] = grant
-        elif grant.amounts() != latest.amounts():
+        elif grant.sorted_amounts() != latest.sorted_amounts():
             merged[grant.pod_uid] = latest.with_cards_of(grant.pod_assignment)
     return list(merged.values())
 
 
-def _pods(grants: Iterable[Grant]) -> str:
+def _pod_names(grants: Iterable[Grant]) -> str:
     return ", ".join(sorted({f"{grant.pod} (uid {grant.pod_uid})" for grant in grants}))
 
 
@@ -256,7 +256,7 @@ class CardFull(Struct, frozen=True):
         unit = "% of cores" if self.cores else "MiB"
         return (
             f"card {self.index} ({self.uuid}): {self.held} of {self.total} {unit} are still held by "
-            f"{_pods(self.holders)}; {self.requested} {unit} more do not fit"
+            f"{_pod_names(self.holders)}; {self.requested} {unit} more do not fit"
         )
 
 
@@ -267,7 +267,7 @@ class DeviceTaken(Struct, frozen=True):
     holders: tuple[Grant, ...]
 
     def __str__(self) -> str:
-        return f"device {self.uuid} is still held by {_pods(self.holders)}"
+        return f"device {self.uuid} is still held by {_pod_names(self.holders)}"
 
 
 class FormerBinding(Struct, frozen=True):
@@ -315,9 +315,9 @@ class GrantStore:
         self.unreadable: list[str] = []
         self.problem = ""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._load()
+        self._load_grants()
 
-    def all(self) -> list[Grant]:
+    def list_grants(self) -> list[Grant]:
         with self._lock:
             return list(self._grants.values())
 
@@ -329,7 +329,7 @@ class GrantStore:
         with self._lock:
             return [grant for (uid, _), grant in self._grants.items() if uid == pod_uid]
 
-    def owner(self, slot: str) -> Grant | None:
+    def slot_owner(self, slot: str) -> Grant | None:
         """The latest grant of a slot: the kubelet allocates a slot again when its pod has ended."""
         with self._lock:
             grants = [grant for grant in self._grants.values() if slot in grant.slots]
@@ -343,18 +343,18 @@ class GrantStore:
         The grant is on disk when this returns an AddedGrant. Raises OSError; the grant then stays in memory, where the
         next try and `drop` find it.
         """
-        return self._add(
+        return self._add_grant(
             grant,
             lambda: self._former_binding(grant) or self._card_conflict(grant, totals) or self._device_conflict(grant),
             self._latest_ns,
         )
 
-    def adopt(self, grant: Grant) -> None:
+    def adopt_grant(self, grant: Grant) -> None:
         """Add the grant of a running container without checking the card. Raises OSError.
 
         It counts as the oldest of its slots: the slot may have a newer grant already.
         """
-        self._add(grant, lambda: None, lambda: 0)
+        self._add_grant(grant, lambda: None, lambda: 0)
 
     def restore_files(self) -> None:
         """Write grants again whose files were removed.
@@ -369,9 +369,9 @@ class GrantStore:
             probe.unlink()
         except OSError as error:
             failures.append(error)
-        for grant in () if failures else self.all():
+        for grant in () if failures else self.list_grants():
             try:
-                if not self._path(grant).exists():
+                if not self._grant_path(grant).exists():
                     self._restore_file(grant)
             except OSError as error:  # the others are written nevertheless
                 failures.append(error)
@@ -382,7 +382,7 @@ class GrantStore:
         with self._lock:
             return self._epoch
 
-    def drop(self, pod_uid: str, epoch: int) -> list[Grant]:
+    def drop_pod(self, pod_uid: str, epoch: int) -> list[Grant]:
         """Remove all grants of a pod, on disk first. Returns the removed grants: none if one was added after `epoch`.
 
         The check that the pod's containers are gone must begin after `epoch` was read. Raises OSError.
@@ -400,7 +400,7 @@ class GrantStore:
                     else:
                         path.unlink(missing_ok=True)
                 folder.rmdir()
-                _sync(self._folder)
+                _sync_folder(self._folder)
             with self._lock:
                 for key, grant in grants.items():
                     if self._grants.get(key) is grant:
@@ -417,13 +417,13 @@ class GrantStore:
             if self.get(grant.pod_uid, grant.container) is not grant:
                 return
             if previous is not None:
-                self._write(previous)
+                self._write_grant(previous)
             else:
-                path = self._path(grant)
+                path = self._grant_path(grant)
                 path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # other containers of the pod have theirs
                     path.parent.rmdir()
-                    _sync(self._folder)
+                    _sync_folder(self._folder)
             with self._lock:
                 key = (grant.pod_uid, grant.container)
                 if self._grants.get(key) is not grant:
@@ -436,7 +436,7 @@ class GrantStore:
     def held_mib(self) -> dict[str, int]:
         """The granted MiB by UUID; 0 for devices other than GPUs."""
         sums: dict[str, int] = defaultdict(int)
-        for grant in merge_by_pod(self.all()):
+        for grant in merge_by_pod(self.list_grants()):
             for share in grant.pod_shares:
                 sums[share.uuid] += share.mem
             for device in grant.pod_devices:
@@ -489,7 +489,7 @@ class GrantStore:
         """A time later than that of all grants, even if the clock was set back."""
         return max(self._clock.wall_ns(), 1 + max((grant.granted_ns for grant in self._grants.values()), default=0))
 
-    def _add(
+    def _add_grant(
         self, grant: Grant, check: Callable[[], GrantConflict | None], granted_ns: Callable[[], int]
     ) -> AddedGrant | GrantConflict:
         _check_names(grant)
@@ -505,35 +505,35 @@ class GrantStore:
             self._grants[key], self._epochs[key] = grant, self._epoch
         with self._disk_lock(grant.pod_uid):
             if self.get(grant.pod_uid, grant.container) is grant:  # neither replaced nor removed
-                self._write(grant)
+                self._write_grant(grant)
         return added
 
     def _restore_file(self, grant: Grant) -> None:
         with self._disk_lock(grant.pod_uid):
             if self.get(grant.pod_uid, grant.container) is grant:  # not removed meanwhile
-                self._write(grant)
+                self._write_grant(grant)
                 _log.warning("wrote a grant again whose file was removed", pod=grant.pod, uid=grant.pod_uid)
 
-    def _path(self, grant: Grant) -> Path:
+    def _grant_path(self, grant: Grant) -> Path:
         return self._folder / grant.pod_uid / (grant.container + _SUFFIX)
 
-    def _write(self, grant: Grant) -> None:
-        path = self._path(grant)
+    def _write_grant(self, grant: Grant) -> None:
+        path = self._grant_path(grant)
         if not path.parent.is_dir():
             path.parent.mkdir(mode=0o700, parents=True)
-            _sync(self._folder)
+            _sync_folder(self._folder)
         temporary = path.with_name(f".{grant.container}.tmp")
         with temporary.open("wb") as file:
             file.write(msgspec.json.encode(grant))
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync(path.parent)
+        _sync_folder(path.parent)
 
     def _disk_lock(self, pod_uid: str) -> threading.Lock:
         return self._disk_locks[hash(pod_uid) % _STRIPES]
 
-    def _load(self) -> None:
+    def _load_grants(self) -> None:
         for folder in sorted(self._folder.iterdir()):
             if not folder.is_dir():
                 self._move_aside(folder, "is not a folder of a pod")
@@ -543,7 +543,7 @@ class GrantStore:
                     path.unlink()  # unfinished, so its container never started
                     continue
                 try:
-                    grant = _read(path)
+                    grant = _read_grant(path)
                 except RecursionError:
                     self._move_aside(path, "is nested too deep")
                     continue
@@ -561,7 +561,7 @@ class GrantStore:
         If that fails it stays: it must not prevent the start of the plugin, and the next grant of its container
         replaces it.
         """
-        name = os.fsdecode(os.fsencode(f"{path.parent.name}.{path.name}")[:_MOST_NAME_BYTES])
+        name = os.fsdecode(os.fsencode(f"{path.parent.name}.{path.name}")[:_MAX_NAME_BYTES])
         target = self._unreadable_folder / f"{name}.{self._clock.wall_ns()}.{len(self.unreadable)}"
         try:
             self._unreadable_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -576,7 +576,7 @@ class GrantStore:
         _log.error("moved an unreadable grant aside", path=str(path), to=str(target), error=reason)
 
 
-def _read(path: Path) -> Grant:
+def _read_grant(path: Path) -> Grant:
     text = path.read_bytes()
     version = msgspec.json.decode(text, type=_Format).version  # first: another version may have other fields
     if version not in _KNOWN:
@@ -609,8 +609,8 @@ def _check_amounts(grant: Grant) -> None:
     for share in (*grant.shares, *grant.pod_shares):
         numbers += [("index", share.index), ("mem", share.mem), ("core", share.core), ("total", share.total)]
     for name, number in numbers:
-        if not 0 <= number <= _MOST:
-            raise ValueError(f"{name} is {number}, not a number from 0 to {_MOST}")
+        if not 0 <= number <= _MAX:
+            raise ValueError(f"{name} is {number}, not a number from 0 to {_MAX}")
 
 
 def _check_names(grant: Grant) -> None:
@@ -619,7 +619,7 @@ def _check_names(grant: Grant) -> None:
             raise UnsafeName(f"{quote_text(name)} is not a pod UID or container name")
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -64,7 +64,7 @@ class MpsWait:
             self._seen_file.unlink(missing_ok=True)
         self.has_manager()  # remember it even if no container starts before the next reboot
 
-    def wait(
+    def wait_ready(
         self, grant: Grant, try_reserve: Callable[[], bool], release: Callable[[], None], is_active: Callable[[], bool]
     ) -> Grant:
         """Wait for MPS; returns the grant with the daemons that its container gets. Raises MpsNotReady.
@@ -83,7 +83,7 @@ class MpsWait:
             raise MpsNotReady(readiness.problem)
         return msgspec.structs.replace(grant, mps=readiness.folders)
 
-    def confirm(self, grant: Grant) -> None:
+    def confirm_ready(self, grant: Grant) -> None:
         """Check again that MPS is ready, right before the grant is delivered. Raises MpsNotReady."""
         readiness = self._check(grant, self._required_state(grant))
         if readiness.problem or readiness.folders != grant.mps:
@@ -102,7 +102,7 @@ class MpsWait:
         """The MPS state to wait for; None if MPS does not matter. Raises MpsNotReady."""
         if not grant.pod_shares:
             return None
-        mode = _mode(grant.mps_mode, self._setting)
+        mode = _pod_mode(grant.mps_mode, self._setting)
         has_manager = self.has_manager()
         if mode is Mode.REQUIRED and not has_manager:
             reason = "--mps=off" if self._setting is Mode.OFF else f"no manager has run here ({self._root} is empty)"
@@ -149,7 +149,7 @@ class MpsWait:
             f"pod {grant.pod} has shares of several cards in one container, each with an MPS daemon of its own; a "
             "process can use one (cardwise-mps --scope=node has one for all)"
         )
-        if _mode(grant.mps_mode, self._setting) is Mode.REQUIRED:
+        if _pod_mode(grant.mps_mode, self._setting) is Mode.REQUIRED:
             return Readiness(reason)
         off_problem = self._problem(grant.shares, MpsState.OFF)
         return Readiness(
@@ -182,7 +182,7 @@ class MpsWait:
         return next(filter(None, problems), "")
 
 
-def _mode(mode: str, setting: Mode) -> Mode:
+def _pod_mode(mode: str, setting: Mode) -> Mode:
     """The mode of a pod: its own, else the node's. Raises MpsNotReady."""
     try:
         return Mode(mode) if mode else setting

@@ -284,18 +284,18 @@ class PreStart:
             [hardware.devices[device.uuid] for device in grant.devices],
         )
         try:
-            grant = self._mps.wait(grant, self._try_reserve_wait, self._waiting.release, is_active)
+            grant = self._mps.wait_ready(grant, self._try_reserve_wait, self._waiting.release, is_active)
             if grant.mps and grant.shares and access is Access.ENV:
                 raise StartRefused(f"pod {grant.pod}: {NO_CDI_NO_MPS}")
             self._check_adopted(grant, deadline)
             totals = {card.uuid: card.memory for card in hardware.cards.values()}
             added = self._add_or_wait(grant, totals, deadline, is_active)
-            self._mps.confirm(grant)  # waiting for the card may have taken seconds
+            self._mps.confirm_ready(grant)  # waiting for the card may have taken seconds
             if not is_active():
                 self._grants.undo_add(added)
                 raise StartRefused(_ABANDONED)
             if access is not Access.ENV:
-                self._delivery.deliver(grant, hardware)
+                self._delivery.deliver_grant(grant, hardware)
         except MpsNotReady as error:
             raise StartRefused(str(error)) from error
         except (OSError, UnsafeName, NoDevice) as error:
@@ -317,7 +317,7 @@ class PreStart:
         return grant
 
     def _name_of(self, uid: str) -> str | None:
-        pod = self._pods.known(uid)
+        pod = self._pods.find_pod(uid)
         return None if pod is None else pod.pod
 
     def _desired_grant(
@@ -335,7 +335,7 @@ class PreStart:
             same_pod = previous is not None and previous.pod == f"{container.namespace}/{container.pod}"
             if previous is not None and same_pod and previous.has_shares:
                 return msgspec.structs.replace(previous, slots=tuple(slots)), None
-            pod = self._pods.known(uid)
+            pod = self._pods.find_pod(uid)
             if pod is None:
                 raise StartRefused(
                     f"the assignment of pod {container.namespace}/{container.pod} is not known here and the API server "

@@ -4,7 +4,7 @@ A pod that is bound to another node has ended here too: this machine had that no
 has a pod that waits for a node again, since etcd was restored from a backup: a pod has a grant only after it was bound.
 Either pod may be bound here later under the same UID, and a restored API server may have a deleted pod again. So before
 a grant is dropped, the API server reports the end in the same pass; and a grant that a container has got since the pass
-began is not dropped (`GrantStore.drop`).
+began is not dropped (`GrantStore.drop_pod`).
 
 Both conditions are needed. The API server alone forgets a force-deleted pod while its containers still use the card;
 the runtime alone cannot tell a container between two restarts from one that has ended for good. Together they always
@@ -114,7 +114,7 @@ class Releaser:
         """Why shares cannot be released at present, "" if they can."""
         return self._runtime_problem
 
-    def free(self, pod_uids: set[str]) -> bool:
+    def release_ended(self, pod_uids: set[str]) -> bool:
         """Release the grants of these pods if they have ended. Returns whether API server and runtime answered for all
         of them.
         """
@@ -156,7 +156,7 @@ class Releaser:
                 all_answered = False
         return all_answered
 
-    def free_former_binding(self, uid: str) -> None:
+    def release_former_binding(self, uid: str) -> None:
         """Release all grants of a pod if none of its containers with a share runs.
 
         Call it for a start of its next container: while that starts, the pod has a sandbox, and no other container of
@@ -172,11 +172,11 @@ class Releaser:
         if not any(name and self._may_have_share(uid, name) for name in alive.get(uid, ())):
             self._drop_grants(uid, epoch)
 
-    def sweep(self, *, complete: bool = True) -> None:
+    def sweep_grants(self, *, complete: bool = True) -> None:
         """One pass over all grants, and over the CDI specs. `complete`: each running container has a grant."""
-        uids = {grant.pod_uid for grant in self._grants.all()}
-        whole = self.free(uids)
-        granted = {grant.pod_uid for grant in self._grants.all()}
+        uids = {grant.pod_uid for grant in self._grants.list_grants()}
+        whole = self.release_ended(uids)
+        granted = {grant.pod_uid for grant in self._grants.list_grants()}
         with self._lock:
             self._ended_rounds = {uid: rounds for uid, rounds in self._ended_rounds.items() if uid in granted}
         self._publish_reported_shares(complete=whole and complete)
@@ -191,7 +191,7 @@ class Releaser:
         ends: dict[str, bool | None] = {}
         uncertain: list[str] = []
         for uid in uids:
-            known = self._pods.known(uid)
+            known = self._pods.find_pod(uid)
             if known is None and not self._pods.synced:
                 ends[uid] = None
             elif known is None and uid in remembered:
@@ -253,7 +253,7 @@ class Releaser:
             raise
 
     def _former_cards(self, uid: str) -> set[str]:
-        pod = self._pods.known(uid)
+        pod = self._pods.find_pod(uid)
         return set() if pod is None or pod.finished else former_cards(pod, self._grants.grants_of_pod(uid))
 
     def _may_have_share(self, uid: str, container: str) -> bool:
@@ -261,7 +261,7 @@ class Releaser:
         grants = self._grants.grants_of_pod(uid)
         if any(grant.container == container and grant.has_shares for grant in grants):
             return True
-        pod = self._pods.known(uid)
+        pod = self._pods.find_pod(uid)
         key = None if pod is None else pod.keys.get(container)
         return key is None or any(key in grant.keys or not grant.has_keys for grant in grants)
 
@@ -287,7 +287,7 @@ class Releaser:
     def _drop_grants(self, uid: str, epoch: int) -> None:
         pod_name = next((grant.pod for grant in self._grants.grants_of_pod(uid)), "")
         try:
-            dropped = self._grants.drop(uid, epoch)
+            dropped = self._grants.drop_pod(uid, epoch)
         except OSError as error:
             _log.error("failed to remove a grant; trying again", pod=pod_name, uid=uid, error=str(error))
             return
@@ -302,7 +302,7 @@ class Releaser:
             if self._reported is None and not complete:
                 return
             ended = {uid for uid, rounds in self._ended_rounds.items() if rounds >= 2}
-        grants = self._grants.all()
+        grants = self._grants.list_grants()
         former = {uid: self._former_cards(uid) for uid in {grant.pod_uid for grant in grants} - ended}
         reported = reported_shares(
             grant if grant.pod_uid in ended else grant.on_cards(former[grant.pod_uid]) for grant in grants

@@ -39,7 +39,7 @@ class CardLevel:
         return max(0, self.card.memory - self.used)
 
 
-def levels(
+def card_levels(
     cards: Iterable[GpuCard], health: Mapping[str, Health], pods: Iterable[NodePod], grants: Iterable[Grant]
 ) -> list[CardLevel]:
     """The load of these cards.

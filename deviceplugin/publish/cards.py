@@ -31,7 +31,7 @@ _MISSING_DEVICE = Health(
 )
 
 
-def capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: int = FULL_CORE) -> dict[str, str]:
+def card_capacities(card_sizes: Collection[int], pods: Iterable[NodePod], core: int = FULL_CORE) -> dict[str, str]:
     """The node's capacities for cards, unhealthy ones included.
 
     card_sizes: MiB of each card.
@@ -110,7 +110,7 @@ def selector_labels(spec: Mapping[str, Any], resource: ExtendedResource | None) 
     )
 
 
-def accelerator(cards: Iterable[GpuCard]) -> str:
+def accelerator_label(cards: Iterable[GpuCard]) -> str:
     """The value of the node's label `accelerator`, "" unless all its cards are of one model."""
     models = {card.model for card in cards}
     return classes.accelerator_of_model(models.pop()) if len(models) == 1 else ""

@@ -12,7 +12,7 @@ import msgspec
 import structlog
 
 from cardwise.kube.wire import Cordon, ExtendedResource
-from cardwise.runtime.replacing import replace
+from cardwise.runtime.replacing import replace_file
 
 _log = structlog.get_logger(__name__)
 
@@ -31,7 +31,7 @@ class Cordons:
         self._path = path
         self._by_uuid: dict[str, Cordon] = {}
         try:
-            self._load(path.read_bytes())
+            self._load_cordons(path.read_bytes())
         except FileNotFoundError:
             pass  # nothing was ever cordoned here
         except (OSError, msgspec.DecodeError, RecursionError) as error:
@@ -46,19 +46,19 @@ class Cordons:
             else:
                 self._by_uuid.pop(resource.spec.uuid, None)
         if self._by_uuid != self._saved or (self._by_uuid and not self._path.exists()):
-            self._save()
+            self._save_cordons()
 
     def spec_fields(self, uuid: str) -> dict[str, Any]:
         """The cordon fields for the spec of a new object."""
         cordon = self._by_uuid.get(uuid)
         return {} if cordon is None else {"unschedulable": True, "cordon": msgspec.to_builtins(cordon)}
 
-    def _load(self, text: bytes) -> None:
+    def _load_cordons(self, text: bytes) -> None:
         """Read the saved cordons. Raises OSError or msgspec.DecodeError."""
         try:
             entries = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         except (msgspec.DecodeError, RecursionError):
-            replace(self._path.with_name(f"{self._path.name}.unreadable"), text)
+            replace_file(self._path.with_name(f"{self._path.name}.unreadable"), text)
             raise
         for uuid, raw in entries.items():
             try:
@@ -67,9 +67,9 @@ class Cordons:
                 _log.error("failed to read why a card was cordoned", uuid=uuid, path=str(self._path), error=str(error))
                 self._by_uuid[uuid] = Cordon(reason=_UNKNOWN)
 
-    def _save(self) -> None:
+    def _save_cordons(self) -> None:
         try:
-            replace(self._path, msgspec.json.encode(self._by_uuid))
+            replace_file(self._path, msgspec.json.encode(self._by_uuid))
         except OSError as error:  # the cards are published anyway; the next pass tries again
             _log.warning("failed to save the cordons", path=str(self._path), error=str(error))
             return

@@ -30,7 +30,7 @@ class GpuMemRecord:
     has_our_plugin: bool = False
 
 
-def parse(content: bytes) -> GpuMemRecord:
+def parse_checkpoint(content: bytes) -> GpuMemRecord:
     """Parse the kubelet's device checkpoint."""
     try:
         data = decode_checkpoint(content).data
@@ -96,6 +96,6 @@ class GpushareHandover:
             status = self._checkpoint.stat()
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)
             if stamp != self._stamp:
-                self._record, self._stamp = parse(self._checkpoint.read_bytes()), stamp
+                self._record, self._stamp = parse_checkpoint(self._checkpoint.read_bytes()), stamp
         except OSError:
             self._record, self._stamp = GpuMemRecord(), (0, 0, 0)  # no plugin has registered yet

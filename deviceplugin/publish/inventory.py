@@ -188,7 +188,9 @@ class NodePublisher:
         self._activate_if_due()
         if is_done and access is not None and self._reported() is not None:
             self._published.set()
-        self.node.update_accelerator_label(objects.accelerator(cards))  # last, because nothing of ours depends on it
+        self.node.update_accelerator_label(
+            objects.accelerator_label(cards)
+        )  # last, because nothing of ours depends on it
 
     def _reported_shares_of(self) -> Callable[[str], Sequence[ContainerShare] | None]:
         """A function that returns the reported shares of a card or device, None if they are unknown.
@@ -218,8 +220,8 @@ class NodePublisher:
             _log.warning("the Node object does not exist yet", node=self._node)
             return False
         sizes = [spec["memoryMiB"] for spec in specs if spec["kind"] == classes.KIND]
-        pods = self._pods.all()
-        desired = objects.capacities(sizes, pods, self._core) | objects.marker_capacity(specs)
+        pods = self._pods.list_pods()
+        desired = objects.card_capacities(sizes, pods, self._core) | objects.marker_capacity(specs)
         desired |= objects.class_capacities(self._classes_of_cards(specs), pods, facts.capacity)
         return self.node.update_capacities(facts, desired)
 
@@ -247,7 +249,7 @@ class NodePublisher:
                 is_done &= self._update_resource(spec, facts.uid, known.get(names.extended_resource_name(spec["uuid"])))
             except errors.KubeError as error:
                 # One refused object must not keep the others from being published.
-                if errors.is_of_server(error):
+                if errors.is_server_failure(error):
                     raise
                 _log.error("the API server refused an ExtendedResource", uuid=spec["uuid"], error=str(error))
                 is_done = False
@@ -337,7 +339,7 @@ class NodePublisher:
                 self._reconcile_soon()
                 return False
             except errors.KubeError as error:
-                if errors.is_of_server(error):
+                if errors.is_server_failure(error):
                     raise
                 _log.error(
                     "the API server refused a status; is the CRD that of this release?", resource=name, error=str(error)
@@ -358,7 +360,7 @@ class NodePublisher:
         except (errors.NotFound, errors.Conflict):
             return
         except errors.KubeError as error:
-            if errors.is_of_server(error):
+            if errors.is_server_failure(error):
                 raise
             _log.error(
                 "the API server refused to delete an ExtendedResource",

@@ -75,7 +75,7 @@ CARDS = CardCollector()
 REGISTRY.register(CARDS)
 
 
-def observe(
+def connect_gauges(
     grants: Callable[[], int],
     reported_shares: Callable[[], int],
     unreadable: int,

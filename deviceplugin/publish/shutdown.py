@@ -42,7 +42,7 @@ def _requested_slots(pod: NodePod) -> int:
     return len(assigned.containers.keys() | assigned.devices.keys()) if assigned is not None else 0
 
 
-def drain(
+def wait_drained(
     withdraw_slots: Callable[[], None],
     are_slots_offered: Callable[[], bool],
     pending_pods: Callable[[], list[str]],

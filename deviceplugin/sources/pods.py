@@ -136,7 +136,7 @@ class Pods(NodePods[NodePod]):
 
     def get_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
         """The pod, None if it is certain that no pod of this UID exists. Raises KubeError."""
-        pod = self.known(uid)
+        pod = self.find_pod(uid)
         return pod if pod is not None else self.fetch_pod(namespace, name, uid)
 
     def fetch_pod(self, namespace: str, name: str, uid: str) -> NodePod | None:
@@ -149,4 +149,4 @@ class Pods(NodePods[NodePod]):
 
     def is_static(self, uid: str) -> bool:
         """Whether the kubelet has this UID from a manifest on the node: the API server has its mirror pod only."""
-        return any(pod.annotations.get(names.MIRROR) == uid for pod in self.all())
+        return any(pod.annotations.get(names.MIRROR) == uid for pod in self.list_pods())

@@ -271,7 +271,7 @@ class Binder:
                 ) from error
             else:
                 return
-            pause = backoff.next(wait)
+            pause = backoff.next_delay(wait)
             if self._clock.now() + pause >= deadline:
                 break
             self._clock.sleep(pause)

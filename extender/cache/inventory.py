@@ -15,7 +15,7 @@ from cardwise.core.api.names import extended_resource_name
 from cardwise.core.placement.devices import Device
 from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.values.quantity import MiB, Percent
-from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from extender.cache.membership import NO_CLASSES, CardClasses, ClassMembership
 from extender.records.objects import CardRecord, ShareRecord
 
@@ -76,9 +76,9 @@ class Inventory:
             # The former node does not report this card any more. That does not prove that the containers are gone.
             former, before = self.remove_card(name), None
         names = self._cards_of.get(card.node, [])
-        if before is None and len(names) >= MOST_CARDS:
+        if before is None and len(names) >= MAX_CARDS_PER_NODE:
             return CardUpdate(
-                former, (), f"the node has more than {MOST_CARDS} cards and devices; the others do not count"
+                former, (), f"the node has more than {MAX_CARDS_PER_NODE} cards and devices; the others do not count"
             )
         capacity, problem = (
             MOST_REPORTED - sum(len(self._cards[other].reported_shares) for other in names if other != name),

@@ -145,8 +145,8 @@ class NominatedPods:
         evicted.
         """
         pods = [pod for node in nodes for _, pod in self._cache.loads.pods_on(node) if pod.uid in uids]
-        counts = Counter(key for pod in pods for key in self.budgets.matching(pod.namespace, pod.labels))
-        allowed = self.budgets.allowed(counts)
+        counts = Counter(key for pod in pods for key in self.budgets.covering_keys(pod.namespace, pod.labels))
+        allowed = self.budgets.allowed_disruptions(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
     def node_inputs(self, node: str) -> object:
@@ -215,7 +215,7 @@ class NominatedPods:
             node=self._node_with_reservations(node, claimant.uid, kept),
             free=reduce(lambda less, nominated: less.add(nominated.load, -1), kept, free),
             residents=residents,
-            allowed=budgets.allowed({budget for resident in residents for budget in resident.budgets}),
+            allowed=budgets.allowed_disruptions({budget for resident in residents for budget in resident.budgets}),
         )
 
     def _node_with_reservations(self, node: str, uid: str, kept: Iterable[NominatedReservation]) -> NodeState | None:
@@ -247,7 +247,7 @@ class NominatedPods:
             if not placed.uid:
                 residents.append(Resident(uid, 0, placed.load, holding, fixed=True))
                 continue
-            protecting = budgets.matching(placed.namespace, placed.labels)
+            protecting = budgets.covering_keys(placed.namespace, placed.labels)
             # The Eviction API evicts no pod that several budgets cover, whatever they allow.
             stays = refused is not None and (uid in refused or len(protecting) > 1)
             going, fixed = placed.terminating or uid in gone, placed.fixed or stays

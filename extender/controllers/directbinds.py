@@ -89,7 +89,9 @@ class DirectBindController:
                     "failed to delete a pod that was bound without the extender", pod=there[uid][0].pod, uid=uid
                 )
             # Until the watch shows that it is gone.
-            self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next(at_least)
+            self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next_delay(
+                at_least
+            )
 
     def _check_pod(self, pod: PodRef, node: str) -> None:
         try:

@@ -15,7 +15,7 @@ from cardwise.core.api import names
 from cardwise.kube import errors, paths
 from cardwise.kube.backoff import LEADER_RETRY_AFTER, Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.runtime.loops import Loop, run_all
+from cardwise.runtime.loops import Loop, run_steps
 from extender.binding import binder
 from extender.controllers.gangcontroller import GangController
 from extender.controllers.nominationwriter import NominationWriter
@@ -94,7 +94,7 @@ class Loops:
         }
         failed = "a step failed; the loop goes on"
         self._loops = [
-            Loop(name, run_all(steps), failed=failed, failures=FAILURES, every=seconds, clock=clock)
+            Loop(name, run_steps(steps), failed=failed, failures=FAILURES, every=seconds, clock=clock)
             for name, (seconds, steps) in threads.items()
             if steps
         ]
@@ -105,7 +105,7 @@ class Loops:
 
     def stop(self) -> None:
         for loop in self._loops:
-            loop.end()
+            loop.request_stop()
         until = self._clock.now() + _STOP_SECONDS
         for loop in self._loops:
             loop.stop(max(0.0, until - self._clock.now()))
@@ -150,9 +150,9 @@ class Loops:
                 self._requeue_backoff.reset()
                 return
             retry_after = error.retry_after
-            if errors.is_of_server(error) or self._clock.now() - began > _REQUEUE_SECONDS:
+            if errors.is_server_failure(error) or self._clock.now() - began > _REQUEUE_SECONDS:
                 break
-        self._requeue_not_before = self._clock.now() + self._requeue_backoff.next(retry_after)
+        self._requeue_not_before = self._clock.now() + self._requeue_backoff.next_delay(retry_after)
 
 
 def requeue_by_node(client: KubeClient, node: str, clock: Clock) -> errors.KubeError | None:

@@ -146,7 +146,7 @@ class NominationWriter:
         with self._lock:
             self._paused_until[pod.namespace] = self._clock.now() + _PAUSE
             # A tenant can make their pods so large that no write to them has a response in time.
-            self._failed += errors.is_of_server(error)
+            self._failed += errors.is_server_failure(error)
             if self._failed >= _IN_A_ROW:
                 self._failed = 0
                 self._not_before = self._clock.now() + _PAUSE

@@ -88,7 +88,7 @@ class OvercommitController:
                 self._backoffs.pop(node, None)
 
     def _retry_later(self, node: str, at_least: float | None = None) -> None:
-        self._due[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next(at_least)
+        self._due[node] = self._clock.now() + self._backoffs.setdefault(node, Backoff()).next_delay(at_least)
 
     def _check_node(self, node: str) -> None:
         sizes, uuid_of, pods = self._state.overcommit_details(node)

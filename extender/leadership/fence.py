@@ -164,7 +164,7 @@ class Fence:
                 unfenced.update(pod.uid for pod, _ in failed)
                 return FenceSummary(landed, frozenset(unfenced)) if still_leads() else None
             remaining = [pod for pod, _ in failed]
-            self._clock.sleep(backoff.next(max((error.retry_after or 0.0 for _, error in failed), default=None)))
+            self._clock.sleep(backoff.next_delay(max((error.retry_after or 0.0 for _, error in failed), default=None)))
         return None
 
     def _try_fence(

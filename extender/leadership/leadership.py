@@ -21,7 +21,7 @@ import structlog
 from cardwise.clock import BOOT, SYSTEM, Clock
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient
-from cardwise.kube.leases.lease import LeaderElector, identity
+from cardwise.kube.leases.lease import LeaderElector, new_identity
 from cardwise.supervision import supervised_thread
 from extender.cache import statelock
 from extender.leadership.fence import Fence
@@ -106,7 +106,7 @@ class LeaseLeadership(Leadership):
 
     name: "namespace/name" of the Lease.
     elect: makes the elector, which calls `on_lease_changed`, `can_lead` and `is_settled`. It is called after the fork,
-        see `lease.identity`.
+        see `lease.new_identity`.
     catch_up: see `CatchUp`.
     blockers: see `LeaseBlockers`.
     """
@@ -158,15 +158,15 @@ class LeaseLeadership(Leadership):
 
     def epoch(self) -> int | None:
         epoch = self._epoch
-        return epoch if self._elector is not None and self._elector.holds(epoch=epoch) else None
+        return epoch if self._elector is not None and self._elector.holds_lease(epoch=epoch) else None
 
     def is_uninterrupted(self) -> bool:
         return self._elector is not None and self._elector.tenure == self._tenure
 
     def denial(self) -> Denial | None:
         elector = self._elector
-        if elector is not None and elector.leader:
-            if elector.holds(epoch=self._epoch):
+        if elector is not None and elector.is_leader:
+            if elector.holds_lease(epoch=self._epoch):
                 return None
             return Denial("not ready: still reading what another extender may have bound", served_elsewhere=False)
         holder = elector.holder if elector is not None else None
@@ -179,7 +179,7 @@ class LeaseLeadership(Leadership):
 
     def lease_blockers(self) -> list[str]:
         """Why this process neither acquires nor renews the Lease, one line for each reason."""
-        holds = self._elector is not None and self._elector.leader
+        holds = self._elector is not None and self._elector.is_leader
         return self._blockers(holds=holds, leads=self.epoch() is not None)
 
     def fencing_token(self, epoch: int) -> str:
@@ -207,12 +207,12 @@ class LeaseLeadership(Leadership):
     def step(self) -> None:
         """Begin a leader epoch if this process holds the Lease and knows all that others have bound."""
         elector = self._elector
-        if elector is None or not elector.leader:
+        if elector is None or not elector.is_leader:
             return
         epoch = elector.epoch
 
         def still_leads() -> bool:
-            return not self._stopping.is_set() and elector.holds(epoch=epoch)
+            return not self._stopping.is_set() and elector.holds_lease(epoch=epoch)
 
         if epoch == self._epoch:
             self._fence_remaining(still_leads)
@@ -291,9 +291,9 @@ class LeaseLeadership(Leadership):
     def _remaining_seconds(self, epoch: int) -> float:
         if self._elector is None:
             return 0.0
-        remaining = self._elector.remaining() - _SAFETY_SECONDS
+        remaining = self._elector.remaining_seconds() - _SAFETY_SECONDS
         # One check for both: between two checks the epoch may have ended and another begun.
-        return remaining if remaining > 0 and self._elector.holds(remaining, epoch=epoch) else 0.0
+        return remaining if remaining > 0 and self._elector.holds_lease(remaining, epoch=epoch) else 0.0
 
     def can_lead(self) -> bool:
         """Whether this process can act, and sees the cluster that it acts on."""
@@ -327,7 +327,7 @@ class LeaseLeadership(Leadership):
                 backoff.reset()
                 pause = _CHECK_SECONDS
             except Exception:  # noqa: BLE001 - the outermost loop: without it no epoch would ever begin again
-                pause = backoff.next(_CHECK_SECONDS)
+                pause = backoff.next_delay(_CHECK_SECONDS)
                 _log.exception("failed to start as leader; trying again", retry_in=round(pause, 1))
 
 
@@ -356,7 +356,7 @@ def make_lease_leadership(
             client,
             namespace,
             name,
-            identity(),
+            new_identity(),
             duration=duration,
             renew_every=min(2.0, duration / _RENEWALS),
             clock=lease_clock,

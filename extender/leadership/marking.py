@@ -109,7 +109,7 @@ class LeaderMark:
 
     def _repair_labels(self, epoch: int, failures: list[errors.KubeError]) -> None:
         """Label our own pod and no other, unless `epoch` is over. Errors of single pods are appended to `failures`."""
-        leaders = self._client.objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
+        leaders = self._client.list_objects(paths.pods(self._namespace), {"labelSelector": f"{names.LEADER}=true"})
         versions = {pod["metadata"]["name"]: pod["metadata"]["resourceVersion"] for pod in leaders}
         if self._pod not in versions and self._written == epoch and self._epoch() == epoch:
             with _collect_failures(failures):

@@ -503,7 +503,7 @@ class SchedulingQueue:
         for namespace in due:
             self._searches.enqueue(namespace)
         # The others have no pod that is due any more, or none of this priority.
-        namespace = self._searches.next(due.__contains__)
+        namespace = self._searches.dequeue(due.__contains__)
         due[namespace].not_before = now + _SEARCH_SECONDS
         return due[namespace]
 
@@ -515,7 +515,7 @@ class SchedulingQueue:
             would delay all others.
         """
         self._searches.charge_write(pending.namespace, seconds)
-        self._searched.add(pending.namespace, seconds)
+        self._searched.add_use(pending.namespace, seconds)
         if not in_vain:
             return
         key, full, now = pending.key, len(self._preempting) >= _MAX_PREEMPTING, self._clock.now()
@@ -542,9 +542,9 @@ class SchedulingQueue:
         (priority, namespace), lowest = share, min(priority for priority, _ in self._shares)
         places = {name: uids for (of, name), uids in self._shares.items() if of == lowest}
         if lowest < priority:
-            largest = self._searched.by_size(places)
+            largest = self._searched.owners_by_size(places)
         else:
-            largest = self._searched.larger(namespace, places) if lowest == priority else []
+            largest = self._searched.larger_owners(namespace, places) if lowest == priority else []
         for name in largest[:1]:
             self.stop_awaiting_preemption(next(reversed(places[name])))
         return bool(largest)

@@ -27,13 +27,13 @@ def constraints_key(spec: Json) -> bytes:
 
     `parse_constraints` reads it.
     """
-    return _encode(nodeconstraints.fields(spec))
+    return _encode(nodeconstraints.constraint_fields(spec))
 
 
 @lru_cache(maxsize=_MOST)
 def parse_constraints(key: bytes) -> NodeConstraints:
     """The constraints from a key of `constraints_key`."""
-    return NodeConstraints.read(*_decode(key))
+    return NodeConstraints.parse(*_decode(key))
 
 
 class FeasibleNodes:

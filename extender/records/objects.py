@@ -24,7 +24,7 @@ from extender.records import shared
 
 _PASSED_OVER = (
     f"status.reported has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
-    f"{survey.MOST_REPORTED_PER_CARD} entries"
+    f"{survey.MAX_REPORTED_PER_CARD} entries"
 )
 _ENV_ACCESS = "env"  # in status.cardAccess
 
@@ -152,7 +152,7 @@ def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
     reported = _share_records(survey.plausible_shares(read), spec)
     return read.metadata.name, CardRecord(
         intern(spec.node),
-        survey.device_of(read) if survey.is_other(read) else survey.card_of(read),
+        survey.device_of(read) if survey.is_other_device(read) else survey.card_of(read),
         reported,
         _labels(read),
         _card_status(status, spec),
@@ -210,7 +210,7 @@ def _share_records(shares: Iterable[wire.ContainerShare], spec: wire.ExtendedRes
             share.name,
             share.memory_mib,
             share.core_percent,
-            survey.is_whole(share, spec.memory_mib),
+            survey.is_whole_card(share, spec.memory_mib),
             share.container,
         )
         for share in shares

@@ -258,7 +258,7 @@ def _place(
     """The first fields of `Placed`. `counts`: the pod takes something of its node."""
     return (
         intern(spec.node_name),
-        resizes.load(raw, spec) if counts else _NO_LOAD,
+        resizes.load_of_resized_pod(raw, spec) if counts else _NO_LOAD,
         meta.uid,
         intern(meta.namespace),
         meta.name,

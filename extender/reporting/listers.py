@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from cardwise.core.api import classes
 from cardwise.core.placement.devices import Device
-from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from extender.gangs.podgroups import GroupRecord
 from extender.records.objects import CardRecord, ClassRecord, QuotaRecord
 
@@ -71,7 +71,7 @@ class CardLister(Lister[CardRecord]):
         if before is not None and before.node != new.node:
             self.remove_object(key)
             before = None
-        if before is not None or len(self._of_node.get(new.node, ())) < MOST_CARDS:
+        if before is not None or len(self._of_node.get(new.node, ())) < MAX_CARDS_PER_NODE:
             super().set_object(key, new)
 
     def cards_on(self, node: str) -> list[str]:

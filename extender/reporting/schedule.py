@@ -80,9 +80,9 @@ class WriteSchedule:
         if not any(self._ready.values()):
             self._kinds.clear()
             return None
-        kind = self._kinds.next()
+        kind = self._kinds.dequeue()
         ready = self._ready[kind]
-        namespace = self._turns[kind].next()
+        namespace = self._turns[kind].dequeue()
         key = next(iter(ready[namespace]))
         del ready[namespace][key]
         if ready[namespace]:

@@ -248,8 +248,8 @@ class StatusWriter:
         wait as well.
         """
         now = self._clock.now()
-        if errors.is_of_server(error):
-            pause = self._backoff.next(error.retry_after)
+        if errors.is_server_failure(error):
+            pause = self._backoff.next_delay(error.retry_after)
             self._paused_until = now + pause
             return pause
         self._slow.add((key.kind, key.key.partition("/")[0]))

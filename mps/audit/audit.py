@@ -119,7 +119,7 @@ class Audit:
                     _log.warning("failed to list the processes on a card", card=card.uuid, error=str(error))
         self._unreadable_cards = unreadable_cards
         # Read pods after processes: the pods of all listed processes are known by then.
-        pods = {pod.uid: pod for pod in self._pods.all()}
+        pods = {pod.uid: pod for pod in self._pods.list_pods()}
         by_index = uuids_by_index(cards)
         grants = {uid: pod_grant(pod, by_index) for uid, pod in pods.items()}
         owners = ProcessOwners(pods.values())
@@ -128,7 +128,7 @@ class Audit:
         uses = [
             replace(use, bypasses_mps=(card, process.pid) in foreign_processes)
             for card, process in card_processes
-            if (use := self._use_of(card, process, owners, own_owner))
+            if (use := self._process_use(card, process, owners, own_owner))
         ]
         self._usage.publish(usage_by_container(uses, pods))
         violations = findings.find_violations(uses, grants, self._settings.tolerance)
@@ -140,7 +140,7 @@ class Audit:
             if standing.is_report_due(self._settings.looks, self._remind):
                 self._report(finding, pod)
             if pod is not None and self._should_evict(standing, pod, now):
-                violators.append(Violator(pod, standing.since, self._text_of(finding, pod)))
+                violators.append(Violator(pod, standing.since, self._event_text(finding, pod)))
         self._evictor.evict(violators, {uid for uid, pod in pods.items() if not pod.finished}, now)
 
     def _count(self, cards: Sequence[GpuCard]) -> None:
@@ -151,7 +151,7 @@ class Audit:
                 metrics.AUDIT_STANDING.labels(card.uuid, reason).set(count)
 
     def _report(self, finding: Violation, pod: PodView | None) -> None:
-        text = self._text_of(finding, pod)
+        text = self._event_text(finding, pod)
         metrics.AUDIT_FOUND.labels(finding.card, finding.reason).inc()
         pod_fields = {"pod": pod.pod if pod is not None else "", "uid": finding.pod}
         _log.warning("a card is not used as granted", reason=finding.reason, card=finding.card, said=text, **pod_fields)
@@ -170,7 +170,7 @@ class Audit:
             return False
         return now - standing.since >= evict_after and pod.ends_at is None and not pod.finished
 
-    def _use_of(
+    def _process_use(
         self, card: str, process: GpuProcess, owners: ProcessOwners, own: ProcessOwner | None
     ) -> ProcessUse | None:
         """The use of a card by a process. None if it has ended, or is the MPS server."""
@@ -187,8 +187,8 @@ class Audit:
             card=card, pid=process.pid, memory=process.memory, pod=owner.pod.uid, container=owner.container
         )
 
-    def _text_of(self, finding: Violation, pod: PodView | None) -> str:
-        return message(finding, pod, [self._host.name(pid) for pid in finding.pids[:_SHOWN_PIDS]])
+    def _event_text(self, finding: Violation, pod: PodView | None) -> str:
+        return event_message(finding, pod, [self._host.name(pid) for pid in finding.pids[:_SHOWN_PIDS]])
 
 
 def pod_grant(pod: PodView, by_index: dict[int, str]) -> PodGrant:
@@ -208,7 +208,7 @@ def pod_grant(pod: PodView, by_index: dict[int, str]) -> PodGrant:
     return PodGrant(shares, keys)
 
 
-def message(finding: Violation, pod: PodView | None, names: Sequence[str]) -> str:
+def event_message(finding: Violation, pod: PodView | None, names: Sequence[str]) -> str:
     """The text of an event about a violation. `names` are those of the first processes. Pure."""
     shown = [f"{pid} ({name})" if name else str(pid) for pid, name in zip(finding.pids, names, strict=False)]
     hidden = len(finding.pids) - len(shown)

@@ -45,7 +45,7 @@ class EvictionBudget:
         waits = self.last_uid in active_uids and now < self._until
         return "the pod that was evicted before it has not ended yet" if waits else ""
 
-    def spend(self, uid: str, now: float) -> None:
+    def record_eviction(self, uid: str, now: float) -> None:
         self._spent.append(now)
         self._until = now + _MAX_WAIT_SECONDS
         self.last_uid = uid
@@ -105,7 +105,7 @@ class Evictor:
             metrics.AUDIT_EVICTIONS.labels("error").inc()
             _log.warning("failed to evict a pod; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
         else:
-            self._budget.spend(pod.uid, now)
+            self._budget.record_eviction(pod.uid, now)
             metrics.AUDIT_EVICTIONS.labels("evicted").inc()
             _log.warning("evicted a pod", pod=pod.pod, uid=pod.uid, reason=violator.reason)
             self._record(pod, "AuditEvicted", f"evicted, since the violation lasted (--audit-evict): {violator.reason}")

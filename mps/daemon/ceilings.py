@@ -40,16 +40,16 @@ class Ceilings:
         """Whether the confirmed ceilings differ from the target."""
         return self._target() != self.confirmed
 
-    def forget(self) -> None:
+    def forget_confirmed(self) -> None:
         """Forget the confirmed ceilings: a new daemon has none."""
         self.confirmed = {}
 
-    def adopt(self) -> None:
+    def adopt_limits(self) -> None:
         """Adopt the ceilings of a running daemon if none are known. Raises ControlError."""
         if self.desired is None and not self.confirmed:
             self.confirmed = self._read()
 
-    def changed(self) -> str:
+    def change_reason(self) -> str:
         """How the daemon's ceilings were changed by another program, "" if they were not. Raises ControlError."""
         ceilings = self._read()
         return (
@@ -58,7 +58,7 @@ class Ceilings:
             else f"the daemon's ceilings are {ceilings}: another program has changed them"
         )
 
-    def apply(self) -> None:
+    def apply_limits(self) -> None:
         """Set the ceilings for the next server, and for future clients of running servers.
 
         If a server refuses, the lower of the former and the new ceiling counts as confirmed. Raises ControlError on all

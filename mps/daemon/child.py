@@ -44,7 +44,7 @@ class DaemonProcess:
         self._process: HostProcess | None = None
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether a daemon runs, as last observed."""
         return self._process is not None
 
@@ -55,7 +55,7 @@ class DaemonProcess:
         return process.pid if process is not None else 0
 
     @property
-    def code(self) -> int | None:
+    def return_code(self) -> int | None:
         """The return code of the last daemon; None while it runs, or if it was not a child of this process."""
         return self._started.code if self._started is not None else None
 
@@ -64,9 +64,9 @@ class DaemonProcess:
         daemons = self._host.daemons(self._unit.pipe)
         if daemons and (self._unit.pipe / mps.CONTROL).exists():
             self._process = daemons[0]
-        return self.running
+        return self.is_running
 
-    def fits(self) -> bool:
+    def has_same_cards(self) -> bool:
         """Whether the daemon was started for the same cards in the same order."""
         process_environment = self._host.environment(self._process.pid) if self._process is not None else {}
         environment = self._environment
@@ -83,7 +83,7 @@ class DaemonProcess:
             return False
         self._process = self._started
         if self._cgroup is not None:
-            cgroups.move(self._process.pid, self._cgroup, _CGROUP)
+            cgroups.move_process(self._process.pid, self._cgroup, _CGROUP)
         return True
 
     def is_alive(self) -> bool:

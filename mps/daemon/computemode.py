@@ -27,7 +27,7 @@ from cardwise.runtime import replacing
 _log = structlog.get_logger(__name__)
 
 
-def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
+def close_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
     """Close the cards that answer. Idempotent. Raises CardError if none answers or one cannot be closed; OSError."""
     modes = _modes(use, uuids)
     saved = _saved_modes(home)
@@ -47,12 +47,12 @@ def close(home: Path, use: CardUse, uuids: Iterable[str]) -> None:
         _log.info("closed a card to processes without MPS", card=uuid, mode_before=str(mode))
 
 
-def is_closed(use: CardUse, uuids: Iterable[str]) -> bool:
+def are_closed(use: CardUse, uuids: Iterable[str]) -> bool:
     """Whether all cards that answer are closed. Raises CardError if none answers."""
     return all(mode is ComputeMode.EXCLUSIVE_PROCESS for mode in _modes(use, uuids).values())
 
 
-def reopen(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
+def reopen_cards(home: Path, use: CardUse, uuids: Iterable[str]) -> list[str]:
     """Restore the former modes of cards. Returns why some could not be restored, one line each. Raises OSError.
 
     uuids: the cards of the daemon, which are opened if their former modes cannot be read.
@@ -131,6 +131,6 @@ def _assumed_modes(home: Path, modes: Mapping[str, ComputeMode]) -> dict[str, Co
 def _save_modes(home: Path, modes: Mapping[str, ComputeMode]) -> None:
     """Save the former modes atomically, or remove the file if there are none. Raises OSError."""
     if modes:
-        replacing.replace(home / mps.MODES, json.dumps(dict(modes)).encode())
+        replacing.replace_file(home / mps.MODES, json.dumps(dict(modes)).encode())
     else:
         (home / mps.MODES).unlink(missing_ok=True)

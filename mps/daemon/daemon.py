@@ -117,9 +117,9 @@ class Daemon:
         return self._status
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the daemon runs, as last observed."""
-        return self._child.running
+        return self._child.is_running
 
     def set_wanted(self, wanted: bool, reason: str = "") -> None:
         """Set whether the daemon should run; without it the cards get their former compute modes back."""
@@ -164,7 +164,7 @@ class Daemon:
     def take_over(self) -> None:
         """Take over the daemon of a former manager, if there is one."""
         try:
-            directories.prepare(self.unit.home)
+            directories.prepare_folders(self.unit.home)
             self._output.open()
         except OSError as error:
             _log.error("failed to create the folder of a daemon", card=self.unit.name, error=str(error))
@@ -172,7 +172,7 @@ class Daemon:
         if not self._child.take_over():
             return
         now = self._clock.now()
-        if self._child.fits():
+        if self._child.has_same_cards():
             _log.info("took over a daemon", card=self.unit.name, pid=self._child.pid)
             self._transition(machine.take_over(now, self._pace))
         else:
@@ -210,7 +210,7 @@ class Daemon:
         return 0.0
 
     def _handle_death(self, now: float) -> None:
-        code = self._child.code
+        code = self._child.return_code
         if self._machine.phase is DaemonPhase.AWAITING:
             self._drop_multi_user()
         self._child.forget()
@@ -219,7 +219,7 @@ class Daemon:
 
     def _drop_multi_user(self) -> None:
         """Drop -multiuser-server after a daemon ended with rc 0 before it answered: it does not know the option."""
-        if self._child.code == 0 and self._capabilities.multi_user:
+        if self._child.return_code == 0 and self._capabilities.multi_user:
             _log.warning("the daemon does not support -multiuser-server; starting it without", card=self.unit.name)
             self._capabilities = self._capabilities.without_multi_user()
 
@@ -288,24 +288,24 @@ class Daemon:
         return self._foreign.blocking_start() or swept
 
     def _spawn(self) -> ActResult:
-        directories.prepare(self.unit.home)
-        directories.reset(self.unit.home)
+        directories.prepare_folders(self.unit.home)
+        directories.reset_pipe(self.unit.home)
         self._close_cards()
         metrics.STARTS.labels(self.unit.name).inc()
-        self._ceilings.forget()
-        self._servers.forget()
+        self._ceilings.forget_confirmed()
+        self._servers.forget_servers()
         self._foreign.mark_start_tried()
         if self._child.start(self._capabilities.options, self._output.open()):
             return OK
         self._output.copy_lines()
         self._drop_multi_user()
         return ActResult(
-            Outcome.FAILED, f"the daemon ended at once with rc {self._child.code}; its output is in the log"
+            Outcome.FAILED, f"the daemon ended at once with rc {self._child.return_code}; its output is in the log"
         )
 
     def _contact(self) -> ActResult:
         self._control.servers()
-        self._ceilings.adopt()
+        self._ceilings.adopt_limits()
         return OK
 
     def _configure(self) -> ActResult:
@@ -337,7 +337,7 @@ class Daemon:
         return act_result
 
     def _check_health(self) -> ActResult:
-        act_result = self._confirm(self._servers.check())
+        act_result = self._confirm(self._servers.check_servers())
         if act_result.outcome is not Outcome.OK or self._machine.phase is not DaemonPhase.READY:
             return act_result
         self._probes += 1
@@ -361,9 +361,9 @@ class Daemon:
     def _lost_settings(self) -> str | None:
         if (answer := self._control.percentage()) != f"{PERCENT:.1f}":
             return f"the daemon's percentage is {quote_text(answer)}, not {PERCENT}: another program has changed it"
-        if change := self._ceilings.changed():
+        if change := self._ceilings.change_reason():
             return change
-        if self._settings.exclusive and not computemode.is_closed(self._use, self.unit.uuids):
+        if self._settings.exclusive and not computemode.are_closed(self._use, self.unit.uuids):
             return "the card's compute mode was changed"
         return None
 
@@ -384,14 +384,14 @@ class Daemon:
         return ActResult(Outcome.FAILED, "the daemon did not quit")
 
     def _kill(self) -> ActResult:
-        if self._child.running:
+        if self._child.is_running:
             _log.warning("killing the daemon", card=self.unit.name, pid=self._child.pid, reason=self._machine.reason)
         if self._child.kill():
             return OK
         return ActResult(Outcome.FAILED, "the daemon does not end when killed")
 
     def _release(self) -> ActResult:
-        problems = computemode.reopen(self.unit.home, self._use, self.unit.uuids)
+        problems = computemode.reopen_cards(self.unit.home, self._use, self.unit.uuids)
         self._enforced = False
         return ActResult(Outcome.FAILED, "; ".join(problems)) if problems else OK
 
@@ -399,11 +399,11 @@ class Daemon:
 
     def _close_cards(self) -> None:
         if self._settings.exclusive:
-            computemode.close(self.unit.home, self._use, self.unit.uuids)
+            computemode.close_cards(self.unit.home, self._use, self.unit.uuids)
         self._enforced = self._settings.exclusive
 
     def _apply_ceilings(self) -> None:
-        self._ceilings.apply()
+        self._ceilings.apply_limits()
         self._publish()
 
     def _make_status(self, since: float) -> Status:

@@ -38,7 +38,7 @@ def make_open(folder: Path) -> None:
             parent.chmod(_OPEN)
 
 
-def prepare(home: Path) -> None:
+def prepare_folders(home: Path) -> None:
     """Create a daemon's folders. Raises OSError."""
     make_open(home)
     for name in (mps.PIPE, mps.CLIENTS, mps.LOG):
@@ -46,7 +46,7 @@ def prepare(home: Path) -> None:
         (home / name).chmod(_OPEN)
 
 
-def reset(home: Path) -> None:
+def reset_pipe(home: Path) -> None:
     """Empty the folder of pipes for the next daemon. Raises OSError.
 
     The folder itself stays. Share agents have a tmpfs mounted over it, and the kernel would unmount that with the
@@ -60,7 +60,7 @@ def reset(home: Path) -> None:
         else:
             entry.unlink(missing_ok=True)
     os.chown(pipe, os.geteuid(), os.getegid())
-    prepare(home)
+    prepare_folders(home)
 
 
 def open_to_clients(home: Path) -> None:
@@ -76,7 +76,7 @@ def open_to_clients(home: Path) -> None:
         link.hardlink_to(socket)
 
 
-def withdraw(home: Path) -> None:
+def withdraw_files(home: Path) -> None:
     """Remove the state file and the clients' link from a folder that no daemon serves any more. Raises OSError."""
     (home / mps.READY).unlink(missing_ok=True)
     (home / mps.CLIENTS / mps.CONTROL).unlink(missing_ok=True)
@@ -84,4 +84,4 @@ def withdraw(home: Path) -> None:
 
 def write_status(home: Path, status: Status) -> None:
     """Write the state file atomically. Raises OSError."""
-    replacing.replace(home / mps.READY, mps.encode(status).encode())
+    replacing.replace_file(home / mps.READY, mps.encode(status).encode())

@@ -35,7 +35,7 @@ class Servers:
             int, tuple[ProcessActivity, float]
         ] = {}  # since when each server has made no progress in the kernel
 
-    def forget(self) -> None:
+    def forget_servers(self) -> None:
         """Forget the servers: a new daemon has none."""
         self._requested_at = -math.inf
         self._waiting_since.clear()
@@ -51,7 +51,7 @@ class Servers:
             self._control.start_server()
         return ActResult(Outcome.BUSY, "its server has not started yet")
 
-    def check(self) -> ActResult:
+    def check_servers(self) -> ActResult:
         """Check the servers. Raises ControlError."""
         servers = self._control.servers()
         return self._health_of(servers) if servers else ActResult(Outcome.BUSY, "its server has ended")

@@ -32,7 +32,7 @@ class Terminations:
         """Pods that are due although their objects are gone: they were deleted by force."""
         return list(self._vanished.values())
 
-    def due(
+    def due_pods(
         self, pods: Sequence[PodView], *, api_time: datetime | None, node_time: datetime, monotonic: float
     ) -> tuple[list[PodView], float | None]:
         """The pods whose clients are to be detached now, and the seconds until the next one is due (None: unknown).

@@ -29,7 +29,7 @@ class CgroupMembership:
     container: str
 
 
-def parse(content: str) -> tuple[CgroupMembership, ...]:
+def parse_memberships(content: str) -> tuple[CgroupMembership, ...]:
     """Parse /proc/<pid>/cgroup; empty for a process of no container. Pure.
 
     Lines are `<id>:<controllers>:<path>`. All paths of a process name the same pods: the first path that names a
@@ -62,7 +62,7 @@ def _membership(path: str, pod: re.Match[str], end: int) -> CgroupMembership:
 def read_memberships(pid: int) -> tuple[CgroupMembership, ...]:
     """The memberships of a process; empty also if it has ended."""
     try:
-        return parse((PROC / str(pid) / "cgroup").read_text(errors="replace"))
+        return parse_memberships((PROC / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:
         return ()
 
@@ -83,7 +83,7 @@ def check_root(root: Path) -> None:
         )
 
 
-def move(pid: int, root: Path, name: str) -> None:
+def move_process(pid: int, root: Path, name: str) -> None:
     """Move a process into the cgroup `name` below the mounted `root`, in each hierarchy. Raises OSError.
 
     It leaves the manager's cgroup, whose processes the runtime kills with the manager.

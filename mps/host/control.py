@@ -101,11 +101,11 @@ class ControlProgram:
                 sanitize_message(process.stderr.decode(errors="replace").strip() or answer, _MAX_QUOTED)
                 or f"{quote_text(command)} ended with rc {process.returncode}"
             )
-        check(command, answer)
+        check_answer(command, answer)
         return answer
 
 
-def check(command: str, answer: str) -> None:
+def check_answer(command: str, answer: str) -> None:
     """Check an answer. Raises CommandRefused if it is an error, UnknownCommand if the daemon does not have
     the command.
     """

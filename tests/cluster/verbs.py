@@ -249,7 +249,7 @@ class _Call:
     ) -> Json:
         """Raises Refused."""
         parameters = {key: part for key, part in (query or {}).items() if part}
-        headers = dict(self._client._headers_for(content_type))
+        headers = dict(self._client._request_headers(content_type))
         user = getattr(self.words, "as")
         if method != "GET":
             parameters |= {"dryRun": "All"} if self.words.dry_run else {}
@@ -257,7 +257,7 @@ class _Call:
             headers |= {"Impersonate-Group": self.words.as_group} if self.words.as_group else {}
         seconds = self.words.request_timeout.removesuffix("s")
         try:
-            answer = self._client._pooled().urlopen(
+            answer = self._client._connection_pool().urlopen(
                 method,
                 f"{path}?{urlencode(parameters)}" if parameters else path,
                 body=None if body is None else json.dumps(body).encode(),

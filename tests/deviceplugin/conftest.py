@@ -102,7 +102,7 @@ class Rig:
             access=self.access,
             slots=slots.slot_ids(32),
             nvidia_specs=None,
-            cards=None if self.chosen is None else selection.parse(self.chosen),
+            cards=None if self.chosen is None else selection.parse_selection(self.chosen),
             mps=self.mps,
             mps_root=self.mps_root,
             core_overcommit=self.core_overcommit,

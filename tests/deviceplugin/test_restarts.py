@@ -64,7 +64,7 @@ def test_a_container_that_restarts_in_another_slot_without_the_api_server_has_it
     rig.kubelet.write_checkpoint()
     rig.kubelet.pre_start(other)
     assert rig.edits(other)["deviceNodes"][0]["path"] == "/dev/nvidia1"
-    assert rig.agent.grants.owner(other).pod_uid == pod["metadata"]["uid"]
+    assert rig.agent.grants.slot_owner(other).pod_uid == pod["metadata"]["uid"]
 
 
 def test_a_running_container_without_a_grant_is_adopted(rig):
@@ -76,7 +76,7 @@ def test_a_running_container_without_a_grant_is_adopted(rig):
     rig.start()
     assert any(uid in problem for problem in rig.agent.grants.unreadable)
     assert rig.held_on_disk(1) == 8138
-    assert rig.agent.grants.owner(slot).pod_uid == uid
+    assert rig.agent.grants.slot_owner(slot).pod_uid == uid
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_container_that_cannot_be_adopted_holds_up_no_other(rig, damage):
     rig.runtime.run(bad, "main")
     rig.start()
     rig.run(rig.bind("new", [(1, 8138)]))
-    assert {grant.name for grant in rig.agent.grants.all()} == {"good", "new"}
+    assert {grant.name for grant in rig.agent.grants.list_grants()} == {"good", "new"}
     assert metrics.UNKNOWN_HOLDERS._value.get() == 1
     assert rig.problems() == []
 
@@ -157,7 +157,7 @@ def test_a_former_sandbox_hides_no_card_of_the_present_one(rig, monkeypatch, ord
     with monkeypatch.context() as patch:
         patch.setattr(rig.runtime, "ListPodSandbox", list_both)
         rig.start()
-    assert [share.index for grant in rig.agent.grants.all() for share in grant.pod_shares] == [1]
+    assert [share.index for grant in rig.agent.grants.list_grants() for share in grant.pod_shares] == [1]
     assert "are still held by default/a" in refusal(lambda: rig.run(rig.bind("b", [(1, P100)])))[1]
 
 
@@ -192,7 +192,7 @@ def test_a_pod_whose_name_no_object_can_have_is_freed_and_holds_up_no_report(rig
     rig.runtime.kill("odd")
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.settle()
-    assert rig.agent.grants.all() == []
+    assert rig.agent.grants.list_grants() == []
 
 
 def test_a_grant_that_cannot_be_written_again_costs_no_other_its_file(rig):
@@ -312,7 +312,7 @@ def test_running_containers_are_compared_with_the_grants_once_the_runtime_answer
     rig.runtime.silent = True
     rig.access = Access.CDI  # nobody is asked for it
     rig.start()
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
     rig.runtime.silent = False
     rig.settle()
     assert rig.held_on_disk(1) == 8138
@@ -363,7 +363,7 @@ def test_of_an_ended_pod_of_which_only_the_sandbox_is_left_nothing_is_held_when_
     rig.stop()
     shutil.rmtree(rig.folder / "state")
     rig.start()
-    assert rig.agent.grants.all() == []
+    assert rig.agent.grants.list_grants() == []
     other = rig.bind("b", [(1, P100)])
     rig.run(other)
     rig.end(other)

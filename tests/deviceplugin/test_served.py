@@ -35,7 +35,7 @@ def test_each_change_is_told_and_nobody_has_to_ask(rig):
     rig.until(lambda: [held["name"] for held in rig.status(0)["reported"]] == ["a"])
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.until(lambda: rig.status(0)["reported"] == [])
-    assert rig.agent.grants.all() == []
+    assert rig.agent.grants.list_grants() == []
     assert rig.spec(slot) is None
 
 
@@ -47,7 +47,7 @@ def test_it_ends_with_all_its_threads_and_comes_again(rig):
     assert rig.node()["status"]["allocatable"][names.SHARE] == "0"
     rig.start()
     rig.kubelet.pre_start(slot)
-    assert rig.agent.grants.owner(slot).name == "a"
+    assert rig.agent.grants.slot_owner(slot).name == "a"
 
 
 def test_a_restart_of_the_kubelet_changes_nothing(rig):
@@ -85,7 +85,9 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
             else:
                 running.append(pod)
         assert max(rig.held_on_disk(0), rig.held_on_disk(1)) <= P100
-        assert {pod["metadata"]["uid"] for pod in running} <= {grant.pod_uid for grant in rig.agent.grants.all()}
+        assert {pod["metadata"]["uid"] for pod in running} <= {
+            grant.pod_uid for grant in rig.agent.grants.list_grants()
+        }
         dice.shuffle(running)
         for pod in running[: dice.randrange(1 + len(running))]:
             running.remove(pod)
@@ -97,7 +99,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, seed):
             rig.until_registered(2)
     for pod in running:
         rig.end(pod)
-    rig.until(lambda: not rig.agent.grants.all())
+    rig.until(lambda: not rig.agent.grants.list_grants())
     rig.until(lambda: [rig.status(index)["reported"] for index in (0, 1)] == [[], []])
     assert not list((rig.folder / "state" / "grants").iterdir())
     assert [rig.card(index)["spec"]["uuid"] for index in (0, 1)] == [card_uuid(0), card_uuid(1)]

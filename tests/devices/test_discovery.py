@@ -4,7 +4,7 @@ import pytest
 
 from cardwise.devices.discovery import discover
 from cardwise.devices.protocol import DeviceNode, OtherDevice
-from cardwise.devices.settings import parse
+from cardwise.devices.settings import parse_rules
 from tests.devices.trees import Tree, connectx5
 
 RDMA = "devices: [{kind: rdma}]"
@@ -16,7 +16,7 @@ def tree(tmp_path):
 
 
 def discover_devices(tree: Tree, text: str) -> list[OtherDevice]:
-    return discover(parse(text, "f"), tree.sysfs, tree.dev, "n1")
+    return discover(parse_rules(text, "f"), tree.sysfs, tree.dev, "n1")
 
 
 def nodes(device: OtherDevice) -> list[str]:
@@ -30,7 +30,7 @@ def test_nothing_is_offered_that_is_not_written(tree):
 
 
 def test_a_machine_without_any(tmp_path):
-    assert discover(parse(RDMA, "f"), tmp_path / "none", tmp_path, "n1") == []
+    assert discover(parse_rules(RDMA, "f"), tmp_path / "none", tmp_path, "n1") == []
 
 
 class TestRdma:

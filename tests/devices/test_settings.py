@@ -3,7 +3,7 @@
 import pytest
 
 from cardwise.core.values.invalid import InvalidRequest
-from cardwise.devices.settings import DeviceRule, PciFacts, parse
+from cardwise.devices.settings import DeviceRule, PciFacts, parse_rules
 
 CX5 = PciFacts("15b3", "1017", "020700")
 
@@ -15,7 +15,7 @@ def test_the_entries_of_the_design():
       - {kind: nic, pci: {vendor: "15B3", device: "0x1018"}}
       - {kind: fpga, pci: {class: "1200"}}
     """
-    assert parse(text, "f") == (
+    assert parse_rules(text, "f") == (
         DeviceRule(kind="rdma"),
         DeviceRule(kind="nic", vendor="15b3", device="1018"),
         DeviceRule(kind="fpga", class_code="1200"),
@@ -60,6 +60,6 @@ def test_all_that_is_written_must_hold(offer, matches):
 )
 def test_a_mistake_is_told_by_its_field_with_the_remedy(text, field, says):
     with pytest.raises(InvalidRequest) as caught:
-        parse(text, "f")
+        parse_rules(text, "f")
     assert caught.value.field == field
     assert says in str(caught.value)

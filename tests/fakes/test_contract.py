@@ -664,6 +664,6 @@ def ready() -> Json:
 def test_what_is_no_object(client):
     assert client.get("/version")["major"] == "1"
     assert client.request("GET", "/readyz") == b"ok"
-    assert client.clock() is not None
+    assert client.fetch_server_time() is not None
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     assert client.create(paths.selfsubjectreviews(), review)["status"]["userInfo"]["username"]

@@ -21,7 +21,7 @@ def simulated(tmp_path, clock) -> Gpus:
 
 
 def some(tmp_path, clock) -> Gpus:
-    return SelectedGpus(simulated(tmp_path, clock), selection.parse("0,GPU-1"))
+    return SelectedGpus(simulated(tmp_path, clock), selection.parse_selection("0,GPU-1"))
 
 
 def whole(tmp_path, clock) -> Gpus:

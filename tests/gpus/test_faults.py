@@ -51,22 +51,22 @@ def cards(tmp_path):
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 63, 68, 69, 92, 94, 109])
 def test_what_an_application_did_or_the_card_has_repaired_leaves_it_in(xid):
-    assert xids.classify(xid) is XidEffect.HARMLESS
+    assert xids.classify_xid(xid) is XidEffect.HARMLESS
 
 
 @pytest.mark.parametrize("xid", [46, 48, 62, 64, 74, 79, 95, 110, 119, 120, 136, 140, 143, 158])
 def test_what_the_catalogue_answers_by_a_reset_or_a_reboot_needs_one(xid):
-    assert xids.classify(xid) is XidEffect.NEEDS_RESET
+    assert xids.classify_xid(xid) is XidEffect.NEEDS_RESET
 
 
 @pytest.mark.parametrize("xid", [61, 145, 154, 167, 12345])
 def test_what_nobody_knows_takes_the_card_out_for_a_while(xid):
-    assert xids.classify(xid) is XidEffect.UNKNOWN
+    assert xids.classify_xid(xid) is XidEffect.UNKNOWN
 
 
 def test_an_xid_is_told_by_number_and_meaning():
-    assert xids.describe(79) == "Xid 79: GPU has fallen off the bus"
-    assert xids.describe(12345) == "Xid 12345: see NVIDIA's Xid catalogue"
+    assert xids.describe_xid(79) == "Xid 79: GPU has fallen off the bus"
+    assert xids.describe_xid(12345) == "Xid 12345: see NVIDIA's Xid catalogue"
 
 
 def test_a_trouble_passes_when_it_was_not_seen_for_a_while(cards):

@@ -26,7 +26,7 @@ def machine(tmp_path):
     [("0", [0]), ("3,1", [1, 3]), (" gpu-2AB , 0", [0, 2]), ("7", []), ("GPU-9", []), ("00,1,2,3", [0, 1, 2, 3])],
 )
 def test_only_the_chosen_cards_are_there(machine, text, indices):
-    gpus = SelectedGpus(machine, selection.parse(text))
+    gpus = SelectedGpus(machine, selection.parse_selection(text))
     assert [card.index for card in gpus.cards()] == indices
     assert list(gpus.health()) == [f"GPU-{index}ab" for index in indices]
     assert all(state.healthy == (uuid != "GPU-2ab") for uuid, state in gpus.health().items())
@@ -48,7 +48,7 @@ def test_only_the_chosen_cards_are_there(machine, text, indices):
 )
 def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
     with pytest.raises(InvalidRequest) as caught:
-        selection.parse(text)
+        selection.parse_selection(text)
     assert caught.value.field == "--cards"
     assert says in str(caught.value)
     started = CliRunner().invoke(main, ["--node-name=n1", f"--cards={text}"])
@@ -73,7 +73,7 @@ def test_what_is_wrong_on_any_machine_is_refused_at_the_start(text, says):
     ],
 )
 def test_what_only_the_machine_knows_is_told(machine, text, problems):
-    assert SelectedGpus(machine, selection.parse(text)).problems() == problems
+    assert SelectedGpus(machine, selection.parse_selection(text)).problems() == problems
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_what_only_the_machine_knows_is_told(machine, text, problems):
 )
 def test_a_card_that_has_not_answered_yet_is_chosen_where_it_may_be(machine, monkeypatch, text, silent):
     monkeypatch.setattr(machine, "unresponsive_indices", lambda: [4, 5])
-    assert SelectedGpus(machine, selection.parse(text)).unresponsive_indices() == silent
+    assert SelectedGpus(machine, selection.parse_selection(text)).unresponsive_indices() == silent
 
 
 def test_changes_and_the_end_are_those_of_the_machine(machine):
-    gpus = SelectedGpus(machine, selection.parse("0"))
+    gpus = SelectedGpus(machine, selection.parse_selection("0"))
     assert gpus.wait_change(0.1) is False
     gpus.close()
     assert gpus.wait_change(30) is False

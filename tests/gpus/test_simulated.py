@@ -77,7 +77,7 @@ def test_a_bad_file_keeps_the_last_good_cards_and_names_the_place(file, text, sa
     gpus = SimulatedGpus(file)
     replace(file, text)
     with pytest.raises(InvalidCards) as caught:
-        simulated.parse(text, str(file))
+        simulated.parse_cards(text, str(file))
     assert says in str(caught.value)
     assert gpus.cards()[0].memory == 16276
     file.unlink()

@@ -178,16 +178,16 @@ def test_replicas_agree_on_certificates_and_the_webhooks_carry_their_ca(client, 
         if seed is not None:
             client.delete(paths.secrets(namespace, "certs"))
             SecretStore(client, namespace, "certs").save(certificates.issue_files(past, hosts), "")
-        threads = [threading.Thread(target=rotator.ensure) for rotator in rotators]
+        threads = [threading.Thread(target=rotator.ensure_certificates) for rotator in rotators]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(PATIENCE)
-        sets = [filesets.read(tmp_path / str(number)) for number in range(4)]
+        sets = [filesets.read_files(tmp_path / str(number)) for number in range(4)]
         assert sets[0]
         assert all(rotator == sets[0] for rotator in sets)
 
-    pem = rotators[0].ensure()
+    pem = rotators[0].ensure_certificates()
     name = f"hooks-{namespace}"
     hook = {
         "name": "a.cardwise.dev",

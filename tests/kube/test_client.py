@@ -87,9 +87,9 @@ def test_retry_after_comes_from_header_or_body(api: ApiServer, client: KubeClien
 
 def test_the_clock_is_that_of_the_other_side(api: ApiServer, client: KubeClient, clock):
     clock.set_wall(datetime(2024, 3, 1, 10, tzinfo=UTC))
-    assert client.clock() == datetime(2024, 3, 1, 10, tzinfo=UTC)
+    assert client.fetch_server_time() == datetime(2024, 3, 1, 10, tzinfo=UTC)
     api.answers["/version"] = Answer(200, b"{}", {"Date": "noon"})
-    assert client.clock() is None
+    assert client.fetch_server_time() is None
 
 
 def test_the_api_servers_time_is_that_of_its_last_answer_and_the_seconds_since(
@@ -146,7 +146,7 @@ def test_cut_and_refused_connections_are_unreachable(api: ApiServer, client: Kub
         nobody = KubeClient(f"http://127.0.0.1:{unused.getsockname()[1]}")
         with pytest.raises(errors.Unreachable, match="GET /version") as raised:
             nobody.get("/version")
-        assert errors.is_of_server(raised.value)
+        assert errors.is_server_failure(raised.value)
 
 
 @pytest.mark.parametrize("verb", ["create", "update", "patch", "delete", "get"])
@@ -176,7 +176,7 @@ def test_an_answer_that_is_no_list_or_has_no_length_is_unreachable(api: ApiServe
     for body in (b'{"items":"x"}', b'{"items":[1]}', b"5", b"[[]]"):
         api.answers["/list"] = Answer(200, body, {})
         with pytest.raises(errors.Unreachable, match=r"GET /list: not a (List|list of this kind)"):
-            list(client.objects("/list"))
+            list(client.list_objects("/list"))
 
 
 def test_silence_is_unreachable_after_the_timeout():
@@ -184,7 +184,7 @@ def test_silence_is_unreachable_after_the_timeout():
         client = KubeClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(errors.TimedOut) as raised:
             client.get("/version", timeout=0.1)
-        assert not errors.is_of_server(raised.value), "it may be this object alone"
+        assert not errors.is_server_failure(raised.value), "it may be this object alone"
         client.close()
         gc.collect()
 

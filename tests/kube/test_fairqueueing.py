@@ -14,7 +14,7 @@ def test_owners_that_all_wait_get_the_same_time():
     for owner in COSTS:
         queue.enqueue(owner)
     for _ in range(1000):
-        owner = queue.next()
+        owner = queue.dequeue()
         queue.enqueue(owner)  # it has more
         queue.charge_write(owner, COSTS[owner])
         spent[owner] += COSTS[owner]
@@ -27,13 +27,13 @@ def test_an_owner_that_was_idle_is_next_and_has_saved_up_nothing(fat):
     for owner in busy:
         queue.enqueue(owner)
     for _ in range(20):
-        owner = queue.next()
+        owner = queue.dequeue()
         queue.enqueue(owner)
         queue.charge_write(owner, 2.0)
     queue.enqueue("idle")
     order = []
     for _ in range(5 * fat):
-        order.append(queue.next())
+        order.append(queue.dequeue())
         queue.enqueue(order[-1])
         queue.charge_write(order[-1], 2.0)
     assert order[0] == "idle"
@@ -46,7 +46,9 @@ def test_an_owner_that_is_passed_over_is_not_charged():
         for owner in ("first", "second", "high"):
             queue.enqueue(owner)
         owner = (
-            queue.next(lambda owner: owner == "high") if round_number % 2 else queue.next(lambda owner: owner != "high")
+            queue.dequeue(lambda owner: owner == "high")
+            if round_number % 2
+            else queue.dequeue(lambda owner: owner != "high")
         )
         queue.charge_write(owner, 0.015)
         order.append(owner)
@@ -71,7 +73,7 @@ def test_the_example_of_the_docstring():
         queue.enqueue(owner)
     order = list[str]()
     while order.count("A") < 2:
-        order.append(queue.next())
+        order.append(queue.dequeue())
         queue.enqueue(order[-1])
         queue.charge_write(order[-1], seconds[order[-1]])
     assert f"A is served once, then B {order.count('B')} times, then A again: each gets half of the time" in theory
@@ -83,10 +85,10 @@ def test_the_example_of_lost_places():
     assert f"{owners} owners have one place each" in theory
     names = [f"owner {number}" for number in range(owners)]
     for name in names * 2:  # each was served, and came again
-        use.add(name, 0.02)
-    use.add("newcomer", 0.02)
+        use.add_use(name, 0.02)
+    use.add_use("newcomer", 0.02)
     assert "An owner that comes now and then has used less than they have, so one of them loses its place" in theory
-    assert set(use.larger("newcomer", dict.fromkeys(names, range(1)))) == set(names)
+    assert set(use.larger_owners("newcomer", dict.fromkeys(names, range(1)))) == set(names)
 
 
 def places(**counts: int) -> dict[str, range]:
@@ -96,41 +98,41 @@ def places(**counts: int) -> dict[str, range]:
 def test_the_owner_with_most_places_loses_one_and_of_equals_the_one_that_has_used_most():
     use = RecentUse[str](FakeClock())
     for owner, seconds in (("a", 1.0), ("b", 3.0), ("c", 2.0)):
-        use.add(owner, seconds)
-    assert use.by_size(places(a=1, b=1, c=1, d=2)) == ["d", "b", "c", "a"]
-    assert use.larger("new", places(a=1, b=1, c=1)) == ["b", "c", "a"]
-    assert use.larger("a", places(b=1, c=1)) == ["b", "c"]
-    assert use.larger("new", places(new=1, b=1, d=3)) == ["d"], "with two places it would have more than b"
-    assert use.larger("b", places(b=1, d=2)) == [], "it has used more than d"
+        use.add_use(owner, seconds)
+    assert use.owners_by_size(places(a=1, b=1, c=1, d=2)) == ["d", "b", "c", "a"]
+    assert use.larger_owners("new", places(a=1, b=1, c=1)) == ["b", "c", "a"]
+    assert use.larger_owners("a", places(b=1, c=1)) == ["b", "c"]
+    assert use.larger_owners("new", places(new=1, b=1, d=3)) == ["d"], "with two places it would have more than b"
+    assert use.larger_owners("b", places(b=1, d=2)) == [], "it has used more than d"
 
 
 @pytest.mark.parametrize("halvings", [1, 63, 65, 900])
 def test_time_that_was_used_counts_half_after_half_a_minute(halvings):
     clock = FakeClock()
     use = RecentUse[str](clock)
-    use.add("early", 1.0)
+    use.add_use("early", 1.0)
     clock.advance(30.0)
-    use.add("late", 0.51)
-    assert use.larger("new", places(early=1, late=1)) == ["late", "early"]
+    use.add_use("late", 0.51)
+    assert use.larger_owners("new", places(early=1, late=1)) == ["late", "early"]
     clock.advance(30.0 * halvings)
-    use.add("now", 1.0)
-    assert use.by_size(places(early=1, late=1, now=1)) == ["now", "late", "early"]
+    use.add_use("now", 1.0)
+    assert use.owners_by_size(places(early=1, late=1, now=1)) == ["now", "late", "early"]
 
 
 def test_what_was_used_long_ago_is_forgotten():
     clock = FakeClock()
     use = RecentUse[str](clock)
-    use.add("early", 1.0)
+    use.add_use("early", 1.0)
     clock.advance(30.0 * 5000)
-    use.add("now", 1.0)
-    assert use.larger("new", places(early=1, now=1)) == ["now"]
+    use.add_use("now", 1.0)
+    assert use.larger_owners("new", places(early=1, now=1)) == ["now"]
 
 
 def test_of_many_owners_those_that_have_used_least_count_as_new():
     use = RecentUse[str](FakeClock())
     for number in range(10_002):
-        use.add(f"o{number}", 1.0 + number)
-    assert use.larger("new", places(o0=1, o5500=1)) == ["o5500"]
+        use.add_use(f"o{number}", 1.0 + number)
+    assert use.larger_owners("new", places(o0=1, o5500=1)) == ["o5500"]
     assert len(use._used) <= 10_001
 
 
@@ -138,5 +140,5 @@ def test_of_five_thousand_owners_none_counts_as_new():
     use = RecentUse[str](FakeClock())
     owners = [f"o{number}" for number in range(5000)]
     for owner in owners * 3:
-        use.add(owner, 0.008)
-    assert len(use.larger("new", dict.fromkeys(owners, range(1)))) == 5000
+        use.add_use(owner, 0.008)
+    assert len(use.larger_owners("new", dict.fromkeys(owners, range(1)))) == 5000

@@ -121,15 +121,17 @@ def with_files(server: ssl.SSLContext) -> None:
 )
 def test_it_is_as_the_official_client_has_it(tmp_path: Path, cluster: Json, user: Json | None, context: Json) -> None:
     path = written(tmp_path, cluster, user, **context)
-    configuration = kubeconfig.read(path)
+    configuration = kubeconfig.read_kubeconfig(path)
     assert configuration is not None
-    assert shown(credentials._from_kubeconfig(configuration, "config")) == shown(credentials._by_library(str(path), ""))
+    assert shown(credentials._from_kubeconfig(configuration, "config")) == shown(
+        credentials._load_by_library(str(path), "")
+    )
     assert shown(credentials.load(path, "c")) == shown(credentials.load(path))
 
 
 def proxy_of(path: Path) -> str | None:
     """The same by both readers."""
-    (proxy,) = {credentials.load(path).proxy, credentials._by_library(str(path), "").proxy}
+    (proxy,) = {credentials.load(path).proxy, credentials._load_by_library(str(path), "").proxy}
     return proxy
 
 
@@ -191,7 +193,7 @@ def test_the_proxy_of_a_kubeconfig_counts_whatever_the_environment_says(tmp_path
     assert proxy_of(path) == "http://proxy:3128"
 
 
-@pytest.mark.parametrize("read", [credentials.load, lambda path: credentials._by_library(str(path), "")])
+@pytest.mark.parametrize("read", [credentials.load, lambda path: credentials._load_by_library(str(path), "")])
 def test_a_proxy_that_cannot_be_used_is_named_with_the_remedy_and_without_its_password(tmp_path, monkeypatch, read):
     monkeypatch.setenv("https_proxy", "socks5://jane:secret@proxy:1080")
     path = written(tmp_path, IN_IT, {"token": "x"})
@@ -223,11 +225,11 @@ def test_what_takes_more_is_left_to_it(tmp_path: Path, user: Any) -> None:
     config = yaml.safe_load(path.read_text())
     config["users"][0]["user"] = user
     path.write_text(yaml.safe_dump(config))
-    assert kubeconfig.read(path) is None
-    assert kubeconfig.read(path, "other") is None, "its cluster is not there"
-    assert kubeconfig.read(tmp_path) is None
+    assert kubeconfig.read_kubeconfig(path) is None
+    assert kubeconfig.read_kubeconfig(path, "other") is None, "its cluster is not there"
+    assert kubeconfig.read_kubeconfig(tmp_path) is None
     path.write_text("a: [")
-    assert kubeconfig.read(path) is None
+    assert kubeconfig.read_kubeconfig(path) is None
 
 
 def test_a_program_that_tells_the_token_is_run(tmp_path: Path) -> None:
@@ -264,7 +266,7 @@ def test_certificates_with_a_text_around_them_are_taken(tmp_path: Path) -> None:
 def test_its_tls_is_changed_by_no_connection(tmp_path: Path, *, by_library: bool) -> None:
     """urllib3 sets the protocols for each, while other threads begin theirs with the same context."""
     path = written(tmp_path, IN_IT, PAIR_IN_IT)
-    client = (credentials._by_library(str(path), "") if by_library else credentials.load(path)).ssl_context
+    client = (credentials._load_by_library(str(path), "") if by_library else credentials.load(path)).ssl_context
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with_files(server)
     server.set_alpn_protocols(["of-a-connection", "http/1.1"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cardwise.cli.cluster import usage
 from cardwise.kube import nesting, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import cut_nesting, cut_nesting_by_scan, read_bounded, survive_depth
+from cardwise.kube.nesting import cut_nesting, cut_nesting_by_scan, read_bounded, tolerate_depth
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from tests.examples import examples
 from tests.fakes.apiserver import Answer, ApiServer, Request
@@ -48,7 +48,7 @@ def test_what_is_too_deep_is_null_and_nothing_else_changes() -> None:
 
 
 def test_what_need_not_be_read_is_skipped_however_deep_it_is() -> None:
-    head = survive_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
+    head = tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
     assert head(pod("deep", 1, nested(DEEP)).encode()).metadata.name == "deep"
     assert sys.getrecursionlimit() == LIMIT
 
@@ -64,7 +64,7 @@ def python(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize("levels", [LIMIT, DEEP, DEEPER])
 def test_no_depth_is_too_much(levels: int) -> None:
     raw = pod("a", 1, nested(levels)).encode()
-    assert survive_depth(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
+    assert tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)(raw).metadata.name == "a"
     assert read_bounded(project)(raw) == ("a", "n1")
     cut = b'{"items":[' + raw + b"]}"
     assert read_bounded(msgspec.json.Decoder().decode)(cut)["items"][0]["spec"] == {"nodeName": "n1"}
@@ -161,7 +161,7 @@ def follow(api: ApiServer, client: KubeClient, clock: FakeClock, pods: list[str]
 def test_commands_read_a_list_with_a_deep_object(api: ApiServer, client: KubeClient) -> None:
     pods = pod("deep", 1, nested(DEEP)), pod("plain", 2)
     api.answers[PODS] = f'{{"metadata":{{"resourceVersion":"2"}},"items":[{",".join(pods)}]}}'.encode()
-    assert [manifest["metadata"]["name"] for manifest in client.objects(PODS)] == ["deep", "plain"]
+    assert [manifest["metadata"]["name"] for manifest in client.list_objects(PODS)] == ["deep", "plain"]
     assert [record.metadata.name for record in usage._list_pods(client, "")] == ["deep", "plain"]
 
 

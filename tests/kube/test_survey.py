@@ -157,11 +157,11 @@ def test_what_cannot_be_read_is_a_problem_and_counts_for_nothing():
 
 
 def test_headroom_is_what_is_left_of_each_entry():
-    (first, second) = [remaining for _, remaining in survey.take_survey(lists().kube).headroom("team-a")]
+    (first, second) = [remaining for _, remaining in survey.take_survey(lists().kube).quota_headroom("team-a")]
     assert first.entry == QuotaEntry(resource_class=K80_CLASS, shares=2, cards=1)
     assert (first.shares, first.memory, first.cards) == (0, None, 0)
     assert second.memory == 32768 - K80 - 2000
-    assert survey.take_survey(lists().kube).headroom("team-b") == []
+    assert survey.take_survey(lists().kube).quota_headroom("team-b") == []
 
 
 def test_one_namespace_is_read_without_the_others_and_without_nodes():
@@ -186,7 +186,7 @@ def test_of_native_quotas_only_the_lines_that_concern_us():
         native_quota("a", {"pods": "3"}, {}, name="plain"),
         native_quota("a", {"requests.aliyun.com/gpu-mem": "5", "cpu": "2"}, {"requests.aliyun.com/gpu-mem": "1"}),
     ]
-    (quota,) = survey.native_quotas(lists(resourcequotas=quotas).kube, "a")
+    (quota,) = survey.list_native_quotas(lists(resourcequotas=quotas).kube, "a")
     assert (quota.name, quota.hard, quota.used) == (
         "gpus",
         {"requests.aliyun.com/gpu-mem": "5"},

@@ -162,7 +162,7 @@ def test_a_watch_that_the_server_does_not_end_is_over_by_itself(serving, clock):
 
 
 def test_an_event_without_end_is_none(serving, monkeypatch):
-    monkeypatch.setattr(watching, "_MOST_BYTES", 1_000_000)
+    monkeypatch.setattr(watching, "_MAX_BYTES", 1_000_000)
 
     def answer(send: Send) -> None:
         send(CHUNKED)
@@ -194,26 +194,26 @@ def test_events_that_come_in_pieces_are_whole(serving):
 
 
 def test_a_page_that_is_too_large_comes_with_fewer_objects(api: ApiServer, monkeypatch, clock):
-    monkeypatch.setattr(clients, "MOST_BYTES", 20_000)
+    monkeypatch.setattr(clients, "MAX_BYTES", 20_000)
     for number in range(40):
         api.write_object(paths.pods(), {"metadata": {"name": f"p{number:02}"}, "spec": {"x": "y" * 1000}})
     client = api.client(clock=clock)
-    listed = [pod["metadata"]["name"] for pod in client.objects(paths.pods())]
+    listed = [pod["metadata"]["name"] for pod in client.list_objects(paths.pods())]
     assert listed == [f"p{number:02}" for number in range(40)]
     limits = [int(request.query["limit"]) for request in api.sent("list")]
     assert limits == [500, 125, 31, *[7] * 6]
     api.write_object(paths.pods(), {"metadata": {"name": "fat"}, "spec": {"x": "y" * 30_000}})
     with pytest.raises(errors.TooLarge):
-        list(client.objects(paths.pods()))
+        list(client.list_objects(paths.pods()))
 
 
 def test_a_list_in_one_answer_may_be_larger_and_take_longer(api: ApiServer, monkeypatch, clock):
-    monkeypatch.setattr(clients, "MOST_BYTES", 1000)
+    monkeypatch.setattr(clients, "MAX_BYTES", 1000)
     api.write_object(paths.pods(), {"metadata": {"name": "p"}, "spec": {"x": "y" * 3000}})
     client = api.client(clock=clock)
     assert len(list(client.list_pages(paths.pods(), limit=0))) == 1
     assert [request.timeout for request in api.sent("list")] == [300.0]
-    monkeypatch.setattr(clients, "MOST_BYTES_WHOLE", 1000)
+    monkeypatch.setattr(clients, "MAX_BYTES_WHOLE", 1000)
     with pytest.raises(errors.TooLarge):
         list(client.list_pages(paths.pods(), limit=0))
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from cardwise.clock import Clock
 from cardwise.core.api import mps
 from mps.host.cgroups import CgroupMembership
-from mps.host.control import DaemonTimeout, FrontEnd, NoDaemon, check
+from mps.host.control import DaemonTimeout, FrontEnd, NoDaemon, check_answer
 from mps.host.processes import CONTROL, SERVER, HostProcess, ProcessActivity
 from tests.mps.double.daemon import Daemon, Ended
 
@@ -199,5 +199,5 @@ class _FrontEnd:
         except Ended as end:
             process.end(end.args[0])
             raise NoDaemon(f"{command!r} ended with rc 1") from end
-        check(command, answer)
+        check_answer(command, answer)
         return answer

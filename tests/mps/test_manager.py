@@ -44,11 +44,11 @@ def test_it_is_ready_when_the_pods_are_known_the_cluster_is_told_and_a_card_is(p
 def test_a_thread_that_does_not_come_round_has_it_restarted(node):
     node.start()
     node.clock.advance(119.0)
-    assert not node.manager.stuck()
+    assert not node.manager.stuck_reasons()
     node.clock.advance(2.0)
-    assert node.manager.stuck() == ["the manager's thread has made no pass for 121 s"]
+    assert node.manager.stuck_reasons() == ["the manager's thread has made no pass for 121 s"]
     node.step_all()
-    assert not node.manager.stuck()
+    assert not node.manager.stuck_reasons()
 
 
 def test_a_daemon_sees_its_own_card_only(pair):

@@ -52,7 +52,7 @@ class Pods:
         self._api = api
         self._read: tuple[int, list[PodView]] = (0, [])  # at the revision of the API server
 
-    def all(self) -> list[PodView]:
+    def list_pods(self) -> list[PodView]:
         if self._read[0] != self._api.revision:
             read = [parse_pod(msgspec.json.encode(pod)) for pod in self._api.all("/api/v1/pods")]
             self._read = self._api.revision, read
@@ -159,13 +159,13 @@ class Node:
         """`cards` as in `--cards`."""
         self.settings = replace(self.settings, **changes)
         self.gpus = Cards(self.cards_file, self.lost)
-        served = SelectedGpus(self.gpus, selection.parse(cards)) if cards else self.gpus
+        served = SelectedGpus(self.gpus, selection.parse_selection(cards)) if cards else self.gpus
         self.lock = ManagerLock(self.root)
         self.lock.acquire()
         client = self.api.client(clock=self.clock)
-        client.clock()  # as the list of pods tells it
+        client.fetch_server_time()  # as the list of pods tells it
         self.manager = Manager(self.settings, client, served, self.gpus, host=self.host, clock=self.clock)
-        self.manager.inherit()
+        self.manager.inherit_daemons()
         self.step_all()
         return self
 

@@ -42,7 +42,7 @@ def test_driver_and_daemon_know_a_containers_processes_by_the_machines_pids(mach
     (daemon,) = machine.manager.daemons()
     assert {client.pid for client in daemon.clients()} == {ending.pid, staying.pid}
     belongs(monkeypatch, {ending.pid: "uid-ending"})
-    assert machine.manager.detach(machine.manager.pods.all()) == 1
+    assert machine.manager.detach(machine.manager.pods.list_pods()) == 1
     assert ending.heard(30.0)["error"] == TERMINATED
     staying.finish()
     answer = staying.heard(30.0)

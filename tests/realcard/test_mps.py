@@ -182,7 +182,7 @@ def test_an_ending_pods_busy_client_is_taken_off_and_its_neighbour_goes_on(machi
         cgroups, "read_memberships", lambda pid: (CgroupMembership("uid-ending", "c"),) if pid == ending.pid else ()
     )
     began = time.monotonic()
-    assert machine.manager.detach(machine.manager.pods.all()) == 1
+    assert machine.manager.detach(machine.manager.pods.list_pods()) == 1
     assert ending.heard(30.0)["error"] == TERMINATED
     measured("terminate_client of a busy client, until it knows (s)", f"{time.monotonic() - began:.2f}")
     ending.kill()

@@ -12,7 +12,7 @@ def test_the_new_content_is_there_with_its_mode_whatever_the_umask(tmp_path):
     path.write_text("old")
     before = os.umask(0o077)
     try:
-        replacing.replace(path, b"new")
+        replacing.replace_file(path, b"new")
     finally:
         os.umask(before)
     assert path.read_text() == "new"
@@ -24,7 +24,7 @@ def test_a_reader_has_the_old_file_until_the_new_one_is_whole(tmp_path):
     path = tmp_path / "state"
     path.write_text("old")
     with path.open() as reading:
-        replacing.replace(path, b"new" * 100_000)
+        replacing.replace_file(path, b"new" * 100_000)
         assert reading.read() == "old"
 
 
@@ -32,5 +32,5 @@ def test_what_cannot_be_replaced_stays_and_nothing_is_left_behind(tmp_path):
     path = tmp_path / "folder"
     (path / "in it").mkdir(parents=True)
     with pytest.raises(OSError, match="folder"):
-        replacing.replace(path, b"new")
+        replacing.replace_file(path, b"new")
     assert list(tmp_path.iterdir()) == [path]

@@ -75,15 +75,15 @@ def test_after_any_coming_and_going_the_ledger_holds_what_was_placed(nodes, poli
     for i, (shape, leaves) in enumerate(pods):
         pod = SimulatedPod(f"pod-{i}", shape)
         cluster.observe_arrival(shape)
-        node = cluster.place(f"{i}", pod)
+        node = cluster.place_pod(f"{i}", pod)
         if node is not None:
             placed[f"{i}"] = (node, pod)
         if leaves and placed:
             uid = random.choice(sorted(placed))
-            assert cluster.remove(uid) == placed.pop(uid)[0]
+            assert cluster.remove_pod(uid) == placed.pop(uid)[0]
         check_agreement(cluster, free_loads, placed)
     for uid in list(placed):
-        cluster.remove(uid)
+        cluster.remove_pod(uid)
     check_agreement(cluster, free_loads, {})
 
 
@@ -94,7 +94,7 @@ def test_counting_what_fits_changes_nothing(nodes, policy, shapes, extra_shape):
     cluster = SimulatedCluster(simulated_nodes, policy)
     placed = {}
     for i, shape in enumerate(shapes):
-        node = cluster.place(f"{i}", SimulatedPod(f"pod-{i}", shape))
+        node = cluster.place_pod(f"{i}", SimulatedPod(f"pod-{i}", shape))
         if node is not None:
             placed[f"{i}"] = (node, SimulatedPod(f"pod-{i}", shape))
     first = cluster.count_fitting([extra_shape])

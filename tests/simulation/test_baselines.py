@@ -17,22 +17,22 @@ def cluster(*nodes):
 def test_the_node_that_has_least_left_is_taken_whatever_its_cards():
     simulated = cluster(worlds.node("a", 1000, 1000, cpu=128_000), worlds.node("b", 1000, 1000, 1000, cpu=8000))
     # Of a, 126,000 milli and 1.5 cards would be left; of b, 6,000 and 2.5.
-    assert simulated.place("1", SimulatedPod("p", worlds.shape(500, cpu=2000))) == "b"
+    assert simulated.place_pod("1", SimulatedPod("p", worlds.shape(500, cpu=2000))) == "b"
 
 
 def test_on_the_node_the_fullest_card_is_taken():
     simulated = cluster(worlds.node("a", 1000, 1000))
     for uid, mem in (("1", 700), ("2", 200), ("3", 400)):
-        simulated.place(uid, SimulatedPod("p", worlds.shape(mem, cpu=0)))
+        simulated.place_pod(uid, SimulatedPod("p", worlds.shape(mem, cpu=0)))
     shares = {uid: simulated.ledger.holding(uid).assignment.shares()[0].index for uid in ("1", "2", "3")}
     assert shares == {"1": 0, "2": 0, "3": 1}
 
 
 def test_several_cards_and_none_are_placed_as_well():
     simulated = cluster(worlds.node("a", 1000, 1000, cpu=4000), worlds.node("b", 1000, cpu=4000))
-    assert simulated.place("1", SimulatedPod("p", worlds.shape(0, cards=2))) == "a"
-    assert simulated.place("2", SimulatedPod("p", worlds.shape(0, cards=0))) == "a", "none of its cards is left"
-    assert simulated.place("3", SimulatedPod("p", worlds.shape(0, cards=2))) is None
+    assert simulated.place_pod("1", SimulatedPod("p", worlds.shape(0, cards=2))) == "a"
+    assert simulated.place_pod("2", SimulatedPod("p", worlds.shape(0, cards=0))) == "a", "none of its cards is left"
+    assert simulated.place_pod("3", SimulatedPod("p", worlds.shape(0, cards=2))) is None
 
 
 def test_nobody_can_choose_it():

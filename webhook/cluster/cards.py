@@ -12,7 +12,7 @@ from typing import Final
 
 from cardwise.core.api.classes import ResourceClass
 from cardwise.core.values.quantity import MiB
-from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.pods.validate import CardSizes
 
 _MOST_CLASSES: Final = 1024  # whose sums are kept
@@ -54,7 +54,7 @@ class CardSums:
     """A handler of the reflector of cards. Methods may be called from any thread.
 
     The sum of a class is kept. If cards of a node have changed, only the cards of that node are looked at again, of
-    which at most `MOST_CARDS` count: a node may change its cards all the time, and each review asks for sums.
+    which at most `MAX_CARDS_PER_NODE` count: a node may change its cards all the time, and each review asks for sums.
     """
 
     def __init__(self, kept_back: MiB) -> None:
@@ -71,7 +71,7 @@ class CardSums:
             if old is not None:
                 self._remove(key, old.node)
             cards = self._cards.setdefault(new.node, {})
-            if len(cards) < MOST_CARDS:
+            if len(cards) < MAX_CARDS_PER_NODE:
                 cards[key] = new
                 self._scopes[new.mps] += 1
             self._mark_changed(new.node)

@@ -21,7 +21,7 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.kube import errors, paths, wire
 from cardwise.kube.client import KubeClient
-from cardwise.kube.nesting import read_bounded, survive_depth
+from cardwise.kube.nesting import read_bounded, tolerate_depth
 from cardwise.runtime.logs import LineLimit
 
 _LIST_SECONDS: Final = 2.0  # that a list may take
@@ -43,7 +43,7 @@ _SERVED_SECONDS: Final = 30.0  # for which discovery's answer counts
 
 _ALL: Final = ("", "", None)  # namespaces and gangs, as a key of those that are skipped
 
-_decode_list = survive_depth(msgspec.json.Decoder(wire.List).decode)
+_decode_list = tolerate_depth(msgspec.json.Decoder(wire.List).decode)
 _decode_object = msgspec.json.Decoder(dict[str, Any]).decode
 
 _log = structlog.get_logger("webhook.gangnumbers")  # as lines of the log have called it
@@ -207,7 +207,7 @@ class GangNumbers:
         except errors.KubeError as error:
             if isinstance(error, errors.TimedOut):
                 failed = namespace, "", None
-            elif errors.is_of_server(error) and not isinstance(error, errors.TooLarge):
+            elif errors.is_server_failure(error) and not isinstance(error, errors.TooLarge):
                 failed = _ALL
             else:
                 failed = namespace, gang, None

@@ -18,8 +18,8 @@ from cardwise.core.values.decoded import Json
 from cardwise.core.values.invalid import InvalidRequest
 from cardwise.core.values.quantity import InvalidQuantity, MiB
 from cardwise.kube import errors, paths, survey, wire
+from cardwise.kube.cardspernode import CardsPerNodeLimit
 from cardwise.kube.client import KubeClient
-from cardwise.kube.mostcards import CardsPerNodeLimit
 from cardwise.kube.watch.reflector import CENTRAL_PACE, Project, Reflector, WakeHandler
 from cardwise.runtime.logs import LineLimit
 from webhook.cluster import offers
@@ -278,5 +278,7 @@ def _project_namespace(raw: bytes) -> tuple[str, Defaults]:
 def _project_card(raw: bytes) -> tuple[str, CardFacts]:
     card = _decode_card(raw)
     mps = card.status.mps.mode if card.status.mps is not None else ""
-    facts = CardFacts(card.spec.node, MiB(card.spec.memory_mib), survey.labels_of(card), survey.is_other(card), mps)
+    facts = CardFacts(
+        card.spec.node, MiB(card.spec.memory_mib), survey.labels_of(card), survey.is_other_device(card), mps
+    )
     return card.metadata.name, facts

@@ -144,7 +144,7 @@ class MoveRun:
         owner = workloads.controller_of(pod)
         # A list, since the ClusterRole cardwise-defrag has no other verb for Jobs.
         name_query = paths.field_query("metadata.name", owner["name"])
-        jobs = self.client.objects(paths.jobs(move.before.namespace), name_query)
+        jobs = self.client.list_objects(paths.jobs(move.before.namespace), name_query)
         job = next((job for job in jobs if job["metadata"]["uid"] == owner["uid"]), None)
         if movables.failures_left(job) == 0:
             raise self._stop_error(f"{name} belongs to a Job that would fail because of the eviction ({owner['name']})")
@@ -180,7 +180,7 @@ class MoveRun:
 
     def _pods_of_controller(self, owner: str, move: Move) -> list[Json]:
         """The pods of the controller."""
-        pods = self.client.objects(paths.pods(move.before.namespace))
+        pods = self.client.list_objects(paths.pods(move.before.namespace))
         return [pod for pod in pods if workloads.controller_of(pod).get("uid") == owner]
 
     def _stop_error(self, reason: str) -> click.ClickException:

@@ -75,7 +75,7 @@ def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> fr
 def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
     """Those of the namespace; none where they may not be read."""
     try:
-        return list(client.objects(paths.namespaced("/apis/apps/v1", "deployments", namespace)))
+        return list(client.list_objects(paths.namespaced("/apis/apps/v1", "deployments", namespace)))
     except errors.Forbidden:
         return []
 
@@ -92,7 +92,7 @@ def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
         return math.inf
     except errors.Forbidden:
         return None
-    age = lease_age(lease, client.clock())
+    age = lease_age(lease, client.fetch_server_time())
     return age if age is not None and age > _SILENT_SECONDS else None
 
 

@@ -126,7 +126,9 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
         return f"say {names.SAFE_TO_EVICT}: false"
     if any(
         allowance < 1
-        for allowance in facts.budgets.allowed(facts.budgets.matching(metadata["namespace"], labels)).values()
+        for allowance in facts.budgets.allowed_disruptions(
+            facts.budgets.covering_keys(metadata["namespace"], labels)
+        ).values()
     ):
         return "are protected by a PodDisruptionBudget"
     bound = eligible.other_constraint(pod)
@@ -165,7 +167,7 @@ def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset
 
     The cards of a node that is gone may still be known.
     """
-    allowed = eligible.nodes(pod, nodes)
+    allowed = eligible.eligible_nodes(pod, nodes)
     return None if ledger.nodes_by_name().keys() <= allowed else allowed
 
 

@@ -128,7 +128,7 @@ def refused_creations(client: KubeClient, namespace: str) -> list[Event]:
 def _read_events(client: KubeClient, namespace: str, field: str, text: str) -> Iterator[Event]:
     """None where they may not be read."""
     try:
-        events = map(parse_event, client.objects(paths.events(namespace), paths.field_query(field, text)))
+        events = map(parse_event, client.list_objects(paths.events(namespace), paths.field_query(field, text)))
         yield from (event for event in events if event is not None)
     except errors.Forbidden:
         return

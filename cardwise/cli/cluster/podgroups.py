@@ -58,7 +58,7 @@ def list_gangs(client: KubeClient, namespace: str = "", name: str = "") -> list[
     groups = {_namespaced_name(group): group for group in _list_groups(client, namespace)}
     pods: dict[tuple[str, str], list[Json]] = {}
     selector = paths.label_query(names.GANG, name) if name else {"labelSelector": names.GANG}
-    for pod in client.objects(paths.pods(namespace), selector):
+    for pod in client.list_objects(paths.pods(namespace), selector):
         pods.setdefault((pod["metadata"]["namespace"], _gang_of(pod)), []).append(pod)
     keys = sorted(groups.keys() | {key for key, members in pods.items() if not _is_basic(members)})
     return [_view_gang(key, groups.get(key, {}), pods.get(key, [])) for key in keys if name in ("", key[1])]
@@ -88,7 +88,7 @@ def _gang_of(pod: Json) -> str:
 
 def _list_groups(client: KubeClient, namespace: str) -> Iterator[Json]:
     try:
-        yield from client.objects(paths.podgroups(namespace))
+        yield from client.list_objects(paths.podgroups(namespace))
     except errors.NotFound:
         return  # an older installation knows no PodGroups
 

@@ -22,7 +22,7 @@ def read_deployments(client: KubeClient, installed: str) -> list[Json] | None:
     """
     path = paths.namespaced(_APPS, "deployments", installed)
     try:
-        return list(client.objects(path, {"fieldSelector": f"metadata.name={names.SCHEDULER}"}))
+        return list(client.list_objects(path, {"fieldSelector": f"metadata.name={names.SCHEDULER}"}))
     except errors.Forbidden:
         return None
 

@@ -53,8 +53,8 @@ def take_snapshot(client: KubeClient, installed: str = names.NAMESPACE) -> Snaps
     if seen.partial:
         snapshot.notes.append(seen.partial)
     try:
-        nodes = list(client.objects(paths.nodes()))
-        pods = [pod for pod in client.objects(paths.pods()) if not _is_finished(pod)]
+        nodes = list(client.list_objects(paths.nodes()))
+        pods = [pod for pod in client.list_objects(paths.pods()) if not _is_finished(pod)]
     except errors.Forbidden as error:
         snapshot.notes.append(describe_unlimited(error))
         snapshot.pods += [
@@ -112,7 +112,7 @@ def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
 def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
     """`free_loads` of the cluster; nothing of any node where they may not be read, and why."""
     try:
-        return free_loads(client.objects(paths.nodes()), client.objects(paths.pods())), ""
+        return free_loads(client.list_objects(paths.nodes()), client.list_objects(paths.pods())), ""
     except errors.Forbidden as error:
         return {}, describe_unlimited(error)
 

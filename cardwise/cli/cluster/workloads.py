@@ -81,8 +81,8 @@ def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
     makers: tuple[Json, ...] = (manifest,)
     if kind in _MAKERS:
         api, plural = _PATHS[_MAKERS[kind]]
-        makers = tuple(_filter_owned(client.objects(paths.namespaced(api, plural, namespace)), makers))
-    pods = tuple(_filter_owned(client.objects(paths.pods(namespace)), makers))
+        makers = tuple(_filter_owned(client.list_objects(paths.namespaced(api, plural, namespace)), makers))
+    pods = tuple(_filter_owned(client.list_objects(paths.pods(namespace)), makers))
     present = {pod["metadata"]["name"] for pod in pods}
     maker_names = [maker["metadata"]["name"] for maker in makers]
     deleted = dict.fromkeys(maker.name for maker in podevents.direct_bind_events(client, namespace))
@@ -113,7 +113,7 @@ def other_replicas(client: KubeClient, pod: Json) -> Replicas:
     if not controller:
         return Replicas()
     name = pod["metadata"]["name"]
-    pods = [other for other in client.objects(paths.pods(namespace)) if other["metadata"]["name"] != name]
+    pods = [other for other in client.list_objects(paths.pods(namespace)) if other["metadata"]["name"] != name]
     of_same = [other for other in pods if deployment and _deployment_name(other) == deployment]
     return Replicas(
         frozenset(other["metadata"]["name"] for other in of_same if _recreating_controller(other) != controller),

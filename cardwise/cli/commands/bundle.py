@@ -114,7 +114,7 @@ def _list_contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Ca
     def objects(
         path: str, clean: Callable[[Json], Json] = _remove_noise, query: Mapping[str, str] | None = None
     ) -> Callable[[], object]:
-        return lambda: [clean(manifest) for manifest in client.objects(path, query)]
+        return lambda: [clean(manifest) for manifest in client.list_objects(path, query)]
 
     yield "version.json", lambda: client.get("/version")
     yield "nodes.json", objects(paths.nodes())
@@ -125,13 +125,13 @@ def _list_contents(client: KubeClient, installed: str) -> Iterator[tuple[str, Ca
     yield "mutatingwebhooks.json", objects(paths.mutatingwebhookconfigurations())
     yield "validatingwebhooks.json", objects(paths.validatingwebhookconfigurations())
     yield "events.json", objects(paths.events())
-    yield "pods.json", lambda: [_redact_pod(pod) for pod in client.objects(paths.pods()) if _is_of_interest(pod)]
+    yield "pods.json", lambda: [_redact_pod(pod) for pod in client.list_objects(paths.pods()) if _is_of_interest(pod)]
     for kind in ("daemonsets", "deployments"):
         yield f"{kind}.json", objects(paths.namespaced(_APPS, kind, installed), query=_PARTS)
     yield "leases.json", objects(paths.leases(installed))
     yield "parts/pods.json", objects(paths.pods(installed), query=_PARTS)
     try:
-        parts = list(client.objects(paths.pods(installed), _PARTS))
+        parts = list(client.list_objects(paths.pods(installed), _PARTS))
     except errors.KubeError:
         return  # said by the line above
     for pod in parts:

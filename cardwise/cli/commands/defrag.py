@@ -289,11 +289,11 @@ def _search_plan(
     """Reads what the survey lacks, and searches. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
 
-    nodes, pods = list(client.objects(paths.nodes())), list(client.objects(paths.pods()))
-    listed_jobs = client.objects(paths.jobs()) if movables.has_job_pods(pods) else ()
+    nodes, pods = list(client.list_objects(paths.nodes())), list(client.list_objects(paths.pods()))
+    listed_jobs = client.list_objects(paths.jobs()) if movables.has_job_pods(pods) else ()
     jobs = {job["metadata"]["uid"]: job for job in listed_jobs}
     limits = budgets.Budgets()
-    for budget in client.objects(paths.poddisruptionbudgets()):
+    for budget in client.list_objects(paths.poddisruptionbudgets()):
         record = budgets.decode_budget(msgspec.json.encode(budget))
         if record is not None:
             limits.set_budget(*record)
@@ -308,7 +308,7 @@ def _search_plan(
     facts = movables.ClusterFacts(pods, nodes, jobs, limits, settings, now)
     movable = movables.find_movable_pods(facts, ledger, is_in_namespace)
     world = WhatIfCluster(
-        ledger, engine, lambda namespace: [headroom for _, headroom in cluster_survey.headroom(namespace)]
+        ledger, engine, lambda namespace: [headroom for _, headroom in cluster_survey.quota_headroom(namespace)]
     )
     tolerations = [*(wanted.spec.get("tolerations") or ()), *movables.common_tolerations(facts, ledger)]
     allowed = movables.allowed_nodes({"spec": {**wanted.spec, "tolerations": tolerations}}, nodes, ledger)

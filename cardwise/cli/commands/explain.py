@@ -172,9 +172,9 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -
 def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
     """All pods; where these may not be read, those of the namespace. Raises KubeError."""
     try:
-        return list(client.objects(paths.pods()))
+        return list(client.list_objects(paths.pods()))
     except errors.Forbidden:
-        return list(client.objects(paths.pods(namespace)))
+        return list(client.list_objects(paths.pods(namespace)))
 
 
 def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
@@ -204,7 +204,7 @@ def _read_surroundings(
     if webhook is not None:
         return PodSurroundings(webhook=webhook)  # it is never placed, whatever the nodes are
     try:
-        nodes = list(client.objects(paths.nodes()))
+        nodes = list(client.list_objects(paths.nodes()))
     except errors.Forbidden:
         nodes = None
     waiting, bound = (gang.waiting, frozenset(gang.bound)) if gang is not None else (frozenset(), frozenset())
@@ -216,8 +216,8 @@ def _read_surroundings(
     }
     reach = {}
     if gang is not None and partners and nodes is not None:
-        members = client.objects(paths.pods(metadata["namespace"]), paths.label_query(names.GANG, gang.name))
-        reach = {member["metadata"]["name"]: eligible.nodes(member, nodes) for member in members}
+        members = client.list_objects(paths.pods(metadata["namespace"]), paths.label_query(names.GANG, gang.name))
+        reach = {member["metadata"]["name"]: eligible.eligible_nodes(member, nodes) for member in members}
     replicas = workloads.other_replicas(client, pod)
     deployments = schedulers.read_deployments(client, installed)
     return PodSurroundings(
@@ -253,6 +253,6 @@ def _is_not_rewritten(pod: Json) -> bool:
 def _read_quota_usage(client: KubeClient, namespace: str) -> Sequence[EntryView]:
     """The GPUQuotas as their statuses show them; none where they may not be read or are of no kind that is known."""
     try:
-        return totals.entries_by_status(client.objects(paths.gpuquotas(namespace)))
+        return totals.entries_by_status(client.list_objects(paths.gpuquotas(namespace)))
     except (errors.Forbidden, errors.NotFound):
         return ()

@@ -143,8 +143,8 @@ def summarize_cluster(client: KubeClient, cluster_survey: Survey, installed: str
 def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
     """What each node has left beside cards, which nodes take no new pods and why, and what could not be read."""
     try:
-        nodes = list(client.objects(paths.nodes()))
-        free_loads = snapshots.free_loads(nodes, client.objects(paths.pods()))
+        nodes = list(client.list_objects(paths.nodes()))
+        free_loads = snapshots.free_loads(nodes, client.list_objects(paths.pods()))
     except errors.Forbidden as error:
         return {}, {}, snapshots.describe_unlimited(error)
     return free_loads, nodestates.closed_reasons(nodes), ""

@@ -17,16 +17,16 @@ def quota(namespace: str | None, all_namespaces: bool, output: str) -> None:
     """Show GPUQuotas, and ResourceQuotas on GPU resources, with their use; -o wide names the pods."""
     client = options.load_client()
     scope = "" if all_namespaces else namespace or client.namespace
-    native = survey.native_quotas(client, scope)
+    native = survey.list_native_quotas(client, scope)
     try:
         cluster_survey = survey.take_survey(client, namespace=scope, addresses=False)
     except errors.Forbidden as error:
         reason = rights.describe_missing(error)
-        views = totals.entries_by_status(client.objects(paths.gpuquotas(scope)))
+        views = totals.entries_by_status(client.list_objects(paths.gpuquotas(scope)))
         console.print_text(f"note: as last written by the extender, without the pods: {reason}", err=True)
     else:
         printing.print_survey_warnings(cluster_survey)
-        views = totals.quota_entries(cluster_survey.ledger, cluster_survey.quotas, cluster_survey.missing, scope)
+        views = totals.quota_entries(cluster_survey.ledger, cluster_survey.quotas, cluster_survey.missing_class, scope)
     if scope and not views and not native:
         options.check_namespace(client, scope)
     if output in ("json", "yaml"):

@@ -114,7 +114,7 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
     queries["pod_events"] = (paths.events(), {"fieldSelector": f"reason={names.BOUND_WITHOUT_EXTENDER}"})
     about_nodes = f"reason={names.GPU_ON_ANOTHER_NODE},involvedObject.kind=Node"
     queries["node_events"] = (paths.events("default"), {"fieldSelector": about_nodes})
-    facts.version, facts.now = client.get("/version"), client.clock()
+    facts.version, facts.now = client.get("/version"), client.fetch_server_time()
     collect_lists(facts, client, queries)
     # Those of another doctor, or of the chart's test, which delete them themselves.
     facts.waiting_pods = [pod for pod in facts.waiting_pods if not pod["metadata"]["name"].startswith(PROBE_POD_PREFIX)]
@@ -136,7 +136,7 @@ def collect_lists(facts: Facts, client: KubeClient, queries: Mapping[str, tuple[
     """Reads lists into fields: by field, the path and the query. Raises `errors.Unreachable` only."""
     for kind, (path, query) in queries.items():
         with _record_errors(facts, kind):
-            objects = list(client.objects(path, query))
+            objects = list(client.list_objects(path, query))
             if kind in _SEPARATED:
                 setattr(
                     facts,

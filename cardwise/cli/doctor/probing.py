@@ -188,7 +188,7 @@ def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
     """
     scheduler = probe["spec"].get("schedulerName")
     try:
-        pods = client.objects(paths.pods(), paths.field_query("spec.nodeName", ""))
+        pods = client.list_objects(paths.pods(), paths.field_query("spec.nodeName", ""))
         waiting = [
             pod
             for pod in pods
@@ -234,7 +234,7 @@ def _judge_binding(pod: Json, node: str, wiring_remedy: str) -> Finding:
 def _list_nodes(client: KubeClient) -> Sequence[Json] | None:
     """None where they cannot be read."""
     with suppress(errors.KubeError):
-        return list(client.objects(paths.nodes()))
+        return list(client.list_objects(paths.nodes()))
     return None
 
 

@@ -79,7 +79,7 @@ def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey
     card_requests = [
         card_request for pod_request in members.values() for card_request in fitting.card_requests(pod_request)
     ]
-    for quota, headroom in survey.headroom(namespace):
+    for quota, headroom in survey.quota_headroom(namespace):
         entry = headroom.entry
         of_all = not (entry.resource_class or entry.model)
         covered_requests = [

@@ -77,7 +77,7 @@ class PodSurroundings:
 
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
         """The nodes that the pod may be on by selector, affinity and taints; None where that is not known."""
-        return None if self.nodes is None else eligible.nodes(pod, self.nodes)
+        return None if self.nodes is None else eligible.eligible_nodes(pod, self.nodes)
 
     def offered_resources(self) -> frozenset[str] | None:
         """The resources about GPUs that some node offers."""
@@ -451,7 +451,7 @@ def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
 
 def _explain_unknown_class(name: str, survey: Survey) -> str:
     """Why there is nothing to say of the class; "" where it can be read."""
-    if not survey.missing(name):
+    if not survey.missing_class(name):
         return ""
     known = ", ".join(sorted(survey.classes)) or "none"
     broken = next((text for text in survey.problems if text.startswith(f"ResourceClass {name}: ")), None)
@@ -527,7 +527,7 @@ def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> l
     """The entries of GPUQuotas that close cards to the pod, each with what is hard, used and asked."""
     lines = []
     card_requests = fitting.card_requests(pod_request)
-    for quota, headroom in survey.headroom(namespace):
+    for quota, headroom in survey.quota_headroom(namespace):
         excess = explanation.find_exceeding_charge(card_requests, headroom, survey.ledger)
         if excess is None:
             continue

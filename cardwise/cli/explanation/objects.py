@@ -52,7 +52,7 @@ def _nodes_as_json(pod: Json, survey: Survey, policy: str) -> list[Json]:
         return []  # the text says so
     if pod_request is None:
         return []
-    headroom = [entry_headroom for _, entry_headroom in survey.headroom(pod["metadata"]["namespace"])]
+    headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(pod["metadata"]["namespace"])]
     ledger, only = survey.ledger, holdups.daemonset_node(pod)
     node_names = [node.name for node in ledger.nodes() if only in ("", node.name)]
     views = explanation.explain(ledger, node_names, pod_request, policy, headroom)

@@ -44,7 +44,7 @@ def suggest_remedies(
     if any(view.refusal is None for view in views):
         return []
     namespace = pod["metadata"]["namespace"]
-    headroom = [entry_headroom for _, entry_headroom in survey.headroom(namespace)]
+    headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(namespace)]
     suggestions = [
         *_suggest_less(pod_request, survey.ledger, views, policy, headroom),
         *_suggest_elsewhere(
@@ -204,7 +204,7 @@ def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
 def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
     """Each entry that is in the way, and who holds most of it."""
     card_requests = fitting.card_requests(pod_request)
-    for quota, headroom in survey.headroom(namespace):
+    for quota, headroom in survey.quota_headroom(namespace):
         if explanation.find_exceeding_charge(card_requests, headroom, survey.ledger) is None:
             continue
         charges = [

@@ -415,7 +415,7 @@ def _explain_waiting(
         lines += holdups.explain_quota_status(pod_request, surroundings.quotas)
         return join_lines(lines or ["kube-scheduler has not reported on it yet."])
     namespace, policy = pod["metadata"]["namespace"], published.policy_of_pod(pod, settings)
-    headroom = [entry_headroom for _, entry_headroom in survey.headroom(namespace)]
+    headroom = [entry_headroom for _, entry_headroom in survey.quota_headroom(namespace)]
     with_cards = [node.name for node in survey.ledger.nodes()]
     if not with_cards:
         lines.append("No node has a GPU or a device of Cardwise: run `cardwise doctor` for the cause.")

@@ -155,7 +155,7 @@ class Election:
         """
         return "" if self._seen is None else f"{self._seen.record.uid}/{self._seen.record.transitions}"
 
-    def call(self, now: float, wall: datetime) -> LeaseCall:
+    def next_call(self, now: float, wall: datetime) -> LeaseCall:
         """What to send now. `wall`: the API server's time; it is written."""
         if self._absent:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._metadata}
@@ -201,7 +201,7 @@ class Election:
 
         `wall`: the API server's time, by this answer.
         """
-        record = read(lease)
+        record = parse_lease(lease)
         if not record.version:
             raise errors.Unreachable(f"the answer is no Lease: {wording.quote_text(lease)}")
         written = (call.body or {}).get("spec", {})
@@ -219,7 +219,7 @@ class Election:
             self._remember_version(record)
             self._seen = _Seen(lease, record, now, mine=True)
             self._renew_at = call.sent + self._renew_every
-            self.period = self._claimed(call, now)
+            self.period = self._claimed_period(call, now)
             return
         if trusted and before is not None and before.record == record:
             return
@@ -244,7 +244,7 @@ class Election:
         elif call.kind != "get":
             self._reread = True
 
-    def pause(self, now: float) -> float:
+    def seconds_to_call(self, now: float) -> float:
         """Seconds until the next call is due."""
         seen = self._seen
         if seen is None or self._reread:
@@ -254,7 +254,7 @@ class Election:
         if self._may_take(seen, now):
             return 0.0
         # Twice as often as the holder writes, so that a Lease that was given back is soon taken.
-        return min(self._renew_every / 2, self._expires(seen) - now)
+        return min(self._renew_every / 2, self._expiry(seen) - now)
 
     def seconds_to_change(self, now: float) -> float:
         """Seconds until the claim begins or ends by itself."""
@@ -266,7 +266,7 @@ class Election:
         return now - self._answered_at >= self._silence
 
     def _may_take(self, seen: _Seen, now: float) -> bool:
-        return seen.mine or seen.free or now >= self._expires(seen)
+        return seen.mine or seen.free or now >= self._expiry(seen)
 
     def _is_last_release(self, record: LeaseRecord, wall: datetime) -> bool:
         """Whether the last holder released the Lease with this version, so nobody can have taken it since.
@@ -290,11 +290,11 @@ class Election:
             transitions, renewed = 0, ""
         self._latest = record.uid, max(transitions, record.transitions), max(renewed, record.renewed)
 
-    def _expires(self, seen: _Seen) -> float:
+    def _expiry(self, seen: _Seen) -> float:
         # Another process may run with another duration, and anybody may have written any.
         return seen.since + max(self._duration, min(seen.record.seconds, MAX_DURATION))
 
-    def _claimed(self, call: LeaseCall, now: float) -> LeasePeriod:
+    def _claimed_period(self, call: LeaseCall, now: float) -> LeasePeriod:
         until, claim = call.sent + self._valid, self.period
         if call.kind == "create":
             return LeasePeriod(claim.epoch + 1, now + self._duration, until)
@@ -319,7 +319,7 @@ class Election:
         return self._written.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def read(lease: dict[str, Any]) -> LeaseRecord:
+def parse_lease(lease: dict[str, Any]) -> LeaseRecord:
     """Any answer at all. `version` is "" when it is no object of the API."""
     metadata, spec = _as_dict(lease.get("metadata")), _as_dict(lease.get("spec"))
     holder, uid, renewed = spec.get("holderIdentity"), _as_text(metadata.get("uid")), _as_text(spec.get("renewTime"))

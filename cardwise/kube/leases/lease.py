@@ -27,7 +27,7 @@ _FAREWELL_CALLS = 3  # the first finds that a lost answer had been a yes, the se
 _FAREWELL_SECONDS = 1.0
 
 
-def identity() -> str:
+def new_identity() -> str:
     """A name that no other process has or had. Call it after the fork: two with one name are not told apart."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
 
@@ -80,8 +80,8 @@ class LeaderElector:
         self._thread = supervised_thread(self._run, "lease", clock)
 
     @property
-    def leader(self) -> bool:
-        return self.holds()
+    def is_leader(self) -> bool:
+        return self.holds_lease()
 
     @property
     def epoch(self) -> int:
@@ -108,14 +108,14 @@ class LeaderElector:
         """The holder of the Lease when it was last seen; "" for nobody, None if that is not known."""
         return self._holder
 
-    def holds(self, margin: float = 0.0, epoch: int | None = None) -> bool:
+    def holds_lease(self, margin: float = 0.0, epoch: int | None = None) -> bool:
         """Whether the Lease will still be ours in `margin` seconds, and, if given, has been since `epoch` began."""
         claim = self._election.period  # read once: the thread replaces it whole
         if self._stopping.is_set() or (epoch is not None and epoch != claim.epoch):
             return False
         return claim.is_valid(self._clock.now(), margin)
 
-    def remaining(self) -> float:
+    def remaining_seconds(self) -> float:
         """For how many seconds it is ours if no renewal comes; 0 when it is not."""
         claim, now = self._election.period, self._clock.now()
         return claim.until - now if claim.is_valid(now) and not self._stopping.is_set() else 0.0
@@ -136,16 +136,16 @@ class LeaderElector:
                 _log.warning("not running for leader: this process cannot act", lease=self._path)
             self._last_error = "unable"
             self._announce()
-            return min(self._backoff.next(), self._election.seconds_to_change(self._clock.now()) + 0.001)
-        call = self._election.call(self._clock.now(), self._client.server_time())
+            return min(self._backoff.next_delay(), self._election.seconds_to_change(self._clock.now()) + 0.001)
+        call = self._election.next_call(self._clock.now(), self._client.server_time())
         error = self._exchange(call, self._timeout)
         now = self._clock.now()
         if error is None:
             self._outage.mark_succeeded()
         if error is not None:
-            delay = self._backoff.next()
+            delay = self._backoff.next_delay()
             self._log_error(call, error)
-        elif (delay := self._election.pause(now)) > 0:
+        elif (delay := self._election.seconds_to_call(now)) > 0:
             self._backoff.reset()
             self._last_error = ""
         self._announce()
@@ -169,7 +169,7 @@ class LeaderElector:
                 delay = self.step()
             except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would ever lead again
                 _log.exception("leader election failed; trying again")
-                delay = self._backoff.next()
+                delay = self._backoff.next_delay()
         self._announce()
         try:
             self.release()
@@ -197,7 +197,7 @@ class LeaderElector:
         if holder != self._holder:
             self._holder = holder
             _log.info("lost the lease to another holder", lease=self._path, holder=holder, identity=self.identity)
-        leading = self.epoch if self.leader else 0
+        leading = self.epoch if self.is_leader else 0
         announced, self._announced_epoch = self._announced_epoch, leading
         # At the end always: who asks `holds` may have acted before this thread could say that we led.
         if leading == announced and not self._stopping.is_set():

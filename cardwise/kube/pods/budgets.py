@@ -11,8 +11,8 @@ import msgspec
 
 from cardwise.kube import wire
 
-MOST_CONDITIONS: Final = 512  # of the budgets of a namespace: some 0.1 ms for a pod
-MOST_BUDGETS: Final = 8  # that cover one pod; the API server evicts no pod that more than one covers
+MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # of the budgets of a namespace: some 0.1 ms for a pod
+MAX_BUDGETS_PER_POD: Final = 8  # that cover one pod; the API server evicts no pod that more than one covers
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
@@ -74,8 +74,8 @@ class Budgets:
     """By "namespace/name". Not thread-safe: the state locks.
 
     Whoever asks holds up others meanwhile, and who may write budgets may write millions of conditions. So of one
-    namespace `MOST_CONDITIONS` are asked; what comes beyond them protects all of its pods, by one budget of no name
-    that lets nobody go. The same one stands for those beyond `MOST_BUDGETS` of a pod.
+    namespace `MAX_CONDITIONS_PER_NAMESPACE` are asked; what comes beyond them protects all of its pods, by one budget
+    of no name that lets nobody go. The same one stands for those beyond `MAX_BUDGETS_PER_POD` of a pod.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Budgets:
         """How often those of the namespace have changed."""
         return self._changes.get(namespace, 0)
 
-    def matching(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
+    def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
         """The keys of those that cover the pod."""
         if namespace not in self._of:
             return ()
@@ -114,7 +114,7 @@ class Budgets:
             self._covering[namespace] = _Covering(namespace, self._of[namespace])
         return self._covering[namespace].keys_covering(labels)
 
-    def allowed(self, keys: Iterable[str]) -> dict[str, int]:
+    def allowed_disruptions(self, keys: Iterable[str]) -> dict[str, int]:
         """How many pods each of these lets go now."""
         allowances = {}
         for key in keys:
@@ -131,7 +131,7 @@ class _Covering:
         self._others: list[tuple[str, Budget]] = []
         self._all = f"{namespace}/"  # the budget of no name
         self._beyond: tuple[str, ...] = ()
-        remaining = MOST_CONDITIONS
+        remaining = MAX_CONDITIONS_PER_NAMESPACE
         for key, budget in budgets.items():
             conditions = budget.conditions or ()
             remaining -= max(1, len(conditions))
@@ -153,4 +153,4 @@ class _Covering:
         for key, by_value in self._by_value.items():
             candidates += by_value.get(labels.get(key, ""), ())
         keys = sorted([*(key for key, budget in candidates if budget.covers(labels)), *self._beyond])
-        return tuple(keys) if len(keys) <= MOST_BUDGETS else (self._all, *keys[: MOST_BUDGETS - 1])
+        return tuple(keys) if len(keys) <= MAX_BUDGETS_PER_POD else (self._all, *keys[: MAX_BUDGETS_PER_POD - 1])

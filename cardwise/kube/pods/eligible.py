@@ -44,7 +44,7 @@ def count_conditions(spec: Json) -> int:
     return len(spec.get("nodeSelector") or {}) + sum(1 + len(expression.get("values") or ()) for expression in listed)
 
 
-def nodes(pod: Json, there: Iterable[Json]) -> frozenset[str]:
+def eligible_nodes(pod: Json, there: Iterable[Json]) -> frozenset[str]:
     """The names of those that the pod may be on."""
     may = nodeconstraints.constraints_of(pod.get("spec") or {})
     return frozenset(
@@ -54,10 +54,10 @@ def nodes(pod: Json, there: Iterable[Json]) -> frozenset[str]:
 
 def is_node_eligible(node: Json, pod: Json) -> bool:
     """Whether the pod may be on the node."""
-    return bool(nodes(pod, [node]))
+    return bool(eligible_nodes(pod, [node]))
 
 
 def untolerated_taints(node: Json, tolerations: Sequence[Json]) -> list[str]:
     """The node's taints that keep a pod away which has these tolerations, as `kubectl taint` spells them."""
     pod = nodeconstraints.constraints_of({"tolerations": tolerations})
-    return [str(taint) for taint in pod.untolerated(NodeLabels.from_node(node))]
+    return [str(taint) for taint in pod.untolerated_taints(NodeLabels.from_node(node))]

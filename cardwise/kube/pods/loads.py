@@ -45,32 +45,34 @@ def load_of_pod(spec: PodSpec) -> Load:
     """What the pod takes, as Kubernetes counts it: the containers and sidecars, or the biggest moment of its start."""
     cpu = memory = most_cpu = most_memory = 0
     for container in spec.init_containers or ():
-        c, m = _requested(container)
+        c, m = _container_requests(container)
         if container.restart_policy == "Always":
             cpu, memory = cpu + c, memory + m
             c = m = 0
         most_cpu, most_memory = max(most_cpu, cpu + c), max(most_memory, memory + m)
     for container in spec.containers or ():
-        c, m = _requested(container)
+        c, m = _container_requests(container)
         cpu, memory = cpu + c, memory + m
     cpu, memory = max(cpu, most_cpu), max(memory, most_memory)
     if spec.resources is not None and spec.resources.requests is not None:  # of the pod as a whole
         whole = spec.resources.requests
-        cpu, memory = _cpu(whole.cpu) or cpu, _bytes(whole.memory) or memory
+        cpu, memory = _parse_cpu_milli(whole.cpu) or cpu, _parse_bytes(whole.memory) or memory
     if spec.overhead is not None:
-        cpu, memory = cpu + _cpu(spec.overhead.cpu), memory + _bytes(spec.overhead.memory)
+        cpu, memory = cpu + _parse_cpu_milli(spec.overhead.cpu), memory + _parse_bytes(spec.overhead.memory)
     return _load(cpu, memory)
 
 
 def load_of_node(allocatable: ResourceList) -> Load:
     """What the node has."""
-    return Load(_cpu(allocatable.cpu), _bytes(allocatable.memory), int(_value(allocatable.pods)))
+    return Load(
+        _parse_cpu_milli(allocatable.cpu), _parse_bytes(allocatable.memory), int(_parse_quantity(allocatable.pods))
+    )
 
 
-def _requested(container: ContainerLoad) -> tuple[int, int]:
+def _container_requests(container: ContainerLoad) -> tuple[int, int]:
     if container.resources is None or container.resources.requests is None:
         return 0, 0
-    return _cpu(container.resources.requests.cpu), _bytes(container.resources.requests.memory)
+    return _parse_cpu_milli(container.resources.requests.cpu), _parse_bytes(container.resources.requests.memory)
 
 
 @lru_cache(maxsize=_SAME)
@@ -79,18 +81,18 @@ def _load(cpu: int, memory: int) -> Load:
 
 
 @lru_cache(maxsize=4096)
-def _cpu(text: str | float) -> int:
+def _parse_cpu_milli(text: str | float) -> int:
     """Thousandths, rounded up."""
-    return -int(-_value(text) * 1000 // 1)
+    return -int(-_parse_quantity(text) * 1000 // 1)
 
 
 @lru_cache(maxsize=4096)
-def _bytes(text: str | float) -> int:
+def _parse_bytes(text: str | float) -> int:
     """Rounded up."""
-    return -int(-_value(text) // 1)
+    return -int(-_parse_quantity(text) // 1)
 
 
-def _value(text: str | float) -> Fraction:
+def _parse_quantity(text: str | float) -> Fraction:
     """0 for what is no quantity: the API server lets none in."""
     try:
         return quantity.parse(str(text))[0]

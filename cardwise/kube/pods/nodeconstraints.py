@@ -57,10 +57,10 @@ class _Condition(NamedTuple):
             case "DoesNotExist":
                 return text is None
             case "Gt" | "Lt" as operator:
-                return self._compares(text, above=operator == "Gt")
+                return self._compare_numbers(text, above=operator == "Gt")
         return False  # an operator of a later Kubernetes
 
-    def _compares(self, text: str | None, *, above: bool) -> bool:
+    def _compare_numbers(self, text: str | None, *, above: bool) -> bool:
         try:
             number, bound = int(text or ""), int(next(iter(self.operands), ""))
         except ValueError:
@@ -106,11 +106,11 @@ class NodeConstraints(NamedTuple):
     tolerations: tuple[Toleration, ...]
 
     @classmethod
-    def read(cls, selector: Mapping[str, str], required: Sequence[Json] | None, tolerations: Sequence[Json]) -> Self:
+    def parse(cls, selector: Mapping[str, str], required: Sequence[Json] | None, tolerations: Sequence[Json]) -> Self:
         """Of a pod's nodeSelector, the nodeSelectorTerms of its required node affinity, and its tolerations."""
         return cls(
             tuple(sorted(selector.items())),
-            None if required is None else tuple(map(_term, filter(_says, required))),
+            None if required is None else tuple(map(_parse_term, filter(_has_conditions, required))),
             tuple(map(Toleration.from_json, tolerations)),
         )
 
@@ -119,7 +119,7 @@ class NodeConstraints(NamedTuple):
         labels = ground.labels
         if any(labels.get(key) != text for key, text in self.selector):
             return False
-        if self.untolerated(ground):
+        if self.untolerated_taints(ground):
             return False
         return self.terms is None or any(
             all(condition.matches(labels.get(condition.key)) for condition in term.labels)
@@ -127,15 +127,15 @@ class NodeConstraints(NamedTuple):
             for term in self.terms
         )
 
-    def untolerated(self, ground: NodeLabels) -> list[Taint]:
+    def untolerated_taints(self, ground: NodeLabels) -> list[Taint]:
         """The node's taints that keep the pod away."""
         return [
             taint for taint in ground.taints if not any(toleration.tolerates(taint) for toleration in self.tolerations)
         ]
 
 
-def fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:
-    """What `NodeConstraints.read` needs of a pod's spec."""
+def constraint_fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:
+    """What `NodeConstraints.parse` needs of a pod's spec."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms")
     return spec.get("nodeSelector") or {}, required, spec.get("tolerations") or []
@@ -143,19 +143,19 @@ def fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:
 
 def constraints_of(spec: Json) -> NodeConstraints:
     """The constraints of a pod with this spec."""
-    return NodeConstraints.read(*fields(spec))
+    return NodeConstraints.parse(*constraint_fields(spec))
 
 
-def _says(term: Json) -> bool:
+def _has_conditions(term: Json) -> bool:
     """A term without any condition selects no node."""
     return bool(term.get("matchExpressions") or term.get("matchFields"))
 
 
-def _term(term: Json) -> _Term:
-    return _Term(_conditions(term.get("matchExpressions")), _conditions(term.get("matchFields")))
+def _parse_term(term: Json) -> _Term:
+    return _Term(_parse_conditions(term.get("matchExpressions")), _parse_conditions(term.get("matchFields")))
 
 
-def _conditions(expressions: Sequence[Json] | None) -> tuple[_Condition, ...]:
+def _parse_conditions(expressions: Sequence[Json] | None) -> tuple[_Condition, ...]:
     return tuple(
         _Condition(
             str(expression.get("key")),

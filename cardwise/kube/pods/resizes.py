@@ -17,16 +17,16 @@ from cardwise.kube.pods.loads import ContainerLoad, PodSpec, ResourceList, Resou
 _SIGN: Final = b'"PodResize'  # in the JSON of a pod: one of its two conditions, pending or in progress
 
 
-class _Named(ContainerLoad):
+class _NamedContainer(ContainerLoad):
     name: str = ""
 
 
 class _Spec(PodSpec, rename="camel"):
-    containers: Sequence[_Named] | None = None
-    init_containers: Sequence[_Named] | None = None
+    containers: Sequence[_NamedContainer] | None = None
+    init_containers: Sequence[_NamedContainer] | None = None
 
 
-class _Has(Struct, rename="camel"):
+class _ReportedResources(Struct, rename="camel"):
     """What the kubelet has set aside for a container or a pod, and what that runs with."""
 
     name: str = ""
@@ -39,9 +39,9 @@ class _Condition(Struct):
     reason: str = ""
 
 
-class _Status(_Has, rename="camel"):
-    container_statuses: Sequence[_Has] | None = None
-    init_container_statuses: Sequence[_Has] | None = None
+class _Status(_ReportedResources, rename="camel"):
+    container_statuses: Sequence[_ReportedResources] | None = None
+    init_container_statuses: Sequence[_ReportedResources] | None = None
     conditions: Sequence[_Condition] | None = None
 
 
@@ -53,7 +53,7 @@ class _Pod(Struct):
 _decode = msgspec.json.Decoder(_Pod).decode
 
 
-def load(raw: bytes, spec: PodSpec) -> Load:
+def load_of_resized_pod(raw: bytes, spec: PodSpec) -> Load:
     """The load of a pod whose `spec` has been read already."""
     if _SIGN not in raw:
         return loads.load_of_pod(spec)
@@ -68,16 +68,16 @@ def load(raw: bytes, spec: PodSpec) -> Load:
     )
 
 
-def _allocated(has: _Has) -> ResourceList | None:
+def _allocated(has: _ReportedResources) -> ResourceList | None:
     return has.allocated_resources
 
 
-def _actuated(has: _Has) -> ResourceList | None:
+def _actuated(has: _ReportedResources) -> ResourceList | None:
     runs = has.resources.requests if has.resources is not None else None
     return has.allocated_resources if runs is None else runs
 
 
-def _load_with(pod: _Pod, now: Callable[[_Has], ResourceList | None], *, never: bool) -> Load:
+def _load_with(pod: _Pod, now: Callable[[_ReportedResources], ResourceList | None], *, never: bool) -> Load:
     """What the pod would take if it asked for what it has; of what the kubelet says nothing yet, for what it asks."""
     spec, status = pod.spec, pod.status
     known = {
@@ -85,11 +85,11 @@ def _load_with(pod: _Pod, now: Callable[[_Has], ResourceList | None], *, never: 
         for container_status in (*(status.init_container_statuses or ()), *(status.container_statuses or ()))
     }
 
-    def resources_of(has: _Has | None, wanted: Resources | None) -> Resources | None:
+    def resources_of(has: _ReportedResources | None, wanted: Resources | None) -> Resources | None:
         amounts = now(has) if has is not None else None
         return Resources(amounts) if amounts is not None else None if never else wanted
 
-    def containers(some: Sequence[_Named] | None) -> list[ContainerLoad]:
+    def containers(some: Sequence[_NamedContainer] | None) -> list[ContainerLoad]:
         return [
             ContainerLoad(resources_of(known.get(container.name), container.resources), container.restart_policy)
             for container in some or ()

@@ -31,9 +31,9 @@ class NodePods(Generic[T]):
     def stop(self) -> None:
         self._reflector.stop()
 
-    def all(self) -> list[T]:
+    def list_pods(self) -> list[T]:
         return list(self._reflector.store.snapshot().values())
 
-    def known(self, uid: str) -> T | None:
+    def find_pod(self, uid: str) -> T | None:
         """Without asking the API server."""
         return self._reflector.store.get(uid)

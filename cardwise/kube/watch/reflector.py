@@ -19,7 +19,7 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors, wire
 from cardwise.kube.backoff import Backoff
 from cardwise.kube.client import KubeClient, Query
-from cardwise.kube.nesting import read_bounded, survive_depth
+from cardwise.kube.nesting import read_bounded, tolerate_depth
 from cardwise.kube.recovery import Outage
 from cardwise.kube.watch.store import Diff, Store
 from cardwise.kube.watching import Watch
@@ -32,9 +32,9 @@ Project = Callable[[bytes], tuple[str, T] | None]
 
 _log = structlog.get_logger("cardwise.kube.reflector")
 
-_decode_list = survive_depth(msgspec.json.Decoder(wire.List).decode)
-_decode_event = survive_depth(msgspec.json.Decoder(wire.WatchEvent).decode)
-_decode_head = survive_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
+_decode_list = tolerate_depth(msgspec.json.Decoder(wire.List).decode)
+_decode_event = tolerate_depth(msgspec.json.Decoder(wire.WatchEvent).decode)
+_decode_head = tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
 
 
 class Handler(Protocol[H_contra]):
@@ -225,7 +225,7 @@ class Reflector(Generic[T]):
                 if healthy:
                     backoff.reset()
                 elif not self._requested_lists:  # then we have ended it
-                    delay = backoff.next()
+                    delay = backoff.next_delay()
             except errors.WatchSilent as error:
                 # No back-off: the new connection fails by itself if the API server hangs.
                 if self._version:
@@ -237,14 +237,14 @@ class Reflector(Generic[T]):
             except errors.Gone as error:
                 self._log.info("the watch's resourceVersion expired; listing again", error=str(error))
                 self._version = ""
-                delay = backoff.next()
+                delay = backoff.next_delay()
             except errors.KubeError as error:
                 self.errors += 1
                 self._outage.mark_failed()
                 if isinstance(error, errors.BadRequest) or "Too large resource version" in error.message:
                     # Our version is from a future that the server no longer knows: etcd was restored from a backup.
                     self._version = ""
-                delay = backoff.next(error.retry_after)
+                delay = backoff.next_delay(error.retry_after)
                 self._log.warning(
                     "failed to watch the API server; trying again", error=str(error), retry_in=round(delay, 1)
                 )
@@ -252,7 +252,7 @@ class Reflector(Generic[T]):
                 # The outermost loop: whatever it was, a fresh list puts it right or shows it again.
                 self.errors += 1
                 self._version = ""
-                delay = backoff.next()
+                delay = backoff.next_delay()
                 self._log.exception("reflector failed; listing again", retry_in=round(delay, 1))
             if self.events > before:
                 # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
@@ -306,9 +306,9 @@ class Reflector(Generic[T]):
                         named = self._named
                         identity = named(*projected) if named is not None else _identity(_decode_head(raw).metadata)
                         key, record = projected
-                        fresh.append((identity, key, self.store.as_known(key, record)))
+                        fresh.append((identity, key, self.store.reuse_known(key, record)))
                 if first:
-                    diff = self.store.add(fresh)
+                    diff = self.store.add_records(fresh)
                     changed += len(diff)
                     self._deliver(diff)
                     fresh.clear()
@@ -321,13 +321,13 @@ class Reflector(Generic[T]):
         self.relists += 1
         self._version = version
         if not first:
-            diff = self.store.replace(fresh, keep=unreadable)
+            diff = self.store.replace_records(fresh, keep=unreadable)
             changed += len(diff)
             self._deliver(diff)
         if unconfirmed_since is not None and changed:
             self._report_missed_events(unconfirmed_since, changed)
         self._last_event_at = self._confirmed = self._clock.now()
-        self._call(self._handler.on_synced)
+        self._call_handler(self._handler.on_synced)
         self.synced.set()
         with self._lock:
             self._listed += self._requested_lists[:requested]
@@ -413,7 +413,7 @@ class Reflector(Generic[T]):
             except Exception:  # noqa: BLE001 - foreign code; logged and counted
                 self._count_handler_error("projection failed", identity)
             else:
-                self._deliver(self.store.apply(identity, projected))
+                self._deliver(self.store.apply_event(identity, projected))
         if head.resource_version:
             self._version = head.resource_version
 
@@ -427,19 +427,19 @@ class Reflector(Generic[T]):
 
     def _notify_changed(self, key: str, old: T | None, new: T) -> None:
         delivered, _ = self._deferred.pop(key, (old, new))
-        if not self._call(self._handler.on_change, key, delivered, new):
-            self._defer(key, delivered, new)
+        if not self._call_handler(self._handler.on_change, key, delivered, new):
+            self._defer_change(key, delivered, new)
 
     def _notify_deleted(self, key: str, old: T) -> None:
         delivered, _ = self._deferred.pop(key, (old, old))
         # It may have taken the half of an addition that it failed on.
-        if not self._call(self._handler.on_delete, key, old if delivered is None else delivered):
-            self._defer(key, delivered, old)
+        if not self._call_handler(self._handler.on_delete, key, old if delivered is None else delivered):
+            self._defer_change(key, delivered, old)
 
-    def _defer(self, key: str, delivered: T | None, last: T) -> None:
+    def _defer_change(self, key: str, delivered: T | None, last: T) -> None:
         self._deferred[key] = delivered, last
         if self._settle_at is None:
-            self._settle_at = self._clock.now() + self._settle_backoff.next()
+            self._settle_at = self._clock.now() + self._settle_backoff.next_delay()
 
     def _deliver_deferred(self) -> None:
         """Hands over again what the handler failed on."""
@@ -454,7 +454,7 @@ class Reflector(Generic[T]):
             self._settle_backoff.reset()
         self._complete_relists()
 
-    def _call(self, method: Callable[..., None], *args: object) -> bool:
+    def _call_handler(self, method: Callable[..., None], *args: object) -> bool:
         if not self._stopping.is_set():
             try:
                 method(*args)

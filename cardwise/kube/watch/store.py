@@ -47,7 +47,7 @@ class Store(Generic[T]):
         """A copy of all, taken in one step."""
         return dict(self._records)
 
-    def apply(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
+    def apply_event(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
         """One event: the object now projects to (key, value), or to nothing (deleted, or no longer of interest)."""
         diff: Diff[T] = Diff()
         known = self._aliases.get(identity, identity)
@@ -60,21 +60,21 @@ class Store(Generic[T]):
         self._set_record(identity, key, record, diff)
         return diff
 
-    def as_known(self, key: str, record: T) -> T:
+    def reuse_known(self, key: str, record: T) -> T:
         """The value; the known object if that is equal, so that the records of a list that says nothing new are not
         kept beside those that are known until the list has come.
         """
         known = self._records.get(key)
         return known if known is not None and known == record else record
 
-    def add(self, records: Iterable[tuple[str, str, T]]) -> Diff[T]:
+    def add_records(self, records: Iterable[tuple[str, str, T]]) -> Diff[T]:
         """A part of a list of (identity, key, value). Nothing goes."""
         diff: Diff[T] = Diff()
         for key, (identity, record) in {key: (identity, record) for identity, key, record in records}.items():
             self._set_record(identity, key, record, diff)
         return diff
 
-    def replace(self, records: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
+    def replace_records(self, records: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
         """A whole list of (identity, key, value): everything else goes, but identities in `keep` stay as they are."""
         diff: Diff[T] = Diff()
         fresh = {key: (identity, record) for identity, key, record in records}

@@ -5,6 +5,6 @@ Comes in: connections. Goes out: calls that have come whole, each with a thread.
     serving     the process that serves, and its watcher
     httpserver  the connections; `threads`: who answers their calls, and whose call is next
     httpcalls   bytes to calls, answers to bytes
-    tlsline     TLS on a socket that never blocks
+    tlsconnection     TLS on a socket that never blocks
     health      the port of /metrics, /healthz, /readyz; `configz`: the settings there
 """

@@ -38,18 +38,18 @@ def describe_options(context: click.Context, decided: Mapping[str, object] | Non
         source = context.get_parameter_source(name)
         flag = max(param.opts, key=len)
         options[flag] = {
-            "value": REDACTED if _hidden(param, name) else _to_json(settings[name]),
+            "value": REDACTED if _is_hidden(param, name) else _to_json(settings[name]),
             "source": _SOURCES.get(source, "default") if source is not None else "default",
         }
     return dict(sorted(options.items()))
 
 
-def encode(settings: Mapping[str, Any]) -> bytes:
+def encode_settings(settings: Mapping[str, Any]) -> bytes:
     """The answer of `/configz`."""
     return msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n"
 
 
-def _hidden(param: click.Option, name: str) -> bool:
+def _is_hidden(param: click.Option, name: str) -> bool:
     return param.hide_input or _SECRET.search(name) is not None
 
 

@@ -42,7 +42,7 @@ class HealthSettings:
     certificates: Path | None = None
 
 
-def _none() -> Sequence[str]:
+def _no_problems() -> Sequence[str]:
     return ()
 
 
@@ -55,9 +55,9 @@ class HealthServer:
         self,
         bind: HostPort,
         *,
-        ready: Problems = _none,
-        alive: Problems = _none,
-        notes: Problems = _none,
+        ready: Problems = _no_problems,
+        alive: Problems = _no_problems,
+        notes: Problems = _no_problems,
         registry: CollectorRegistry = prometheus_client.REGISTRY,
         config: Mapping[str, Any] | None = None,
         clock: Clock = SYSTEM,
@@ -105,9 +105,9 @@ class HealthServer:
         if path == "/metrics":
             return self._metrics(environ.get("HTTP_ACCEPT", ""))
         if path == "/configz":
-            return HTTPStatus.OK, configz.encode(self._config), "application/json"
+            return HTTPStatus.OK, configz.encode_settings(self._config), "application/json"
         if path in self._checks:
-            return *_check_result(self._checks[path], self._notes.get(path, _none)), text
+            return *_check_result(self._checks[path], self._notes.get(path, _no_problems)), text
         return HTTPStatus.NOT_FOUND, b"not found; try /metrics, /healthz, /readyz, /configz\n", text
 
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:

@@ -29,10 +29,10 @@ WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
 # Bytes of a request's target (path and query), and of its headers' names and values. The longest head of our clients
 # has less than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies in between send no more.
-_MOST_TARGET: Final = 8_192
-_MOST_HEADER_BYTES: Final = 16_384
-_MOST_BESIDES_BODY: Final = 65_536  # bytes of a call: its head, and what chunks say of themselves
-_MOST_HEADERS: Final = 100  # lines, whatever their names
+_MAX_TARGET: Final = 8_192
+_MAX_HEADER_BYTES: Final = 16_384
+_MAX_BESIDES_BODY: Final = 65_536  # bytes of a call: its head, and what chunks say of themselves
+_MAX_HEADERS: Final = 100  # lines, whatever their names
 # Headers that a request has at most once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): of two, two
 # readers could take different ones.
 _SINGLE: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
@@ -41,7 +41,7 @@ CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 # Bytes of memory, with Python's own of strings and dicts: a call's environ, and each header line in it.
 _CALL_BYTES: Final = 4_096
 _LINE_BYTES: Final = 256
-_MOST_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
+_MAX_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
 
 
 class BadHttpCall(Exception):
@@ -68,16 +68,16 @@ class HttpCall(NamedTuple):
 class Reader:
     """Reads the calls of one connection. `shared`: what all their environments have in common.
 
-    A body of more than `most_body` bytes is not read: its call has the size that it said, or that it had reached, as
-    CONTENT_LENGTH, an empty input, and is the last one.
+    A body of more than `max_body_bytes` bytes is not read: its call has the size that it said, or that it had reached,
+    as CONTENT_LENGTH, an empty input, and is the last one.
     """
 
-    def __init__(self, shared: Environ, most_body: int) -> None:
+    def __init__(self, shared: Environ, max_body_bytes: int) -> None:
         self.calls: deque[HttpCall] = deque()
         self.begun = False  # a call has begun to come
         self.awaits_continue = False  # its client sends no body before it has got CONTINUE
         self._shared = shared
-        self._most_body = most_body
+        self._max_body_bytes = max_body_bytes
         self._headers: Environ = {}  # of the call whose head is whole
         self._parser = httptools.HttpRequestParser(self)
         self._ends = False  # nothing more is read
@@ -86,10 +86,10 @@ class Reader:
     @property
     def held_bytes(self) -> int:
         """Bytes of memory that calls take, whole or not: an estimate."""
-        begun = self._bytes_of_head() + self._head + sys.getsizeof(self._body) if self.begun else 0
+        begun = self._head_bytes() + self._head + sys.getsizeof(self._body) if self.begun else 0
         return begun + sum(call.held_bytes for call in self.calls)
 
-    def _bytes_of_head(self) -> int:
+    def _head_bytes(self) -> int:
         """Of the call that is read: its environ, as far as it has come."""
         return _CALL_BYTES + self._header_lines * _LINE_BYTES + self._header_bytes + len(self._url)
 
@@ -114,7 +114,7 @@ class Reader:
             self.begun = True  # by an empty line, too: its time runs
             # All that is no body: the head, and what chunks say of themselves.
             self._head += len(data) - (len(self._body) - body)
-            if self._head > _MOST_BESIDES_BODY:
+            if self._head > _MAX_BESIDES_BODY:
                 raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     # What llhttp calls.
@@ -124,7 +124,7 @@ class Reader:
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        if len(self._url) > _MOST_TARGET:
+        if len(self._url) > _MAX_TARGET:
             raise BadHttpCall(HTTPStatus.REQUEST_URI_TOO_LONG)
 
     def on_header(self, name: bytes, content: bytes) -> None:
@@ -132,7 +132,7 @@ class Reader:
             raise BadHttpCall(HTTPStatus.BAD_REQUEST)  # a trailer, which none of our clients sends
         self._header_lines += 1
         self._header_bytes += len(name) + len(content)
-        if self._header_lines > _MOST_HEADERS or self._header_bytes > _MOST_HEADER_BYTES:
+        if self._header_lines > _MAX_HEADERS or self._header_bytes > _MAX_HEADER_BYTES:
             raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
             return  # could pass for one with "-"
@@ -151,8 +151,8 @@ class Reader:
         if coding is not None and coding.strip(" \t").lower() != "chunked":
             raise BadHttpCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would be read as it is
         length = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
-        if int(length) > self._most_body:
-            self._oversized(length)
+        if int(length) > self._max_body_bytes:
+            self._reject_body(length)
         else:
             expected = self._headers.get("HTTP_EXPECT", "").lower() == "100-continue"
             self.awaits_continue = expected and self._parser.get_http_version() != "1.0"
@@ -162,21 +162,21 @@ class Reader:
             return
         self.awaits_continue = False
         self._body += body
-        if len(self._body) > self._most_body:
-            self._oversized(str(len(self._body)))
+        if len(self._body) > self._max_body_bytes:
+            self._reject_body(str(len(self._body)))
 
     def on_message_complete(self) -> None:
         if not self._ends:
             parser = self._parser
-            self._come(str(len(self._body)), last=parser.should_upgrade() or not parser.should_keep_alive())
+            self._finish_call(str(len(self._body)), last=parser.should_upgrade() or not parser.should_keep_alive())
 
-    def _oversized(self, length: str) -> None:
+    def _reject_body(self, length: str) -> None:
         self._ends = True
         self._body.clear()
-        self._come(length, last=True)
+        self._finish_call(length, last=True)
 
-    def _come(self, length: str, *, last: bool) -> None:
-        if len(self.calls) == _MOST_CALLS:
+    def _finish_call(self, length: str, *, last: bool) -> None:
+        if len(self.calls) == _MAX_CALLS:
             raise BadHttpCall(HTTPStatus.TOO_MANY_REQUESTS)
         url = httptools.parse_url(self._url)
         environ = self._shared | self._headers
@@ -188,7 +188,7 @@ class Reader:
         environ["wsgi.input"] = io.BytesIO(bytes(self._body))  # whose `read` hands out these bytes without a copy
         if "HTTP_CONTENT_TYPE" in environ:
             environ["CONTENT_TYPE"] = environ.pop("HTTP_CONTENT_TYPE")
-        self.calls.append(HttpCall(environ, self._bytes_of_head() + len(self._body), last))
+        self.calls.append(HttpCall(environ, self._head_bytes() + len(self._body), last))
         self._reset()
 
     def _reset(self) -> None:
@@ -269,7 +269,7 @@ def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> t
     return answer.encode(body, head_only=call.environ["REQUEST_METHOD"] == "HEAD"), answer.last
 
 
-def refusal(status: HTTPStatus) -> bytes:
+def refusal_response(status: HTTPStatus) -> bytes:
     """The response, made without the application, after which the connection is closed."""
     answer = HttpAnswer(last=True)
     answer.start_response(f"{status.value} {status.phrase}", [])

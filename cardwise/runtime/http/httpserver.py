@@ -36,7 +36,7 @@ from cardwise.kube.fairqueueing import FairQueueing, RecentUse
 from cardwise.runtime.http import httpcalls
 from cardwise.runtime.http.httpcalls import BadHttpCall, Environ, Reader, WsgiApp
 from cardwise.runtime.http.threads import QueuedCall, Threads
-from cardwise.runtime.http.tlsline import TlsConnection
+from cardwise.runtime.http.tlsconnection import TlsConnection
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
@@ -64,7 +64,7 @@ _STAY_SECONDS: Final = 0.1
 # Bytes that a connection takes without its calls: the objects of Python, and OpenSSL's with the buffers of a TlsLine.
 _CONNECTION_BYTES: Final = 8_192
 _TLS_BYTES: Final = 65_536
-_MOST_BUSY: Final = 4000  # calls without a certificate, of all addresses together
+_MAX_BUSY: Final = 4000  # calls without a certificate, of all addresses together
 # What accept(2) says when none waits, and of a connection that has failed already or that the machine keeps out.
 _GONE: Final = frozenset({
     errno.EAGAIN, errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN,
@@ -167,7 +167,7 @@ class _Client:
         self.used: RecentUse[Flow] = RecentUse(clock)  # seconds with a thread
         self.held_bytes = 0  # bytes, without its idle connections
 
-    def by_size(self) -> "list[_Connection]":
+    def connections_by_size(self) -> "list[_Connection]":
         """Its connections that are not idle: those of the flow that holds most first, of a flow the largest first."""
         bytes_by_holder = Counter[Flow | _Connection]()
         working = [connection for connection in self.connections if connection.phase is not ConnectionPhase.IDLE]
@@ -235,7 +235,7 @@ class _Connection:
                 break
         return True
 
-    def invite(self) -> bool:
+    def send_continue(self) -> bool:
         """Tells a client that waits for it to send its body. False: the client is gone, or has read nothing."""
         if not self.reader.awaits_continue:
             return True
@@ -289,7 +289,7 @@ class HttpServer:
             ConnectionPhase.HANDSHAKE: limits.handshake,
             ConnectionPhase.IDLE: limits.idle,
             ConnectionPhase.READING: limits.reading,
-            ConnectionPhase.BUSY: PhaseLimits(float("inf"), _MOST_BUSY),
+            ConnectionPhase.BUSY: PhaseLimits(float("inf"), _MAX_BUSY),
             ConnectionPhase.WRITING: limits.writing,
             ConnectionPhase.CLOSING: limits.closing,
         }
@@ -325,15 +325,15 @@ class HttpServer:
         """Serves until `stop`, then for `graceful_seconds` at most. `tick` is called several times a second."""
         while self._alive:
             tick()
-            self._round()
+            self._poll_once()
         until = self._clock.now() + graceful_seconds
         self._stop_listening()
         while self._connections and self._clock.now() < until:
             tick()
-            self._round()
-        self._end()
+            self._poll_once()
+        self._close_all()
 
-    def _end(self) -> None:
+    def _close_all(self) -> None:
         """Close all descriptors, except connections whose call a thread still answers: it closes them."""
         with self._end_lock:
             self._ended = True
@@ -349,26 +349,26 @@ class HttpServer:
 
     # The server's thread.
 
-    def _round(self) -> None:
+    def _poll_once(self) -> None:
         ready, listeners, handshakes = list[_Connection](), list[Listener](), False
         for number, _ in self._poller.poll(_ROUND_SECONDS):
             if (connection := self._connections.get(number)) is not None:
                 ready.append(connection)
             elif number == self._wake:
-                self._take_back()
+                self._collect_answered()
             elif number in self._listeners:
                 listeners.append(self._listeners[number])
             else:
                 handshakes = True
-        self._take_turns(self._reads, ready, self._proceed, _READ_SECONDS)
+        self._run_fairly(self._reads, ready, self._handle_ready, _READ_SECONDS)
         # Only now: the number of a connection that was closed above may be given to a new one.
         for listener in listeners:
             self._accept(listener)
         if handshakes:
-            self._shake_hands()
+            self._run_handshakes()
         self._close_expired()
 
-    def _take_turns(
+    def _run_fairly(
         self, turns: FairQueueing, ready: list[_Connection], step: Callable[[_Connection], None], seconds: float
     ) -> None:
         """Takes the step for the connections, for so many seconds: each address gets the same time."""
@@ -379,20 +379,22 @@ class HttpServer:
         now = self._clock.now()
         until = now + seconds
         while waiting and now < until:
-            source = turns.next(waiting.__contains__)  # others waited in a former round, and their connections are gone
+            source = turns.dequeue(
+                waiting.__contains__
+            )  # others waited in a former round, and their connections are gone
             connection = waiting[source].popleft()
             if waiting[source]:
                 turns.enqueue(source)
             else:
                 del waiting[source]
             if connection.sock.fileno() >= 0:  # else it was closed for another
-                self._safely(step, connection)
+                self._run_step(step, connection)
             before, now = now, self._clock.now()
             turns.charge_write(source, now - before)
         if not waiting:
             turns.clear()
 
-    def _proceed(self, connection: _Connection) -> None:
+    def _handle_ready(self, connection: _Connection) -> None:
         """Something can be read or, where that is waited for, written."""
         if connection.phase is ConnectionPhase.WRITING:
             self._write(connection)
@@ -413,7 +415,7 @@ class HttpServer:
             connection.poller.unregister(connection.sock)
             connection.poller = None
 
-    def _safely(self, step: Callable[[_Connection], None], connection: _Connection) -> None:
+    def _run_step(self, step: Callable[[_Connection], None], connection: _Connection) -> None:
         try:
             step(connection)
         except Exception as error:  # noqa: BLE001 - no connection may end the loop, and with it all others
@@ -434,12 +436,12 @@ class HttpServer:
             return
         if connection.reader.calls:
             self._dispatch(connection)
-        elif not connection.invite():
+        elif not connection.send_continue():
             self._close(connection)
         elif connection.reader.begun and connection.phase is ConnectionPhase.IDLE:
             self._enter_phase(connection, ConnectionPhase.READING, self._poller, select.EPOLLIN)
         else:
-            self._measure(connection)
+            self._update_held_bytes(connection)
             self._free_memory()
 
     def _dispatch(self, connection: _Connection) -> None:
@@ -448,17 +450,17 @@ class HttpServer:
         threads = listener.route(environ)
         owner = listener.owner_of(environ) if listener.owner_of is not None else ""
         flow = threads, owner
-        if client is not None and not self._may_wait(connection.source, client, flow):
+        if client is not None and not self._make_space_in_queue(connection.source, client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
         self._leave_phase(connection)  # which may be BUSY with a former call, of another flow
         connection.threads, connection.flow = threads, flow
         self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
         address = "" if client is None else connection.source
-        connection.work = threads.submit(lambda: self._answer(connection, threads), address, owner)
+        connection.work = threads.submit(lambda: self._answer_calls(connection, threads), address, owner)
         self._free_memory()
 
-    def _may_wait(self, source: str, client: _Client, flow: Flow) -> bool:
+    def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
         """Whether one more call of the client's flow may wait for a thread. Where too many wait, another is given up
         for it (`RecentUse`): of another client where all have too many together, else of another flow of this one.
         """
@@ -466,19 +468,19 @@ class HttpServer:
             if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].max_connections:
                 return True
             clients = {name: known.phases[ConnectionPhase.BUSY] for name, known in self._clients.items()}
-            if any(self._shed_last(self._clients[name]) for name in self._used.larger(source, clients)):
+            if any(self._shed_one_call(self._clients[name]) for name in self._used.larger_owners(source, clients)):
                 return True
-        return any(self._give_up_last_of(client, other) for other in client.used.larger(flow, client.flows))
+        return any(self._shed_last_of_flow(client, other) for other in client.used.larger_owners(flow, client.flows))
 
-    def _shed_last(self, client: _Client) -> bool:
+    def _shed_one_call(self, client: _Client) -> bool:
         """Gives up a call of the client that has no thread yet, if there is one."""
-        return any(self._give_up_last_of(client, flow) for flow in client.used.by_size(client.flows))
+        return any(self._shed_last_of_flow(client, flow) for flow in client.used.owners_by_size(client.flows))
 
-    def _give_up_last_of(self, client: _Client, flow: Flow) -> bool:
+    def _shed_last_of_flow(self, client: _Client, flow: Flow) -> bool:
         return any(self._shed(connection, "overload") for connection in reversed(client.flows[flow]))
 
     def _refuse(self, connection: _Connection, status: HTTPStatus) -> None:
-        connection.unsent, connection.last = memoryview(httpcalls.refusal(status)), True
+        connection.unsent, connection.last = memoryview(httpcalls.refusal_response(status)), True
         self._write(connection)
 
     def _write(self, connection: _Connection) -> None:
@@ -491,7 +493,7 @@ class HttpServer:
             self._close_gracefully(connection)
         elif connection.reader.calls:
             self._dispatch(connection)
-        elif not connection.invite():
+        elif not connection.send_continue():
             self._close(connection)
         else:
             phase = ConnectionPhase.READING if connection.reader.begun else ConnectionPhase.IDLE
@@ -503,7 +505,7 @@ class HttpServer:
         connection.sock.shutdown(socket.SHUT_WR)
         self._enter_phase(connection, ConnectionPhase.CLOSING, self._poller, select.EPOLLIN)
 
-    def _take_back(self) -> None:
+    def _collect_answered(self) -> None:
         """Connections whose calls have been answered."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
@@ -512,14 +514,14 @@ class HttpServer:
                 connection = self._handed_back.get_nowait()
                 connection.work = None
                 self._count_use(connection)
-                self._safely(self._write, connection)
+                self._run_step(self._write, connection)
 
     def _count_use(self, connection: _Connection) -> None:
         """Counts the time of its calls for its address and flow."""
         seconds, connection.seconds = connection.seconds, 0.0
         if connection.client is not None and connection.flow is not None:
-            self._used.add(connection.source, seconds)
-            connection.client.used.add(connection.flow, seconds)
+            self._used.add_use(connection.source, seconds)
+            connection.client.used.add_use(connection.flow, seconds)
 
     def _accept(self, listener: Listener) -> bool:
         """Whether more may be waiting."""
@@ -568,19 +570,19 @@ class HttpServer:
         else:
             self._enter_phase(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
 
-    def _shake_hands(self) -> None:
+    def _run_handshakes(self) -> None:
         events = dict(self._handshakes.poll(0))
 
         def step(connection: _Connection) -> None:
             if connection.tls is not None:
-                self._shake_hand(connection)
+                self._continue_handshake(connection)
             elif events[connection.sock.fileno()] & select.EPOLLRDHUP:
                 self._close(connection)
             else:
                 self._begin_handshake(connection)
 
         ready = [self._connections[number] for number in events]
-        self._take_turns(self._handshake_turns, ready, step, _HANDSHAKE_SECONDS)
+        self._run_fairly(self._handshake_turns, ready, step, _HANDSHAKE_SECONDS)
 
     def _begin_handshake(self, connection: _Connection) -> None:
         """When the client's first record is there as a whole. Until then the kernel keeps what has come, and wakes
@@ -600,9 +602,9 @@ class HttpServer:
         if self._context is None:
             raise TypeError(connection.phase)
         connection.tls = TlsConnection(sock, self._context())
-        self._shake_hand(connection)
+        self._continue_handshake(connection)
 
-    def _shake_hand(self, connection: _Connection) -> None:
+    def _continue_handshake(self, connection: _Connection) -> None:
         if connection.tls is None:
             raise TypeError(connection.phase)
         try:
@@ -615,9 +617,9 @@ class HttpServer:
             return
         if connection.tls.getpeercert() is not None:
             self._leave_phase(connection)
-            self._forget(connection)
+            self._detach_from_client(connection)
         self._enter_phase(connection, ConnectionPhase.IDLE, self._poller, select.EPOLLIN)
-        if connection.tls.pending and connection.sock.fileno() >= 0:
+        if connection.tls.has_pending_data and connection.sock.fileno() >= 0:
             self._read(connection)
 
     def _close_expired(self) -> None:
@@ -669,7 +671,7 @@ class HttpServer:
             if poller is not None:
                 poller.register(connection.sock, events)
             connection.poller = poller
-        self._measure(connection)
+        self._update_held_bytes(connection)
         if phase is not ConnectionPhase.BUSY:  # that one can be given up once it has been submitted
             self._free_memory()
 
@@ -693,7 +695,7 @@ class HttpServer:
                 self._drop(connection, "overload")
                 return
 
-    def _measure(self, connection: _Connection) -> None:
+    def _update_held_bytes(self, connection: _Connection) -> None:
         if connection.client is not None:
             self._count_bytes(connection, connection.client, connection.size - connection.held_bytes)
 
@@ -715,7 +717,7 @@ class HttpServer:
         for client in sorted(self._clients.values(), key=lambda client: client.held_bytes, reverse=True):
             if idle and self._idle_held >= client.held_bytes:
                 break
-            if any(self._shed(connection, "memory") for connection in client.by_size()):
+            if any(self._shed(connection, "memory") for connection in client.connections_by_size()):
                 return True
         return bool(idle) and self._shed(next(iter(idle)), "memory")
 
@@ -724,7 +726,7 @@ class HttpServer:
         if connection.phase is ConnectionPhase.BUSY:
             if not self._cancel(connection):
                 return False
-            connection.unsent = memoryview(httpcalls.refusal(HTTPStatus.SERVICE_UNAVAILABLE))
+            connection.unsent = memoryview(httpcalls.refusal_response(HTTPStatus.SERVICE_UNAVAILABLE))
             connection.send()
         self._drop(connection, reason)
         return True
@@ -741,13 +743,13 @@ class HttpServer:
 
     def _close(self, connection: _Connection) -> None:
         self._leave_phase(connection)
-        self._forget(connection)
+        self._detach_from_client(connection)
         del self._connections[connection.sock.fileno()]
         connection.reader.close()
         connection.work = None  # which knows the connection
         connection.sock.close()  # which takes it from its poller
 
-    def _forget(self, connection: _Connection) -> None:
+    def _detach_from_client(self, connection: _Connection) -> None:
         """It is none of its address any more: it has shown a certificate, or ends."""
         client = connection.client
         if client is None:
@@ -760,11 +762,11 @@ class HttpServer:
 
     # The threads that answer.
 
-    def _answer(self, connection: _Connection, threads: Threads) -> None:
+    def _answer_calls(self, connection: _Connection, threads: Threads) -> None:
         """The call, and those that follow on the connection while this thread may stay with it."""
         try:
             while True:
-                self._answer_one(connection)
+                self._answer_next(connection)
                 if connection.last or connection.unsent or not self._next_call(connection, threads):
                     break
         except BaseException:
@@ -782,7 +784,7 @@ class HttpServer:
             self._handed_back.put(connection)
             os.eventfd_write(self._wake, 1)
 
-    def _answer_one(self, connection: _Connection) -> None:
+    def _answer_next(self, connection: _Connection) -> None:
         call = connection.reader.calls.popleft()
         call.environ[httpcalls.ARRIVED] = connection.arrived
         began = self._clock.now()
@@ -790,7 +792,7 @@ class HttpServer:
             answer, connection.last = httpcalls.answer_call(self._app, call, lambda: not self._alive)
         except Exception:  # noqa: BLE001 - the outermost frame of a call; logged, and answered
             _log.exception("failed to answer a call", path=call.environ["PATH_INFO"])
-            answer, connection.last = httpcalls.refusal(HTTPStatus.INTERNAL_SERVER_ERROR), True
+            answer, connection.last = httpcalls.refusal_response(HTTPStatus.INTERNAL_SERVER_ERROR), True
         connection.seconds += self._clock.now() - began
         connection.unsent = memoryview(answer)
         if not connection.send():
@@ -800,7 +802,7 @@ class HttpServer:
         """Whether another call came on the connection while this thread could stay with it."""
         if connection.reader.calls:
             return connection.client is None and connection.listener.owner_of is None  # others take turns
-        if connection.listener.owner_of is not None and threads.busy:
+        if connection.listener.owner_of is not None and threads.is_busy:
             return False
         if not self._alive or not threads.staying.acquire(blocking=False):
             return False
@@ -820,9 +822,9 @@ class HttpServer:
             try:
                 connection.last = not connection.receive()
                 if not connection.last and not connection.reader.calls:
-                    connection.last = not connection.invite()
+                    connection.last = not connection.send_continue()
             except BadHttpCall as error:
-                connection.unsent, connection.last = memoryview(httpcalls.refusal(error.status)), True
+                connection.unsent, connection.last = memoryview(httpcalls.refusal_response(error.status)), True
             if connection.last or connection.reader.calls:
                 return not connection.last
         return False

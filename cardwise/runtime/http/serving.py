@@ -74,8 +74,8 @@ class Server:
     `owner_of`: for whom a call is, by its environment, where one client calls for many (`Listener`).
     `prompt`: paths whose calls are answered by two threads of their own, so that they wait for no other.
     `slow_bind`: calls that come to it are answered by up to `slow_threads` threads of their own. `client_ca`: refuse
-    clients without a certificate of `tls.ca`. `most_body`: bytes of a call; of a bigger one the application sees only
-    how big it is. A port of 0 is not supported, since the process may be replaced.
+    clients without a certificate of `tls.ca`. `max_body_bytes`: bytes of a call; of a bigger one the application sees
+    only how big it is. A port of 0 is not supported, since the process may be replaced.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Server:
         app: Callable[[], WsgiApp],
         binds: Sequence[HostPort],
         *,
-        most_body: int,
+        max_body_bytes: int,
         threads: int = 4,
         tls: TlsFiles | None = None,
         client_ca: bool = False,
@@ -109,7 +109,7 @@ class Server:
         self.threads = threads
         self.slow_threads = slow_threads if slow_bind is not None else 0
         self.context = _Contexts(tls, client_ca=client_ca) if tls is not None else None
-        self.limits = Limits(body=most_body, held=max(64 << 20, 2 * most_body))
+        self.limits = Limits(body=max_body_bytes, held=max(64 << 20, 2 * max_body_bytes))
         addresses = [*binds, slow_bind] if slow_bind is not None else list(binds)
         self._settings: dict[str, Any] = {
             "bind": [str(address) if address.host else f"[::]:{address.port}" for address in addresses],

@@ -47,11 +47,11 @@ class _Address:
         self.waiting: dict[str, deque[QueuedCall]] = {}
         self.running = 0
 
-    def add(self, work: QueuedCall) -> None:
+    def add_call(self, work: QueuedCall) -> None:
         self.waiting.setdefault(work.owner, deque()).append(work)
         self.turns.enqueue(work.owner)
 
-    def remove(self, work: QueuedCall) -> bool:
+    def remove_call(self, work: QueuedCall) -> bool:
         """Whether it was waiting."""
         queue = self.waiting.get(work.owner, ())
         if work not in queue:
@@ -61,9 +61,9 @@ class _Address:
             del self.waiting[work.owner]
         return True
 
-    def next(self) -> QueuedCall:
+    def dequeue_call(self) -> QueuedCall:
         """Chooses the next call, which waits no more; there must be one."""
-        owner = self.turns.next(self.waiting.__contains__)  # the calls of others have been cancelled
+        owner = self.turns.dequeue(self.waiting.__contains__)  # the calls of others have been cancelled
         queue = self.waiting[owner]
         work = queue.popleft()
         if queue:
@@ -93,7 +93,7 @@ class Threads:
         self._some = threading.Condition()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """Whether what is submitted now will wait."""
         return not self._startable and self._waiting >= self._free
 
@@ -101,7 +101,7 @@ class Threads:
         """Queues a call of the address for the next free thread; `owner`: for whom the address calls."""
         work = QueuedCall(run, address, owner)
         with self._some:
-            self._addresses.setdefault(address, _Address()).add(work)
+            self._addresses.setdefault(address, _Address()).add_call(work)
             self._turns.enqueue(address)
             self._waiting += 1
             if self._waiting <= self._free or not self._startable:
@@ -115,7 +115,7 @@ class Threads:
         """Takes a call from the queue. False: a thread has it, or has had it."""
         with self._some:
             address = self._addresses.get(work.address)
-            if address is None or not address.remove(work):
+            if address is None or not address.remove_call(work):
                 return False
             self._waiting -= 1
             self._forget_if_done(work.address)
@@ -139,10 +139,10 @@ class Threads:
     def _begin_next(self) -> QueuedCall:
         now = self._clock.now()
         for running in self._running:  # else an address would get all threads before its first call is over
-            self._charge(running, self._seconds(running, now))
-        name = self._turns.next(self._has_waiting)  # the calls of others have been cancelled
+            self._charge(running, self._used_seconds(running, now))
+        name = self._turns.dequeue(self._has_waiting)  # the calls of others have been cancelled
         address = self._addresses[name]
-        work = address.next()
+        work = address.dequeue_call()
         work.since = now
         address.running += 1
         self._running[work] = None
@@ -156,7 +156,7 @@ class Threads:
         return address is not None and bool(address.waiting)
 
     def _finish(self, work: QueuedCall, cpu_seconds: float) -> None:
-        self._charge(work, max(cpu_seconds, self._seconds(work, self._clock.now())))
+        self._charge(work, max(cpu_seconds, self._used_seconds(work, self._clock.now())))
         del self._running[work]
         self._addresses[work.address].running -= 1
         self._forget_if_done(work.address)
@@ -168,7 +168,7 @@ class Threads:
         if not self._addresses:
             self._turns.clear()
 
-    def _seconds(self, work: QueuedCall, now: float) -> float:
+    def _used_seconds(self, work: QueuedCall, now: float) -> float:
         """Its part of the threads' time until now."""
         return (now - work.since) / self._max_threads if work.since is not None else 0.0
 

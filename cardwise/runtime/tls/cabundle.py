@@ -59,7 +59,7 @@ class CaBundle:
             cap=30.0,
             clock=clock,
         )
-        self._reflectors = [self._reflector(path) for path in self._paths]
+        self._reflectors = [self._make_reflector(path) for path in self._paths]
 
     def set_bundle(self, ca_pem: bytes) -> None:
         """The bundle to assert from now on (PEM). Returns at once."""
@@ -80,17 +80,17 @@ class CaBundle:
             reflector.stop()
         self._loop.stop()
 
-    def ensure(self) -> bool:
+    def ensure_bundle(self) -> bool:
         """One round. False when a configuration does not exist (yet), or has another bundle that may be newer than
         ours. Raises KubeError.
         """
         if not self._bundle:
             return False
-        asserted = [self._assert(path, self._bundle) for path in self._paths]
+        asserted = [self._assert_bundle(path, self._bundle) for path in self._paths]
         self._sure = False
         return all(asserted)
 
-    def _assert(self, path: str, bundle: str) -> bool:
+    def _assert_bundle(self, path: str, bundle: str) -> bool:
         for attempt in range(_ATTEMPTS):
             try:
                 configuration = self._client.get(path)
@@ -99,7 +99,7 @@ class CaBundle:
             patch = bundle_patch(configuration, bundle)
             if not patch:
                 return True
-            if self.on_other is not None and not self._sure and has_another(configuration, bundle):
+            if self.on_other is not None and not self._sure and has_other_bundle(configuration, bundle):
                 self.on_other()
                 return False
             try:
@@ -116,18 +116,18 @@ class CaBundle:
 
     def _run_once(self) -> None:
         bundle = self._bundle
-        if not self.ensure():
+        if not self.ensure_bundle():
             # Not there yet: its creation wakes us.
             _log.debug("a webhook configuration or the CA bundle does not exist", paths=self._paths)
         elif bundle == self._bundle:
             self.asserted.set()
 
-    def _reflector(self, path: str) -> Reflector[str]:
+    def _make_reflector(self, path: str) -> Reflector[str]:
         collection, _, name = path.rpartition("/")
         return Reflector(
             self._client,
             collection,
-            _version,
+            _parse_version,
             WakeHandler(self._loop.wake),
             query=paths.field_query("metadata.name", name),
             name=f"ca-bundle-{name}",
@@ -149,7 +149,7 @@ def bundle_patch(configuration: dict[str, Any], bundle: str) -> list[dict[str, A
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
 
 
-def has_another(configuration: dict[str, Any], bundle: str) -> bool:
+def has_other_bundle(configuration: dict[str, Any], bundle: str) -> bool:
     """Whether a webhook has a bundle that is not this one. The chart leaves it out."""
     bundles = (webhook["clientConfig"].get("caBundle") for webhook in configuration.get("webhooks") or [])
     return any(other and other != bundle for other in bundles)
@@ -162,6 +162,6 @@ class _Versioned(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Versioned).decode
 
 
-def _version(raw: bytes) -> tuple[str, str]:
+def _parse_version(raw: bytes) -> tuple[str, str]:
     metadata = _decode(raw).metadata
     return metadata["name"], metadata["resourceVersion"]

@@ -64,11 +64,11 @@ def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPa
     builder = (
         _builder(name, name, key.public_key(), now, now + lifetime)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(identifier, critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(identifier), critical=False)
     )
-    return _pair(builder.sign(key, hashes.SHA256()), key)
+    return _encode_pair(builder.sign(key, hashes.SHA256()), key)
 
 
 def new_leaf(
@@ -81,14 +81,14 @@ def new_leaf(
     builder = (
         _builder(_name(common_name), issuer.subject, key.public_key(), now, until)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([use.value]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(_authority_identifier(issuer), critical=False)
     )
     if hosts:
-        builder = builder.add_extension(x509.SubjectAlternativeName([_general_name(host) for host in hosts]), False)
-    return _pair(builder.sign(issuer_key, hashes.SHA256()), key)
+        builder = builder.add_extension(x509.SubjectAlternativeName([_parse_host(host) for host in hosts]), False)
+    return _encode_pair(builder.sign(issuer_key, hashes.SHA256()), key)
 
 
 def is_authority(certificate: x509.Certificate) -> bool:
@@ -103,7 +103,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
     return constraints.critical and constraints.value.ca and usage.key_cert_sign
 
 
-def certificates_in(pem: bytes) -> list[x509.Certificate]:
+def parse_certificates(pem: bytes) -> list[x509.Certificate]:
     """The certificates of a bundle; blocks that cannot be read are left out."""
     certificates = []
     for block in pem.split(_BEGIN)[1:]:
@@ -112,7 +112,7 @@ def certificates_in(pem: bytes) -> list[x509.Certificate]:
     return certificates
 
 
-def pem_of(certificates: Iterable[x509.Certificate]) -> bytes:
+def encode_certificates(certificates: Iterable[x509.Certificate]) -> bytes:
     """A bundle."""
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
@@ -136,12 +136,12 @@ def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
     return frozenset(names.get_values_for_type(x509.DNSName)) | {str(address) for address in addresses}
 
 
-def normal_hosts(hosts: Sequence[str]) -> frozenset[str]:
+def normalize_hosts(hosts: Sequence[str]) -> frozenset[str]:
     """As `hosts_of` spells them."""
-    return frozenset(str(name.value) for name in map(_general_name, hosts))
+    return frozenset(str(name.value) for name in map(_parse_host, hosts))
 
 
-def _general_name(host: str) -> x509.DNSName | x509.IPAddress:
+def _parse_host(host: str) -> x509.DNSName | x509.IPAddress:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -167,7 +167,7 @@ def _builder(
     )
 
 
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,
@@ -186,7 +186,7 @@ def _authority_identifier(issuer: x509.Certificate) -> x509.AuthorityKeyIdentifi
     return x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(subject)
 
 
-def _pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
+def _encode_pair(certificate: x509.Certificate, key: ec.EllipticCurvePrivateKey) -> KeyPair:
     return KeyPair(
         certificate.public_bytes(serialization.Encoding.PEM),
         key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()),

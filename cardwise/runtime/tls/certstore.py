@@ -37,7 +37,7 @@ class CertStore(Protocol):
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         """Replaces all. False, and nothing is changed, when the store is no longer at `version`."""
 
-    def clock(self) -> datetime | None:
+    def store_time(self) -> datetime | None:
         """The time by the clock of who keeps the store; None where that is not known."""
 
 
@@ -48,7 +48,7 @@ class DirStore:
         self._path = path
 
     def load(self) -> Stored:
-        files = filesets.read(self._path)
+        files = filesets.read_files(self._path)
         return Stored(files, _digest(files))
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
@@ -58,12 +58,12 @@ class DirStore:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if self.load().version != version:
                 return False
-            filesets.write(self._path, files)
+            filesets.write_files(self._path, files)
         finally:
             os.close(descriptor)  # and with it the lock
         return True
 
-    def clock(self) -> datetime | None:
+    def store_time(self) -> datetime | None:
         return None  # our own machine
 
 
@@ -100,7 +100,7 @@ class SecretStore:
                 if current["metadata"]["resourceVersion"] != version:
                     return False
                 if current.get("immutable"):
-                    raise errors.Invalid(422, "Invalid", self._immutable())
+                    raise errors.Invalid(422, "Invalid", self._immutable_remedy())
                 self._client.update(paths.secrets(self._namespace, self._name), current | {"data": data})
             else:
                 metadata = {"name": self._name, "namespace": self._namespace, "labels": self._labels}
@@ -110,15 +110,15 @@ class SecretStore:
             return False
         return True
 
-    def _immutable(self) -> str:
+    def _immutable_remedy(self) -> str:
         return (
             f"Secret {self._namespace}/{self._name}: immutable: true, so no certificate in it can be renewed; "
             "replace the Secret by one with the same data and without `immutable` (kubectl replace --force)"
         )
 
-    def clock(self) -> datetime | None:
+    def store_time(self) -> datetime | None:
         with contextlib.suppress(errors.KubeError):
-            return self._client.clock()
+            return self._client.fetch_server_time()
         return None
 
 

@@ -25,13 +25,13 @@ class Expiry(Collector):
     def collect(self) -> Iterator[Metric]:
         metric = GaugeMetricFamily(NAME, "When the certificate ends, in seconds since 1970.", labels=["certificate"])
         for label, name in _FILES.items():
-            ends = _end(self._directory / name)
+            ends = _expiry_time(self._directory / name)
             if ends is not None:
                 metric.add_metric([label], ends)
         yield metric
 
 
-def _end(path: Path) -> float | None:
+def _expiry_time(path: Path) -> float | None:
     # Of a bundle the first one: it is the authority that signs now.
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()

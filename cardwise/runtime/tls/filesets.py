@@ -15,10 +15,10 @@ _CURRENT = "..data"
 _READ_ATTEMPTS = 100
 
 
-def read(directory: Path) -> dict[str, bytes]:
+def read_files(directory: Path) -> dict[str, bytes]:
     """All files of the set, by name; empty when there is none yet. Raises OSError."""
     for _ in range(_READ_ATTEMPTS):
-        current = _target(directory)
+        current = _link_target(directory)
         if current is None:
             return {}
         try:
@@ -26,20 +26,20 @@ def read(directory: Path) -> dict[str, bytes]:
         except FileNotFoundError:
             files = {}  # being removed, or the link dangles after a damage: the next lines tell which
         # A directory that is being removed may also list as empty; what is still current afterwards was whole.
-        if _target(directory) == current:
+        if _link_target(directory) == current:
             return files
     raise OSError(f"{directory}: replaced again and again while it was read")
 
 
-def write(directory: Path, files: Mapping[str, bytes]) -> bool:
+def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
     """Makes `files` the whole set; names that end in .key get mode 0600, others 0644. False when nothing had to change.
 
     Survives a crash at any point: either the old set is there or the new one. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    if read(directory) == dict(files) and all((directory / name).is_symlink() for name in files):
+    if read_files(directory) == dict(files) and all((directory / name).is_symlink() for name in files):
         return False
-    before = _target(directory)
+    before = _link_target(directory)
     fresh = Path(tempfile.mkdtemp(prefix="..", dir=directory))
     try:
         fresh.chmod(0o755)
@@ -63,7 +63,7 @@ def write(directory: Path, files: Mapping[str, bytes]) -> bool:
     return True
 
 
-def _target(directory: Path) -> Path | None:
+def _link_target(directory: Path) -> Path | None:
     """Where `..data` points, whether or not that exists; None when there is no link."""
     with contextlib.suppress(FileNotFoundError):
         return directory / (directory / _CURRENT).readlink()

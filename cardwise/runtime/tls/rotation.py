@@ -16,14 +16,14 @@ from cryptography import x509
 from cardwise.runtime.tls.certs import (
     KeyPair,
     KeyPurpose,
-    certificates_in,
+    encode_certificates,
     hosts_of,
     is_authority,
     is_issued_by,
     new_authority,
     new_leaf,
-    normal_hosts,
-    pem_of,
+    normalize_hosts,
+    parse_certificates,
 )
 
 # Names in the store; the first five are also what parts read from their directory.
@@ -60,7 +60,7 @@ class Lifetimes:
         return cls(authority_renew=timedelta(days=3 * 365), overlap=timedelta(days=365))
 
     @classmethod
-    def every(cls, period: timedelta) -> Self:
+    def for_period(cls, period: timedelta) -> Self:
         """The leafs are renewed after one period, the CA after two; they live as long as always."""
         usual = cls()
         return cls(
@@ -94,7 +94,7 @@ class _Step:
     now: datetime
 
 
-def advance(
+def advance_certificates(
     stored: Mapping[str, bytes],
     wanted: WantedCertificates,
     lifetimes: Lifetimes,
@@ -115,8 +115,8 @@ def advance(
     _recover_authority(step, before or {})
     _advance_authority(step)
     uses = (KeyPurpose.SERVER, KeyPurpose.CLIENT) if wanted.client else (KeyPurpose.SERVER,)
-    if not has_authority_key(files) and any(_hosts_due(step, use) is not None for use in uses):
-        _promote(step)
+    if not has_authority_key(files) and any(_due_hosts(step, use) is not None for use in uses):
+        _promote_next(step)
     for use in uses:
         _renew_leaf(step, use)
     # The issuing CA first: tools that read only one certificate of a bundle read that.
@@ -137,27 +137,27 @@ def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
     ]
     ours = known or _authorities(before.get(AUTHORITY_CERT, b""), step.now)
     keys = [source[AUTHORITY_KEY] for source in (files, before) if AUTHORITY_KEY in source]
-    pairs = (KeyPair(pem_of([authority]), key) for authority in ours for key in keys)
+    pairs = (KeyPair(encode_certificates([authority]), key) for authority in ours for key in keys)
     if whole := next((pair for pair in pairs if pair.matches()), None):
         files[AUTHORITY_CERT], files[AUTHORITY_KEY] = whole.cert, whole.key
     else:
-        _drop(files, AUTHORITY_CERT, AUTHORITY_KEY)
-        leaf = certificates_in(files.get(SERVER_CERT, b""))[:1]
+        _drop_files(files, AUTHORITY_CERT, AUTHORITY_KEY)
+        leaf = parse_certificates(files.get(SERVER_CERT, b""))[:1]
         if issuer := next(
             (authority for authority in known for certificate in leaf if is_issued_by(certificate, authority)), None
         ):
-            files[AUTHORITY_CERT] = pem_of([issuer])
+            files[AUTHORITY_CERT] = encode_certificates([issuer])
     for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT):
         # One block that cannot be read would make the whole bundle unreadable for OpenSSL.
         if authorities := _authorities(files.get(name, b""), step.now):
-            files[name] = pem_of(authorities if name == OLD_CERT else authorities[:1])
+            files[name] = encode_certificates(authorities if name == OLD_CERT else authorities[:1])
         else:
-            _drop(files, name)
+            _drop_files(files, name)
 
 
 def _authorities(pem: bytes, now: datetime) -> list[x509.Certificate]:
     """The certificates of a bundle that are a CA and valid now."""
-    return [read for read in certificates_in(pem) if is_authority(read) and _is_valid(read, now)]
+    return [read for read in parse_certificates(pem) if is_authority(read) and _is_valid(read, now)]
 
 
 def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:
@@ -166,54 +166,54 @@ def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:
 
 def _advance_authority(step: _Step) -> None:
     files, now = step.files, step.now
-    if OLD_CERT in files and now >= _since(step, OLD_SINCE) + step.lifetimes.overlap:
-        _drop(files, OLD_CERT)
+    if OLD_CERT in files and now >= _overlap_start(step, OLD_SINCE) + step.lifetimes.overlap:
+        _drop_files(files, OLD_CERT)
     if OLD_CERT not in files:
-        _drop(files, OLD_SINCE)
+        _drop_files(files, OLD_SINCE)
     following = _pair(files, NEXT_CERT, NEXT_KEY, now)
     if following is None:
-        _drop(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
+        _drop_files(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
     if AUTHORITY_CERT not in files:
         # Nothing that clients trust: no overlap can save anybody, begin at once.
-        _drop(files, OLD_CERT, OLD_SINCE)
-        _promote(step)
+        _drop_files(files, OLD_CERT, OLD_SINCE)
+        _promote_next(step)
     elif following is not None:
-        if now >= _since(step, NEXT_SINCE) + step.lifetimes.overlap:
-            _promote(step)
+        if now >= _overlap_start(step, NEXT_SINCE) + step.lifetimes.overlap:
+            _promote_next(step)
     elif not has_authority_key(files) or _ends_soon(files[AUTHORITY_CERT], step):
-        _announce(step)
+        _announce_next(step)
 
 
 def _ends_soon(authority: bytes, step: _Step) -> bool:
-    (certificate,) = certificates_in(authority)
+    (certificate,) = parse_certificates(authority)
     return certificate.not_valid_after_utc - step.now < step.lifetimes.authority_renew
 
 
-def _announce(step: _Step) -> None:
+def _announce_next(step: _Step) -> None:
     fresh = new_authority(f"{step.wanted.name} CA", step.now, step.lifetimes.authority)
     step.files[NEXT_CERT], step.files[NEXT_KEY] = fresh.cert, fresh.key
     step.files[NEXT_SINCE] = _stamp(step.now)
 
 
-def _promote(step: _Step) -> None:
+def _promote_next(step: _Step) -> None:
     """The next CA signs from now on, and the present one stays in the bundle."""
     files = step.files
     if NEXT_CERT not in files:
-        _announce(step)
+        _announce_next(step)
     if AUTHORITY_CERT in files:
         files[OLD_CERT], files[OLD_SINCE] = files[AUTHORITY_CERT] + files.get(OLD_CERT, b""), _stamp(step.now)
     files[AUTHORITY_CERT], files[AUTHORITY_KEY] = files[NEXT_CERT], files[NEXT_KEY]
-    _drop(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
+    _drop_files(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
 
 
-def _hosts_due(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
+def _due_hosts(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
     """The hosts of the leaf to make now; None while the present one is kept."""
     files, lifetimes = step.files, step.lifetimes
-    hosts = normal_hosts(step.wanted.hosts if use is KeyPurpose.SERVER else ())
+    hosts = normalize_hosts(step.wanted.hosts if use is KeyPurpose.SERVER else ())
     leaf = _pair(files, *_LEAFS[use], step.now)
     if leaf is None:
         return hosts
-    certificate, (issuer,) = leaf.certificate(), certificates_in(files[AUTHORITY_CERT])
+    certificate, (issuer,) = leaf.certificate(), parse_certificates(files[AUTHORITY_CERT])
     if not is_issued_by(certificate, issuer):
         return hosts
     renew = lifetimes.leaf_renew if use is KeyPurpose.SERVER else lifetimes.client_renew
@@ -228,7 +228,7 @@ def _hosts_due(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
 
 
 def _renew_leaf(step: _Step, use: KeyPurpose) -> None:
-    hosts = _hosts_due(step, use)
+    hosts = _due_hosts(step, use)
     if hosts is None:
         return
     name = step.wanted.name if use is KeyPurpose.SERVER else f"{step.wanted.name}-client"
@@ -244,7 +244,7 @@ def _pair(files: Mapping[str, bytes], cert: str, key: str, now: datetime) -> Key
     return pair if pair.matches() and _is_valid(pair.certificate(), now) else None
 
 
-def _drop(files: dict[str, bytes], *names: str) -> None:
+def _drop_files(files: dict[str, bytes], *names: str) -> None:
     for name in names:
         files.pop(name, None)
 
@@ -253,7 +253,7 @@ def _stamp(now: datetime) -> bytes:
     return now.astimezone(UTC).isoformat(timespec="seconds").encode()
 
 
-def _since(step: _Step, name: str) -> datetime:
+def _overlap_start(step: _Step, name: str) -> datetime:
     """When the overlap began. It begins now where that cannot be read or is in the future: the change goes on, and
     clients have all of the overlap.
     """

@@ -70,13 +70,13 @@ class CertificateChecks(ABC):
         )
 
     @abstractmethod
-    def ensure(self) -> bytes:
+    def ensure_certificates(self) -> bytes:
         """One check: the files are good afterwards. Returns the CA bundle (PEM)."""
 
     def start(self) -> None:
         self._loop.start()
 
-    def check(self) -> None:
+    def check_soon(self) -> None:
         """Wakes the thread for another check, because a certificate may have changed."""
         self._loop.wake()
 
@@ -84,7 +84,7 @@ class CertificateChecks(ABC):
         self._loop.stop()
 
     def _run_once(self) -> None:
-        bundle = self.ensure()
+        bundle = self.ensure_certificates()
         if self._on_bundle is not None:
             self._on_bundle(bundle)
 
@@ -114,7 +114,7 @@ class Rotator(CertificateChecks):
         self._lifetimes = lifetimes or Lifetimes()
         self._before: dict[str, bytes] = {}  # what the store last had
 
-    def ensure(self) -> bytes:
+    def ensure_certificates(self) -> bytes:
         """One check: store and files are good afterwards. Returns the CA bundle (PEM).
 
         Replicas may do it at once: one writes, the others take what it wrote. Raises KubeError or OSError.
@@ -122,7 +122,7 @@ class Rotator(CertificateChecks):
         now = self._now()
         for _ in range(_ATTEMPTS):
             stored = self._store.load()
-            files = rotation.advance(stored.files, self._wanted, self._lifetimes, now, before=self._before)
+            files = rotation.advance_certificates(stored.files, self._wanted, self._lifetimes, now, before=self._before)
             if files == stored.files or self._store.save(files, stored.version):
                 self._before = files
                 if not rotation.has_authority_key(files):
@@ -140,7 +140,7 @@ class Rotator(CertificateChecks):
         """By the API server's clock where the certificates are in a Secret: it and kube-scheduler verify them. By that
         of a machine whose clock is wrong a good CA would be replaced at once, or a certificate be good too late.
         """
-        ours, theirs = self._clock.wall(), self._store.clock()
+        ours, theirs = self._clock.wall(), self._store.store_time()
         if theirs is None:
             return ours
         ahead = (ours - theirs).total_seconds()
@@ -154,7 +154,7 @@ class Rotator(CertificateChecks):
 
     def _publish(self, files: dict[str, bytes], *, changed: bool) -> None:
         names = _SERVER_FILES + (_CLIENT_FILES if self._wanted.client else ())
-        written = filesets.write(self._out_dir, {name: files[name] for name in names})
+        written = filesets.write_files(self._out_dir, {name: files[name] for name in names})
         if changed or written:
             _log.info("certificates renewed" if changed else "certificates taken over", directory=str(self._out_dir))
 
@@ -166,7 +166,7 @@ class ExternalCertificates(CertificateChecks):
         super().__init__(on_bundle, _GIVEN_INTERVAL, clock)
         self._file = directory / rotation.BUNDLE
 
-    def ensure(self) -> bytes:
+    def ensure_certificates(self) -> bytes:
         """Raises Unusable."""
         try:
             bundle = self._file.read_bytes()

@@ -84,8 +84,8 @@ def check_gpus(client: KubeClient, cardwise_namespace: str, clock: Clock = SYSTE
     healthy.
     """
     deadline = clock.now() + REPORT_SECONDS
-    while not (resources := list(client.objects(paths.extendedresources()))):
-        seen = facts.Facts(installed=cardwise_namespace, now=client.clock())
+    while not (resources := list(client.list_objects(paths.extendedresources()))):
+        seen = facts.Facts(installed=cardwise_namespace, now=client.fetch_server_time())
         facts.collect_lists(seen, client, facts.queries_of_parts(cardwise_namespace))
         causes = [*startup.check_uncreated_pods(seen), *startup.check_unready_pods(seen)]
         if causes or seen.unread or clock.now() >= deadline:

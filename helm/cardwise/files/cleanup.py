@@ -27,14 +27,14 @@ PAGE = 500  # objects
 
 def list_parts(client: KubeClient, namespace: str) -> list[dict[str, Any]]:
     """Cardwise's pods that still exist."""
-    return list(client.objects(paths.pods(namespace), {"labelSelector": COMPONENTS}))
+    return list(client.list_objects(paths.pods(namespace), {"labelSelector": COMPONENTS}))
 
 
 def ready_nodes(client: KubeClient) -> set[str]:
     """The nodes that are Ready, so that their kubelets can end pods."""
     return {
         node["metadata"]["name"]
-        for node in client.objects(paths.nodes())
+        for node in client.list_objects(paths.nodes())
         for condition in (node.get("status") or {}).get("conditions") or ()
         if (condition["type"], condition["status"]) == ("Ready", "True")
     }
@@ -125,7 +125,7 @@ def main() -> None:
     client = KubeClient.load(None)
     if not wait_for_parts(client, arguments.namespace):
         sys.exit(1)
-    for node in client.objects(paths.nodes()):
+    for node in client.list_objects(paths.nodes()):
         with contextlib.suppress(errors.NotFound):  # it may be deleted meanwhile
             clean_node(client, node)
     delete_all(client, paths.extendedresources())

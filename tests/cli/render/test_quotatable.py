@@ -20,11 +20,11 @@ OTHERS = gpu_quota("team-b", {"model": "Tesla P100", "memoryMiB": 5000}, name="b
 
 def entries(api: Cluster, namespace: str = "") -> list[EntryView]:
     seen = survey.take_survey(api.kube, namespace=namespace, addresses=False)
-    return totals.quota_entries(seen.ledger, seen.quotas, seen.missing, namespace)
+    return totals.quota_entries(seen.ledger, seen.quotas, seen.missing_class, namespace)
 
 
 def table(api: Cluster, namespace: str = "", *, wide: bool = False) -> str:
-    return quotatable.table(entries(api, namespace), survey.native_quotas(api.kube, namespace), wide=wide)
+    return quotatable.table(entries(api, namespace), survey.list_native_quotas(api.kube, namespace), wide=wide)
 
 
 def test_both_layers_of_one_namespace():
@@ -79,7 +79,7 @@ def test_what_only_a_node_says_of_a_pod_is_in_no_quota():
 
 def test_for_programs():
     api = lists(resourcequotas=[NATIVE])
-    shown = quotatable.as_json(entries(api, "team-a"), survey.native_quotas(api.kube, "team-a"))
+    shown = quotatable.as_json(entries(api, "team-a"), survey.list_native_quotas(api.kube, "team-a"))
     assert yaml.safe_load(yaml.safe_dump(shown)) == json.loads(json.dumps(shown))
     first, second = shown["gpuQuotas"]
     assert (first["class"], first["hard"]) == (K80_CLASS, {"shares": 2, "gpus": 1})

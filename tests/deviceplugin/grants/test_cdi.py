@@ -80,7 +80,7 @@ class TestNvidiaSpecs:
         return etc, run
 
     def paths(self, specs: cdi.NvidiaSpecs, card: GpuCard) -> list[str]:
-        return [node["path"] for node in specs.edits(card)[0]["deviceNodes"]]
+        return [node["path"] for node in specs.card_edits(card)[0]["deviceNodes"]]
 
     def test_the_later_folder_wins_as_in_cdi(self, tmp_path):
         etc, run = self.folders(tmp_path)
@@ -102,7 +102,7 @@ class TestNvidiaSpecs:
         for name in ("a.yaml", "b.json"):
             (tmp_path / name).write_text(self.spec(GPU_0=["nvidia0"]))
         with pytest.raises(cdi.NoDevice, match=r"nvidia.com/gpu=GPU-0 is in \S*a.yaml and \S*b.json; remove one"):
-            cdi.NvidiaSpecs([tmp_path]).edits(self.card(0))
+            cdi.NvidiaSpecs([tmp_path]).card_edits(self.card(0))
 
     @pytest.mark.parametrize(
         ("nodes", "node_names"),
@@ -118,7 +118,7 @@ class TestNvidiaSpecs:
         """As after a card was taken out: the driver counts anew, and the spec has the old numbers."""
         (tmp_path / "nvidia.yaml").write_text(self.spec(**{name: nodes}))
         delivery = Delivery(tmp_path / "cdi", cdi.NvidiaSpecs([tmp_path]))
-        reason = delivery.undeliverable([self.card(0)])["GPU-0"]
+        reason = delivery.undeliverable_cards([self.card(0)])["GPU-0"]
         assert (
             f"card 0 (GPU-0) is nvidia0, but {tmp_path}/nvidia.yaml has {node_names} for it; create the spec again"
             in reason
@@ -133,33 +133,33 @@ class TestNvidiaSpecs:
         (tmp_path / "other.json").write_text('{"kind": "vendor.com/nic", "cdiVersion": "0.6.0", "devices": []}')
         (tmp_path / "broken.yaml").write_text("{")
         specs = cdi.NvidiaSpecs([tmp_path / "none", tmp_path])
-        edits, version = specs.edits(self.card(1))
+        edits, version = specs.card_edits(self.card(1))
         assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia1"]
         assert version == "0.7.0"
-        edits, _ = specs.edits(self.card(0))
+        edits, _ = specs.card_edits(self.card(0))
         assert [node["path"] for node in edits["deviceNodes"]] == ["/dev/nvidiactl", "/dev/nvidia0"]
         assert edits["hooks"] == self.SPEC["containerEdits"]["hooks"]
         assert edits["mounts"] == self.SPEC["containerEdits"]["mounts"]
         with pytest.raises(cdi.NoDevice, match="nvidia-ctk cdi generate"):
-            specs.edits(self.card(7))
+            specs.card_edits(self.card(7))
 
     def test_our_environment_replaces_theirs(self, tmp_path):
         (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
-        edits, version = cdi.NvidiaSpecs([tmp_path]).edits(self.card(1))
-        spec = cdi.spec("s001", grant(), edits | {"env": ["NVIDIA_VISIBLE_DEVICES=all", "KEPT=1"]}, version)
+        edits, version = cdi.NvidiaSpecs([tmp_path]).card_edits(self.card(1))
+        spec = cdi.build_spec("s001", grant(), edits | {"env": ["NVIDIA_VISIBLE_DEVICES=all", "KEPT=1"]}, version)
         env = spec["devices"][0]["containerEdits"]["env"]
         assert "KEPT=1" in env
         assert [entry for entry in env if entry.startswith("NVIDIA_VISIBLE")] == ["NVIDIA_VISIBLE_DEVICES=void"]
         assert spec["cdiVersion"] == "0.7.0"
-        assert cdi.spec("s001", grant(), {}, "0.3.0")["cdiVersion"] == "0.6.0"
+        assert cdi.build_spec("s001", grant(), {}, "0.3.0")["cdiVersion"] == "0.6.0"
 
     def test_a_changed_spec_is_read_again(self, tmp_path):
         path = tmp_path / "nvidia.yaml"
         specs = cdi.NvidiaSpecs([path])
         with pytest.raises(cdi.NoDevice):
-            specs.edits(self.card(1))
+            specs.card_edits(self.card(1))
         path.write_text(yaml.safe_dump(self.SPEC))
-        assert specs.edits(self.card(1))
+        assert specs.card_edits(self.card(1))
 
     def test_a_spec_that_has_changed_in_no_more_than_its_words_is_read_again(self, tmp_path):
         path = tmp_path / "nvidia.yaml"
@@ -185,7 +185,7 @@ class TestNvidiaSpecs:
         (tmp_path / "bad.yaml").write_text(f'cdiVersion: "0.5.0"\nkind: nvidia.com/gpu\n{bad}\n')
         (tmp_path / "nvidia.yaml").write_text(self.spec(GPU_1=["nvidia1"]))
         delivery = Delivery(tmp_path / "ours", cdi.NvidiaSpecs([tmp_path]))
-        assert list(delivery.undeliverable([self.card(0), self.card(1)])) == ["GPU-0"]
+        assert list(delivery.undeliverable_cards([self.card(0), self.card(1)])) == ["GPU-0"]
 
     @pytest.mark.parametrize(
         "bad",
@@ -202,7 +202,7 @@ class TestNvidiaSpecs:
         delivery = Delivery(tmp_path / "ours", cdi.NvidiaSpecs([tmp_path]))
         with capture_logs() as lines:
             for _ in range(3):
-                assert delivery.undeliverable([self.card(0)])
+                assert delivery.undeliverable_cards([self.card(0)])
         assert len(parsed) <= 2
         assert [line["file"] for line in lines] == [str(file)], "a spec of another vendor is no fault"
         other = tmp_path / "new"
@@ -211,16 +211,16 @@ class TestNvidiaSpecs:
         other.replace(file)
         with capture_logs() as lines:
             for _ in range(3):
-                assert delivery.undeliverable([self.card(0)])
+                assert delivery.undeliverable_cards([self.card(0)])
         assert len(lines) == 1, "another file of the same size and time is read"
 
     def test_a_card_without_edits_cannot_be_given_until_they_appear(self, tmp_path):
         delivery = Delivery(tmp_path, cdi.NvidiaSpecs([tmp_path]))
         cards = [self.card(1), self.card(7)]
-        assert list(delivery.undeliverable(cards)) == ["GPU-1", "GPU-7"]
+        assert list(delivery.undeliverable_cards(cards)) == ["GPU-1", "GPU-7"]
         (tmp_path / "nvidia.yaml").write_text(yaml.safe_dump(self.SPEC))
-        assert list(delivery.undeliverable(cards)) == ["GPU-7"]
-        assert "nvidia-ctk cdi generate" in delivery.undeliverable(cards)["GPU-7"]
+        assert list(delivery.undeliverable_cards(cards)) == ["GPU-7"]
+        assert "nvidia-ctk cdi generate" in delivery.undeliverable_cards(cards)["GPU-7"]
 
 
 def test_a_simulated_card_must_be_a_device_node(tmp_path):
@@ -244,7 +244,7 @@ def test_the_fraction_is_of_the_tightest_card():
 
 def test_specs_of_no_living_slot_are_found(tmp_path):
     for slot in ("s001", "s002"):
-        cdi.write(tmp_path, slot, {"a": 1})
+        cdi.write_spec(tmp_path, slot, {"a": 1})
     (tmp_path / ".cardwise.dev-share-s003.json.1.ab").write_text("")
     (tmp_path / "nvidia.yaml").write_text("")
     assert {path.name for path in cdi.stale_specs(tmp_path, {"s001"})} == {

@@ -44,7 +44,7 @@ def test_of_a_pod_whose_grants_differ_a_card_counts_with_the_larger_amount(tmp_p
         assert mib == {"GPU-0": 300, "GPU-1": 50}
     store = GrantStore(tmp_path / "grants")
     for entry in (early, late):
-        store.adopt(entry)
+        store.adopt_grant(entry)
     assert store.held_mib() == {"GPU-0": 300, "GPU-1": 50}
     fits = grant("u2", CardShare(0, "GPU-0", P100 - 300, 0, P100))
     assert isinstance(store.add(fits, {"GPU-0": P100, "GPU-1": P100}), AddedGrant)
@@ -135,7 +135,7 @@ def test_a_pod_that_waits_again_holds_its_card_until_its_containers_end(rig, res
     rig.kubelet.pre_start(next(slot for slot, holders in rig.kubelet.holders.items() if holders[0][1] == "second"))
     rig.settle()
     assert rig.status(0)["reported"] == []
-    assert [grant.pod_uid for grant in rig.agent.grants.all()] == [second["metadata"]["uid"]]
+    assert [grant.pod_uid for grant in rig.agent.grants.list_grants()] == [second["metadata"]["uid"]]
 
 
 @pytest.mark.parametrize("back", ["waits again", "deleted"])
@@ -215,7 +215,7 @@ def test_a_pod_that_is_bound_here_again_with_other_amounts_of_its_cards_holds_th
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.settle()
     assert rig.status(1)["reported"] == []
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
 
 
 def test_a_pod_that_is_bound_here_again_with_another_card_is_held_until_its_former_containers_end(rig, restored):
@@ -233,7 +233,7 @@ def test_a_pod_that_is_bound_here_again_with_another_card_is_held_until_its_form
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.settle()
     assert rig.status(0)["reported"] == []
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
     rig.run(rig.bind("second", [(0, P100)]))
 
 
@@ -263,7 +263,7 @@ def test_containers_without_a_share_do_not_hold_a_former_binding(rig, by):
         rig.stop()
         shutil.rmtree(rig.folder / "state")
         rig.start()
-        assert [grant.container for grant in rig.agent.grants.all()] == ["proxy"]
+        assert [grant.container for grant in rig.agent.grants.list_grants()] == ["proxy"]
     rig.bind_again_each(pod, {"main": [(1, P100)], "proxy": []})
     rig.settle()
     assert "was bound to this node again with other cards" in refusal(lambda: rig.kubelet.pre_start(slot))[1]
@@ -341,7 +341,7 @@ def test_a_pod_whose_containers_never_started_is_freed(rig):
     rig.force_delete(pod)
     rig.kubelet.forget(pod["metadata"]["uid"])
     rig.settle()
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
     assert rig.spec(slot) is None
 
 
@@ -356,7 +356,7 @@ def test_a_pod_that_starts_again_with_another_slot_leaves_no_spec_of_its_first(r
     assert (rig.spec(first), rig.env(second)["ALIYUN_COM_GPU_MEM_IDX"]) == (None, "0")
     rig.end(pod)
     rig.settle()
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
     assert not list((rig.folder / "cdi").iterdir())
 
 
@@ -375,7 +375,7 @@ def test_a_spec_that_could_not_be_removed_is_removed_by_the_next_pass(rig, monke
 
         patch.setattr(Path, "unlink", refuse)
         rig.settle()
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
     assert rig.spec(slot) is not None
     rig.pass_second()
     assert rig.spec(slot) is None
@@ -400,7 +400,7 @@ def test_a_finished_pod_is_freed(rig):
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.api.write_object(PODS, pod | {"status": {"phase": "Succeeded"}})
     rig.settle()
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
 
 
 def test_nothing_is_freed_while_the_runtime_is_silent(rig):
@@ -410,15 +410,15 @@ def test_nothing_is_freed_while_the_runtime_is_silent(rig):
     rig.force_delete(pod)
     rig.settle()
     assert any("ListPodSandbox" in problem for problem in rig.agent.problems())
-    assert rig.agent.grants.all()
+    assert rig.agent.grants.list_grants()
     rig.runtime.kill(pod["metadata"]["uid"])
     rig.runtime.silent = False
     rig.settle()
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
 
 
 def granted_slots(rig) -> set[str]:
-    return {slot for grant in rig.agent.grants.all() for slot in grant.slots}
+    return {slot for grant in rig.agent.grants.list_grants() for slot in grant.slots}
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -473,7 +473,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
             rig.pass_second()
             assert not stale_specs(rig.folder / "cdi", granted_slots(rig))
         assert max(rig.held_on_disk(0), rig.held_on_disk(1)) <= P100
-        assert {*running, *lingering} <= {grant.pod_uid for grant in rig.agent.grants.all()}
+        assert {*running, *lingering} <= {grant.pod_uid for grant in rig.agent.grants.list_grants()}
     for uid, pod in running.items():
         rig.force_delete(pod)
         rig.runtime.kill(uid)
@@ -483,7 +483,7 @@ def test_in_any_order_no_card_is_overfull_and_all_is_freed(rig, restored, seed):
         rig.runtime.kill(uid)
         rig.kubelet.forget(uid)
     rig.settle()
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
     assert not list((rig.folder / "cdi").iterdir())
     assert rig.status(0).get("reported") == rig.status(1).get("reported") == []
     assert not list((rig.folder / "state" / "grants").iterdir())

@@ -125,5 +125,5 @@ def test_the_example_of_the_docstring(tmp_path):
     totals = {"GPU-0": total, "GPU-n1-1": total}
     assert "a grant with other cards is added only after the former grants were dropped" in theory
     assert not isinstance(store.add(again, totals), AddedGrant)
-    store.drop("uid-a", store.epoch())
+    store.drop_pod("uid-a", store.epoch())
     assert isinstance(store.add(again, totals), AddedGrant)

@@ -45,9 +45,9 @@ class Disk(RuleBasedStateMachine):
         self.ended: set[str] = set()
 
     def teardown(self) -> None:
-        for uid in {grant.pod_uid for grant in self.store.all()}:
-            self.store.drop(uid, self.store.epoch())
-        assert self.store.all() == []
+        for uid in {grant.pod_uid for grant in self.store.list_grants()}:
+            self.store.drop_pod(uid, self.store.epoch())
+        assert self.store.list_grants() == []
         assert list((self.folder / "grants").iterdir()) == []
         shutil.rmtree(self.folder)
 
@@ -72,13 +72,13 @@ class Disk(RuleBasedStateMachine):
     @rule(pod=pods, container=st.sampled_from(["a", "b"]))
     def given_up(self, pod, container):
         uid, card, mem, core = pod
-        before = self.store.all()
+        before = self.store.list_grants()
         if uid in self.ended:
             return
         claim = self.store.add(grant(uid, container, card, mem // 2, core // 2), TOTALS)
         if isinstance(claim, AddedGrant):
             self.store.undo_add(claim)
-        assert self.store.all() == before
+        assert self.store.list_grants() == before
 
     @rule(pod=pods)
     def end(self, pod):
@@ -86,7 +86,7 @@ class Disk(RuleBasedStateMachine):
         epoch = self.store.epoch()
         self.ended.add(uid)
         self.started -= {(uid, "a"), (uid, "b")}
-        self.store.drop(uid, epoch)
+        self.store.drop_pod(uid, epoch)
         assert self.store.grants_of_pod(uid) == []
 
     @rule(pod=pods)
@@ -96,7 +96,7 @@ class Disk(RuleBasedStateMachine):
         if uid not in self.ended and self.store.get(uid, "a") is not None:
             mine = grant(uid, "a", card, mem // 2, core // 2)
             assert isinstance(self.store.add(mine, TOTALS), AddedGrant)
-            assert self.store.drop(uid, epoch) == []
+            assert self.store.drop_pod(uid, epoch) == []
             assert self.store.get(uid, "a") is not None
 
     @rule(junk=st.sampled_from([None, ".a.tmp"]))
@@ -112,13 +112,13 @@ class Disk(RuleBasedStateMachine):
         on_disk = GrantStore(self.folder / "grants")
         for store in (self.store, on_disk):
             for card in CARDS:
-                shares = [s for grant in merge_by_pod(store.all()) for s in grant.pod_shares if s.uuid == card]
+                shares = [s for grant in merge_by_pod(store.list_grants()) for s in grant.pod_shares if s.uuid == card]
                 assert sum(share.mem for share in shares) <= TOTAL
                 assert sum(share.core for share in shares) <= 100
 
     @invariant()
     def what_started_is_granted_and_nothing_else(self):
-        assert {(grant.pod_uid, grant.container) for grant in self.store.all()} == self.started
+        assert {(grant.pod_uid, grant.container) for grant in self.store.list_grants()} == self.started
 
 
 TestDisk = Disk.TestCase
@@ -139,9 +139,9 @@ def test_a_slot_is_its_latest_holders_also_when_the_time_of_day_is_set_back(tmp_
         clock.set_wall(datetime(2026, 1, day, tzinfo=UTC))
         mine = msgspec.structs.replace(grant(f"u{number}", "a", 0, 10), slots=("s001",))
         assert isinstance(store.add(mine, TOTALS), AddedGrant)
-        assert store.owner("s001").pod_uid == f"u{number}"
+        assert store.slot_owner("s001").pod_uid == f"u{number}"
         store = GrantStore(tmp_path / "grants", clock=clock)
-        assert store.owner("s001").pod_uid == f"u{number}"
+        assert store.slot_owner("s001").pod_uid == f"u{number}"
 
 
 def test_a_share_is_on_the_disk_under_the_names_that_former_versions_read(tmp_path):
@@ -159,7 +159,7 @@ def test_an_unreadable_grant_is_moved_aside_and_reported(tmp_path):
         path.parent.mkdir(exist_ok=True)
         path.write_text(bad)
         again = GrantStore(tmp_path / "grants")
-        assert again.all() == []
+        assert again.list_grants() == []
         assert str(path) in again.unreadable[0]
         assert not path.exists()
     aside = tmp_path / "grants-unreadable"
@@ -184,7 +184,7 @@ def test_a_grant_of_a_newer_device_plugin_is_kept_aside_with_what_to_do(tmp_path
     path = tmp_path / "grants" / "u1" / "a.json"
     path.write_text(json.dumps(newer))
     again = GrantStore(tmp_path / "grants")
-    assert [grant.pod_uid for grant in again.all()] == ["u2"]
+    assert [grant.pod_uid for grant in again.list_grants()] == ["u2"]
     (problem,) = again.unreadable
     assert str(path) in problem
     assert "another version of the device plugin" in problem

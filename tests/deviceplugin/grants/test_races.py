@@ -52,7 +52,7 @@ class Node:
 
     def prestart(self, grant: Grant) -> None:
         assert isinstance(self.grants.add(grant, TOTALS), AddedGrant)
-        self.delivery.deliver(grant, HERE)
+        self.delivery.deliver_grant(grant, HERE)
 
     def device(self, slot: str) -> str:
         spec = json.loads(cdi.spec_path(self.folder, slot).read_text())
@@ -82,7 +82,8 @@ class ToldLock:
 
 @pytest.mark.parametrize("slot", ["s001", "s002"], ids=["a slot that changes hands", "a new slot"])
 @pytest.mark.parametrize(
-    ("work", "moment"), [("restore", "stale_specs"), ("restore", "write"), ("remove_unused_specs", "stale_specs")]
+    ("work", "moment"),
+    [("restore_specs", "stale_specs"), ("restore_specs", "write_spec"), ("remove_unused_specs", "stale_specs")],
 )
 def test_a_delivery_beside_other_work_on_the_specs_is_kept(node, monkeypatch, slot, work, moment):
     node.prestart(grant("old", "s001", 0))
@@ -103,7 +104,7 @@ def test_a_delivery_beside_other_work_on_the_specs_is_kept(node, monkeypatch, sl
         return real(*arguments)
 
     monkeypatch.setattr(cdi, moment, meanwhile)
-    getattr(node.delivery, work)(node.grants, *([HERE] if work == "restore" else []))
+    getattr(node.delivery, work)(node.grants, *([HERE] if work == "restore_specs" else []))
     other.join()
     assert node.device(slot) == "/dev/nvidia1"
 
@@ -111,8 +112,8 @@ def test_a_delivery_beside_other_work_on_the_specs_is_kept(node, monkeypatch, sl
 def test_an_adoption_writes_its_own_slots_only(node):
     node.prestart(grant("other", "s002", 1))
     cdi.spec_path(node.folder, "s002").unlink()
-    node.grants.adopt(grant("running", "s001", 0))
-    node.delivery.refresh(["s001", "s003"], node.grants, HERE)
+    node.grants.adopt_grant(grant("running", "s001", 0))
+    node.delivery.rewrite_specs(["s001", "s003"], node.grants, HERE)
     assert node.device("s001") == "/dev/nvidia0"
     assert [path.name for path in node.folder.iterdir()] == [cdi.spec_path(node.folder, "s001").name]
 
@@ -120,11 +121,11 @@ def test_an_adoption_writes_its_own_slots_only(node):
 def test_an_adopted_grant_takes_no_slot_from_a_newer_one(node):
     """The container was alive when the runtime was asked, and its slot has gone to the next one since."""
     node.prestart(grant("next", "s001", 1))
-    node.grants.adopt(grant("ended", "s001", 0))
-    node.delivery.refresh(["s001"], node.grants, HERE)
-    assert node.grants.owner("s001").pod_uid == "next"
+    node.grants.adopt_grant(grant("ended", "s001", 0))
+    node.delivery.rewrite_specs(["s001"], node.grants, HERE)
+    assert node.grants.slot_owner("s001").pod_uid == "next"
     assert node.device("s001") == "/dev/nvidia1"
-    assert GrantStore(node.grants._folder).owner("s001").pod_uid == "next"
+    assert GrantStore(node.grants._folder).slot_owner("s001").pod_uid == "next"
 
 
 def test_what_is_granted_while_the_proof_is_sought_stays(node):
@@ -134,47 +135,47 @@ def test_what_is_granted_while_the_proof_is_sought_stays(node):
     def start_meanwhile(*_: object) -> None:
         node.prestart(grant("u1", "s001", 0))  # and so the pod is gone for the API server, but not for the kubelet
 
-    pods = SimpleNamespace(known=lambda uid: None, synced=True, fetch_pod=start_meanwhile)
+    pods = SimpleNamespace(find_pod=lambda uid: None, synced=True, fetch_pod=start_meanwhile)
     containers = SimpleNamespace(live_containers=lambda uids: {})
     releaser = Releaser(
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
     )
-    releaser.free({"u1"})
-    assert node.grants.owner("s001").pod_uid == "u1"
+    releaser.release_ended({"u1"})
+    assert node.grants.slot_owner("s001").pod_uid == "u1"
     assert node.device("s001") == "/dev/nvidia0"
     pods.fetch_pod = lambda *_: None
-    releaser.free({"u1"})
-    assert node.grants.all() == []
+    releaser.release_ended({"u1"})
+    assert node.grants.list_grants() == []
 
 
 def test_a_spec_whose_grant_is_dropped_before_it_is_written_is_removed_by_the_next_pass(node):
     ending = grant("ending", "s001", 0)
     assert isinstance(node.grants.add(ending, TOTALS), AddedGrant)
-    node.grants.drop("ending", node.grants.epoch())
-    node.delivery.deliver(ending, HERE)
+    node.grants.drop_pod("ending", node.grants.epoch())
+    node.delivery.deliver_grant(ending, HERE)
     node.prestart(grant("other", "s002", 0))
     releaser = Releaser(
-        pods=SimpleNamespace(known=lambda uid: LIVING),
+        pods=SimpleNamespace(find_pod=lambda uid: LIVING),
         containers=SimpleNamespace(),
         grants=node.grants,
         delivery=node.delivery,
         on_change=lambda: None,
     )
-    releaser.sweep()
+    releaser.sweep_grants()
     assert [path.name for path in node.folder.iterdir()] == [cdi.spec_path(node.folder, "s002").name]
 
 
 def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spec(node, monkeypatch):
     node.prestart(grant("ended", "s001", 0))
-    drop = node.grants.drop
+    drop = node.grants.drop_pod
 
     def drop_and_give(uid, epoch):
         dropped = drop(uid, epoch)
         node.prestart(grant("next", "s001", 1))
         return dropped
 
-    monkeypatch.setattr(node.grants, "drop", drop_and_give)
-    pods = SimpleNamespace(known=lambda uid: SimpleNamespace(finished=True), synced=True)
+    monkeypatch.setattr(node.grants, "drop_pod", drop_and_give)
+    pods = SimpleNamespace(find_pod=lambda uid: SimpleNamespace(finished=True), synced=True)
     releaser = Releaser(
         pods=pods,
         containers=SimpleNamespace(live_containers=lambda uids: {}),
@@ -182,7 +183,7 @@ def test_a_slot_that_is_given_again_while_its_last_holder_is_freed_keeps_its_spe
         delivery=node.delivery,
         on_change=lambda: None,
     )
-    releaser.free({"ended"})
+    releaser.release_ended({"ended"})
     assert node.device("s001") == "/dev/nvidia1"
 
 
@@ -191,17 +192,17 @@ def test_an_ended_pods_share_is_told_at_once_but_of_a_sandbox_alone_only_when_it
     node, container_name, held_names
 ):
     node.prestart(grant("u1", "s001", 0))
-    pods = SimpleNamespace(known=lambda uid: LIVING, synced=True, fetch_pod=lambda *_: None)
+    pods = SimpleNamespace(find_pod=lambda uid: LIVING, synced=True, fetch_pod=lambda *_: None)
     containers = SimpleNamespace(live_containers=lambda uids: {uid: {container_name} for uid in uids})
     releaser = Releaser(
         pods=pods, containers=containers, grants=node.grants, delivery=node.delivery, on_change=lambda: None
     )
-    releaser.sweep()
+    releaser.sweep_grants()
     assert releaser.reported_shares() == {}
-    pods.known = lambda uid: None  # force-deleted
+    pods.find_pod = lambda uid: None  # force-deleted
     seen = []
     for _ in held_names:
-        releaser.sweep()
+        releaser.sweep_grants()
         seen.append("GPU-0" in releaser.reported_shares())
     assert seen == held_names
 
@@ -214,22 +215,22 @@ def test_what_is_held_is_not_known_before_the_runtime_has_answered(node):
 
     containers = SimpleNamespace(live_containers=raise_unavailable)
     releaser = Releaser(
-        pods=SimpleNamespace(known=lambda uid: None, synced=True, fetch_pod=lambda *_: None),
+        pods=SimpleNamespace(find_pod=lambda uid: None, synced=True, fetch_pod=lambda *_: None),
         containers=containers,
         grants=node.grants,
         delivery=node.delivery,
         on_change=lambda: None,
     )
-    releaser.sweep()
+    releaser.sweep_grants()
     assert (releaser.reported_shares(), releaser.problem) == (None, "no answer")
     containers.live_containers = lambda uids: {uid: {"main"} for uid in uids}
-    releaser.sweep()
+    releaser.sweep_grants()
     assert (list(releaser.reported_shares()), releaser.problem) == (["GPU-0"], "")
 
 
 def test_who_tells_of_reported_shares_is_called_when_they_change_and_only_then(node):
     node.prestart(grant("u1", "s001", 0))
-    pods = SimpleNamespace(known=lambda uid: LIVING, synced=True, fetch_pod=lambda *_: None)
+    pods = SimpleNamespace(find_pod=lambda uid: LIVING, synced=True, fetch_pod=lambda *_: None)
     calls, seen = [], []
     releaser = Releaser(
         pods=pods,
@@ -240,8 +241,8 @@ def test_who_tells_of_reported_shares_is_called_when_they_change_and_only_then(n
     )
     for round_ in range(4):
         if round_ == 2:
-            pods.known = lambda uid: None  # force-deleted
-        releaser.sweep()
+            pods.find_pod = lambda uid: None  # force-deleted
+        releaser.sweep_grants()
         seen.append(list(calls))
     assert seen == [[[]], [[]], [[], ["GPU-0"]], [[], ["GPU-0"]]]
 
@@ -250,8 +251,8 @@ def releaser_of_deleted_pods(node, fetch_pod, clock, *, bound_again: bool) -> tu
     """With twenty pods whose end the API server must confirm: deleted, or bound here again with another card."""
     uids = {f"u{number}" for number in range(20)}
     for number, uid in enumerate(sorted(uids)):
-        node.grants.adopt(grant(uid, f"s{number:03}", int(bound_again)))
-    pods = SimpleNamespace(known=lambda _: LIVING if bound_again else None, synced=True, fetch_pod=fetch_pod)
+        node.grants.adopt_grant(grant(uid, f"s{number:03}", int(bound_again)))
+    pods = SimpleNamespace(find_pod=lambda _: LIVING if bound_again else None, synced=True, fetch_pod=fetch_pod)
     containers = SimpleNamespace(live_containers=lambda _: {})
     return Releaser(
         pods=pods,
@@ -276,9 +277,9 @@ def test_the_pods_whose_end_must_be_confirmed_are_read_at_once(node, bound_again
         return LIVING if bound_again else None
 
     releaser, uids = releaser_of_deleted_pods(node, fetch_pod, FakeClock(), bound_again=bound_again)
-    assert releaser.free(uids)
+    assert releaser.release_ended(uids)
     assert sorted(reads) == sorted(uids)
-    assert node.grants.all() == []
+    assert node.grants.list_grants() == []
 
 
 @pytest.mark.parametrize("bound_again", [False, True])
@@ -293,9 +294,9 @@ def test_no_read_of_a_pods_end_begins_after_three_seconds(node, bound_again):
         raise errors.Unreachable("timed out")
 
     releaser, uids = releaser_of_deleted_pods(node, fetch_pod, clock, bound_again=bound_again)
-    assert not releaser.free(uids), "nobody has answered for them"
+    assert not releaser.release_ended(uids), "nobody has answered for them"
     assert len(reads) == 8
-    assert len(node.grants.all()) == 20
+    assert len(node.grants.list_grants()) == 20
 
 
 def test_a_round_goes_on_while_a_start_frees(node):
@@ -332,7 +333,7 @@ def test_a_claim_whose_file_somebody_has_removed_is_taken_back_all_the_same(node
     claim = node.grants.add(grant("a", "s001", 0), TOTALS)
     (tmp_path / "grants" / "a" / "main.json").unlink()
     node.grants.undo_add(claim)
-    assert node.grants.all() == []
+    assert node.grants.list_grants() == []
 
 
 @pytest.mark.parametrize("then", ["is given again", "is dropped"])
@@ -344,15 +345,15 @@ def test_what_is_on_the_disk_is_what_was_decided_last(node, tmp_path, monkeypatc
         while others:
             other = others.pop()
             if then == "is dropped":
-                node.grants.drop("a", node.grants.epoch())
+                node.grants.drop_pod("a", node.grants.epoch())
             else:
                 assert isinstance(node.grants.add(other, TOTALS), AddedGrant)
         return disk_of(pod_uid)
 
     monkeypatch.setattr(node.grants, "_disk_lock", between)
     assert isinstance(node.grants.add(grant("a", "s001", 0), TOTALS), AddedGrant)
-    on_disk = [grant.slots for grant in GrantStore(tmp_path / "grants").all()]
-    assert on_disk == [grant.slots for grant in node.grants.all()]
+    on_disk = [grant.slots for grant in GrantStore(tmp_path / "grants").list_grants()]
+    assert on_disk == [grant.slots for grant in node.grants.list_grants()]
 
 
 def test_only_what_the_claim_itself_has_entered_is_taken_back(node, tmp_path):
@@ -360,12 +361,12 @@ def test_only_what_the_claim_itself_has_entered_is_taken_back(node, tmp_path):
     first, second = (node.grants.add(grant("a", slot, 0), TOTALS) for slot in ("s001", "s002"))
 
     def on_disk() -> list[Grant]:
-        return GrantStore(tmp_path / "grants").all()
+        return GrantStore(tmp_path / "grants").list_grants()
 
     node.grants.undo_add(first)
-    assert node.grants.all() == on_disk() == [second.grant]
+    assert node.grants.list_grants() == on_disk() == [second.grant]
     node.grants.undo_add(second)
-    assert node.grants.all() == on_disk() == [first.grant]
+    assert node.grants.list_grants() == on_disk() == [first.grant]
     node.grants.undo_add(first)
-    assert node.grants.all() == on_disk() == []
+    assert node.grants.list_grants() == on_disk() == []
     assert list((tmp_path / "grants").iterdir()) == []

@@ -135,25 +135,25 @@ def test_who_is_deleted_while_room_is_made_is_not_given_it(rig, monkeypatch):
 
     monkeypatch.setattr(prestart, "_release", slowly)
     assert "has abandoned" in refusal(lambda: rig.run(rig.bind("second", [(0, 1)])))[1]
-    assert rig.agent.grants.all() == []
+    assert rig.agent.grants.list_grants() == []
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["a first start", "a restart"])
 def test_who_is_deleted_before_the_card_is_delivered_gives_it_back(rig, monkeypatch, again):
     pod = rig.bind("a", [(0, 1000)], containers=("one", "two"))
     slot = rig.run(pod, "one") if again else None
-    before = rig.agent.grants.all()
+    before = rig.agent.grants.list_grants()
     wait = rig.agent._prestart._mps
 
     def confirm(_):
         assert rig.held_on_disk(0) == 2000
         rig.kubelet.plugin.active = False
 
-    monkeypatch.setattr(wait, "confirm", confirm)
+    monkeypatch.setattr(wait, "confirm_ready", confirm)
     delivery = rig.agent._prestart._delivery
-    monkeypatch.setattr(delivery, "deliver", lambda *_: pytest.fail("nobody waits for it"))
+    monkeypatch.setattr(delivery, "deliver_grant", lambda *_: pytest.fail("nobody waits for it"))
     assert "has abandoned" in refusal(lambda: rig.run(pod, "one", slot=slot))[1]
-    assert rig.agent.grants.all() == before
+    assert rig.agent.grants.list_grants() == before
     assert rig.held_on_disk(0) == (2000 if again else 0)
 
 
@@ -181,7 +181,7 @@ def test_the_example_of_the_docstring(rig):
     assert f"if the pod with {held[1]} MiB has ended, its grant is dropped and the container starts" in theory
     rig.end(pods[1])
     rig.run(third)
-    assert [grant.name for grant in rig.agent.grants.all()] == ["first", "third"]
+    assert [grant.name for grant in rig.agent.grants.list_grants()] == ["first", "third"]
 
 
 def test_a_pod_is_refused_whole_not_at_its_second_container(rig):
@@ -220,7 +220,7 @@ def test_a_bad_assignment_is_refused_with_a_reason(rig, break_it, says):
     code, message = refusal(lambda: rig.run(pod))
     assert code is grpc.StatusCode.FAILED_PRECONDITION
     assert says in message
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
 
 
 def test_one_slot_at_two_pods_is_refused(rig):
@@ -258,7 +258,7 @@ def test_an_entry_of_another_pod_that_the_kubelet_has_not_cleaned_up_yet_does_no
     rig.kubelet.admit(pod, "main", slot)
     del rig.kubelet.holders[slot][0]  # PodResources no longer names the other, the checkpoint still does
     rig.kubelet.pre_start(slot)
-    assert rig.agent.grants.owner(slot).pod_uid == pod["metadata"]["uid"]
+    assert rig.agent.grants.slot_owner(slot).pod_uid == pod["metadata"]["uid"]
     assert rig.edits(slot)["deviceNodes"][0]["path"] == "/dev/nvidia1"
 
 

@@ -35,7 +35,7 @@ def test_grants_come_back_when_somebody_has_cleaned_up(rig):
     assert rig.held_on_disk(1) == 2000
     rig.stop()
     rig.start()
-    assert [rig.agent.grants.owner(slot).name for slot in slots] == ["a", "b"]
+    assert [rig.agent.grants.slot_owner(slot).name for slot in slots] == ["a", "b"]
     assert rig.problems() == []
 
 
@@ -55,7 +55,7 @@ def test_what_was_freed_does_not_come_back(rig):
     cleaned_up(rig)
     rig.end(pod)
     rig.settle()
-    assert rig.agent.grants.all() == []
+    assert rig.agent.grants.list_grants() == []
     assert list((rig.folder / "state" / "grants").iterdir()) == []
 
 
@@ -63,8 +63,8 @@ def test_a_grant_that_is_freed_while_it_is_missed_is_not_written(tmp_path):
     store = GrantStore(tmp_path / "grants")
     new_grant = grant()
     assert isinstance(store.add(new_grant, {"GPU-1": P100}), AddedGrant)
-    (known,) = store.all()
-    store.drop(new_grant.pod_uid, store.epoch())
+    (known,) = store.list_grants()
+    store.drop_pod(new_grant.pod_uid, store.epoch())
     store._restore_file(known)
     assert list((tmp_path / "grants").iterdir()) == []
 
@@ -92,12 +92,12 @@ def test_what_is_unreadable_unfinished_or_in_the_way_costs_no_other_grant(tmp_pa
     store = GrantStore(folder)
     for new_grant in (grant("u1", container="b"), grant("u1", container="c"), grant("u2")):
         assert isinstance(store.add(new_grant, {"GPU-1": 3 * P100}), AddedGrant)
-    known = store.all()
+    known = store.list_grants()
     (folder / "0-stray").write_text("")
     (folder / "u1" / ".b.tmp").write_text("{")
     (folder / "u1" / "a.json").write_text("{")
     again = GrantStore(folder)
-    assert again.all() == known
+    assert again.list_grants() == known
     assert len(again.unreadable) == 2
     assert {path.name for path in folder.iterdir()} == {"u1", "u2"}
     assert {path.name for path in (folder / "u1").iterdir()} == {"b.json", "c.json"}
@@ -130,11 +130,11 @@ def test_nothing_in_the_folder_keeps_the_plugin_from_starting(tmp_path, damage):
         assert isinstance(store.add(new_grant, {"GPU-1": 3 * P100}), AddedGrant)
     damage(folder)
     again = GrantStore(folder)
-    assert "u2" in {kept.pod_uid for kept in again.all()}
+    assert "u2" in {kept.pod_uid for kept in again.list_grants()}
     assert len(again.unreadable) == 1
     assert isinstance(again.add(grant("u1"), {"GPU-1": 3 * P100}), AddedGrant)
-    assert {kept.pod_uid for kept in GrantStore(folder).all()} == {"u1", "u2"}
-    assert again.drop("u1", again.epoch())
+    assert {kept.pod_uid for kept in GrantStore(folder).list_grants()} == {"u1", "u2"}
+    assert again.drop_pod("u1", again.epoch())
     assert not (folder / "u1").exists()
 
 
@@ -142,8 +142,8 @@ def test_a_folder_among_the_grants_of_a_pod_does_not_keep_its_share(tmp_path):
     store = GrantStore(tmp_path / "grants")
     assert isinstance(store.add(grant(), {"GPU-1": P100}), AddedGrant)
     (tmp_path / "grants" / "u1" / "lost+found").mkdir()
-    assert store.drop("u1", store.epoch())
-    assert store.all() == []
+    assert store.drop_pod("u1", store.epoch())
+    assert store.list_grants() == []
 
 
 DEVICES = (GrantedDevice("rdma", "RDMA-0"),)
@@ -166,7 +166,7 @@ def test_a_grant_that_nobody_has_written_so_is_unreadable(tmp_path, changes, pro
     written = grant(**{"pod_keys": ("0",)} | changes)
     (folder / "main.json").write_bytes(msgspec.json.encode(written))
     store = GrantStore(tmp_path / "grants")
-    assert store.all() == []
+    assert store.list_grants() == []
     assert problem in store.unreadable[0]
 
 

@@ -70,7 +70,7 @@ def test_who_is_deleted_while_it_waits_is_granted_nothing(world):
         rig.clock.step()
         assert "has abandoned" in waiting.result()
     assert rig.spec(slot) is None
-    assert not rig.agent.grants.all()
+    assert not rig.agent.grants.list_grants()
 
 
 def test_a_restart_waits_like_a_start(world):

@@ -100,7 +100,7 @@ def test_the_edits_of_a_real_card_and_of_devices_together(tmp_path):
 
     def delivered(shares: tuple[CardShare, ...]) -> tuple[str, list[str], list]:
         env = grant(shares=shares, pod_shares=shares, devices=(given_devices,), pod_devices=(given_devices,))
-        delivery.deliver(env, here)
+        delivery.deliver_grant(env, here)
         spec = json.loads(cdi.spec_path(tmp_path / "cdi", "s001").read_text())
         edits = spec["devices"][0]["containerEdits"]
         return spec["cdiVersion"], [node["path"] for node in edits["deviceNodes"]], edits.get("mounts", [])

@@ -19,18 +19,18 @@ from tests.deviceplugin.records import grant, pod_view
 
 def test_capacities_never_go_below_what_is_asked():
     sizes = [16276, 16276]
-    assert cards.capacities(sizes, []) == {
+    assert cards.card_capacities(sizes, []) == {
         names.GPU_MEM: "32552",
         names.GPU_COUNT: "2",
         names.GPU_CORE: "200",
         names.WHOLE_GPU: "2",
     }
     living = [pod_view(uid=f"u{i}", requests={names.GPU_MEM: 8138, names.GPU_CORE: 50}) for i in range(3)]
-    assert cards.capacities(sizes[:1], living)[names.GPU_MEM] == str(3 * 8138)
-    assert cards.capacities(sizes[:1], living)[names.GPU_CORE] == "150"
-    assert cards.capacities(sizes, [], 250)[names.GPU_CORE] == "500"
+    assert cards.card_capacities(sizes[:1], living)[names.GPU_MEM] == str(3 * 8138)
+    assert cards.card_capacities(sizes[:1], living)[names.GPU_CORE] == "150"
+    assert cards.card_capacities(sizes, [], 250)[names.GPU_CORE] == "500"
     ended = [pod_view(uid="u9", phase="Succeeded", requests={names.GPU_MEM: 99999})]
-    assert cards.capacities(sizes[:1], ended)[names.GPU_MEM] == "16276"
+    assert cards.card_capacities(sizes[:1], ended)[names.GPU_MEM] == "16276"
 
 
 def resource_class(name: str, **spec: object) -> ResourceClass:
@@ -74,7 +74,7 @@ def test_a_pod_of_ours_is_read_with_the_classes_that_it_asks_for():
 )
 def test_the_accelerator_is_the_only_model(models, accelerator):
     here = [GpuCard(index=i, uuid=f"GPU-{i}", model=model, memory=MiB(1), devices=()) for i, model in enumerate(models)]
-    assert cards.accelerator(here) == accelerator
+    assert cards.accelerator_label(here) == accelerator
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from cardwise.core.api import names
-from deviceplugin.publish.handover import GpushareHandover, parse, sharing_problem
+from deviceplugin.publish.handover import GpushareHandover, parse_checkpoint, sharing_problem
 from tests.deviceplugin.conftest import NODE, PODS, PODS_HERE, Rig
 
 
@@ -30,7 +30,7 @@ def test_each_stage_of_its_leaving_is_told_until_nothing_is_left():
         (b"no checkpoint", ""),
     ]
     for content, expected in stages:
-        problem = sharing_problem(parse(content), frozenset({"uid-a", "uid-c"}))
+        problem = sharing_problem(parse_checkpoint(content), frozenset({"uid-a", "uid-c"}))
         assert expected in problem if expected else problem == "", content
 
 

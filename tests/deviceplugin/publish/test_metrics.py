@@ -7,7 +7,8 @@ from cardwise.core.api import assignment
 from cardwise.core.api.assignment import Assignment
 from cardwise.gpus.protocol import GpuCard, Health
 from deviceplugin.grants.grants import Grant
-from deviceplugin.publish.cardlevels import CardLevel, levels
+from deviceplugin.publish import cardlevels
+from deviceplugin.publish.cardlevels import CardLevel
 from deviceplugin.sources.pods import NodePod
 from tests.build import P100, shares
 from tests.deviceplugin import records
@@ -25,7 +26,7 @@ def grant(uid: str, mem: int, index: int) -> Grant:
 
 
 def card_levels(pods: list[NodePod], grants: list[Grant], health: dict[str, Health] | None = None) -> list[CardLevel]:
-    return levels(CARDS, health or {}, pods, grants)
+    return cardlevels.card_levels(CARDS, health or {}, pods, grants)
 
 
 def test_pods_on_the_node_use_their_cards_before_they_have_started():

@@ -89,7 +89,7 @@ class Node:
         return self.clock.now()
 
     def drain(self, coming=list) -> None:
-        shutdown.drain(self._withdraw, self._offered, coming, self.clock)
+        shutdown.wait_drained(self._withdraw, self._offered, coming, self.clock)
 
     def _withdraw(self) -> None:
         self.withdrawn.append(self.now)
@@ -138,11 +138,11 @@ def test_only_those_who_may_still_ask_for_slots_are_waited_for(rig):
         rig.api.write_object(PODS, rig.bind(name, [(0, 100)]) | {"status": {"phase": phase}})
     known = phases | {"admitted": "Pending"}
     rig.see()
-    assert {pod.name: pod.phase for pod in rig.agent.pods.all()} == known
-    assert shutdown.unadmitted_pods(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
+    assert {pod.name: pod.phase for pod in rig.agent.pods.list_pods()} == known
+    assert shutdown.unadmitted_pods(rig.agent.pods.list_pods(), Kubelet(rig.kubelet.folder)) == ["default/comes"]
 
 
 def test_without_a_word_of_the_kubelet_nobody_is_waited_for(rig):
     coming(rig, "late")
     (rig.kubelet.plugins / "kubelet_internal_checkpoint").unlink()
-    assert shutdown.unadmitted_pods(rig.agent.pods.all(), Kubelet(rig.kubelet.folder)) == []
+    assert shutdown.unadmitted_pods(rig.agent.pods.list_pods(), Kubelet(rig.kubelet.folder)) == []

@@ -228,9 +228,9 @@ def test_an_entry_that_cannot_be_read_is_passed_over_alone(world):
 
 
 def test_of_one_card_so_many_entries_are_believed(world):
-    shares = [reported_share(f"uid-{i}", 1) for i in range(survey.MOST_REPORTED_PER_CARD + 1)]
+    shares = [reported_share(f"uid-{i}", 1) for i in range(survey.MAX_REPORTED_PER_CARD + 1)]
     says(world, "n2", *shares)
-    assert free(world, "n2") == [P100 - survey.MOST_REPORTED_PER_CARD]
+    assert free(world, "n2") == [P100 - survey.MAX_REPORTED_PER_CARD]
     assert as_card(resource(0, reported=shares))[1].problem
     says(world, "n2")
     assert free(world, "n2") == [P100]
@@ -250,7 +250,7 @@ def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
 
 
 def test_of_one_node_so_many_cards_are_believed(world, monkeypatch):
-    monkeypatch.setattr(inventory, "MOST_CARDS", 2)
+    monkeypatch.setattr(inventory, "MAX_CARDS_PER_NODE", 2)
     third = as_card(resource(2, reported=[reported_share("one", 1)]))
     assert "2 cards" in world.set_card(*third)
     assert len(free(world)) == 2

@@ -259,14 +259,14 @@ def test_what_the_first_call_of_an_epoch_would_wait_for_is_made_before_it_begins
 def test_an_epoch_does_not_begin_while_waiting_pods_cannot_be_changed(two):
     two.api.create_pod("p", P100)
     down = two.api.fault(Fault(status=503), "patch", "*/p/status", times=math.inf)
-    elector, still = two.b.elector, two.b.elector.holds
-    elector.holds = lambda margin=0.0, epoch=None: still(margin, epoch) and not len(two.api.sent("patch")) > 2
+    elector, still = two.b.elector, two.b.elector.holds_lease
+    elector.holds_lease = lambda margin=0.0, epoch=None: still(margin, epoch) and not len(two.api.sent("patch")) > 2
     for _ in range(9):
         two.clock.advance(2.0)
         two.b.exchange_lease()
     assert two.b.leadership.epoch() is None
     assert len(two.api.sent("patch")) == 3
-    elector.holds = still
+    elector.holds_lease = still
     down.end()
     two.b.exchange_lease()
     assert two.b.leadership.epoch() is not None
@@ -626,15 +626,15 @@ def test_an_epoch_that_did_not_begin_in_time_goes_on_where_it_was_unless_another
     names_of = [f"p{i}" for i in range(40)]
     for name in names_of:
         two.api.create_pod(name, 100)
-    elector, holds = two.b.elector, two.b.elector.holds
-    elector.holds = lambda margin=0.0, epoch=None: holds(margin, epoch) and len(two.api.sent("patch")) < 20
+    elector, holds = two.b.elector, two.b.elector.holds_lease
+    elector.holds_lease = lambda margin=0.0, epoch=None: holds(margin, epoch) and len(two.api.sent("patch")) < 20
     for _ in range(9):
         two.clock.advance(2.0)
         two.b.exchange_lease()
     assert two.b.leadership.epoch() is None
     first = changed(two)
     assert 20 <= len(first) < 40
-    elector.holds = holds
+    elector.holds_lease = holds
     two.b.cut = True
     two.clock.advance(14.0)
     two.b.exchange_lease()
@@ -738,9 +738,9 @@ def test_while_one_posts_it_does_not_say_that_all_was_answered(two):
 
 def test_a_post_counts_before_its_epoch_is_looked_at(two, monkeypatch):
     """The epoch may end right after that look, and what is to be posted goes out all the same."""
-    epoch, holds, settled = two.a.leadership.epoch(), two.a.elector.holds, []
+    epoch, holds, settled = two.a.leadership.epoch(), two.a.elector.holds_lease, []
     look = lambda *args, **settings: settled.append(two.a.leadership.is_settled()) or holds(*args, **settings)  # noqa: E731
-    monkeypatch.setattr(two.a.elector, "holds", look)
+    monkeypatch.setattr(two.a.elector, "holds_lease", look)
     with two.a.leadership.allow_post(epoch) as seconds_left:
         assert seconds_left > 0
     assert settled == [False]

@@ -6,7 +6,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cardwise.core.api import classes, names
-from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from extender.records import objects
 from extender.reporting.classcontroller import (
     MOST_WITHOUT_CARDS,
@@ -320,28 +320,28 @@ def test_a_refused_change_is_tried_again_after_a_while():
 
 
 def test_a_node_that_invents_models_keeps_nobody_waiting(world):
-    for i in range(2 * MOST_CARDS):
+    for i in range(2 * MAX_CARDS_PER_NODE):
         world.card(f"GPU-{i}", f"Evil {i:03}")
     world.run(1)
     assert len(world.calls()) == 8
     world.api.write_object(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
-    world.run(MOST_CARDS / 8)
-    assert len(world.calls()) == MOST_CARDS + 1, "no more of one node than the ledger counts"
+    world.run(MAX_CARDS_PER_NODE / 8)
+    assert len(world.calls()) == MAX_CARDS_PER_NODE + 1, "no more of one node than the ledger counts"
     assert world.api.get(class_path(K80)) is not None
-    assert len(world.seen.cards.cards_on("n1")) == MOST_CARDS
+    assert len(world.seen.cards.cards_on("n1")) == MAX_CARDS_PER_NODE
 
 
 def test_models_that_a_node_invents_leave_few_classes_and_push_out_no_older_one(world):
     world.api.write_object(CARDS, er_object("GPU-A", "n2", model="Tesla K80"))
     world.run(3)
     for turn in range(2):
-        for i in range(MOST_CARDS):
+        for i in range(MAX_CARDS_PER_NODE):
             world.card(f"GPU-{i}", f"Evil {turn} {i:03}")
-        world.run(MOST_CARDS / 8 + 10)
-    for i in range(MOST_CARDS):
+        world.run(MAX_CARDS_PER_NODE / 8 + 10)
+    for i in range(MAX_CARDS_PER_NODE):
         world.api.remove(er_path(f"GPU-{i}"))
     world.api.remove(er_path("GPU-A"))
-    world.run(2 * MOST_CARDS / 8 + 30)
+    world.run(2 * MAX_CARDS_PER_NODE / 8 + 30)
     assert len(world.seen.classes.snapshot()) == MOST_WITHOUT_CARDS
     assert world.api.get(class_path(K80)) is not None
 

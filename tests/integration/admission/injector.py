@@ -26,7 +26,7 @@ class Injector:
         now, day = datetime.now(UTC), timedelta(days=1)
         authority = certs.new_authority("injector", now, day)
         leaf = certs.new_leaf(authority, "injector", ["127.0.0.1"], certs.KeyPurpose.SERVER, now=now, lifetime=day)
-        filesets.write(folder, {"tls.crt": leaf.cert, "tls.key": leaf.key})
+        filesets.write_files(folder, {"tls.crt": leaf.cert, "tls.key": leaf.key})
         self.calls = 0
         self._authority = authority.cert
         self._change: Change = lambda _: []

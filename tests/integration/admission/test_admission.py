@@ -431,7 +431,7 @@ def _issue(directory: Path) -> bytes:
     now = datetime.now(UTC)
     authority = certs.new_authority("not ours", now, timedelta(days=1))
     leaf = certs.new_leaf(authority, "w", ["127.0.0.1"], certs.KeyPurpose.SERVER, now=now, lifetime=timedelta(days=1))
-    filesets.write(directory, {"ca.crt": authority.cert, "tls.crt": leaf.cert, "tls.key": leaf.key})
+    filesets.write_files(directory, {"ca.crt": authority.cert, "tls.crt": leaf.cert, "tls.key": leaf.key})
     return authority.cert
 
 

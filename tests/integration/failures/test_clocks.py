@@ -97,9 +97,9 @@ def test_the_extenders_certificate_is_renewed_while_it_is_called(space: Space, c
         space.wait(lambda: len(rules.granted) > 5, "cards are given away")
         leader = pair.leader()
         before = served(leader, pair)
-        files = filesets.read(directory / "authority")
+        files = filesets.read_files(directory / "authority")
         del files[rotation.SERVER_CERT], files[rotation.SERVER_KEY]
-        filesets.write(directory / "authority", files)
+        filesets.write_files(directory / "authority", files)
         other = pair.other(leader)
         other.restart()
         space.wait(lambda: pair.stands_by(other.name), "the other replica has made another certificate")

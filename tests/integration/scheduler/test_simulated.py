@@ -81,7 +81,10 @@ def compared(
     for pod in pods:
         stored = space.cluster.api.create(paths.pods(space.name), pod)  # as the webhook made it
         name, uid = stored["metadata"]["name"], stored["metadata"]["uid"]
-        if simulated.place(uid, SimulatedPod(name, PodShape(request.parse(stored), snapshots.load_of(stored)))) is None:
+        if (
+            simulated.place_pod(uid, SimulatedPod(name, PodShape(request.parse(stored), snapshots.load_of(stored))))
+            is None
+        ):
             space.cluster.api.delete(paths.pods(space.name, name), {"gracePeriodSeconds": 0})
             continue
         holding = simulated.ledger.holding(uid)

@@ -68,7 +68,7 @@ class World:
             for elector in electors:
                 if due[elector] <= self.now:
                     due[elector] = self.now + elector.step()
-            assert sum(elector.leader for elector in electors) <= 1
+            assert sum(elector.is_leader for elector in electors) <= 1
             self.now += step
 
     # What goes wrong from now on, until the rule is ended.
@@ -93,5 +93,5 @@ class World:
 def leading(world: World, name: str = "a", **settings: object) -> LeaderElector:
     elector = world.elector(name, **settings)
     world.run(elector, seconds=1)
-    assert elector.leader
+    assert elector.is_leader
     return elector

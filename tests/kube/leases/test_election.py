@@ -86,7 +86,7 @@ class ElectionMachine(RuleBasedStateMachine):
                 self.replace(process, process.rate)
                 return
         else:
-            process.call = process.election.call(now, self.wall + process.ahead)
+            process.call = process.election.next_call(now, self.wall + process.ahead)
         process.answers.clear()
         self.on_the_way.append((process, process.call))
 
@@ -250,7 +250,7 @@ class ElectionMachine(RuleBasedStateMachine):
         for process in self.processes:
             now = process.local(self.time)
             assert process.election.period.until <= now + DURATION - MARGIN + 1e-6
-            assert process.election.pause(now) >= 0
+            assert process.election.seconds_to_call(now) >= 0
             assert process.election.seconds_to_change(now) > 0
 
     def teardown(self) -> None:
@@ -262,7 +262,7 @@ class ElectionMachine(RuleBasedStateMachine):
                 self.hear(process, errors.Unreachable("timed out"))
         for _ in range(90):
             for index, process in enumerate(self.processes):
-                if process.election.pause(process.local(self.time)) <= 0:
+                if process.election.seconds_to_call(process.local(self.time)) <= 0:
                     self.exchanges(index, 1)
             self.no_two_hold()
             self.time += 0.5
@@ -285,7 +285,7 @@ def test_the_example_of_the_docstring():
     a, b = (Election("ns", "l", name, duration=duration, margin=margin, renew_every=1.0) for name in ("a", "b"))
 
     def send(election: Election, now: float) -> str:
-        call = election.call(now, NOON)
+        call = election.next_call(now, NOON)
         election.on_answer(call, leases.carry_out(call), now, NOON)
         return call.kind
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from cardwise.kube.leases.election import Election
-from cardwise.kube.leases.lease import LeaderElector, identity
+from cardwise.kube.leases.lease import LeaderElector, new_identity
 from tests.fakes.apiserver import Fault
 from tests.fakes.clock import FakeClock
 from tests.kube.leases.leases import DURATION, EVERY, MARGIN, NOON, PATH, World, leading
@@ -23,7 +23,7 @@ def test_a_released_lease_is_taken_at_once_and_kept(world: World):
     assert world.lease["metadata"]["labels"] == {"kept": "yes"}
     acquired = world.spec
     world.run(a, seconds=100)
-    assert a.leader
+    assert a.is_leader
     assert a.epoch == 1
     assert world.spec["acquireTime"] == acquired["acquireTime"]
     assert world.spec["renewTime"] > acquired["renewTime"]
@@ -37,9 +37,9 @@ def test_validity_counts_from_before_the_request_was_sent(world: World):
     sent = world.now
     a.step()
     assert world.now == sent + 4
-    assert a.remaining() == pytest.approx(sent + DURATION - MARGIN - world.now)
-    assert a.holds(9.4)
-    assert not a.holds(9.6)
+    assert a.remaining_seconds() == pytest.approx(sent + DURATION - MARGIN - world.now)
+    assert a.holds_lease(9.4)
+    assert not a.holds_lease(9.6)
 
 
 def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world: World):
@@ -51,9 +51,9 @@ def test_another_is_waited_for_from_its_last_change_whatever_its_times_say(world
     world.run(b, seconds=14)
     assert world.spec["holderIdentity"] == "a"
     world.run(b, seconds=3)
-    assert b.leader
+    assert b.is_leader
     assert world.now - seen >= DURATION
-    assert not a.leader
+    assert not a.is_leader
     assert (world.spec["leaseTransitions"], b.epoch) == (6, 1)
 
 
@@ -67,10 +67,10 @@ def test_the_wait_counts_from_after_the_news_came(world: World):
     world.api.before_request(lambda _: held_up())
     b.step()
     came = world.now
-    while not b.leader:
+    while not b.is_leader:
         world.now += 0.25
         b.step()
-        assert not (a.leader and b.leader)
+        assert not (a.is_leader and b.is_leader)
     assert world.now - came >= DURATION
 
 
@@ -78,9 +78,9 @@ def test_a_longer_duration_of_the_holder_is_respected(world: World):
     leading(world, duration=60.0)
     b = world.elector("b")
     world.run(b, seconds=59)
-    assert not b.leader
+    assert not b.is_leader
     world.run(b, seconds=3)
-    assert b.leader
+    assert b.is_leader
 
 
 def test_no_lease_is_waited_for_longer_than_a_correct_holder_may_have_it(world: World):
@@ -88,9 +88,9 @@ def test_no_lease_is_waited_for_longer_than_a_correct_holder_may_have_it(world: 
     world.put_lease({"holderIdentity": "a", "leaseDurationSeconds": 3600, "leaseTransitions": 4})
     b = world.elector("b")
     world.run(b, seconds=59)
-    assert not b.leader, "a correct holder may have had it for as long"
+    assert not b.is_leader, "a correct holder may have had it for as long"
     world.run(b, seconds=3)
-    assert b.leader
+    assert b.is_leader
 
 
 def test_a_holder_goes_by_its_own_duration_whatever_is_written_into_its_lease(world: World):
@@ -99,7 +99,7 @@ def test_a_holder_goes_by_its_own_duration_whatever_is_written_into_its_lease(wo
     world.put_lease(world.spec | {"leaseDurationSeconds": 3600}, **world.lease["metadata"])
     a.step()
     world.now += DURATION
-    assert not a.leader
+    assert not a.is_leader
 
 
 def test_each_change_of_the_holder_starts_the_wait_anew(world: World):
@@ -120,7 +120,7 @@ def test_a_conflict_is_read_again_and_the_loser_stands_by(world: World):
     world.now += 1
     a.step()
     assert world.calls[before:] == ["update", "get"]
-    assert (a.leader, b.leader) == (False, True)
+    assert (a.is_leader, b.is_leader) == (False, True)
 
 
 def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
@@ -128,14 +128,14 @@ def test_an_overtaken_leader_knows_it_with_the_next_answer(world: World):
     a = leading(world, on_change=changes.append)
     world.put_lease(world.spec | {"holderIdentity": "b"})
     world.run(a, seconds=4)
-    assert not a.leader
+    assert not a.is_leader
     assert changes == [True, False]
     assert world.spec["holderIdentity"] == "b"
 
 
 def test_a_missing_lease_is_created_and_waited_for(world: World):
     a = leading(world)
-    until = world.now + a.remaining()
+    until = world.now + a.remaining_seconds()
     world.remove()
     b = world.elector("b")
     b.step()
@@ -145,14 +145,14 @@ def test_a_missing_lease_is_created_and_waited_for(world: World):
     assert world.lease["metadata"]["namespace"] == "ns"
     created = world.now
     while world.now < until:
-        assert a.leader  # it has not noticed
-        assert not b.leader
+        assert a.is_leader  # it has not noticed
+        assert not b.is_leader
         world.now += 0.5
         b.step()
     world.run(b, seconds=5)
-    assert b.leader
+    assert b.is_leader
     assert world.now - created >= DURATION
-    assert not a.leader
+    assert not a.is_leader
 
 
 def test_a_created_lease_is_waited_for_from_after_the_answer(world: World):
@@ -163,7 +163,7 @@ def test_a_created_lease_is_waited_for_from_after_the_answer(world: World):
     world.after_requests(lambda: world.clock.advance(4))
     a.step()
     created = world.now
-    while not a.leader:
+    while not a.is_leader:
         world.clock.advance(a.step())
     assert world.now - created >= DURATION
 
@@ -174,10 +174,10 @@ def test_somebody_else_created_it_first(world: World):
     a.step()
     world.put_lease({"holderIdentity": "b", "leaseDurationSeconds": 15})
     world.run(a, seconds=10)
-    assert not a.leader
+    assert not a.is_leader
     assert world.spec["holderIdentity"] == "b"
     world.run(a, seconds=10)
-    assert a.leader
+    assert a.is_leader
 
 
 def test_the_own_identity_of_an_earlier_process_is_waited_for(world: World):
@@ -186,10 +186,10 @@ def test_the_own_identity_of_an_earlier_process_is_waited_for(world: World):
     again = world.elector("a")
     again.step()
     seen = world.now
-    while not again.leader:
+    while not again.is_leader:
         world.now += 0.25
         again.step()
-        assert not (again.leader and a.leader)
+        assert not (again.is_leader and a.is_leader)
     assert world.now - seen >= DURATION
     # As Kubernetes has it: the same holder goes on.
     assert (world.spec["acquireTime"], world.spec["leaseTransitions"]) == (held["acquireTime"], 5)
@@ -200,7 +200,7 @@ def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(wo
     times = [NOON - timedelta(seconds=7 * (count // 5)) for count in range(15)]
 
     def exchange(election: Election, wall: datetime) -> None:
-        call = election.call(world.now, wall)
+        call = election.next_call(world.now, wall)
         election.on_answer(call, world.carry_out(call), world.now, world.clock.wall())
 
     exchange(a, times[0])
@@ -230,10 +230,10 @@ def test_a_release_that_is_put_back_is_waited_for(world: World, seen: str):
         b.step()
     world.put_lease(spec=backup["spec"], annotations=backup["metadata"].get("annotations", {}))
     put_back = world.now
-    while not b.leader:
+    while not b.is_leader:
         world.now += 0.25
         b.step()
-        assert not (a.leader and b.leader)
+        assert not (a.is_leader and b.is_leader)
     assert world.now - put_back >= DURATION
     assert not b.is_successor
 
@@ -247,12 +247,12 @@ def test_a_version_that_is_put_back_while_a_candidate_stands_still_is_waited_for
     backup, tenure = world.lease, frozen.tenure
     c = world.elector("c")
     world.run(c, seconds=3 * DURATION + 1)
-    assert c.leader
+    assert c.is_leader
     world.api.restore(PATH, backup)
     restored = world.now
-    while not frozen.leader:
+    while not frozen.is_leader:
         frozen.step()
-        assert not (frozen.leader and c.leader)
+        assert not (frozen.is_leader and c.is_leader)
         world.now += 0.25
     assert world.now - restored >= DURATION
     assert frozen.tenure > tenure
@@ -267,14 +267,14 @@ def test_a_leader_that_had_no_answer_for_long_has_another_tenure(world: World):
         world.run(a, seconds=seconds)
         outage.end()
         world.run(a, seconds=DURATION + 3)
-        assert a.leader
+        assert a.is_leader
         assert a.tenure == tenure + bumps
     locked = world.api.fault(Fault(status=500), "update", times=math.inf)
     world.run(a, seconds=4 * DURATION)
-    assert not a.leader
+    assert not a.is_leader
     locked.end()
     world.run(a, seconds=3)
-    assert a.leader
+    assert a.is_leader
     assert a.tenure == tenure + 1, "it has read the Lease all the while"
 
 
@@ -282,10 +282,10 @@ def test_a_lease_whose_holder_somebody_removed_is_waited_for(world: World):
     a, b = leading(world), world.elector("b")
     b.step()
     world.put_lease(world.spec | {"holderIdentity": ""})
-    while not b.leader:
+    while not b.is_leader:
         world.now += 0.25
         b.step()
-        assert not (a.leader and b.leader)
+        assert not (a.is_leader and b.is_leader)
 
 
 @pytest.mark.parametrize("days", [-1, 1])
@@ -296,11 +296,11 @@ def test_a_release_is_judged_by_the_clock_of_the_api_server(world: World, days: 
     for elector in electors * 2:
         elector.step()
     a, b = electors
-    assert a.leader
+    assert a.is_leader
     a.release()
     b.step()
     b.step()
-    assert b.leader
+    assert b.is_leader
 
 
 def test_a_release_with_a_time_that_cannot_be_read_is_waited_for(world: World):
@@ -308,7 +308,7 @@ def test_a_release_with_a_time_that_cannot_be_read_is_waited_for(world: World):
         world.put_lease({"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": stamp})
         a = world.elector("a")
         world.run(a, seconds=DURATION - 0.25)
-        assert not a.leader
+        assert not a.is_leader
 
 
 def test_settings_that_cannot_work_are_refused(world: World):
@@ -322,4 +322,4 @@ def test_settings_that_cannot_work_are_refused(world: World):
 
 
 def test_identities_are_unique():
-    assert len({identity() for _ in range(100)}) == 100
+    assert len({new_identity() for _ in range(100)}) == 100

@@ -5,7 +5,7 @@ from tests.kube.leases.leases import EVERY, World, leading
 
 def test_stop_gives_the_lease_back_after_telling(world: World):
     changes: list[tuple[bool, bool, str]] = []
-    a = world.elector("a", on_change=lambda leads: changes.append((leads, a.leader, world.spec["holderIdentity"])))
+    a = world.elector("a", on_change=lambda leads: changes.append((leads, a.is_leader, world.spec["holderIdentity"])))
     world.run(a, seconds=1)
     b = world.elector("b")
     b.step()
@@ -13,13 +13,13 @@ def test_stop_gives_the_lease_back_after_telling(world: World):
     world.clock.until_waiting()  # not in the middle of a step, which would tell it as well
     a.stop()
     assert changes == [(True, True, "a"), (False, False, "a")]
-    assert not a.leader
-    assert a.remaining() == 0
+    assert not a.is_leader
+    assert a.remaining_seconds() == 0
     assert (world.spec["holderIdentity"], world.spec["leaseDurationSeconds"]) == ("", 1)
     assert world.spec["leaseTransitions"] == 5
     before = world.now
     world.run(b, seconds=EVERY)
-    assert b.leader
+    assert b.is_leader
     assert world.now - before <= EVERY + 0.25
     assert world.spec["leaseTransitions"] == 6
 

@@ -17,7 +17,7 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
     def hangs() -> None:
         for _ in range(40):
             world.now += 0.5
-            seen.append((a.leader, a.remaining()))
+            seen.append((a.is_leader, a.remaining_seconds()))
         raise TimeoutError("timed out")
 
     world.api.before_request(lambda _: hangs())
@@ -31,8 +31,8 @@ def test_leadership_ends_while_the_api_server_hangs(world: World):
     world.run(a, seconds=3)
     assert changes == [True, False, True]
     assert a.epoch == epoch + 1
-    assert a.holds(0, a.epoch)
-    assert not a.holds(0, epoch)
+    assert a.holds_lease(0, a.epoch)
+    assert not a.holds_lease(0, epoch)
 
 
 def test_a_renewal_whose_answer_was_lost_is_recognised(world: World):
@@ -41,12 +41,12 @@ def test_a_renewal_whose_answer_was_lost_is_recognised(world: World):
     world.now += 2
     a.step()
     assert world.spec["renewTime"]
-    before = a.remaining()
+    before = a.remaining_seconds()
     unheard.end()
     a.step()  # reads
-    assert a.remaining() == before
+    assert a.remaining_seconds() == before
     a.step()  # writes
-    assert a.remaining() == DURATION - MARGIN
+    assert a.remaining_seconds() == DURATION - MARGIN
     assert a.epoch == 1
 
 
@@ -56,10 +56,10 @@ def test_a_takeover_whose_answer_was_lost_is_recognised(world: World):
     a.step()
     a.step()
     assert world.spec["holderIdentity"] == "a"
-    assert not a.leader
+    assert not a.is_leader
     unheard.end()
     world.run(a, seconds=1)
-    assert a.leader
+    assert a.is_leader
     assert world.spec["leaseTransitions"] == 5
 
 
@@ -78,9 +78,9 @@ def test_a_lease_that_cannot_be_read_is_held_by_somebody(world: World, spec: obj
     world.put_lease(spec)
     a = world.elector("a")
     world.run(a, seconds=DURATION - 0.25)
-    assert not a.leader
+    assert not a.is_leader
     world.run(a, seconds=1)
-    assert a.leader
+    assert a.is_leader
     assert world.spec["leaseTransitions"] == 1
 
 
@@ -91,7 +91,7 @@ def test_an_answer_that_is_no_object_is_trouble_and_not_a_free_lease(world: Worl
         world.now += 20
         a.step()
     assert world.calls == ["get"] * 5
-    assert not a.leader
+    assert not a.is_leader
 
 
 def test_a_creation_whose_answer_was_lost_is_waited_for(world: World):
@@ -104,10 +104,10 @@ def test_a_creation_whose_answer_was_lost_is_waited_for(world: World):
     assert world.spec["holderIdentity"] == "b"
     unheard.end()
     created = world.now
-    while not b.leader:
+    while not b.is_leader:
         world.now += 0.5
         b.step()
-        assert not (a.leader and b.leader)
+        assert not (a.is_leader and b.is_leader)
     assert world.now - created >= DURATION
 
 
@@ -128,7 +128,7 @@ def test_a_failing_on_change_costs_nothing(world: World):
 
     a = leading(world, on_change=fails)
     world.run(a, seconds=30)
-    assert a.leader
+    assert a.is_leader
 
 
 def test_the_thread_survives_what_is_no_answer_at_all(world: World):
@@ -145,7 +145,7 @@ def test_the_thread_survives_what_is_no_answer_at_all(world: World):
     try:
         while not changed.is_set():
             world.clock.step()
-        assert a.leader
+        assert a.is_leader
     finally:
         a.stop()
     assert world.spec["holderIdentity"] == ""

@@ -32,13 +32,13 @@ def test_a_pod_is_covered_by_those_whose_conditions_all_hold():
         budget("not", expression("app", "NotIn", "b")),
         budget("other", {}, namespace="other"),
     )
-    assert known_budgets.matching("team", {"app": "a"}) == ("team/all", "team/app", "team/not")
-    assert known_budgets.allowed(["team/all", "team/app"]) == {"team/all": 1, "team/app": 1}
+    assert known_budgets.covering_keys("team", {"app": "a"}) == ("team/all", "team/app", "team/not")
+    assert known_budgets.allowed_disruptions(["team/all", "team/app"]) == {"team/all": 1, "team/app": 1}
     known_budgets.remove_budget("team/all")
     known_budgets.set_budget(*budget("app", {"matchLabels": {"app": "a"}}, 3))
-    assert known_budgets.matching("team", {"app": "a"}) == ("team/app", "team/not")
-    assert known_budgets.allowed(["team/app"]) == {"team/app": 3}
-    assert known_budgets.matching("nowhere", {}) == ()
+    assert known_budgets.covering_keys("team", {"app": "a"}) == ("team/app", "team/not")
+    assert known_budgets.allowed_disruptions(["team/app"]) == {"team/app": 3}
+    assert known_budgets.covering_keys("nowhere", {}) == ()
 
 
 class Labels(dict):
@@ -58,22 +58,24 @@ def test_of_a_namespace_that_has_too_many_conditions_every_pod_is_protected():
         *(budget(f"b{i}", keys) for i in range(5)), budget("own", expression("a", "Exists"), namespace="b")
     )
     labels = Labels(app="a")
-    (covers,) = known_budgets.matching("team", labels)
-    assert labels.reads <= budgets.MOST_CONDITIONS
-    assert known_budgets.allowed([covers]).get(covers, 0) == 0
-    assert known_budgets.matching("b", {"a": ""}) == ("b/own",)
+    (covers,) = known_budgets.covering_keys("team", labels)
+    assert labels.reads <= budgets.MAX_CONDITIONS_PER_NAMESPACE
+    assert known_budgets.allowed_disruptions([covers]).get(covers, 0) == 0
+    assert known_budgets.covering_keys("b", {"a": ""}) == ("b/own",)
     for i in range(5):
         known_budgets.remove_budget(f"team/b{i}")
-    assert known_budgets.matching("team", labels) == ()
+    assert known_budgets.covering_keys("team", labels) == ()
 
 
 def test_a_pod_that_very_many_cover_is_protected_by_one_that_lets_nobody_go():
-    known_budgets = known(*(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MOST_BUDGETS + 1)))
-    covers = known_budgets.matching("team", {"app": "a"})
-    assert len(covers) == budgets.MOST_BUDGETS
-    assert sorted(known_budgets.allowed(covers).values()) == [0, *[1] * (budgets.MOST_BUDGETS - 1)]
+    known_budgets = known(
+        *(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MAX_BUDGETS_PER_POD + 1))
+    )
+    covers = known_budgets.covering_keys("team", {"app": "a"})
+    assert len(covers) == budgets.MAX_BUDGETS_PER_POD
+    assert sorted(known_budgets.allowed_disruptions(covers).values()) == [0, *[1] * (budgets.MAX_BUDGETS_PER_POD - 1)]
     known_budgets.remove_budget("team/b0")
-    assert len(known_budgets.matching("team", {"app": "a"})) == budgets.MOST_BUDGETS
+    assert len(known_budgets.covering_keys("team", {"app": "a"})) == budgets.MAX_BUDGETS_PER_POD
 
 
 def test_what_has_changed_is_counted_by_namespace():
@@ -85,11 +87,13 @@ def test_what_has_changed_is_counted_by_namespace():
     assert known_budgets.change_count("team") == before, "nothing of this namespace"
     known_budgets.set_budget(*budget("app", {"matchLabels": {"app": "a"}}, 3))
     assert known_budgets.change_count("team") > before
-    assert known_budgets.allowed(["team/app"]) == {"team/app": 3}
+    assert known_budgets.allowed_disruptions(["team/app"]) == {"team/app": 3}
 
 
 def test_many_small_ones_are_too_many_as_well():
-    known_budgets = known(*(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MOST_CONDITIONS + 1)))
-    assert len(known_budgets.matching("team", {"app": "b"})) == 1
+    known_budgets = known(
+        *(budget(f"b{i}", {"matchLabels": {"app": "a"}}) for i in range(budgets.MAX_CONDITIONS_PER_NAMESPACE + 1))
+    )
+    assert len(known_budgets.covering_keys("team", {"app": "b"})) == 1
     known_budgets.remove_budget("team/b0")
-    assert known_budgets.matching("team", {"app": "b"}) == ()
+    assert known_budgets.covering_keys("team", {"app": "b"}) == ()

@@ -17,7 +17,7 @@ def test_the_names_of_all_that_do():
     """By `nodeconstraints`, whose tests show the rules."""
     taint = {"key": "gpu", "effect": "NoSchedule"}
     there = [node("n1", zone="a"), node("n2", zone="b"), node("n3", zone="a"), node("n4", [taint], zone="a")]
-    assert eligible.nodes(pod(nodeSelector={"zone": "a"}), there) == {"n1", "n3"}
+    assert eligible.eligible_nodes(pod(nodeSelector={"zone": "a"}), there) == {"n1", "n3"}
     assert [eligible.is_node_eligible(node, pod(nodeSelector={"zone": "a"})) for node in there] == [
         True,
         False,

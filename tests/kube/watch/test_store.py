@@ -86,23 +86,23 @@ def test_store_equals_the_truth_after_any_history(steps, uid_keys):
                     shown = project(uid_keys, name, uid, size)
                     if shown is not None:
                         listed.append((f"ns/{name}", *shown))
-                mirror.play(store.replace(listed))
+                mirror.play(store.replace_records(listed))
                 assert store.snapshot() == expected()
                 down = 0
             case Put(name, size, again):
                 if again or name not in truth:
                     uids += 1
                     if name in truth and not down:
-                        mirror.play(store.apply(f"ns/{name}", None))
+                        mirror.play(store.apply_event(f"ns/{name}", None))
                     truth[name] = (uids, size)
                 else:
                     truth[name] = (truth[name][0], size)
                 if not down:
-                    mirror.play(store.apply(f"ns/{name}", project(uid_keys, name, *truth[name])))
+                    mirror.play(store.apply_event(f"ns/{name}", project(uid_keys, name, *truth[name])))
             case Remove(name):
                 truth.pop(name, None)
                 if not down:
-                    mirror.play(store.apply(f"ns/{name}", None))
+                    mirror.play(store.apply_event(f"ns/{name}", None))
         assert mirror.records == store.snapshot()
         if not down:
             assert store.snapshot() == expected()
@@ -111,7 +111,7 @@ def test_store_equals_the_truth_after_any_history(steps, uid_keys):
         for name, (uid, size) in truth.items()
         if (shown := project(uid_keys, name, uid, size)) is not None
     ]
-    mirror.play(store.replace(listed))
+    mirror.play(store.replace_records(listed))
     assert mirror.records == store.snapshot() == expected()
     # Nothing is left behind that would misdirect a later object of the same name.
     assert len(store._aliases) == (len(store) if uid_keys else 0)
@@ -119,23 +119,23 @@ def test_store_equals_the_truth_after_any_history(steps, uid_keys):
 
 def test_event_that_leaves_the_value_equal_is_no_change():
     store: Store[int] = Store()
-    store.apply("ns/a", ("a", 1))
-    assert store.apply("ns/a", ("a", 1)) == Diff()
+    store.apply_event("ns/a", ("a", 1))
+    assert store.apply_event("ns/a", ("a", 1)) == Diff()
 
 
 def test_event_of_a_recreated_object_without_its_deletion_frees_the_former_key():
     store: Store[int] = Store()
-    store.apply("ns/a", ("uid-1", 1))
-    diff = store.apply("ns/a", ("uid-2", 1))
+    store.apply_event("ns/a", ("uid-1", 1))
+    diff = store.apply_event("ns/a", ("uid-2", 1))
     assert diff.deleted == [("uid-1", 1)]
     assert diff.added == [("uid-2", 1)]
 
 
 def test_a_part_of_a_list_adds_and_changes_and_ends_nothing():
     store: Store[int] = Store()
-    store.apply("ns/a", ("a", 1))
-    store.apply("ns/b", ("b", 2))
-    diff = store.add([("ns/b", "b", 3), ("ns/c", "c", 4), ("ns/c", "c", 5)])
+    store.apply_event("ns/a", ("a", 1))
+    store.apply_event("ns/b", ("b", 2))
+    diff = store.add_records([("ns/b", "b", 3), ("ns/c", "c", 4), ("ns/c", "c", 5)])
     assert diff == Diff(added=[("c", 5)], updated=[("b", 2, 3)])
     assert store.snapshot() == {"a": 1, "b": 3, "c": 5}
 
@@ -143,16 +143,16 @@ def test_a_part_of_a_list_adds_and_changes_and_ends_nothing():
 def test_an_equal_value_is_the_one_that_is_known():
     store: Store[tuple[int, ...]] = Store()
     known = tuple(range(2))
-    store.apply("ns/a", ("a", known))
-    assert store.as_known("a", tuple(range(2))) is known
-    assert store.as_known("a", (3,)) == (3,)
-    assert store.as_known("b", (0, 1)) == (0, 1)
+    store.apply_event("ns/a", ("a", known))
+    assert store.reuse_known("a", tuple(range(2))) is known
+    assert store.reuse_known("a", (3,)) == (3,)
+    assert store.reuse_known("b", (0, 1)) == (0, 1)
 
 
 def test_objects_that_cannot_be_read_stay_as_they_were():
     store: Store[int] = Store()
-    store.apply("ns/a", ("uid-1", 1))
-    store.apply("ns/b", ("uid-2", 2))
-    diff = store.replace([], keep=["ns/a"])
+    store.apply_event("ns/a", ("uid-1", 1))
+    store.apply_event("ns/b", ("uid-2", 2))
+    diff = store.replace_records([], keep=["ns/a"])
     assert diff.deleted == [("uid-2", 2)]
     assert store.snapshot() == {"uid-1": 1}

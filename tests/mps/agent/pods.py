@@ -46,7 +46,7 @@ class Card:
     def __init__(self, root: Path, uuid: str = ONE, clock: Clock = BOOT) -> None:
         self.uuid = uuid
         self.home = root / mps.folder(str(root), uuid).name
-        directories.prepare(self.home)
+        directories.prepare_folders(self.home)
         self.status = Status(
             uuids=(uuid,),
             scope=DaemonScope.CARD,

@@ -304,5 +304,5 @@ def test_of_gpushares_pod_only_the_whole_is_known():
 
 def test_many_processes_are_counted_not_listed():
     finding = Violation(reason=Reason.MEMORY_OVERRUN, card="GPU-0", pids=tuple(range(40)), used=MiB(9))
-    text = audit.message(finding, records.pod(), ["a", "", "b"])
+    text = audit.event_message(finding, records.pod(), ["a", "", "b"])
     assert text == "the pod uses 9 MiB of card GPU-0 and has a share of 0 MiB: processes 0 (a), 1, 2 (b) and 37 more"

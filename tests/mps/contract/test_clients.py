@@ -38,14 +38,14 @@ class TestClients:
     @pytest.fixture
     def shared(self, program):
         """A daemon of which clients see its socket only."""
-        directories.prepare(program.folder)
+        directories.prepare_folders(program.folder)
         program.start()
         directories.open_to_clients(program.folder)
         return program
 
     def test_without_a_daemon_they_go_without_mps_and_without_a_word(self, program, init):
         assert init() == self.NO_DEVICE, "as if MPS had never been asked for; with a card it would compute unlimited"
-        directories.prepare(program.folder)
+        directories.prepare_folders(program.folder)
         assert init() == self.NO_DEVICE
         program.start()
         directories.open_to_clients(program.folder)

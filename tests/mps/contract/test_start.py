@@ -11,7 +11,7 @@ import pytest
 from cardwise.core.api import mps
 from cardwise.gpus import mpsfiles
 from mps.daemon import directories
-from mps.host.control import CommandRefused, check
+from mps.host.control import CommandRefused, check_answer
 from mps.host.processes import LOCAL
 from tests.mps.contract.programs import SECONDS
 
@@ -78,7 +78,7 @@ class TestProgram:
         assert answer_to("get_default_active_thread_percentage") == "100.0"
         for forbidden in ("quit", "start_server -uid 0"):
             with pytest.raises(CommandRefused, match="rivilege"):
-                check(forbidden, answer_to(forbidden))
+                check_answer(forbidden, answer_to(forbidden))
         answer_to("set_default_active_thread_percentage 10")
         answer_to("set_default_device_pinned_mem_limit 0 3G")
         limits = process.control.percentage(), process.control.ceiling(0)
@@ -90,7 +90,7 @@ class TestProgram:
             fcntl.lockf(of_a_client, fcntl.LOCK_SH)
             done = process.run("-f")
             assert (done.returncode, b"already running" in done.stdout) == (1, True)
-            directories.reset(process.folder)
+            directories.reset_pipe(process.folder)
             process.start()
             assert process.control.servers() == []
 

@@ -61,14 +61,14 @@ class TestTenants:
         precious.parent.mkdir()
         precious.write_text("the node's")
         untouched = precious.stat()
-        directories.prepare(folder)
+        directories.prepare_folders(folder)
         program.start()
         directories.open_to_clients(folder)
         attacker = tenant(folder, precious)
         assert attacker.stdout.readline() == "connected\n", "a container needs no more"
         for _ in range(50 if program.real else 3):
             program.kill()
-            directories.reset(folder)
+            directories.reset_pipe(folder)
             program.start()
             directories.open_to_clients(folder)
             assert program.control.servers() == []

@@ -31,12 +31,12 @@ def test_a_card_whose_mode_cannot_be_noted_is_not_closed(node, tmp_path):
     in_the_way = home / mps.MODES
     in_the_way.mkdir(parents=True)
     with pytest.raises(OSError, match="directory"):
-        computemode.close(home, use, [uuid_of(0)])
+        computemode.close_cards(home, use, [uuid_of(0)])
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT
     in_the_way.rmdir()
-    computemode.close(home, use, [uuid_of(0)])
+    computemode.close_cards(home, use, [uuid_of(0)])
     assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
-    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT
 
 
@@ -44,7 +44,7 @@ def test_a_card_whose_mode_cannot_be_noted_is_not_closed(node, tmp_path):
 @pytest.mark.parametrize("closed_again", [False, True])
 def test_a_card_whose_former_mode_is_lost_or_cannot_be_read_is_opened(node, tmp_path, content, closed_again):
     use, home = SimulatedGpus(node.cards_file), tmp_path
-    computemode.close(home, use, [uuid_of(0)])
+    computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
     if content is None:
         (home / mps.MODES).unlink()
@@ -52,9 +52,9 @@ def test_a_card_whose_former_mode_is_lost_or_cannot_be_read_is_opened(node, tmp_
         (home / mps.MODES).write_bytes(content)
     with capture_logs() as logs:
         if closed_again:  # by the next process, for which it is closed already
-            computemode.close(home, use, [uuid_of(0)])
+            computemode.close_cards(home, use, [uuid_of(0)])
             assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
-        assert computemode.reopen(home, use, [uuid_of(0)]) == []
+        assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT
     assert logs[0]["event"] == (DELETED if content is None else UNREADABLE)
     assert not (home / mps.MODES).exists()
@@ -68,12 +68,12 @@ def test_a_card_that_was_closed_before_us_stays_so(node, tmp_path, enforced):
     use.set_compute_mode(uuid_of(0), ComputeMode.EXCLUSIVE_PROCESS)
     if enforced is False:  # our last word is that of a daemon that had ended
         publish(home, enforced=False)
-    computemode.close(home, use, [uuid_of(0)])
+    computemode.close_cards(home, use, [uuid_of(0)])
     if enforced:
         publish(home, enforced=True)
-    computemode.close(home, use, [uuid_of(0)])
+    computemode.close_cards(home, use, [uuid_of(0)])
     assert not mpsfiles.is_left_closed(tmp_path, uuid_of(0)), "not by us"
-    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
     assert not (home / mps.MODES).exists()
 
@@ -84,18 +84,18 @@ def test_a_card_that_has_left_the_machine_is_nothing_to_reopen(node, tmp_path, d
     use = SimulatedGpus(node.cards_file)
     home = Path(mps.folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
-    computemode.close(home, use, [uuid_of(0)])
+    computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
     if deleted:
         (home / mps.MODES).unlink()
     kept = node.cards_file.read_text()
     node.cards_file.write_text("cards: []")
     use = SimulatedGpus(node.cards_file)
-    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     node.cards_file.write_text(kept)
     use = SimulatedGpus(node.cards_file)
     assert use.compute_mode(uuid_of(0)) is ComputeMode.EXCLUSIVE_PROCESS
-    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     assert use.compute_mode(uuid_of(0)) is ComputeMode.DEFAULT, "its former mode was kept"
 
 
@@ -103,11 +103,11 @@ def test_a_card_whose_mode_was_deleted_counts_as_left_closed(node, tmp_path):
     """So nothing starts on it without MPS, and `doctor` says why."""
     use, home = SimulatedGpus(node.cards_file), Path(mps.folder(str(tmp_path), uuid_of(0)))
     home.mkdir()
-    computemode.close(home, use, [uuid_of(0)])
+    computemode.close_cards(home, use, [uuid_of(0)])
     publish(home, enforced=True)
     (home / mps.MODES).unlink()
     assert mpsfiles.is_left_closed(tmp_path, uuid_of(0))
-    assert computemode.reopen(home, use, [uuid_of(0)]) == []
+    assert computemode.reopen_cards(home, use, [uuid_of(0)]) == []
     publish(home, enforced=False)
     assert not mpsfiles.is_left_closed(tmp_path, uuid_of(0))
 

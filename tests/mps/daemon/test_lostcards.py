@@ -78,9 +78,9 @@ def test_the_other_card_is_opened_when_mps_is_off_and_this_one_when_it_answers(s
 def test_where_no_card_answers_none_is_called_closed(pair, tmp_path):
     use = Cards(pair.cards_file, {uuid_of(0), uuid_of(1)})
     with pytest.raises(CardError, match="GPU is lost"):
-        computemode.is_closed(use, [uuid_of(0)])
+        computemode.are_closed(use, [uuid_of(0)])
     with pytest.raises(CardError, match="GPU is lost"):
-        computemode.close(tmp_path, use, [uuid_of(0)])
+        computemode.close_cards(tmp_path, use, [uuid_of(0)])
 
 
 def test_the_next_manager_keeps_the_daemon_of_the_node_for_the_clients_of_the_other_card(shared):

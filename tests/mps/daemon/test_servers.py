@@ -30,7 +30,7 @@ def check_after(monkeypatch):
     def check_at(seconds: float, activity: ProcessActivity | None):
         clock.advance(seconds)
         monkeypatch.setattr(host, "activity", lambda pid: activity)
-        return subject.check()
+        return subject.check_servers()
 
     return check_at
 

@@ -28,7 +28,7 @@ def step(terminations: Terminations, pods: list[PodView], api: float | None, mon
     """`node`: by the node's clock, if that differs from the API server's. `api` None: the API server's is unknown."""
     seconds = api if node is None else node
     assert seconds is not None
-    return terminations.due(
+    return terminations.due_pods(
         pods,
         api_time=None if api is None else datetime.fromtimestamp(api, UTC),
         node_time=datetime.fromtimestamp(seconds, UTC),

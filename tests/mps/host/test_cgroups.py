@@ -50,25 +50,25 @@ FIXTURES = {
 
 @pytest.mark.parametrize("kind", FIXTURES)
 def test_pod_and_container_are_found(kind):
-    assert cgroups.parse(FIXTURES[kind])[-1] == CgroupMembership(UID, CID)
+    assert cgroups.parse_memberships(FIXTURES[kind])[-1] == CgroupMembership(UID, CID)
 
 
 def test_a_static_pod_has_a_uid_without_dashes():
     path = (
         f"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC}.slice/cri-containerd-{CID}.scope"
     )
-    assert cgroups.parse(path) == (CgroupMembership(STATIC, CID),)
+    assert cgroups.parse_memberships(path) == (CgroupMembership(STATIC, CID),)
 
 
 def test_a_process_in_the_pods_own_group():
-    assert cgroups.parse(f"0::/kubepods/burstable/pod{UID}\n") == (CgroupMembership(UID, ""),)
+    assert cgroups.parse_memberships(f"0::/kubepods/burstable/pod{UID}\n") == (CgroupMembership(UID, ""),)
 
 
 def test_of_a_pod_in_a_pod_both_are_told_the_outermost_first():
     outer = "11111111-2222-3333-4444-555555555555"
     path = f"0::/kubepods/pod{outer}/{OUTER}/{PLAIN}/{CID}\n"
-    assert cgroups.parse(path) == (CgroupMembership(outer, OUTER), CgroupMembership(UID, CID))
-    assert cgroups.parse(f"0::/kubepods/pod{outer}/{PLAIN}/{CID}\n")[0] == CgroupMembership(outer, ""), (
+    assert cgroups.parse_memberships(path) == (CgroupMembership(outer, OUTER), CgroupMembership(UID, CID))
+    assert cgroups.parse_memberships(f"0::/kubepods/pod{outer}/{PLAIN}/{CID}\n")[0] == CgroupMembership(outer, ""), (
         "not the inner one's"
     )
 
@@ -83,7 +83,7 @@ def test_of_a_pod_in_a_pod_both_are_told_the_outermost_first():
     ],
 )
 def test_a_node_without_cgroups_of_pods_names_the_container(content):
-    assert cgroups.parse(content) == (CgroupMembership("", CID),)
+    assert cgroups.parse_memberships(content) == (CgroupMembership("", CID),)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_a_node_without_cgroups_of_pods_names_the_container(content):
     ],
 )
 def test_what_is_no_pod(content):
-    assert cgroups.parse(content) == ()
+    assert cgroups.parse_memberships(content) == ()
 
 
 def test_a_process_that_has_ended_is_of_no_pod():
@@ -136,7 +136,7 @@ def fake_hierarchy(folder: Path, *files: str) -> Path:
 
 def test_a_daemon_is_put_into_a_group_of_its_own_in_version_2(tmp_path):
     root = fake_hierarchy(tmp_path / "cgroup", "cgroup.controllers", "cgroup.procs")
-    cgroups.move(4711, root, "cardwise-mps")
+    cgroups.move_process(4711, root, "cardwise-mps")
     assert (root / "cardwise-mps" / "cgroup.procs").read_text() == "4711"
 
 
@@ -154,7 +154,7 @@ def test_and_in_each_hierarchy_of_version_1(tmp_path):
     for name in ("memory", "devices"):
         fake_hierarchy(root / name, "cgroup.procs")
     (root / "mem").symlink_to(root / "memory")
-    cgroups.move(4711, root, "cardwise-mps")
-    cgroups.move(4712, root, "cardwise-mps")
+    cgroups.move_process(4711, root, "cardwise-mps")
+    cgroups.move_process(4712, root, "cardwise-mps")
     for name in ("memory", "devices"):
         assert (root / name / "cardwise-mps" / "cgroup.procs").read_text() == "4712"

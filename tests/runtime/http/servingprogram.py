@@ -52,7 +52,7 @@ def main() -> None:
     serving.Server(
         app,
         [HostPort("127.0.0.1", settings["port"])],
-        most_body=1 << 20,
+        max_body_bytes=1 << 20,
         threads=2,
         tls=tls,
         client_ca=settings.get("client_ca", False),

@@ -154,7 +154,7 @@ def test_but_never_do_all_of_them(answering):
 def contexts(tmp_path) -> Contexts:
     """With certificates that are to be renewed, in `tmp_path`."""
     old = FakeClock(wall=datetime.now(UTC) - timedelta(days=300))
-    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True, clock=old).ensure()
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True, clock=old).ensure_certificates()
     return serving._Contexts(TlsFiles.in_dir(tmp_path), client_ca=True)
 
 
@@ -190,7 +190,7 @@ def test_a_renewed_certificate_is_served_from_then_on(answering, tmp_path, conte
 
     first = serial()
     assert serial() == first
-    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True).ensure()
+    Rotator(DirStore(tmp_path / "store"), ["127.0.0.1"], tmp_path, need_client=True).ensure_certificates()
     renewed = serial()
     assert renewed != first
     # Files in the middle of a change: the last good certificate goes on.

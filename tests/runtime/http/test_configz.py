@@ -41,7 +41,7 @@ def option_report(
         context = command.make_context("part", list(arguments))
     finally:
         runner.undo()
-    return json.loads(configz.encode(configz.describe_options(context, decided)))
+    return json.loads(configz.encode_settings(configz.describe_options(context, decided)))
 
 
 def test_each_setting_says_its_value_and_where_it_is_from():
@@ -71,7 +71,7 @@ def test_all_options_of_every_part_can_be_told(part, tmp_path):
     program.chmod(0o755)
     needed = {"deviceplugin": ["--node-name=n1"], "mps": ["--node-name=n1", f"--control={program}"]}.get(part, [])
     context = COMMANDS[part].make_context(part, needed)
-    report = json.loads(configz.encode(configz.describe_options(context)))
+    report = json.loads(configz.encode_settings(configz.describe_options(context)))
     options = {max(parameter.opts, key=len) for parameter in COMMANDS[part].params if parameter.expose_value}
     assert report.keys() >= options
     assert report["--metrics-bind"] == {"value": ":9400", "source": "default"}

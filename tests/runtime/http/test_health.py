@@ -136,7 +136,7 @@ def test_a_probe_waits_for_none_of_the_connections_that_came_before_it():
             probe = connect("127.0.0.1")
             probe.sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
             for _ in range(3):  # it is taken in, read, and its answer's thread gives it back
-                server._server._round()
+                server._server._poll_once()
             assert probe.recv(100).startswith(b"HTTP/1.1 200")
     server._server.stop()
     server._server.run()

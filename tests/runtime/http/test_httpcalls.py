@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cardwise.runtime.http.httpcalls import BadHttpCall, HttpCall, Reader, answer_call, refusal, shared_environ
+from cardwise.runtime.http.httpcalls import BadHttpCall, HttpCall, Reader, answer_call, refusal_response, shared_environ
 
 SHARED = shared_environ(("127.0.0.1", 5), ("127.0.0.2", 80), "https")
 GOS = (
@@ -18,8 +18,8 @@ CURLS = b"GET /a%20b/%C3%A4 HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n"
 CHUNKED = b"POST /x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n3\r\ntwo\r\n2\r\n, \r\n0\r\n\r\n"
 
 
-def read(*pieces: bytes, most_body: int = 1000) -> list[HttpCall]:
-    reader = Reader(SHARED, most_body)
+def read(*pieces: bytes, max_body_bytes: int = 1000) -> list[HttpCall]:
+    reader = Reader(SHARED, max_body_bytes)
     for piece in pieces:
         reader.feed(piece)
     return list(reader.calls)
@@ -282,7 +282,7 @@ def test_an_answer_says_its_length_and_that_it_is_the_last_one():
     lines = answer.split(b"\r\n")
     assert b"Content-Length: 3" in lines
     assert b"Connection: close" in lines
-    assert refusal(HTTPStatus.BAD_REQUEST).startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert refusal_response(HTTPStatus.BAD_REQUEST).startswith(b"HTTP/1.1 400 Bad Request\r\n")
 
 
 def test_an_answer_to_head_has_no_body():

@@ -282,7 +282,7 @@ def test_all_that_a_call_takes_is_counted(serve, certificates):
 
 
 def test_the_place_of_a_call_that_waits_is_taken_from_the_address_that_has_most(serve, monkeypatch):
-    monkeypatch.setattr(httpserver, "_MOST_BUSY", 7)
+    monkeypatch.setattr(httpserver, "_MAX_BUSY", 7)
     server = serve(threads=1)
     lines = [server.connect(source=f"127.0.0.{2 + i % 2}") for i in range(7)]  # the first has four, the other three
     for number, line in enumerate(lines):
@@ -448,7 +448,7 @@ def test_a_namespace_that_calls_now_and_then_is_answered_beside_a_flood_of_one_c
 ):
     """No namespace of the flood has more places than the fair one would have, but all have used more time."""
     if of == "all addresses":
-        monkeypatch.setattr(httpserver, "_MOST_BUSY", 20)
+        monkeypatch.setattr(httpserver, "_MAX_BUSY", 20)
         flooding, limits = [("", f"127.0.1.{number}") for number in range(namespaces)], {}
     else:
         flooding, limits = [(f"flood-{number}", "127.0.0.2") for number in range(namespaces)], {"busy": 20}
@@ -528,7 +528,7 @@ def test_calls_of_two_namespaces_on_one_connection_count_in_turn(serve):
 def test_where_all_addresses_together_have_too_many_calls_the_largest_namespace_of_the_largest_loses(
     serve, monkeypatch
 ):
-    monkeypatch.setattr(httpserver, "_MOST_BUSY", 6)
+    monkeypatch.setattr(httpserver, "_MAX_BUSY", 6)
     server = serve(threads=1, owner_of=lambda environ: environ["QUERY_STRING"])
     first = [("many", "127.0.0.2")] * 3 + [("few", "127.0.0.2")]
     lines = ask_in_order(server, [*first, ("stranger", "127.0.0.3"), ("stranger", "127.0.0.3")])
@@ -603,10 +603,10 @@ def test_the_thread_that_reads_gives_each_address_the_same_time(serve):
         server.clock.advance(cost[connection.source])
 
     turns = FairQueueing(least=0.00005)
-    server.server._take_turns(turns, connections, step, 0.02)
+    server.server._run_fairly(turns, connections, step, 0.02)
     assert read == ["heavy", "light", "light", "light", "heavy", "heavy"], "and the round is over after 20 ms"
     read.clear()
-    server.server._take_turns(turns, [*connections[3:30], *connections[30:]], step, 0.02)
+    server.server._run_fairly(turns, [*connections[3:30], *connections[30:]], step, 0.02)
     assert read[:3] == ["light"] * 3, "the next one begins with the address that has used least"
 
 
@@ -644,14 +644,14 @@ def test_those_for_whom_one_client_calls_take_turns(serve):
 
 def test_threads_are_busy_once_what_comes_would_wait():
     pool, begun, go_on, done = Threads("x", 1), threading.Event(), threading.Event(), threading.Event()
-    assert not pool.busy, "one can be started"
+    assert not pool.is_busy, "one can be started"
     pool.submit(lambda: (begun.set(), go_on.wait(PATIENCE)))
     assert begun.wait(PATIENCE)
-    assert pool.busy
+    assert pool.is_busy
     pool.submit(done.set)
     go_on.set()
     assert done.wait(PATIENCE)
-    until(lambda: not pool.busy, "that the thread has come back")
+    until(lambda: not pool.is_busy, "that the thread has come back")
 
 
 def test_more_whole_calls_than_may_wait_are_refused_at_once(serve):
@@ -825,7 +825,7 @@ def test_to_stop_a_server_that_has_ended_writes_to_no_descriptor_of_others(serve
 def test_a_client_is_told_when_its_call_fails_outside_of_the_application(serve, monkeypatch):
     """Such as a logger that fails in the thread that answers: else the client waits, and its place is lost."""
     server = serve()
-    monkeypatch.setattr(server.server, "_answer_one", lambda _: 1 / 0)
+    monkeypatch.setattr(server.server, "_answer_next", lambda _: 1 / 0)
     line = server.connect()
     asks(line)
     assert closed(line)

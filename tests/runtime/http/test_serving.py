@@ -215,4 +215,4 @@ def test_failure_at_start_ends_the_process(running):
 
 def test_client_ca_needs_a_ca():
     with pytest.raises(ValueError, match="client_ca"):
-        serving.Server(lambda: lambda environ, start: [], [HostPort("", 1)], most_body=1, client_ca=True)
+        serving.Server(lambda: lambda environ, start: [], [HostPort("", 1)], max_body_bytes=1, client_ca=True)

@@ -18,7 +18,7 @@ HOSTS = ("cardwise-webhook.cardwise.svc", "127.0.0.1", "::1")
 
 def issue_files(now: datetime, hosts: Sequence[str] = HOSTS) -> dict[str, bytes]:
     """All that a store has of certificates that were made at this time."""
-    return rotation.advance({}, WantedCertificates(hosts=hosts), Lifetimes(), now)
+    return rotation.advance_certificates({}, WantedCertificates(hosts=hosts), Lifetimes(), now)
 
 
 def handshake(server_files: dict[str, bytes], bundle: bytes, host: str, tmp_path, client: bool = False) -> None:

@@ -64,10 +64,10 @@ def both() -> World:
 
 def test_every_webhook_gets_the_bundle_and_a_second_round_writes_nothing():
     world = World(mutating=configuration(None, "b2xk"), validating=configuration(BASE64))
-    assert world.bundle.ensure()
+    assert world.bundle.ensure_bundle()
     assert world.bundles() == {BASE64}
     assert world.patches() == 1
-    assert world.bundle.ensure()
+    assert world.bundle.ensure_bundle()
     assert world.patches() == 1
 
 
@@ -77,41 +77,41 @@ def test_change_between_read_and_write_is_not_lost():
     world.api.after_request(
         lambda get: world.api.edit(get.path, webhooks=[new, *world.api.get(get.path)["webhooks"]]), "get"
     )
-    assert world.bundle.ensure()
+    assert world.bundle.ensure_bundle()
     assert len(world.objects[0]["webhooks"]) == 2
     assert world.bundles() == {BASE64}
 
 
 def test_missing_configuration_is_not_an_error_and_endless_conflict_is():
-    assert not World(mutating=configuration(None)).bundle.ensure()
+    assert not World(mutating=configuration(None)).bundle.ensure_bundle()
     world = both()
     world.api.after_request(
         lambda get: world.api.write_object(PATHS["mutating"](), world.api.get(get.path)), "get", times=math.inf
     )
     with pytest.raises(errors.Invalid):
-        world.bundle.ensure()
+        world.bundle.ensure_bundle()
 
 
 def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_store():
     world = both()
     bundle, reports = world.bundle, []
     bundle.on_other = lambda: reports.append(True)
-    assert bundle.ensure()
+    assert bundle.ensure_bundle()
     # Another replica has renewed the certificates.
     newer = base64.b64encode(b"newer").decode()
     for kind in PATHS:
         world.edit(kind, caBundle=newer)
     written = world.patches()
-    assert not bundle.ensure()
+    assert not bundle.ensure_bundle()
     assert reports
     bundle.set_bundle(b"newer")
-    assert bundle.ensure()
+    assert bundle.ensure_bundle()
     assert world.patches() == written
     # Somebody who has no part in it has edited one of them.
     world.edit("mutating", caBundle="b2xk")
-    assert not bundle.ensure()
+    assert not bundle.ensure_bundle()
     bundle.set_bundle(b"newer")
-    assert bundle.ensure()
+    assert bundle.ensure_bundle()
     assert world.bundles() == {newer}
 
 

@@ -16,7 +16,7 @@ from tests.runtime.tls.certificates import HOSTS, NOW, handshake, trusted
 
 
 def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path):
-    files = rotation.advance({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    files = rotation.advance_certificates({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
     for host in HOSTS:
         handshake(files, files["ca.crt"], host, tmp_path, client=True)
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -24,7 +24,7 @@ def test_chain_verifies_for_every_host_with_strict_flags_and_both_sides(tmp_path
 
 
 def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
-    files = rotation.advance({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
+    files = rotation.advance_certificates({}, WantedCertificates(hosts=HOSTS, client=True), Lifetimes(), NOW)
     for name, purpose in (("tls.crt", "sslserver"), ("client.crt", "sslclient")):
         (tmp_path / "ca.crt").write_bytes(files["ca.crt"])
         (tmp_path / name).write_bytes(files[name])
@@ -39,29 +39,33 @@ def test_usages_are_what_go_and_openssl_ask_for(tmp_path):
 
 def test_nothing_changes_while_nothing_is_due():
     wanted = WantedCertificates(hosts=HOSTS, client=True)
-    files = rotation.advance({}, wanted, Lifetimes(), NOW)
-    assert rotation.advance(files, wanted, Lifetimes(), NOW + timedelta(days=274)) == files
-    renewed = rotation.advance(files, wanted, Lifetimes(), NOW + timedelta(days=276))
+    files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW)
+    assert rotation.advance_certificates(files, wanted, Lifetimes(), NOW + timedelta(days=274)) == files
+    renewed = rotation.advance_certificates(files, wanted, Lifetimes(), NOW + timedelta(days=276))
     assert renewed["tls.crt"] != files["tls.crt"]
     assert renewed["authority.crt"] == files["authority.crt"]
 
 
 def test_other_hosts_make_a_new_leaf_and_keep_the_ca():
-    files = rotation.advance({}, WantedCertificates(hosts=HOSTS), Lifetimes(), NOW)
-    changed = rotation.advance(files, WantedCertificates(hosts=("new.svc",)), Lifetimes(), NOW)
+    files = rotation.advance_certificates({}, WantedCertificates(hosts=HOSTS), Lifetimes(), NOW)
+    changed = rotation.advance_certificates(files, WantedCertificates(hosts=("new.svc",)), Lifetimes(), NOW)
     assert changed["ca.crt"] == files["ca.crt"]
     assert "new.svc" in certs.hosts_of(x509.load_pem_x509_certificate(changed["tls.crt"]))
-    same = rotation.advance(files, WantedCertificates(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW)
+    same = rotation.advance_certificates(
+        files, WantedCertificates(hosts=(*reversed(HOSTS), "0:0:0:0:0:0:0:1")), Lifetimes(), NOW
+    )
     assert same == files
 
 
 def test_replicas_with_names_of_their_own_come_to_one_leaf():
     mine, yours = (WantedCertificates(hosts=("svc", machine)) for machine in ("pod-a", "pod-b"))
-    files = rotation.advance(rotation.advance({}, mine, Lifetimes(), NOW), yours, Lifetimes(), NOW)
+    files = rotation.advance_certificates(
+        rotation.advance_certificates({}, mine, Lifetimes(), NOW), yours, Lifetimes(), NOW
+    )
     assert certs.hosts_of(x509.load_pem_x509_certificate(files["tls.crt"])) == {"svc", "pod-a", "pod-b"}
-    assert rotation.advance(files, mine, Lifetimes(), NOW) == files
+    assert rotation.advance_certificates(files, mine, Lifetimes(), NOW) == files
     # Names of replicas that are no more go with the next renewal.
-    renewed = rotation.advance(files, mine, Lifetimes(), NOW + timedelta(days=300))
+    renewed = rotation.advance_certificates(files, mine, Lifetimes(), NOW + timedelta(days=300))
     assert certs.hosts_of(x509.load_pem_x509_certificate(renewed["tls.crt"])) == {"svc", "pod-a"}
 
 
@@ -69,28 +73,28 @@ def test_replicas_with_names_of_their_own_come_to_one_leaf():
 @pytest.mark.parametrize("existing", [False, True])
 def test_certificates_of_a_clock_that_was_ahead_are_made_anew(tmp_path, ahead, existing):
     wanted = WantedCertificates(hosts=HOSTS, client=True)
-    files = rotation.advance({}, wanted, Lifetimes(), NOW) if existing else {}
+    files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW) if existing else {}
     for days in (0, 31):  # long enough for the next CA to be announced, and to be promoted
-        files = rotation.advance(files, wanted, Lifetimes(), NOW + ahead + timedelta(days=days))
-    files = rotation.advance(files, wanted, Lifetimes(), NOW)
+        files = rotation.advance_certificates(files, wanted, Lifetimes(), NOW + ahead + timedelta(days=days))
+    files = rotation.advance_certificates(files, wanted, Lifetimes(), NOW)
     handshake(files, files["ca.crt"], HOSTS[0], tmp_path, client=True)
     assert trusted(files["tls.crt"], files["ca.crt"], NOW)
     for name in ("tls.crt", "client.crt", "authority.crt"):
         assert x509.load_pem_x509_certificate(files[name]).not_valid_before_utc <= NOW
-    assert rotation.advance(files, wanted, Lifetimes(), NOW) == files
+    assert rotation.advance_certificates(files, wanted, Lifetimes(), NOW) == files
 
 
 @pytest.mark.parametrize("name", ["authority.crt", "authority.key", "tls.crt", "tls.key", "ca.crt"])
 @pytest.mark.parametrize("damage", [None, b"", b"garbage"])
 def test_damaged_entries_are_made_anew(tmp_path, name, damage):
     wanted = WantedCertificates(hosts=HOSTS)
-    files = rotation.advance({}, wanted, Lifetimes(), NOW)
+    files = rotation.advance_certificates({}, wanted, Lifetimes(), NOW)
     damaged = {key: content for key, content in files.items() if key != name}
     if damage is not None:
         damaged[name] = damage
-    repaired = rotation.advance(damaged, wanted, Lifetimes(), NOW)
+    repaired = rotation.advance_certificates(damaged, wanted, Lifetimes(), NOW)
     handshake(repaired, repaired["ca.crt"], HOSTS[0], tmp_path)
-    assert rotation.advance(repaired, wanted, Lifetimes(), NOW) == repaired
+    assert rotation.advance_certificates(repaired, wanted, Lifetimes(), NOW) == repaired
 
 
 def damage_files(files, **damages):
@@ -116,21 +120,21 @@ SLOW = Lifetimes.for_slow_clients()
 )
 def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_know_the_next(tmp_path, damage):
     """kube-scheduler: it has read the bundle and its certificate at its start."""
-    before = rotation.advance({}, WANTED, SLOW, NOW - timedelta(days=30))
+    before = rotation.advance_certificates({}, WANTED, SLOW, NOW - timedelta(days=30))
     running = {name: before[name] for name in ("client.crt", "client.key")}
-    files = rotation.advance(damage_files(before, **damage), WANTED, SLOW, NOW)
-    assert rotation.advance(files, WANTED, SLOW, NOW) == files
+    files = rotation.advance_certificates(damage_files(before, **damage), WANTED, SLOW, NOW)
+    assert rotation.advance_certificates(files, WANTED, SLOW, NOW) == files
     if "ca_crt" in damage:
         assert files["ca.crt"].count(b"BEGIN") == 1, "nothing of the authority is left"
         return
     handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
     # A replica that starts brings names of its own; it must not cost the certificate that clients trust.
     other = WantedCertificates(hosts=(*HOSTS, "new-pod"), client=True)
-    files = rotation.advance(files, other, SLOW, NOW)
+    files = rotation.advance_certificates(files, other, SLOW, NOW)
     handshake(files | running, before["ca.crt"], HOSTS[0], tmp_path, client=True)
     known = files["ca.crt"]
     for days in range(0, 800, 7):
-        files = rotation.advance(files, WANTED, SLOW, NOW + timedelta(days=days))
+        files = rotation.advance_certificates(files, WANTED, SLOW, NOW + timedelta(days=days))
         assert trusted(files["tls.crt"], known, NOW + timedelta(days=days))
         assert days > 300 or trusted(before["client.crt"], files["ca.crt"], NOW + timedelta(days=days))
     assert rotation.has_authority_key(files)
@@ -138,27 +142,29 @@ def test_when_the_authority_is_damaged_clients_that_run_are_served_until_they_kn
 
 
 def test_a_certificate_that_ends_before_the_next_authority_is_known_is_made_by_that_one_then():
-    before = rotation.advance({}, WANTED, SLOW, NOW)
-    files = rotation.advance(damage_files(before, authority_key=None), WANTED, SLOW, NOW + timedelta(days=200))
+    before = rotation.advance_certificates({}, WANTED, SLOW, NOW)
+    files = rotation.advance_certificates(
+        damage_files(before, authority_key=None), WANTED, SLOW, NOW + timedelta(days=200)
+    )
     kept, end = files["tls.crt"], NOW + timedelta(days=365)
-    files = rotation.advance(files, WANTED, SLOW, end - timedelta(days=2))
+    files = rotation.advance_certificates(files, WANTED, SLOW, end - timedelta(days=2))
     assert files["tls.crt"] == kept
-    files = rotation.advance(files, WANTED, SLOW, end - timedelta(hours=12))
+    files = rotation.advance_certificates(files, WANTED, SLOW, end - timedelta(hours=12))
     assert trusted(files["tls.crt"], files["authority.crt"], end)
     assert trusted(before["client.crt"], files["ca.crt"], end)
 
 
 @pytest.mark.parametrize("lost", [None, "authority.key", "authority.crt"])
 def test_what_was_lost_comes_back_from_what_we_had_before(lost):
-    before = rotation.advance({}, WANTED, SLOW, NOW)
+    before = rotation.advance_certificates({}, WANTED, SLOW, NOW)
     stored = {} if lost is None else {name: content for name, content in before.items() if name != lost}
-    assert rotation.advance(stored, WANTED, SLOW, NOW, before=before) == before
+    assert rotation.advance_certificates(stored, WANTED, SLOW, NOW, before=before) == before
 
 
 def test_what_we_had_before_never_takes_the_place_of_another_authority():
-    before, others = (rotation.advance({}, WANTED, SLOW, NOW) for _ in range(2))
-    assert rotation.advance(others, WANTED, SLOW, NOW, before=before) == others
-    files = rotation.advance(damage_files(others, authority_key=None), WANTED, SLOW, NOW, before=before)
+    before, others = (rotation.advance_certificates({}, WANTED, SLOW, NOW) for _ in range(2))
+    assert rotation.advance_certificates(others, WANTED, SLOW, NOW, before=before) == others
+    files = rotation.advance_certificates(damage_files(others, authority_key=None), WANTED, SLOW, NOW, before=before)
     assert files["authority.crt"] == others["authority.crt"]
     assert before["authority.crt"] not in files["ca.crt"]
 
@@ -166,24 +172,24 @@ def test_what_we_had_before_never_takes_the_place_of_another_authority():
 @pytest.mark.parametrize("kind", ["leaf", "no extensions", "may not sign"])
 def test_an_authority_that_clients_do_not_accept_is_none(tmp_path, kind):
     """As `kubectl create secret tls` puts there, and `openssl req -x509` makes."""
-    before = rotation.advance({}, WANTED, SLOW, NOW - timedelta(days=30))
+    before = rotation.advance_certificates({}, WANTED, SLOW, NOW - timedelta(days=30))
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "x")])
     builder = certs._builder(name, name, key.public_key(), NOW, NOW + timedelta(days=4000))
     if kind == "may not sign":
         builder = (
             builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(certs._usage(signs_certificates=False), critical=True)
+            .add_extension(certs._key_usage(signs_certificates=False), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         )
-    pair = certs._pair(builder.sign(key, hashes.SHA256()), key)
+    pair = certs._encode_pair(builder.sign(key, hashes.SHA256()), key)
     if kind == "leaf":
         pair = certs.KeyPair(before["tls.crt"], before["tls.key"])
     for bundle in (before["ca.crt"], pair.cert):
         damaged = damage_files(before, authority_crt=pair.cert, authority_key=pair.key, ca_crt=bundle)
-        files = rotation.advance(damaged, WANTED, SLOW, NOW)
+        files = rotation.advance_certificates(damaged, WANTED, SLOW, NOW)
         handshake(files, files["ca.crt"], HOSTS[0], tmp_path, client=True)
-        assert rotation.advance(files, WANTED, SLOW, NOW) == files
+        assert rotation.advance_certificates(files, WANTED, SLOW, NOW) == files
         if bundle == before["ca.crt"]:
             handshake(files, bundle, HOSTS[0], tmp_path, client=True)
 
@@ -191,7 +197,7 @@ def test_an_authority_that_clients_do_not_accept_is_none(tmp_path, kind):
 def announced():
     """A store whose next CA is announced, and the time then."""
     began = NOW - SLOW.authority + SLOW.authority_renew - timedelta(days=1)
-    return rotation.advance(rotation.advance({}, WANTED, SLOW, began), WANTED, SLOW, NOW)
+    return rotation.advance_certificates(rotation.advance_certificates({}, WANTED, SLOW, began), WANTED, SLOW, NOW)
 
 
 SINCES = [
@@ -207,7 +213,7 @@ SINCES = [
 @pytest.mark.parametrize("since", SINCES, ids=repr)
 def test_an_overlap_whose_beginning_cannot_be_read_begins_again(since):
     files = announced()
-    promoted = rotation.advance(files, WANTED, SLOW, NOW + SLOW.overlap)
+    promoted = rotation.advance_certificates(files, WANTED, SLOW, NOW + SLOW.overlap)
     for name, stored, now in (
         ("authority-next.since", files, NOW),
         ("authority-old.since", promoted, NOW + SLOW.overlap),
@@ -215,27 +221,27 @@ def test_an_overlap_whose_beginning_cannot_be_read_begins_again(since):
         damaged = {file: content for file, content in stored.items() if file != name}
         if since is not None:
             damaged[name] = since
-        again = rotation.advance(damaged, WANTED, SLOW, now)
+        again = rotation.advance_certificates(damaged, WANTED, SLOW, now)
         if since != SINCES[3]:  # a year is a year, and that overlap is over
             assert again == stored
-        over = rotation.advance(again, WANTED, SLOW, now + SLOW.overlap)
+        over = rotation.advance_certificates(again, WANTED, SLOW, now + SLOW.overlap)
         assert name not in over, "it goes on"
 
 
 def test_when_all_authorities_have_ended_there_is_a_new_one(tmp_path):
     later = NOW + timedelta(days=20 * 365)
-    files = rotation.advance(announced(), WANTED, SLOW, later)
+    files = rotation.advance_certificates(announced(), WANTED, SLOW, later)
     assert trusted(files["tls.crt"], files["ca.crt"], later)
     assert files["ca.crt"] == files["authority.crt"]
 
 
 @pytest.mark.parametrize("name", ["authority-next.crt", "authority-old.crt", "ca.crt"])
 def test_a_block_that_was_cut_does_not_make_the_bundle_unreadable(name):
-    files = rotation.advance({}, WANTED, SLOW, NOW)
+    files = rotation.advance_certificates({}, WANTED, SLOW, NOW)
     cut = files | {name: files["ca.crt"] + certs.new_authority("next", NOW, timedelta(days=9)).cert[:300]}
     if name == "authority-next.crt":
         cut |= {name: cut[name][-300:]}
-    bundle = rotation.advance(cut, WANTED, SLOW, NOW)["ca.crt"]
+    bundle = rotation.advance_certificates(cut, WANTED, SLOW, NOW)["ca.crt"]
     ssl.create_default_context(cadata=bundle.decode())
     assert bundle.startswith(files["ca.crt"])
     assert bundle.count(b"BEGIN") == bundle.count(b"END")
@@ -256,7 +262,7 @@ def test_ca_rotation_keeps_clients_of_the_old_bundle_working(tmp_path):
     authorities, leafs = set(), set()
     for week in range(12 * 52):
         now = NOW + timedelta(weeks=week)
-        files = rotation.advance(files, wanted, lifetimes, now)
+        files = rotation.advance_certificates(files, wanted, lifetimes, now)
         history.append(files)
         authorities.add(files["authority.crt"])
         leafs.add(files["tls.crt"])
@@ -280,7 +286,7 @@ def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
     authorities = set()
     for step in range(14 * 26):
         now = NOW + timedelta(weeks=2 * step)
-        files = rotation.advance(files, wanted, lifetimes, now)
+        files = rotation.advance_certificates(files, wanted, lifetimes, now)
         history.append(files)
         authorities.add(files["authority.crt"])
         for started in {max(0, step - age) for age in (0, 1, 13, 26)}:
@@ -292,13 +298,13 @@ def test_who_reads_its_certificate_at_its_start_only_may_run_for_a_year():
 
 def test_certificates_can_be_renewed_as_often_as_one_likes():
     """Ten seconds, for tests; every check lies between two renewals of everything."""
-    wanted, lifetimes = WantedCertificates(hosts=HOSTS), Lifetimes.every(timedelta(seconds=10))
+    wanted, lifetimes = WantedCertificates(hosts=HOSTS), Lifetimes.for_period(timedelta(seconds=10))
     files: dict[str, bytes] = {}
     bundles: list[bytes] = []
     leafs, authorities = set(), set()
     for second in range(0, 300, 2):
         now = NOW + timedelta(seconds=second)
-        files = rotation.advance(files, wanted, lifetimes, now)
+        files = rotation.advance_certificates(files, wanted, lifetimes, now)
         bundles.append(files["ca.crt"])
         leafs.add(files["tls.crt"])
         authorities.add(files["authority.crt"])
@@ -312,13 +318,13 @@ def test_real_handshakes_across_a_ca_rotation(tmp_path):
     wanted = WantedCertificates(hosts=HOSTS, client=True)
     short = Lifetimes(overlap=timedelta(days=5))
     began = NOW - timedelta(days=3650 - 700)  # the CA has less than two years left
-    before = rotation.advance({}, wanted, short, began)
-    announced = rotation.advance(before, wanted, short, NOW - timedelta(days=6))
+    before = rotation.advance_certificates({}, wanted, short, began)
+    announced = rotation.advance_certificates(before, wanted, short, NOW - timedelta(days=6))
     assert announced["ca.crt"].startswith(before["ca.crt"])
     assert announced["ca.crt"] != before["ca.crt"]
-    promoted = rotation.advance(announced, wanted, short, NOW)
+    promoted = rotation.advance_certificates(announced, wanted, short, NOW)
     assert promoted["authority.crt"] != before["authority.crt"]
-    finished = rotation.advance(promoted, wanted, short, NOW + timedelta(days=6))
+    finished = rotation.advance_certificates(promoted, wanted, short, NOW + timedelta(days=6))
     handshake(announced, before["ca.crt"], HOSTS[0], tmp_path, client=True)  # a client that knows nothing yet
     handshake(promoted, announced["ca.crt"], HOSTS[0], tmp_path, client=True)
     handshake(announced, promoted["ca.crt"], HOSTS[0], tmp_path, client=True)  # a replica that is late

@@ -31,9 +31,9 @@ def test_replicas_that_start_at_once_agree(tmp_path, existing):
     api.after_request(lambda _: everybody.wait(60), "get", times=6 if existing else 4)
     rotators = [Rotator(store, HOSTS, tmp_path / str(n), need_client=True) for n in "ab"]
     with ThreadPoolExecutor() as pool:
-        first, second = pool.map(Rotator.ensure, rotators, timeout=60)
+        first, second = pool.map(Rotator.ensure_certificates, rotators, timeout=60)
     assert first == second
-    assert filesets.read(tmp_path / "a") == filesets.read(tmp_path / "b")
+    assert filesets.read_files(tmp_path / "a") == filesets.read_files(tmp_path / "b")
     assert api.revision == before + 1
     secret = api.get(paths.secrets("ns", "certs"))
     assert base64.b64decode(secret["data"]["tls.crt"]) == (tmp_path / "a" / "tls.crt").read_bytes()
@@ -43,8 +43,8 @@ def test_directory_store_agrees_too_and_keys_are_private(tmp_path):
     store = tmp_path / "store"
     rotators = [Rotator(DirStore(store), HOSTS, tmp_path / str(n), need_client=True) for n in range(4)]
     with ThreadPoolExecutor() as pool:
-        assert len(set(pool.map(Rotator.ensure, rotators, timeout=60))) == 1
-    sets = [filesets.read(tmp_path / str(n)) for n in range(4)]
+        assert len(set(pool.map(Rotator.ensure_certificates, rotators, timeout=60))) == 1
+    sets = [filesets.read_files(tmp_path / str(n)) for n in range(4)]
     assert sets[0]
     assert all(files == sets[0] for files in sets)
     assert sorted(sets[0]) == ["ca.crt", "client.crt", "client.key", "tls.crt", "tls.key"]
@@ -91,16 +91,16 @@ def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
         clock.step()
         clock.until_waiting()
 
-    filesets.write(tmp_path, {"ca.crt": first})
-    assert followed.ensure() == first
+    filesets.write_files(tmp_path, {"ca.crt": first})
+    assert followed.ensure_certificates() == first
     followed.start()
     clock.until_waiting()
-    filesets.write(tmp_path, {"ca.crt": second})
+    filesets.write_files(tmp_path, {"ca.crt": second})
     looks()
     (tmp_path / "ca.crt").unlink()
     looks()
     assert "there is no CA" in capsys.readouterr().out
-    filesets.write(tmp_path, {"ca.crt": first})
+    filesets.write_files(tmp_path, {"ca.crt": first})
     looks()
     followed.stop()
     assert bundles == [first, second, first]
@@ -111,27 +111,27 @@ def test_a_ca_that_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, cont
     if content is not None:
         (tmp_path / "ca.crt").write_bytes(content)
     with pytest.raises(UnusableCertificates, match=rf"{tmp_path}/ca\.crt: there is no CA.*; put there"):
-        ExternalCertificates(tmp_path, on_bundle=lambda _: None).ensure()
+        ExternalCertificates(tmp_path, on_bundle=lambda _: None).ensure_certificates()
 
 
 def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):
-    assert filesets.read(tmp_path / "nowhere") == {}
+    assert filesets.read_files(tmp_path / "nowhere") == {}
     (tmp_path / "..data").symlink_to("..lost")
-    assert filesets.read(tmp_path) == {}
-    assert filesets.write(tmp_path, {"a": b"1"})
-    assert filesets.read(tmp_path) == {"a": b"1"}
+    assert filesets.read_files(tmp_path) == {}
+    assert filesets.write_files(tmp_path, {"a": b"1"})
+    assert filesets.read_files(tmp_path) == {"a": b"1"}
 
 
 def test_set_of_files_is_replaced_whole(tmp_path):
     """A reader in a loop sees only whole sets."""
-    filesets.write(tmp_path, {"a": b"0", "b.key": b"0"})
+    filesets.write_files(tmp_path, {"a": b"0", "b.key": b"0"})
     stop = threading.Event()
     has_read = threading.Event()
     torn: list[dict] = []
 
     def read() -> None:
         while not stop.is_set():
-            seen = filesets.read(tmp_path)
+            seen = filesets.read_files(tmp_path)
             if len(set(seen.values())) != 1 or len(seen) != 2:
                 torn.append(seen)
             has_read.set()
@@ -142,14 +142,14 @@ def test_set_of_files_is_replaced_whole(tmp_path):
         for number in range(1, 30):
             has_read.clear()
             assert has_read.wait(60), "the reader reads between two writes"
-            assert filesets.write(tmp_path, {"a": b"%d" % number, "b.key": b"%d" % number})
+            assert filesets.write_files(tmp_path, {"a": b"%d" % number, "b.key": b"%d" % number})
             assert (tmp_path / "a").read_bytes() == b"%d" % number
     finally:
         stop.set()
         thread.join()
     assert not torn
-    assert not filesets.write(tmp_path, {"a": b"29", "b.key": b"29"})
-    filesets.write(tmp_path, {"a": b"30"})
+    assert not filesets.write_files(tmp_path, {"a": b"29", "b.key": b"29"})
+    filesets.write_files(tmp_path, {"a": b"30"})
     names_left = sorted(path.name for path in tmp_path.iterdir())
     assert len(names_left) == 3  # the name, the link and one directory
     assert [name for name in names_left if not name.startswith("..")] == ["a"]
@@ -160,13 +160,13 @@ def test_a_running_replica_saves_again_what_was_deleted(tmp_path):
     api = ApiServer()
     store = SecretStore(api.client(), "ns", "certs")
     rotator = Rotator(store, HOSTS, tmp_path, need_client=True)
-    bundle = rotator.ensure()
+    bundle = rotator.ensure_certificates()
     before = store.load().files
     api.remove(paths.secrets("ns", "certs"))
-    assert rotator.ensure() == bundle
+    assert rotator.ensure_certificates() == bundle
     assert store.load().files == before
     store.save({name: content for name, content in before.items() if name != "authority.key"}, store.load().version)
-    assert rotator.ensure() == bundle
+    assert rotator.ensure_certificates() == bundle
     assert store.load().files == before
 
 
@@ -183,7 +183,7 @@ def test_a_deleted_secret_is_back_within_an_hour(tmp_path):
     clock.until_waiting()
     assert store.load().files == before
     rotator.stop()
-    assert Rotator(store, HOSTS, tmp_path / "b", need_client=True).ensure() == before["ca.crt"]
+    assert Rotator(store, HOSTS, tmp_path / "b", need_client=True).ensure_certificates() == before["ca.crt"]
 
 
 def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
@@ -191,7 +191,7 @@ def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
     store = SecretStore(api.client(), "ns", "certs")
     files = certificates.issue_files(NOW)
     store.save({name: content for name, content in files.items() if name != "authority.key"}, "")
-    Rotator(store, HOSTS, tmp_path).ensure()
+    Rotator(store, HOSTS, tmp_path).ensure_certificates()
     assert "the key of the certificate authority is lost" in capsys.readouterr().out
     assert (tmp_path / "tls.crt").read_bytes() == files["tls.crt"]
 
@@ -203,7 +203,7 @@ def test_only_the_data_of_a_secret_is_replaced(tmp_path):
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "o", "uid": "u"}
     others = {"finalizers": ["x.io/kept"], "ownerReferences": [owner], "labels": {"a": "b"}, "annotations": {"c": "d"}}
     before = api.edit(paths.secrets("ns", "certs"), metadata=others, type="kubernetes.io/tls")
-    Rotator(store, HOSTS, tmp_path).ensure()
+    Rotator(store, HOSTS, tmp_path).ensure_certificates()
     after = api.get(paths.secrets("ns", "certs"))
     assert after["data"]["tls.crt"] != before["data"]["tls.crt"]
     assert after["type"] == "kubernetes.io/tls", "it cannot be changed"
@@ -216,7 +216,7 @@ def test_a_secret_that_is_immutable_is_named_with_the_remedy(tmp_path):
     store.save(certificates.issue_files(NOW - timedelta(days=300)), "")
     api.edit(paths.secrets("ns", "certs"), immutable=True)
     with pytest.raises(errors.Invalid, match=r"Secret ns/certs: immutable: true, .*; replace the Secret"):
-        Rotator(store, HOSTS, tmp_path).ensure()
+        Rotator(store, HOSTS, tmp_path).ensure_certificates()
 
 
 @pytest.mark.parametrize("hours", [-5, 5])
@@ -228,7 +228,7 @@ def test_a_replica_whose_clock_is_wrong_leaves_good_certificates_and_makes_good_
         store = SecretStore(api.client(), "ns", name)
         if before:
             store.save(before, "")
-        Rotator(store, HOSTS, tmp_path / name, clock=wrong).ensure()
+        Rotator(store, HOSTS, tmp_path / name, clock=wrong).ensure_certificates()
         files = store.load().files
         assert not before or files == before
         for file in (rotation.AUTHORITY_CERT, rotation.SERVER_CERT):

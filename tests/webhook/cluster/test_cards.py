@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cardwise.core.api import classes
 from cardwise.core.values.quantity import MiB
-from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from webhook.cluster import cards as module
 from webhook.cluster.cards import CardFacts, CardSums
 from webhook.pods.validate import CardSizes
@@ -78,10 +78,10 @@ def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at
 
 def test_a_node_with_cards_without_number_counts_with_as_many_as_the_extender_counts():
     sums = CardSums(KEPT_BACK)
-    for i in range(2 * MOST_CARDS):
+    for i in range(2 * MAX_CARDS_PER_NODE):
         sums.on_change(f"c{i}", None, card("n1"))
-    assert sums.class_sizes(None).max_cards == MOST_CARDS
-    for i in range(2 * MOST_CARDS):
+    assert sums.class_sizes(None).max_cards == MAX_CARDS_PER_NODE
+    for i in range(2 * MAX_CARDS_PER_NODE):
         sums.on_delete(f"c{i}", card("n1"))
     assert sums.class_sizes(None) == CardSizes()
 

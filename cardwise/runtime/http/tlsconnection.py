@@ -68,7 +68,7 @@ class TlsConnection:
         return bytes(data)
 
     @property
-    def pending(self) -> bool:
+    def has_pending_data(self) -> bool:
         """Whether something has come with the end of the handshake, of which the socket tells no more."""
         return bool(self._incoming.pending)
 

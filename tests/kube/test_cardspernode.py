@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import pytest
 
 from cardwise.kube import errors, paths
-from cardwise.kube.mostcards import CardsPerNodeLimit
-from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.cardspernode import CardsPerNodeLimit
+from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.kube.watch.store import Store
 from tests.fakes.apiserver import ApiServer, Fault
@@ -32,20 +32,22 @@ class World:
 
     def put_card(self, key: str, node: str) -> bool:
         """Whether it is kept."""
-        diff = self.store.apply(key, self.limited.project(f"{key}@{node}".encode()))
+        diff = self.store.apply_event(key, self.limited.project(f"{key}@{node}".encode()))
         for gone, old in diff.deleted:
             self.limited.on_delete(gone, old)
         return self.store.get(key) is not None
 
     def remove(self, key: str) -> None:
-        for gone, old in self.store.apply(key, None).deleted:
+        for gone, old in self.store.apply_event(key, None).deleted:
             self.limited.on_delete(gone, old)
 
 
 def test_no_more_cards_of_a_node_are_kept_than_count():
     world = World()
-    assert [world.put_card(f"evil-{i}", "evil") for i in range(MOST_CARDS + 9)] == [True] * MOST_CARDS + [False] * 9
-    assert len(world.store) == MOST_CARDS
+    assert [world.put_card(f"evil-{i}", "evil") for i in range(MAX_CARDS_PER_NODE + 9)] == [
+        True
+    ] * MAX_CARDS_PER_NODE + [False] * 9
+    assert len(world.store) == MAX_CARDS_PER_NODE
     assert world.put_card("evil-0", "evil"), "a change of one that is kept"
     assert world.put_card("honest-0", "honest")
     world.remove("evil-0")
@@ -74,23 +76,23 @@ def test_a_list_that_ends_early_takes_no_places_away():
         limited.project,
         limited,
         on_list_failed=limited.on_list_failed,
-        list_limit=MOST_CARDS,
+        list_limit=MAX_CARDS_PER_NODE,
         clock=clock,
     )
     put_card("a-moves")
     put_card("z-stays")
     reflector._relist()
     put_card("a-moves", "n2")
-    for index in range(MOST_CARDS):
+    for index in range(MAX_CARDS_PER_NODE):
         put_card(f"b-{index:03}")
     api.fault(Fault(), "list")  # the first page comes, the second one fails
     api.fault(Fault(status=500), "list")
     with pytest.raises(errors.ServerError):
         reflector._relist()
     assert limited._node_of == {"a-moves": "n1", "z-stays": "n1"}
-    for index in range(MOST_CARDS):
+    for index in range(MAX_CARDS_PER_NODE):
         api.remove(paths.extendedresources(f"b-{index:03}"))
-    for index in range(MOST_CARDS - 1):
+    for index in range(MAX_CARDS_PER_NODE - 1):
         put_card(f"c-{index:03}")
     reflector._relist()
     assert reflector.store.snapshot().keys() == {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cardwise.runtime.http.tlsline import TlsConnection
+from cardwise.runtime.http.tlsconnection import TlsConnection
 
 
 class KeysAgain:

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from cardwise.kube.survey import MOST_CARDS
+from cardwise.kube.survey import MAX_CARDS_PER_NODE
 from cardwise.kube.watch.reflector import Handler, Project
 
 _log = structlog.get_logger(__name__)
@@ -25,8 +25,8 @@ T = TypeVar("T", bound=NodeObject)
 
 
 class CardsPerNodeLimit(Generic[T]):
-    """Projection and handler of one reflector: the first `MOST_CARDS` of each node are kept, the others ignored until
-    their next event after one of these is gone.
+    """Projection and handler of one reflector: the first `MAX_CARDS_PER_NODE` of each node are kept, the others ignored
+    until their next event after one of these is gone.
 
     An object is admitted when it is projected. In a list that is before the store has it, and if the list ends early
     the store never gets it: then `on_list_failed` takes back what was admitted.
@@ -72,13 +72,15 @@ class CardsPerNodeLimit(Generic[T]):
             return True
         former_node = self._node_of.get(key, "")
         self._forget(key)
-        is_full = len(self._keys.get(node, ())) >= MOST_CARDS
+        is_full = len(self._keys.get(node, ())) >= MAX_CARDS_PER_NODE
         if former_node or not is_full:
             self._pending.setdefault(key, former_node)
         if is_full:
             if node not in self._warned:
                 self._warned.add(node)
-                _log.warning("too many ExtendedResources on a node; ignored the others", node=node, most=MOST_CARDS)
+                _log.warning(
+                    "too many ExtendedResources on a node; ignored the others", node=node, most=MAX_CARDS_PER_NODE
+                )
             return False
         self._keep(key, node)
         return True
