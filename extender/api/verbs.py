@@ -15,7 +15,7 @@ from cardwise.core.values.quantity import Unit
 from cardwise.core.values.refusals import Refusal
 from extender.cache.placing import PlacementRequest
 from extender.cache.quotas import FullEntry
-from extender.cache.reservations import MARKS, KnownBinding, Phase
+from extender.cache.reservations import PHASE_NAMES, KnownBinding, Phase
 from extender.nomination.nominator import YOUNGEST
 from extender.records.pod import Pod
 from extender.records.podref import PodRef
@@ -33,7 +33,7 @@ from extender.state import State
 TOP = 10  # kube-scheduler's MaxExtenderPriority
 
 # Counted as used, but no pod is there yet.
-_HIDDEN_MARKS = (MARKS[Phase.RESERVED], MARKS[Phase.WAITING], MARKS[Phase.BINDING])
+_HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
 UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is tried again"
 
 
@@ -230,7 +230,7 @@ def _inspect_node(state: State, name: str, unit: Unit) -> dict[str, Any] | None:
         node, holdings = known.copy(), ledger.holdings(name)
     pods: dict[int, list[dict[str, Any]]] = {}
     for holding in holdings:
-        if holding.mark in _HIDDEN_MARKS:
+        if holding.phase_name in _HIDDEN_PHASES:
             continue
         on: dict[int, int] = {}
         for share in holding.assignment.shares():

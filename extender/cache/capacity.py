@@ -15,7 +15,7 @@ from extender.cache.nodeload import NodeLoads
 from extender.queue.schedulingqueue import SchedulingQueue
 from extender.records.nodeinfo import PlacedPod
 
-RESERVED: Final = "reserved"  # mark of what is reserved for a pod that kube-scheduler may have nominated there
+RESERVED: Final = "reserved"  # `Holding.phase_name` of cards that filter has reserved for a pod
 
 
 class Capacity:
@@ -46,7 +46,7 @@ class Capacity:
         if before is not None and (current is None or not current.counts_like(before)):
             # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
             # the planner of gangs has to know what it offers now.
-            free = self.mark_freed if before.mark == RESERVED else self.mark_released
+            free = self.mark_freed if before.phase_name == RESERVED else self.mark_released
             free(before.node, seen=seen)
             for node in self.ledger.nodes_of(before) - {before.node}:
                 free(node, seen=seen)  # the pod's card is on another node than the pod

@@ -19,8 +19,8 @@ from cardwise.core.preemption import preemption
 from cardwise.core.preemption.preemption import FullNode, Preemptor, Resident, Victims
 from cardwise.kube.pods.budgets import Budgets
 from extender.cache.cache import Cache
-from extender.cache.nominations import KEPT
-from extender.cache.reservations import MARKS, Phase
+from extender.cache.nominations import NOMINATED
+from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.pod import WaitingPod
 
 MANY: Final = 64  # nodes with reserved cards: counting more takes longer than other callers may wait for the lock
@@ -97,7 +97,7 @@ class NominatedPods:
                 self._nominations.set_assignment(claimant.uid, node, assignment)
             # Of no namespace: no quota counts it before it is bound.
             mps_client = claimant.request.mps_client
-            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, KEPT, mps_client)
+            holding = Holding(f"{claimant.uid}@{node}", "", claimant.ref.name, node, assignment, NOMINATED, mps_client)
             reserved.append(NominatedReservation(holding, claimant.load, place.victims))
         return reserved
 
@@ -262,5 +262,5 @@ class NominatedPods:
 
 def _unevictable_resident(holding: Holding, gone: Collection[str]) -> Resident:
     """A holding that cannot be evicted: a plan, or the share of a vanished pod."""
-    going = holding.mark == MARKS[Phase.TERMINATING] or holding.uid in gone
+    going = holding.phase_name == PHASE_NAMES[Phase.TERMINATING] or holding.uid in gone
     return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)

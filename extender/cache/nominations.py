@@ -34,7 +34,7 @@ _SHOWN_SECONDS = 1.0  # after which the watch has usually shown it
 _GOING_SECONDS = 5.0  # in which kube-scheduler has deleted the victims, and the watch has shown it
 _KEEP_SECONDS = 60.0  # for which cards are reserved once the victims are gone
 
-KEPT = "nominated"  # the mark of what is reserved
+NOMINATED = "nominated"  # `Holding.phase_name` of cards that are reserved for a nominated pod
 
 
 @dataclass(frozen=True, slots=True)

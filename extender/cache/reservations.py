@@ -92,8 +92,8 @@ TRANSITIONS: Final[Mapping[Phase | None, frozenset[Phase | None]]] = {
     Phase.ORPHANED: frozenset({*PLANS, Phase.BINDING, Phase.TERMINATING, Phase.BOUND, None}),
 }
 
-# What a phase is called in metrics and in `cardwise inspect`.
-MARKS: Final[Mapping[Phase, str]] = {
+# What metrics and `cardwise inspect` call each phase.
+PHASE_NAMES: Final[Mapping[Phase, str]] = {
     Phase.NOMINATED: RESERVED,
     Phase.RESERVED: RESERVED,
     Phase.WAITING: "waiting",
@@ -232,7 +232,7 @@ class Reservations:
             return None
         if row.phase in (Phase.TERMINATING, Phase.ORPHANED):
             if self._is_reported(row.holding):
-                return replace(row.holding, mark=REPORTED)
+                return replace(row.holding, phase_name=REPORTED)
             return row.holding if row.phase is Phase.TERMINATING else None
         return row.holding
 
@@ -272,15 +272,19 @@ class Reservations:
         return {*self._by_phase[Phase.BINDING], *self._by_phase[Phase.UNCONFIRMED]}
 
     def reservation_counts(self) -> dict[str, int]:
-        """The number of shares in the ledger by mark. Shares of bound pods have the mark of ACCEPTED here."""
+        """The number of shares in the ledger by phase name. Shares of bound pods have the name of ACCEPTED here."""
         counts = Counter(
-            {MARKS[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND]), MARKS[Phase.TERMINATING]: 0, REPORTED: 0}
+            {
+                PHASE_NAMES[Phase.ACCEPTED]: len(self._by_phase[Phase.BOUND]),
+                PHASE_NAMES[Phase.TERMINATING]: 0,
+                REPORTED: 0,
+            }
         )
         for phase, there in self._by_phase.items():
             if there and phase not in (Phase.BOUND, Phase.ORPHANED):
-                counts.setdefault(MARKS[phase], 0)
+                counts.setdefault(PHASE_NAMES[phase], 0)
             if phase is not Phase.BOUND:
-                counts.update(holding.mark for uid in there if (holding := self.holding(uid)) is not None)
+                counts.update(holding.phase_name for uid in there if (holding := self.holding(uid)) is not None)
         strays = 0  # as `unknown_holding` says, without a call for each of tens of thousands of pods
         for uid, nodes in self._reports.reported_nodes().items():
             row = self._rows.get(uid)
@@ -536,8 +540,8 @@ class Reservations:
             del self._by_phase[before.phase][row.pod.uid]
         if row.gang:
             self._by_gang.setdefault(row.gang, {})[row.pod.uid] = row
-        if row.holding is not None and row.holding.mark != MARKS[row.phase]:
-            row.holding = replace(row.holding, mark=MARKS[row.phase])
+        if row.holding is not None and row.holding.phase_name != PHASE_NAMES[row.phase]:
+            row.holding = replace(row.holding, phase_name=PHASE_NAMES[row.phase])
         self._rows[row.pod.uid] = self._by_phase[row.phase][row.pod.uid] = row
         self._sync_capacity(row.pod.uid)
 
@@ -545,8 +549,8 @@ class Reservations:
         _check_transition(row.pod, row.phase, phase)
         del self._by_phase[row.phase][row.pod.uid]
         row.phase, row.since = phase, self._clock.now()
-        if row.holding is not None and row.holding.mark != MARKS[phase]:
-            row.holding = replace(row.holding, mark=MARKS[phase])
+        if row.holding is not None and row.holding.phase_name != PHASE_NAMES[phase]:
+            row.holding = replace(row.holding, phase_name=PHASE_NAMES[phase])
         self._by_phase[phase][row.pod.uid] = row
         self._sync_capacity(row.pod.uid)
 

@@ -51,7 +51,7 @@ _MOST_NAMESPACES: Final = 1024  # whose last time is remembered
 _NEVER: Final = float("-inf")
 _NO_LOAD: Final = Load(0, 0, 0)
 
-MARK: Final = "gang reservation"  # of the holdings
+PHASE_NAME: Final = "gang reservation"  # of the holdings
 
 
 class GangReservation:
@@ -239,7 +239,7 @@ class GangReservation:
                     member.name,
                     node,
                     planned.assignments[member.uid],
-                    MARK,
+                    PHASE_NAME,
                     member.request.mps_client if member.request is not None else COMMON,
                 )
                 for member in with_cards

@@ -51,12 +51,12 @@ _REFUSALS = (errors.Conflict, errors.Forbidden, errors.Invalid, errors.BadReques
 class PodState(Enum):
     """The state of a pod that was pending when it was last seen, by a consistent read or the response to a write."""
 
-    UNBOUND = "waits"  # it has no node; after `fence_pod` no earlier Binding can bind it any more
-    UNFENCED = "unproven"  # it has no node, and cannot be changed: an earlier Binding may still bind it
+    UNBOUND = "unbound"  # it has no node; after `fence_pod` no earlier Binding can bind it any more
+    UNFENCED = "unfenced"  # it has no node, and cannot be changed: an earlier Binding may still bind it
     BOUND = "bound"
-    BOUND_BY_OTHER = "taken"  # bound by another program
-    FINISHED = "ended"  # bound, and it has finished: no container of it will use a card
-    DELETED = "gone"
+    BOUND_BY_OTHER = "bound-by-other"  # bound by another program
+    FINISHED = "finished"  # bound, and it has finished: no container of it will use a card
+    DELETED = "deleted"
 
 
 class FenceSummary(NamedTuple):

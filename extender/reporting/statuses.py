@@ -18,13 +18,13 @@ from cardwise.core.placement.holding import REPORTED, Holding
 from cardwise.core.placement.ledger import Ledger
 from cardwise.core.values import wording
 from cardwise.core.values.decoded import Json
-from extender.cache.reservations import MARKS, Phase
+from extender.cache.reservations import PHASE_NAMES, Phase
 from extender.records.objects import CardStatus, ClassRecord, QuotaRecord, ShareRecord
 
 NOTHING_ALLOCATED = CardStatus(memory=0, core=0, shares=0, whole=False, pods=0, free=0)
 
 _MOST_CLASSES = 1024  # of a card, as the schema says
-_DELETED_POD_MARKS = (MARKS[Phase.TERMINATING], REPORTED)  # the marks of what pods hold whose object is gone
+_DELETED_POD_PHASES = (PHASE_NAMES[Phase.TERMINATING], REPORTED)  # of what pods hold whose object is gone
 _LONGEST_SUMMARY = 32_768  # characters, as the schema says
 CLASS_NOT_FOUND = "ResourceClassNotFound"  # the reason of a condition, and of the event
 
@@ -141,7 +141,7 @@ def _allocations(ledger: Ledger, node: str, uuid_of: Mapping[int, str]) -> dict[
             allocation.shares += 1
             allocation.whole = True
             allocation.pods += 1
-        if holding.mark in _DELETED_POD_MARKS and holding.charged:
+        if holding.phase_name in _DELETED_POD_PHASES and holding.charged:
             for uuid, record in _terminating_shares(holding, own_uuid_of):
                 if ledger.counts_on(node, holding, uuid):
                     allocations[uuid].terminating += (record,)

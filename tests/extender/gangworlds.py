@@ -249,7 +249,7 @@ class World:
     def unbound_shares(self) -> int:
         """Shares in the ledger behind which no bound pod stands."""
         with self.state.view() as ledger:
-            return sum(len(holding.assignment.shares()) for holding in ledger.holdings() if holding.mark)
+            return sum(len(holding.assignment.shares()) for holding in ledger.holdings() if holding.phase_name)
 
     def over_full(self) -> list[str]:
         with self.state.view() as ledger:

@@ -93,7 +93,7 @@ def free(state: State, node: str = "n1") -> list[int]:
 def mark(state: State, uid: str) -> str | None:
     with state.view() as ledger:
         holding = ledger.holding(uid)
-        return holding.mark if holding is not None else None
+        return holding.phase_name if holding is not None else None
 
 
 def plan(

@@ -74,7 +74,7 @@ def test_devices_are_no_cards_but_held_and_classed_as_they_are():
     ]
     assert set(first.device_holds) == {"rdma-n1-0", "rdma-n1-1"}
     assert not ledger.node("n2").devices[0].healthy
-    assert (ledger.holding("n1/gone").mark, ledger.holding("n1/gone").assignment.shares()) == ("reported", [])
+    assert (ledger.holding("n1/gone").phase_name, ledger.holding("n1/gone").assignment.shares()) == ("reported", [])
     assert ledger.violations() == []
 
 

@@ -181,8 +181,8 @@ def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
     """Mark the shares of pods that are already being deleted, so that they are not named as pods to delete."""
     ending = {pod["metadata"].get("uid") for pod in pods if pod["metadata"].get("deletionTimestamp")}
     for holding in cluster_survey.ledger.holdings():
-        if holding.uid in ending and not holding.mark:
-            cluster_survey.ledger.set_holding(replace(holding, mark=remedies.ENDING))
+        if holding.uid in ending and not holding.phase_name:
+            cluster_survey.ledger.set_holding(replace(holding, phase_name=remedies.ENDING))
 
 
 def _read_surroundings(

@@ -21,7 +21,7 @@ from cardwise.core.values.refusals import Refusal
 from cardwise.core.values.shellcommand import command
 from cardwise.kube.survey import Survey
 
-ENDING = "ending"  # mark of a pod that is deleted and whose containers may still run
+ENDING = "ending"  # the phase name of a pod that is deleted and whose containers may still run
 _FEW = 5  # pods or cards named in one line
 _LEAST = 256  # MiB: less is nothing to advise
 _MEMBERS = 16  # of a gang, for whom room is looked for
@@ -65,7 +65,7 @@ def suggest_remedies(
 
 def describe_holder(holding: Holding, uuid: str = "") -> str:
     """A pod and what it holds, of one card if `uuid` names it. A pod that is ending or gone has a mark."""
-    state_note = ", is ending" if holding.mark == ENDING else ", its pod is gone" if holding.mark else ""
+    state_note = ", is ending" if holding.phase_name == ENDING else ", its pod is gone" if holding.phase_name else ""
     of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
     return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{state_note})"
 
@@ -81,7 +81,9 @@ def _suggest_less(
 
 def _suggest_former(namespace: str, views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
     """A rolling update starts the new pod before it ends the old one, which holds the card."""
-    holders = (holding for view in views for card in view.cards for holding in card.holders if holding.mark != ENDING)
+    holders = (
+        holding for view in views for card in view.cards for holding in card.holders if holding.phase_name != ENDING
+    )
     own_request = dict.fromkeys(
         holding.name for holding in holders if holding.namespace == namespace and holding.name in surroundings.former
     )

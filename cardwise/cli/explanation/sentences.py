@@ -515,7 +515,7 @@ def _describe_shortage(views: Sequence[explanation.DevicesView]) -> list[str]:
 
 def _describe_devices(view: explanation.DevicesView) -> str:
     short, sick = view.requested - view.free, view.total - view.healthy
-    holder_names = ", ".join(sorted(f"{holding.namespace}/{holding.marked_name}" for holding in view.holders))
+    holder_names = ", ".join(sorted(f"{holding.namespace}/{holding.name_with_phase}" for holding in view.holders))
     return (
         f"{view.resource_class}: {view.requested} requested, {view.free} of {wording.pluralize(view.total, 'device')} "
         "free"

@@ -57,7 +57,7 @@ def _pods_table(ledger: Ledger, node: NodeState) -> str:
             if position is not None:
                 held[position] += share.mem
         of_node = f" (of node {holding.node})" if holding.node != node.name else ""
-        rows.append([holding.marked_name + of_node, holding.namespace, *map(str, held)])
+        rows.append([holding.name_with_phase + of_node, holding.namespace, *map(str, held)])
     sums = [
         ["Allocated :", f"{_used_mib(node)} ({_format_percent(_used_mib(node), _total_mib(node))})"],
         ["Total :", str(_total_mib(node))],
@@ -72,7 +72,9 @@ def _devices_table(ledger: Ledger, node: NodeState) -> str:
     held = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "USED-BY"]]
     for device in node.devices:
-        holder_names = ", ".join(f"{holding.namespace}/{holding.marked_name}" for holding in held.get(device.uuid, ()))
+        holder_names = ", ".join(
+            f"{holding.namespace}/{holding.name_with_phase}" for holding in held.get(device.uuid, ())
+        )
         reason = ", ".join(["unhealthy"] * (not device.healthy) + ["cordoned"] * device.cordoned)
         state = (holder_names or "-") + (f" ({reason})" if reason and (device.cordoned or not holder_names) else "")
         rows.append([device.uuid, device.kind, device.model or "-", ",".join(sorted(device.classes)) or "-", state])

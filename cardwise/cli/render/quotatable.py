@@ -32,7 +32,7 @@ def _holder_rows(views: Sequence[EntryView]) -> list[list[str]]:
     for view in views:
         for holding, part in view.holders:
             quota_cells = [view.quota.namespace, view.quota.name, quotas.title(view.entry)]
-            rows.append([*quota_cells, holding.marked_name, holding.node, *map(str, part)])
+            rows.append([*quota_cells, holding.name_with_phase, holding.node, *map(str, part)])
     return rows
 
 

@@ -6,13 +6,16 @@ from typing import Final
 from cardwise.core.api.assignment import Assignment
 from cardwise.core.api.mpsprofile import COMMON, MpsClient
 
-REPORTED: Final = "reported"  # the mark of what a node reports of a pod that is gone
+REPORTED: Final = "reported"  # the phase name of what a node reports of a pod that is gone
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one pod holds. `mark`: why it counts, if there is no bound pod (reserved, or its pod is gone). `mps_client`:
-    how the pod uses MPS. `charged`: quotas count it.
+    """What one pod holds.
+
+    phase_name: the phase of its reservation, as metrics and `cardwise inspect` name it; "" for a bound pod.
+    mps_client: how the pod uses MPS.
+    charged: quotas count it.
     """
 
     uid: str
@@ -20,14 +23,14 @@ class Holding:
     name: str
     node: str
     assignment: Assignment
-    mark: str = ""
+    phase_name: str = ""
     mps_client: MpsClient = COMMON
     charged: bool = True
 
     @property
-    def marked_name(self) -> str:
-        """The pod's name, and its mark in brackets if it has one."""
-        return f"{self.name} ({self.mark})" if self.mark else self.name
+    def name_with_phase(self) -> str:
+        """The pod's name, with the phase in brackets unless the pod is bound."""
+        return f"{self.name} ({self.phase_name})" if self.phase_name else self.name
 
     def counts_like(self, other: "Holding") -> bool:
         """Whether no count changes if this takes the place of the other."""

@@ -228,7 +228,7 @@ class Ledger:
         before = self._holdings.get(holding.uid)
         gone: FormerKinds = {}
         if before is not None and holding.counts_like(before):
-            # Only the mark or the name is new: nothing to count.
+            # Only the phase or the name is new: nothing to count.
             self._own(holding.node).holdings[holding.uid] = holding
             self._holdings = self._holdings.set(holding.uid, holding)
         else:

@@ -158,7 +158,7 @@ def find_cheapest_node(
     for view in sorted(refused, key=lambda view: (_least_short(view), view.name))[:_LOOKED_AT]:
         node = ledger.node(view.name)
         here = {holding.uid: holding for holding in ledger.holdings(view.name) if holding.uid not in kept}
-        residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.mark)) for h in here.values()]
+        residents = [preemption.Resident(h.uid, 0, Load(0, 0, 0), h, going=bool(h.phase_name)) for h in here.values()]
         victims = preemption.least_harmful_victims(
             preemption.FullNode(kinds=ledger.kinds, node=node, free=_PLENTY, residents=residents), newcomer
         )

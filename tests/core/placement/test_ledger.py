@@ -189,7 +189,7 @@ def test_a_new_mark_is_no_change_of_the_node(ledger):
     ledger.set_holding(holding("u", 100, 0))
     changed = ledger.watch()
     changed.clear()
-    planned = replace(holding("u", 100, 0), mark="planned")
+    planned = replace(holding("u", 100, 0), phase_name="planned")
     ledger.set_holding(planned)
     assert (changed, ledger.holdings("n1"), ledger.holdings("n2")) == (set(), [planned], [])
     ledger.set_holding(holding("u", 101, 0))

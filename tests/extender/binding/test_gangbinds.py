@@ -177,7 +177,7 @@ def test_a_member_that_is_refused_keeps_its_cards(server):
     with pytest.raises(BindFailed, match="denied"):
         calls[1].result(60)
     with server.state.view() as ledger:
-        assert ledger.holding("uid-g1").mark == "waiting"
+        assert ledger.holding("uid-g1").phase_name == "waiting"
     assert refused.remaining == 0
     assert server.bind("g1").result(60) == "bound"
 

@@ -123,7 +123,7 @@ def test_what_was_posted_is_bound_once_the_watch_shows_the_same(table):
     begun(table, seen.assignment, mps_client=seen.mps_client)
     table.confirm(POD.uid, Phase.ACCEPTED)
     table.mark_bound(seen)
-    assert (table.get(POD.uid).phase, table.get(POD.uid).holding.mark) == (Phase.BOUND, "")
+    assert (table.get(POD.uid).phase, table.get(POD.uid).holding.phase_name) == (Phase.BOUND, "")
 
 
 def test_a_bound_pod_holds_what_its_annotations_say_now(table):
@@ -460,6 +460,6 @@ def test_each_share_is_counted_once_in_the_metrics(clock):
     reported = ("uid-a", "uid-still", "one", "two")
     world.set_card(*as_card(resource(0, reported=[reported_share(uid, 10) for uid in reported])))
     with world.view() as ledger:
-        counts = Counter(holding.mark or "bound" for holding in ledger.holdings())
+        counts = Counter(holding.phase_name or "bound" for holding in ledger.holdings())
     assert world.reservation_counts() == counts
     assert counts == {"bound": 2, "reserved": 1, "binding": 1, "unconfirmed": 1, "terminating": 1, "reported": 3}
