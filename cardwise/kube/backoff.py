@@ -1,22 +1,22 @@
 """Back-off: how long to wait before trying again, capped exponential, with jitter.
 
-Every loop that talks to the API server waits like this. The jitter keeps a thousand node agents from coming back in the
-same second after an API server restart.
+All loops that call the API server pause like this. The jitter spreads the requests of a thousand node agents after an
+API server restart.
 """
 
 import random
 
-LEADER_RETRY_AFTER = 5.0  # seconds; `longest_retry_after` of a loop of the leader, for which all waiting pods wait
+LEADER_RETRY_AFTER = 5.0  # seconds; `longest_retry_after` for loops of the leader, on which all pending pods wait
 _LONGEST_RETRY_AFTER = 30.0  # seconds; a proxy that names an hour must not stop a loop for an hour
 
 
 class Backoff:
-    """Delays in seconds: `initial`, then twice as much each time up to `cap`, each drawn from its upper half.
+    """Delays that double, each drawn at random from its upper half. Not thread-safe: one per loop.
 
-    `longest_retry_after`: so many seconds count at most of what a server's Retry-After asks for. A loop of the leader,
-    on which the cluster waits, has less than the others.
-
-    Not thread-safe: one for each loop.
+    initial: the first delay, in seconds.
+    cap: the longest delay, in seconds.
+    longest_retry_after: seconds of a server's Retry-After that are respected. Loops of the leader, on which the cluster
+        waits, have less than the others.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class Backoff:
         self._current = initial
 
     def next_delay(self, at_least: float | None = None) -> float:
-        """Seconds to wait now; `at_least` is what a server's Retry-After asked for."""
+        """The seconds to wait now. `at_least`: the seconds of a server's Retry-After."""
         delay = self._current * random.uniform(0.5, 1.0)  # noqa: S311 - spread, not secrecy
         self._current = min(self._cap, 2 * self._current)
         if at_least is None:
             return delay
         at_least = min(at_least, self._longest_retry_after)
-        # Spread on top: all clients were told the same number.
+        # With jitter on top: all clients received the same number.
         return at_least + min(delay, 0.25 * at_least + self._initial)
 
     def reset(self) -> None:

@@ -1,7 +1,7 @@
 """Limits how many ExtendedResources of one node a process keeps.
 
-A node may create as many as it likes, each with up to hundreds of KiB. What is counted is limited where it is counted;
-here is the limit of memory, for the processes that keep the cards of all nodes.
+A node may create any number of them, each with up to hundreds of KiB. This limits the memory of processes that keep the
+cards of all nodes; the parts that count cards have limits of their own.
 """
 
 from typing import Generic, Protocol, TypeVar
@@ -25,24 +25,24 @@ T = TypeVar("T", bound=NodeObject)
 
 
 class CardsPerNodeLimit(Generic[T]):
-    """Projection and handler of one reflector: the first `MAX_CARDS_PER_NODE` of each node are kept, the others ignored
-    until their next event after one of these is gone.
+    """The projection and handler of one reflector. It keeps the first `MAX_CARDS_PER_NODE` objects of each node, and
+    ignores the others until their next event after a kept object was deleted.
 
-    An object is admitted when it is projected. In a list that is before the store has it, and if the list ends early
-    the store never gets it: then `on_list_failed` takes back what was admitted.
+    An object is admitted when it is projected. In a list, that is before the store has the object, and if the list
+    fails the store never gets it: then `on_list_failed` undoes the admission.
     """
 
     def __init__(self, project: Project[T], handler: Handler[T]) -> None:
         self._project = project
         self._handler = handler
-        self._node_of: dict[str, str] = {}  # by key, of those that are kept
-        self._keys: dict[str, set[str]] = {}  # the same, by node
+        self._node_of: dict[str, str] = {}  # the nodes of the kept objects, by key
+        self._keys: dict[str, set[str]] = {}  # the keys of the kept objects, by node
         self._warned: set[str] = set()
-        # Admissions that the store does not have yet: by key, the node for which it was kept before, "" for none.
+        # Admitted objects that the store does not have yet: by key, the node for which it was kept before, or "".
         self._pending: dict[str, str] = {}
 
     def project(self, content: bytes) -> tuple[str, T] | None:
-        """As a reflector's projection."""
+        """Project an object for the reflector; None if the node has too many."""
         projected = self._project(content)
         return projected if projected is not None and self._admit(projected[0], projected[1].node) else None
 
@@ -60,7 +60,7 @@ class CardsPerNodeLimit(Generic[T]):
         self._handler.on_synced()
 
     def on_list_failed(self) -> None:
-        """As a reflector's hook."""
+        """Undo the admissions of a list that failed. A hook of the reflector."""
         for key, node in self._pending.items():
             self._forget(key)
             if node:
@@ -78,9 +78,7 @@ class CardsPerNodeLimit(Generic[T]):
         if is_full:
             if node not in self._warned:
                 self._warned.add(node)
-                _log.warning(
-                    "too many ExtendedResources on a node; ignored the others", node=node, most=MAX_CARDS_PER_NODE
-                )
+                _log.warning("ignored ExtendedResources: the node has too many", node=node, limit=MAX_CARDS_PER_NODE)
             return False
         self._keep(key, node)
         return True

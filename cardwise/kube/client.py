@@ -1,7 +1,7 @@
-"""A client of the API server: keep-alive connections, and requests as bytes and dicts.
+"""A client of the API server with keep-alive connections; requests and responses are bytes and dicts.
 
-The generated client costs ten times as much for each object as decoding what we need (docs/design/0014-libraries.md),
-and bind is a hot path. `credentials` finds address, TLS and token. Never retries; the caller knows what may be
+The generated client takes ten times as long per object (docs/design/0014-libraries.md), and bind is a hot path.
+`credentials` finds the address, TLS settings and token. The client never retries: the caller knows which calls may be
 repeated.
 """
 
@@ -33,8 +33,8 @@ from cardwise.kube.watching import Watch
 
 JSON = "application/json"
 CONNECT_TIMEOUT = 5.0
-MAX_BYTES = 64 << 20  # of an answer, and of a page of a list; one object has some MiB at most
-MAX_BYTES_WHOLE = 2 << 30  # of a list in one answer: 60,000 pods of 10 KiB have 600 MiB
+MAX_BYTES = 64 << 20  # of a response, and of a page of a list; an object has a few MiB at most
+MAX_BYTES_WHOLE = 2 << 30  # of a list in one response: 60,000 pods of 10 KiB are 600 MiB
 
 PatchKind = Literal["merge", "strategic", "json"]
 PATCH_TYPES: dict[PatchKind, str] = {
@@ -50,12 +50,12 @@ _T = TypeVar("_T")
 # the request's own work.
 _TOKEN_SECONDS = 10.0
 _PIECE = 65_536  # bytes
-_WATCH_HEADERS_SECONDS = 15.0  # an API server sends them at once, or after the request has waited in its queues
-_WATCH_SPARE = 60.0  # seconds after which a watch is over that the API server should have ended
-_MAX_ERROR_BYTES = 1 << 20  # of an answer that is no success
-_WHOLE = 5  # times the time of a page, for a list in one answer
-_FEWER = 4  # of so many objects one is in the next try of a page that was too large
-_SLOW_CREDENTIALS = 0.01  # seconds below which they are not worth a timeout of its own
+_WATCH_HEADERS_SECONDS = 15.0  # the API server sends them at once, or after the request has waited in its queues
+_WATCH_SPARE = 60.0  # seconds that a watch may last beyond the time when the API server should have ended it
+_MAX_ERROR_BYTES = 1 << 20  # of an error response
+_WHOLE = 5  # a list in one response gets this many times the timeout of a page
+_FEWER = 4  # divisor of the page limit after a page was too large
+_SLOW_CREDENTIALS = 0.01  # seconds; faster credentials do not shorten the timeout, so its object is reused
 
 _BY_TIME = ("certificate is not yet valid", "certificate has expired")  # as OpenSSL words it
 
@@ -67,13 +67,14 @@ _BEGIN = 2048  # bytes of a list in which its metadata ends; a continue token ha
 
 
 class KubeClient:
-    """One API server. Thread-safe; survives a fork (the child gets connections of its own).
+    """One API server. Thread-safe; survives a fork (the child opens its own connections).
 
-    All methods raise `errors.KubeError` (an answer that is no success; `Unreachable` when there is none, `TimedOut`
-    when there is none in time) and nothing else for what the other side does. `timeout` is in seconds and bounds the
-    whole answer, None waits for ever. `max_bytes`: of a larger answer the rest is not read, and
-    `errors.TooLarge` is raised. Answers that are one object come without `metadata.managedFields`
-    (`wire.drop_managed_fields`).
+    All methods raise `errors.KubeError` for error responses (`Unreachable` without a response, `TimedOut` without one
+    in time), and no other exception for anything that the server does. Single objects are returned without
+    `metadata.managedFields` (`wire.drop_managed_fields`). Parameters of several methods:
+
+    timeout: seconds for the whole response; None: no limit.
+    max_bytes: a larger response is not read to its end, and `errors.TooLarge` is raised.
     """
 
     def __init__(
@@ -88,9 +89,13 @@ class KubeClient:
         user_agent: str = "cardwise",
         clock: Clock = SYSTEM,
     ) -> None:
-        """`host` is a URL; `authorization` yields the header value, such as "Bearer x", and may be slow."""
+        """Create a client.
+
+        host: the URL of the API server.
+        authorization: returns the header value, such as "Bearer x"; may be slow.
+        """
         self.host = host
-        self.namespace = credentials.DEFAULT_NAMESPACE  # of who names none, as kubectl has it
+        self.namespace = credentials.DEFAULT_NAMESPACE  # for callers that name none, as in kubectl
         self.recovery = Recovery()
         self._ssl_context = ssl_context
         self._server_hostname = server_hostname
@@ -112,10 +117,10 @@ class KubeClient:
     def load(
         cls, kubeconfig: Path | None = None, *, context: str = "", pool_size: int = 16, user_agent: str = "cardwise"
     ) -> Self:
-        """The given kubeconfig; else the pod's service account when in a pod; else $KUBECONFIG or ~/.kube/config.
-        `context`: of the kubeconfig, "" for its current one; then the service account is not asked.
+        """Create a client from the given kubeconfig, else the pod's service account, else $KUBECONFIG or
+        ~/.kube/config. Raises `errors.KubeConfigError`, which names the sources that were tried.
 
-        Raises `errors.KubeConfigError`, which says what was tried.
+        context: a context of the kubeconfig; "": its current one. With a context the service account is not used.
         """
         loaded = credentials.load(kubeconfig, context)
         client = cls(
@@ -141,7 +146,10 @@ class KubeClient:
         timeout: float | None = 10.0,
         max_bytes: int = MAX_BYTES,
     ) -> bytes:
-        """One HTTP exchange. `body` is sent as it is when bytes, else encoded as JSON."""
+        """Send a request and return the body of the response.
+
+        body: sent as it is if it is bytes, else encoded as JSON.
+        """
         if body is not None and not isinstance(body, bytes):
             body = _encode(body)
         response = self._open_response(method, path, body=body, query=query, content_type=content_type, timeout=timeout)
@@ -156,25 +164,28 @@ class KubeClient:
         max_bytes: int = MAX_BYTES,
         managed_fields: bool = False,
     ) -> dict[str, Any]:
-        """`managed_fields`: with them."""
+        """GET one object.
+
+        managed_fields: keep `metadata.managedFields`.
+        """
         body = self.request("GET", path, query=query, timeout=timeout, max_bytes=max_bytes)
         return _decode_object(body) if managed_fields else _without_managed_fields(body)
 
     def fetch_server_time(self) -> datetime | None:
-        """The time of who answers for the API server, to the second; None where it does not tell."""
+        """Request the API server's time, to the second; None if its response has no date."""
         response = self._open_response("GET", "/version", timeout=10.0)
         _read_body(response, MAX_BYTES, "GET /version")
         return _parse_date(response.headers.get("Date"))
 
     def server_time(self) -> datetime:
-        """The API server's time by its last answer, to the second; this machine's if that had no date.
+        """The API server's time according to its last response, to the second; this machine's time if that had no date.
 
-        For comparisons with times that the API server wrote. Costs no request.
+        For comparisons with times that the API server wrote. Sends no request.
         """
         return self.last_server_time() or self._clock.wall()
 
     def last_server_time(self) -> datetime | None:
-        """`server_time`, but None if the API server's last answer had no date."""
+        """As `server_time`, but None if the API server's last response had no date."""
         date, at = self._last_date
         server = _parse_date(date)
         return None if server is None else server + timedelta(seconds=self._clock.now() - at)
@@ -188,7 +199,7 @@ class KubeClient:
     def update(
         self, path: str, body: object, *, query: Query | None = None, timeout: float | None = 10.0
     ) -> dict[str, Any]:
-        """PUT; with metadata.resourceVersion in `body` it raises `Conflict` when another one was first."""
+        """PUT `body`. With metadata.resourceVersion in it, raises `Conflict` if the object has changed since."""
         return _without_managed_fields(self.request("PUT", path, body=body, query=query, timeout=timeout))
 
     def patch(
@@ -201,7 +212,7 @@ class KubeClient:
         query: Query | None = None,
         timeout: float | None = 10.0,
     ) -> dict[str, Any]:
-        """PATCH."""
+        """PATCH the object with `body`, a patch of this kind."""
         query = dict(query or {})
         if field_manager is not None:
             query["fieldManager"] = field_manager
@@ -217,16 +228,18 @@ class KubeClient:
         query: Query | None = None,
         timeout: float | None = 10.0,
     ) -> dict[str, Any]:
-        """DELETE; `body` is a DeleteOptions, for preconditions and grace period."""
+        """DELETE the object. `body`: a DeleteOptions, for preconditions and grace period."""
         return _without_managed_fields(self.request("DELETE", path, body=body, query=query, timeout=timeout))
 
     def list_pages(
         self, path: str, query: Query | None = None, limit: int = 500, *, timeout: float | None = 60.0
     ) -> Iterator[bytes]:
-        """A consistent list (never from a stale cache), page by page, each page one List object of the API.
+        """List consistently (never from a stale cache), page by page; each page is a List object of the API.
 
-        `limit` is objects in a page, 0 for all in one, which may take five times as long. A page of more than
-        `MAX_BYTES` is asked for again with fewer objects. `Gone` while paging: the snapshot expired, start over.
+        A page of more than `MAX_BYTES` is requested again with fewer objects. Raises `Gone` if the list's snapshot
+        expired between two pages: start over.
+
+        limit: objects per page; 0: all in one page, with five times the timeout.
         """
         params = dict(query or {})
         max_bytes = MAX_BYTES if limit else MAX_BYTES_WHOLE
@@ -260,19 +273,19 @@ class KubeClient:
         *,
         timeout: float | None = 60.0,
     ) -> Iterator[_T]:
-        """The objects of `list_pages`, each read as what `kind` is a list of, however deep somebody has nested one."""
+        """The objects of `list_pages`, decoded as the element type of `kind`, whatever the depth of their JSON."""
         decode = read_bounded(msgspec.json.Decoder(kind).decode)
         for page in self.list_pages(path, query, limit, timeout=timeout):
             try:
                 decoded = decode(page)
             except msgspec.DecodeError as error:
                 raise errors.Unreachable(
-                    f"GET {path}: not a list of this kind ({error}); does a proxy or a login page answer?"
+                    f"GET {path}: not a list of this kind ({error}); is it the response of a proxy or a login page?"
                 ) from error
             yield from decoded.items or ()
 
     def list_objects(self, path: str, query: Query | None = None) -> Iterator[dict[str, Any]]:
-        """As `list_as`, of decoded objects."""
+        """As `list_as`, with the objects as dicts."""
         return self.list_as(path, wire.ListOf[dict[str, Any]], query)
 
     def watch(
@@ -283,11 +296,13 @@ class KubeClient:
         timeout_seconds: float = 300.0,
         read_timeout: float | None = None,
     ) -> Watch:
-        """Starts a watch with bookmarks after `resource_version`; iterate it for raw event lines (bytes).
+        """Start a watch with bookmarks; iterate it for raw event lines (bytes). `close()`, from any thread, ends it.
 
-        The server ends it after `timeout_seconds` and iteration stops. A silence of `read_timeout` seconds (default
-        `timeout_seconds` + 30), a cut, or a server that does not end it raises `Unreachable`. `close()`, from any
-        thread, ends it at once.
+        Raises `Unreachable` if the connection breaks, or if the server does not end the watch in time.
+
+        resource_version: events after this version are sent.
+        timeout_seconds: the server ends the watch after this time, and the iteration stops.
+        read_timeout: seconds without any line after which `Unreachable` is raised; default `timeout_seconds` + 30.
         """
         params = dict(query or {})
         params |= {
@@ -298,14 +313,14 @@ class KubeClient:
         }
         if read_timeout is None:
             read_timeout = timeout_seconds + 30.0
-        # Until the headers are here nobody can end the wait from outside, so it is bounded on its own.
+        # Until the headers arrive no other thread can end the wait, so it has its own limit.
         response = self._open_response("GET", path, query=params, timeout=min(_WATCH_HEADERS_SECONDS, read_timeout))
         seconds = max(timeout_seconds, read_timeout) + _WATCH_SPARE
         transport.extend_deadline(getattr(response, "connection", None), silence=read_timeout, seconds=seconds)
         return Watch(response, path, read_timeout)
 
     def close(self) -> None:
-        """Closes the idle connections. Running requests end by themselves."""
+        """Close the idle connections. Running requests end by themselves."""
         self._manager.clear()
 
     def _open_response(
@@ -318,12 +333,12 @@ class KubeClient:
         content_type: str = JSON,
         timeout: float | None,
     ) -> urllib3.BaseHTTPResponse:
-        """The answer, of which nothing but the head has been read."""
+        """Send a request; returns the response, of which only the head has been read."""
         url = f"{self._prefix}{path}?{urlencode(query)}" if query else self._prefix + path
         began = self._clock.now()
         headers = self._request_headers(content_type if body is not None else "")
         if timeout is not None:
-            # An exec plugin may take its time, and that is part of the time of the request.
+            # An exec plugin may be slow, and its time is part of the request's.
             spent = self._clock.now() - began
             if spent >= timeout:
                 raise errors.Unreachable(f"{method} {path}: the credentials took {spent:.1f} s, which left no time")
@@ -352,14 +367,14 @@ class KubeClient:
         return response
 
     def _clock_hint(self, error: Exception) -> str:
-        """What to look at where a certificate is not valid at this time: it, or our clock, may be wrong."""
+        """The hint to check this machine's clock if a certificate is not valid at this time, else ""."""
         if not any(words in str(error) for words in _BY_TIME):
             return ""
-        return f"; this machine's clock says {self._clock.wall():%Y-%m-%dT%H:%M:%SZ}: is that right?"
+        return f"; check this machine's clock, which shows {self._clock.wall():%Y-%m-%dT%H:%M:%SZ}"
 
     def _failure(self, response: urllib3.BaseHTTPResponse, method: str, path: str) -> errors.KubeError:
         if response.status == HTTPStatus.UNAUTHORIZED:
-            # The next request asks the loader again; the token may have been rotated early.
+            # The next request loads the token again: it may have been rotated early.
             self._headers_until = 0.0
         try:
             body = _read_body(response, _MAX_ERROR_BYTES, f"{method} {path}")
@@ -398,7 +413,7 @@ class KubeClient:
         if timeout is None:
             if len(self._timeouts) > 64:  # jittered watch timeouts: keep the table small
                 self._timeouts.clear()
-            # In sum, since a write must not be under way any more when its time is over.
+            # `total`: a write must not be under way any more when its time is over.
             timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT, read=seconds, total=seconds)
             self._timeouts[seconds] = timeout
         return timeout
@@ -438,8 +453,8 @@ def _parse_date(header: str | None) -> datetime | None:
 
 def _list_meta(page: bytes) -> wire.ListMeta:
     """The metadata of a page of a list. Raises msgspec.DecodeError."""
-    # The API server writes it before the items: the beginning says it, and a walk through megabytes is saved (0.2 s for
-    # 60,000 pods). What comes before the items is whole only where they are the list's own.
+    # The API server writes it before the items, so decoding the beginning of the page is enough, which saves 0.2 s for
+    # 60,000 pods. The beginning is complete JSON only if these items are the list's own.
     begin, items_key, _ = page[:_BEGIN].partition(b'"items":[')
     if items_key:
         with contextlib.suppress(msgspec.DecodeError):
@@ -448,7 +463,7 @@ def _list_meta(page: bytes) -> wire.ListMeta:
 
 
 def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) -> bytes:
-    """The rest of the answer. Raises Unreachable, and TooLarge where it has more than `max_bytes` bytes."""
+    """Read the body of the response. Raises TooLarge if it has more than `max_bytes` bytes, else Unreachable."""
     try:
         length = response.length_remaining
         if length is not None and length <= max_bytes and "Content-Encoding" not in response.headers:
@@ -467,7 +482,7 @@ def _read_body(response: urllib3.BaseHTTPResponse, max_bytes: int, call: str) ->
         raise errors.TimedOut(f"{call}: {error}") from error
     except (HTTPError, OSError, ValueError) as error:  # ValueError: of http.client, for a length that is none
         raise errors.Unreachable(f"{call}: {error}") from error
-    raise errors.TooLarge(f"{call}: the answer has more than {max_bytes} bytes")
+    raise errors.TooLarge(f"{call}: the response has more than {max_bytes} bytes")
 
 
 def _without_managed_fields(body: bytes) -> dict[str, Any]:
@@ -480,14 +495,14 @@ def _decode_object(body: bytes, prepare: Callable[[bytes], bytes] = bytes) -> di
     try:
         decoded = _decode(prepare(body))
     except msgspec.DecodeError as error:
-        raise errors.Unreachable(f"the answer is not JSON: {error}") from error
+        raise errors.Unreachable(f"the response is not JSON: {error}") from error
     if not isinstance(decoded, dict):
-        raise errors.Unreachable("the answer is JSON, and no object")
+        raise errors.Unreachable("the response is JSON, but not an object")
     return decoded
 
 
 def _socket_options() -> list[tuple[int, int, int]]:
-    # A connection whose other end vanished without a word (node lost, NAT forgot) is found within a minute.
+    # Detects within a minute that the other end of a connection has vanished (node lost, NAT entry expired).
     return [
         *HTTPConnection.default_socket_options,
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),

@@ -1,7 +1,7 @@
-"""Credentials: where the API server is, TLS, and the Authorization header, by kubeconfig or service account.
+"""Credentials for the API server from a kubeconfig or service account: address, TLS and the Authorization header.
 
-What `kubeconfig` does not read is read by the official client: of it only `kubernetes.config` is used, which knows exec
-plugins. It reads a service account's token again by the machine's time of day, so that is done here.
+Kubeconfigs that `kubeconfig` does not support (such as those with exec plugins) are read by `kubernetes.config` of the
+official client. Service accounts are read here: the official client renews their tokens by the time of day.
 """
 
 import contextlib
@@ -28,8 +28,8 @@ Authorization = Callable[[], str | None]
 
 DEFAULT_NAMESPACE = "default"
 
-# Why credentials cannot be sent; they are never quoted.
-NO_HEADER = "has a line break or another character that no HTTP header can have; write it anew, as a single line"
+# Why credentials cannot be sent. The text never quotes them.
+NO_HEADER = "has a line break or another character that is not allowed in an HTTP header; write it as a single line"
 
 _NO_KUBECONFIG = (TypeError, AttributeError, RecursionError, yaml.YAMLError)
 _IN_POD = "the pod's service account"
@@ -39,7 +39,11 @@ _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What `KubeClient` needs to reach one API server. `namespace`: for callers that name none."""
+    """The connection settings of a `KubeClient`.
+
+    authorization: returns the value of the Authorization header, None for none.
+    namespace: the default for callers that name none.
+    """
 
     host: str
     ssl_context: ssl.SSLContext | None
@@ -50,7 +54,7 @@ class Credentials:
 
 
 def load(file: Path | None, context: str = "") -> Credentials:
-    """As `KubeClient.load` says. Raises `errors.KubeConfigError`, which says what was tried."""
+    """Load the credentials, from the sources that `KubeClient.load` lists. Raises `errors.KubeConfigError`."""
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ and (_SERVICE_ACCOUNT / "token").exists()
     if file is None and not context and in_pod:
         return _from_service_account(_SERVICE_ACCOUNT)
@@ -65,7 +69,7 @@ def load(file: Path | None, context: str = "") -> Credentials:
 
 
 def _from_service_account(folder: Path) -> Credentials:
-    """Raises `errors.KubeConfigError`."""
+    """The credentials of the pod's service account. Raises `errors.KubeConfigError`."""
     host, port = os.environ["KUBERNETES_SERVICE_HOST"], os.environ.get("KUBERNETES_SERVICE_PORT", "")
     if not host or not port:
         raise _config_error(_IN_POD, "KUBERNETES_SERVICE_HOST or KUBERNETES_SERVICE_PORT is empty")
@@ -87,17 +91,17 @@ def _from_service_account(folder: Path) -> Credentials:
 
 
 def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
-    """Raises OSError, KubeConfigError."""
+    """The credentials in a parsed kubeconfig. Raises OSError or KubeConfigError."""
     _check_url(config.server, _SERVER, source)
     if not is_header_value(config.token):
         raise _config_error(source, f"users[].user.token {NO_HEADER}")
     tls = None
     if config.server.startswith("https"):
-        # Around the certificates there may be text, which need not be ASCII.
+        # There may be text between the certificates, which need not be ASCII.
         ca = config.ca.decode("ascii", "ignore") or None
         tls = _tls(ssl.create_default_context(cadata=ca), verify=config.verify)
         if config.certificate is not None:
-            # Python takes them from files only. Nobody else sees these, and they are gone in a moment.
+            # Python reads them from files only. These are private and deleted at once.
             with tempfile.TemporaryDirectory() as folder:
                 certificate, key = Path(folder) / "crt", Path(folder) / "key"
                 certificate.write_bytes(config.certificate[0])
@@ -119,7 +123,7 @@ def _from_kubeconfig(config: Kubeconfig, source: str) -> Credentials:
 
 
 def _read_token(path: Path) -> str | None:
-    """Whoever renews the token writes the file anew."""
+    """The header value with the current token of the file, which is replaced when the token is renewed."""
     try:
         return f"Bearer {path.read_text(errors='replace').strip()}"
     except OSError:
@@ -127,14 +131,14 @@ def _read_token(path: Path) -> str | None:
 
 
 def _load_by_library(source: str, context: str) -> Credentials:
-    """`source`: a kubeconfig. Raises `errors.KubeConfigError`."""
-    # Importing the official client takes 0.3 s and 40 MB, which what never connects should not pay.
+    """The credentials of the kubeconfig `source`, by the official client. Raises `errors.KubeConfigError`."""
+    # Imported here because it takes 0.3 s and 40 MB, which most commands do not need.
     from kubernetes import config  # noqa: PLC0415
     from kubernetes.client import Configuration  # noqa: PLC0415
 
     loaders: Any = config  # untyped
     configuration = Configuration()
-    configuration.proxy = None  # it takes more from the environment than client-go does
+    configuration.proxy = None  # the library reads more environment variables than client-go does
     try:
         contexts, active = loaders.list_kube_config_contexts(config_file=source)
         chosen = (
@@ -144,7 +148,7 @@ def _load_by_library(source: str, context: str) -> Credentials:
         )
         if chosen is None:
             known = ", ".join(str(kube_context["name"]) for kube_context in contexts)
-            raise errors.KubeConfigError(f"there is no context {context!r} in {source}; those there are: {known}")
+            raise errors.KubeConfigError(f"{source} has no context {context!r}; its contexts: {known}")
         loaders.load_kube_config(
             config_file=source,
             context=context or None,
@@ -153,9 +157,9 @@ def _load_by_library(source: str, context: str) -> Credentials:
         )
         namespace = chosen["context"].get("namespace")
     except (loaders.ConfigException, OSError, *_NO_KUBECONFIG, ValueError) as error:
-        # The loader takes the file for one, so that what is none ends in words about Python's types.
+        # On other files the library fails with an error about Python types, which explains nothing.
         none = isinstance(error, _NO_KUBECONFIG)
-        reason = "it is no kubeconfig" if none else str(error)
+        reason = "not a kubeconfig" if none else str(error)
         raise _config_error(source, reason) from error
     _check_url(str(configuration.host), _SERVER, source)
     return Credentials(
@@ -171,15 +175,15 @@ def _load_by_library(source: str, context: str) -> Credentials:
 def _config_error(source: str, reason: str) -> errors.KubeConfigError:
     return errors.KubeConfigError(
         f"no usable credentials in {source}: {wording.sanitize_message(reason)}; "
-        "give --kubeconfig, or run in a pod with a service account"
+        "use --kubeconfig, or run in a pod with a service account"
     )
 
 
 def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
     """The URL of the proxy to the API server, None for no proxy. Raises KubeConfigError.
 
-    As client-go: `proxy_url` of the kubeconfig counts first, whatever NO_PROXY says; else HTTPS_PROXY or HTTP_PROXY, by
-    the scheme of `server`, unless NO_PROXY names the server. ALL_PROXY is no variable of Go's.
+    As in client-go, `proxy_url` of the kubeconfig takes precedence and ignores NO_PROXY. Else HTTPS_PROXY or HTTP_PROXY
+    (by the scheme of `server`) is used, unless NO_PROXY matches the server. Go does not read ALL_PROXY.
     """
     if proxy_url:
         proxy = _add_scheme(str(proxy_url))
@@ -193,23 +197,23 @@ def _find_proxy(server: str, proxy_url: str | None, source: str) -> str | None:
     proxy = _add_scheme(proxy)
     if not _is_url(proxy):
         raise errors.KubeConfigError(
-            f"{variable} is no URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct it, "
-            f"unset it, or add {host} to NO_PROXY"
+            f"{variable} is not the URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct "
+            f"it, unset it, or add {host} to NO_PROXY"
         )
     return proxy
 
 
 def _environment_variable(name: str) -> tuple[str, str]:
-    """The name and value of an environment variable that may be in capitals or in small letters."""
+    """The name and value of an environment variable that may be in upper or lower case."""
     name = name if os.environ.get(name) else name.lower()
     return name, os.environ.get(name, "")
 
 
 def _is_direct(host: str, port: int, no_proxy: str) -> bool:
-    """Whether no proxy is used for this host: by the rules of golang.org/x/net/http/httpproxy.
+    """Whether requests to this host bypass the proxy, by the rules of golang.org/x/net/http/httpproxy.
 
-    no_proxy: addresses, CIDRs, domains (with all below; `.domain`: only those below), each but a CIDR with a port if it
-        counts for that alone; `*`: all.
+    no_proxy: a comma-separated list of IP addresses, CIDRs and domains. A domain includes its subdomains; `.domain`
+        matches subdomains only; `*` matches all. An address or domain may have a port, and then matches only that.
     """
     address = _parse_address(host)
     if host == "localhost" or (address is not None and address.is_loopback):
@@ -248,9 +252,9 @@ def _add_scheme(proxy: str) -> str:
 
 
 def _check_url(url: str, field: str, source: str) -> None:
-    """Raises KubeConfigError, which does not quote it: there may be a password in it."""
+    """Check that it is a URL. Raises KubeConfigError, which does not quote it: it may contain a password."""
     if not _is_url(url):
-        raise _config_error(source, f"{field} is no URL such as https://10.0.0.1:6443")
+        raise _config_error(source, f"{field} is not a URL such as https://10.0.0.1:6443")
 
 
 def _is_url(text: str) -> bool:
@@ -258,17 +262,17 @@ def _is_url(text: str) -> bool:
         parts = parse_url(text)
     except LocationParseError:
         return False
-    # As kubectl takes it, HOST:PORT is enough.
+    # HOST:PORT is enough, as for kubectl.
     return bool(parts.host) and parts.scheme in (None, "http", "https")
 
 
 def is_header_value(text: str) -> bool:
-    """Whether an HTTP header can have this value."""
+    """Whether the text is allowed as the value of an HTTP header."""
     return text.isascii() and text.strip().isprintable()
 
 
 def _authorization_of(configuration: Any) -> Authorization | None:
-    """None when the client certificate is all: then no request ever asks."""
+    """The source of the Authorization header; None if there is only a client certificate."""
 
     def read_header() -> str | None:
         # Calls refresh_api_key_hook, which re-runs exec plugins. Releases before 36.0.1 knew only the second name,
@@ -284,7 +288,7 @@ def _authorization_of(configuration: Any) -> Authorization | None:
 
 
 def _tls_context(configuration: Any) -> ssl.SSLContext | None:
-    """None for plain HTTP."""
+    """The TLS context, None for plain HTTP."""
     if not str(configuration.host).startswith("https"):
         return None
     context = _tls(ssl.create_default_context(cafile=configuration.ssl_ca_cert), verify=configuration.verify_ssl)
@@ -294,20 +298,20 @@ def _tls_context(configuration: Any) -> ssl.SSLContext | None:
 
 
 class _SharedContext(ssl.SSLContext):
-    """The TLS of a client whose threads connect at the same time.
+    """The TLS context of a client whose threads connect concurrently.
 
-    urllib3 sets the protocols anew for each connection. Another thread may be copying them, from memory that is freed
-    meanwhile: the API server refuses such a handshake, or worse (https://github.com/python/cpython/issues/141012). So
-    they are set once, in `_tls`.
+    urllib3 sets the ALPN protocols for each connection, which frees memory that the handshake of another thread may be
+    copying: the API server rejects such a handshake, or worse (https://github.com/python/cpython/issues/141012). So
+    `_tls` sets them once.
     """
 
     def set_alpn_protocols(self, alpn_protocols: Iterable[str]) -> None:
-        """Nothing: they are set."""
+        """Do nothing: `_tls` has set them."""
 
 
 def _tls(context: ssl.SSLContext, *, verify: bool) -> ssl.SSLContext:
     context.set_alpn_protocols(["http/1.1"])
-    context.__class__ = _SharedContext  # Python's defaults, which differ between its versions, are in no constructor
+    context.__class__ = _SharedContext  # no constructor sets Python's defaults, which differ between versions
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Python 3.13 refuses CAs without key identifiers, which many clusters have and Go accepts.
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT

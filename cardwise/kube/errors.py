@@ -1,8 +1,8 @@
-"""Errors of calls to the API server, as one small tree.
+"""Errors of calls to the API server.
 
-Sorted by what a caller does next: read again (Conflict), list again (Gone), wait (TooManyRequests, ServerError,
-Unreachable), or give up and tell the user. Bodies are truncated: an object can hold secrets and a log line must stay a
-line. Callers catch these without importing the transport.
+The classes differ by how a caller reacts: read again (Conflict), list again (Gone), wait (TooManyRequests, ServerError,
+Unreachable), or report the error to the user. Response bodies are truncated: objects may contain secrets, and a log
+line must stay one line. Callers can catch these errors without importing the transport.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,12 @@ MAX_MESSAGE = 512  # bytes
 
 
 class KubeError(Exception):
-    """An answer of the API server that is not a success.
+    """An error response of the API server, or none.
 
-    `status` is the HTTP status (0: no answer), `reason` the machine word of the Status object ("AlreadyExists"),
-    `message` what the server said, at most 512 bytes. `retry_after` is in seconds, None if none was named.
+    status: the HTTP status; 0: no response.
+    reason: the reason of the Status object, such as "AlreadyExists".
+    message: the server's message, at most 512 bytes.
+    retry_after: the seconds of the Retry-After header, None if there was none.
     """
 
     def __init__(self, status: int, reason: str = "", message: str = "", *, retry_after: float | None = None) -> None:
@@ -37,7 +39,7 @@ class BadRequest(KubeError):
 
 
 class InvalidName(BadRequest):
-    """No object can have this name, so nothing was sent; the message quotes it."""
+    """The name is not valid for any object, so no request was sent; the message quotes the name."""
 
     def __init__(self, message: str) -> None:
         super().__init__(400, "InvalidName", message)
@@ -55,19 +57,19 @@ class Forbidden(KubeError):
 
 
 class NotFound(KubeError):
-    """404: no such object, or no such kind."""
+    """404: the object or its kind does not exist."""
 
 
 class UnknownKind(NotFound):
-    """404: the API server has no such kind (is the CRD installed?)."""
+    """404: the API server does not know the kind (is the CRD installed?)."""
 
 
 class Conflict(KubeError):
-    """409: the object changed meanwhile; read it again and decide again."""
+    """409: the object has changed; read it again and decide again."""
 
 
 class AlreadyExists(Conflict):
-    """409 on create: another one was first."""
+    """409 on create: the object exists already."""
 
 
 class Gone(KubeError):
@@ -79,36 +81,36 @@ class Invalid(KubeError):
 
 
 class TooManyRequests(KubeError):
-    """429: wait `retry_after` seconds. Also what an eviction gets while a PodDisruptionBudget holds it back."""
+    """429: wait `retry_after` seconds. Also the response to an eviction that a PodDisruptionBudget does not allow."""
 
 
 class ServerError(KubeError):
-    """5xx: the server's own trouble; the request may or may not have been carried out."""
+    """5xx: the server failed; it may or may not have carried out the request."""
 
 
 class Unreachable(KubeError):
-    """No (whole) answer: refused, timed out, cut. The request may or may not have been carried out."""
+    """No complete response: connection refused, timed out or broken. The server may or may not have carried it out."""
 
     def __init__(self, message: str) -> None:
         super().__init__(0, "Unreachable", message)
 
 
 class WatchSilent(Unreachable):
-    """A watch sent nothing for longer than an API server that is well: its connection may be lost."""
+    """A watch sent nothing for longer than a healthy API server does: its connection may be lost."""
 
 
 class TimedOut(Unreachable):
-    """No answer in time. The cause may be the object alone: writes to one with a MiB of labels or `managedFields` take
-    seconds.
+    """No response in time. The object alone may be the cause: writes of an object with a MiB of labels or
+    `managedFields` take seconds.
     """
 
 
 class TooLarge(Unreachable):
-    """The answer has more bytes than the caller takes; the rest was not read."""
+    """The response is larger than the caller accepts; the rest was not read."""
 
 
 class KubeConfigError(Exception):
-    """There are no usable credentials; the message says where they were looked for."""
+    """There are no usable credentials; the message names the sources that were tried."""
 
 
 _BY_STATUS: dict[int, type[KubeError]] = {
@@ -142,7 +144,7 @@ _decode_status = msgspec.json.Decoder(_Status).decode
 
 
 def is_server_failure(error: KubeError) -> bool:
-    """Whether the API server, or the way to it, is in trouble, so that a write to another object would fail as well.
+    """Whether the API server or the network failed, so that a write to another object would fail as well.
 
     Not for evictions: there 429 means a disruption budget.
     """
@@ -152,7 +154,7 @@ def is_server_failure(error: KubeError) -> bool:
 
 
 def from_response(status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
-    """The error for an HTTP answer of 400 and above; `body` is a Status object or whatever a proxy wrote."""
+    """The error of an HTTP response with status 400 or above; `body` is a Status object, or a proxy's text."""
     try:
         status_object = _decode_status(body)
     except msgspec.DecodeError:

@@ -1,8 +1,8 @@
 """A recorder of Kubernetes Events on users' objects.
 
-An Event never costs the work it reports on: recording returns at once, repeats are counted in one object, a noisy
-object is cut off, and every failure ends here in a counter and a log line. Namespaces get the same time: one with many
-Events, or whose Events take long to write, loses its own and delays its own.
+Recording never delays the caller: it returns at once, and failures are counted and logged here. Repeats are counted in
+one Event, and Events of one object are rate-limited. All namespaces get the same writing time: a namespace with many or
+slow Events delays and loses only its own.
 """
 
 import threading
@@ -23,14 +23,14 @@ EventKind = Literal["Normal", "Warning"]
 
 _log = structlog.get_logger(__name__)
 
-_REMEMBERED = 4096  # repeats and buckets kept, the least recent go first
+_REMEMBERED = 4096  # written Events and rate limits that are kept; the least recent ones are dropped first
 _TIMEOUT = 5.0  # seconds for one write
-_REPEAT_SECONDS = 600.0  # a repeat later than this is a new Event
+_REPEAT_SECONDS = 600.0  # a later repeat is written as a new Event
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef:
-    """The object an Event is about."""
+    """The object that an Event is about."""
 
     api_version: str
     kind: str
@@ -44,7 +44,7 @@ class ObjectRef:
 
     @classmethod
     def node(cls, name: str) -> "ObjectRef":
-        # kubectl describe node looks events up by uid = name, as the kubelet writes them.
+        # `kubectl describe node` finds Events by uid = name, as the kubelet writes them.
         return cls("v1", "Node", name, "", name)
 
     def to_wire(self) -> dict[str, str]:
@@ -59,10 +59,10 @@ class ObjectRef:
 
 
 class Recorder(Protocol):
-    """The part of EventRecorder that is used."""
+    """The interface of `EventRecorder` for its users."""
 
     def record(self, regarding: ObjectRef, reason: str, message: str, type: EventKind = "Normal") -> None:  # noqa: A002
-        """Returns at once."""
+        """Record an Event; returns at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,9 +89,13 @@ class _Bucket:
 
 
 class EventRecorder:
-    """Its thread starts with the first record (so also after a fork). Counters: `written`, `dropped`, `failed`.
+    """Writes Events in its own thread, which starts at the first record (so also after a fork).
 
-    An object may get `burst` Events at once and then one every `refill_seconds`.
+    Attributes: the numbers of Events `written`, `dropped` and `failed`.
+
+    capacity: the number of Events that may be queued.
+    burst: the number of Events that an object may get at once.
+    refill_seconds: after its burst, an object may get one more Event every so many seconds.
     """
 
     def __init__(
@@ -124,7 +128,7 @@ class EventRecorder:
         self._buckets: OrderedDict[tuple[str, str, str], _Bucket] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._stopped = False
-        self._named = 0  # by the time at which it was made, in nanoseconds
+        self._named = 0  # the last name: the time of the Event in nanoseconds
 
     def record(
         self,
@@ -133,7 +137,7 @@ class EventRecorder:
         message: str,
         type: EventKind = "Normal",  # noqa: A002
     ) -> None:
-        """Returns at once and never raises. `reason` is CamelCase and specific; `message` is cut at 1 KiB."""
+        """Record an Event; returns at once and never raises. `reason` is CamelCase; `message` is truncated to 1 KiB."""
         at = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
         # Cluster-scoped objects have their Events in "default", where kubectl looks for them.
         namespace = regarding.namespace or "default"
@@ -151,7 +155,7 @@ class EventRecorder:
                 self._thread.start()
 
     def stop(self, timeout: float = 3.0) -> None:
-        """Writes out what is queued, for at most `timeout` seconds."""
+        """Write the queued Events, for at most `timeout` seconds."""
         with self._news:
             self._stopped = True
             self._news.notify()
@@ -159,8 +163,8 @@ class EventRecorder:
             self._clock.join(self._thread, timeout)
 
     def _can_queue(self, namespace: str) -> bool:
-        """Whether an Event of the namespace may be queued. If the queue is full, the namespace with the most Events
-        loses its last one, and of namespaces with equally many the one whose Events have taken most time lately.
+        """Whether an Event of the namespace can be queued. If the queue is full, the namespace with the most Events
+        loses its last one; of namespaces with equally many, the one that has used the most writing time lately.
         """
         if self._queued < self._capacity:
             return True
@@ -174,14 +178,14 @@ class EventRecorder:
         return bool(larger)
 
     def _next_note(self) -> _Note | None:
-        """Waits for one; None when all that had come before `stop` are written."""
+        """Wait for the next Event; None when all Events recorded before `stop` are written."""
         with self._news:
             if not self._notes:
                 self._turns.clear()
             self._clock.wait_for(self._news, lambda: bool(self._notes or self._stopped), None)
             if not self._notes:
                 return None
-            namespace = self._turns.dequeue(self._notes.__contains__)  # others have lost their Events
+            namespace = self._turns.dequeue(self._notes.__contains__)  # Events of other namespaces were dropped
             note = self._notes[namespace].popleft()
             if self._notes[namespace]:
                 self._turns.enqueue(namespace)
@@ -229,13 +233,13 @@ class EventRecorder:
             change = {"count": before.count + 1, "lastTimestamp": note.at}
             self._client.patch(before.path, change, "merge", timeout=_TIMEOUT)
         except errors.NotFound:
-            return False  # its hour is over and the API server has dropped it
+            return False  # the API server has deleted the Event after an hour
         before.count += 1
         return True
 
     def _create(self, note: _Note, now: float) -> _Written:
         namespace = note.namespace
-        self._named = max(self._named + 1, self._clock.wall_ns())  # no name twice, though the clock be set back
+        self._named = max(self._named + 1, self._clock.wall_ns())  # unique, even if the clock is set back
         name = f"{note.regarding.name[:230]}.{self._named:x}"
         event: dict[str, Any] = {
             "apiVersion": "v1",
@@ -272,7 +276,7 @@ class EventRecorder:
 
 
 def _log_fields(about: ObjectRef) -> dict[str, str]:
-    """The object, as lines of the log name it."""
+    """The fields of a log line that identify the object."""
     name = f"{about.namespace}/{about.name}" if about.namespace else about.name
     return {"pod": name, "uid": about.uid} if about.kind == "Pod" else {"resource": about.kind, "object": name}
 

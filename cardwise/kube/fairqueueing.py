@@ -1,16 +1,16 @@
-"""Fair queueing: whose write (or call) is next, so that slow or many writes of one owner do not delay the others.
+"""Fair queueing: chooses the next write or call, so that slow or many ones of one owner do not delay the others.
 
 Theory of operation. Start-time fair queueing (Goyal, Vin and Cheng, 1996). Each owner (a namespace, a node, a kind or
-an address) has a virtual time: the seconds that its writes have taken. The owner with the least virtual time is served
-next. An owner that was idle starts at the virtual time of the owner that was served last, without credit.
+an address) has a virtual time: the seconds that its writes have taken. The owner with the lowest virtual time is served
+next. An owner that was idle starts at the virtual time of the last served owner, without credit.
 
 Example: writes of A take 2 s each, those of B 0.02 s. A is served once, then B 100 times, then A again: each gets half
 of the time.
 
-Where only so many may wait, `RecentUse` says which owner loses a place to a newcomer: the owner with the most places,
-and of owners with equally many the owner that has used most time lately. Example: 250 owners have one place each, and
-take it again at once when they have been served. An owner that comes now and then has used less than they have, so one
-of them loses its place.
+For queues with a limit, `RecentUse` chooses the owner that loses a place to a newcomer: the owner with the most places,
+and of owners with equally many the one that has used the most time lately. Example: 250 owners have one place each and
+queue again as soon as they are served. An owner that queues now and then has used less time than they have, so one of
+them loses its place to it.
 """
 
 from collections import Counter
@@ -24,19 +24,19 @@ from cardwise.clock import Clock
 _T = TypeVar("_T")
 _OwnerT = TypeVar("_OwnerT", bound=Hashable)
 
-_LEAST = 0.02  # seconds that a write counts for at least: many short writes take an owner's time as well
-_MANY = 1000  # owners from which on those that have used no more than the owner served now are forgotten
-_REMEMBERED = 5_000  # owners of which `RecentUse` keeps what they have used; twice as many take 3 MB an address
-_HALF_LIFE = 30.0  # seconds after which time that was used counts half
-_MAX_HALVINGS = 64  # after which use is measured from a new start, far from the largest number
+_LEAST = 0.02  # the least seconds that a write is charged: many short writes use up an owner's time as well
+_MANY = 1000  # from this number of owners on, those that count as idle are forgotten
+_REMEMBERED = 5_000  # owners whose use `RecentUse` keeps; twice as many take 3 MB per address
+_HALF_LIFE = 30.0  # seconds after which used time counts half
+_MAX_HALVINGS = 64  # then use is measured from a new start: larger factors would overflow
 
 
 class FairQueueing:
     """Chooses the next owner (a namespace, a node, a kind or an address) so that each gets the same time.
 
-    An owner whose objects are slow to write, or many, delays only itself.
+    An owner with slow or many writes delays only itself.
 
-    least: seconds that a write counts for at least.
+    least: the least seconds that a write is charged.
     """
 
     def __init__(self, least: float = _LEAST) -> None:
@@ -45,20 +45,20 @@ class FairQueueing:
         self._used: dict[str, float] = {}  # the virtual time of each owner, in seconds of writing
         self._now = 0.0  # the virtual time of the owner that was served last
         self._waiting: set[str] = set()
-        self._heap: list[tuple[float, float, int, str]] = []  # of these: since when, what they had used, in which order
+        self._heap: list[tuple[float, float, int, str]] = []  # the waiting ones: start time, used time, order, owner
         self._order = count()
 
     def enqueue(self, owner: str) -> None:
-        """The owner has something to write."""
+        """Mark the owner as waiting: it has something to write."""
         if owner not in self._waiting:
             self._waiting.add(owner)
             used = self._used.get(owner, 0.0)
             heappush(self._heap, (max(used, self._now), used, next(self._order), owner))
 
     def dequeue(self, is_eligible: Callable[[str], bool] = lambda _: True) -> str:
-        """Chooses the next eligible owner, which waits no more; there must be one. Among equal ones, one that was idle.
+        """Remove and return the next eligible owner; there must be one. Of equal ones, an idle one is preferred.
 
-        Owners that are passed over because they are not eligible wait no more either, and are not charged.
+        Ineligible owners before it are removed as well, and are not charged.
         """
         while True:
             since, _, _, owner = heappop(self._heap)
@@ -68,25 +68,25 @@ class FairQueueing:
             used = self._used.get(owner, 0.0)
             if used <= since:
                 break
-            heappush(self._heap, (used, used, next(self._order), owner))  # it has used time since it waits
+            heappush(self._heap, (used, used, next(self._order), owner))  # it was charged while it waited
         self._waiting.remove(owner)
         self._now = since
         self._used[owner] = since + self._least
-        if len(self._used) > self._prune_above:  # who has used no more than who is served now is as one who was idle
+        if len(self._used) > self._prune_above:  # an owner that has used no more than this one counts as idle
             self._used = {name: used for name, used in self._used.items() if used > since}
             self._prune_above = max(_MANY, 2 * len(self._used))
         return owner
 
     def charge_write(self, owner: str, seconds: float) -> None:
-        """A write of the owner that was chosen took so long."""
+        """Charge the chosen owner for its write, which took `seconds`."""
         self.charge(owner, max(0.0, seconds - self._least))
 
     def charge(self, owner: str, seconds: float) -> None:
-        """The owner has used so many seconds more than it was charged when it was chosen."""
+        """Charge the owner `seconds` more than it was charged when it was chosen."""
         self._used[owner] = self._used.get(owner, 0.0) + seconds
 
     def clear(self) -> None:
-        """Nobody waits."""
+        """Forget all owners: none waits."""
         self._waiting.clear()
         self._heap.clear()
         self._used.clear()
@@ -94,8 +94,8 @@ class FairQueueing:
 
 
 class RecentUse(Generic[_OwnerT]):
-    """How much time each owner has used lately, for queues with a limit. If there are more than
-    `_REMEMBERED`, those that have used least count as new.
+    """The time that each owner has used lately, for queues with a limit. Of more than `_REMEMBERED` owners, those that
+    have used least count as new.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -104,7 +104,7 @@ class RecentUse(Generic[_OwnerT]):
         self._start = clock.now()
 
     def add_use(self, owner: _OwnerT, seconds: float) -> None:
-        """The owner has used so many seconds."""
+        """Add seconds that the owner has used."""
         halvings = (self._clock.now() - self._start) / _HALF_LIFE
         if halvings > _MAX_HALVINGS or len(self._used) > 2 * _REMEMBERED:
             self._start = self._clock.now()
@@ -115,12 +115,12 @@ class RecentUse(Generic[_OwnerT]):
         self._used[owner] = self._used.get(owner, 0.0) + seconds * 2**halvings
 
     def owners_by_size(self, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
-        """The owners in the order in which they lose places. `places`: what each owner has."""
+        """The owners in the order in which they lose places. `places`: the places of each owner."""
         sizes = self._sizes(places)
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
 
     def larger_owners(self, owner: _OwnerT, places: Mapping[_OwnerT, Sized]) -> list[_OwnerT]:
-        """Those that lose a place before the owner is refused one more, in this order."""
+        """The owners that lose a place before the owner is refused one more, in this order."""
         own = len(places.get(owner, ())) + 1, self._used.get(owner, 0.0)
         sizes = {name: size for name, size in self._sizes(places).items() if size > own}
         return sorted(sizes, key=sizes.__getitem__, reverse=True)
@@ -131,7 +131,7 @@ class RecentUse(Generic[_OwnerT]):
 
 
 def round_robin(elements: Iterable[_T], owner: Callable[[_T], str]) -> list[_T]:
-    """The items in another order: the first of each owner, then the second of each, and so on."""
+    """Reorder the elements: the first of each owner, then the second of each, and so on."""
     positions, before = list[tuple[int, _T]](), Counter[str]()
     for element in elements:
         name = owner(element)

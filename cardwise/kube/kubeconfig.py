@@ -1,7 +1,7 @@
-"""Reads the kubeconfigs that most people have: one file with certificates, a token or a password in it or beside it.
+"""Reads common kubeconfigs: one file, with certificates, a token or a password in it or beside it.
 
-What starts programs or renews tokens (`exec`, `auth-provider`), several files at once, and what is no kubeconfig are
-left to the official client, whose import costs more than all else of a command: `cardwise.kube.credentials`.
+Kubeconfigs that run programs or renew tokens (`exec`, `auth-provider`), several files, and invalid files are left to
+the official client (`cardwise.kube.credentials`), whose import takes longer than the rest of a command.
 """
 
 import base64
@@ -19,8 +19,12 @@ _NEEDS_MORE: Final = ("exec", "auth-provider")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kubeconfig:
-    """One context of it. `ca` and `certificate` (with its key) are PEM; `token` is the header's value, or is read anew
-    from `token_file`. "" is what the file does not say.
+    """One context of a kubeconfig. Fields that the file does not have are "".
+
+    ca: PEM.
+    certificate: the client certificate and its key, PEM.
+    token: the value of the Authorization header.
+    token_file: a file whose current content is the token.
     """
 
     server: str
@@ -35,8 +39,10 @@ class Kubeconfig:
 
 
 def read_kubeconfig(path: Path, context: str = "") -> Kubeconfig | None:
-    """`context`: "" for the current one. None where it takes more than is done here. Raises OSError where a file that
-    is named in it cannot be read.
+    """Read one context of a kubeconfig; None if the kubeconfig is not supported here. Raises OSError if a file that it
+    names cannot be read.
+
+    context: the name of the context; "": the current one.
     """
     try:
         config = yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 - a safe one
@@ -70,7 +76,7 @@ def _find_named(some: Any, name: str) -> Json:
 
 
 def _read_content(of: Json, key: str, folder: Path) -> bytes:
-    """What `KEY-data` has, or else the file that `KEY` names, which may be relative to the kubeconfig."""
+    """The content of `KEY-data`, else of the file that `KEY` names, which may be relative to the kubeconfig."""
     data, file = of.get(f"{key}-data"), of.get(key)
     if data:
         return base64.b64decode(data)

@@ -1,13 +1,13 @@
-"""Reads JSON of the API server that is nested deeper than msgspec follows.
+"""Decodes JSON of the API server that is nested deeper than msgspec supports.
 
-The API server takes 10,000 levels, in `metadata.managedFields` from everybody who may change the object. msgspec gives
-up sooner, with RecursionError: one such pod would keep everybody from reading the list that it is in.
+The API server accepts 10,000 levels, for example in `metadata.managedFields` from any user who may change the object.
+msgspec fails earlier, with RecursionError, so one such pod would make the whole list unreadable.
 
-The limit depends on the Python version. With 3.11 it is the recursion limit, which is raised for that: to skip 10,000
-levels takes half a MiB of a thread's stack. To make objects of them takes eight times as much, and nobody can use
-these, so readers of whole objects get null for what is too deep. With 3.12 and 3.13 it is 1,500 and 10,000 levels
-whatever one sets, with 3.14 what is left of the stack. If msgspec still gives up, a scan without recursion (ten times
-slower) finds the parts that are too deep, and the object is read without them.
+The limit depends on the Python version. With 3.11 it is the recursion limit, which is raised here: skipping 10,000
+levels takes half a MiB of a thread's stack. Building objects of them would take eight times as much for no use, so
+decoders of whole objects get null for values that are too deep. With 3.12 and 3.13 the limit is fixed at 1,500 and
+10,000 levels, with 3.14 it is the remaining stack. If msgspec still fails, a scan without recursion (ten times slower)
+replaces the values that are too deep.
 """
 
 import sys
@@ -20,15 +20,15 @@ import msgspec
 
 T = TypeVar("T")
 
-_LEVELS: Final = 12_000  # the API server's, those of a list and of the caller
-_PLACES: Final = 4  # levels in which what is too deep is looked for: metadata.managedFields[].fieldsV1
-_SPARE = 100  # levels that a reader may need besides
-_SHORTEST = sys.getrecursionlimit()  # bytes: what is shorter has at most half as many levels
+_LEVELS: Final = 12_000  # recursion limit: the levels of the API server, of a list and of the caller
+_PLACES: Final = 4  # levels that are searched for values that are too deep: metadata.managedFields[].fieldsV1
+_SPARE = 100  # levels that a decoder may need in addition
+_SHORTEST = sys.getrecursionlimit()  # bytes: a shorter value has at most half as many levels
 
-_READ: Final = 100  # levels of what is read, at most: a list, an object and the templates in it are some twenty
+_READ: Final = 100  # the most levels that are decoded: a list, an object and the templates in it have about twenty
 _OPEN, _CLOSE = b"[{", b"]}"
 
-_raising = threading.Lock()  # the limit is the process's
+_raising = threading.Lock()  # the recursion limit belongs to the process
 _skip = msgspec.json.Decoder(msgspec.Raw).decode
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -36,7 +36,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def tolerate_depth(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """`read`, which makes nothing of what may be deep (it skips that, or leaves it raw), however deep that is."""
+    """Make `read`, which skips values that may be deep or leaves them raw, work at any depth."""
 
     def following_read(raw: bytes) -> T:
         try:
@@ -52,8 +52,8 @@ def tolerate_depth(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
 
 
 def read_bounded(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
-    """`read` of an object, which raises RecursionError for none that the API server has: it gets null for what is too
-    deep.
+    """Make `read`, which decodes whole objects, work for all objects of the API server: values that are too deep are
+    null for it.
     """
 
     def bounded_read(raw: bytes) -> T:
@@ -63,14 +63,14 @@ def read_bounded(read: Callable[[bytes], T]) -> Callable[[bytes], T]:
             cut = cut_nesting(bytes(raw))
         try:
             return read(cut)
-        except RecursionError:  # with 3.14 what can be skipped is not shallow enough to make objects of
+        except RecursionError:  # with 3.14, values that can be skipped may be too deep to be decoded
             return read(cut_nesting_by_scan(cut))
 
     return bounded_read
 
 
 def cut_nesting(raw: bytes) -> bytes:
-    """An object's JSON with null for each value that is too deep."""
+    """Replace each value of an object's JSON that is too deep by null."""
     try:
         with _raising:
             return _encode(_cut_deep(raw, _PLACES))
@@ -79,12 +79,12 @@ def cut_nesting(raw: bytes) -> bytes:
 
 
 def cut_nesting_by_scan(raw: bytes) -> bytes:
-    """JSON with null for each value that lies deeper than anything that we read; what is no JSON stays none.
+    """Replace each value that is deeper than any decoded field by null; invalid JSON stays invalid.
 
-    In one pass, whose time grows with the length alone.
+    One pass, in time proportional to the length.
     """
     pieces, kept, depth = list[bytes](), 0, 0
-    # Without escapes each second part is a string.
+    # Without escaped quotes, every second part is a string.
     parts = raw.replace(b"\\\\", b"__").replace(b'\\"', b"__").split(b'"')
     begins = list(accumulate(map(len, parts), lambda before, length: before + length + 1, initial=0))
     known = dict[bytes, tuple[int, int]]()

@@ -1,7 +1,7 @@
-"""Recovery: the API server answers one thread of a process again, so the pauses of the others end.
+"""Recovery: when a call of one thread succeeds again after an outage, the pauses of the other threads end.
 
-After an outage each reflector waits out its own back-off. Without this, one of them follows the API server again while
-the others still decide by what they knew before the outage, for as long as their pause lasts.
+After an outage, each reflector waits for the end of its back-off. Without this, one reflector would be up to date while
+others are as old as the outage until their pauses end.
 """
 
 import threading
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cardwise.clock import Clock
 
-# A shorter outage is not announced: pauses grow with the outage, so another loop pauses for about as long at most.
+# The end of a shorter outage is not announced: pauses grow with the outage, so others pause about as long at most.
 _BRIEF_SECONDS = 1.0
 
 
@@ -17,19 +17,19 @@ class Retrying(Protocol):
     """A loop that pauses after a failed call to the API server."""
 
     def retry(self) -> None:
-        """End the pause and try again now. From any thread; must return at once.
+        """End the pause and try again now. Called from any thread; must return at once.
 
-        The loop makes up for it: if the try fails, the rest of the ended pause is added to the next one, which is not
-        ended. So a loop makes no more calls than its own back-off allows, however often others announce a success.
+        If the try fails, the loop adds the rest of the ended pause to its next pause, which is not ended. So a loop
+        makes no more calls than its own back-off allows, however often other loops announce a success.
         """
 
 
 class Recovery:
-    """The loops of a process that pause after failed calls, so that one that succeeds again can end all pauses.
+    """The loops of a process that pause after failed calls: when one succeeds again, the pauses of all end.
 
     Thread-safe. An API server that refuses one kind of object, or fails every second call, is not called more often
-    than the back-off of each loop allows: a success is announced only at the end of an `Outage` that lasted, and each
-    loop makes up for a pause that was ended early (`Retrying.retry`).
+    than the back-off of each loop allows: a success is announced only at the end of an `Outage` of some length, and
+    each loop makes up for a pause that was ended early (`Retrying.retry`).
     """
 
     def __init__(self) -> None:
@@ -37,12 +37,12 @@ class Recovery:
         self._loops: list[Retrying] = []
 
     def subscribe(self, loop: Retrying) -> None:
-        """Ends the pauses of this loop too, until `unsubscribe`."""
+        """Add a loop, whose pauses end too from now on."""
         with self._lock:
             self._loops.append(loop)
 
     def unsubscribe(self, loop: Retrying) -> None:
-        """Does nothing if the loop was not subscribed."""
+        """Remove a loop, if it is subscribed."""
         with self._lock:
             self._loops = [subscribed for subscribed in self._loops if subscribed is not loop]
 
@@ -55,7 +55,7 @@ class Recovery:
 
 
 class Outage:
-    """The time since which each call of one loop has failed. Belongs to the thread of that loop."""
+    """The time since which each call of one loop has failed. Used by the thread of that loop only."""
 
     def __init__(self, recovery: Recovery, loop: object, clock: Clock) -> None:
         self._recovery = recovery
@@ -64,12 +64,12 @@ class Outage:
         self._since: float | None = None
 
     def mark_failed(self, since: float | None = None) -> None:
-        """A call failed. `since`: when it began to fail, by the clock; the default is now."""
+        """Record a failed call. `since`: when calls began to fail, by the clock; default: now."""
         if self._since is None:
             self._since = self._clock.now() if since is None else since
 
     def mark_succeeded(self) -> None:
-        """A call succeeded, so the outage is over. The other loops of the process may try again, if it lasted."""
+        """Record a successful call, which ends the outage. After a longer one, the other loops try again."""
         since, self._since = self._since, None
         if since is not None and self._clock.now() - since >= _BRIEF_SECONDS:
             self._recovery.announce(self._loop)

@@ -1,8 +1,8 @@
-"""Connections to the API server whose answers have a deadline.
+"""Connections to the API server with a deadline for the whole response.
 
-urllib3 and http.client bound each wait for bytes. A server that sends a byte now and then would hold its caller for as
-long as it likes, in the headers as well as in the body. Here each read of the socket gets the time that is left for the
-whole answer, of the answer's time-out: that which urllib3 gives to the connection when it begins to read.
+urllib3 and http.client limit each wait for bytes, so a server that sends a byte now and then could hold its caller
+for ever, in the headers or in the body. Here each read of the socket may take the time that is left until the
+response's deadline. The deadline follows from the timeout that urllib3 sets when the connection begins to read.
 """
 
 import http.client
@@ -17,19 +17,19 @@ from cardwise.clock import Clock
 
 
 class _Waits(Protocol):
-    """How long reads of a connection may take, and until when."""
+    """The limits for reads of a connection."""
 
     clock: Clock
-    until: float | None  # no bytes of the answer after this; None: no such time
-    silence: float | None  # seconds that one read may take, None: any
+    until: float | None  # the deadline of the response, by the clock; None: none
+    silence: float | None  # seconds that one read may take; None: no limit
 
 
 class _Socket(io.RawIOBase):
-    """A socket's file whose reads end when the time of the answer is over."""
+    """A socket's file whose reads fail after the response's deadline."""
 
     def __init__(self, sock: socket.socket, waits: _Waits) -> None:
         self._sock = sock
-        # Not the socket: this one counts, so that the socket stays open until it is closed.
+        # A file of the socket keeps the socket open until the file is closed.
         self._file = sock.makefile("rb", buffering=0)
         self._waits = waits
 
@@ -37,12 +37,12 @@ class _Socket(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int | None:
-        """Raises TimeoutError."""
+        """Read into the buffer. Raises TimeoutError after the deadline."""
         waits = self._waits
         if waits.until is not None:
             remaining = waits.until - waits.clock.now()
             if remaining <= 0:
-                raise TimeoutError("timed out: the answer has not ended")
+                raise TimeoutError("timed out: the response is not complete")
             self._sock.settimeout(remaining if waits.silence is None else min(remaining, waits.silence))
         return self._file.readinto(buffer)
 
@@ -52,7 +52,7 @@ class _Socket(io.RawIOBase):
 
 
 class _Answer:
-    """What http.client takes for a socket, to read an answer from."""
+    """Stands for the socket from which http.client reads a response."""
 
     def __init__(self, sock: socket.socket, waits: _Waits) -> None:
         self._sock = sock
@@ -82,13 +82,13 @@ class _TimedTls(_Timed, HTTPSConnection):
 
 
 def make_timed_connection(kind: type[Any], clock: Clock) -> type[HTTPConnection]:
-    """The connection class of a pool of connections, `kind`, with deadlines by this clock."""
+    """The connection class `kind` of a connection pool, with deadlines by this clock."""
     base = _TimedTls if issubclass(kind, HTTPSConnection) else _Timed
     return type(base.__name__, (base,), {"clock": clock})
 
 
 def extend_deadline(connection: object, *, silence: float | None, seconds: float) -> None:
-    """Gives an answer that has begun so many seconds from now, and each wait for bytes `silence` seconds."""
+    """Set the deadline of a response to `seconds` from now, and the limit of each wait for bytes to `silence`."""
     if isinstance(connection, _Timed):
         connection.until = connection.clock.now() + seconds
         connection.silence = silence

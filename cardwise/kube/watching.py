@@ -1,6 +1,6 @@
-"""A running watch request: lines of a response that comes for minutes, and that another thread can end.
+"""A running watch request: its lines arrive for minutes, and another thread can end it.
 
-Ending a blocked read from outside is the delicate part of a clean shutdown.
+Ending a blocked read from another thread is the delicate part of a clean shutdown.
 """
 
 import contextlib
@@ -12,11 +12,11 @@ from urllib3.exceptions import HTTPError, ReadTimeoutError
 from cardwise.kube import errors
 
 _READ_BYTES = 65536
-_MAX_BYTES = 64 << 20  # of an event: one object, as large as an answer may be
+_MAX_BYTES = 64 << 20  # of an event, which is one object: as for a response
 
 
 class Watch:
-    """Iterate once, in one thread, for the raw event lines. `close` may come from any thread."""
+    """The raw lines of a watch's events. Iterate once, in one thread; any thread may call `close`."""
 
     def __init__(self, response: urllib3.BaseHTTPResponse, path: str, read_timeout: float | None) -> None:
         self._response = response
@@ -27,12 +27,12 @@ class Watch:
             connection.sock.settimeout(read_timeout)
 
     def __iter__(self) -> Generator[bytes]:
-        """Yields until the server ends the watch or `close` is called.
+        """Yield lines until the server ends the watch or `close` is called.
 
-        Raises `errors.WatchSilent` when nothing came for the read timeout, `errors.TooLarge` for an event that is no
-        object's, `errors.Unreachable` on a cut.
+        Raises `errors.WatchSilent` if no byte arrived within the read timeout, `errors.TooLarge` for an event that is
+        larger than any object, `errors.Unreachable` if the connection breaks.
         """
-        rest = bytearray()  # of a line whose end has not come; it grows without being copied for each piece
+        rest = bytearray()  # the beginning of an incomplete line; it grows without being copied for each chunk
         try:
             for chunk in self._response.stream(_READ_BYTES, decode_content=False):
                 head, newline, tail = chunk.rpartition(b"\n")
@@ -55,7 +55,7 @@ class Watch:
                 self._response.close()
 
     def close(self) -> None:
-        """Ends the iteration at once, also one that waits for bytes."""
+        """End the iteration at once, also while it waits for bytes."""
         self._closed = True
         # Not `close()`: closing a descriptor under a thread that reads from it frees the number for reuse.
         with contextlib.suppress(HTTPError, OSError, ValueError, RuntimeError):

@@ -129,7 +129,7 @@ def test_an_answer_of_more_than_was_asked_for_is_not_read_to_its_end(api: ApiSer
     large = b'"' + b"x" * 999_998 + b'"'
     for _ in range(3):
         assert client.request("POST", "/x", body=large, max_bytes=1_000_000) == large
-        with pytest.raises(errors.Unreachable, match="the answer has more than 999999 bytes"):
+        with pytest.raises(errors.Unreachable, match="the response has more than 999999 bytes"):
             client.request("POST", "/x", body=large, max_bytes=999_999)
     with pytest.raises(errors.NotFound):
         client.request("GET", paths.pods("ns", "none"), max_bytes=10)
@@ -190,7 +190,7 @@ def test_silence_is_unreachable_after_the_timeout():
 
 
 def test_patch_kinds_and_bodies(api: ApiServer, client: KubeClient):
-    with pytest.raises(errors.Unreachable, match="JSON, and no object"):  # the server gives the body back
+    with pytest.raises(errors.Unreachable, match="JSON, but not an object"):  # the server gives the body back
         client.patch("/x", [{"op": "test"}], "json", "me")
     client.patch("/x", {"a": 1}, query={"dryRun": "All"})
     client.delete("/x", {"gracePeriodSeconds": 0})
@@ -353,7 +353,9 @@ def test_a_certificate_that_is_not_valid_at_this_time_says_which_time_that_is(tm
     with serving_tls(tmp_path, datetime.now(UTC) - timedelta(days=30)) as (url, directory, _):
         cluster = {"certificate-authority": str(directory / "ca.crt"), "tls-server-name": "kube.test"}
         client = KubeClient.load(kubeconfig(url, directory, **cluster))
-        with pytest.raises(errors.Unreachable, match=r"certificate has expired.*this machine's clock says 20\d\d-"):
+        with pytest.raises(
+            errors.Unreachable, match=r"certificate has expired.*this machine's clock, which shows 20\d\d-"
+        ):
             client.get("/version")
         client.close()
 
@@ -378,7 +380,7 @@ def test_a_context_other_than_the_current_one(tmp_path):
     assert other.namespace == "team-d"
     with pytest.raises(errors.Unreachable, match="port=2"):
         other.get("/version")
-    with pytest.raises(errors.KubeConfigError, match=r"no context 'e' in .*; those there are: c, d"):
+    with pytest.raises(errors.KubeConfigError, match=r"has no context 'e'; its contexts: c, d"):
         KubeClient.load(path, context="e")
 
 
@@ -507,5 +509,5 @@ def test_paths():
 def test_a_file_of_something_else_is_called_no_kubeconfig(tmp_path, text):
     path = tmp_path / "passwd"
     path.write_text(text)
-    with pytest.raises(errors.KubeConfigError, match=r"passwd: it is no kubeconfig; give --kubeconfig"):
+    with pytest.raises(errors.KubeConfigError, match=r"passwd: not a kubeconfig; use --kubeconfig"):
         KubeClient.load(path)

@@ -200,7 +200,7 @@ def test_a_proxy_that_cannot_be_used_is_named_with_the_remedy_and_without_its_pa
     with pytest.raises(errors.KubeConfigError) as raised:
         read(path)
     assert str(raised.value) == (
-        "https_proxy is no URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct it, "
+        "https_proxy is not the URL of an HTTP proxy such as http://10.0.0.1:3128; SOCKS is not supported. Correct it, "
         "unset it, or add kube.test to NO_PROXY"
     )
     path = written(tmp_path, IN_IT | {"proxy-url": "socks5://jane:secret@proxy:1080"}, {"token": "x"})
@@ -252,7 +252,7 @@ def test_a_program_that_tells_the_token_is_run(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_not_there_or_no_certificate_is_told(tmp_path: Path, broken: Json) -> None:
     path = written(tmp_path, broken, {"token": "x"})
-    with pytest.raises(errors.KubeConfigError, match=r"no usable credentials in .*config: .*; give --kubeconfig"):
+    with pytest.raises(errors.KubeConfigError, match=r"no usable credentials in .*config: .*; use --kubeconfig"):
         credentials.load(path)
 
 
@@ -295,7 +295,7 @@ def test_a_url_that_is_none_is_an_error_that_names_field_and_file(
     tmp_path: Path, user: Json, cluster: Json, field: str
 ) -> None:
     path = written(tmp_path, IN_IT | cluster, user)
-    reason = rf"({field}.* is no URL|Invalid IPv6 URL)"
+    reason = rf"({field}.* is not a URL|Invalid IPv6 URL)"
     with pytest.raises(errors.KubeConfigError, match=rf"no usable credentials in .*config: .*{reason}"):
         credentials.load(path)
 

@@ -127,7 +127,7 @@ def test_a_larger_answer_is_not_read_to_its_end(serving, head):
 
     server, client = serving(answer)
     for _ in range(3):
-        with pytest.raises(errors.TooLarge, match=f"GET /version: the answer has more than {MOST} bytes"):
+        with pytest.raises(errors.TooLarge, match=f"GET /version: the response has more than {MOST} bytes"):
             client.get("/version", max_bytes=MOST)
     assert server.sent < SENT * len(piece) / 4
 

@@ -1,7 +1,7 @@
-"""Leader election by a Lease of coordination.k8s.io: of several processes only its holder may act.
+"""Leader election by a Lease of coordination.k8s.io: of several processes, only its holder may act.
 
-The thread around `election.py`, which says why two never hold at once. Who is about to write
-asks `holds` with the seconds that the write may take, at every write, and never keeps the answer.
+The thread around `election.py`, which explains why two processes never hold the Lease at once. Before every write, the
+caller calls `holds_lease` with the seconds that the write may take, and never keeps the answer.
 """
 
 import logging
@@ -23,26 +23,30 @@ from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger("cardwise.kube.lease")
 
-_FAREWELL_CALLS = 3  # the first finds that a lost answer had been a yes, the second reads, the third gives back
+# The first call may conflict with our own renewal whose response was lost; the second reads, the third releases.
+_FAREWELL_CALLS = 3
 _FAREWELL_SECONDS = 1.0
 
 
 def new_identity() -> str:
-    """A name that no other process has or had. Call it after the fork: two with one name are not told apart."""
+    """A new name, unique among all processes. Call it after the fork: two processes need two names."""
     return f"{socket.gethostname()}_{uuid.uuid4().hex[:12]}"
 
 
 class LeaderElector:
-    """A thread that acquires and renews; start it in the process that serves, with an `identity()` of its own.
+    """A thread that acquires and renews the Lease. Start it in the serving process, with a `new_identity()`.
 
-    `margin` (default: a tenth of `duration`) is how much earlier than others we think that our Lease ends; it covers
-    clocks of unequal rates. `on_change(leading)` is called by the thread, so it must return soon: renewals wait. It
-    may come late when the API server hangs; `leader`, `holds` and `epoch` never do. At stop `on_change(False)` comes
-    before the Lease is given back, and may wait for work that `holds` had allowed. While `able` says no, which it must
-    do at once, the Lease is neither taken nor renewed. `settled`: what a Lease that is given back says of what was done
-    in its name (`Election.release_call`), asked after that.
+    A missing Lease is created, and held only after `duration`: it may have been deleted while another process held it.
 
-    A Lease that does not exist is created, and held only after `duration`: it may have been deleted under somebody.
+    duration: seconds for which a renewal is valid.
+    renew_every: seconds between two renewals.
+    margin: seconds by which this process considers its Lease expired before others do, for clocks that run at different
+        rates; default: a tenth of `duration`.
+    on_change: called by the thread with whether this process leads. It must return soon, since renewals wait. The call
+        may be late when the API server hangs; `is_leader`, `holds_lease` and `epoch` are never late. At the stop,
+        `on_change(False)` is called before the Lease is released, and may wait for work that `holds_lease` allowed.
+    able: whether this process can act; returns at once. While it cannot, the Lease is neither acquired nor renewed.
+    settled: whether no call made under the Lease is still under way (`Election.release_call`); called at the release.
     """
 
     def __init__(
@@ -72,7 +76,7 @@ class LeaderElector:
         self._able = able
         self._settled = settled
         self._backoff = Backoff(initial=min(0.1, renew_every), cap=renew_every)
-        self._announced_epoch = 0  # the epoch that on_change was told of, 0 for none
+        self._announced_epoch = 0  # the epoch that was passed to on_change, 0 for none
         self._holder: str | None = None
         self._last_error = ""
         self._outage = Outage(client.recovery, self, clock)
@@ -85,38 +89,38 @@ class LeaderElector:
 
     @property
     def epoch(self) -> int:
-        """Grows at each acquisition, also when nobody else was leader in between."""
+        """Grows at each acquisition, even if no other process was leader in between."""
         return self._election.period.epoch
 
     @property
     def token(self) -> str:
-        """Which Lease it is, and how many holders it has had; see `Election.token`."""
+        """The Lease's UID and its number of changes of holder; see `Election.token`."""
         return self._election.token
 
     @property
     def tenure(self) -> int:
-        """Grows whenever another process may have had the Lease; see `Election`."""
+        """Grows whenever another process may have held the Lease; see `Election`."""
         return self._election.tenure
 
     @property
     def is_successor(self) -> bool:
-        """Whether the Lease was taken from a holder that had released it and settled all."""
+        """Whether the former holder had released the Lease with none of its calls under way."""
         return self._election.is_successor
 
     @property
     def holder(self) -> str | None:
-        """The holder of the Lease when it was last seen; "" for nobody, None if that is not known."""
+        """The last observed holder of the Lease; "": none, None: unknown."""
         return self._holder
 
     def holds_lease(self, margin: float = 0.0, epoch: int | None = None) -> bool:
-        """Whether the Lease will still be ours in `margin` seconds, and, if given, has been since `epoch` began."""
+        """Whether this process still holds the Lease in `margin` seconds, and has held it since `epoch`, if given."""
         claim = self._election.period  # read once: the thread replaces it whole
         if self._stopping.is_set() or (epoch is not None and epoch != claim.epoch):
             return False
         return claim.is_valid(self._clock.now(), margin)
 
     def remaining_seconds(self) -> float:
-        """For how many seconds it is ours if no renewal comes; 0 when it is not."""
+        """The seconds for which this process holds the Lease without another renewal; 0 if it does not hold it."""
         claim, now = self._election.period, self._clock.now()
         return claim.until - now if claim.is_valid(now) and not self._stopping.is_set() else 0.0
 
@@ -124,13 +128,13 @@ class LeaderElector:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """`holds` is False at once; then the Lease is given back, so that a standby takes over without waiting."""
+        """Stop leading at once, then release the Lease, so that a standby takes over without waiting."""
         self._stopping.set()
         if self._thread.is_alive():
             self._clock.join(self._thread, timeout)
 
     def step(self) -> float:
-        """One exchange with the API server; the seconds to wait before the next."""
+        """Make one call to the API server. Returns the seconds to wait before the next."""
         if not self._able():
             if self._last_error != "unable":
                 _log.warning("not running for leader: this process cannot act", lease=self._path)
@@ -149,11 +153,11 @@ class LeaderElector:
             self._backoff.reset()
             self._last_error = ""
         self._announce()
-        # A call too many when the claim begins or ends does no harm.
+        # An additional call when the period begins or ends does no harm.
         return min(delay, self._election.seconds_to_change(now) + 0.001)
 
     def release(self) -> None:
-        """Gives the Lease back if it is ours."""
+        """Release the Lease if this process holds it."""
         for _ in range(_FAREWELL_CALLS):
             call = self._election.release_call(self._clock.now(), self._client.server_time(), settled=self._settled())
             if call is None:
@@ -167,13 +171,13 @@ class LeaderElector:
         while not self._clock.wait(self._stopping, delay):
             try:
                 delay = self.step()
-            except Exception:  # noqa: BLE001 - the outermost loop: without it nobody would ever lead again
+            except Exception:  # noqa: BLE001 - the outermost loop: without it this process would never lead again
                 _log.exception("leader election failed; trying again")
                 delay = self._backoff.next_delay()
         self._announce()
         try:
             self.release()
-        except Exception:  # noqa: BLE001 - it then ends by itself
+        except Exception:  # noqa: BLE001 - the Lease then expires
             _log.exception("failed to release the lease", lease=self._path)
 
     def _exchange(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
@@ -199,7 +203,7 @@ class LeaderElector:
             _log.info("lost the lease to another holder", lease=self._path, holder=holder, identity=self.identity)
         leading = self.epoch if self.is_leader else 0
         announced, self._announced_epoch = self._announced_epoch, leading
-        # At the end always: who asks `holds` may have acted before this thread could say that we led.
+        # Always at the end: a caller of `holds_lease` may have acted before this thread announced the leadership.
         if leading == announced and not self._stopping.is_set():
             return
         if announced:
@@ -208,7 +212,7 @@ class LeaderElector:
         if announced or not leading:
             self._call_back(leading=False)
         if leading:
-            _log.info("leader", lease=self._path, identity=self.identity, epoch=leading)
+            _log.info("became leader", lease=self._path, identity=self.identity, epoch=leading)
             self._call_back(leading=True)
 
     def _call_back(self, *, leading: bool) -> None:
@@ -216,13 +220,13 @@ class LeaderElector:
             return
         try:
             self._on_change(leading)
-        except Exception:  # noqa: BLE001 - somebody else's code must not cost the Lease
+        except Exception:  # noqa: BLE001 - a failing callback must not cost the Lease
             _log.exception("a callback of the leader election failed", leading=leading)
 
     def _log_error(self, call: LeaseCall, error: errors.KubeError) -> None:
-        """Logs news only: the same every two seconds would bury all else."""
+        """Log the error, unless it is the same as the last one: it would be repeated every two seconds."""
         if isinstance(error, errors.Conflict) or (isinstance(error, errors.NotFound) and call.kind != "create"):
-            return  # somebody else was first, or it is not there yet: that is how an election goes
+            return  # another process was first, or the Lease does not exist yet: normal in an election
         self._outage.mark_failed()
         trouble = f"{call.kind} {error.status} {error.reason}"
         if trouble != self._last_error:
