@@ -350,7 +350,7 @@ def main(
 
 
 class _Process:
-    """The parts of the serving process, which is a fork of the one that read the settings."""
+    """The components of the serving process, which is a fork of the process that read the settings."""
 
     def __init__(
         self,
@@ -406,7 +406,7 @@ def _start_certificates(
     bundle: CaBundle,
     period: timedelta | None,
 ) -> tls.CertificateChecks:
-    """Renews the certificates, or only watches them if somebody else has put them into the directory."""
+    """Renew the certificates, or only watch them if another program provides the directory's files."""
     own = directory / "authority"
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
@@ -430,7 +430,7 @@ def _start_certificates(
 
 
 def _make_scratch_folder() -> Path:
-    """For the certificates of a Secret while we run. Removed by this process only: workers are forks of it."""
+    """Create the folder of a Secret's certificates. Only this process removes it: workers are forks of it."""
     directory = Path(tempfile.mkdtemp(prefix="cardwise-webhook-"))
     owner = os.getpid()
     atexit.register(lambda: shutil.rmtree(directory, ignore_errors=True) if os.getpid() == owner else None)

@@ -42,12 +42,12 @@ _REASONS = (
 
 
 def refusal_reason(field: str) -> str:
-    """What kind of field a refusal is about; one of those of `_REASONS`, or "other"."""
+    """The kind of the refused field: one of `_REASONS`, or "other"."""
     return next((label for pattern, label in _REASONS if pattern.search(field)), "other")
 
 
 class StalenessCollector(Collector):
-    """What is read when somebody asks. `staleness`: seconds by kind of object."""
+    """Seconds since the last update, computed when Prometheus scrapes. `staleness`: seconds by kind of object."""
 
     def __init__(self, staleness: Callable[[], Mapping[str, float]]) -> None:
         self._staleness = staleness

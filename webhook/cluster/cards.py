@@ -22,8 +22,11 @@ Sizes = tuple[MiB, ...]  # of the cards of one node, in descending order
 
 @dataclass(frozen=True, slots=True)
 class CardFacts:
-    """A card: `labels` are what selectors of classes see. `other`: it is a device that is no GPU. `mps`: how many cards
-    its MPS daemon serves, "" where no manager has said so.
+    """What the webhook needs of a card.
+
+    labels: what selectors of classes match.
+    other: whether it is a device other than a GPU.
+    mps: the scope of its MPS daemon; "" without an MPS manager.
     """
 
     node: str
@@ -33,7 +36,7 @@ class CardFacts:
     mps: str = ""
 
     def is_of_class(self, resource_class: ResourceClass | None) -> bool:
-        """Whether it is of the class; or, without one, a card."""
+        """Whether it is of the class; without a class, whether it is a card."""
         if resource_class is None:
             return not self.other
         return resource_class.other == self.other and resource_class.selector.matches(self.labels)
@@ -41,7 +44,7 @@ class CardFacts:
 
 @dataclass(slots=True)
 class _ClassSum:
-    """The sum of a class, and of which nodes it is made. `changed`: nodes whose cards are to be looked at again."""
+    """The sums of a class by node. `changed`: nodes whose cards must be counted again."""
 
     resource_class: ResourceClass | None
     changed: set[str]
@@ -51,10 +54,10 @@ class _ClassSum:
 
 
 class CardSums:
-    """A handler of the reflector of cards. Methods may be called from any thread.
+    """Handler of the reflector of cards. Thread-safe.
 
-    The sum of a class is kept. If cards of a node have changed, only the cards of that node are looked at again, of
-    which at most `MAX_CARDS_PER_NODE` count: a node may change its cards all the time, and each review asks for sums.
+    The sums of a class are cached. When cards of a node change, only that node is counted again, and at most
+    `MAX_CARDS_PER_NODE` of its cards count: a node may change its cards all the time, and every review needs the sums.
     """
 
     def __init__(self, kept_back: MiB) -> None:
@@ -66,7 +69,7 @@ class CardSums:
         self._sums: OrderedDict[str, _ClassSum] = OrderedDict()  # by class, the one that was used last at the end
 
     def on_change(self, key: str, old: CardFacts | None, new: CardFacts) -> None:
-        """The card has come or has changed."""
+        """A card was added or changed."""
         with self._lock:
             if old is not None:
                 self._remove(key, old.node)
@@ -77,15 +80,15 @@ class CardSums:
             self._mark_changed(new.node)
 
     def on_delete(self, key: str, old: CardFacts) -> None:
-        """The card is gone."""
+        """A card was deleted."""
         with self._lock:
             self._remove(key, old.node)
 
     def on_synced(self) -> None:
-        """All have come."""
+        """The first list is complete."""
 
     def class_sizes(self, resource_class: ResourceClass | None) -> CardSizes:
-        """The class as it is now: one that was edited is counted anew."""
+        """The sizes of the class's cards. An edited class is counted again."""
         key = resource_class.name if resource_class else ""
         with self._lock:
             known = self._sums.get(key)
@@ -99,22 +102,22 @@ class CardSums:
             return known.total
 
     def unknown_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
-        """The sizes of cards of a class that need not exist; not cached, since any caller may name any class."""
+        """The sizes of cards of a class that may not exist. Not cached, because a caller may name any class."""
         with self._lock:
             return _merge_sizes(self._sizes(node, resource_class) for node in self._cards)
 
     def sizes_on(self, nodes: Collection[str], resource_class: ResourceClass | None) -> CardSizes:
-        """The sizes of cards of these nodes only; not remembered."""
+        """The sizes of cards of these nodes only. Not cached."""
         with self._lock:
             return _merge_sizes(self._sizes(node, resource_class) for node in nodes)
 
     def has_card_of(self, resource_class: ResourceClass) -> bool:
-        """Whether a card is of the class."""
+        """Whether any card is of the class."""
         with self._lock:
             return any(card.is_of_class(resource_class) for cards in self._cards.values() for card in cards.values())
 
     def mps_scopes(self) -> frozenset[str]:
-        """How many cards the MPS daemons serve: `CardFacts.mps` of all cards."""
+        """The scopes of the MPS daemons: `CardFacts.mps` of all cards."""
         with self._lock:
             return frozenset(scope for scope in self._scopes if scope)
 
@@ -156,7 +159,7 @@ class CardSums:
 
 
 def _merge_sizes(nodes: Iterable[Sizes]) -> CardSizes:
-    """Of the cards of these nodes."""
+    """The sizes of the cards of these nodes together."""
     node_sizes = {sizes for sizes in nodes if sizes}
     by_rank = tuple(max(rank) for rank in zip_longest(*node_sizes, fillvalue=MiB(0)))
     smallest = min((sizes[-1] for sizes in node_sizes), default=MiB(0))

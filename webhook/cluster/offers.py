@@ -24,21 +24,21 @@ _decode_node = msgspec.json.Decoder(wire.Node).decode
 
 @dataclass(frozen=True, slots=True)
 class NodeOffer:
-    """The GPUs of one node, ours and others', and its labels if it has cards of ours."""
+    """The GPU resources of one node, and its labels if it has cards of Cardwise."""
 
     resources: frozenset[str] = frozenset()
     labels: Mapping[str, str] | None = None
 
 
 def project(raw: bytes) -> tuple[str, NodeOffer]:
-    """The name and offer of a Node. Kubernetes keeps a resource that its plugin has taken back as 0."""
+    """The name and offer of a Node. Kubernetes keeps a resource that its plugin has withdrawn with the amount 0."""
     node = _decode_node(raw)
     has = {name for name, amount in node.status.capacity.items() if lookalikes.is_like_gpu(name) and amount != "0"}
     return node.metadata.name, NodeOffer(frozenset(has), node.metadata.labels if names.SHARE in has else None)
 
 
 class Offers:
-    """Handler of the reflector of nodes. Methods may be called from any thread."""
+    """Handler of the reflector of nodes. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,15 +46,15 @@ class Offers:
         self._labels: dict[str, Mapping[str, str]] = {}
 
     def resources(self) -> frozenset[str]:
-        """The names that some node offers."""
+        """The names of the resources that any node offers."""
         with self._lock:
             return frozenset(self._counts)
 
     def unmatched_entries(self, selector: Mapping[str, str]) -> tuple[str, ...]:
-        """The entries of a node selector, as `key=value`, that leave no node with cards: one alone, or all together.
+        """The entries of a node selector, as `key=value`, that match no node with cards: a single entry, or all
+        together.
 
-        Empty where a node is left, where no node has cards, and where there is more to compare than can be tried on
-        each node while somebody waits.
+        Empty if a node matches, if no node has cards, and if there are too many nodes to compare while a review waits.
         """
         if len(selector) > _MOST_CONDITIONS:
             return ()
@@ -76,10 +76,10 @@ class Offers:
         return label_values
 
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
-        """The nodes with cards that the pod's node selector and required node affinity leave, where these are few.
+        """The nodes with cards that match the pod's node selector and required node affinity, if they are few.
 
-        None where they bar none or leave many, where no node has cards, and where there is more to compare than can be
-        tried on each node while somebody waits.
+        None if these exclude no node or leave many, if no node has cards, and if there are too many nodes to compare
+        while a review waits.
         """
         spec = pod.get("spec") or {}
         affinity = {"nodeAffinity": (spec.get("affinity") or {}).get("nodeAffinity")}

@@ -52,10 +52,10 @@ _T = TypeVar("_T")
 
 
 class LookupLimit:
-    """Bounds how many look-ups begin within any second: `total` in all, and `per_owner` of one owner (a namespace, an
-    address).
+    """Limits how many lookups begin within any second. Thread-safe.
 
-    Methods may be called from any thread.
+    total: lookups of all owners.
+    per_owner: lookups of one owner (a namespace, an address).
     """
 
     def __init__(self, clock: Clock, *, per_owner: int, total: float = float("inf")) -> None:
@@ -67,7 +67,7 @@ class LookupLimit:
         self._begun_by = Counter[str]()  # as many by owner
 
     def begin_lookup(self, owner: str) -> bool:
-        """Whether the owner may look something up now. It counts."""
+        """Whether the owner may start a lookup now. If so, it is counted."""
         with self._lock:
             now = self._clock.now()
             while self._begun and now - self._begun[0][0] >= 1:
@@ -83,9 +83,9 @@ class LookupLimit:
 
 
 class _CachedAnswer(Generic[_T]):
-    """The answer to a question, which counts for so many seconds; a failure counts too, for some.
+    """The answer to a request, cached for some seconds; a failure is cached too.
 
-    Methods may be called from any thread: while one asks, the others wait for that answer.
+    Thread-safe: while one thread requests it, the others wait for that answer.
     """
 
     def __init__(self, fetch: Callable[[], _T], seconds: float, clock: Clock) -> None:
@@ -98,7 +98,7 @@ class _CachedAnswer(Generic[_T]):
         self._answer: _T | errors.KubeError
 
     def get(self) -> _T:
-        """Raises KubeError."""
+        """The answer. Raises KubeError."""
         with self._lock:
             if self._clock.now() >= self._until:
                 seconds = self._seconds
@@ -119,10 +119,10 @@ def _failure_seconds(error: errors.KubeError) -> float:
 
 
 class FreshList:
-    """Objects that the watch has not shown yet: one list answers for every name for a while.
+    """Objects that the watch has not delivered yet: one list answers for every name for a while.
 
-    So any number of unknown names, in one pod or in thousands of pods, costs one list call. Methods may be called from
-    any thread: while one lists, the others wait for that list.
+    So any number of unknown names, in one pod or in thousands of pods, costs one list request. Thread-safe: while one
+    thread lists, the others wait for that list.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class FreshList:
         self._listed = _CachedAnswer(self._list, trusted, clock)
 
     def get(self, name: str) -> Json | None:
-        """The object as it was `trusted` seconds ago at most, None where there was none. Raises KubeError."""
+        """The object as it was at most `trusted` seconds ago; None if it did not exist. Raises KubeError."""
         return self._listed.get().get(name)
 
     def _list(self) -> dict[str, Json]:
@@ -158,7 +158,7 @@ class FreshList:
 
 
 class _Meta(Struct, rename="camel"):
-    """No more than is looked at: what a tenant writes into `managedFields` would take many times its size."""
+    """Only the fields that are needed: a tenant's `managedFields` would take many times their size."""
 
     name: str
     labels: dict[str, str] | None = None
@@ -174,13 +174,12 @@ _decode = read_bounded(msgspec.json.Decoder(wire.ListOf[_Pod]).decode)
 
 
 class GangNumbers:
-    """How many pods a gang needs, as its living members say it.
+    """The number of pods that a gang needs, as its existing members say. Thread-safe.
 
-    Looked up for pods of gangs only, from the API server's cache: it may be behind, and the extender sees what slips
-    through. Whoever reaches the webhook can name gangs and namespaces, so look-ups are few, and where the API server
-    fails there are none for some seconds. After a time-out there are none in that namespace: its pods may be the cause.
-    That a gang says a number is remembered for a while, since its pods come by the hundred. Methods may be called from
-    any thread.
+    Requested only for pods of gangs, from the API server's cache. The cache may be stale; the extender detects what
+    passes here. Every client that reaches the webhook can name gangs and namespaces, so the requests are limited, and
+    after a failure of the API server they stop for some seconds. After a timeout they stop for that namespace, because
+    its pods may be the cause. The number of a gang is cached for a while, because its pods are created by the hundred.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
@@ -193,7 +192,7 @@ class GangNumbers:
         self._skipped: dict[tuple[str, str, int | None], float] = {}
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        """A living pod of the gang that says another number, and which; None where none is known."""
+        """The name of an existing pod of the gang that says another number, and that number; None if none is known."""
         key, now = (namespace, gang, number), self._clock.now()
         if any(
             self._skipped.get(skipped, now) > now
@@ -255,11 +254,11 @@ def _number(meta: _Meta) -> int | None:
 
 
 class PodGroups:
-    """Whether the cluster serves the PodGroups of Kubernetes.
+    """Whether the cluster serves Kubernetes' PodGroups. Thread-safe.
 
-    Where it does not (before 1.37, or without the feature gate GenericWorkload), the API server drops the field
-    `spec.schedulingGroup` of a pod, but only after the mutating webhooks have seen it. It is asked when a pod names
-    one. Methods may be called from any thread.
+    If it does not (before 1.37, or without the feature gate GenericWorkload), the API server drops the field
+    `spec.schedulingGroup` of a pod, but only after the mutating webhooks have seen it. So it is requested when a pod
+    has the field.
     """
 
     def __init__(self, client: KubeClient, clock: Clock) -> None:
@@ -267,7 +266,7 @@ class PodGroups:
         self._served = _CachedAnswer(self._discover, _SERVED_SECONDS, clock)
 
     def is_served(self) -> bool:
-        """Whether the API is served, by discovery, which all known users may ask. Raises KubeError."""
+        """Whether the API is served, by discovery, which all authenticated users may read. Raises KubeError."""
         return self._served.get()
 
     def _discover(self) -> bool:

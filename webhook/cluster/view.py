@@ -56,7 +56,7 @@ _decode_card = msgspec.json.Decoder(wire.ExtendedResource).decode
 
 
 class ClusterView:
-    """Implements `decisions.View`. Methods may be called from any thread."""
+    """Implements `decisions.Lookups`. Thread-safe."""
 
     def __init__(self, client: KubeClient, clock: Clock = SYSTEM, *, kept_back: MiB = MiB(0)) -> None:
         self._client = client
@@ -137,7 +137,7 @@ class ClusterView:
         return {reflector.name: reflector.staleness_seconds() for reflector in (*self._required, *self._optional)}
 
     def problems(self) -> list[str]:
-        """Why the view is not whole yet."""
+        """Why the view is not complete yet."""
         wanted = (reflector for reflector in self._optional if reflector.errors < _PATIENCE)
         return [
             f"{reflector.name} are not listed yet"
@@ -223,7 +223,7 @@ class ClusterView:
             return None
 
     def _make_projection(self, kind: str, parse: Callable[[Json], T]) -> Project[T]:
-        """What can be read of a kind, by "namespace/name" or by its name."""
+        """A function that parses objects of a kind, and drops those that cannot be read."""
 
         def project(raw: bytes) -> tuple[str, T] | None:
             manifest = _decode_object(wire.trim_object(raw))
@@ -237,14 +237,14 @@ class ClusterView:
         return project
 
     def _log_unreadable(self, object_name: str, error: InvalidRequest | InvalidQuantity) -> None:
-        """It was made while nobody checked. Its status changes often, so this is said once."""
+        """Log once that an object cannot be read: its status may change often."""
         if self._unreadable.get(object_name) != str(error):
             self._unreadable[object_name] = str(error)
             _log.warning("ignored an object that cannot be parsed", object=object_name, error=str(error))
 
 
 class _ByNamespace(Generic[T]):
-    """Handler of a reflector whose keys are namespace/name: those of one namespace at a glance, of maybe thousands."""
+    """Handler of a reflector whose keys are namespace/name; finds the objects of one namespace without a search."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -37,7 +37,11 @@ _INIT: Final = "init-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """`image` "": there is no agent. `user` 0: it names none, for clusters that give each namespace its own."""
+    """Settings of the share agent.
+
+    image: "" for no agent.
+    user: user ID; 0 for none, for clusters that assign a range to each namespace.
+    """
 
     choice: AgentChoice = "mps"
     image: str = ""
@@ -47,7 +51,7 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True)
 class Injection:
-    """The pod as it should be, the caller's own where nothing changes. `key`: the agent's, "" where there is none."""
+    """The rewritten pod; the caller's object if nothing changes. `key`: the agent's key; "" without an agent."""
 
     pod: Json
     key: str = ""
@@ -61,8 +65,11 @@ def inject_agent(
     bounds: Callable[[], Bounds],
     scopes: mpsmode.Scopes,
 ) -> Injection:
-    """`pod_request` is what the pod asks for as it stands, `bounds` what LimitRanges say, `scopes` what MPS there is.
-    Raises InvalidRequest.
+    """Add, update or remove the share agent. Raises InvalidRequest.
+
+    pod_request: the request of the present pod.
+    bounds: returns the bounds of the namespace's LimitRanges.
+    scopes: returns the scopes of the MPS daemons.
     """
     if pod_request is None or not pod_request.containers:
         return Injection(_remove_agent(pod))
@@ -102,7 +109,7 @@ def inject_agent(
 
 
 def check_agent(pod: Json, pod_request: PodRequest) -> None:
-    """Raises InvalidRequest where agent, volume or mounts are not as `inject_agent` leaves them."""
+    """Check that agent, volume and mounts are as `inject_agent` leaves them. Raises InvalidRequest."""
     if not pod_request.containers:
         return
     _refuse_mounts(pod, pod_request)
@@ -139,7 +146,7 @@ def _read_choice(pod: Json) -> str:
 
 
 def _warn_no_hook(hook: str, reason: str) -> tuple[str, ...]:
-    """The warning for a pod that would have the hook, whose files the agent brings."""
+    """The warning for a pod that requests the hook but gets no agent, which provides the hook's files."""
     return (f"{frameworks.FIELD}: the hook is not installed, because {reason}",) if hook else ()
 
 
@@ -150,13 +157,13 @@ def _is_own_agent(container: Container) -> bool:
 
 
 def _find_own_agents(init: Sequence[Json]) -> list[bool]:
-    """Which init containers are agents that we have put there, now or in the pod that this is a copy of."""
+    """Which init containers are agents of Cardwise, added now or in the pod that this one was copied from."""
     return [_is_own_agent(container) for container in request.containers({"spec": {"initContainers": init}})]
 
 
 def _order_containers(init: Sequence[Json], pod_request: PodRequest) -> list[int | None]:
-    """The init containers by where they were, with None in the agent's place: where it is, but not behind a sidecar
-    that has a share.
+    """The former positions of the init containers, with None for the agent: at its present position, but before a
+    sidecar with a share.
     """
     ours = _find_own_agents(init)
     kept: list[int | None] = [i for i, stale in enumerate(ours) if not stale]
@@ -167,14 +174,14 @@ def _order_containers(init: Sequence[Json], pod_request: PodRequest) -> list[int
 
 
 def _map_keys(order: Sequence[int | None]) -> dict[str, str]:
-    """The keys of the init containers, before and after."""
+    """The new keys of the init containers by the former keys."""
     return {f"{_INIT}{was}": f"{_INIT}{now}" for now, was in enumerate(order) if was is not None}
 
 
 def _agent_container(
     spec: Json, before: Json, other_init: Sequence[Json], settings: AgentSettings, bounds: Bounds, *, hook: bool
 ) -> Json:
-    """The agent. `other_init` are the pod's init containers without it."""
+    """The agent's container. `other_init`: the pod's init containers without it."""
     containers_of = spec.get("containers") or ()
     others = [*other_init, *containers_of]
     running = [*(container for container in other_init if container.get("restartPolicy") == "Always"), *containers_of]
@@ -227,7 +234,7 @@ def _mounts(key: str, sharing: set[str], *, hook: bool) -> list[Json]:
 
 
 def _move_containers(pod: Json, order: Sequence[int | None], agent: Json | None) -> Json:
-    """The pod with its init containers in this order, `agent` for None, and the volume that goes with it."""
+    """The pod with its init containers in this order, `agent` for None, and the agent's volume."""
     spec = pod.get("spec") or {}
     before, volumes = spec.get("initContainers") or [], spec.get("volumes") or []
     init = [agent if i is None else before[i] for i in order]
@@ -241,7 +248,7 @@ def _move_containers(pod: Json, order: Sequence[int | None], agent: Json | None)
 
 
 def _add_mounts(pod: Json, pod_request: PodRequest, renamed: Mapping[str, str], hook: str, agent: str) -> Injection:
-    """With the mounts of each container that has a share, and of no other."""
+    """Add the agent's mounts to each container with a share, and remove them from others."""
     spec = dict(pod["spec"])
     warnings: list[str] = []
     sharing = {renamed.get(container.key, container.key): container.whole for container in pod_request.containers}
@@ -263,7 +270,7 @@ def _add_mounts(pod: Json, pod_request: PodRequest, renamed: Mapping[str, str], 
 
 
 def _remove_agent(pod: Json) -> Json:
-    """Without the agent of a pod that this one is a copy of: nobody would assign cards to it, and it would wait."""
+    """The pod without a copied agent, which would get no cards: the pod would stay pending."""
     spec = pod.get("spec") or {}
     init = spec.get("initContainers") or []
     ours = _find_own_agents(init)
@@ -280,7 +287,7 @@ def _remove_agent(pod: Json) -> Json:
 
 
 def _refuse_names(pod: Json) -> None:
-    """Raises InvalidRequest where somebody else's has a name of ours."""
+    """Refuse containers and volumes of users with the agent's names. Raises InvalidRequest."""
     for container in request.containers(pod):
         if container.spec.get("name") == shareagent.CONTAINER and not _is_own_agent(container):
             raise _reserved_name_error(container.path)
@@ -293,7 +300,7 @@ def _refuse_names(pod: Json) -> None:
 
 
 def _refuse_mounts(pod: Json, pod_request: PodRequest) -> None:
-    """What a container finds below our folder tells it its share and leads it to MPS. Raises InvalidRequest."""
+    """Refuse users' mounts below the agent's folder, from which programs read the share. Raises InvalidRequest."""
     sharing = {container.key for container in pod_request.containers}
     for container in request.containers(pod):
         if container.key not in sharing:
@@ -307,7 +314,7 @@ def _refuse_mounts(pod: Json, pod_request: PodRequest) -> None:
 
 
 def _find_foreign_mounts(mounts: Sequence[Json]) -> Iterator[tuple[int, str]]:
-    """Mounts of others at our places."""
+    """Mounts of users at the agent's paths."""
     for i, mount in enumerate(mounts):
         path = posixpath.normpath("/" + str(mount.get("mountPath") or "").lstrip("/"))
         of_agent = mount.get("name") == shareagent.VOLUME and path in _PLACES

@@ -23,8 +23,10 @@ _KINDS: Final = ("requests", "limits")
 def agent_resources(
     spec: Json, before: Json, running: Sequence[Json], wanted: ResourceAmounts, bounds: Bounds
 ) -> Listed:
-    """Requests and limits of the agent by their field. `before` is the agent that is there already, or nothing;
-    `running` are the pod's other containers and sidecars, without ordinary init containers.
+    """The requests and limits of the agent by field.
+
+    before: the present agent; empty without one.
+    running: the pod's other containers and sidecars, without ordinary init containers.
     """
     if spec.get("resources"):
         # The pod as a whole names them. What the agent has, a LimitRange has given it since it is there.
@@ -42,9 +44,9 @@ def agent_resources(
 
 
 def misfit(spec: Json, agent: Json, init: Sequence[Json], bounds: Bounds) -> str:
-    """Why a LimitRange would refuse the pod with the agent; "" where none does.
+    """Why a LimitRange would refuse the pod with the agent; "" if none does.
 
-    `init` are the pod's init containers with the agent among them.
+    init: the pod's init containers, including the agent.
     """
     for name, maximum in bounds.maximum.items():
         if any((_amount(agent, kind, name) or 0) > maximum.number for kind in _KINDS):
@@ -62,7 +64,7 @@ def _raised(name: str, wanted: ResourceAmounts, bounds: Bounds) -> Amount:
 
 
 def _amount(container: Json, kind: str, name: str) -> Fraction | None:
-    """None where the container does not name it. A request that is missing follows from the limit."""
+    """The amount; None if the container sets none. A missing request is the limit."""
     resources = container.get("resources") or {}
     listed = resources.get(kind) or {}
     text = listed.get(name)
@@ -75,7 +77,9 @@ def _amount(container: Json, kind: str, name: str) -> Fraction | None:
 
 
 def _sum(spec: Json, init: Sequence[Json], kind: str, name: str) -> Fraction:
-    """As LimitRanges count a pod: containers run together with the sidecars; an init container with those before it."""
+    """The pod's amount as LimitRanges count it: containers together with sidecars; an init container with the sidecars
+    before it.
+    """
     sidecars, largest = Fraction(0), Fraction(0)
     for container in init:
         amount = _amount(container, kind, name) or Fraction(0)

@@ -21,7 +21,7 @@ _NVIDIA = "nvidia.com/"
 
 
 def rewrite_classes(pod: Json, vocabulary: Vocabulary) -> Json:
-    """The pod with classes by their own names, what their shares give, and those of devices noted.
+    """The pod with stored names of classes, the amounts of their shares, and the annotation of device classes.
 
     Raises InvalidRequest, KubeError.
     """
@@ -51,7 +51,9 @@ def rewrite_classes(pod: Json, vocabulary: Vocabulary) -> Json:
 
 
 def _annotate(pod: Json) -> str:
-    """The class for the containers that name none; "" where the pod has no such annotation. Raises InvalidRequest."""
+    """The class in the pod's annotation, for containers without a class; "" without the annotation. Raises
+    InvalidRequest.
+    """
     name = str(annotations_of(pod).get(names.CLASS) or "")
     if name:
         classes.check_name(name, f"metadata.annotations[{names.CLASS}]")
@@ -59,7 +61,7 @@ def _annotate(pod: Json) -> str:
 
 
 def _requested_names(container: Container) -> set[str]:
-    """The cards and devices that it asks for by name, of ours or of NVIDIA's own device plugin."""
+    """The names of cards and devices that the container requests, of Cardwise or of NVIDIA's device plugin."""
     resources = container.spec.get("resources") or {}
     return {
         name
@@ -70,9 +72,9 @@ def _requested_names(container: Container) -> set[str]:
 
 
 def _class_limits(container: Container, resources: Json, lookup: Lookup) -> Json:
-    """The limits that the class of a container adds to it: where it asks for n of a class with a share, and no more.
+    """The limits that its class adds to a container that requests n of a class with a share and nothing else.
 
-    What is wrong with the request is not told here: reading it does so for all requests.
+    Errors in the request are not reported here: reading the request reports them.
     """
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     if any(name in limits or name in requests for name in _AMOUNTS):

@@ -23,7 +23,7 @@ KEYS = (names.DEFAULT_GPU_MEM, names.POLICY, names.MPS, names.FRAMEWORKS, names.
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """As written on the namespace; "" where nothing is."""
+    """The defaults as written on the namespace; "" for none."""
 
     gpu_mem: str = ""
     policy: str = ""
@@ -33,7 +33,7 @@ class Defaults:
     min_mps: str = ""
 
     def check(self, namespace: str) -> None:
-        """Raises InvalidRequest that names the annotation of the namespace."""
+        """Check the values. Raises InvalidRequest with the namespace's annotation as the field."""
         field = f"namespace {namespace}: metadata.annotations"
         if self.gpu_mem:
             try:
@@ -67,8 +67,8 @@ def read_defaults(annotations: Mapping[str, str]) -> Defaults:
 
 
 def takes_defaults(pod: Json) -> bool:
-    """Whether the pod takes defaults: it has not opted out, the scheduler places it (kubectl debug node/… names its
-    node), and no container asks for NVIDIA's own devices.
+    """Whether the pod takes defaults: it has not opted out, the scheduler places it (the pod of `kubectl debug node/…`
+    names its node), and no container requests devices of NVIDIA's plugin.
     """
     annotations = annotations_of(pod)
     if annotations.get(names.DEFAULTS_OPT_OUT) == DISABLED:

@@ -12,7 +12,7 @@ from webhook.templates.spellings import Lookup
 
 
 def device_classes(pod: Json, lookup: Lookup) -> list[str]:
-    """The classes of devices that containers ask for. Raises KubeError."""
+    """The device classes that the containers request. Raises KubeError."""
     class_names = {
         names.class_of(name)
         for container in request.containers(pod)
@@ -23,13 +23,13 @@ def device_classes(pod: Json, lookup: Lookup) -> list[str]:
 
 
 def is_device_class(name: str, lookup: Lookup) -> bool:
-    """Whether it names a class of devices. Raises KubeError."""
+    """Whether the class is of devices other than GPUs. Raises KubeError."""
     known = lookup(name)
     return known is not None and known.other
 
 
 def annotate_classes(pod: Json, lookup: Lookup) -> Json:
-    """The pod with the annotation as it has to be; the caller's own where it is so. Raises KubeError."""
+    """The pod with the right annotation; the caller's object if it has it already. Raises KubeError."""
     before = annotations_of(pod)
     after = {key: text for key, text in before.items() if key != names.DEVICE_CLASSES}
     of_devices = device_classes(pod, lookup)
@@ -39,7 +39,7 @@ def annotate_classes(pod: Json, lookup: Lookup) -> Json:
 
 
 def warn_replaced(before: Json, after: Json) -> tuple[str, ...]:
-    """The warning for who wrote the annotation, and it is another one or none after `annotate_classes`."""
+    """Warns the author that their annotation was replaced or removed."""
     written, noted_now = (annotations_of(pod).get(names.DEVICE_CLASSES) for pod in (before, after))
     if written in (None, noted_now):
         return ()
@@ -48,7 +48,7 @@ def warn_replaced(before: Json, after: Json) -> tuple[str, ...]:
 
 
 def check_annotation(pod: Json, lookup: Lookup) -> None:
-    """Raises InvalidRequest where the annotation is not as `annotate_classes` writes it, KubeError."""
+    """Check that the annotation is as `annotate_classes` writes it. Raises InvalidRequest, KubeError."""
     if annotate_classes(pod, lookup) is not pod:
         raise InvalidRequest(
             f"metadata.annotations[{names.DEVICE_CLASSES}]",
@@ -59,9 +59,12 @@ def check_annotation(pod: Json, lookup: Lookup) -> None:
 
 
 def refuse_other_classes(annotated: str, requested: set[str], lookup: Lookup) -> None:
-    """`annotated` is the class of the pod's annotation, and `requested` what its containers ask for.
+    """Refuse a device class in the pod's annotation if containers request other classes: it says nothing about cards.
 
-    A class of devices says nothing of cards, so it stands there alone. Raises InvalidRequest, KubeError.
+    annotated: the class of the pod's annotation.
+    requested: the names that its containers request.
+
+    Raises InvalidRequest, KubeError.
     """
     others = requested - {names.CLASS_PREFIX + annotated}
     if others and is_device_class(annotated, lookup):

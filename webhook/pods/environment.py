@@ -29,8 +29,10 @@ def from_annotation(name: str, annotation: str) -> Json:
 
 
 def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> list[Json]:
-    """The entries that are ours alone, in a stable order. None is a container without a card. `mps`: the pod wants
-    MPS.
+    """The entries that only Cardwise sets, in a stable order.
+
+    card_request: the container's request; None for a container without a card.
+    mps: whether the pod uses MPS.
     """
     if card_request is None:
         return [dict(_NO_CARD)]
@@ -60,8 +62,8 @@ def own_entries(card_request: ContainerRequest | None, *, mps: bool = False) -> 
 
 
 def _mps_entries(card_request: ContainerRequest) -> list[Json]:
-    """The limits that are known before placement. The pipe's folder and a percentage by the memory's part are not: no
-    annotation has them as MPS reads them, so only the node (CDI) writes those.
+    """The MPS limits that are known before placement. The node (CDI) sets the folder of the pipe and a percentage
+    derived from the memory, because no annotation has them in MPS's format.
     """
     limits = [card_request.mem_per_card] * card_request.cards
     variables = mps_values.environment(limits, card_request.core_per_card or None)
@@ -69,7 +71,7 @@ def _mps_entries(card_request: ContainerRequest) -> list[Json]:
 
 
 def check_environment(existing: list[Json], card_request: ContainerRequest | None, path: str, *, mps: bool) -> None:
-    """Raises InvalidRequest where a container does not have our entries, each once, as `merge_entries` leaves it."""
+    """Check that the container has each own entry once, as `merge_entries` leaves it. Raises InvalidRequest."""
     ours = {entry["name"]: [entry] for entry in own_entries(card_request, mps=mps)}
     present: dict[str, list[Json]] = {name: [] for name in ours}
     for entry in existing:
@@ -81,15 +83,15 @@ def check_environment(existing: list[Json], card_request: ContainerRequest | Non
 
 
 def has_count(existing: list[Json]) -> bool:
-    """Whether the entries of a container with a share say over how many cards it is split. For one card there is no
-    entry, so others of ours must show that none was removed.
+    """Whether the entries of a container with a share have the number of its cards. A share of one card has no such
+    entry, so other own entries must show that none was removed.
     """
     ours = {entry["name"] for entry in existing if _is_own_entry(entry)}
     return names.ENV_GPU_COUNT in ours or ours.issuperset(_BESIDE_COUNT)
 
 
 def find_harmful(existing: list[Json], card_request: ContainerRequest | None) -> list[tuple[str, str]]:
-    """Variables of a container with cards that keep its program from them, each with why."""
+    """Variables of a container with cards that hide the cards from its program, each with the reason."""
     if card_request is None:
         return []
     visible_ordinals = {str(index) for index in range(card_request.cards)}
@@ -108,8 +110,8 @@ def find_harmful(existing: list[Json], card_request: ContainerRequest | None) ->
 def merge_entries(
     existing: list[Json], card_request: ContainerRequest | None, *, env_from: bool, mps: bool = False
 ) -> tuple[list[Json], list[str]]:
-    """Our entries, and behind them those of `existing` that are not replaced by one of ours. And the names that a user
-    had set otherwise, which their value has now lost.
+    """The own entries, followed by the entries of `existing` that they do not replace; and the names of replaced
+    entries of the user that had other values.
     """
     ours = {entry["name"]: entry for entry in own_entries(card_request, mps=mps)}
     if card_request is None or card_request.whole:
@@ -132,12 +134,12 @@ def merge_entries(
 
 
 def _is_reserved(name: str) -> bool:
-    """Whether only Cardwise sets the variable, in a pod with cards."""
+    """Whether only Cardwise may set the variable in a pod with cards."""
     return name == names.ENV_GPU_COUNT or name.startswith(names.ENV_LIMIT_PREFIXES)
 
 
 def _is_own_entry(entry: Json) -> bool:
-    """Whether the entry reads one of our annotations, maybe that of another container: copies of pods have such."""
+    """Whether the entry reads one of Cardwise's annotations, perhaps for another container, as in copies of pods."""
     if entry["name"] in (names.CONTAINER_MEM, names.ENV_GPU_COUNT) and str(entry.get("value", "")).isdigit():
         return True
     reference = (entry.get("valueFrom") or {}).get("fieldRef") or {}

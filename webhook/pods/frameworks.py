@@ -25,7 +25,9 @@ MOUNT: Final[Json] = {
 
 
 def check(text: str, field: str = FIELD) -> str:
-    """What the hook is to handle: "" for nothing, `on` for all, or frameworks by comma. Raises InvalidRequest."""
+    """The frameworks that the hook handles: "" for none, `on` for all, or names separated by commas. Raises
+    InvalidRequest.
+    """
     if text in (ON, OFF):
         return "" if text == OFF else ON
     wanted = [name.strip() for name in text.split(",")]
@@ -41,7 +43,7 @@ def check(text: str, field: str = FIELD) -> str:
 
 
 def annotate_hook(pod: Json, default: str) -> Json:
-    """The pod with what its namespace says, where it says nothing itself."""
+    """The pod with its namespace's default, if it has no annotation itself."""
     annotations = annotations_of(pod)
     if not default or names.FRAMEWORKS in annotations:
         return pod
@@ -49,14 +51,16 @@ def annotate_hook(pod: Json, default: str) -> Json:
 
 
 def hook_of(pod: Json, pod_request: PodRequest) -> str:
-    """As `check`; "" where no container has a part of a card: a whole one needs no hook. Raises InvalidRequest."""
+    """As `check`; "" if no container has a part of a card: whole cards need no hook. Raises InvalidRequest."""
     text = annotations_of(pod).get(names.FRAMEWORKS)
     hook = check(text) if text is not None else ""
     return hook if any(not container.whole for container in pod_request.containers) else ""
 
 
 def environment(existing: list[Json], hook: str, path: str) -> tuple[list[Json], tuple[str, ...]]:
-    """The entries of a container with the hook, and warnings. What it sets itself is kept, and ours put behind it."""
+    """The entries of a container with the hook, and warnings. The container's own PYTHONPATH is kept, with the hook's
+    path at its end.
+    """
     names_set = {entry["name"] for entry in existing}
     added = [] if hook == ON or share.ENV_FRAMEWORKS in names_set else [{"name": share.ENV_FRAMEWORKS, "value": hook}]
     if _PATH not in names_set:

@@ -46,8 +46,9 @@ _SIZES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def gang_of(pod: Json, schedulers: Collection[str]) -> Membership | None:
-    """The gang that a pod or a template names by annotation or label, whatever it asks for; `schedulers` are those that
-    ask the extender. Raises InvalidRequest.
+    """The gang that a pod or a template names by annotation or label, whatever it requests. Raises InvalidRequest.
+
+    schedulers: the schedulers that call the extender.
     """
     gang = _read_membership(pod, schedulers)
     return gang if gang is not None and gang.foreign is not ForeignPodGroup.KUBERNETES else None
@@ -56,8 +57,11 @@ def gang_of(pod: Json, schedulers: Collection[str]) -> Membership | None:
 def native_gang_of(
     pod: Json, schedulers: Collection[str], served: Callable[[], bool]
 ) -> tuple[Membership | None, Warnings]:
-    """The gang of a pod that asks for something, by the PodGroup of Kubernetes that it names. `served`: whether there
-    are such. With warnings. Raises InvalidRequest, KubeError.
+    """The gang of a pod with a request that names a PodGroup of Kubernetes; with warnings.
+
+    served: returns whether the API server serves PodGroups.
+
+    Raises InvalidRequest, KubeError.
     """
     gang = _read_membership(pod, schedulers)
     if gang is None or gang.foreign is not ForeignPodGroup.KUBERNETES:
@@ -77,7 +81,7 @@ def _read_membership(pod: Json, schedulers: Collection[str]) -> Membership | Non
 
 
 def join_gang(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
-    """The pod with gate and label if it is in a gang, and without if not. And warnings. Raises InvalidRequest."""
+    """The pod with gate and label if it is in a gang, and without them if not; with warnings. Raises InvalidRequest."""
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     labels, gates = metadata.get("labels") or {}, spec.get("schedulingGates") or []
     gated = gangs.is_gated(pod)
@@ -125,8 +129,10 @@ def check_number(
     *,
     detailed: bool,
 ) -> None:
-    """Raises InvalidRequest where living members of the gang say another number, as `Lookups` has it. `detailed`: who
-    asks may know which.
+    """Refuse a pod if existing members of its gang say another number. Raises InvalidRequest.
+
+    conflicting_member: as in `decisions.Lookups`.
+    detailed: whether the caller may learn the member's name.
     """
     if gang.minimum is None:
         return
@@ -142,10 +148,10 @@ def check_number(
 
 
 def check_workload(manifest: Json, old: Json | None, resource: str, schedulers: Collection[str]) -> tuple[str, ...]:
-    """Warnings about the gang that a workload's template makes. `old` is the stored object at an update.
+    """Check the gang of a workload's template. Returns warnings. `old`: the stored object at an update.
 
-    Raises InvalidRequest for what can never start; where it was stored so before, it is a warning, since other changes
-    of the object must go on.
+    Raises InvalidRequest if the gang can never start. If the stored object has the same error it is a warning, so that
+    other changes of the object are possible.
     """
     if templates.is_controlled(manifest):
         return ()  # whoever wrote its owner has been told
@@ -192,7 +198,7 @@ def _find_fault(manifest: Json, resource: str, schedulers: Collection[str]) -> s
 
 
 def _count_parallel_pods(manifest: Json, resource: str) -> int | None:
-    """How many pods the workload makes at a time; None where the cluster says it."""
+    """How many pods the workload creates at a time; None if that depends on the cluster."""
     if resource not in _SIZES:
         return None
     *path, size = _SIZES[resource]
@@ -214,7 +220,7 @@ def _describe_ordered(gang: Membership, pods: str) -> str:
 
 
 def _differences(pod: Json) -> list[str]:
-    """Warnings of what is said twice, and differs."""
+    """Warnings about settings that the pod has twice, with different values."""
     annotations, labels = annotations_of(pod), labels_of(pod)
     warnings = [
         f"metadata.labels[{key}]: {labels[key]} differs from the annotation, whose value is used: {annotations[key]}"

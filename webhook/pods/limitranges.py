@@ -14,7 +14,7 @@ _CONTAINER, _POD = "Container", "Pod"
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """A quantity as it is written, and what it is worth."""
+    """A quantity as written, and its value."""
 
     text: str
     number: Fraction
@@ -47,7 +47,7 @@ def parse(manifest: Json) -> Bounds:
 
 
 def combine_bounds(all_bounds: Iterable[Bounds]) -> Bounds:
-    """The tightest of each."""
+    """The tightest bound of each resource."""
     several = list(all_bounds)
     return Bounds(
         minimum=_tightest((bounds.minimum for bounds in several), gt),
@@ -63,7 +63,7 @@ def _amounts(listed: Json | None) -> dict[str, Amount]:
 def _tightest(
     several: Iterable[Mapping[str, Amount]], tighter: Callable[[Fraction, Fraction], bool]
 ) -> dict[str, Amount]:
-    """Of each resource the amount that is tighter than the others."""
+    """The tightest amount of each resource."""
     tightest: dict[str, Amount] = {}
     for amounts in several:
         for name, amount in amounts.items():

@@ -22,7 +22,7 @@ PERCENT_FIELD: Final = f"metadata.annotations[{names.SM_PERCENT}]"
 
 
 def check(text: str, field: str = FIELD) -> Mode:
-    """Raises InvalidRequest."""
+    """Parse an MPS mode. Raises InvalidRequest."""
     try:
         return Mode(text)
     except ValueError:
@@ -38,7 +38,7 @@ def mode_of(pod: Json) -> Mode:
 
 
 def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
-    """Raises InvalidRequest."""
+    """Check the source of the percentage of the SMs. Raises InvalidRequest."""
     try:
         return SmPercent(text)
     except ValueError:
@@ -47,9 +47,9 @@ def check_percent(text: str, field: str = PERCENT_FIELD) -> SmPercent:
 
 
 def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
-    """The least that such a pod may say: setting and namespace can only add to each other. Raises InvalidRequest.
+    """The weakest mode that the pod may have: the stricter of setting and namespace. Raises InvalidRequest.
 
-    A pod with whole cards only may say anything: nobody shares them.
+    A pod with only whole cards may have any mode, because it shares no card.
     """
     if all(container.whole for container in pod_request.containers):
         return Mode.OFF
@@ -57,7 +57,7 @@ def min_mode(pod_request: PodRequest, setting: Mode, namespace: str) -> Mode:
 
 
 def check_min_mode(pod: Json, bound: Mode) -> None:
-    """Raises InvalidRequest for a pod that wants less than its administrators allow."""
+    """Refuse a pod with a weaker mode than the administrators allow. Raises InvalidRequest."""
     if (mode := mode_of(pod)).isolation < bound.isolation:
         problem = f"{mode} is less than the {bound} that the administrators require of pods that share GPUs here"
         raise InvalidRequest(FIELD, problem, f"write {bound}, or remove the annotation")
@@ -72,8 +72,11 @@ def annotate_mode(
     percent: SmPercent = SmPercent.CORE,
     bound: Mode = Mode.OFF,
 ) -> Json:
-    """The pod with its mode, and with what its percentage of the SMs is taken from; the caller's own where it says
-    them. `bound`: the least that it gets where it says nothing. Raises InvalidRequest.
+    """The pod with its mode and the source of its percentage of the SMs; the caller's object if it has both.
+
+    bound: the weakest default.
+
+    Raises InvalidRequest.
     """
     annotations = annotations_of(pod)
     added: dict[str, str] = {}
@@ -97,7 +100,7 @@ def _applicable_mode(pod_request: PodRequest, default: Mode, scopes: Scopes) -> 
 
 
 def check_mode(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str, ...]:
-    """Warnings. Raises InvalidRequest where no node there is could ever keep to what the pod says."""
+    """Refuse a pod whose mode no existing node can provide. Returns warnings. Raises InvalidRequest."""
     mode = mode_of(pod)
     if mode is Mode.OFF:
         return ()
@@ -117,7 +120,7 @@ def check_mode(pod: Json, pod_request: PodRequest, scopes: Scopes) -> tuple[str,
 
 
 def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:
-    """A warning for each container with a limit in which CUDA may not start."""
+    """A warning for each container with a limit in which CUDA may fail to start."""
     return tuple(
         f"{FIELD}: container {container.name or container.key} has {container.mem_per_card} MiB of a GPU, too little "
         f"for programs to start with MPS: CUDA needs up to {mps.LEAST_LIMIT} MiB for itself; request more"
@@ -127,5 +130,5 @@ def _warn_small_limits(pod_request: PodRequest) -> tuple[str, ...]:
 
 
 def _name_of_several(pod_request: PodRequest) -> str:
-    """The first container with several cards, by name; "" where there is none."""
+    """The name of the first container with several cards; "" without one."""
     return next((container.name or container.key for container in pod_request.containers if container.cards > 1), "")

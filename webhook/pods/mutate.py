@@ -29,10 +29,11 @@ _SUFFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one container has of the pod's request; `markers` bring a pod to the extender that no resource brings.
+    """One container's part of the pod's request. `markers`: resources that make kube-scheduler call the extender for a
+    pod that requests none.
 
-    The amount of a marker is 0: kube-scheduler goes by the name alone, and a pod that asked for more would not be
-    tried again when a node gets more CPU (NodeResourcesFit's queueing hint knows nothing of `ignoredByScheduler`).
+    The amount of a marker is 0: kube-scheduler checks only the name, and a pod that requested more would not be tried
+    again when a node gets more CPU (NodeResourcesFit's queueing hint ignores `ignoredByScheduler`).
     """
 
     card: ContainerRequest | None = None
@@ -42,7 +43,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """The pod as it should be. Parts that did not change are the caller's own objects."""
+    """The rewritten pod. Unchanged parts are the caller's objects."""
 
     pod: Json
     warnings: tuple[str, ...]
@@ -58,11 +59,12 @@ def mutate(
     scheduler: str = "",
     tolerated: Sequence[Json] = (),
 ) -> Mutation:
-    """`policy` is that of the namespace, `agent` the key of the share agent, which has a slot and asks for nothing,
-    `scheduler` the one for pods that name none, "" for Kubernetes' own, `tolerated` what pods with cards tolerate of
-    nodes.
+    """Rewrite a pod. Raises InvalidRequest before anything is changed.
 
-    Raises InvalidRequest, before anything is changed.
+    policy: the namespace's placement policy.
+    agent: the key of the share agent, which has a slot but requests nothing.
+    scheduler: the scheduler for pods that name none; "" for Kubernetes' default.
+    tolerated: tolerations for pods with cards.
     """
     pod_request = request.parse(pod)
     warnings: list[str] = []
@@ -90,7 +92,7 @@ def mutate(
 
 
 def assign_scheduler(pod: Json, scheduler: str) -> Json:
-    """The pod for this scheduler, if it names none; "": as it is."""
+    """The pod with this scheduler, if it names none; unchanged if `scheduler` is ""."""
     spec = pod.get("spec") or {}
     if not scheduler or (spec.get("schedulerName") or DEFAULT_SCHEDULER) != DEFAULT_SCHEDULER:
         return pod
@@ -98,9 +100,9 @@ def assign_scheduler(pod: Json, scheduler: str) -> Json:
 
 
 def remove_placement(pod: Json, gang: Membership | None) -> tuple[Json, tuple[str, ...]]:
-    """The copy of a placed pod as one that is to be placed, with a warning; any other pod as it is.
+    """A copy of a placed pod as a pod to be placed, with a warning; other pods unchanged.
 
-    A node name that no extender has given is refused later. Raises InvalidRequest.
+    A node name that does not come from the extender is refused later. Raises InvalidRequest.
     """
     metadata, spec = dict(pod.get("metadata") or {}), dict(pod.get("spec") or {})
     if not spec.get("nodeName"):
@@ -117,8 +119,8 @@ def remove_placement(pod: Json, gang: Membership | None) -> tuple[Json, tuple[st
 
 
 def check_counts(pod: Json) -> None:
-    """Raises InvalidRequest where another webhook has removed what says over how many cards a share is split: it would
-    become a share of one card. To be called before anything is rewritten.
+    """Refuse a pod of which another webhook removed the number of cards of a split share: it would become a share of
+    one card. Call it before any rewriting. Raises InvalidRequest.
     """
     annotations = (pod.get("metadata") or {}).get("annotations") or {}
     counts, pod_containers = request.read_counts(annotations), list(request.containers(pod))
@@ -132,7 +134,7 @@ def check_counts(pod: Json) -> None:
 
 
 def is_marked(pod: Json) -> bool:
-    """Whether the pod comes by filter and bind without asking for anything."""
+    """Whether kube-scheduler calls the extender for the pod although it requests nothing."""
     all_limits = [(container.spec.get("resources") or {}).get("limits") or {} for container in request.containers(pod)]
     return any(all(str(limits.get(name)) == "0" for name in _MARKERS) for limits in all_limits)
 
@@ -162,7 +164,7 @@ def _annotations(before: Json, pod_request: PodRequest | None, policy: str, warn
 
 
 def _reason_for_removal(key: str) -> str:
-    """Why a pod loses an annotation that its author wrote."""
+    """Why the webhook removes an annotation of the author."""
     if names.is_written_by_cardwise(key):
         return "only Cardwise may write this"
     if lookalikes.is_namespace_annotation(key):
@@ -171,7 +173,7 @@ def _reason_for_removal(key: str) -> str:
 
 
 def _parts(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]:
-    """What each container has of the request, by its key."""
+    """Each container's part of the request, by its key."""
     if pod_request is None:
         # Its members are planned together, so one that asks for nothing comes to the extender as well.
         return {"0": _Part(markers=_MARKERS)} if in_gang else {}
@@ -186,7 +188,9 @@ def _parts(pod_request: PodRequest | None, *, in_gang: bool) -> dict[str, _Part]
 
 
 def _container(container: Container, part: _Part | None, warnings: list[str], *, closed: bool, mps: bool) -> Json:
-    """`closed`: the pod asks for something, so a container that does not ask gets no card by its image either."""
+    """The rewritten container. `closed`: the pod has a request, so a container without one must see no card, whatever
+    its image says.
+    """
     changed, path = dict(container.spec), container.path
     resources = dict(changed.get("resources") or {})
     wanted = _amounts_of(part, resources.get("limits") or {})
@@ -245,7 +249,7 @@ def _written_by_us(name: str) -> bool:
 
 
 def format_count(text: object, number: int) -> str:
-    """The number as digits, or as the API server has already spelled it: it stores 8000 as 8k."""
+    """The number as digits, or as the API server has stored it: it writes 8000 as 8k."""
     suffix, shortened = 0, number
     while shortened and shortened % 1000 == 0 and suffix < len(_SUFFIXES) - 1:
         suffix, shortened = suffix + 1, shortened // 1000

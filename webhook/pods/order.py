@@ -12,12 +12,12 @@ _REMEDY: Final = (
 
 
 def changed_later_error(field: str, problem: str) -> InvalidRequest:
-    """The refusal of what is not as our mutating webhook leaves it. `problem`: what is wrong with the field."""
+    """The error about a field that differs from what Cardwise's webhook wrote. `problem`: what is wrong with it."""
     return InvalidRequest(field, f"{problem}: a mutating webhook that runs after Cardwise's has changed it", _REMEDY)
 
 
 def count_removed(field: str) -> InvalidRequest:
-    """The refusal of a share of which nothing says any more over how many cards it is split."""
+    """The error about a split share without the number of its cards."""
     problem = (
         f"has {names.SHARE} without the variables that Cardwise writes with it, so the number of GPUs for the share "
         "is unknown: a mutating webhook that runs after Cardwise's has removed them"
@@ -26,7 +26,7 @@ def count_removed(field: str) -> InvalidRequest:
 
 
 def added_later_error(field: str) -> InvalidRequest:
-    """The refusal of what our mutating webhook would have rewritten: it has not seen it."""
+    """The error about a field that Cardwise's webhook would have rewritten: it was added later."""
     problem = (
         "was not rewritten by the Cardwise webhook: a mutating webhook that runs after Cardwise's has added it, or "
         f"MutatingWebhookConfiguration {names.WEBHOOK_CONFIGURATION} or {names.LATE_CONFIGURATION} is missing"

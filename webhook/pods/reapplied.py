@@ -18,10 +18,11 @@ from webhook.templates.spellings import is_equal
 
 
 def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) -> Json:
-    """The update of a pod, the caller's own object where nothing is to be done. `tolerated` is what pods with cards
-    tolerate of nodes. Raises InvalidRequest.
+    """The update of a pod with stored spellings; the caller's object if nothing changes. Raises InvalidRequest.
 
-    Only containers that hold a share slot are looked at; all else is Kubernetes' to judge.
+    tolerated: tolerations for pods with cards.
+
+    Only containers with a share slot are changed; Kubernetes validates the rest.
     """
     annotations = annotations_of(stored)
     before = {container.key: container for container in request.containers(stored)}
@@ -44,7 +45,7 @@ def as_stored(pod: Json, stored: Json, unit: Unit, tolerated: Sequence[Json]) ->
 
 
 def _respell(amounts: Json, stored: Json, split: str, field: str, unit: Unit) -> Json:
-    """One list of amounts by its stored names; `split` is over how many cards a share is."""
+    """One list of amounts with stored names. `split`: the number of cards of a split share."""
     respelled: Json = {}
     for name, amount in amounts.items():
         key = _stored_as(name, stored)
@@ -65,7 +66,7 @@ def _respell(amounts: Json, stored: Json, split: str, field: str, unit: Unit) ->
 
 
 def _stored_as(name: str, stored: Json) -> str:
-    """The name under which that is stored which a manifest calls `name`."""
+    """The stored name of the resource that a manifest names `name`."""
     if name in stored:
         return name
     if name in (names.GPU_COUNT, names.NVIDIA_GPU) and names.WHOLE_GPU in stored:

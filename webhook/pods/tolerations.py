@@ -25,7 +25,7 @@ def toleration_of_taint(text: str) -> Json:
 
 
 def add_tolerations(spec: Json, wanted: Iterable[Json]) -> Json:
-    """The pod's spec with those of `wanted` that no toleration of its own makes needless."""
+    """The pod's spec with those of the `wanted` tolerations that it does not have yet."""
     own_tolerations = spec.get("tolerations") or []
     missing = [
         toleration for toleration in wanted if not any(_covers(existing, toleration) for existing in own_tolerations)
@@ -34,7 +34,7 @@ def add_tolerations(spec: Json, wanted: Iterable[Json]) -> Json:
 
 
 def keep_added(spec: Json, stored: Json, wanted: Iterable[Json]) -> Json:
-    """The spec of an update with the tolerations that `add_tolerations` had added: Kubernetes refuses to remove any."""
+    """The spec of an update with the tolerations that `add_tolerations` added: Kubernetes forbids to remove any."""
     had = stored.get("tolerations") or ()
     return add_tolerations(spec, [toleration for toleration in wanted if toleration in had])
 

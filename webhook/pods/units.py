@@ -24,9 +24,10 @@ _GIVEN: Final = re.compile(r"(.+) (request|limit) for (init )?container (\S+)")
 
 
 def add_units(pod: Json, unit: Unit, largest_node: Callable[[], int] = lambda: 0) -> Json:
-    """The pod with units, the caller's own object where nothing changes. `largest_node`: MiB that one node may have
-    on all its cards, 0 where nobody knows. Raises InvalidRequest, also for a number that is more than this: it was
-    meant in MiB.
+    """The pod with units; the caller's object if nothing changes. Raises InvalidRequest.
+
+    largest_node: returns the largest sum of MiB of one node's cards; 0 if unknown. A number above it was meant in MiB,
+    and is refused.
     """
     if unit is Unit.MIB:
         return pod
@@ -59,8 +60,9 @@ def add_unit(text: str | int, unit: Unit, field: str) -> str:
 
 
 def _refuse_mib(text: str | int, unit: Unit, largest_node: int, field: str) -> None:
-    """Raises InvalidRequest where the bare number counts more than any node has. `largest_node` is in MiB, 0 for
-    unknown.
+    """Refuse a bare number that means more than any node has. Raises InvalidRequest.
+
+    largest_node: MiB; 0 if unknown.
     """
     number, _ = quantity.parse(text)
     if largest_node and number * unit.mib > largest_node:
@@ -77,7 +79,7 @@ def _kind(container: Container) -> str:
 
 
 def _entries_of_limit_range(annotation: str) -> set[tuple[str, str, str]]:
-    """Where Kubernetes has put gpu-mem out of a LimitRange: kind and name of the container, and the list."""
+    """The entries of gpu-mem that Kubernetes took from a LimitRange: kind and name of the container, and the list."""
     lists = set()
     for sentence in annotation.removeprefix(_PREFIX).split("; ") if annotation.startswith(_PREFIX) else ():
         match = _GIVEN.fullmatch(sentence)

@@ -31,10 +31,11 @@ _SHOWN = 10  # of the classes that there are, in a refusal
 
 @dataclass(frozen=True, slots=True)
 class CardSizes:
-    """The largest and the smallest card, as much as is given away of them, and the most cards of one node; 0 while no
-    card is known. Of devices, only how many.
+    """The largest and the smallest card, as far as they are shared, and the largest number of cards on one node.
 
-    `by_count`: what one node has on each of one card, of two, and so on; empty where only the largest is known.
+    All are 0 while no card is known. For devices only the number.
+
+    by_count: the most MiB that one node has on each of 1, 2, … cards; empty if only the largest is known.
     """
 
     largest: MiB = MiB(0)
@@ -43,12 +44,12 @@ class CardSizes:
     by_count: tuple[MiB, ...] = ()
 
     def largest_for(self, count: int) -> MiB:
-        """The most MiB that some node has on each of so many cards, of which no node has fewer than `max_cards`."""
+        """The most MiB that any node has on each of `count` cards; `count` is at most `max_cards`."""
         return self.by_count[count - 1] if self.by_count else self.largest
 
 
 class CardCatalog(Protocol):
-    """The cards and their classes; as `decisions.View`."""
+    """The cards and their classes; a part of `decisions.Lookups`."""
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes: ...
 
@@ -58,7 +59,7 @@ class CardCatalog(Protocol):
 
 
 def check_pod(manifest: Json, inventory: CardCatalog, oversize: Oversize) -> tuple[PodRequest | None, tuple[str, ...]]:
-    """What the pod asks for, and warnings for the user. Raises InvalidRequest, KubeError."""
+    """Check a pod. Returns its request, and warnings for the user. Raises InvalidRequest, KubeError."""
     _refuse_unknown(manifest, inventory)
     devices.check_annotation(manifest, inventory.resource_class)
     try:
@@ -79,7 +80,9 @@ def check_pod(manifest: Json, inventory: CardCatalog, oversize: Oversize) -> tup
 
 
 def collect_warnings(oversize: Oversize, check: Callable[[], Iterable[str]], wait_note: str) -> tuple[str, ...]:
-    """The warnings of a check of what no node has now; where such pods wait, also of what it refuses, and until when.
+    """The warnings of a check. With `Oversize.WAIT` a refusal becomes a warning too, with `wait_note`: until when the
+    pod waits.
+
     Raises InvalidRequest.
     """
     try:
@@ -91,7 +94,8 @@ def collect_warnings(oversize: Oversize, check: Callable[[], Iterable[str]], wai
 
 
 def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None) -> tuple[str, ...]:
-    """Warnings of what none of these nodes has, which the pod's selector and affinity leave; others may have it.
+    """Warnings about requests that fit none of the nodes that the pod's selector and affinity allow, although they may
+    fit others.
 
     Raises KubeError.
     """
@@ -106,7 +110,7 @@ def check_nodes(pod_request: PodRequest, inventory: CardCatalog, nodes: Collecti
 
 
 def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, least: int) -> tuple[str, ...]:
-    """Warnings of shares below `least` MiB of a card, which hardly any program can use: often the unit is missing.
+    """Warnings about shares below `least` MiB of a card, too small for most programs: often the unit is missing.
 
     Raises KubeError.
     """
@@ -128,7 +132,7 @@ def warn_small_shares(pod_request: PodRequest, inventory: CardCatalog, least: in
 
 
 def check_binding(manifest: Json) -> None:
-    """`manifest` is the pod that somebody other than the extender binds. Raises InvalidRequest."""
+    """Check a pod that a program other than the extender binds. Raises InvalidRequest."""
     try:
         asks = request.parse(manifest) is not None
     except InvalidRequest:
@@ -142,7 +146,9 @@ def check_binding(manifest: Json) -> None:
 
 
 def _refuse_unwritten(manifest: Json) -> None:
-    """Raises InvalidRequest where a pod that asks for nothing has what the mutating webhook rewrites, or takes out."""
+    """Refuse a pod without a request if it has fields that the mutating webhook rewrites or removes. Raises
+    InvalidRequest.
+    """
     if annotations_of(manifest).get(names.CLASS):
         raise added_later_error(f"metadata.annotations[{names.CLASS}]")
     of_member = (names.PLACE_MARKER, names.BIND_MARKER) if labels_of(manifest).get(names.GANG) else ()
@@ -188,8 +194,9 @@ def _check_class(name: str, field: str, inventory: CardCatalog) -> None:
 
 
 def _fits_by_class(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
-    """Warnings of classes that have no card. `nodes`: on these only. Raises InvalidRequest where no node there is could
-    ever take the pod.
+    """Warnings about classes without cards. Raises InvalidRequest if no existing node could ever take the pod.
+
+    nodes: checks only these nodes.
     """
     warnings = []
     by_class: dict[str, list[ContainerRequest]] = {}
@@ -213,7 +220,7 @@ def _fits_by_class(pod_request: PodRequest, inventory: CardCatalog, nodes: Colle
 
 
 def _devices_fit(pod_request: PodRequest, inventory: CardCatalog, nodes: Collection[str] | None = None) -> list[str]:
-    """As `_fits_by_class`, for the devices: all of a pod are of one node."""
+    """As `_fits_by_class`, for devices: all devices of a pod are on one node."""
     warnings = []
     by_class: dict[str, list[DeviceRequest]] = {}
     for device in pod_request.devices:
@@ -237,7 +244,11 @@ def _devices_fit(pod_request: PodRequest, inventory: CardCatalog, nodes: Collect
 
 
 def _check_fits(requested: PodRequest, cards: CardSizes, resource_class: ResourceClass | None) -> None:
-    """`requested` is what a pod asks of one class, `cards` are the cards of that class; or of none, and all cards."""
+    """Check that the requests of one class fit its cards. Raises InvalidRequest.
+
+    requested: the pod's requests of the class.
+    cards: the cards of the class; without a class, all cards.
+    """
     if not cards.largest:
         return  # nothing is known yet, or there are no cards: the pod may wait for them
     of_class = f" of class {resource_class.name}" if resource_class else ""
@@ -286,13 +297,13 @@ def _suggest_smaller(
 
 
 def _mib(amount: MiB) -> str:
-    """The amount in MiB, and in GiB where it was perhaps written so: bare numbers of some namespaces count GiB."""
+    """The amount in MiB, and in GiB if it may have been written so: bare numbers count GiB in some namespaces."""
     whole = amount >= _GIB and amount % _GIB == 0
     return f"{amount} MiB" + (f" ({amount // _GIB} GiB)" if whole else "")
 
 
 def _unit(container: ContainerRequest) -> str:
-    """What to tell of 8M, which is what the API server makes of 8000000 too."""
+    """The hint for 8M, which is also how the API server stores 8000000."""
     return "; a number without Mi or Gi, such as 8M, means MiB, not bytes" if container.mem % 1000**2 == 0 else ""
 
 

@@ -22,14 +22,14 @@ Smallest = Callable[[ContainerRequest], MiB]
 
 @dataclass(frozen=True, slots=True)
 class QuotaStanding:
-    """A quota, and what its namespace holds of each entry by its status: by (class, model)."""
+    """A quota, and what its namespace uses of each entry by its status: by (class, model)."""
 
     quota: GPUQuota
     used: Mapping[tuple[str, str], Charge]
 
 
 def parse(manifest: Json) -> QuotaStanding:
-    """Raises InvalidRequest."""
+    """Parse a quota with its status. Raises InvalidRequest."""
     return QuotaStanding(quotas.parse(manifest), quotas.used_by_status(manifest))
 
 
@@ -40,10 +40,12 @@ def check_pod(
     *,
     detailed: bool = True,
 ) -> None:
-    """Raises InvalidRequest where the pod can never run under a quota, or cannot now and the quota refuses then.
+    """Refuse a pod that can never run under a quota, or that does not fit now under a quota with `Refuse`.
 
-    `smallest` is the memory of the smallest card that a container could get; without it, of any that there may be.
-    `detailed`: who asks may know which quotas there are and what is used.
+    smallest: the memory of the smallest card that a container could get; None: of any card.
+    detailed: whether the caller may learn which quotas there are and what is used.
+
+    Raises InvalidRequest.
     """
     for standing in standings:
         quota = standing.quota
@@ -79,7 +81,7 @@ def check_pod(
 
 
 def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
-    """Refuses a GPUQuota that cannot be read. Returns warnings for its author. Raises InvalidRequest, KubeError."""
+    """Check a GPUQuota. Returns warnings for its author. Raises InvalidRequest, KubeError."""
     standing = parse(manifest)
     warnings = []
     for i, entry in enumerate(standing.quota.entries):
@@ -112,14 +114,14 @@ def check_quota(manifest: Json, lookup: Lookup) -> tuple[str, ...]:
 
 
 def _is_sure(entry: QuotaEntry, container: ContainerRequest) -> bool:
-    """Whether every card that the container could get falls under the entry."""
+    """Whether every card that the container could get counts under the entry."""
     if entry.resource_class:
         return entry.resource_class == container.resource_class
     return not entry.model
 
 
 def _least_charge(container: ContainerRequest, smallest: Smallest) -> Charge:
-    """The least that the container takes: which card it will get, where it asks for a whole one, nobody knows yet."""
+    """The smallest charge of the container: for a whole card it is not known yet which card it gets."""
     return quotas.least_charge(container.cards, container.mem, smallest(container) if container.whole else 0)
 
 
@@ -128,7 +130,7 @@ def _used(standing: QuotaStanding, entry: QuotaEntry) -> Charge:
 
 
 def _describe_usage_command(namespace: str) -> str:
-    """Whoever may read the quotas of the namespace finds there what a stranger is not told: used and hard."""
+    """The command with which users who may read the namespace's quotas find used and hard amounts."""
     show = command("kubectl get gpuquotas -n {namespace}", namespace=namespace)
     return f"; the GPUQuotas of namespace {namespace} show what is used and allowed: {show}"
 

@@ -34,9 +34,10 @@ _RANGE_FIELDS = ("max", "min", *_DEFAULTING)  # maxLimitRequestRatio is no amoun
 def rewrite_resource_quota(
     quota: Json, old: Json | None, vocabulary: Vocabulary, *, update: bool, unit: Unit = Unit.MIB
 ) -> tuple[Json, list[str]]:
-    """The quota, and warnings. `old` is the stored one at an update, `unit` what bare numbers of gpu-mem count.
+    """The rewritten quota, and warnings. Raises InvalidRequest, KubeError.
 
-    Raises InvalidRequest, KubeError.
+    old: the stored quota at an update.
+    unit: the unit of bare gpu-mem numbers.
     """
     spec = quota.get("spec") or {}
     hard = spec.get("hard")
@@ -114,7 +115,7 @@ class _Rewriting:
         }
 
     def annotate(self, manifest: Json) -> Json:
-        """The object with the annotation. Where bare numbers count MiB, nobody needs it."""
+        """The object with the annotation; without it if bare numbers count MiB."""
         if self.unit is Unit.MIB or not self.written_mib:
             return manifest
         note = {names.WRITTEN_MIB: ",".join(sorted(self.written_mib))}
@@ -166,7 +167,7 @@ def _refuse_markers(hard: Json) -> None:
 
 
 def _warn_bare_names(hard: Json) -> list[str]:
-    """Warnings of names of ours without their domain, which Kubernetes refuses in words of its own."""
+    """Warnings about Cardwise's names without their domain, which Kubernetes refuses with a message of its own."""
     bare = [key for key in hard if "/" not in key and "gpu" in key]
     near = {key: lookalikes.suggest_resource(names.CLASS_PREFIX + key) for key in bare[:_MOST_COMPARED]}
     return [
@@ -177,7 +178,7 @@ def _warn_bare_names(hard: Json) -> list[str]:
 
 
 def _warn_counts_less(written: Mapping[str, str]) -> list[str]:
-    """Warnings of keys that count less than they may seem to."""
+    """Warnings about keys that count less than their name suggests."""
     return [
         f"{_HARD}[{spelled}]: counts whole GPUs, as {key}; it does not count shares, even if they are split over "
         f"several GPUs: limit those by requests.{names.GPU_MEM}, or by a GPUQuota"
@@ -187,7 +188,7 @@ def _warn_counts_less(written: Mapping[str, str]) -> list[str]:
 
 
 def _warn_unchanged(quota: Json, old: Json | None, record: list[str]) -> list[str]:
-    """A warning where an update changes nothing: a patch that takes a bare name away comes here as one."""
+    """A warning about an update that changes nothing, such as a patch that removes a bare name."""
     if old is None or not record or quota.get("spec") != old.get("spec") or _metadata_of(quota) != _metadata_of(old):
         return []
     stored = ", ".join(record)
@@ -204,7 +205,7 @@ def _metadata_of(quota: Json) -> tuple[Json | None, Json | None]:
 
 
 def _keys_of_manifest(manifest: Json) -> dict[str, frozenset[str]]:
-    """The keys of a manifest, which is a text that anybody wrote."""
+    """The keys of a manifest, which is text from any user."""
     spec = manifest.get("spec")
     hard = spec.get("hard") if isinstance(spec, dict) else None
     return {"hard": frozenset(hard if isinstance(hard, dict) else ())}

@@ -17,10 +17,10 @@ _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals tha
 
 
 def normalize(manifest: Json, old: Json | None) -> Json:
-    """The class with its selector under `spec.selector`. `old` is the stored one at an update.
+    """The class with its selector under `spec.selector`. `old`: the stored class at an update.
 
-    Two spellings that differ are left to be refused, but where an update brings one and leaves the stored selector as
-    it was: `kubectl apply` does so for a manifest with the other spelling, and that one is meant.
+    Two different spellings are refused later. Except at an update that adds one spelling and leaves the stored selector
+    unchanged: `kubectl apply` does so for a manifest with the other spelling, and the added one is meant.
     """
     spec = manifest.get("spec") or {}
     others = [name for name in _OTHER_SPELLINGS if name in spec]
@@ -39,7 +39,7 @@ def warn(
     has_card_of: Callable[[ResourceClass], bool],
     cards: Callable[[ResourceClass], CardSizes],
 ) -> tuple[str, ...]:
-    """What the author of a class should know. `old` is the stored one at an update. Raises InvalidRequest."""
+    """Warnings for the author of a class. `old`: the stored class at an update. Raises InvalidRequest."""
     parsed = classes.parse(manifest)
     device_noun = "device" if parsed.other else "GPU"
     texts = []
@@ -71,7 +71,7 @@ def warn(
 
 
 def _warn_byte_amounts(selector: Selector) -> list[str]:
-    """Warnings of amounts of memory that no card can have: a number without a suffix is bytes, as in Kubernetes."""
+    """Warnings about amounts of memory that no card can have: a number without a suffix is bytes, as in Kubernetes."""
     compared = (
         (condition.operator, number)
         for conditions in selector.alternatives
@@ -88,7 +88,7 @@ def _warn_byte_amounts(selector: Selector) -> list[str]:
 
 
 def _was_other(old: Json) -> bool | None:
-    """Whether the class was one of devices; None where it could not be read."""
+    """Whether the stored class was of devices other than GPUs; None if it cannot be read."""
     try:
         return classes.parse(old).other
     except InvalidRequest:

@@ -29,7 +29,7 @@ _UPPER_RANGES: Final = ("max", "default", "defaultRequest")  # those that say ho
 
 
 def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) -> tuple[str, ...]:
-    """Resources of other domains, about GPUs, that no node offers: misspelled, or of another GPU sharer."""
+    """Warnings about GPU resources of other domains that no node offers: misspelled, or of another GPU sharer."""
     offered = offers.resources()
     warnings: dict[str, str] = {}
     for container in request.containers(pod):
@@ -48,9 +48,12 @@ def warn_foreign_resources(pod: Json, offers: Offers, classes: Iterable[str]) ->
 
 
 def warn_unread_keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
-    """Annotations and labels of a pod that nobody reads: misspelled, or of another GPU sharer or gang scheduler.
+    """Warnings about a pod's annotations and labels that no program reads: misspelled, or of another GPU sharer or gang
+    scheduler.
 
-    A pod for another scheduler may have them for that one. `schedulers` ask the extender.
+    A pod of another scheduler may have them for that one.
+
+    schedulers: the schedulers that call the extender.
     """
     scheduler = (pod.get("spec") or {}).get("schedulerName") or DEFAULT_SCHEDULER
     if schedulers and scheduler not in schedulers:
@@ -67,7 +70,7 @@ def warn_unread_keys(pod: Json, schedulers: Collection[str]) -> tuple[str, ...]:
 
 
 def warn_namespace(manifest: Json) -> tuple[str, ...]:
-    """What a namespace says of defaults, and what has no effect so."""
+    """Warnings about a namespace's defaults that have no effect."""
     annotations, labels = annotations_of(manifest), labels_of(manifest)
     warnings: list[str] = []
     for part, metadata in (("annotations", annotations), ("labels", labels)):
@@ -166,7 +169,7 @@ def _uncounted_keys(
     known: Mapping[str, object],
     spell: Callable[[str], str] = lambda near: f"requests.{near}",
 ) -> Iterator[tuple[str, str]]:
-    """The keys about GPUs that mean nothing, each with why. `spell`: how a key for a resource is spelled."""
+    """The GPU keys that have no effect, each with the reason. `spell`: the key of a resource."""
     offered = offers.resources() if offers is not None else None
     foreign = []
     for key in sorted(amounts):
@@ -190,8 +193,10 @@ def _uncounted_keys(
 def warn_placement(
     pod: Json, schedulers: Collection[str], offers: Offers | None, admitting: Collection[str] | None
 ) -> tuple[str, ...]:
-    """Warnings about a pod that asks for cards: its scheduler, its gates, its nodes. `schedulers` ask the extender.
-    `admitting`: as `Offers.admitting_nodes`.
+    """Warnings about a pod that requests cards: its scheduler, its gates, its nodes.
+
+    schedulers: the schedulers that call the extender.
+    admitting: as `Offers.admitting_nodes`.
     """
     spec = pod.get("spec") or {}
     warnings = []
@@ -220,7 +225,7 @@ def warn_placement(
 
 
 def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], offers: Offers) -> str:
-    """What was probably meant by an entry of a node selector that no node with GPUs has; "" for no idea."""
+    """The label that an entry of a node selector probably means, if no node with GPUs has the entry; "" if unknown."""
     label_values = offers.label_values()
     for key, text in islice(selector.items(), _MAX_SHOWN_KEYS):
         if f"{key}={text}" not in unmatched or text in label_values.get(key, ()):
@@ -233,8 +238,8 @@ def _hint_node_label(selector: Mapping[str, str], unmatched: Collection[str], of
 
 
 def warn_kueue_amounts(template: Json, unit: Unit) -> tuple[str, ...]:
-    """Warnings about a template whose workload waits in a queue of Kueue. Kueue adds up the numbers that are written
-    there and knows no units, so it can only count bare numbers of one `unit`.
+    """Warnings about a template whose workload is queued by Kueue. Kueue adds up the written numbers and knows no
+    units, so it counts correctly only bare numbers of one `unit`.
     """
     warnings = []
     for container in request.containers(template):
@@ -258,5 +263,5 @@ def _remover_of(gate: str) -> str:
 
 
 def _is_known(name: str) -> bool:
-    """Whether the name is none that only a node can give a meaning."""
+    """Whether the name has a meaning without a node that offers it."""
     return not lookalikes.is_like_gpu(name) or name in names.REQUESTED or name.startswith(names.CLASS_PREFIX)

@@ -51,11 +51,12 @@ _log = structlog.get_logger("webhook.app")
 
 
 def namespace_of(environ: Mapping[str, Any]) -> str:
-    """The namespace of a review, "" where there is none. The API server asks for all: without turns one who creates
-    pods in parallel, by dry run if need be, would keep everybody else's from being answered in time.
+    """The namespace of a review, for fair queueing; "" if there is none. The API server sends the reviews of all
+    namespaces, so without turns a user who creates pods in parallel, even as dry runs, would delay those of others.
 
-    The API server writes it before the object, so 4 KiB are searched, not 8 MiB decoded. The text is in no string: in
-    one, its quotes would be escaped. Another client may write what it likes, and only changes its own turns.
+    The API server writes it before the object, so only the first 4 KiB are searched instead of decoding 8 MiB. A match
+    is never inside a string, where its quotes would be escaped. Another client may send a false one, which changes only
+    its own turns.
     """
     match = _NAMESPACE.search(environ["wsgi.input"].getvalue(), 0, _NAMESPACE_WITHIN)
     return match[1].decode() if match is not None else ""
@@ -105,7 +106,7 @@ def create_app(view: Lookups, settings: WebhookSettings, clock: Clock = SYSTEM) 
 
 
 def _log_context(received: Review) -> dict[str, str]:
-    """The object, as lines of the log name it. Of a pod that is being created there may be the beginning of a name."""
+    """The object's keys in log lines. A pod that is being created may have only the beginning of its name."""
     metadata = received.object.get("metadata") or {}
     name = received.name or metadata.get("name") or metadata.get("generateName") or ""
     subject = (
@@ -123,7 +124,7 @@ def _outcome(decision: Decision) -> str:
 
 
 def _request_path() -> str:
-    """That of the request, as metrics and the log name it."""
+    """The path of the request, as metrics and logs name it."""
     path = request.path.removesuffix("/gib")
     return path if path in PATHS else "other"
 

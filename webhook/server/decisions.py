@@ -49,56 +49,61 @@ class Lookups(Protocol):
     """What the webhook knows of the cluster."""
 
     def defaults(self, namespace: str) -> Defaults | None:
-        """The defaults of a namespace that has opted in; None for others (and for those not seen yet)."""
+        """The defaults of a namespace that opted in; None for others, and for namespaces that are not known yet."""
 
     def fresh_defaults(self, namespace: str) -> Defaults | None:
-        """As `defaults`, but asks the API server where the namespace is not known. Raises KubeError."""
+        """As `defaults`, but reads an unknown namespace from the API server. Raises KubeError."""
 
     def cards(self, resource_class: ResourceClass | None = None, nodes: Collection[str] | None = None) -> CardSizes:
-        """The sizes of the cards or devices of the class, or of all cards; of these nodes only."""
+        """The sizes of the cards or devices of the class, or of all cards; `nodes`: of these nodes only."""
 
     def has_card_of(self, resource_class: ResourceClass) -> bool:
-        """Whether a card or a device that there is now is of the class, which need not be known."""
+        """Whether an existing card or device is of the class, which may be unknown."""
 
     def classes(self) -> Mapping[str, ResourceClass]:
-        """The ResourceClasses that are known, by name."""
+        """The known ResourceClasses, by name."""
 
     def resource_class(self, name: str) -> ResourceClass | None:
-        """A class, None where there is none; asks the API server where it is not known. Raises KubeError."""
+        """The class; None if it does not exist. Reads an unknown class from the API server. Raises KubeError."""
 
     def offers(self) -> Offers | None:
-        """What nodes offer; None where that is not known."""
+        """What nodes offer; None if unknown."""
 
     def quotas(self, namespace: str) -> Sequence[QuotaStanding]:
         """The GPUQuotas of the namespace."""
 
     def conflicting_member(self, namespace: str, gang: str, number: int) -> tuple[str, int] | None:
-        """A living pod of the gang that says another number, and which; None where none is known."""
+        """The name of an existing pod of the gang that says another number, and that number; None if none is known."""
 
     def bounds(self, namespace: str) -> Bounds:
-        """What the LimitRanges of the namespace say."""
+        """The bounds of the namespace's LimitRanges."""
 
     def mps_scopes(self) -> frozenset[str]:
-        """How many cards a daemon of the MPS managers serves that there are; empty where there is no manager."""
+        """The scopes of all MPS daemons; empty without an MPS manager."""
 
     def serves_podgroups(self) -> bool:
-        """Whether the cluster serves PodGroups of Kubernetes. Raises KubeError."""
+        """Whether the cluster serves Kubernetes' PodGroups. Raises KubeError."""
 
     def pod(self, namespace: str, name: str, caller: str) -> Json | None:
-        """The pod, from the API server; None where it cannot be read.
+        """The pod, from the API server; None if it cannot be read.
 
-        caller: the address for which it is looked up, "" if that is an API server's for certain.
+        caller: the address of the client; "" if it is certainly an API server.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookSettings:
-    """`runtime_class` "" leaves pods as they are. `gang_schedulers`: those that ask the extender. `mps` and
-    `sm_percent`: of pods with a share that do not say, in namespaces that do not. `min_mps`: less no pod that shares
-    cards may say, wherever it is. `scheduler`: of pods that ask for cards and name none. `tolerated`: what pods with
-    cards tolerate of nodes. `min_share`: MiB of a card below which a share is warned about. `callers_known`: nobody
-    but the API server asks; else an answer does not say what others in the namespace have or use. `unit`: what bare
-    numbers of gpu-mem count where the object comes from; the path says it, so the API server has chosen.
+    """The webhook's settings.
+
+    runtime_class: for pods that request GPUs and name none; "" for none.
+    gang_schedulers: the schedulers that call the extender.
+    mps, sm_percent: for pods with a share, if neither the pod nor its namespace sets it.
+    min_mps: the weakest MPS mode that a pod which shares cards may have, in any namespace.
+    scheduler: for pods that request GPUs and name none.
+    tolerated: tolerations for pods with cards.
+    min_share: MiB; smaller shares get a warning.
+    callers_known: only the API server can call, so answers may say what others in the namespace have or use.
+    unit: the unit of bare gpu-mem numbers. The path has it, so the API server chooses it.
     """
 
     runtime_class: str = ""
@@ -121,7 +126,8 @@ Decide = Callable[[Review, Lookups, WebhookSettings], Decision]
 
 
 def decide_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    """POST /mutate: pods that ask for a card or a device, their templates, quotas, LimitRanges, ResourceClasses.
+    """POST /mutate: rewrites pods that request a card or a device, their templates, quotas, LimitRanges,
+    ResourceClasses.
 
     Raises KubeError.
     """
@@ -142,7 +148,7 @@ def decide_mutate(review: Review, view: Lookups, settings: WebhookSettings) -> D
 
 
 def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    """POST /mutate/defaults: pods of a namespace that opted in. Raises KubeError."""
+    """POST /mutate/defaults: rewrites pods of a namespace that opted in. Raises KubeError."""
     if review.resource != "pods" or not _is_rewritten(review, settings):
         return Decision()
     known = view.fresh_defaults(review.namespace)
@@ -152,7 +158,7 @@ def decide_defaults(review: Review, view: Lookups, settings: WebhookSettings) ->
 
 
 def decide_validate(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    """POST /validate. Raises KubeError."""
+    """POST /validate: checks pods, Bindings, namespaces, classes, quotas and workloads. Raises KubeError."""
     match review.resource:
         case "pods" if _is_rewritten(review, settings):
             return _refuse_invalid(lambda: _validate_pod(review, view, settings))
@@ -170,8 +176,7 @@ def decide_validate(review: Review, view: Lookups, settings: WebhookSettings) ->
 
 
 def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> Decision:
-    """POST /advise: warnings for pods and quotas that name what nobody reads, and for all that makes pods which could
-    never run.
+    """POST /advise: warns about names that no program reads, and about workloads whose pods could never run.
 
     Never a refusal. Raises KubeError.
     """
@@ -206,7 +211,7 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
 
 
 def _judge_template(template: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
-    """What a person who creates such a pod is told; of a controller's pods nobody is."""
+    """The warnings that the author of such a pod would get; a controller's pods have no author who reads them."""
     if not is_pod_shaped(template):
         return ()
     pod = {"metadata": template.get("metadata") or {}, "spec": template.get("spec") or {}}
@@ -219,7 +224,7 @@ def _judge_template(template: Json, namespace: str, view: Lookups, settings: Web
 
 
 def _is_rewritten(review: Review, settings: WebhookSettings) -> bool:
-    """Pods are rewritten and judged when they are created; mirrors of static pods are the node's."""
+    """Whether pods of this review are rewritten and checked: only at creation, and not mirrors of static pods."""
     annotations = annotations_of(review.object)
     # By the word of a kubelet only: a user may write the annotation too.
     mirror = names.MIRROR in annotations and review.username.startswith("system:node:")
@@ -250,7 +255,7 @@ def _rewrite_pod(
     *,
     apply: bool = False,
 ) -> tuple[Json, tuple[str, ...]]:
-    """The pod as it should be, and warnings. `known` is of its namespace. Raises InvalidRequest, KubeError."""
+    """The rewritten pod, and warnings. `known`: its namespace's defaults. Raises InvalidRequest, KubeError."""
     mutate.check_counts(manifest)
     gang = gangs.gang_of(manifest, settings.gang_schedulers)
 
@@ -344,7 +349,7 @@ def _validate_pod(review: Review, view: Lookups, settings: WebhookSettings) -> D
 
 
 def _judge_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettings) -> tuple[str, ...]:
-    """Warnings about a pod as it should be. Raises InvalidRequest, KubeError."""
+    """Warnings about a rewritten pod. Raises InvalidRequest, KubeError."""
     pod_request, warnings = validate.check_pod(pod, view, settings.oversize)
     gang = gangs.gang_of(pod, settings.gang_schedulers)
     if gang is None and pod_request is not None:
@@ -368,7 +373,7 @@ def _judge_pod(pod: Json, namespace: str, view: Lookups, settings: WebhookSettin
 def _judge_quotas(
     pod_request: PodRequest, standings: Sequence[QuotaStanding], view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
-    """Warnings about a pod that asks for cards, by the GPUQuotas of its namespace."""
+    """Warnings about a pod that requests cards, by its namespace's GPUQuotas."""
 
     def smallest(container: ContainerRequest) -> MiB:
         of_class = view.resource_class(container.resource_class) if container.resource_class else None
@@ -387,7 +392,7 @@ def _judge_quotas(
 def _judge_sharing(
     pod: Json, namespace: str, pod_request: PodRequest, view: Lookups, settings: WebhookSettings
 ) -> tuple[str, ...]:
-    """Warnings about a pod that asks for something: its environment, its agent and what it says of MPS."""
+    """Warnings about a pod with a request: its environment, its agent and its MPS mode."""
     known = view.defaults(namespace)
     cards = {container.key: container for container in pod_request.containers}
     mps = bool(cards) and mpsmode.mode_of(pod).uses_mps

@@ -22,7 +22,7 @@ def make_patch(before: Json, after: Json) -> list[Json]:
 
 
 def _compare(before: Any, after: Any, path: str) -> list[Json]:
-    """The operations for two values that stand at `path` (a JSON pointer)."""
+    """The operations for two values at `path` (a JSON pointer)."""
     operations: list[Json] = []
     old, new = _without_lists(before, after, path, operations)
     changes = [] if old is None and new is None else jsonpatch.make_patch(old, new).patch
@@ -32,7 +32,7 @@ def _compare(before: Any, after: Any, path: str) -> list[Json]:
 
 
 def _without_lists(before: Any, after: Any, path: str, operations: list[Json]) -> tuple[Any, Any]:
-    """Both sides without what is equal or has got its operations: that needs no second look."""
+    """Both sides without equal parts and parts that have their operations: they need no second comparison."""
     if before is after:
         return None, None
     if isinstance(before, dict) and isinstance(after, dict):

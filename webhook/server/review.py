@@ -33,11 +33,11 @@ _MOST_WARNINGS = 16
 
 
 class BadReview(ValueError):
-    """A request body that is no usable AdmissionReview; the text says what is wrong with it."""
+    """A request body that is no valid AdmissionReview; the text is the reason."""
 
 
 class Unreadable(BadReview):
-    """A review whose object cannot be read. `uid`: of the review, which can be answered, so that a user is told why."""
+    """A review whose object cannot be read. `uid`: of the review, so that it can be answered with the reason."""
 
     def __init__(self, uid: str, problem: str) -> None:
         super().__init__(problem)
@@ -260,7 +260,7 @@ class _LimitRange(Struct):
 
 
 class _CustomResource(Struct):
-    """A ResourceClass or a GPUQuota, which come before their schema is checked: what is inside is read with care."""
+    """A ResourceClass or a GPUQuota. The API server has not checked its schema yet, so its fields may have any type."""
 
     metadata: _ObjectMeta | None = None
     spec: Json | None = None
@@ -299,10 +299,13 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """What is asked. `resource` is the plural with its subresource, such as `pods/binding`.
+    """A decoded review.
 
-    `old` is the stored object at an UPDATE of a kind that is compared with it, None else. Both lack the fields that
-    `wire.trim_object` leaves out. `caller` is the address that has sent the review.
+    resource: the plural with its subresource, such as `pods/binding`.
+    old: the stored object at an UPDATE of a kind that needs it; else None.
+    caller: the address of the client.
+
+    Both objects lack the fields that `wire.trim_object` removes.
     """
 
     uid: str
@@ -317,14 +320,14 @@ class Review:
 
     @property
     def is_update(self) -> bool:
-        """Whether the object was there before."""
+        """Whether the object exists already."""
         return self.operation == UPDATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The answer: a refusal with `message`, about the field `about`, or leave with a patch (RFC 6902) and warnings for
-    the user.
+    """The answer: a refusal with `message`, about the field `about`; or permission with a patch (RFC 6902) and
+    warnings.
     """
 
     allowed: bool = True
@@ -335,7 +338,7 @@ class Decision:
 
 
 def decode(body: bytes) -> Review:
-    """Raises BadReview, and Unreadable."""
+    """Decode a request body. Raises BadReview, and Unreadable."""
     try:
         envelope = _decode_envelope(body)
     except RecursionError as error:
@@ -374,8 +377,8 @@ def decode(body: bytes) -> Review:
 
 
 def _nesting_error(body: bytes) -> BadReview:
-    """The error for a review in which something is nested too deep. The API server writes what we read of it before
-    the objects, so a user is told why; to search for the part that is too deep would take a second.
+    """The error for a review with a part that is nested too deeply. The API server writes the uid before the objects,
+    so the review can be answered; to find the part would take a second.
     """
     head = body.partition(_OBJECT)[0].rstrip().removesuffix(b",") + b"}}"
     try:
@@ -385,7 +388,7 @@ def _nesting_error(body: bytes) -> BadReview:
 
 
 def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed_fields: bool) -> Json:
-    """Raises InvalidRequest where it is too large to be decoded, and Unreadable."""
+    """Decode an object. Raises InvalidRequest if it is too large to be decoded, and Unreadable."""
     resource = request.resource.resource
     try:
         text = wire.trim_object(bytes(raw), managed_fields=managed_fields)
@@ -401,8 +404,9 @@ def _decode_manifest(request: _Request, field: str, raw: msgspec.Raw, *, managed
 
 
 def _check_names(request: _Request, manifest: Json) -> None:
-    """Raises Unreadable where a name is one that the API server gives no object of the kind. "" is none: an object that
-    is being created may have a `generateName` only. Kinds that may have other names, such as roles, are not reviewed.
+    """Check the names of a review: raises Unreadable for a name that objects of the kind cannot have. "" is valid: an
+    object that is being created may have only a `generateName`. Kinds with other names, such as roles, are not
+    reviewed.
     """
     kind, metadata = request.resource.resource, manifest.get("metadata") or {}
     is_name = objectnames.is_label if kind == "namespaces" else objectnames.is_subdomain
@@ -423,7 +427,9 @@ def _check_names(request: _Request, manifest: Json) -> None:
 
 
 def is_pod_shaped(template: Json) -> bool:
-    """Whether a template that came in an object of whatever kind has the fields of a pod, as `decode` sees to it."""
+    """Whether a template in an object of any kind has the fields of a pod with their types, as `decode` checks for
+    pods.
+    """
     try:
         msgspec.convert(template, _Pod)
     except msgspec.ValidationError:
@@ -432,7 +438,7 @@ def is_pod_shaped(template: Json) -> bool:
 
 
 def encode(uid: str, decision: Decision) -> bytes:
-    """The answer. What it says to people has bounds, whatever they wrote and however much is wrong with it."""
+    """Encode an answer. Its texts have a limit, whatever the user wrote and however many errors there are."""
     response: Json = {"uid": uid, "allowed": decision.allowed}
     if not decision.allowed:
         response["status"] = {"code": 422, "reason": "Invalid", "message": wording.sanitize_message(decision.message)}

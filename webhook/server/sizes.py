@@ -69,7 +69,7 @@ def check_template(template: Json, path: str = "", *, update: bool = False) -> N
 
 
 def check_object(manifest: Json) -> None:
-    """Checks the size of an object that has no containers. Raises InvalidRequest."""
+    """Check the size of an object without containers. Raises InvalidRequest."""
     for field, content in (manifest.get("spec") or {}).items():
         if isinstance(content, list | dict) and len(content) > MOST_IN_SPEC:
             problem = f"{len(content)} entries are too many"
@@ -77,7 +77,7 @@ def check_object(manifest: Json) -> None:
 
 
 def _check_lists(template: Json, pod_containers: list[Container], path: str) -> None:
-    """Any list, of whatever field: a newer Kubernetes may have more."""
+    """Check the lists of all fields: a newer Kubernetes may have more of them."""
     for field in _OF_METADATA:
         listed = (template.get("metadata") or {}).get(field) or ()
         _check_count(f"{path}metadata.{field}", len(listed), MOST_IN_METADATA)

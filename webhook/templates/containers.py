@@ -7,20 +7,20 @@ from cardwise.core.values.decoded import Json
 
 
 def amount_lists(resources: Json) -> Iterator[tuple[str, Json]]:
-    """The lists of amounts that are there and not empty, by their field."""
+    """The non-empty lists of amounts, by field."""
     for kind in ("limits", "requests"):
         if resources.get(kind):
             yield kind, resources[kind]
 
 
 def put_resources(spec: Json, container: Container, resources: Json) -> None:
-    """As `put_container`, of a container with these resources, where it had others."""
+    """As `put_container`, for a container with new resources."""
     if resources != (container.spec.get("resources") or {}):
         put_container(spec, container, {**container.spec, "resources": resources})
 
 
 def put_container(spec: Json, container: Container, changed: Json) -> None:
-    """`spec` is the caller's own; its lists are replaced, not changed."""
+    """The spec with the changed container. Lists of `spec` are replaced, not changed."""
     kind = "initContainers" if container.key.startswith("init-") else "containers"
     index = int(container.key.removeprefix("init-"))
     spec[kind] = [*spec[kind][:index], changed, *spec[kind][index + 1 :]]

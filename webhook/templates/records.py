@@ -35,7 +35,7 @@ class AppliedNames:
     before: Names
 
     def dropped_keys(self, place: str, keys: frozenset[str]) -> frozenset[str]:
-        """Those of our keys that were named, in any spelling, and are named no longer."""
+        """Those of the webhook's keys that the manifest named before, in any spelling, and no longer names."""
         now, before = (names_of.get(place, frozenset()) for names_of in (self.now, self.before))
         return frozenset(key for key in keys if possible_spellings(key) & before and not possible_spellings(key) & now)
 
@@ -45,9 +45,10 @@ NO_MANIFEST: Final = AppliedNames({}, {})
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What manifests name: that of `kubectl apply`, None where there is none, and those of server-side apply.
+    """The names in manifests: in that of `kubectl apply`, None without one, and in those of server-side apply.
 
-    `new`: this update brings the first. Else what it does not name has come in other ways since, and stays.
+    new: this update brings the first manifest. Otherwise keys that the manifest does not name came in other ways, and
+    stay.
     """
 
     client: AppliedNames | None = None
@@ -57,7 +58,9 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenPlace:
-    """One place after the rewriting: lists of amounts by their field, our keys, and of those written now the origin."""
+    """One place after the rewriting: lists of amounts by field, the webhook's keys, and the origin of those written
+    now.
+    """
 
     amounts: Mapping[str, Json]
     ours: tuple[str, ...]
@@ -66,7 +69,7 @@ class RewrittenPlace:
 
 
 def read_record(manifest: Json) -> dict[str, list[str]]:
-    """Empty where there is no record, or none that can be read."""
+    """The record of an object; empty without one, or if it cannot be read."""
     text = annotations_of(manifest).get(names.REWRITTEN)
     try:
         return _decode_record(text) if text else {}
@@ -83,7 +86,11 @@ def with_record(manifest: Json, record: Mapping[str, tuple[str, ...]]) -> Json:
 
 
 def read_manifests(workload: Json, old: Json | None, places: Callable[[Json], Names]) -> Applied:
-    """`old` is the stored object at an update. `places` reads a manifest, which may be anything."""
+    """The manifests of an object.
+
+    old: the stored object at an update.
+    places: reads the names of a manifest, which may be any text.
+    """
     manifest, before = _last_applied(workload), _last_applied(old) if old else None
     return Applied(
         client=None if manifest is None else AppliedNames(places(manifest), places(before) if before else {}),
@@ -102,7 +109,7 @@ def rewrite_place(
     update: bool,
     several: bool = False,
 ) -> RewrittenPlace:
-    """The lists of one place by the names that they stand for, without stale keys. Raises InvalidRequest, KubeError.
+    """The lists of one place with stored names, without stale keys. Raises InvalidRequest, KubeError.
 
     several: whether the place may name many classes, as a quota does. A new class then replaces no other.
     """
@@ -138,9 +145,9 @@ def _stale_keys(recorded: frozenset[str], place: str, manifests: Applied, brough
 def _stale_keys_of_several(
     recorded: frozenset[str], place: str, manifests: Applied, brought: frozenset[str]
 ) -> frozenset[str]:
-    """What is brought again, and what a manifest named and names no longer.
+    """The keys that are added again, and those that a manifest named and no longer names.
 
-    Any other key may be there by a patch of its own: a limit that stays is safer than one that vanishes unseen.
+    Any other key may come from a patch: a limit that stays is safer than one that vanishes unnoticed.
     """
     client, dropped = manifests.client, manifests.server.dropped_keys(place, recorded)
     if client is None:
@@ -150,7 +157,7 @@ def _stale_keys_of_several(
 
 
 def _server_side(manifest: Json, old: Json | None, places: Callable[[Json], Names]) -> AppliedNames:
-    """Empty if nobody uses server-side apply. An update that removes all managedFields removes no name."""
+    """The names of server-side apply; empty without it. An update that removes all managedFields removes no name."""
     applied_fields = _applied_fields(manifest)
     if not applied_fields or not old:
         return NO_MANIFEST
@@ -168,7 +175,7 @@ def _applied_fields(manifest: Json) -> list[Json]:
 
 
 def _unfold(fields: Json) -> Json | list[Json]:
-    """`f:name` stands for a field, `k:{"name":"main"}` for the element of a list that has these values."""
+    """Decode fieldsV1: `f:name` is a field, `k:{"name":"main"}` the element of a list with these values."""
     inner = {name: _unfold(content) for name, content in fields.items() if isinstance(content, dict)}
     elements = [
         (content if isinstance(content, dict) else {}) | _decode_object(name.removeprefix("k:"))
@@ -187,7 +194,7 @@ def _merge_names(name_sets: Iterable[Names]) -> Names:
 
 
 def _last_applied(manifest: Json) -> Json | None:
-    """None where `kubectl apply` left none, or none that can be read."""
+    """The manifest of `kubectl apply`; None without one, or if it cannot be read."""
     text = annotations_of(manifest).get(_LAST_APPLIED)
     try:
         return _decode_object(text) if text else None

@@ -26,7 +26,7 @@ _COUNTED = (names.GPU_MEM, names.GPU_CORE, names.WHOLE_GPU, names.SHARE)  # of o
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`take_nvidia`: `nvidia.com/gpu` means whole cards of ours."""
+    """Translates names. `take_nvidia`: `nvidia.com/gpu` means whole cards of Cardwise."""
 
     lookup: Lookup
     take_nvidia: bool = False
@@ -35,7 +35,7 @@ class Vocabulary:
         return replace(self, take_nvidia=False)
 
     def spell_in_container(self, name: str, amount: object) -> str:
-        """What a limit or request stands for; itself where there is nothing to rewrite. Raises KubeError."""
+        """The stored name of a limit or request; unchanged if there is nothing to rewrite. Raises KubeError."""
         if name == names.NVIDIA_GPU:
             # None of ours would be refused.
             return names.WHOLE_GPU if self.take_nvidia and not is_zero(amount) else name
@@ -55,7 +55,7 @@ class Vocabulary:
 
 
 def warn_unknown_classes(field: str, written: Mapping[str, str], vocabulary: Vocabulary) -> list[str]:
-    """Warnings of the classes that there are not; `written` is what they stand under now, and how they were spelled."""
+    """Warnings about classes that do not exist. `written`: the written spellings by stored name."""
     named_classes = ((names.class_of(counted_resource(key)), spelled) for key, spelled in written.items())
     return [
         f"{field}[{spelled}]: there is no ResourceClass {name} now; until there is one, it counts nothing"
@@ -65,12 +65,12 @@ def warn_unknown_classes(field: str, written: Mapping[str, str], vocabulary: Voc
 
 
 def counted_resource(key: str) -> str:
-    """The resource that a key of a ResourceQuota is about."""
+    """The resource that a key of a ResourceQuota counts."""
     return key.removeprefix(_LIMITS).removeprefix(_IN_QUOTA)
 
 
 def possible_spellings(key: str) -> frozenset[str]:
-    """All that may have been written where we wrote `key`, and itself."""
+    """All spellings that the webhook rewrites to `key`, and `key` itself."""
     plain = key.removeprefix(_IN_QUOTA)
     bare = {plain.removeprefix(names.CLASS_PREFIX)} if names.class_of(plain) else set()
     if plain == key:
@@ -80,9 +80,9 @@ def possible_spellings(key: str) -> frozenset[str]:
 
 
 def rename_keys(amounts: Json, field: str, spell: Callable[[str, object], str]) -> tuple[Json, dict[str, str]]:
-    """The amounts by the names that they stand for, and of the rewritten ones: new name to written name.
+    """The amounts by stored name, and the written names of renamed keys by stored name.
 
-    Raises InvalidRequest where two spellings of one name differ in the amount.
+    Raises InvalidRequest if two spellings of one name have different amounts.
     """
     renamed: Json = {}
     written: dict[str, str] = {}
@@ -103,7 +103,7 @@ def rename_keys(amounts: Json, field: str, spell: Callable[[str, object], str]) 
 
 
 def is_zero(amount: object) -> bool:
-    """Whether it is none at all, which is what many charts write for "no GPU"."""
+    """Whether the amount is zero, which many charts write for "no GPU"."""
     try:
         return quantity.parse(str(amount))[0] == 0
     except InvalidQuantity:

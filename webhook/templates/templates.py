@@ -32,10 +32,9 @@ _IN_POD: Final = "spec.containers[0].resources."
 
 
 def rewrite_workload(workload: Json, old: Json | None, resource: str, vocabulary: Vocabulary, *, update: bool) -> Json:
-    """The workload as it should be, the caller's own object where nothing changes. `old`: the stored one at an update.
+    """The rewritten workload; the caller's object if nothing changes. `old`: the stored workload at an update.
 
-    Of classes that there are not nothing is said here: the advice says it, and which there are. Raises InvalidRequest,
-    KubeError.
+    Unknown classes are not reported here: the advice reports them. Raises InvalidRequest, KubeError.
     """
     path = _PLACES[resource]
     template = _get_map(workload, path)
@@ -74,13 +73,13 @@ def rewrite_workload(workload: Json, old: Json | None, resource: str, vocabulary
 
 
 def template_of(workload: Json, resource: str) -> tuple[str, Json]:
-    """Where the pod template is, for messages, and the template; empty where there is none."""
+    """The path of the pod template, for messages, and the template; empty without one."""
     path = _PLACES[resource]
     return ".".join(path), _get_map(workload, path)
 
 
 def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
-    """As `template_of`, also of kinds that Kubernetes does not have: wherever a pod template is in them."""
+    """As `template_of`, also for custom resources: every pod template in the object."""
     if resource in _PLACES:
         yield template_of(manifest, resource)
     else:
@@ -88,14 +87,14 @@ def find_templates(manifest: Json, resource: str) -> Iterator[tuple[str, Json]]:
 
 
 def field_in_workload(path: str, in_template: str) -> str:
-    """Where in the workload that is which is there in the template that `find_templates` gave for the path."""
+    """The path in the workload of a field in the template that `find_templates` returned with `path`."""
     if path.endswith(f".{_PER_NODE}"):
         return f"{path}.{in_template.removeprefix(_IN_POD)}"
     return f"{path}.{in_template}"
 
 
 def _search_templates(node: object, path: str) -> Iterator[tuple[str, Json]]:
-    """Depth first. A map whose `spec` has containers is a template; nothing inside of one is."""
+    """Depth-first search. A map whose `spec` has containers is a template; templates inside of one do not count."""
     if isinstance(node, list):
         for i, inner in enumerate(node):
             yield from _search_templates(inner, f"{path}[{i}]")
@@ -113,7 +112,7 @@ def _search_templates(node: object, path: str) -> Iterator[tuple[str, Json]]:
 
 
 def is_controlled(workload: Json) -> bool:
-    """Whether a controller has made it."""
+    """Whether a controller created it."""
     owners = (workload.get("metadata") or {}).get("ownerReferences") or ()
     return any(owner.get("controller") for owner in owners)
 
@@ -127,7 +126,7 @@ def _names_nvidia(template: Json) -> bool:
 
 
 def _names_by_container(template: Json) -> dict[str, frozenset[str]]:
-    """The resources that each container of a manifest's template names. The manifest is a text that anybody wrote."""
+    """The resources that each container of a manifest's template names. The manifest is text from any user."""
     names_by_container: dict[str, frozenset[str]] = {}
     for kind in ("containers", "initContainers"):
         listed = _get_map(template, ("spec",)).get(kind)
@@ -141,7 +140,7 @@ def _names_by_container(template: Json) -> dict[str, frozenset[str]]:
 
 
 def _get_map(tree: Json, path: tuple[str, ...]) -> Json:
-    """What lies at the path; empty where there is no map."""
+    """The map at the path; empty if there is none."""
     for name in path:
         inner = tree.get(name)
         if not isinstance(inner, dict):
