@@ -224,14 +224,14 @@ def main(
     logs.configure("extender", common.log_level, common.log_format)
     if settings["bind_deadline"] is None:
         settings["bind_deadline"] = _DEADLINE if bind_port_bind is None else _DEADLINE_ALONE
-    chosen = ExtenderSettings(**settings)  # type: ignore[arg-type]
+    extender_settings = ExtenderSettings(**settings)  # type: ignore[arg-type]
     addresses = [bind] if bind_port_bind is None else [bind, bind_port_bind]
     _check_addresses(addresses, tls_dir, tls_secret, plain_http=plain_http)
     check_distinct({"--bind": bind, "--bind-port-bind": bind_port_bind, "--metrics-bind": common.metrics_bind})
     with report_startup_errors("--kubeconfig"):
         client = KubeClient.load(common.kubeconfig, pool_size=64, user_agent="cardwise-extender")
-    if not chosen.no_lease:
-        _check_lease(client, chosen.lease_namespace, chosen.lease_name)
+    if not extender_settings.no_lease:
+        _check_lease(client, extender_settings.lease_namespace, extender_settings.lease_name)
     rotator = None
     files = None
     directory = tls_dir or Path("/run/cardwise/extender-tls")
@@ -247,7 +247,7 @@ def main(
         config=configz.describe_options(click.get_current_context(), settings),
         certificates=directory if files is not None else None,
     )
-    process = Process(client, chosen, shown, rotator, max_waiting)
+    process = Process(client, extender_settings, shown, rotator, max_waiting)
     Server(
         process.app,
         [bind],
@@ -316,19 +316,19 @@ def _make_rotator(
     client: KubeClient, directory: Path, secret: ObjectName | None, hosts: tuple[str, ...], addresses: list[HostPort]
 ) -> tls.Rotator | None:
     """Make what renews the certificates; None if the directory has certificates that Cardwise did not issue."""
-    own = directory / "authority"
+    own_directory = directory / "authority"
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
-    elif (directory / "tls.crt").exists() and not own.exists():
+    elif (directory / "tls.crt").exists() and not own_directory.exists():
         return None
     else:
-        store = tls.DirStore(own)
+        store = tls.DirStore(own_directory)
     service = f"cardwise-extender.{names.NAMESPACE}"
     own_ips = [address.host for address in addresses if address.host and address.host not in ("0.0.0.0", "::")]  # noqa: S104
-    wanted = hosts or (
+    certificate_hosts = hosts or (
         "cardwise-extender", service, f"{service}.svc", socket.gethostname(), "localhost", "127.0.0.1", "::1", *own_ips
     )  # fmt: skip
-    unique, lifetimes = tuple(dict.fromkeys(wanted)), tls.Lifetimes.for_slow_clients()
+    unique, lifetimes = tuple(dict.fromkeys(certificate_hosts)), tls.Lifetimes.for_slow_clients()
     return tls.Rotator(store, unique, directory, need_client=True, lifetimes=lifetimes, name="cardwise-extender")
 
 

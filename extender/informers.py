@@ -56,7 +56,7 @@ class Informers:
         self,
         client: KubeClient,
         state: State,
-        seen: Listers,
+        listers: Listers,
         events: EventRecorder,
         clock: Clock = SYSTEM,
         *,
@@ -64,8 +64,8 @@ class Informers:
     ) -> None:
         self._clock = clock
         pace: dict[str, Any] = {"pace": CENTRAL_PACE, "clock": clock}
-        groups = Reflector(client, paths.podgroups(), podgroups.decode_group, _groups(state, seen.groups), **pace)
-        quotas = Reflector(client, paths.gpuquotas(), objects.decode_quota, _quotas(state, seen.quotas), **pace)
+        groups = Reflector(client, paths.podgroups(), podgroups.decode_group, _groups(state, listers.groups), **pace)
+        quotas = Reflector(client, paths.gpuquotas(), objects.decode_quota, _quotas(state, listers.quotas), **pace)
         pods = Reflector(
             client, paths.pods(), podinfo.decode_pod, _Pods(state, events, listed), named=podinfo.reflector_key, **pace
         )
@@ -73,9 +73,9 @@ class Informers:
             client, paths.nodes(), nodeinfo.decode_node, _Feed(state.set_node, state.remove_node), named=_by_key, **pace
         )
         classes = Reflector(
-            client, paths.resourceclasses(), objects.decode_class, _classes(state, seen.classes), **pace
+            client, paths.resourceclasses(), objects.decode_class, _classes(state, listers.classes), **pace
         )
-        self._reports = CardReports(_cards(state, seen.cards), clock)
+        self._reports = CardReports(_cards(state, listers.cards), clock)
         limited = CardsPerNodeLimit(objects.decode_card, self._reports)
         cards = Reflector(
             client,
@@ -199,9 +199,9 @@ class _Pods:
             _log.warning(
                 "ignored an invalid assignment", pod=f"{new.namespace}/{new.name}", uid=new.uid, problem=new.problem
             )
-            about = ObjectRef.pod(new.namespace, new.name, new.uid)
+            pod_object = ObjectRef.pod(new.namespace, new.name, new.uid)
             text = f"{new.problem}; the pod's GPU share is not counted, delete the pod"
-            self._events.record(about, "UnreadableAssignment", text, "Warning")
+            self._events.record(pod_object, "UnreadableAssignment", text, "Warning")
         self._state.set_pod(new)
 
     def on_delete(self, key: str, old: PlacedPod) -> None:
@@ -217,59 +217,59 @@ class _Pods:
 class _Feed(Generic[_T]):
     """Passes each object of one kind to the state, and to its lister.
 
-    put: returns what in the object is ignored, "" or None for nothing.
+    set_object: returns what in the object is ignored, "" or None for nothing.
     unreadable: the log message for that, logged once.
-    about: the key and values of the object in that log line.
+    log_fields: the key and values of the object in that log line.
     """
 
     def __init__(
         self,
-        put: Callable[[str, _T], str | None],
+        set_object: Callable[[str, _T], str | None],
         remove: Callable[[str], object],
-        seen: Lister[_T] | None = None,
+        lister: Lister[_T] | None = None,
         unreadable: str = "",
-        about: Callable[[str, _T], dict[str, str]] = lambda key, _: {"name": key},
+        log_fields: Callable[[str, _T], dict[str, str]] = lambda key, _: {"name": key},
     ) -> None:
-        self._put = put
+        self._set_object = set_object
         self._remove = remove
-        self._seen = seen
+        self._lister = lister
         self._unreadable = unreadable
-        self._about = about
+        self._log_fields = log_fields
         self._logged: dict[str, str] = {}  # what was logged, by key
 
     def on_change(self, key: str, old: _T | None, new: _T) -> None:
         del old
-        problem = self._put(key, new)
+        problem = self._set_object(key, new)
         if not problem:
             self._logged.pop(key, None)
         elif problem != self._logged.get(key):
-            _log.warning(self._unreadable, **self._about(key, new), problem=problem)
+            _log.warning(self._unreadable, **self._log_fields(key, new), problem=problem)
             self._logged[key] = problem
-        if self._seen is not None:
-            self._seen.set_object(key, new)
+        if self._lister is not None:
+            self._lister.set_object(key, new)
 
     def on_delete(self, key: str, old: _T) -> None:
         del old
         self._logged.pop(key, None)
         self._remove(key)
-        if self._seen is not None:
-            self._seen.remove_object(key)
+        if self._lister is not None:
+            self._lister.remove_object(key)
 
     def on_synced(self) -> None:
         pass
 
 
-def _cards(state: State, seen: CardLister) -> _Feed[CardRecord]:
+def _cards(state: State, lister: CardLister) -> _Feed[CardRecord]:
     return _Feed(
         lambda key, new: state.set_card(key, new) or new.problem,
         state.remove_card,
-        seen,
+        lister,
         "a node's report is not counted in full",
         lambda key, card: {"card": key, "node": card.node},
     )
 
 
-def _classes(state: State, seen: ClassLister) -> _Feed[ClassRecord]:
+def _classes(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
     def set_class(key: str, new: ClassRecord) -> str:
         if new.resource_class is None:
             state.remove_class(key)
@@ -277,10 +277,10 @@ def _classes(state: State, seen: ClassLister) -> _Feed[ClassRecord]:
             state.set_class(new.resource_class)
         return new.problem
 
-    return _Feed(set_class, state.remove_class, seen, "unreadable ResourceClass, no card is of it")
+    return _Feed(set_class, state.remove_class, lister, "unreadable ResourceClass, no card is of it")
 
 
-def _quotas(state: State, seen: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
+def _quotas(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
     def set_quota(key: str, new: QuotaRecord) -> str:
         if new.quota is None:
             state.remove_quota(key)
@@ -288,10 +288,10 @@ def _quotas(state: State, seen: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
             state.set_quota(key, new.quota)
         return new.problem
 
-    return _Feed(set_quota, state.remove_quota, seen, "unreadable GPUQuota, it limits nothing")
+    return _Feed(set_quota, state.remove_quota, lister, "unreadable GPUQuota, it limits nothing")
 
 
-def _groups(state: State, seen: Lister[GroupRecord]) -> _Feed[GroupRecord]:
+def _groups(state: State, lister: Lister[GroupRecord]) -> _Feed[GroupRecord]:
     return _Feed(
-        lambda key, new: state.gangs.set_group(key, new.group), lambda key: state.gangs.set_group(key, None), seen
+        lambda key, new: state.gangs.set_group(key, new.group), lambda key: state.gangs.set_group(key, None), lister
     )

@@ -113,8 +113,8 @@ class Extender:
             clock=clock,
         )
         self._events = EventRecorder(client, "cardwise-extender", instance=socket.gethostname(), clock=clock)
-        seen = Listers()
-        self._informers = Informers(client, self._state, seen, self._events, clock, listed=listed)
+        listers = Listers()
+        self._informers = Informers(client, self._state, listers, self._events, clock, listed=listed)
         self._leadership: Leadership = Leadership()
         fence = Fence(client, clock, self._events)
         if not settings.no_lease:
@@ -144,13 +144,13 @@ class Extender:
             clock=clock,
         )
         self._pod_events = PodEvents(
-            self._events, seen, active=self._leads, waiting_for=self._state.pods_requesting_class, clock=clock
+            self._events, listers, active=self._leads, waiting_for=self._state.pods_requesting_class, clock=clock
         )
         no_class = self._pod_events.record_missing_class
-        self._statuses = StatusWriter(client, self._state, seen, active=self._leads, no_class=no_class, clock=clock)
-        classes = ClassController(client, seen, active=self._leads, in_use=self._state.is_class_in_use, clock=clock)
+        self._statuses = StatusWriter(client, self._state, listers, active=self._leads, no_class=no_class, clock=clock)
+        classes = ClassController(client, listers, active=self._leads, in_use=self._state.is_class_in_use, clock=clock)
         podgroups = PodGroupWriter(
-            client, seen.groups, self._events, gangs=self._state.gangs.views, active=self._leads, clock=clock
+            client, listers.groups, self._events, gangs=self._state.gangs.views, active=self._leads, clock=clock
         )
         self._fragments = FragMetrics(self._state, clock)
         workload = WorkloadController(

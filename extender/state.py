@@ -76,7 +76,7 @@ class State:
         self.timeouts = timeouts or Timeouts()
         self._clock = clock
         self._lock = StateLock(clock)
-        self._scored = _NO_SCORES  # the result of `score_fitting_nodes`: pod, time and scores
+        self._last_scores = _NO_SCORES  # the result of `score_fitting_nodes`: pod, time and scores
         self._ledger = Ledger(kept_back=headroom, max_clients=max_clients, core=core)
         self._cache = cache = Cache(self._ledger, self.timeouts, clock)
         self._inventory, self._reservations, self._limits = cache.inventory, cache.reservations, cache.limits
@@ -100,7 +100,7 @@ class State:
         self.preemption = Preemption(
             self._lock, cache=cache, nominated=nominated, gangs=self.gangs, places=places, clock=clock
         )
-        self._bound_on: set[str] = set()  # nodes on which pods were seen bound
+        self._newly_bound_nodes: set[str] = set()  # nodes on which pods were seen bound
         self._direct_binds: dict[str, tuple[PodRef, str]] = {}  # by UID: pods bound without the extender, and where
 
     @contextmanager
@@ -129,8 +129,8 @@ class State:
         as long.
         """
         with self.view():
-            unknown = self._nominated.nodes_with_unknown_cards()
-        for nodes in slices(unknown, _RESOLVED, self._clock):
+            unresolved_nodes = self._nominated.nodes_with_unknown_cards()
+        for nodes in slices(unresolved_nodes, _RESOLVED, self._clock):
             with self.view():
                 self._nominated.reservations_on(nodes, (), LOWEST)
         while True:
@@ -196,14 +196,14 @@ class State:
         """Update the card from its ExtendedResource. Returns what in the report is ignored and why, or ""."""
         with self._lock:
             first = not self._inventory.has_card(name)
-            heard = self._inventory.set_card(name, card)
+            update = self._inventory.set_card(name, card)
             recorded = {Report(record.uid, card.node) for record in card.status.terminating} if first else set()
             for report in recorded:
                 self._reservations.restore_terminating(report)
-            for report in heard.withdrawn:
+            for report in update.withdrawn:
                 self._reservations.mark_unreported(report)
-            self._reservations.sync_reports({*heard.reported, *heard.withdrawn, *recorded})
-            return heard.problem
+            self._reservations.sync_reports({*update.reported, *update.withdrawn, *recorded})
+            return update.problem
 
     def remove_card(self, name: str) -> None:
         """Remove the card, whose ExtendedResource was deleted."""
@@ -216,7 +216,7 @@ class State:
             if name not in self._inventory.nodes:
                 self._inventory.set_node(name)
             self._loads.set_node(name, record, self._clock.now())
-            self.nominator.set_node(name, record.ground if record.open else None)
+            self.nominator.set_node(name, record.node_labels if record.schedulable else None)
 
     def remove_node(self, name: str) -> None:
         """Remove a node that was deleted."""
@@ -257,7 +257,7 @@ class State:
             return self._reservations.known_binding(uid)
 
     def plan_pod(
-        self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
+        self, placement_request: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> Placement | Unplaceable | KnownBinding:
         """Choose the best node, and reserve cards there for the pod until its bind. Replaces an earlier plan.
 
@@ -265,21 +265,21 @@ class State:
 
         Returns the KnownBinding instead if the pod is or may be bound already.
         """
-        uid = wanted.pod.uid
-        wanted = self._long.search(wanted)
+        uid = placement_request.pod.uid
+        placement_request = self._long.search(placement_request)
         with self._lock:
-            decided = self._reservations.known_binding(uid)
-            if decided is not None:
-                return decided
+            known_binding = self._reservations.known_binding(uid)
+            if known_binding is not None:
+                return known_binding
             self._cache.sync_cards()
-            self.nominator.on_filter(uid, wanted.nodes)
+            self.nominator.on_filter(uid, placement_request.nodes)
             with self._cache.exclude_pod(uid):  # its own plan does not count, on cards and in quotas
-                placed = self.nominator.place_pod(wanted, created)
+                placed = self.nominator.place_pod(placement_request, created)
             if isinstance(placed, Unplaceable):
                 self._reservations.release_plan(uid)
-                self._cache.mark_refused(uid, wanted.since)
+                self._cache.mark_refused(uid, placement_request.since)
             else:
-                self._placing.reserve(wanted, placed, Phase.RESERVED)
+                self._placing.reserve(placement_request, placed, Phase.RESERVED)
                 self._queue.mark_placed(uid)
             return placed
 
@@ -301,39 +301,39 @@ class State:
             return False
 
     def score_fitting_nodes(
-        self, wanted: PlacementRequest, *, created: str = nominator.YOUNGEST
+        self, placement_request: PlacementRequest, *, created: str = nominator.YOUNGEST
     ) -> dict[str, int] | Unplaceable | KnownBinding:
         """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing."""
-        uid = wanted.pod.uid
-        wanted = self._long.search(wanted)
+        uid = placement_request.pod.uid
+        placement_request = self._long.search(placement_request)
         with self._lock:
-            decided = self._reservations.known_binding(uid)
-            if decided is not None:
-                return decided
-            self.nominator.on_filter(uid, wanted.nodes)
-            scores, refusals = self.nominator.score_nodes(wanted, created)
+            known_binding = self._reservations.known_binding(uid)
+            if known_binding is not None:
+                return known_binding
+            self.nominator.on_filter(uid, placement_request.nodes)
+            scores, refusals = self.nominator.score_nodes(placement_request, created)
             if scores:
                 self._queue.mark_placed(uid)
-                self._scored = uid, self._clock.now(), scores
+                self._last_scores = uid, self._clock.now(), scores
                 return scores
-            self._cache.mark_refused(uid, wanted.since)
+            self._cache.mark_refused(uid, placement_request.since)
             return Unplaceable(refusals=refusals)
 
-    def score_nodes(self, wanted: PlacementRequest) -> dict[str, int]:
+    def score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
         """The policy's score of each node that fits, without what the pod itself holds.
 
         Uses the result of `score_fitting_nodes` once, if it is less than `_SCORED_SECONDS` old: bind checks the cards
         again.
         """
         with self._lock:
-            uid, at, scores = self._scored
-            if uid and uid == wanted.pod.uid:
-                self._scored = _NO_SCORES
+            uid, at, scores = self._last_scores
+            if uid and uid == placement_request.pod.uid:
+                self._last_scores = _NO_SCORES
                 if self._clock.now() - at < _SCORED_SECONDS:
                     return scores
-        wanted = self._long.search(wanted)
+        placement_request = self._long.search(placement_request)
         with self._lock:
-            return self._placing.score_nodes(wanted)[0]
+            return self._placing.score_nodes(placement_request)[0]
 
     def assume(
         self, pod: PodRef, request: PodRequest | None, node: str, policy: str, *, epoch: int
@@ -353,9 +353,9 @@ class State:
             if row is not None and row.node != node:
                 row = None
             unconfirmed = row is not None and row.phase is Phase.UNCONFIRMED and row.epoch == epoch
-            decided = self._reservations.known_binding(uid)
-            if decided is not None and not unconfirmed:
-                return decided
+            known_binding = self._reservations.known_binding(uid)
+            if known_binding is not None and not unconfirmed:
+                return known_binding
             if not self.gangs.may_bind(uid, node):
                 return Refusal.GANG_BACKS_OFF
             chosen: Assignment | Refusal | None = None
@@ -405,12 +405,12 @@ class State:
     def expire_reservations(self) -> list[PodRef]:
         """End what is over by time. Returns the pods that should be bound by now and must be looked up."""
         with self._lock:
-            over = self._reservations.expire()
-            for row in over.rows:
+            expired = self._reservations.expire()
+            for row in expired.rows:
                 if row.phase is Phase.NOMINATED:
                     self.nominator.on_expired(row.pod.uid)
             steady = self._loads.reopen_steady_nodes(self._clock.now())
-            if self._queue.end_retry_window() or over.nomination_ended or steady:
+            if self._queue.end_retry_window() or expired.nomination_ended or steady:
                 self._cache.capacity.mark_freed()
             return self._reservations.overdue_pods()
 
@@ -461,7 +461,7 @@ class State:
         """
         with self._lock:
             self._cache.sync_cards()
-            nodes, self._bound_on = self._bound_on | self._cache.capacity.take_moved_nodes(), set()
+            nodes, self._newly_bound_nodes = self._newly_bound_nodes | self._cache.capacity.take_moved_nodes(), set()
             return {node for node in nodes if self._overcommitted_cards(node)}
 
     def overcommit_details(self, node: str) -> tuple[dict[str, int], dict[int, str], list[tuple[PodRef, str]]]:
@@ -524,7 +524,7 @@ class State:
         there.
         """
         row = self._reservations.get(pod.uid)
-        return row is not None and row.node == pod.nominated
+        return row is not None and row.node == pod.nominated_node
 
     def _set_placed_pod(self, pod: PodRecord) -> None:
         """Update a pod that is bound or finished; it may have finished without having been bound."""
@@ -543,15 +543,15 @@ class State:
             self._reservations.mark_bound(pod)
             holding = self._ledger.holding(pod.uid)
             if pod.assignment is not None and holding is not None:
-                self._bound_on |= self._ledger.nodes_of(holding)
+                self._newly_bound_nodes |= self._ledger.nodes_of(holding)
         self.nominator.remove_pod(pod.uid)
 
-    def _choose_cards(self, wanted: PlacementRequest, node: str) -> Assignment | Refusal:
+    def _choose_cards(self, placement_request: PlacementRequest, node: str) -> Assignment | Refusal:
         """The cards of the pod's plan for the node if it is still valid, else other cards there."""
         self._cache.sync_cards()
-        row = self._reservations.get(wanted.pod.uid)
+        row = self._reservations.get(placement_request.pod.uid)
         plan = row.holding if row is not None and row.phase in PLANS and row.node == node else None
-        if plan is not None and self._cache.is_plan_valid(plan, wanted.request):
+        if plan is not None and self._cache.is_plan_valid(plan, placement_request.request):
             return plan.assignment
-        placed = self._placing.place_on(wanted, node)
+        placed = self._placing.place_on(placement_request, node)
         return placed if isinstance(placed, Refusal) else placed.assignment

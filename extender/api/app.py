@@ -193,9 +193,9 @@ def _bind_log_context(args: wire.FilterArgs | wire.PreemptArgs) -> str:
 
 
 def _filter(parts: Parts, environ: Environ) -> FilterResult:
-    unable = _unavailable_reason(parts, environ)
-    if unable:
-        return FilterResult(error=unable)
+    unavailable = _unavailable_reason(parts, environ)
+    if unavailable:
+        return FilterResult(error=unavailable)
     parts.binder.throttle.delay_filter()
     try:
         args = wire.decode_filter_args(_read_body(environ))
@@ -233,9 +233,9 @@ def _prioritize(parts: Parts, environ: Environ) -> list[wire.HostPriority]:
 
 def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
     """The victims by node. Raises _Unanswered."""
-    unable = _unavailable_reason(parts, environ)
-    if unable:
-        raise _Unavailable(unable)
+    unavailable = _unavailable_reason(parts, environ)
+    if unavailable:
+        raise _Unavailable(unavailable)
     try:
         args = wire.decode_preempt_args(_read_body(environ))
         _bind_log_context(args)
@@ -249,10 +249,10 @@ def _preempt(parts: Parts, environ: Environ) -> wire.PreemptResult:
 
 def _bind(parts: Parts, environ: Environ) -> str:
     """The error for kube-scheduler, or ""."""
-    unable = _unavailable_reason(parts, environ)
-    if unable:
+    unavailable = _unavailable_reason(parts, environ)
+    if unavailable:
         parts.metrics.count_bind("not_ready")
-        return unable
+        return unavailable
     outcome, text = "failed", _FAILED
     try:
         args = wire.decode_bind_args(_read_body(environ))

@@ -82,12 +82,14 @@ def filter_nodes(
         return _refusal_result(dict.fromkeys(offered, Refusal.NOT_ITS_TURN))
     created = pod.created or YOUNGEST
     policy = request.policy or preferences.policy
-    wanted = PlacementRequest(pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank)
+    placement_request = PlacementRequest(
+        pod.ref, request, offered, policy, _load_if_scored(state, pod, policy), pod.rank
+    )
     placement: Placement | Unplaceable | KnownBinding | dict[str, int]
     if uid and pod.one_best_node(default=preferences.one_best_node):
-        placement = state.plan_pod(wanted, created=created)
+        placement = state.plan_pod(placement_request, created=created)
     else:
-        placement = state.score_fitting_nodes(wanted, created=created)
+        placement = state.score_fitting_nodes(placement_request, created=created)
     if isinstance(placement, KnownBinding) and placement.node not in offered:
         return _undecided_result(offered, grouped=pod.grouped)
     if isinstance(placement, Unplaceable):
@@ -121,10 +123,10 @@ def prioritize(state: State, preferences: AnswerSettings, args: FilterArgs) -> l
         PlacementRequest(pod.ref, request, candidates, policy, _load_if_scored(state, pod, policy), pod.rank)
     )
     node_scores = list(map(scored.get, candidates))
-    known = [score for score in node_scores if score is not None]
-    if not known:
+    known_scores = [score for score in node_scores if score is not None]
+    if not known_scores:
         return [HostPriority(name, 0) for name in candidates]
-    highest, least = max(known), min(known)
+    highest, least = max(known_scores), min(known_scores)
     width = highest - least + 1
     answer = [
         HostPriority(name, 0 if score is None else (score - least) * TOP // width)
@@ -140,14 +142,20 @@ def preempt(state: State, preferences: AnswerSettings, args: PreemptArgs) -> Pre
 
     Raises InvalidRequest.
     """
-    pod, chosen = args.parsed_pod, args.victim_uids()
+    pod, scheduler_victims = args.parsed_pod, args.victim_uids()
     request, waits = pod.request, bool(pod.gang)
     if request is None and not waits:
         # kube-scheduler called because of the marker resource only.
         proposed = args.as_meta_victims().items()
-        return PreemptResult({node: own for node, own in proposed if state.preemption.are_pods_on(node, chosen[node])})
+        return PreemptResult(
+            {
+                node: proposed_victims
+                for node, proposed_victims in proposed
+                if state.preemption.are_pods_on(node, scheduler_victims[node])
+            }
+        )
     policy = (request.policy if request is not None else None) or preferences.policy
-    answers = state.preemption.answer_preempt(pod.waiting(), policy, chosen, member=waits)
+    answers = state.preemption.answer_preempt(pod.waiting(), policy, scheduler_victims, member=waits)
     return PreemptResult(
         {
             node: MetaVictims([MetaPod(uid) for uid in victims.uids], victims.violations)
@@ -178,8 +186,12 @@ def _filter_member(
 ) -> FilterResult | None:
     """The result for a member of a gang; None if the pod is placed alone."""
     pod = args.parsed_pod
-    decided = state.known_binding(pod.uid)
-    decision = decided.node if decided is not None else state.gangs.filter_member(pod.uid, candidates, pod.named)
+    known_binding = state.known_binding(pod.uid)
+    decision = (
+        known_binding.node
+        if known_binding is not None
+        else state.gangs.filter_member(pod.uid, candidates, pod.status_node)
+    )
     if decision is None:
         return None
     if isinstance(decision, Refusal):
@@ -206,9 +218,9 @@ def _fit_result(args: FilterArgs, fitting: list[str]) -> FilterResult:
 
 
 def _refusal_result(refusals: Mapping[str, Refusal]) -> FilterResult:
-    failed = {name: refusal.text for name, refusal in refusals.items() if refusal.resolvable}
-    hopeless = {name: refusal.text for name, refusal in refusals.items() if not refusal.resolvable}
-    return FilterResult(node_names=[], failed_nodes=failed, failed_and_unresolvable_nodes=hopeless)
+    resolvable = {name: refusal.text for name, refusal in refusals.items() if refusal.resolvable}
+    unresolvable = {name: refusal.text for name, refusal in refusals.items() if not refusal.resolvable}
+    return FilterResult(node_names=[], failed_nodes=resolvable, failed_and_unresolvable_nodes=unresolvable)
 
 
 def _undecided_result(candidates: list[str], *, grouped: bool) -> FilterResult:
@@ -224,20 +236,20 @@ def _undecided_result(candidates: list[str], *, grouped: bool) -> FilterResult:
 def _inspect_node(state: State, name: str, unit: Unit) -> dict[str, Any] | None:
     # Filter must not wait while thousands of nodes are formatted: the lock is held only to copy one node.
     with state.view() as ledger:
-        known = ledger.node(name)
-        if known is None or not known.cards:
+        state_of_node = ledger.node(name)
+        if state_of_node is None or not state_of_node.cards:
             return None
-        node, holdings = known.copy(), ledger.holdings(name)
+        node, holdings = state_of_node.copy(), ledger.holdings(name)
     pods: dict[int, list[dict[str, Any]]] = {}
     for holding in holdings:
         if holding.phase_name in _HIDDEN_PHASES:
             continue
-        on: dict[int, int] = {}
+        mib_by_position: dict[int, int] = {}
         for share in holding.assignment.shares():
             position = node.position(share)
             if position is not None:
-                on[position] = on.get(position, 0) + share.mem
-        for position, mem in on.items():
+                mib_by_position[position] = mib_by_position.get(position, 0) + share.mem
+        for position, mem in mib_by_position.items():
             amount = min(-(-mem // unit.mib), max(node.cards[position].mem // unit.mib, 1))
             shown = {"name": holding.name, "namespace": holding.namespace, "usedGPU": amount}
             pods.setdefault(position, []).append(shown)
@@ -245,8 +257,8 @@ def _inspect_node(state: State, name: str, unit: Unit) -> dict[str, Any] | None:
     for i, card in enumerate(node.cards):
         # No more is free than whole units of it, as gpushare's plugin counts a card.
         total, free = card.mem // unit.mib, max(card.mem - node.used[i], 0) // unit.mib
-        used = total - free if card.mem >= node.used[i] else -(-node.used[i] // unit.mib)
-        devices.append({"id": card.index, "totalGPU": total, "usedGPU": used, "pods": pods.get(i, [])})
+        used_units = total - free if card.mem >= node.used[i] else -(-node.used[i] // unit.mib)
+        devices.append({"id": card.index, "totalGPU": total, "usedGPU": used_units, "pods": pods.get(i, [])})
     return {
         "name": node.name,
         "totalGPU": sum(device["totalGPU"] for device in devices),

@@ -171,12 +171,12 @@ class Binder:
                 raise BindFailed("gang_not_bound", f"the gang {permit.key} was not bound: {permit.reason}")
 
     def _bind(self, args: BindArgs, deadline: float, epoch: int) -> str:
-        decided = self._state.known_binding(args.pod_uid)
-        if decided is not None and decided.phase in _DONE:
-            return _known_binding_outcome(decided, args)
+        known_binding = self._state.known_binding(args.pod_uid)
+        if known_binding is not None and known_binding.phase in _DONE:
+            return _known_binding_outcome(known_binding, args)
         with self._state.queue() as queue:
-            known = queue.take_request(args.pod_uid)
-        request, version = known or self._read_request(args)
+            taken_request = queue.take_request(args.pod_uid)
+        request, version = taken_request or self._read_request(args)
         pod = PodRef(args.pod_uid, args.pod_namespace, args.pod_name)
         policy = (request.policy if request is not None else None) or self._policy
         # A member of a gang may have waited for minutes since the call came.
@@ -218,13 +218,13 @@ class Binder:
             raise BindFailed("invalid", str(error)) from error
 
     def _make_binding(self, args: BindArgs, assumed: Assumed, version: str, epoch: int) -> _Binding:
-        chosen, annotations = assumed.assignment, {}
-        if chosen is not None:
+        chosen_cards, annotations = assumed.assignment, {}
+        if chosen_cards is not None:
             now = self._clock.wall_ns()
-            annotations = assignment.encode(chosen, assume_time_ns=now, env_access=assumed.env_access)
+            annotations = assignment.encode(chosen_cards, assume_time_ns=now, env_access=assumed.env_access)
         if fencing_token := self._leadership.fencing_token(epoch):
             annotations[names.LEADER_EPOCH] = fencing_token
-        return _Binding(args, chosen, version, annotations)
+        return _Binding(args, chosen_cards, version, annotations)
 
     def _post(self, binding: _Binding, deadline: float, epoch: int, *, unconfirmed: bool) -> None:
         """Post until the pod is bound or surely is not, or until the deadline or the epoch is over. Raises BindFailed.
@@ -372,11 +372,11 @@ def confirm_bindings(
     run_in_parallel(confirm_binding, due, _LOOK_UPS)
 
 
-def _known_binding_outcome(decided: KnownBinding, args: BindArgs) -> str:
-    if decided.phase not in _DONE:
+def _known_binding_outcome(known_binding: KnownBinding, args: BindArgs) -> str:
+    if known_binding.phase not in _DONE:
         raise BindFailed("in_progress", "another bind of this pod is under way")
-    if decided.node != args.node:
-        raise BindFailed("conflict", f"the pod is bound to node {decided.node} already")
+    if known_binding.node != args.node:
+        raise BindFailed("conflict", f"the pod is bound to node {known_binding.node} already")
     return "already_bound"
 
 

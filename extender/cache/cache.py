@@ -81,12 +81,14 @@ class Cache:
         mps_client = request.mps_client
         for key, shares in holding.assignment.containers.items():
             for share in shares:
-                p = state.position(share)
-                if p is None or not state.cards[p].accepts_shares or state.free[p] < 0:
+                position = state.position(share)
+                if position is None or not state.cards[position].accepts_shares or state.free[position] < 0:
                     return False
-                if requested_classes.get(key) and requested_classes[key] not in state.cards[p].classes:
+                if requested_classes.get(key) and requested_classes[key] not in state.cards[position].classes:
                     return False
-                if not state.mps.admits(p, untolerated_by(request.mps, several=len(shares) > 1), mps_client.user):
+                if not state.mps.admits(
+                    position, untolerated_by(request.mps, several=len(shares) > 1), mps_client.user
+                ):
                     return False
         if not self.limits.has_quota(holding.namespace):
             return True
@@ -100,5 +102,5 @@ class Cache:
         thousands.
         """
         for node, cards, devices in self.inventory.take_changes():
-            others = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
-            self.capacity.mark_cards_changed(node, others)
+            other_nodes = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)
+            self.capacity.mark_cards_changed(node, other_nodes)

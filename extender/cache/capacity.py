@@ -29,10 +29,10 @@ class Capacity:
         self._changed: set[str] = set()
         self._moved: set[str] = set()
 
-    def set_holding(self, uid: str, current: Holding | None, *, seen: bool) -> None:
+    def set_holding(self, uid: str, current: Holding | None, *, seen_by_scheduler: bool) -> None:
         """Set what the pod holds now.
 
-        seen: kube-scheduler sees the cause itself, and requeues pods without us.
+        seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without us.
         """
         before = self.ledger.holding(uid)
         if current is None:
@@ -47,9 +47,9 @@ class Capacity:
             # kube-scheduler offers no nodes that nominated pods fill, and does not see that a nomination is over. So
             # the planner of gangs has to know what it offers now.
             free = self.mark_freed if before.phase_name == RESERVED else self.mark_released
-            free(before.node, seen=seen)
+            free(before.node, seen_by_scheduler=seen_by_scheduler)
             for node in self.ledger.nodes_of(before) - {before.node}:
-                free(node, seen=seen)  # the pod's card is on another node than the pod
+                free(node, seen_by_scheduler=seen_by_scheduler)  # the pod's card is on another node than the pod
 
     def set_planned_pod(self, uid: str, planned: PlacedPod | None) -> None:
         """Count the cpu and memory that the pod will take on a node. None: stop counting a plan."""
@@ -58,30 +58,30 @@ class Capacity:
         else:
             self.loads.unplan_pods([uid])
 
-    def mark_freed(self, node: str = "", *, seen: bool = False) -> None:
+    def mark_freed(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
         """Requeue pods: capacity may have been freed on this node, "" for any node.
 
-        seen: kube-scheduler sees the cause itself, and requeues pods without us.
+        seen_by_scheduler: kube-scheduler sees the cause itself, and requeues pods without us.
         """
-        self.queue.requeue_all(node, seen=seen)
+        self.queue.requeue_all(node, seen_by_scheduler=seen_by_scheduler)
         self.freed_count += 1
 
-    def mark_released(self, node: str = "", *, seen: bool = False) -> None:
+    def mark_released(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
         """As `mark_freed`, if the planner of gangs needs no new offers of kube-scheduler: a pod or the gang reservation
         has given back what it had.
         """
-        self.queue.on_capacity_freed(node, seen=seen, can_preempt=self.loads.has_victims)
+        self.queue.on_capacity_freed(node, seen_by_scheduler=seen_by_scheduler, can_preempt=self.loads.has_victims)
         self.freed_count += 1
 
-    def mark_cards_changed(self, node: str, others: Collection[str] = ()) -> None:
+    def mark_cards_changed(self, node: str, other_nodes: Collection[str] = ()) -> None:
         """Record that the node's cards have changed.
 
-        others: nodes whose pods count differently now, because a card has moved.
+        other_nodes: nodes whose pods count differently now, because a card has moved.
         """
         self._changed.add(node)
-        if others:
-            self._changed.update(others)
-            self._moved |= {node, *others}
+        if other_nodes:
+            self._changed.update(other_nodes)
+            self._moved |= {node, *other_nodes}
         self.mark_freed(node)
 
     def take_moved_nodes(self) -> set[str]:

@@ -47,7 +47,11 @@ class GangCards:
             by_node.setdefault(holding.node, []).append(holding)
         self.changes += by_node != before
         self._gang, self._by_node = gang, by_node
-        return any(holding not in by_node.get(node, ()) for node, some in before.items() for holding in some)
+        return any(
+            holding not in by_node.get(node, ())
+            for node, holdings_before in before.items()
+            for holding in holdings_before
+        )
 
     def reserved_nodes(self, rank: Rank, namespace: str, uid: str = "") -> Collection[str]:
         """The nodes with reserved cards that a pod or gang of this rank and namespace must not use."""

@@ -93,14 +93,14 @@ class Inventory:
         if before is None or (before.card, before.labels) != (card.card, card.labels):
             self._changed.add(card.node)
         same = before is not None and before.card == card.card
-        reported, gone = self._node_reports.replace_report(
+        reported, withdrawn = self._node_reports.replace_report(
             name, card.node, before.reported_shares if before is not None else (), card.reported_shares
         )
-        last = before.status.terminating if before is not None else ()
-        self._recorded.replace_report(name, card.node, last, card.status.terminating)
+        terminating_before = before.status.terminating if before is not None else ()
+        self._recorded.replace_report(name, card.node, terminating_before, card.status.terminating)
         # If the card is another one now, or has another size, all its shares count again.
         updated = reported if same else {Report(share.uid, card.node) for share in card.reported_shares}
-        return CardUpdate({*former, *updated}, gone, problem)
+        return CardUpdate({*former, *updated}, withdrawn, problem)
 
     def remove_card(self, name: str) -> Collection[Report]:
         """Remove the card. Returns what it had reported."""
@@ -144,20 +144,20 @@ class Inventory:
         if self._reclassify:
             self._reclassify = False
             self._membership = ClassMembership(self._classes.values(), known=set(self._members.values()))
-            classes_of, known = self._membership.classes_of, self._members
+            classes_of, known_members = self._membership.classes_of, self._members
             self._changed.update(
-                record.node for name, record in self._cards.items() if classes_of(record) is not known.get(name)
+                record.node for name, record in self._cards.items() if classes_of(record) is not known_members.get(name)
             )
         for node in self._changed:
             names = self._cards_of.get(node, ()) if node in self.nodes else ()
             cards: list[Card] = []
             devices: list[Device] = []
             for name in names:
-                typed = self._card_with_classes(name)
-                if isinstance(typed, Device):
-                    devices.append(typed)
+                card_or_device = self._card_with_classes(name)
+                if isinstance(card_or_device, Device):
+                    devices.append(card_or_device)
                 else:
-                    cards.append(typed)
+                    cards.append(card_or_device)
             yield node, cards, devices
         self._changed.clear()
 
@@ -245,19 +245,19 @@ class _ShareReports:
         self, name: str, node: str, before: Iterable[ShareRecord], now: Iterable[ShareRecord]
     ) -> tuple[Collection[Report], Collection[Report]]:
         """Replace the shares that the card reports. Returns what is new or different, and what is gone."""
-        last, current = _group_by_uid(before), _group_by_uid(now)
-        changed = {uid: entries for uid, entries in current.items() if last.get(uid) != entries}
+        former, current = _group_by_uid(before), _group_by_uid(now)
+        changed = {uid: entries for uid, entries in current.items() if former.get(uid) != entries}
         for uid, entries in changed.items():
             self.by_uid.setdefault(uid, {}).setdefault(node, {})[name] = entries
-        silent = last.keys() - current.keys()
-        for uid in silent:
+        withdrawn = former.keys() - current.keys()
+        for uid in withdrawn:
             nodes = self.by_uid[uid]
             del nodes[node][name]
             if not nodes[node]:
                 del nodes[node]
             if not nodes:
                 del self.by_uid[uid]
-        return {Report(uid, node) for uid in changed}, {Report(uid, node) for uid in silent}
+        return {Report(uid, node) for uid in changed}, {Report(uid, node) for uid in withdrawn}
 
 
 def _group_by_uid(shares: Iterable[ShareRecord]) -> dict[str, list[ShareRecord]]:

@@ -59,7 +59,7 @@ class ClassMembership:
         for resource_class in resource_classes:
             if not resource_class.other:
                 by_keys.setdefault(resource_class.selector.keys, []).append(resource_class)
-        self._groups = [_Group(keys, together) for keys, together in by_keys.items()]
+        self._groups = [_Group(keys, alike) for keys, alike in by_keys.items()]
         self._members: dict[tuple[frozenset[str], ...], CardClasses] = {}  # all are in `_same`
         self._same = {member: member for member in (NO_CLASSES, *known)}
 
@@ -72,8 +72,8 @@ class ClassMembership:
         key = (self._all.automatic_class_of(card.model), *[group.classes_of(record, card) for group in self._groups])
         member = self._members.get(key)
         if member is None:
-            together = frozenset().union(*key)
-            member = CardClasses(together, self._all.priority_of(together))
+            all_classes = frozenset().union(*key)
+            member = CardClasses(all_classes, self._all.priority_of(all_classes))
             if len(self._members) >= _REMEMBERED:
                 self._members.clear()
             member = self._members[key] = self._intern(member)
@@ -90,9 +90,9 @@ class ClassMembership:
 class _Group:
     """Classes whose selectors read the same labels."""
 
-    def __init__(self, keys: frozenset[str], together: list[ResourceClass]) -> None:
+    def __init__(self, keys: frozenset[str], resource_classes: list[ResourceClass]) -> None:
         self._reads = [_BUILT_IN.get(key) or _label_reader(key) for key in sorted(keys)]
-        self._classes = together
+        self._classes = resource_classes
         self._known: dict[tuple[object, ...], frozenset[str]] = {}
         self._same: dict[frozenset[str], frozenset[str]] = {}
 

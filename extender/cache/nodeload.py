@@ -109,19 +109,19 @@ class NodeLoads:
 
     @contextmanager
     def what_if(
-        self, *, unplanned: Iterable[str] = (), gone: Iterable[str] = (), there: Iterable[PlacedPod] = ()
+        self, *, unplanned: Iterable[str] = (), removed: Iterable[str] = (), added: Iterable[PlacedPod] = ()
     ) -> Iterator[None]:
         """Context: some pods do not count, others do. Afterwards, also after an exception, all is as before.
 
         unplanned: pods that do not count where they are planned.
-        gone: pods that do not count at all.
-        there: pods that count in addition.
+        removed: pods that do not count at all.
+        added: pods that count in addition.
 
         These pods must not change inside the context.
         """
         changes = [(self._pods[key], -1) for key in unplanned if key in self._planned]
-        changes += [(self._pods[key], -1) for key in gone]
-        changes += [(placed, 1) for placed in there]
+        changes += [(self._pods[key], -1) for key in removed]
+        changes += [(placed, 1) for placed in added]
         for placed, sign in changes:
             self._add_load(placed, sign)
         try:
@@ -147,18 +147,20 @@ class NodeLoads:
 
     def names(self) -> Collection[str]:
         """The nodes that take pods now."""
-        return [name for name, record in self._nodes.items() if record.open and self.offers_shares(name)]
+        return [name for name, record in self._nodes.items() if record.schedulable and self.offers_shares(name)]
 
     def is_open(self, node: str) -> bool:
         """Whether the node takes pods now."""
         record = self._nodes.get(node)
-        return record is not None and record.open and self.offers_shares(node)
+        return record is not None and record.schedulable and self.offers_shares(node)
 
     def is_unavailable(self, node: str) -> bool:
         """Whether the node takes no pods until it is repaired: it is gone, closed, or its kubelet is unreachable."""
         record = self._nodes.get(node)
         return (
-            record is None or not record.open or any(taint.key in _UNREACHABLE_TAINTS for taint in record.ground.taints)
+            record is None
+            or not record.schedulable
+            or any(taint.key in _UNREACHABLE_TAINTS for taint in record.node_labels.taints)
         )
 
     def offers_shares(self, node: str) -> bool:

@@ -51,42 +51,44 @@ class NominatedPods:
         self._policy = policy
         self._nominations = cache.reservations.nominations
 
-    def reserved_nodes(self, own: Collection[str], priority: int) -> set[str]:
-        """The nodes where cards are reserved from pods of this priority, except for `own`."""
-        return {node for _, node, _ in self._nominations.reserved_places(own, priority)}
+    def reserved_nodes(self, excluded: Collection[str], priority: int) -> set[str]:
+        """The nodes where cards are reserved from pods of this priority, except for `excluded`."""
+        return {node for _, node, _ in self._nominations.reserved_places(excluded, priority)}
 
     def nodes_with_unknown_cards(self) -> list[str]:
         """The nodes where the reserved cards are not known yet, because another extender has answered the
         preemption.
         """
-        every = self._nominations.reserved_places((), LOWEST)
-        return list(dict.fromkeys(node for _, node, place in every if place.assignment is None))
+        places = self._nominations.reserved_places((), LOWEST)
+        return list(dict.fromkeys(node for _, node, place in places if place.assignment is None))
 
     @contextmanager
-    def count_reserved(self, own: Collection[str], priority: int, on: Collection[str] | None = None) -> Iterator[None]:
+    def count_reserved(
+        self, excluded: Collection[str], priority: int, nodes: Collection[str] | None = None
+    ) -> Iterator[None]:
         """Context: the ledger also holds the cards that are reserved from pods of this priority, except those for
-        `own`.
+        `excluded`.
 
-        on: only the cards of these nodes; None: of all nodes. It costs 0.05 ms for each nominated pod.
+        nodes: only the cards of these nodes; None: of all nodes. It costs 0.05 ms for each nominated pod.
         """
         if not len(self._nominations):
             yield
             return
         with self._cache.ledger.what_if(
-            held=[nominated.holding for nominated in self.reservations_on(on, own, priority)]
+            held=[nominated.holding for nominated in self.reservations_on(nodes, excluded, priority)]
         ):
             yield
 
     def reservations_on(
-        self, on: Collection[str] | None, own: Collection[str], priority: int
+        self, nodes: Collection[str] | None, excluded: Collection[str], priority: int
     ) -> list[NominatedReservation]:
-        """What is reserved on these nodes from pods of this priority, except for `own`.
+        """What is reserved on these nodes from pods of this priority, except for `excluded`.
 
-        on: the nodes; None: all nodes.
+        nodes: the nodes; None: all nodes.
         """
         reserved = []
-        for claimant, node, place in list(self._nominations.reserved_places(own, priority)):
-            if (on is not None and node not in on) or self._cache.ledger.holding(claimant.uid) is not None:
+        for claimant, node, place in list(self._nominations.reserved_places(excluded, priority)):
+            if (nodes is not None and node not in nodes) or self._cache.ledger.holding(claimant.uid) is not None:
                 continue  # its reservation counts by itself
             assignment = place.assignment
             if assignment is None:
@@ -102,43 +104,47 @@ class NominatedPods:
         return reserved
 
     def place_after_termination(
-        self, claimant: WaitingPod, policy: str, node: str, gone: Collection[str] = ()
+        self, claimant: WaitingPod, policy: str, node: str, removed: Collection[str] = ()
     ) -> Victims | None:
-        """What the pod gets on the node once its terminating pods and `gone` are gone; None if it does not fit.
+        """What the pod gets on the node once its terminating pods and `removed` are gone; None if it does not fit.
 
         What is reserved there for other nominated pods does not count: this method finds out what that is.
         """
-        there = self._make_full_node(claimant, node, gone=gone)
-        if there is None:
+        full_node = self._make_full_node(claimant, node, removed=removed)
+        if full_node is None:
             return None
-        return preemption.least_harmful_victims(there, self._make_preemptor(claimant, policy, LOWEST))
+        return preemption.least_harmful_victims(full_node, self._make_preemptor(claimant, policy, LOWEST))
 
     def find_victims(
         self,
         claimant: WaitingPod,
         policy: str,
         node: str,
-        chosen: Collection[str] = (),
+        scheduler_victims: Collection[str] = (),
         *,
-        own: Collection[str] = (),
-        gone: Collection[str] = (),
+        excluded: Collection[str] = (),
+        removed: Collection[str] = (),
         refused: Collection[str] | None = None,
     ) -> Victims | None:
         """The victims on the node for the pod; None if no eviction helps.
 
-        chosen: kube-scheduler's own victims.
-        own: pods whose reserved cards this pod may use.
-        gone: pods that go anyway.
+        scheduler_victims: kube-scheduler's own victims.
+        excluded: pods whose reserved cards this pod may use.
+        removed: pods that go anyway.
         refused: pods that the Eviction API has refused. None: the Eviction API is not used.
         """
         priority = claimant.request.priority
-        kept = self.reservations_on((node,), {claimant.uid, *own}, priority)
+        reserved = self.reservations_on((node,), {claimant.uid, *excluded}, priority)
         of_gang = self._cache.gang_cards.holdings_on(node, claimant.rank, claimant.ref.namespace, claimant.uid)
-        kept += [NominatedReservation(holding, _NO_LOAD, ()) for holding in of_gang]
-        there = self._make_full_node(claimant, node, gone=gone, kept=kept, budgets=self.budgets, refused=refused)
-        if there is None:
+        reserved += [NominatedReservation(holding, _NO_LOAD, ()) for holding in of_gang]
+        full_node = self._make_full_node(
+            claimant, node, removed=removed, reserved=reserved, budgets=self.budgets, refused=refused
+        )
+        if full_node is None:
             return None
-        return preemption.least_harmful_victims(there, self._make_preemptor(claimant, policy, priority), chosen)
+        return preemption.least_harmful_victims(
+            full_node, self._make_preemptor(claimant, policy, priority), scheduler_victims
+        )
 
     def count_budget_violations(self, nodes: Iterable[str], uids: Collection[str]) -> int:
         """By how many evictions PodDisruptionBudgets are exceeded if all these pods, which are on these nodes, are
@@ -181,66 +187,68 @@ class NominatedPods:
         claimant: WaitingPod,
         node: str,
         *,
-        gone: Collection[str] = (),
-        kept: Sequence[NominatedReservation] = (),
+        removed: Collection[str] = (),
+        reserved: Sequence[NominatedReservation] = (),
         budgets: Budgets = _NO_BUDGETS,
         refused: Collection[str] | None = None,
     ) -> FullNode | None:
         """The node as the search for victims takes it: its pods, and what is reserved there. None if there is no such
         node.
 
-        gone: pods that go in any case.
-        kept: what is reserved for other pods.
+        removed: pods that go in any case.
+        reserved: what is reserved for other pods.
         refused: see `find_victims`.
         """
         free = self._cache.loads.free_load(node)
         if free is None:
             return None
-        own = self._cache.loads.get(claimant.uid)
-        if own is not None and own.node == node:
-            free = free.add(own.load, 1)  # planned: it is not there yet
+        planned = self._cache.loads.get(claimant.uid)
+        if planned is not None and planned.node == node:
+            free = free.add(planned.load, 1)  # planned: it is not there yet
         # Victims of nominated pods count as gone, and what is reserved for these pods counts instead, also while
         # kube-scheduler has not yet chosen this node.
-        going = {
-            *gone,
+        leaving = {
+            *removed,
             *self._nominations.victims_on(node, claimant.uid),
-            *(uid for nominated in kept for uid in nominated.victims),
+            *(uid for nominated in reserved for uid in nominated.victims),
         }
         residents = [
-            *self._residents(node, claimant.uid, going, budgets, refused),
-            *(_unevictable_resident(nominated.holding, going) for nominated in kept),
+            *self._residents(node, claimant.uid, leaving, budgets, refused),
+            *(_unevictable_resident(nominated.holding, leaving) for nominated in reserved),
         ]
         return FullNode(
             kinds=self._cache.ledger.kinds,
-            node=self._node_with_reservations(node, claimant.uid, kept),
-            free=reduce(lambda less, nominated: less.add(nominated.load, -1), kept, free),
+            node=self._node_with_reservations(node, claimant.uid, reserved),
+            free=reduce(lambda less, nominated: less.add(nominated.load, -1), reserved, free),
             residents=residents,
             allowed=budgets.allowed_disruptions({budget for resident in residents for budget in resident.budgets}),
         )
 
-    def _node_with_reservations(self, node: str, uid: str, kept: Iterable[NominatedReservation]) -> NodeState | None:
+    def _node_with_reservations(
+        self, node: str, uid: str, reserved: Iterable[NominatedReservation]
+    ) -> NodeState | None:
         """A copy of the node with what is reserved there, and without what the pod itself holds."""
         known = self._cache.ledger.node(node)
         if known is None:
             return None
-        state, own = known.copy(), self._cache.ledger.holding(uid)
-        if own is not None and own.node == node:
-            state.add(own.assignment, own.mps_client, -1)
-        for nominated in kept:
+        state, own_holding = known.copy(), self._cache.ledger.holding(uid)
+        if own_holding is not None and own_holding.node == node:
+            state.add(own_holding.assignment, own_holding.mps_client, -1)
+        for nominated in reserved:
             state.add(nominated.holding.assignment, nominated.holding.mps_client, 1)
         return state
 
     def _residents(
-        self, node: str, but: str, gone: Collection[str], budgets: Budgets, refused: Collection[str] | None
+        self, node: str, excluded_uid: str, leaving: Collection[str], budgets: Budgets, refused: Collection[str] | None
     ) -> list[Resident]:
-        """All pods on the node, except the pod `but`."""
+        """All pods on the node, except the pod `excluded_uid`."""
         ledger, loads = self._cache.ledger, self._cache.loads
-        residents, seen = [], {but}
+        residents, counted_uids = [], {excluded_uid}
         for key, placed in loads.pods_on(node):
             uid = placed.uid or key
-            if uid == but:
+            if uid == excluded_uid:
                 continue
-            seen.add(uid)
+            counted_uids.add(uid)
             holding = ledger.holding(uid)
             if holding is not None and holding.node != node:
                 holding = None
@@ -250,17 +258,19 @@ class NominatedPods:
             protecting = budgets.covering_keys(placed.namespace, placed.labels)
             # The Eviction API evicts no pod that several budgets cover, whatever they allow.
             stays = refused is not None and (uid in refused or len(protecting) > 1)
-            going, fixed = placed.terminating or uid in gone, placed.fixed or stays
+            is_leaving, fixed = placed.terminating or uid in leaving, placed.fixed or stays
             residents.append(
-                Resident(uid, placed.priority, placed.load, holding, protecting, going, fixed, placed.grouped)
+                Resident(uid, placed.priority, placed.load, holding, protecting, is_leaving, fixed, placed.grouped)
             )
         residents += [
-            _unevictable_resident(holding, gone) for holding in ledger.holdings(node) if holding.uid not in seen
+            _unevictable_resident(holding, leaving)
+            for holding in ledger.holdings(node)
+            if holding.uid not in counted_uids
         ]
         return residents
 
 
-def _unevictable_resident(holding: Holding, gone: Collection[str]) -> Resident:
+def _unevictable_resident(holding: Holding, leaving: Collection[str]) -> Resident:
     """A holding that cannot be evicted: a plan, or the share of a vanished pod."""
-    going = holding.phase_name == PHASE_NAMES[Phase.TERMINATING] or holding.uid in gone
-    return Resident(holding.uid, 0, _NO_LOAD, holding, going=going, fixed=True)
+    is_leaving = holding.phase_name == PHASE_NAMES[Phase.TERMINATING] or holding.uid in leaving
+    return Resident(holding.uid, 0, _NO_LOAD, holding, going=is_leaving, fixed=True)

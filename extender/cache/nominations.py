@@ -52,12 +52,12 @@ class NominatedPlace:
 
     assignment: None while the cards are not known.
     victims: the UIDs of the pods that are evicted for it.
-    rest: what is reserved as long for other members of its gang, so that no victim is evicted in vain.
+    member_reservations: what is reserved as long for other members of its gang, so that no victim is evicted in vain.
     """
 
     assignment: Assignment | None = None
     victims: tuple[str, ...] = ()
-    rest: tuple[MemberReservation, ...] = ()
+    member_reservations: tuple[MemberReservation, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -69,9 +69,9 @@ class Nomination:
     until: when the nomination ends.
     places: by node; several until it is known which of them kube-scheduler has chosen.
     named_node: the node in the pod's status.
-    ours: the extender itself evicts, and kube-scheduler does not know of it.
-    read: only the pod's status names the node: another extender has answered the preemption.
-    unoffered: since when kube-scheduler has not offered the node.
+    own_eviction: the extender itself evicts, and kube-scheduler does not know of it.
+    from_status: only the pod's status names the node: another extender has answered the preemption.
+    unoffered_since: since when kube-scheduler has not offered the node.
     """
 
     claimant: WaitingPod
@@ -79,9 +79,9 @@ class Nomination:
     until: float
     places: dict[str, NominatedPlace] = field(default_factory=dict)
     named_node: str = ""
-    ours: bool = False
-    read: bool = False
-    unoffered: float = math.inf
+    own_eviction: bool = False
+    from_status: bool = False
+    unoffered_since: float = math.inf
 
 
 class Nominations:
@@ -133,7 +133,7 @@ class Nominations:
             return False
         if claimant.version and claimant.version == nomination.claimant.version:
             return True
-        if claimant.nominated:
+        if claimant.nominated_node:
             self.set_node_from_status(claimant, now)
             return False
         return any(not self._are_staying(node, place.victims) for node, place in nomination.places.items())
@@ -153,7 +153,9 @@ class Nominations:
 
     def set_own_place(self, claimant: WaitingPod, node: str, place: NominatedPlace, now: float) -> None:
         """Record the node that the extender itself has chosen."""
-        self._by_pod[claimant.uid] = Nomination(claimant, now, now + _KEEP_SECONDS, {node: place}, node, ours=True)
+        self._by_pod[claimant.uid] = Nomination(
+            claimant, now, now + _KEEP_SECONDS, {node: place}, node, own_eviction=True
+        )
 
     def set_node_from_status(self, claimant: WaitingPod, now: float) -> None:
         """Record the node that the status of the pending pod names, if it names one.
@@ -161,18 +163,18 @@ class Nominations:
         If the status names no node any more, kube-scheduler has found no pod to preempt: the victims may be gone, and
         their cards not free yet. So the cards stay reserved until the nomination's time is over.
         """
-        nomination, node = self._by_pod.get(claimant.uid), claimant.nominated
+        nomination, node = self._by_pod.get(claimant.uid), claimant.nominated_node
         if not node or self._expired.get(claimant.uid) == node:
             return
         if nomination is None:
             until = now + _KEEP_SECONDS
             nomination = self._by_pod[claimant.uid] = Nomination(
-                claimant, now, until, {node: NominatedPlace()}, read=True
+                claimant, now, until, {node: NominatedPlace()}, from_status=True
             )
         if nomination.named_node != node:
             nomination.named_node = node
             nomination.places = {node: nomination.places.get(node, NominatedPlace())}
-            nomination.since, nomination.until, nomination.unoffered = now, now + _KEEP_SECONDS, math.inf
+            nomination.since, nomination.until, nomination.unoffered_since = now, now + _KEEP_SECONDS, math.inf
 
     def remove(self, uid: str) -> Nomination | None:
         """Remove the nomination: the pod is bound or gone, or its cards are released. Returns what was removed."""
@@ -184,8 +186,10 @@ class Nominations:
         for uid, nomination in list(self._by_pod.items()):
             if nomination.named_node:
                 place = nomination.places.get(nomination.named_node, NominatedPlace())
-                going = {placed.uid for _, placed in self._loads.pods_on(nomination.named_node) if placed.terminating}
-                victims = tuple(uid for uid in place.victims if uid in going)
+                terminating = {
+                    placed.uid for _, placed in self._loads.pods_on(nomination.named_node) if placed.terminating
+                }
+                victims = tuple(uid for uid in place.victims if uid in terminating)
                 nomination.places = {nomination.named_node: NominatedPlace(victims=victims)}
             else:
                 del self._by_pod[uid]
@@ -219,15 +223,24 @@ class Nominations:
         """
         nomination = self._by_pod[uid]
         # kube-scheduler offers nodes whose totals are short, and the extender itself evicts where they are not.
-        nomination.unoffered = math.inf if offered or nomination.ours else min(nomination.unoffered, now)
-        lost = nomination.unoffered + _KEEP_SECONDS
-        if now >= lost or self._loads.is_unavailable(node):
+        nomination.unoffered_since = (
+            math.inf if offered or nomination.own_eviction else min(nomination.unoffered_since, now)
+        )
+        offer_deadline = nomination.unoffered_since + _KEEP_SECONDS
+        if now >= offer_deadline or self._loads.is_unavailable(node):
             return None
-        victims, going = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
-        return (victims, min(going, lost)) if now < going else (victims - self._staying_pods(node), lost)
+        victims, deletion_deadline = frozenset(nomination.places[node].victims), nomination.since + _GOING_SECONDS
+        return (
+            (victims, min(deletion_deadline, offer_deadline))
+            if now < deletion_deadline
+            else (victims - self._staying_pods(node), offer_deadline)
+        )
 
-    def reserved_places(self, own: Collection[str], priority: int) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """What is reserved from pods of this priority: for nominated pods of this or a higher priority, except `own`.
+    def reserved_places(
+        self, excluded: Collection[str], priority: int
+    ) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
+        """What is reserved from pods of this priority: for nominated pods of this or a higher priority, except
+        `excluded`.
 
         kube-scheduler counts nominated pods of equal priority, too.
         """
@@ -235,18 +248,18 @@ class Nominations:
             if nomination.claimant.request.priority < priority:
                 continue
             for node, place in nomination.places.items():
-                if nomination.claimant.uid not in own:
+                if nomination.claimant.uid not in excluded:
                     yield nomination.claimant, node, place
-                for kept in place.rest:
-                    if kept.claimant.uid not in own and kept.claimant.uid not in self._by_pod:
-                        yield kept.claimant, kept.node, NominatedPlace(kept.assignment)
+                for reservation in place.member_reservations:
+                    if reservation.claimant.uid not in excluded and reservation.claimant.uid not in self._by_pod:
+                        yield reservation.claimant, reservation.node, NominatedPlace(reservation.assignment)
 
-    def victims_on(self, node: str, but: str) -> set[str]:
-        """The victims on the node for other pods than `but`, where it is certain to be this node."""
+    def victims_on(self, node: str, excluded_uid: str) -> set[str]:
+        """The victims on the node for other pods than `excluded_uid`, where it is certain to be this node."""
         return {
             victim
             for nomination in self._by_pod.values()  # of 500 pods each asks for each: the node first
-            if node in nomination.places and len(nomination.places) == 1 and nomination.claimant.uid != but
+            if node in nomination.places and len(nomination.places) == 1 and nomination.claimant.uid != excluded_uid
             for victim in nomination.places[node].victims
         }
 
@@ -274,11 +287,11 @@ class Nominations:
     @contextmanager
     def restore_afterwards(self) -> Iterator[None]:
         """Context: afterwards all nominations are as before. Inside, a changed nomination must be a new object."""
-        before, over = dict(self._by_pod), dict(self._expired)
+        before, expired = dict(self._by_pod), dict(self._expired)
         try:
             yield
         finally:
-            self._by_pod, self._expired = before, over
+            self._by_pod, self._expired = before, expired
 
     def _update_from_status(self, nomination: Nomination, now: float) -> None:
         """Update the nomination by the node in the pod's status.
@@ -288,12 +301,14 @@ class Nominations:
         """
         node, early = nomination.named_node, now < nomination.since + _NAMING_SECONDS
         place = nomination.places.get(node, NominatedPlace())
-        if early and nomination.read:
-            less = nomination.claimant.request.priority
-            going = (
-                placed.uid for _, placed in self._loads.pods_on(node) if placed.terminating and placed.priority < less
+        if early and nomination.from_status:
+            priority = nomination.claimant.request.priority
+            terminating = (
+                placed.uid
+                for _, placed in self._loads.pods_on(node)
+                if placed.terminating and placed.priority < priority
             )
-            victims = dict.fromkeys((*place.victims, *going))
+            victims = dict.fromkeys((*place.victims, *terminating))
             nomination.places = nomination.places | {node: replace(place, victims=tuple(victims))}
         elif not early and len(nomination.places) > 1:
             nomination.places = {node: place}  # it was answered again, and kube-scheduler has named the same node again

@@ -70,37 +70,39 @@ class Placing:
         self._scored = scored
         self._nominated = nominated
 
-    def place(self, wanted: PlacementRequest) -> Placement | Unplaceable:
+    def place(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
         """The best node; nothing is reserved yet."""
-        if wanted.looked is not None:
-            return self._first(wanted, wanted.looked)
-        reserved = self.gang_reserved_nodes(wanted)
+        if placement_request.looked is not None:
+            return self._first(placement_request, placement_request.looked)
+        reserved = self.gang_reserved_nodes(placement_request)
         if not reserved:
-            return self._place(wanted)
+            return self._place(placement_request)
         # Other nodes come first: what a gang's reservation leaves of its cards is used last, and needs to be counted
         # only then.
-        chosen = self._place(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
-        if isinstance(chosen, Placement):
-            return chosen
-        with self._nominated.count_reserved((wanted.pod.uid,), wanted.request.priority, reserved):
-            scores, refusals = self._score_with_gang_reservation(wanted, reserved)
+        placement = self._place(
+            placement_request._replace(nodes=[node for node in placement_request.nodes if node not in reserved])
+        )
+        if isinstance(placement, Placement):
+            return placement
+        with self._nominated.count_reserved((placement_request.pod.uid,), placement_request.request.priority, reserved):
+            scores, refusals = self._score_with_gang_reservation(placement_request, reserved)
             if scores:
                 best = min(scores, key=lambda node: (-scores[node], node))
-                placed = self._scorer(wanted).place_on(self._cache.gang_cards.node_with_reservation(best))
+                placed = self._scorer(placement_request).place_on(self._cache.gang_cards.node_with_reservation(best))
                 if isinstance(placed, Placement):
                     return placed
-        reasons = {**chosen.refusals, **refusals}
-        return Unplaceable(refusals={node: reasons[node] for node in wanted.nodes})
+        reasons = {**placement.refusals, **refusals}
+        return Unplaceable(refusals={node: reasons[node] for node in placement_request.nodes})
 
     def _score_with_gang_reservation(
-        self, wanted: PlacementRequest, reserved: Collection[str]
+        self, placement_request: PlacementRequest, reserved: Collection[str]
     ) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes in `reserved` that take the pod beside the gang reservation, and why the others do
         not.
 
         It costs 0.02 ms for each node.
         """
-        scorer = self._scorer(wanted)
+        scorer = self._scorer(placement_request)
         roomy, refusals = scorer.score_all(self._ledger, reserved)
         scores: dict[str, int] = {}
         for name in roomy:
@@ -111,113 +113,152 @@ class Placing:
                 scores[name] = score
         return scores, refusals
 
-    def _place(self, wanted: PlacementRequest) -> Placement | Unplaceable:
-        own, priority = (wanted.pod.uid,), wanted.request.priority
-        kept = self._nominated_nodes(wanted)
-        if len(kept) > MANY:
+    def _place(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
+        own_uids, priority = (placement_request.pod.uid,), placement_request.request.priority
+        nominated_nodes = self._nominated_nodes(placement_request)
+        if len(nominated_nodes) > MANY:
             # Counting what is reserved on so many nodes takes longer than other callers may wait. So other nodes come
             # first; and if the pod would not fit anyway, nothing needs to be counted.
-            chosen = self._best(wanted, [node for node in wanted.nodes if node not in kept])
-            if isinstance(chosen, Placement):
-                return chosen
-            kept = set(self._scorer(wanted).score_all(self._ledger, kept)[0])
-        with self._nominated.count_reserved(own, priority, kept):
-            return self._best(wanted, wanted.nodes)
+            placement = self._best(
+                placement_request, [node for node in placement_request.nodes if node not in nominated_nodes]
+            )
+            if isinstance(placement, Placement):
+                return placement
+            nominated_nodes = set(self._scorer(placement_request).score_all(self._ledger, nominated_nodes)[0])
+        with self._nominated.count_reserved(own_uids, priority, nominated_nodes):
+            return self._best(placement_request, placement_request.nodes)
 
-    def _best(self, wanted: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
-        headroom = self._cache.headroom(wanted.pod.namespace)
-        if wanted.load is not None:
+    def _best(self, placement_request: PlacementRequest, nodes: Collection[str]) -> Placement | Unplaceable:
+        headroom = self._cache.headroom(placement_request.pod.namespace)
+        if placement_request.load is not None:
             best = self._scored.place(
-                wanted.pod.uid, wanted.request, wanted.load, nodes, wanted.policy, headroom=headroom
+                placement_request.pod.uid,
+                placement_request.request,
+                placement_request.load,
+                nodes,
+                placement_request.policy,
+                headroom=headroom,
             )
             if best is not None:
                 return best
-        return placement.place(self._ledger, nodes, wanted.request, wanted.policy, headroom)
+        return placement.place(self._ledger, nodes, placement_request.request, placement_request.policy, headroom)
 
-    def _nominated_nodes(self, wanted: PlacementRequest) -> set[str]:
+    def _nominated_nodes(self, placement_request: PlacementRequest) -> set[str]:
         """Those of the nodes where cards are reserved for nominated pods, which this pod must not use."""
-        kept = self._nominated.reserved_nodes((wanted.pod.uid,), wanted.request.priority)
-        return kept.intersection(wanted.nodes) if kept else kept
+        reserved_nodes = self._nominated.reserved_nodes(
+            (placement_request.pod.uid,), placement_request.request.priority
+        )
+        return reserved_nodes.intersection(placement_request.nodes) if reserved_nodes else reserved_nodes
 
-    def gang_reserved_nodes(self, wanted: PlacementRequest) -> set[str]:
+    def gang_reserved_nodes(self, placement_request: PlacementRequest) -> set[str]:
         """Those of the nodes where cards are reserved for a gang, which this pod must not use."""
-        if wanted.rank is None:
+        if placement_request.rank is None:
             return set()
-        reserved = self._cache.gang_cards.reserved_nodes(wanted.rank, wanted.pod.namespace, wanted.pod.uid)
-        return set(reserved).intersection(wanted.nodes) if reserved else set()
+        reserved = self._cache.gang_cards.reserved_nodes(
+            placement_request.rank, placement_request.pod.namespace, placement_request.pod.uid
+        )
+        return set(reserved).intersection(placement_request.nodes) if reserved else set()
 
-    def reserved_refusals(self, wanted: PlacementRequest, refused: Mapping[str, Refusal]) -> dict[str, Refusal]:
+    def reserved_refusals(
+        self, placement_request: PlacementRequest, refused: Mapping[str, Refusal]
+    ) -> dict[str, Refusal]:
         """The refusals of those nodes that would take the pod if nothing were reserved for a gang there."""
-        reserved = sorted(self.gang_reserved_nodes(wanted).intersection(refused))[:MANY]
+        reserved = sorted(self.gang_reserved_nodes(placement_request).intersection(refused))[:MANY]
         if not reserved:
             return {}
-        scores, _ = self._score(wanted._replace(nodes=reserved, rank=None))
+        scores, _ = self._score(placement_request._replace(nodes=reserved, rank=None))
         return dict.fromkeys(scores, Refusal.GANG_RESERVED)
 
-    def _scorer(self, wanted: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
+    def _scorer(self, placement_request: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
         return Scorer(
-            self._ledger.kinds, wanted.request, wanted.policy, self._cache.headroom(wanted.pod.namespace), effort
+            self._ledger.kinds,
+            placement_request.request,
+            placement_request.policy,
+            self._cache.headroom(placement_request.pod.namespace),
+            effort,
         )
 
     @contextmanager
-    def node_scorer(self, wanted: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
+    def node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context: a scorer for single nodes. What the pod itself holds does not count.
 
         effort: limits the searches of the scorer together.
         """
         self._cache.sync_cards()
-        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._nominated_nodes(wanted)
+        own_uids, priority, nominated_nodes = (
+            (placement_request.pod.uid,),
+            placement_request.request.priority,
+            self._nominated_nodes(placement_request),
+        )
         with (
-            self._cache.exclude_pod(wanted.pod.uid),
-            self._nominated.count_reserved(own, priority, kept),
-            self._cache.gang_cards.count_reserved(self.gang_reserved_nodes(wanted)),
+            self._cache.exclude_pod(placement_request.pod.uid),
+            self._nominated.count_reserved(own_uids, priority, nominated_nodes),
+            self._cache.gang_cards.count_reserved(self.gang_reserved_nodes(placement_request)),
         ):
-            yield self._scorer(wanted, effort)
+            yield self._scorer(placement_request, effort)
 
-    def place_on(self, wanted: PlacementRequest, node: str) -> Placement | Refusal:
+    def place_on(self, placement_request: PlacementRequest, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod itself holds does not count."""
-        with self.node_scorer(wanted, SearchEffort()) as scorer:
+        with self.node_scorer(placement_request, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
-    def score_nodes(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score_nodes(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod itself holds does not count."""
-        if wanted.looked is not None and wanted.looked.scores:
-            return wanted.looked.scores, wanted.looked.refusals
-        if wanted.looked is not None:
-            placed = self._first(wanted, wanted.looked)
+        if placement_request.looked is not None and placement_request.looked.scores:
+            return placement_request.looked.scores, placement_request.looked.refusals
+        if placement_request.looked is not None:
+            placed = self._first(placement_request, placement_request.looked)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.sync_cards()
-        reserved = self.gang_reserved_nodes(wanted)
+        reserved = self.gang_reserved_nodes(placement_request)
         if not reserved:
-            return self._score(wanted)
-        scores, refusals = self._score(wanted._replace(nodes=[node for node in wanted.nodes if node not in reserved]))
-        uid, priority = wanted.pod.uid, wanted.request.priority
+            return self._score(placement_request)
+        scores, refusals = self._score(
+            placement_request._replace(nodes=[node for node in placement_request.nodes if node not in reserved])
+        )
+        uid, priority = placement_request.pod.uid, placement_request.request.priority
         with self._cache.exclude_pod(uid), self._nominated.count_reserved((uid,), priority, reserved):
-            beside, reasons = self._score_with_gang_reservation(wanted, reserved)
-        return scores | beside, refusals | reasons
+            reserved_scores, reasons = self._score_with_gang_reservation(placement_request, reserved)
+        return scores | reserved_scores, refusals | reasons
 
-    def _score(self, wanted: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
-        own, priority, kept = (wanted.pod.uid,), wanted.request.priority, self._nominated_nodes(wanted)
-        with self._cache.exclude_pod(wanted.pod.uid), self._nominated.count_reserved(own, priority, kept):
-            headroom = self._cache.headroom(wanted.pod.namespace)
-            if wanted.load is not None:
+    def _score(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
+        own_uids, priority, nominated_nodes = (
+            (placement_request.pod.uid,),
+            placement_request.request.priority,
+            self._nominated_nodes(placement_request),
+        )
+        with (
+            self._cache.exclude_pod(placement_request.pod.uid),
+            self._nominated.count_reserved(own_uids, priority, nominated_nodes),
+        ):
+            headroom = self._cache.headroom(placement_request.pod.namespace)
+            if placement_request.load is not None:
                 scores = self._scored.score_nodes(
-                    wanted.pod.uid, wanted.request, wanted.load, wanted.nodes, wanted.policy, headroom=headroom
+                    placement_request.pod.uid,
+                    placement_request.request,
+                    placement_request.load,
+                    placement_request.nodes,
+                    placement_request.policy,
+                    headroom=headroom,
                 )
                 if scores is not None:
                     return scores, {}
-            return placement.Scorer(self._ledger.kinds, wanted.request, wanted.policy, headroom).score_all(
-                self._ledger, wanted.nodes
-            )
+            return placement.Scorer(
+                self._ledger.kinds, placement_request.request, placement_request.policy, headroom
+            ).score_all(self._ledger, placement_request.nodes)
 
     def place_nominee(self, pod: WaitingPod, nodes: Collection[str], policy: str) -> Placement | Unplaceable:
         """As `place`, for a pod that kube-scheduler has not asked for yet."""
         return self.place(PlacementRequest(pod.ref, pod.request, nodes, policy, pod.load, pod.rank))
 
-    def reserve(self, wanted: PlacementRequest, placed: Placement, phase: Phase) -> None:
+    def reserve(self, placement_request: PlacementRequest, placed: Placement, phase: Phase) -> None:
         """Reserve the placement for the pod."""
         self._cache.reservations.set_plan(
-            wanted.pod, placed.node, placed.assignment, phase, mps_client=wanted.request.mps_client
+            placement_request.pod,
+            placed.node,
+            placed.assignment,
+            phase,
+            mps_client=placement_request.request.mps_client,
         )
 
     def reserve_nominated(self, pod: WaitingPod, placed: Placement) -> None:
@@ -232,10 +273,10 @@ class Placing:
             nominee=pod,
         )
 
-    def _first(self, wanted: PlacementRequest, looked: Looked) -> Placement | Unplaceable:
+    def _first(self, placement_request: PlacementRequest, looked: Looked) -> Placement | Unplaceable:
         """The first of the best nodes that takes the pod now: results of earlier turns may be outdated."""
         effort, refusals = SearchEffort(_STEPS), dict(looked.refusals)
-        with self.node_scorer(wanted, effort) as scorer:
+        with self.node_scorer(placement_request, effort) as scorer:
             for name in looked.best:
                 placed = scorer.place_on(self._ledger.node(name), effort)
                 if not isinstance(placed, Refusal):

@@ -81,7 +81,7 @@ class Quotas:
         The MiB of a whole card are not known before the card is chosen: at least those of the smallest card. A pod that
         waits because only bigger cards are free gets no event.
         """
-        named = {container.resource_class for container in request.containers} - {""}
+        requested_classes = {container.resource_class for container in request.containers} - {""}
         full: list[tuple[tuple[bool, bool], FullEntry]] = []
         for key, quota in self._by_namespace.get(namespace, {}).items():
             for entry in quota.entries:
@@ -89,7 +89,9 @@ class Quotas:
                 headroom = quotas.headroom(entry, used)
                 if not headroom.has_room_for(requested):
                     sure = not headroom.has_room_for(fitting.least_charge(request, ledger.kinds, entry))
-                    full.append(((sure, entry.resource_class in named), FullEntry(key, entry, used, requested)))
+                    full.append(
+                        ((sure, entry.resource_class in requested_classes), FullEntry(key, entry, used, requested))
+                    )
         return max(full, key=lambda candidate: candidate[0])[1] if full else None
 
 

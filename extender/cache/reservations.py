@@ -280,20 +280,20 @@ class Reservations:
                 REPORTED: 0,
             }
         )
-        for phase, there in self._by_phase.items():
-            if there and phase not in (Phase.BOUND, Phase.ORPHANED):
+        for phase, rows in self._by_phase.items():
+            if rows and phase not in (Phase.BOUND, Phase.ORPHANED):
                 counts.setdefault(PHASE_NAMES[phase], 0)
             if phase is not Phase.BOUND:
-                counts.update(holding.phase_name for uid in there if (holding := self.holding(uid)) is not None)
-        strays = 0  # as `unknown_holding` says, without a call for each of tens of thousands of pods
+                counts.update(holding.phase_name for uid in rows if (holding := self.holding(uid)) is not None)
+        unknown_holders = 0  # as `unknown_holding` says, without a call for each of tens of thousands of pods
         for uid, nodes in self._reports.reported_nodes().items():
             row = self._rows.get(uid)
             if row is None or row.holding is None:
-                strays += len(nodes)
+                unknown_holders += len(nodes)
             else:
                 keys = (unknown_holder_key(Report(uid, node)) for node in nodes)
-                strays += sum(self._capacity.ledger.holding(key) is not None for key in keys)
-        counts[REPORTED] += strays
+                unknown_holders += sum(self._capacity.ledger.holding(key) is not None for key in keys)
+        counts[REPORTED] += unknown_holders
         return counts
 
     # Decisions of this extender.
@@ -402,7 +402,7 @@ class Reservations:
         if row.phase is Phase.BINDING:
             row.deleted = True
         elif row.phase in PLANS or ended:
-            self._drop_row(row, seen=True)
+            self._drop_row(row, seen_by_scheduler=True)
         elif row.phase not in (Phase.TERMINATING, Phase.ORPHANED):
             self._mark_terminating(row)
 
@@ -421,10 +421,10 @@ class Reservations:
         seen the pod.
         """
         row = self._rows.get(report.uid)
-        last = self._reports.recorded_holding(*report)
-        if last is not None and (row is None or row.phase in (Phase.TERMINATING, Phase.ORPHANED)):
-            ref = PodRef(last.uid, last.namespace, last.name)
-            self._mark_terminating(Reservation(ref, last.node, Phase.TERMINATING, self._clock.now(), last))
+        recorded = self._reports.recorded_holding(*report)
+        if recorded is not None and (row is None or row.phase in (Phase.TERMINATING, Phase.ORPHANED)):
+            ref = PodRef(recorded.uid, recorded.namespace, recorded.name)
+            self._mark_terminating(Reservation(ref, recorded.node, Phase.TERMINATING, self._clock.now(), recorded))
 
     def sync_reports(self, reports: Collection[Report]) -> None:
         """Update what counts for these pods after nodes have reported. A UID that only a node names is never taken for
@@ -435,7 +435,9 @@ class Reservations:
             if known:
                 self._sync_capacity(report.uid)  # with the reports of nodes
             if not known or not self._reports.is_reported(*report):
-                self._capacity.set_holding(unknown_holder_key(report), self.unknown_holding(report), seen=False)
+                self._capacity.set_holding(
+                    unknown_holder_key(report), self.unknown_holding(report), seen_by_scheduler=False
+                )
 
     # Look-ups.
 
@@ -505,12 +507,12 @@ class Reservations:
         too_many = len(self._by_phase[Phase.ORPHANED]) - _MAX_ORPHANED
         if too_many > 0:
             # Those that are reported count, and stay: there are no more of them than pods that a node has had.
-            silent = (
+            unreported = (
                 row
                 for row in self._by_phase[Phase.ORPHANED].values()
                 if row.holding is not None and not self._is_reported(row.holding)
             )
-            for row in list(islice(silent, too_many)):
+            for row in list(islice(unreported, too_many)):
                 self._drop_row(row)
         return Expired(expired, self.nominations.end_expired(now))
 
@@ -520,9 +522,9 @@ class Reservations:
         seconds = self._timeouts.restored if row.epoch == NO_EPOCH else self._timeouts.confirmation
         return row.phase in (Phase.UNCONFIRMED, Phase.ACCEPTED) and self._clock.now() - row.since > seconds
 
-    def _is_reported(self, last: Holding) -> bool:
+    def _is_reported(self, holding: Holding) -> bool:
         """Whether the node where the pod was reports it."""
-        return self._reports.is_reported(last.uid, last.node)
+        return self._reports.is_reported(holding.uid, holding.node)
 
     def _mark_terminating(self, row: Reservation) -> None:
         """Set the row to TERMINATING, which frees no card: what the pod held continues to count."""
@@ -554,22 +556,26 @@ class Reservations:
         self._by_phase[phase][row.pod.uid] = row
         self._sync_capacity(row.pod.uid)
 
-    def _drop_row(self, row: Reservation, *, seen: bool = False) -> None:
+    def _drop_row(self, row: Reservation, *, seen_by_scheduler: bool = False) -> None:
         if self._rows.get(row.pod.uid) is row:
             _check_transition(row.pod, row.phase, None)
             self._remove_from_gang(row)
             del self._rows[row.pod.uid], self._by_phase[row.phase][row.pod.uid]
-            self._sync_capacity(row.pod.uid, seen=seen)
+            self._sync_capacity(row.pod.uid, seen_by_scheduler=seen_by_scheduler)
 
-    def _sync_capacity(self, uid: str, *, seen: bool = False) -> None:
-        """Update ledger and totals to what the pod holds now. `seen`: kube-scheduler sees the cause itself."""
-        self._capacity.set_holding(uid, self.holding(uid), seen=seen)
+    def _sync_capacity(self, uid: str, *, seen_by_scheduler: bool = False) -> None:
+        """Update ledger and totals to what the pod holds now. `seen_by_scheduler`: kube-scheduler sees the cause
+        itself.
+        """
+        self._capacity.set_holding(uid, self.holding(uid), seen_by_scheduler=seen_by_scheduler)
         row = self._rows.get(uid)
         self._capacity.set_planned_pod(
             uid, PlacedPod(row.node, row.load) if row is not None and row.load is not None else None
         )
         for report in (Report(uid, node) for node in self._reports.reported_nodes().get(uid, ())):
-            self._capacity.set_holding(unknown_holder_key(report), self.unknown_holding(report), seen=seen)
+            self._capacity.set_holding(
+                unknown_holder_key(report), self.unknown_holding(report), seen_by_scheduler=seen_by_scheduler
+            )
 
     def _drop_nomination(self, uid: str, node: str = "", assignment: Assignment | None = None) -> None:
         """End the pod's nomination.
@@ -582,9 +588,9 @@ class Reservations:
         nomination = self.nominations.remove(uid)
         if nomination is None:
             return
-        elsewhere = any(name != node or place.rest for name, place in nomination.places.items())
+        elsewhere = any(name != node or place.member_reservations for name, place in nomination.places.items())
         if elsewhere or any(place.assignment not in (None, assignment) for place in nomination.places.values()):
-            self._capacity.mark_freed(seen=elsewhere and not nomination.ours)
+            self._capacity.mark_freed(seen_by_scheduler=elsewhere and not nomination.own_eviction)
 
     def _remove_from_gang(self, row: Reservation) -> None:
         if row.gang:

@@ -63,21 +63,21 @@ class DirectBindController:
         if not self._active():
             return  # the state keeps these pods until this extender leads
         now = self._clock.now()
-        there = {pod.uid: (pod, node) for pod, node in self._state.direct_binds()}
-        self._due = {uid: self._due.get(uid, now + _SETTLE_SECONDS) for uid in there}
-        self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in there}
-        self._reported &= there.keys()
+        direct_binds = {pod.uid: (pod, node) for pod, node in self._state.direct_binds()}
+        self._due = {uid: self._due.get(uid, now + _SETTLE_SECONDS) for uid in direct_binds}
+        self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in direct_binds}
+        self._reported &= direct_binds.keys()
         due = sorted((uid for uid, at in self._due.items() if at <= now), key=self._due.__getitem__)
         # A tenant can make each call about its pods take seconds: namespaces take turns.
-        for uid in round_robin(due, lambda uid: there[uid][0].namespace):
+        for uid in round_robin(due, lambda uid: direct_binds[uid][0].namespace):
             if self._clock.now() - now > _ROUND_SECONDS:
                 break
             at_least = None
             try:
-                self._check_pod(*there[uid])
+                self._check_pod(*direct_binds[uid])
             except errors.KubeError as error:
                 at_least = error.retry_after
-                pod = there[uid][0]
+                pod = direct_binds[uid][0]
                 _log.info(
                     "failed to delete a pod that was bound without the extender; trying again",
                     pod=pod.pod,
@@ -86,7 +86,7 @@ class DirectBindController:
                 )
             except Exception:  # noqa: BLE001 - one odd pod must not keep others there
                 _log.exception(
-                    "failed to delete a pod that was bound without the extender", pod=there[uid][0].pod, uid=uid
+                    "failed to delete a pod that was bound without the extender", pod=direct_binds[uid][0].pod, uid=uid
                 )
             # Until the watch shows that it is gone.
             self._due[uid] = self._clock.now() + self._backoffs.setdefault(uid, Backoff(initial=1.0)).next_delay(
@@ -127,5 +127,9 @@ def _is_bound_directly(pod: dict[str, Any], node: str) -> bool:
     except assignment.InvalidAssignment:
         return False  # it was placed, and its assignment cannot be read
     slots = Pod(pod).slots
-    started = {c["name"] for c in statuses_of(pod) if c.get("state", {}).keys() - {"waiting"} or c.get("lastState")}
+    started = {
+        status_entry["name"]
+        for status_entry in statuses_of(pod)
+        if status_entry.get("state", {}).keys() - {"waiting"} or status_entry.get("lastState")
+    }
     return bool(slots) and not slots & started

@@ -66,7 +66,7 @@ class GangController:
         self._writing: dict[str, tuple[str, str]] = {}
         self._lock = threading.Lock()  # of `_writing`
         self._foreign: dict[tuple[ForeignPodGroup, str], float] = {}  # when such a PodGroup is read again
-        self._looked_at: dict[str, float] = {}  # when a PodGroup of the namespace was read last
+        self._read_at: dict[str, float] = {}  # when a PodGroup of the namespace was read last
         self._threads: Threads | None = None
         self._stopping = False
 
@@ -151,8 +151,8 @@ class GangController:
         except errors.KubeError as error:
             _log.warning("failed to evict a pod of a gang; trying again", pod=pod.pod, uid=pod.uid, error=str(error))
             return
-        about, reason, text = rollback_event(pod, cause)
-        self._events.record(about, reason, text, "Warning")
+        pod_object, reason, text = rollback_event(pod, cause)
+        self._events.record(pod_object, reason, text, "Warning")
 
     def _read_foreign_groups(self) -> None:
         """Read the PodGroups of other API groups that gangs name. There is no watch, since their kinds may not be
@@ -161,20 +161,20 @@ class GangController:
         Namespaces take turns, each with the PodGroup that was read longest ago.
         """
         began = self._clock.now()
-        wanted = set(self._state.gangs.foreign_groups())
-        for kind, key in self._foreign.keys() - wanted:
+        foreign_groups = set(self._state.gangs.foreign_groups())
+        for kind, key in self._foreign.keys() - foreign_groups:
             del self._foreign[kind, key]
             self._state.gangs.set_foreign_group(kind, key, None)
-        due = sorted((at, foreign) for foreign in wanted if (at := self._foreign.get(foreign, 0.0)) <= began)
+        due = sorted((at, foreign) for foreign in foreign_groups if (at := self._foreign.get(foreign, 0.0)) <= began)
         turns = Counter[str]()
         in_turn = []
         for at, (kind, key) in due:
             namespace, _, _ = key.partition("/")
-            in_turn.append((turns[namespace], self._looked_at.get(namespace, 0.0), at, namespace, kind, key))
+            in_turn.append((turns[namespace], self._read_at.get(namespace, 0.0), at, namespace, kind, key))
             turns[namespace] += 1
-        self._looked_at = {namespace: at for namespace, at in self._looked_at.items() if namespace in turns}
+        self._read_at = {namespace: at for namespace, at in self._read_at.items() if namespace in turns}
         for _, _, _, namespace, kind, key in sorted(in_turn)[:_FOREIGN_MOST]:
-            self._looked_at[namespace] = self._clock.now()
+            self._read_at[namespace] = self._clock.now()
             self._foreign[kind, key] = began + _FOREIGN_SECONDS
             self._read_foreign_group(kind, key)
             if self._clock.now() - began > _FOREIGN_STEP:

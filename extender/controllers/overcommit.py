@@ -95,17 +95,17 @@ class OvercommitController:
         if not sizes:
             return  # a pod has gone already
         pods_read = [
-            self._read_holder(pod, bound_to, uuid_of if bound_to == node else {}, here=bound_to == node)
+            self._read_holder(pod, bound_to, uuid_of if bound_to == node else {}, bound_here=bound_to == node)
             for pod, bound_to in pods
         ]
         holders = [holder for holder in pods_read if holder is not None]
         for uuid, size in sizes.items():
             # A pod that is being deleted and has not started holds nothing there.
-            there = [
+            card_holders = [
                 holder for holder in holders if uuid in holder.amounts and (holder.started or not holder.terminating)
             ]
-            too_much = sum(holder.amounts[uuid] for holder in there) - size
-            victims = [holder for holder in there if holder.bound_here and not holder.started]
+            too_much = sum(holder.amounts[uuid] for holder in card_holders) - size
+            victims = [holder for holder in card_holders if holder.bound_here and not holder.started]
             for victim in sorted(victims, key=lambda holder: holder.since)[::-1]:
                 if too_much <= 0:
                     break
@@ -113,7 +113,7 @@ class OvercommitController:
                 self._evict(victim, node, uuid)
                 holders.remove(victim)
 
-    def _read_holder(self, pod: PodRef, node: str, uuid_of: Mapping[int, str], *, here: bool) -> _Holder | None:
+    def _read_holder(self, pod: PodRef, node: str, uuid_of: Mapping[int, str], *, bound_here: bool) -> _Holder | None:
         try:
             manifest = self._client.get(paths.pods(pod.namespace, pod.name))
         except (errors.NotFound, errors.InvalidName):  # a node may report a name that no pod has
@@ -136,7 +136,7 @@ class OvercommitController:
             _held_amounts(assigned, uuid_of),
             annotations.get(names.ASSIGNED) == "true" or _has_started(manifest),
             bool(metadata.get("deletionTimestamp")),
-            here,
+            bound_here,
         )
 
     def _evict(self, victim: _Holder, node: str, uuid: str) -> None:

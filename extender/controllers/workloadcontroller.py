@@ -121,14 +121,14 @@ class WorkloadController:
         """Write the settings. Returns whether the ConfigMap has them now."""
         try:
             saved = self._client.get(paths.configmaps(self._namespace, names.WORKLOAD), timeout=_TIMEOUT)
-            known = saved.get("data") or {}
+            saved_data = saved.get("data") or {}
         except errors.NotFound:
-            known = {}
+            saved_data = {}
         except errors.KubeError as error:
             _log.warning("failed to publish the settings; trying again", error=str(error))
             return False
-        self._saved = known.get(names.WORKLOAD_REQUESTS, "")  # so that a workload is saved again if it was removed
-        return self._settings.items() <= known.items() or self._save_data(self._settings)
+        self._saved = saved_data.get(names.WORKLOAD_REQUESTS, "")  # so that a workload is saved again if it was removed
+        return self._settings.items() <= saved_data.items() or self._save_data(self._settings)
 
     def _restore_workload(self) -> bool:
         """Read the saved workload. Returns False if it could not be read, so that it must be tried again."""

@@ -66,10 +66,10 @@ class GangPlaces:
     def add_offer(self, gang: Gang, shape: str, nodes: Collection[str]) -> None:
         """Record that kube-scheduler offers these nodes for a member of this shape."""
         offer = self._share_offer(nodes)
-        known = self._known.setdefault(gang.key, _GangRecord())
-        if known.offers.get(shape) != offer:
-            known.offers[shape] = offer
-            known.changes += 1
+        record = self._known.setdefault(gang.key, _GangRecord())
+        if record.offers.get(shape) != offer:
+            record.offers[shape] = offer
+            record.changes += 1
         self._reservation.add_offer(gang.key, shape, offer)
 
     def _share_offer(self, nodes: Collection[str]) -> frozenset[str]:
@@ -121,8 +121,8 @@ class GangPlaces:
 
     def may_fit(self, gang: Gang, now: float) -> bool:
         """Whether to plan the gang: not if a plan failed a moment ago and nothing has changed."""
-        known = self._known_of(gang)
-        return now >= known.not_before and known.tried != self._plan_inputs(gang, now)
+        record = self._known_of(gang)
+        return now >= record.not_before and record.tried != self._plan_inputs(gang, now)
 
     def try_plan(self, gang: Gang, now: float) -> bool | None:
         """Plan all missing members, if they may fit. Returns whether they have places; None: the next call continues
@@ -131,30 +131,34 @@ class GangPlaces:
         if not self.may_fit(gang, now):
             return False
         began, members = self._clock.cpu(), gang.missing_in_plan()
-        known, state = self._known.setdefault(gang.key, _GangRecord()), self._plan_inputs(gang, now)
-        seen: _PlanInputs | None = state
+        record, state = self._known.setdefault(gang.key, _GangRecord()), self._plan_inputs(gang, now)
+        inputs_seen: _PlanInputs | None = state
         short, complete = self._find_unplaceable(members)
         if not complete:
             return None
         if short is not None:
             gang.reason = self._reservation.impossible_reason(gang) or no_place_text(short)
         else:
-            draft = known.take_draft(members, state, Draft(self._clock.cpu, TURN))
+            draft = record.take_draft(members, state, Draft(self._clock.cpu, TURN))
             placed = self.place_members(gang, members, now, draft)
             if placed is None:
-                known.draft = draft
+                record.draft = draft
                 return None
             if placed:
-                known.tried = None
+                record.tried = None
                 return True
             # What has changed since the first turn was not seen, or not in time.
-            seen = known.drafted if not draft.moved else None
+            inputs_seen = record.drafted if not draft.moved else None
         cost = self._clock.cpu() - began
         if cost > CHEAP:
-            known.not_before = now + yielding.pause_seconds(cost)
-        if seen is None or known.tried is None or known.tried._replace(members=seen.members) != seen:
+            record.not_before = now + yielding.pause_seconds(cost)
+        if (
+            inputs_seen is None
+            or record.tried is None
+            or record.tried._replace(members=inputs_seen.members) != inputs_seen
+        ):
             gang.mark_refused(now)  # changes of members do not count: more members would have cards reserved sooner
-        known.tried = seen
+        record.tried = inputs_seen
         return False
 
     def move_members(self, gang: Gang, uids: Iterable[str], now: float) -> bool:
@@ -184,9 +188,9 @@ class GangPlaces:
                 )
                 if later:
                     with self._nominator.exclude_nominations(later):
-                        there = self._plan_beside_reserved(gang, members, now, draft)
-                    if isinstance(there, Planned):
-                        self._nominator.release_overtaken(later, set(there.nodes.values()), gang.namespace)
+                        planned_without = self._plan_beside_reserved(gang, members, now, draft)
+                    if isinstance(planned_without, Planned):
+                        self._nominator.release_overtaken(later, set(planned_without.nodes.values()), gang.namespace)
                         outcome = self._plan_beside_reserved(gang, members, now, draft)
         except TurnOver:
             return None
@@ -212,17 +216,20 @@ class GangPlaces:
         self, gang: Gang, members: Sequence[Member], now: float, draft: Draft
     ) -> Planned | Unplanned:
         """A plan that leaves what is reserved for nominated pods and for another gang."""
-        own, priority = gang.members, gang.priority
-        kept, reserved = self._nominated.reserved_nodes(own, priority), self._gang_reserved_nodes(gang)
-        last = {*reserved, *(kept if len(kept) > MANY else ())}
-        if last:  # as `Placing.place` does
-            with self._nominated.count_reserved(own, priority, kept - last):
-                outcome = self._plan(members, self._make_terms(gang, now, draft, without=last))
+        own_uids, priority = gang.members, gang.priority
+        nominated_nodes, reserved = self._nominated.reserved_nodes(own_uids, priority), self._gang_reserved_nodes(gang)
+        last_nodes = {*reserved, *(nominated_nodes if len(nominated_nodes) > MANY else ())}
+        if last_nodes:  # as `Placing.place` does
+            with self._nominated.count_reserved(own_uids, priority, nominated_nodes - last_nodes):
+                outcome = self._plan(members, self._make_terms(gang, now, draft, without=last_nodes))
             if isinstance(outcome, Planned):
                 return outcome
-            kept = self._nodes_for_any(members, kept)
+            nominated_nodes = self._nodes_for_any(members, nominated_nodes)
         counted, without = self._split_reserved(members, reserved)
-        with self._nominated.count_reserved(own, priority, kept), self._cache.gang_cards.count_reserved(counted):
+        with (
+            self._nominated.count_reserved(own_uids, priority, nominated_nodes),
+            self._cache.gang_cards.count_reserved(counted),
+        ):
             return self._plan(members, self._make_terms(gang, now, draft, without=without))
 
     def _gang_reserved_nodes(self, gang: Gang) -> set[str]:
@@ -243,17 +250,17 @@ class GangPlaces:
 
         kube-scheduler offers these members no other nodes, and counts the members there for all other pods.
         """
-        own, planned = dict[str, frozenset[str]](), list[Member]()
+        offers_by_shape, planned = dict[str, frozenset[str]](), list[Member]()
         for member in members:
             node = self._reservations.nominations.nominated_node(member.uid)
             if node and (member.shape, node) not in terms.avoided:
                 shape = f"{member.shape}@{node}"
-                own[shape] = frozenset({node})
+                offers_by_shape[shape] = frozenset({node})
                 planned.append(replace(member, shape=shape))
             else:
                 planned.append(member)
-        if own:
-            offers = {**terms.offers, **own}
+        if offers_by_shape:
+            offers = {**terms.offers, **offers_by_shape}
             outcome = gangplan.plan(self._ledger, self._loads, planned, replace(terms, offers=offers))
             if isinstance(outcome, Planned):
                 return outcome
@@ -282,16 +289,16 @@ class GangPlaces:
         return known
 
     def simulate_plan(
-        self, gang: Gang, members: Sequence[Member], now: float, *, shape: str, also: Iterable[str]
+        self, gang: Gang, members: Sequence[Member], now: float, *, shape: str, more_nodes: Iterable[str]
     ) -> Planned | None:
-        """Places for these members if members of `shape` were offered the nodes `also`, too; reserves nothing. None:
-        there are none.
+        """Places for these members if members of `shape` were offered the nodes `more_nodes`, too; reserves nothing.
+        None: there are none.
         """
         if self._find_unplaceable(members)[0] is not None:
             return None
         counted, without = self._split_reserved(members, self._gang_reserved_nodes(gang))
         terms = self._make_terms(gang, now, without=without)
-        offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *also}}
+        offers = {**terms.offers, shape: {*terms.offers.get(shape, ()), *more_nodes}}
         with self._cache.gang_cards.count_reserved(counted):
             outcome = gangplan.plan(self._ledger, self._loads, members, replace(terms, offers=offers))
         return outcome if isinstance(outcome, Planned) else None
@@ -300,10 +307,10 @@ class GangPlaces:
         """The part of the plan that does not hold any more, or ""."""
         for uid, node in gang.plan.items():
             member, holding = gang.members[uid], self._ledger.holding(uid)
-            good = self._loads.free_load(node) is not None
-            if good and member.request is not None:
-                good = holding is not None and self._cache.is_plan_valid(holding, member.request)
-            if not good:
+            is_valid = self._loads.free_load(node) is not None
+            if is_valid and member.request is not None:
+                is_valid = holding is not None and self._cache.is_plan_valid(holding, member.request)
+            if not is_valid:
                 return f"what {member.name} was to have on node {node} is not there any more"
         return ""
 
@@ -357,11 +364,11 @@ class GangPlaces:
             shares = row.assignment.shares() if row.assignment is not None else ()
             on_cards = sum(share.mem // least + 1 if least else 1 for share in shares)
             cpu, memory, _ = row.load or Load(0, 0, 0)
-            beside = max(
+            by_load = max(
                 1 + cpu // shape.load.cpu if shape.load.cpu else 1,
                 1 + memory // shape.load.memory if shape.load.memory else 1,
             )
-            additional += max(on_cards, beside)
+            additional += max(on_cards, by_load)
         return additional
 
     def _vacant(self, request: PodRequest, load: Load) -> ShapeCapacity | None:

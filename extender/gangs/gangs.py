@@ -58,10 +58,10 @@ class Gangs:
         self._permits: dict[str, Permit] = {}
         self._gang_queue = GangQueue()
         self._round = GangCursor(iter(()))  # gangs that `_plan_some` has still to try
-        self._halves = GangCursor(iter(()))  # gangs that `_recover_some` has still to try
-        self._unasked: list[Gang] = []  # gangs of this pass for which kube-scheduler has not asked yet
-        self._round_cost = 0.0
-        self._next_round = float("-inf")
+        self._partly_bound = GangCursor(iter(()))  # gangs that `_recover_some` has still to try
+        self._unoffered: list[Gang] = []  # gangs of this pass for which kube-scheduler has not asked yet
+        self._pass_cost = 0.0
+        self._next_pass = float("-inf")
         self._next_in_call = float("-inf")  # before which no filter call plans
         self._first_call = "", float("-inf")  # the last call for a named node alone: its pod and time
         self._bind_threads = BindThreads(settings.max_waiting)
@@ -144,10 +144,10 @@ class Gangs:
 
     # Calls of filter and bind.
 
-    def filter_member(self, uid: str, nodes: Collection[str], named: str = "") -> str | Refusal | None:
+    def filter_member(self, uid: str, nodes: Collection[str], named_node: str = "") -> str | Refusal | None:
         """The planned node of a member, or why it has none; None if the pod is placed alone.
 
-        named: the node in the pod's status.
+        named_node: the node in the pod's status.
         """
         with self._lock:
             self._cache.sync_cards()
@@ -158,7 +158,7 @@ class Gangs:
                 return Refusal.GANG_INCOMPLETE  # the watch has not shown it yet
             if gang.ran:
                 return None
-            answer = self._filter_member(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named, now))
+            answer = self._filter_member(gang, uid, nodes, now, first=self._is_first_call(uid, nodes, named_node, now))
             if isinstance(answer, Refusal):
                 self._queue.mark_refused(uid, awaits_plan=gang.priority if self._awaits_plan(gang, uid) else None)
                 return answer
@@ -243,7 +243,7 @@ class Gangs:
             now, wall = self._clock.now(), self._clock.wall().timestamp()
             for gang in self._gangs.values():
                 gang.adopt(now, wall)
-            self._halves = self._gang_queue.gangs_in_order()
+            self._partly_bound = self._gang_queue.gangs_in_order()
         until = self._clock.now() + _RECOVER_SECONDS
         while self._recover_some() and self._clock.now() < until:
             give_way(self._clock)
@@ -316,11 +316,11 @@ class Gangs:
         with self._lock:
             self._cache.sync_cards()
             until, now = self._clock.cpu() + TURN, self._clock.now()
-            while (gang := self._halves.gang) is not None and self._clock.cpu() < until:
+            while (gang := self._partly_bound.gang) is not None and self._clock.cpu() < until:
                 in_part = gang.forward and self._gangs.get(gang.key) is gang and gang.missing_in_plan()
                 if in_part and self._places.try_plan(gang, now) is None:
                     return True
-                self._halves.advance()
+                self._partly_bound.advance()
             return gang is not None
 
     def _reserve_some(self, due: Iterable[Gang]) -> bool:
@@ -340,13 +340,13 @@ class Gangs:
             self._cache.sync_cards()
             began, now = self._clock.cpu(), self._clock.now()
             if self._round.gang is None:
-                if now < self._next_round:
+                if now < self._next_pass:
                     return False  # it did no work, so the pause does not start again
-                self._round, self._unasked, self._round_cost = self._gang_queue.gangs_in_order(), [], 0.0
-            self._plan_in_order(self._round, self._unasked, now, began + TURN)
-            self._round_cost += self._clock.cpu() - began
-            if self._round.gang is None and self._round_cost > CHEAP:
-                self._next_round = now + yielding.pause_seconds(self._round_cost)
+                self._round, self._unoffered, self._pass_cost = self._gang_queue.gangs_in_order(), [], 0.0
+            self._plan_in_order(self._round, self._unoffered, now, began + TURN)
+            self._pass_cost += self._clock.cpu() - began
+            if self._round.gang is None and self._pass_cost > CHEAP:
+                self._next_pass = now + yielding.pause_seconds(self._pass_cost)
             return self._round.gang is not None
 
     # Everything below runs under the lock.
@@ -359,11 +359,11 @@ class Gangs:
         """
         now = self._clock.now()
         for gang in [self._gangs[key] for key in keys if key in self._gangs]:
-            late = gang.expiry_reason(
+            expiry = gang.expiry_reason(
                 now, others_short=bool(gang.plan) and self._bind_threads.are_others_short(gang.namespace, now)
             )
-            if late:
-                self._end_plan(gang, late)
+            if expiry:
+                self._end_plan(gang, expiry)
             if gang.rollback_due(now):
                 self._after_transition(gang, gang.roll_back(now))
             work.ungate.extend(pod_ref(gang, member) for member in gang.members_to_ungate())
@@ -371,14 +371,14 @@ class Gangs:
             if gang.is_reservation_due(now):
                 due.append(gang)
 
-    def _is_first_call(self, uid: str, nodes: Collection[str], named: str, now: float) -> bool:
+    def _is_first_call(self, uid: str, nodes: Collection[str], named_node: str, now: float) -> bool:
         """Whether kube-scheduler asks for the named node alone, as it does first in each attempt of a pod.
 
         Such a call tells nothing about other nodes. If the next call of the attempt, which has all nodes that the pod
         may use, names the same node alone, it is the only one.
         """
         before, self._first_call = self._first_call, ("", float("-inf"))
-        if list(nodes) != [named] or (before[0] == uid and now - before[1] < _TRY_SECONDS):
+        if list(nodes) != [named_node] or (before[0] == uid and now - before[1] < _TRY_SECONDS):
             return False
         self._first_call = uid, now
         return True
@@ -468,29 +468,29 @@ class Gangs:
 
         Returns whether all were tried; if not, `_plan_some` continues with them, and then with this gang.
         """
-        unasked, until = list[Gang](), self._clock.cpu() + TURN
-        if not self._plan_in_order(self._gang_queue.gangs_before(gang), unasked, now, until):
+        unoffered, until = list[Gang](), self._clock.cpu() + TURN
+        if not self._plan_in_order(self._gang_queue.gangs_before(gang), unoffered, now, until):
             return False
-        return not self._places.may_fit(gang, now) or self._plan_unasked(unasked, now, until)
+        return not self._places.may_fit(gang, now) or self._plan_unoffered(unoffered, now, until)
 
-    def _plan_in_order(self, gangs: GangCursor, unasked: list[Gang], now: float, until: float) -> bool:
+    def _plan_in_order(self, gangs: GangCursor, unoffered: list[Gang], now: float, until: float) -> bool:
         """Plan waiting gangs in order, if something has changed since they did not fit.
 
-        gangs, unasked: afterwards, the gangs that are left.
+        gangs, unoffered: afterwards, the gangs that are left.
         until: the end of the turn, in CPU seconds of this thread.
 
         Returns whether all gangs were tried.
 
         If kube-scheduler has not asked for a gang, it is unknown which nodes the gang may use. So it is put into
-        `unasked`, and is planned right before the next gang that is worth planning: it keeps its place in the order.
+        `unoffered`, and is planned right before the next gang that is worth planning: it keeps its place in the order.
         """
         while gangs.gang is not None:
-            if self._clock.cpu() >= until or not self._plan_if_useful(gangs.gang, unasked, now, until):
+            if self._clock.cpu() >= until or not self._plan_if_useful(gangs.gang, unoffered, now, until):
                 return False
             gangs.advance()
         return True
 
-    def _plan_if_useful(self, gang: Gang, unasked: list[Gang], now: float, until: float) -> bool:
+    def _plan_if_useful(self, gang: Gang, unoffered: list[Gang], now: float, until: float) -> bool:
         """Plan this gang if that may help. Returns whether this gang is done."""
         if gang.forward:
             in_part = self._is_ready(gang, now) and gang.missing_in_plan()
@@ -498,11 +498,11 @@ class Gangs:
         if not self._wants_plan(gang, now):
             return True
         if not self._places.has_offers(gang):
-            unasked.append(gang)
+            unoffered.append(gang)
             return True
         if not self._places.may_fit(gang, now):
             return True
-        return self._plan_unasked(unasked, now, until) and self._plan_gang(gang, now) is not None
+        return self._plan_unoffered(unoffered, now, until) and self._plan_gang(gang, now) is not None
 
     def _is_ready(self, gang: Gang, now: float) -> bool:
         """Whether the gang exists, and may be planned now."""
@@ -512,13 +512,13 @@ class Gangs:
         """Whether the gang may be planned now, has no plan and does not run."""
         return self._is_ready(gang, now) and not (gang.ran or gang.forward or gang.plan or gang.closed)
 
-    def _plan_unasked(self, unasked: list[Gang], now: float, until: float) -> bool:
-        """Plan the unasked gangs. Returns whether all of them are done."""
-        while unasked:
+    def _plan_unoffered(self, unoffered: list[Gang], now: float, until: float) -> bool:
+        """Plan the unoffered gangs. Returns whether all of them are done."""
+        while unoffered:
             # Between two turns it may have gone, lost a member, or got a plan.
-            if self._wants_plan(unasked[0], now) and self._plan_gang(unasked[0], now) is None:
+            if self._wants_plan(unoffered[0], now) and self._plan_gang(unoffered[0], now) is None:
                 return False
-            del unasked[0]
+            del unoffered[0]
             if self._clock.cpu() >= until:
                 return False
         return True

@@ -77,15 +77,15 @@ def automatic_group(view: GangView) -> Json:
     return {"apiVersion": names.API_VERSION, "kind": "PodGroup", "metadata": metadata, "spec": spec}
 
 
-def group_status(seen: GroupRecord, view: GangView | None, now: str) -> Json:
+def group_status(group_record: GroupRecord, view: GangView | None, now: str) -> Json:
     """The status as JSON, without times of conditions. `view`: None if the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
-    changed = seen.status.get("lastTransitionTime") if seen.status.get("phase") == phase else None
+    changed = group_record.status.get("lastTransitionTime") if group_record.status.get("phase") == phase else None
     reason = wording.sanitize_message(view.reason if view is not None else "there is no pod of it")
     document: Json = {
         "phase": str(phase),
         "reason": reason,
-        "minMember": view.minimum if view is not None else seen.minimum,
+        "minMember": view.minimum if view is not None else group_record.minimum,
         "members": view.member_count if view is not None else 0,
         "bound": view.bound if view is not None else 0,
         "lastTransitionTime": changed or now,
@@ -101,7 +101,7 @@ def group_status(seen: GroupRecord, view: GangView | None, now: str) -> Json:
         "status": "True" if running else "False",
         "reason": str(phase),
         "message": reason or ("every pod that it needs has a node" if running else "not every pod has a node"),
-        "observedGeneration": seen.generation,
+        "observedGeneration": group_record.generation,
     }
     return document | {"conditions": [condition]}
 

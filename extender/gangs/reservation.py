@@ -225,12 +225,12 @@ class GangReservation:
 
     def _worth_reserving(self, members: Sequence[Member], planned: Planned) -> dict[str, Holding]:
         """The holdings of the plan, by member, without nodes where only cpu or memory is short."""
-        on: dict[str, list[Member]] = {}
+        members_by_node: dict[str, list[Member]] = {}
         for member in members:
-            on.setdefault(planned.nodes[member.uid], []).append(member)
+            members_by_node.setdefault(planned.nodes[member.uid], []).append(member)
         worth: dict[str, Holding] = {}
-        for node, there in on.items():
-            with_cards = [member for member in there if member.uid in planned.assignments]
+        for node, node_members in members_by_node.items():
+            with_cards = [member for member in node_members if member.uid in planned.assignments]
             holdings = {
                 # Of no namespace: no quota counts it before it is bound.
                 member.uid: Holding(
@@ -245,7 +245,7 @@ class GangReservation:
                 for member in with_cards
             }
             requests = [member.request for member in with_cards if member.request is not None]
-            if self._has_load_for(node, there) or not self._has_cards_for(list(holdings.values()), requests):
+            if self._has_load_for(node, node_members) or not self._has_cards_for(list(holdings.values()), requests):
                 worth |= holdings
         return worth
 
@@ -280,11 +280,11 @@ class GangReservation:
                 position = state.position(share)
                 if position is not None:
                     requested.setdefault(position, []).append(share)
-            for i, some in requested.items():
-                mem, core = sum(share.mem for share in some), sum(share.core for share in some)
+            for i, card_shares in requested.items():
+                mem, core = sum(share.mem for share in card_shares), sum(share.core for share in card_shares)
                 after = (
                     state.free[i] - (0 if counted else mem),
-                    state.max_card_clients[i] - state.clients[i] - (0 if counted else len(some)),
+                    state.max_card_clients[i] - state.clients[i] - (0 if counted else len(card_shares)),
                     (state.free_core[i] - (0 if counted else core)) if core else 0,
                 )
                 short[state.cards[i].uuid] = sum(max(0, -margin) for margin in after)
@@ -338,7 +338,7 @@ class _Stalls:
         short: by reserved card, how much must end there before the gang has its part.
         """
         limit = _STUCK_SECONDS * 2**self._times
-        seen: dict[str, tuple[int, float]] = {}
+        waiting: dict[str, tuple[int, float]] = {}
         stuck = False
         for card, amount in short.items():
             before, since = self._seen.get(card, (amount, now))
@@ -348,7 +348,7 @@ class _Stalls:
                 self.moves[card] = self.moves.get(card, 0) + 1
                 stuck = True
             elif amount:
-                seen[card] = amount, since
-        self._seen = seen
+                waiting[card] = amount, since
+        self._seen = waiting
         if stuck:
             self._times = min(self._times + 1, _MOST_DOUBLED)

@@ -136,33 +136,33 @@ class Fence:
             Backoff(initial=0.05, cap=1.0, longest_retry_after=LEADER_RETRY_AFTER),
             self._clock.now() + _TOTAL_SECONDS,
         )
-        landed, unfenced, remaining = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
+        has_landed, unfenced, remaining = False, set[str](), round_robin(pods, lambda pod: pod.namespace)
         while still_leads():
             slow = Counter[str]()
-            done = run_in_parallel(
+            outcomes = run_in_parallel(
                 partial(self._try_fence, fencing_token=fencing_token, still_leads=still_leads, slow=slow, until=until),
                 remaining,
                 at_once,
             )
             if fenced is not None:
                 fenced.update(
-                    pod.uid for pod, outcome in zip(remaining, done, strict=True) if outcome is PodState.UNBOUND
+                    pod.uid for pod, outcome in zip(remaining, outcomes, strict=True) if outcome is PodState.UNBOUND
                 )
-            if None in done:
+            if None in outcomes:
                 return None
-            landed |= PodState.BOUND in done or PodState.FINISHED in done
+            has_landed |= PodState.BOUND in outcomes or PodState.FINISHED in outcomes
             unfenced.update(
-                pod.uid for pod, outcome in zip(remaining, done, strict=True) if outcome is PodState.UNFENCED
+                pod.uid for pod, outcome in zip(remaining, outcomes, strict=True) if outcome is PodState.UNFENCED
             )
             failed = [
                 (pod, outcome)
-                for pod, outcome in zip(remaining, done, strict=True)
+                for pod, outcome in zip(remaining, outcomes, strict=True)
                 if isinstance(outcome, errors.KubeError)
             ]
             if not failed or not retry or self._clock.now() > until:
                 self._report_failures(failed)
                 unfenced.update(pod.uid for pod, _ in failed)
-                return FenceSummary(landed, frozenset(unfenced)) if still_leads() else None
+                return FenceSummary(has_landed, frozenset(unfenced)) if still_leads() else None
             remaining = [pod for pod, _ in failed]
             self._clock.sleep(backoff.next_delay(max((error.retry_after or 0.0 for _, error in failed), default=None)))
         return None
@@ -176,11 +176,11 @@ class Fence:
         """
         if not still_leads():
             return None
-        late = self._clock.now() > until
-        if slow[pod.namespace] >= (1 if late else AT_ONCE):
+        is_late = self._clock.now() > until
+        if slow[pod.namespace] >= (1 if is_late else AT_ONCE):
             return _SkippedPod(f"too many pods of namespace {pod.namespace} take longer than {_TIMEOUT:.0f} s")
         try:
-            return self.fence_pod(pod, fencing_token, timeout=_SHORT_TIMEOUT if late else _TIMEOUT)
+            return self.fence_pod(pod, fencing_token, timeout=_SHORT_TIMEOUT if is_late else _TIMEOUT)
         except errors.KubeError as error:
             slow[pod.namespace] += isinstance(error, errors.Unreachable)
             return error

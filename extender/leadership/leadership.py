@@ -242,11 +242,11 @@ class LeaseLeadership(Leadership):
         if not self._unfenced or self._clock.now() < self._fence_retry_at:
             return
         waiting = [pod for pod in self._pending_pods() if pod.uid in self._unfenced]
-        swept = self._fence.fence_pods(
+        summary = self._fence.fence_pods(
             waiting, self._fencing_token[1], still_leads, retry=False, at_once=_FENCES_AT_ONCE
         )
-        if swept is not None:
-            self._unfenced = swept.unfenced
+        if summary is not None:
+            self._unfenced = summary.unfenced
         self._fence_retry_at = self._clock.now() + _FENCE_RETRY_SECONDS
 
     def _pending_pods(self) -> list[PodRef]:
@@ -275,18 +275,18 @@ class LeaseLeadership(Leadership):
         fenced = self._fenced[1]
         if tenure == self._tenure:
             # No other process has had the Lease since our last epoch: only our own Bindings may be on their way.
-            own, before = self._state.pending_bindings(), self._unfenced
-            waiting = [pod for pod in waiting if pod.uid in own]
+            pending_uids, before = self._state.pending_bindings(), self._unfenced
+            waiting = [pod for pod in waiting if pod.uid in pending_uids]
         else:
             # With a slow API server the Lease may end before all pods are changed. If no other process has had it
             # since, the next attempt continues with the others.
             waiting = [pod for pod in waiting if pod.uid not in fenced]
-        swept = self._fence.fence_pods(waiting, fencing_token, still_leads, fenced=fenced)
-        if swept is None:
+        summary = self._fence.fence_pods(waiting, fencing_token, still_leads, fenced=fenced)
+        if summary is None:
             return False
-        self._unfenced = swept.unfenced | before
+        self._unfenced = summary.unfenced | before
         # The state does not have yet what was bound after the list.
-        return not swept.landed or self._catch_up(still_leads)
+        return not summary.landed or self._catch_up(still_leads)
 
     def _remaining_seconds(self, epoch: int) -> float:
         if self._elector is None:

@@ -131,8 +131,8 @@ class Nominator:
         """Update a pod without a node."""
         if self._settings.mode is NominationMode.NEVER:
             return
-        if pod.named:
-            self._nominees[pod.uid] = Nominee(pod.ref, "", pod.named)
+        if pod.status_node:
+            self._nominees[pod.uid] = Nominee(pod.ref, "", pod.status_node)
         else:
             self.remove_pod(pod.uid)
         if pod.refused:
@@ -169,31 +169,37 @@ class Nominator:
                 self._count_miss(constraints)
             self._release_nominations([uid], NominationOutcome.MISS)
 
-    def place_pod(self, wanted: PlacementRequest, created: str) -> Placement | Unplaceable:
+    def place_pod(self, placement_request: PlacementRequest, created: str) -> Placement | Unplaceable:
         """The best node for a pod; if necessary, with cards that are reserved ahead for later pods.
 
         created: the pod's creationTimestamp.
         """
-        placement = self._placing.place(wanted)
-        later = self.later_nominations(wanted.request.priority, created) if isinstance(placement, Unplaceable) else ()
+        placement = self._placing.place(placement_request)
+        later = (
+            self.later_nominations(placement_request.request.priority, created)
+            if isinstance(placement, Unplaceable)
+            else ()
+        )
         if later:
             with self.exclude_nominations(later):
-                there = self._placing.place(wanted)
-            if isinstance(there, Placement):
-                self.release_overtaken(later, (there.node,), wanted.pod.namespace)
-                return self._placing.place(wanted)
+                other_placement = self._placing.place(placement_request)
+            if isinstance(other_placement, Placement):
+                self.release_overtaken(later, (other_placement.node,), placement_request.pod.namespace)
+                return self._placing.place(placement_request)
         return placement
 
-    def score_nodes(self, wanted: PlacementRequest, created: str) -> tuple[dict[str, int], dict[str, Refusal]]:
+    def score_nodes(
+        self, placement_request: PlacementRequest, created: str
+    ) -> tuple[dict[str, int], dict[str, Refusal]]:
         """As `place_pod`, but the scores of all nodes that fit, and why the others do not."""
-        scores, refusals = self._placing.score_nodes(wanted)
-        later = self.later_nominations(wanted.request.priority, created) if not scores else ()
+        scores, refusals = self._placing.score_nodes(placement_request)
+        later = self.later_nominations(placement_request.request.priority, created) if not scores else ()
         if later:
             with self.exclude_nominations(later):
-                there, _ = self._placing.score_nodes(wanted)
-            if there:
-                self.release_overtaken(later, there, wanted.pod.namespace)
-                return self._placing.score_nodes(wanted)
+                other_scores, _ = self._placing.score_nodes(placement_request)
+            if other_scores:
+                self.release_overtaken(later, other_scores, placement_request.pod.namespace)
+                return self._placing.score_nodes(placement_request)
         return scores, refusals
 
     # For pods and gangs without a place. The caller holds the lock.
@@ -297,7 +303,7 @@ class Nominator:
     def _nominate(self, pod: WaitingPod) -> Nominee | None:
         self._cache.sync_cards()
         if (
-            not (self._settings.one_best_node or pod.insists)
+            not (self._settings.one_best_node or pod.wants_one_node)
             or fitting.has_several_claims(pod.request)  # that is searched in turns, as filter does
             or self._cache.ledger.holding(pod.uid) is not None
             or self._misses.get(pod.constraints, (0, 0.0))[1] > self._clock.now()

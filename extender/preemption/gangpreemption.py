@@ -49,57 +49,57 @@ class _MemberVictims:
 class GangVictims:
     """Places for all members that lack one.
 
-    puts: those for which pods are evicted, first of all that of the requested pod.
-    rest: what is reserved for the other members meanwhile, with or without victims.
+    member_victims: those for which pods are evicted, first of all that of the requested pod.
+    reservations: what is reserved for the other members meanwhile, with or without victims.
     """
 
-    puts: tuple[_MemberVictims, ...]
-    rest: tuple[MemberReservation, ...]
+    member_victims: tuple[_MemberVictims, ...]
+    reservations: tuple[MemberReservation, ...]
 
 
 @dataclass(slots=True)
 class GangSearch:
     """The search for one answer: its input, and what one turn passes on to the next.
 
-    chosen: kube-scheduler's own victims, by node.
+    scheduler_victims: kube-scheduler's own victims, by node.
     victims_by_node: the victims there for this pod alone, as found last.
-    ours: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods `refused` stay
-        (`NominatedPods.find_victims`).
-    for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `ours`.
-    takes: how many members are put where pods are evicted before the gang is planned; 0: the next turn only checks
-        whether waiting is enough.
+    own_eviction_nodes: nodes where the extender itself evicts. There no PodDisruptionBudget is exceeded, and the pods
+        `refused` stay (`NominatedPods.find_victims`).
+    for_scheduler: kube-scheduler has asked for the pod, so it must be put on none of the nodes `own_eviction_nodes`.
+    max_members: how many members are put where pods are evicted before the gang is planned; 0: the next turn only
+        checks whether waiting is enough.
     """
 
     claimant: WaitingPod
     policy: str
-    chosen: Mapping[str, Collection[str]]
+    scheduler_victims: Mapping[str, Collection[str]]
     victims_by_node: dict[str, Victims]
-    ours: Collection[str]
+    own_eviction_nodes: Collection[str]
     refused: Collection[str]
     for_scheduler: bool
-    takes: int = 0
-    tried: "_Attempt | None" = None
+    max_members: int = 0
+    attempt: "_Attempt | None" = None
 
 
 @dataclass(slots=True)
 class _Attempt:
     """Which members were put where.
 
-    rests_on: what the victims on every node depend on.
+    pod_inputs: what the victims on every node depend on.
     queue: the nodes where more members may be put, the least harm first.
-    fellows: the members of this shape without a place.
-    own: where the requested pod was put.
-    now: the victims for one more member, by node, as far as known.
-    seen: the nodes that were searched, as they were.
+    same_shape: the members of this shape without a place.
+    claimant_victims: where the requested pod was put.
+    next_victims: the victims for one more member, by node, as far as known.
+    node_inputs: the nodes that were searched, as they were.
     """
 
-    rests_on: object
+    pod_inputs: object
     queue: list[tuple[tuple[int, bool, int, int], str]]
-    fellows: list[WaitingPod]
-    own: _MemberVictims | None = None
-    puts: list[_MemberVictims] = field(default_factory=list)
-    now: dict[str, Victims] = field(default_factory=dict)
-    seen: dict[str, object] = field(default_factory=dict)
+    same_shape: list[WaitingPod]
+    claimant_victims: _MemberVictims | None = None
+    member_victims: list[_MemberVictims] = field(default_factory=list)
+    next_victims: dict[str, Victims] = field(default_factory=dict)
+    node_inputs: dict[str, object] = field(default_factory=dict)
 
 
 class GangPreemption:
@@ -147,13 +147,13 @@ class GangPreemption:
                 return None, False
             if not self._gang_places.count_capacities(lacking, self._clock.cpu() + TURN):
                 return None, True
-            if not search.takes:
-                search.takes = 1
+            if not search.max_members:
+                search.max_members = 1
                 return None, not self._must_only_wait(search, gang, lacking)
-            together, has_more = self._plan_victims(search, gang, lacking)
-            if together is not None and self._must_only_wait(search, gang, lacking):
+            gang_victims, has_more = self._plan_victims(search, gang, lacking)
+            if gang_victims is not None and self._must_only_wait(search, gang, lacking):
                 return None, False  # capacity was freed since the first turn
-            return together, has_more
+            return gang_victims, has_more
 
     def _must_only_wait(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> bool:
         """Whether the gang only has to wait."""
@@ -166,30 +166,35 @@ class GangPreemption:
 
         All other members need free capacity. Returns the places, and whether another turn may find more.
         """
-        tried = self._current_attempt(search, gang, lacking)
+        attempt = self._current_attempt(search, gang, lacking)
         with self._nominations.restore_afterwards():
-            for put in tried.puts:
-                self._reserve_place(put)
-            if not self._choose_victims(search, tried, lacking):
+            for member_victims in attempt.member_victims:
+                self._reserve_place(member_victims)
+            if not self._choose_victims(search, attempt, lacking):
                 return None, True
-            if tried.own is None:
+            if attempt.claimant_victims is None:
                 return None, False
-            takers = {placed.claimant.uid for placed in tried.puts}
-            rest = [member for member in lacking if member.uid not in takers]
-            nodes = {*_nodes_without_evictions(search), *(placed.node for placed in tried.puts)}
-            places = self._find_places(search, gang, rest, nodes) if rest else []
-        search.takes = 2 * search.takes + 1  # a plan costs more than a search on a node
-        if places is None or self._exceeds_quota(gang, tried.puts, places):
-            return None, bool(tried.queue and tried.fellows)
+            takers = {placed.claimant.uid for placed in attempt.member_victims}
+            remaining = [member for member in lacking if member.uid not in takers]
+            nodes = {*_nodes_without_evictions(search), *(placed.node for placed in attempt.member_victims)}
+            places = self._find_places(search, gang, remaining, nodes) if remaining else []
+        search.max_members = 2 * search.max_members + 1  # a plan costs more than a search on a node
+        if places is None or self._exceeds_quota(gang, attempt.member_victims, places):
+            return None, bool(attempt.queue and attempt.same_shape)
         others = [
             MemberReservation(placed.claimant, placed.node, placed.victims.assignment)
-            for placed in tried.puts
-            if placed is not tried.own and placed.victims.assignment is not None
+            for placed in attempt.member_victims
+            if placed is not attempt.claimant_victims and placed.victims.assignment is not None
         ]
-        puts = (tried.own, *(placed for placed in tried.puts if placed is not tried.own))
-        return GangVictims(puts, (*others, *places)), False
+        all_victims = (
+            attempt.claimant_victims,
+            *(placed for placed in attempt.member_victims if placed is not attempt.claimant_victims),
+        )
+        return GangVictims(all_victims, (*others, *places)), False
 
-    def _exceeds_quota(self, gang: Gang, puts: Iterable[_MemberVictims], places: Iterable[MemberReservation]) -> bool:
+    def _exceeds_quota(
+        self, gang: Gang, all_victims: Iterable[_MemberVictims], places: Iterable[MemberReservation]
+    ) -> bool:
         """Whether all of this, and what is reserved for other members, would exceed the quotas of the gang's namespace.
 
         Quotas do not count what is reserved for nominated pods (`NominatedPods.reservations_on`).
@@ -197,7 +202,7 @@ class GangPreemption:
         headroom = self._cache.headroom(gang.namespace)
         if not headroom:
             return False
-        used = [(put.node, put.victims.assignment) for put in puts]
+        used = [(member_victims.node, member_victims.victims.assignment) for member_victims in all_victims]
         used += [(place.node, place.assignment) for place in places]
         for member in gang.missing_in_plan():
             nomination = self._nominations.get(member.uid)
@@ -209,85 +214,91 @@ class GangPreemption:
 
     def _current_attempt(self, search: GangSearch, gang: Gang, lacking: Sequence[Member]) -> _Attempt:
         """What earlier turns have tried, if it still holds; otherwise nothing yet."""
-        rests_on = tuple(lacking), self._nominated.pod_inputs(search.claimant)
-        tried = search.tried
+        pod_inputs = tuple(lacking), self._nominated.pod_inputs(search.claimant)
+        attempt = search.attempt
         if (
-            tried is None
-            or tried.rests_on != rests_on
-            or any(self._nominated.node_inputs(node) != seen for node, seen in tried.seen.items())
+            attempt is None
+            or attempt.pod_inputs != pod_inputs
+            or any(self._nominated.node_inputs(node) != inputs for node, inputs in attempt.node_inputs.items())
         ):
             shape, uid = gang.members[search.claimant.uid].shape, search.claimant.uid
-            fellows = [_make_claimant(gang, m) for m in lacking if m.shape == shape and m.uid != uid]
+            fellows = [
+                _make_claimant(gang, member) for member in lacking if member.shape == shape and member.uid != uid
+            ]
             queue = [(victims.harm, node) for node, victims in search.victims_by_node.items()]
             heapq.heapify(queue)
-            tried = search.tried = _Attempt(rests_on, queue, fellows)
-        return tried
+            attempt = search.attempt = _Attempt(pod_inputs, queue, fellows)
+        return attempt
 
-    def _choose_victims(self, search: GangSearch, tried: _Attempt, lacking: Sequence[Member]) -> bool:
+    def _choose_victims(self, search: GangSearch, attempt: _Attempt, lacking: Sequence[Member]) -> bool:
         """Put members where the least harmful victims are, until as many are put as the search tries.
 
         Returns False if the turn's time is over, so that the next turn continues.
         """
         until = self._clock.cpu() + TURN
         unhelped = dict.fromkeys(member.uid for member in lacking)
-        used_nodes, looked = {put.node for put in tried.puts}, False
-        for put in tried.puts:
-            del unhelped[put.claimant.uid]
-        while (entry := _next_node(search, tried)) is not None:
+        used_nodes, has_searched = {member_victims.node for member_victims in attempt.member_victims}, False
+        for member_victims in attempt.member_victims:
+            del unhelped[member_victims.claimant.uid]
+        while (entry := _next_node(search, attempt)) is not None:
             harm, node = entry
-            if node not in tried.now:
-                taker = search.claimant if tried.own is None else tried.fellows[0]
-                looked = True
-                tried.seen[node] = self._nominated.node_inputs(node)
-                victims = self._find_victims(search, taker, node, unhelped, first=node not in used_nodes)
+            if node not in attempt.next_victims:
+                claimant = search.claimant if attempt.claimant_victims is None else attempt.same_shape[0]
+                has_searched = True
+                attempt.node_inputs[node] = self._nominated.node_inputs(node)
+                victims = self._find_victims(search, claimant, node, unhelped, first=node not in used_nodes)
                 if victims is not None:
-                    tried.now[node] = victims
-                    heapq.heappush(tried.queue, (victims.harm, node))
+                    attempt.next_victims[node] = victims
+                    heapq.heappush(attempt.queue, (victims.harm, node))
                 if self._clock.cpu() >= until:
                     return False
                 continue
-            victims = tried.now.pop(node)
-            if victims.uids and tried.own is None:
-                put = tried.own = _MemberVictims(search.claimant, node, victims)
-            elif tried.fellows:
-                put = _MemberVictims(tried.fellows.pop(0), node, victims)
+            victims = attempt.next_victims.pop(node)
+            if victims.uids and attempt.claimant_victims is None:
+                member_victims = attempt.claimant_victims = _MemberVictims(search.claimant, node, victims)
+            elif attempt.same_shape:
+                member_victims = _MemberVictims(attempt.same_shape.pop(0), node, victims)
             else:
                 break
-            tried.puts.append(put)
+            attempt.member_victims.append(member_victims)
             used_nodes.add(node)
-            del unhelped[put.claimant.uid]
-            self._reserve_place(put)
-            heapq.heappush(tried.queue, (harm, node))
-        return self._clock.cpu() < until and not (looked and len(tried.puts) > _FEW)
+            del unhelped[member_victims.claimant.uid]
+            self._reserve_place(member_victims)
+            heapq.heappush(attempt.queue, (harm, node))
+        return self._clock.cpu() < until and not (has_searched and len(attempt.member_victims) > _FEW)
 
-    def _reserve_place(self, put: _MemberVictims) -> None:
-        place = NominatedPlace(put.victims.assignment, put.victims.uids)
-        self._nominations.set_places(put.claimant, {put.node: place}, self._clock.now())
+    def _reserve_place(self, member_victims: _MemberVictims) -> None:
+        place = NominatedPlace(member_victims.victims.assignment, member_victims.victims.uids)
+        self._nominations.set_places(member_victims.claimant, {member_victims.node: place}, self._clock.now())
 
     def _find_victims(
-        self, search: GangSearch, taker: WaitingPod, node: str, own: Collection[str], *, first: bool
+        self, search: GangSearch, claimant: WaitingPod, node: str, excluded: Collection[str], *, first: bool
     ) -> Victims | None:
         """The victims on the node as it is now; None if no eviction helps.
 
-        own: members for which no pods are evicted.
+        excluded: members for which no pods are evicted.
         first: no member has been put on the node yet.
         """
-        victims_seen, refused = search.victims_by_node, search.refused if node in search.ours else None
-        if first and taker is not search.claimant:
+        victims_by_node, refused = search.victims_by_node, search.refused if node in search.own_eviction_nodes else None
+        if first and claimant is not search.claimant:
             # Victims for another member are chosen when kube-scheduler tries it. Whether these suffice is cheap to find
             # out.
-            seen = victims_seen[node]
-            rest = self._nominated.find_victims(taker, search.policy, node, own=own, gone=seen.uids, refused=refused)
-            if rest is not None and not rest.uids:
-                return replace(seen, assignment=rest.assignment)
-        chosen = search.chosen.get(node, ()) if first else ()
-        victims = self._nominated.find_victims(taker, search.policy, node, chosen, own=own, refused=refused)
+            known_victims = victims_by_node[node]
+            more_victims = self._nominated.find_victims(
+                claimant, search.policy, node, excluded=excluded, removed=known_victims.uids, refused=refused
+            )
+            if more_victims is not None and not more_victims.uids:
+                return replace(known_victims, assignment=more_victims.assignment)
+        scheduler_victims = search.scheduler_victims.get(node, ()) if first else ()
+        victims = self._nominated.find_victims(
+            claimant, search.policy, node, scheduler_victims, excluded=excluded, refused=refused
+        )
         if victims is not None and victims.violations and refused is not None:
             victims = None
         if victims is None and first:
-            del victims_seen[node]
+            del victims_by_node[node]
         elif victims is not None and first:
-            victims_seen[node] = victims
+            victims_by_node[node] = victims
         return victims
 
     def _unplaced_members(self, uid: str) -> list[Member]:
@@ -307,7 +318,7 @@ class GangPreemption:
         """Places for all of these members once all victims are gone, with their cards; None if there are none."""
         shape = gang.members[search.claimant.uid].shape
         with self._after_evictions({member.uid for member in members}, search.claimant.request.priority, nodes):
-            planned = self._gang_places.simulate_plan(gang, members, self._clock.now(), shape=shape, also=nodes)
+            planned = self._gang_places.simulate_plan(gang, members, self._clock.now(), shape=shape, more_nodes=nodes)
         if planned is None:
             return None
         return [
@@ -317,38 +328,40 @@ class GangPreemption:
         ]
 
     @contextmanager
-    def _after_evictions(self, own: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
+    def _after_evictions(self, excluded: Collection[str], priority: int, nodes: Iterable[str]) -> Iterator[None]:
         """Context: all victims are gone, and the pods that they are evicted for are there."""
-        going = self._nominations.all_victims()
-        gone: list[str] = []
-        for node in {*nodes, *going.values()}:
+        leaving = self._nominations.all_victims()
+        leaving_keys: list[str] = []
+        for node in {*nodes, *leaving.values()}:
             for key, placed in self._loads.pods_on(node):
-                if placed.terminating or placed.uid in going:
-                    going[placed.uid] = node
-                    gone.append(key)
+                if placed.terminating or placed.uid in leaving:
+                    leaving[placed.uid] = node
+                    leaving_keys.append(key)
         coming = [
             PlacedPod(node, claimant.load)
-            for claimant, node, _ in self._nominations.reserved_places(own, priority)
+            for claimant, node, _ in self._nominations.reserved_places(excluded, priority)
             if self._loads.get(claimant.uid) is None
         ]
         with (
-            self._nominated.count_reserved(own, priority),
-            self._ledger.what_if(released=going),
-            self._loads.what_if(gone=gone, there=coming),
+            self._nominated.count_reserved(excluded, priority),
+            self._ledger.what_if(released=leaving),
+            self._loads.what_if(removed=leaving_keys, added=coming),
         ):
             yield
 
 
-def _next_node(search: GangSearch, tried: _Attempt) -> tuple[tuple[int, bool, int, int], str] | None:
+def _next_node(search: GangSearch, attempt: _Attempt) -> tuple[tuple[int, bool, int, int], str] | None:
     """Take the node for the next member out of the queue; None if no more members are to be put."""
-    if tried.own is None and search.for_scheduler and search.ours:
-        entry = min((queued for queued in tried.queue if queued[1] not in search.ours), default=None)
+    if attempt.claimant_victims is None and search.for_scheduler and search.own_eviction_nodes:
+        entry = min((queued for queued in attempt.queue if queued[1] not in search.own_eviction_nodes), default=None)
         if entry is not None:
-            tried.queue.remove(entry)
-            heapq.heapify(tried.queue)
+            attempt.queue.remove(entry)
+            heapq.heapify(attempt.queue)
         return entry
-    if tried.queue and (tried.own is None or (tried.fellows and len(tried.puts) < search.takes)):
-        return heapq.heappop(tried.queue)
+    if attempt.queue and (
+        attempt.claimant_victims is None or (attempt.same_shape and len(attempt.member_victims) < search.max_members)
+    ):
+        return heapq.heappop(attempt.queue)
     return None
 
 

@@ -36,8 +36,10 @@ from extender.records.podref import PodRef
 
 _SECONDS: Final = 0.5  # of searching nodes for one call; kube-scheduler waits 1 s
 _PLANNING: Final = 0.2  # of these, for the plans of a gang
-_HEARING: Final = 0.25  # of these, to wait until the nodes that kube-scheduler chose of earlier answers are known
-_LOOK: Final = 0.005  # seconds between two checks of that
+_CHOICE_SECONDS: Final = (
+    0.25  # of these, to wait until the nodes that kube-scheduler chose of earlier answers are known
+)
+_CHECK_SECONDS: Final = 0.005  # seconds between two checks of that
 _GANG_SECONDS: Final = 5.0  # of searching for a gang, where kube-scheduler does not wait for the answer
 _SEARCHING: Final = 0.02  # seconds of CPU, after which no further pod is searched for in one step
 _BEST: Final = 8  # nodes searched once more, before the extender evicts by itself
@@ -95,48 +97,58 @@ class Preemption:
     # Calls of kube-scheduler.
 
     def answer_preempt(
-        self, claimant: WaitingPod, policy: str, chosen: Mapping[str, Collection[str]], *, member: bool
+        self, claimant: WaitingPod, policy: str, scheduler_victims: Mapping[str, Collection[str]], *, member: bool
     ) -> dict[str, Victims]:
         """The victims that make the pod fit, by node, without nodes where no eviction helps. Reserves the freed cards
         for the pod.
 
-        chosen: kube-scheduler's own victims, by node.
+        scheduler_victims: kube-scheduler's own victims, by node.
         member: the pod may be in a gang that does not run.
         """
         until = self._clock.now() + _SECONDS
         self._await_chosen_nodes()
         with self._lock:
             self._cache.sync_cards()
-            if self._is_answered(claimant, policy, chosen):
+            if self._is_answered(claimant, policy, scheduler_victims):
                 return {}
             if member and self._gang_preemption.is_over_quota(claimant.uid):
                 return {}
-            own = self._gang_preemption.unplaced_uids(claimant.uid)
+            excluded = self._gang_preemption.unplaced_uids(claimant.uid)
             # Nodes where the extender itself evicts for other members.
-            ours = set(self._queue.preemption_nodes(claimant.uid)) - chosen.keys() if member else set[str]()
+            ours = set(self._queue.preemption_nodes(claimant.uid)) - scheduler_victims.keys() if member else set[str]()
         answers: dict[str, Victims] = {}
         looks_until = until - _PLANNING if member else until
-        for node in (*sorted(chosen), *sorted(ours)):
+        for node in (*sorted(scheduler_victims), *sorted(ours)):
             if self._clock.now() > looks_until:
                 break
             with self._lock:  # for one node at a time: filter must not wait for all of them
                 if node in ours:
-                    victims = self._find_unprotected_victims(claimant, policy, node, own)
+                    victims = self._find_unprotected_victims(claimant, policy, node, excluded)
                 else:
-                    victims = self._nominated.find_victims(claimant, policy, node, chosen[node], own=own)
+                    victims = self._nominated.find_victims(
+                        claimant, policy, node, scheduler_victims[node], excluded=excluded
+                    )
                 if victims is not None:
                     answers[node] = victims
         with self._lock:
             if not (member and self._gang_preemption.is_in_pending_gang(claimant.uid)):
                 return self._record_answers(claimant, answers)
-            search = GangSearch(claimant, policy, chosen, answers, ours=ours, refused=self._refused, for_scheduler=True)
+            search = GangSearch(
+                claimant,
+                policy,
+                scheduler_victims,
+                answers,
+                own_eviction_nodes=ours,
+                refused=self._refused,
+                for_scheduler=True,
+            )
         return self._answer_for_gang(search, until)
 
     def are_pods_on(self, node: str, uids: Collection[str]) -> bool:
         """Whether all these pods are on the node: kube-scheduler accepts no others in the answer."""
         with self._lock:
-            there = {placed.uid for _, placed in self._loads.pods_on(node)}
-        return there.issuperset(uids)
+            uids_on_node = {placed.uid for _, placed in self._loads.pods_on(node)}
+        return uids_on_node.issuperset(uids)
 
     # Pods for which only the extender can preempt.
 
@@ -161,8 +173,8 @@ class Preemption:
                 return
             if len(offered) > _MOST_NODES:
                 # Others each time, so that each node has its turn; and those where the pod may only have to wait.
-                going = _sample_nodes(self._nodes_freeing_cards(offered), _MOST_NODES // 2)
-                offered = {*going, *_sample_nodes(lower, _MOST_NODES - len(going))}
+                freeing_nodes = _sample_nodes(self._nodes_freeing_cards(offered), _MOST_NODES // 2)
+                offered = {*freeing_nodes, *_sample_nodes(lower, _MOST_NODES - len(freeing_nodes))}
             names = map(intern, offered)  # a thousand pods may wait
             self._queue.await_preemption(pod.waiting(), policy, names, gang=pod.gang)
 
@@ -176,14 +188,14 @@ class Preemption:
         while self._clock.cpu() - began < _SEARCHING:
             with self._lock:
                 now = self._clock.now()
-                due = self._queue.next_preemption(self._needs_no_victims)
+                pending = self._queue.next_preemption(self._needs_no_victims)
                 self._refused = {uid: until for uid, until in self._refused.items() if until > now}
-            if due is None:
+            if pending is None:
                 return []
             since = self._clock.cpu()
-            evictions = self._search_for_gang(due) if due.gang else self._search_for_pod(due)
+            evictions = self._search_for_gang(pending) if pending.gang else self._search_for_pod(pending)
             with self._lock:
-                self._queue.on_searched(due, self._clock.cpu() - since, in_vain=not evictions)
+                self._queue.on_searched(pending, self._clock.cpu() - since, in_vain=not evictions)
             if evictions:
                 return evictions
             give_way(self._clock)
@@ -195,8 +207,8 @@ class Preemption:
             nomination = self._nominations.get(eviction.claimant.uid)
             place = nomination.places.get(eviction.node) if nomination is not None else None
             placed = self._loads.get(victim)
-            going = placed is not None and placed.terminating
-            return place is not None and victim in place.victims and not going
+            is_terminating = placed is not None and placed.terminating
+            return place is not None and victim in place.victims and not is_terminating
 
     def on_eviction_failed(self, eviction: Eviction, refused: Iterable[str], seconds: float) -> None:
         """Release what is reserved for the pod: these victims could not be evicted.
@@ -212,35 +224,41 @@ class Preemption:
                 self._nominations.remove(eviction.claimant.uid)
                 self._cache.capacity.mark_freed()
 
-    def _search_for_pod(self, due: PendingPreemption) -> list[Eviction]:
-        candidates = self._victims_by_node(due)
+    def _search_for_pod(self, pending: PendingPreemption) -> list[Eviction]:
+        candidates = self._victims_by_node(pending)
         if any(not victims.uids for victims in candidates.values()):
             return []  # the pod only has to wait
         for _, node in sorted((victims.harm, node) for node, victims in candidates.items())[:_BEST]:
             with self._lock:
                 self._cache.sync_cards()
                 # Much may have happened since the first of them was searched.
-                uid = due.claimant.uid
+                uid = pending.claimant.uid
                 if not self._queue.awaits_preemption_on(uid, (node,)) or self._needs_no_victims(uid):
                     return []
-                victims = self._find_unprotected_victims(due.claimant, due.policy, node)
+                victims = self._find_unprotected_victims(pending.claimant, pending.policy, node)
                 if victims is not None:
-                    return [self._make_eviction(due.claimant, node, victims)] if victims.uids else []
+                    return [self._make_eviction(pending.claimant, node, victims)] if victims.uids else []
             give_way(self._clock)
         return []
 
-    def _search_for_gang(self, due: PendingPreemption) -> list[Eviction]:
+    def _search_for_gang(self, pending: PendingPreemption) -> list[Eviction]:
         """The evictions for all members that lack cards, together: if one victim may not be evicted, none is."""
-        uid = due.claimant.uid
+        uid = pending.claimant.uid
         with self._lock:
             if not self._gang_preemption.is_in_pending_gang(uid):
                 return []  # it is placed alone by now, and is refused again as a single pod
             if self._gang_preemption.is_over_quota(uid):
                 return []
             unhelped = self._gang_preemption.unplaced_uids(uid)
-        candidates = self._victims_by_node(due, unhelped)
+        candidates = self._victims_by_node(pending, unhelped)
         search = GangSearch(
-            due.claimant, due.policy, {}, candidates, ours=set(candidates), refused=self._refused, for_scheduler=False
+            pending.claimant,
+            pending.policy,
+            {},
+            candidates,
+            own_eviction_nodes=set(candidates),
+            refused=self._refused,
+            for_scheduler=False,
         )
         until, has_more = self._clock.now() + _GANG_SECONDS, bool(candidates)
         while has_more and self._clock.now() <= until:
@@ -248,31 +266,31 @@ class Preemption:
                 self._cache.sync_cards()
                 if self._needs_no_victims(uid):
                     return []
-                together, has_more = self._gang_preemption.search_turn(search)
-                if together is not None:
-                    return self._make_gang_evictions(due, together)
+                gang_victims, has_more = self._gang_preemption.search_turn(search)
+                if gang_victims is not None:
+                    return self._make_gang_evictions(pending, gang_victims)
             give_way(self._clock)
         return []
 
-    def _victims_by_node(self, due: PendingPreemption, own: Collection[str] = ()) -> dict[str, Victims]:
+    def _victims_by_node(self, pending: PendingPreemption, excluded: Collection[str] = ()) -> dict[str, Victims]:
         """The victims on each node where an eviction helps, until there are enough to choose from.
 
-        own: the members of the pod's gang without a place.
+        excluded: the members of the pod's gang without a place.
 
         The nodes where the pod may only have to wait come first.
         """
         with self._lock:
-            going = self._nodes_freeing_cards(set(due.nodes))
-        others = set(due.nodes) - going
-        candidates, nodes = dict[str, Victims](), deque([*going, *_sample_nodes(others, len(others))])
-        enough = _ENOUGH * max(1, len(own))
+            freeing_nodes = self._nodes_freeing_cards(set(pending.nodes))
+        others = set(pending.nodes) - freeing_nodes
+        candidates, nodes = dict[str, Victims](), deque([*freeing_nodes, *_sample_nodes(others, len(others))])
+        enough = _ENOUGH * max(1, len(excluded))
         while nodes and len(candidates) < enough:
             with self._lock:
                 self._cache.sync_cards()
                 until = self._clock.cpu() + TURN
                 while nodes and self._clock.cpu() < until and len(candidates) < enough:
                     node = nodes.popleft()
-                    victims = self._find_unprotected_victims(due.claimant, due.policy, node, own)
+                    victims = self._find_unprotected_victims(pending.claimant, pending.policy, node, excluded)
                     if victims is not None:
                         candidates[node] = victims
             give_way(self._clock)
@@ -285,14 +303,16 @@ class Preemption:
             give_way(self._clock)
             with self._lock:
                 self._cache.sync_cards()
-                if self._is_answered(search.claimant, search.policy, search.chosen):
+                if self._is_answered(search.claimant, search.policy, search.scheduler_victims):
                     return {}
-                together, has_more = self._gang_preemption.search_turn(search)
-                if together is not None:
-                    own = together.puts[0]
-                    place = NominatedPlace(own.victims.assignment, own.victims.uids, together.rest)
-                    self._nominations.set_places(search.claimant, {own.node: place}, self._clock.now())
-                    return {own.node: own.victims}
+                gang_victims, has_more = self._gang_preemption.search_turn(search)
+                if gang_victims is not None:
+                    claimant_victims = gang_victims.member_victims[0]
+                    place = NominatedPlace(
+                        claimant_victims.victims.assignment, claimant_victims.victims.uids, gang_victims.reservations
+                    )
+                    self._nominations.set_places(search.claimant, {claimant_victims.node: place}, self._clock.now())
+                    return {claimant_victims.node: claimant_victims.victims}
         return {}
 
     def _await_chosen_nodes(self) -> None:
@@ -302,12 +322,12 @@ class Preemption:
         all nodes of those answers are reserved; these may be all nodes, and no event would requeue a pod that gets
         none.
         """
-        until = self._clock.now() + _HEARING
+        until = self._clock.now() + _CHOICE_SECONDS
         while self._clock.now() < until:
             with self._lock:
                 if not self._nominations.is_node_unknown(self._clock.now()):
                     return
-            self._clock.sleep(_LOOK)
+            self._clock.sleep(_CHECK_SECONDS)
 
     # Everything below runs under the lock.
 
@@ -317,7 +337,7 @@ class Preemption:
         return self._loads.nodes_with_terminating_pods(nodes) | nodes.intersection(vanished)
 
     def _find_unprotected_victims(
-        self, claimant: WaitingPod, policy: str, node: str, own: Collection[str] = ()
+        self, claimant: WaitingPod, policy: str, node: str, excluded: Collection[str] = ()
     ) -> Victims | None:
         """The victims on the node; None if no eviction helps, if a budget forbids it, or if the node takes no pods any
         more.
@@ -326,31 +346,35 @@ class Preemption:
         """
         if not self._loads.is_open(node):
             return None
-        victims = self._nominated.find_victims(claimant, policy, node, own=own, refused=self._refused)
+        victims = self._nominated.find_victims(claimant, policy, node, excluded=excluded, refused=self._refused)
         return victims if victims is not None and not victims.violations else None
 
-    def _make_gang_evictions(self, due: PendingPreemption, together: GangVictims) -> list[Eviction]:
-        nodes = {put.node for put in together.puts}
-        victims = {victim for put in together.puts for victim in put.victims.uids}
+    def _make_gang_evictions(self, pending: PendingPreemption, gang_victims: GangVictims) -> list[Eviction]:
+        nodes = {member_victims.node for member_victims in gang_victims.member_victims}
+        victims = {victim for member_victims in gang_victims.member_victims for victim in member_victims.victims.uids}
         if not (
-            self._queue.awaits_preemption_on(due.claimant.uid, nodes)
+            self._queue.awaits_preemption_on(pending.claimant.uid, nodes)
             and all(map(self._loads.is_open, nodes))
             and not self._nominated.count_budget_violations(nodes, victims)
         ):
             return []
-        first, *others = together.puts
+        first, *others = gang_victims.member_victims
         return [
-            self._make_eviction(first.claimant, first.node, first.victims, together.rest),
-            *(self._make_eviction(put.claimant, put.node, put.victims) for put in others if put.victims.uids),
+            self._make_eviction(first.claimant, first.node, first.victims, gang_victims.reservations),
+            *(
+                self._make_eviction(member_victims.claimant, member_victims.node, member_victims.victims)
+                for member_victims in others
+                if member_victims.victims.uids
+            ),
         ]
 
     def _make_eviction(
-        self, claimant: WaitingPod, node: str, victims: Victims, rest: tuple[MemberReservation, ...] = ()
+        self, claimant: WaitingPod, node: str, victims: Victims, member_reservations: tuple[MemberReservation, ...] = ()
     ) -> Eviction:
-        place = NominatedPlace(victims.assignment, victims.uids, rest)
+        place = NominatedPlace(victims.assignment, victims.uids, member_reservations)
         self._nominations.set_own_place(claimant, node, place, self._clock.now())
-        there = {placed.uid: placed for _, placed in self._loads.pods_on(node)}
-        return Eviction(claimant, node, tuple(there[uid].ref for uid in victims.uids), place)
+        pods_by_uid = {placed.uid: placed for _, placed in self._loads.pods_on(node)}
+        return Eviction(claimant, node, tuple(pods_by_uid[uid].ref for uid in victims.uids), place)
 
     def _is_over_quota(self, pod: Pod) -> bool:
         """Whether the quotas of the pod's namespace leave it no card, whichever pods are evicted."""
@@ -390,9 +414,9 @@ class Preemption:
             # On some node it only has to wait for pods that terminate already, so no others are evicted: the answer has
             # these.
             answers = {
-                node: Victims(uids=going, assignment=victims.assignment)
+                node: Victims(uids=terminating, assignment=victims.assignment)
                 for node, victims in answers.items()
-                if not victims.uids and (going := self._terminating_pods(node, claimant.request.priority))
+                if not victims.uids and (terminating := self._terminating_pods(node, claimant.request.priority))
             }
         places = {node: NominatedPlace(victims.assignment, victims.uids) for node, victims in answers.items()}
         self._nominations.set_places(claimant, places, self._clock.now())

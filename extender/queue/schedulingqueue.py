@@ -123,7 +123,7 @@ class QueuedPod:
     def nominatable_pod(self) -> WaitingPod | None:
         """The pod, if it may be nominated before kube-scheduler asks for it."""
         waiting_pod = self.pod.waiting_pod if self.pod is not None and not self.considered else None
-        return waiting_pod if waiting_pod is not None and not waiting_pod.nominated else None
+        return waiting_pod if waiting_pod is not None and not waiting_pod.nominated_node else None
 
 
 def sort_key(pod: WaitingPod) -> tuple[int, str]:
@@ -331,17 +331,19 @@ class SchedulingQueue:
 
     # Requeueing.
 
-    def requeue_all(self, node: str = "", *, seen: bool = False) -> None:
+    def requeue_all(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
         """Requeue the refused pods: capacity may have been freed on this node.
 
-        seen: kube-scheduler sees the cause and tries pods again by itself.
+        seen_by_scheduler: kube-scheduler sees the cause and tries pods again by itself.
         """
         now = self._clock.now()
         self._forget_old_refusals(now)
-        if self._unschedulable and (not seen or now - self._last_refusal < _WATCH_LAG_SECONDS):
+        if self._unschedulable and (not seen_by_scheduler or now - self._last_refusal < _WATCH_LAG_SECONDS):
             self._requeue_node = node
 
-    def on_capacity_freed(self, node: str = "", *, seen: bool = False, can_preempt: Callable[[int], bool]) -> None:
+    def on_capacity_freed(
+        self, node: str = "", *, seen_by_scheduler: bool = False, can_preempt: Callable[[int], bool]
+    ) -> None:
         """As `requeue_all`, unless all refused pods await a plan: pods have given back capacity on this node.
 
         can_preempt: returns whether pods below a priority could be evicted. A gang of that priority may need fewer
@@ -349,7 +351,7 @@ class SchedulingQueue:
         """
         self._forget_old_refusals(self._clock.now())
         if len(self._unschedulable) > len(self._awaiting_plan) or any(map(can_preempt, self._gang_priorities)):
-            self.requeue_all(node, seen=seen)
+            self.requeue_all(node, seen_by_scheduler=seen_by_scheduler)
 
     def requeue_all_at(self, when: float) -> None:
         """Requeue the refused pods at this time: a pod was refused until then, and nothing else may requeue it."""
@@ -377,8 +379,8 @@ class SchedulingQueue:
             return None
         node, self._requeue_node = self._requeue_node, None
         self._forget_old_refusals(now)
-        others, self._refused_elsewhere = self._refused_elsewhere, False
-        if not self._unschedulable and not others:
+        refused_elsewhere, self._refused_elsewhere = self._refused_elsewhere, False
+        if not self._unschedulable and not refused_elsewhere:
             return None
         self._requeued_at = now
         return self._choose_requeue_node(node, nodes, now)
@@ -549,14 +551,14 @@ class SchedulingQueue:
             self.stop_awaiting_preemption(next(reversed(places[name])))
         return bool(largest)
 
-    def _choose_requeue_node(self, wanted: str, nodes: Collection[str], now: float) -> str | None:
-        """The node to annotate: `wanted` if it did not fail lately; else the node that was annotated last; else a node
-        that has not failed, or failed longest ago.
+    def _choose_requeue_node(self, preferred: str, nodes: Collection[str], now: float) -> str | None:
+        """The node to annotate: `preferred` if it did not fail lately; else the node that was annotated last; else a
+        node that has not failed, or failed longest ago.
         """
         self._avoided_nodes = {
             node: until for node, until in self._avoided_nodes.items() if until > now and node in nodes
         }
-        for node in (wanted, self._last_node):
+        for node in (preferred, self._last_node):
             if node in nodes and node not in self._avoided_nodes:
                 return node
         return min(nodes, key=lambda node: self._avoided_nodes.get(node, -math.inf), default=None)

@@ -53,9 +53,9 @@ class NodeRecord(NamedTuple):
     """
 
     allocatable: Load | None = None
-    open: bool = True
+    schedulable: bool = True
     offers_shares: bool = True
-    ground: NodeLabels = NodeLabels()
+    node_labels: NodeLabels = NodeLabels()
 
 
 class _NodeMeta(Struct):
@@ -93,11 +93,13 @@ _decode_node = msgspec.json.Decoder(_Node).decode
 
 def decode_node(raw: bytes) -> tuple[str, NodeRecord] | None:
     """Decode a Node: its name and its record."""
-    read = _decode_node(raw)
-    resources = read.status.allocatable
-    labels = {intern(key): intern(text) for key, text in (read.metadata.labels or {}).items()}
-    taints = tuple(Taint(t.key, t.value, t.effect) for t in read.spec.taints or () if t.effect in HARD)
+    decoded = _decode_node(raw)
+    resources = decoded.status.allocatable
+    labels = {intern(key): intern(text) for key, text in (decoded.metadata.labels or {}).items()}
+    taints = tuple(
+        Taint(taint.key, taint.value, taint.effect) for taint in decoded.spec.taints or () if taint.effect in HARD
+    )
     allocatable = loads.load_of_node(resources) if resources is not None else None
     offers = resources is None or str(resources.share) != "0"
-    record = NodeRecord(allocatable, not read.spec.unschedulable, offers, NodeLabels(labels, taints))
-    return intern(read.metadata.name), record
+    record = NodeRecord(allocatable, not decoded.spec.unschedulable, offers, NodeLabels(labels, taints))
+    return intern(decoded.metadata.name), record

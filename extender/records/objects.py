@@ -145,16 +145,16 @@ _decode_object = msgspec.json.Decoder(Json).decode
 def decode_card(raw: bytes) -> tuple[str, CardRecord] | None:
     """Decode an ExtendedResource: its key and its record."""
     try:
-        read, complete = _decode_card(raw), True
+        decoded, complete = _decode_card(raw), True
     except msgspec.ValidationError:
-        read, complete = _decode_card(_drop_malformed_shares(raw)), False
-    spec, status = read.spec, read.status
-    reported = _share_records(survey.plausible_shares(read), spec)
-    return read.metadata.name, CardRecord(
+        decoded, complete = _decode_card(_drop_malformed_shares(raw)), False
+    spec, status = decoded.spec, decoded.status
+    reported = _share_records(survey.plausible_shares(decoded), spec)
+    return decoded.metadata.name, CardRecord(
         intern(spec.node),
-        survey.device_of(read) if survey.is_other_device(read) else survey.card_of(read),
+        survey.device_of(decoded) if survey.is_other_device(decoded) else survey.card_of(decoded),
         reported,
-        _labels(read),
+        _labels(decoded),
         _card_status(status, spec),
         "" if complete and len(reported) == len(status.reported or ()) else _PASSED_OVER,
         status.card_access == _ENV_ACCESS,
@@ -250,7 +250,9 @@ def _card_status(status: _Status, spec: wire.ExtendedResourceSpec) -> CardStatus
     )
 
 
-def _labels(read: wire.ExtendedResource) -> Mapping[str, str]:
-    own = {key: text for key, text in read.metadata.labels.items() if key != names.NODE_LABEL}
-    seen = {key.lower(): text for texts in (own, read.spec.properties) for key, text in sorted(texts.items())}
-    return shared.share_labels(seen)
+def _labels(resource: wire.ExtendedResource) -> Mapping[str, str]:
+    own_labels = {key: text for key, text in resource.metadata.labels.items() if key != names.NODE_LABEL}
+    all_labels = {
+        key.lower(): text for texts in (own_labels, resource.spec.properties) for key, text in sorted(texts.items())
+    }
+    return shared.share_labels(all_labels)

@@ -53,22 +53,22 @@ class WaitingPod:
     """A pending pod and its request: cards, cpu and memory (`load`), and constraints on its node (a key).
 
     version: the resourceVersion, as last seen.
-    nominated: the node where kube-scheduler preempts for it, or "".
+    nominated_node: the node where kube-scheduler preempts for it, or "".
     created: the creationTimestamp.
     rank: its place in the order, as a gang of one.
-    insists: its annotation says that the extender chooses the node.
+    wants_one_node: its annotation says that the extender chooses the node.
     """
 
     ref: PodRef
     request: PodRequest
     load: Load = Load()
     version: str = ""
-    nominated: str = ""
+    nominated_node: str = ""
     created: str = ""
     scheduler: str = ""
     rank: Rank = (0, 0, "", "")
     constraints: bytes = b""
-    insists: bool = False
+    wants_one_node: bool = False
 
     @property
     def uid(self) -> str:
@@ -179,16 +179,16 @@ class Pod:
         )
 
     @property
-    def nominated(self) -> str:
+    def nominated_node(self) -> str:
         """The node where kube-scheduler preempts for the pod, or "".
 
         A node that was named before kube-scheduler tried the pod does not count, nor does the node of a pod that may
         not preempt.
         """
-        return self.named if self.unscheduled == REFUSED and self.may_preempt else ""
+        return self.status_node if self.unscheduled == REFUSED and self.may_preempt else ""
 
     @property
-    def named(self) -> str:
+    def status_node(self) -> str:
         """The node that the pod's status names, for whatever reason, or "": kube-scheduler tries it first."""
         return str((self._manifest.get("status") or {}).get("nominatedNodeName") or "")
 
@@ -284,12 +284,12 @@ class Pod:
             self.request or PodRequest(containers=(), priority=self.priority),
             self.load,
             version=self.version,
-            nominated=self.nominated,
+            nominated_node=self.nominated_node,
             created=self.created,
             scheduler=self.scheduler,
             rank=self.rank,
             constraints=self._constraints,
-            insists=self.one_best_node(default=False),
+            wants_one_node=self.one_best_node(default=False),
         )
 
     @property

@@ -68,7 +68,7 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
 
     classes: the classes that it requests.
     waiting_pod: the pod, if kube-scheduler preempts for it, or if it may be nominated ahead.
-    named: a node in its status where no pods are preempted, perhaps named by us.
+    status_node: a node in its status where no pods are preempted, perhaps named by us.
     turned_away: set if it is pending because no extender served its call.
     refused: kube-scheduler has tried it in vain.
     bindable: see `Pod.bindable`.
@@ -76,7 +76,7 @@ class WaitingRecord(PodRecord, frozen=True, gc=False):
 
     classes: frozenset[str] = frozenset()
     waiting_pod: WaitingPod | None = None
-    named: str = ""
+    status_node: str = ""
     turned_away: TurnedAway | None = None
     refused: bool = False
     bindable: bool = False
@@ -158,10 +158,10 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
     """
     if not any(sign in raw for sign in _SIGNS):
         return _other(raw)
-    read = _decode_pod(raw)
-    meta, node = read.metadata, read.spec.node_name
+    decoded = _decode_pod(raw)
+    meta, node = decoded.metadata, decoded.spec.node_name
     if not node:
-        return meta.uid, _waiting(raw, read)
+        return meta.uid, _waiting(raw, decoded)
     if names.MIRROR in (meta.annotations or {}):
         return _other(raw, static=True)  # a static pod is not scheduled, so it has no assignment whatever it says
     gang = (meta.labels or {}).get(names.GANG) or ""
@@ -171,21 +171,21 @@ def decode_pod(raw: bytes) -> tuple[str, PlacedPod] | None:
         assigned = assignment.decode(meta.annotations or {}, loads=_decode_any)
     except assignment.InvalidAssignment as error:
         problem = str(error)
-    finished = read.status.phase in names.FINISHED_PHASES
+    finished = decoded.status.phase in names.FINISHED_PHASES
     bound_directly = assigned is None and not problem and not finished and _SLOT in raw and _whole(raw).slots
     if assigned is None and not problem and member is None and not bound_directly:
         return _other(raw)
     return meta.uid, PodRecord(
-        *_place(raw, meta, read.spec, counts=not finished),
-        grouped=read.spec.scheduling_group is not None,
-        group="" if gang or finished else _group(meta, read.spec),
+        *_place(raw, meta, decoded.spec, counts=not finished),
+        grouped=decoded.spec.scheduling_group is not None,
+        group="" if gang or finished else _group(meta, decoded.spec),
         assignment=assigned,
         finished=finished,
-        ended=_ended(read, finished=finished),
+        ended=_ended(decoded, finished=finished),
         problem=problem,
         gang=gang,
         member=member,
-        mps_client=mpsread.mps_client_of_pod(meta.annotations or {}, read.spec, assigned.containers)
+        mps_client=mpsread.mps_client_of_pod(meta.annotations or {}, decoded.spec, assigned.containers)
         if assigned is not None
         else COMMON,
         bound_directly=bool(bound_directly),
@@ -196,28 +196,28 @@ def _whole(raw: bytes) -> Pod:
     return Pod(_decode_any(wire.trim_object(raw)))
 
 
-def reflector_key(key: str, known: PlacedPod) -> str:
+def reflector_key(key: str, record: PlacedPod) -> str:
     """The "namespace/name" of a pod from `decode_pod`, by which the reflector knows it."""
-    return f"{known.namespace}/{known.name}" if isinstance(known, PodRecord) else key
+    return f"{record.namespace}/{record.name}" if isinstance(record, PodRecord) else key
 
 
-def _waiting(raw: bytes, read: _Pod) -> PodRecord:
+def _waiting(raw: bytes, decoded: _Pod) -> PodRecord:
     """The record of a pod without a node."""
-    pod, status = _whole(raw), read.status
+    pod, status = _whole(raw), decoded.status
     member = pod.member() if pod.gang else None
     if status.phase in names.FINISHED_PHASES:  # no kubelet starts it
         return PodRecord(**pod.ref._asdict(), finished=True, ended=True, gang=pod.gang, member=member)
     reason, nominated_node = pod.unscheduled, status.nominated_node_name
-    unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated)
+    unanswered, refused, nominated = reason == _UNANSWERED, reason == REFUSED, bool(pod.nominated_node)
     fresh = not (refused or unanswered or nominated_node)
     return WaitingRecord(
         **pod.ref._asdict(),
-        group="" if pod.gang else _group(read.metadata, read.spec),
+        group="" if pod.gang else _group(decoded.metadata, decoded.spec),
         gang=pod.gang,
         member=member,
         classes=pod.classes,
         waiting_pod=_waiting_pod(pod) if nominated or (fresh and pod.predictable) else None,
-        named="" if nominated else nominated_node,
+        status_node="" if nominated else nominated_node,
         # A pod with a gate is not tried, whatever its status says.
         turned_away=TurnedAway(pod.priority, intern(pod.scheduler)) if unanswered and pod.bindable else None,
         refused=refused or unanswered,
@@ -236,12 +236,12 @@ def _other(raw: bytes, *, static: bool = False) -> tuple[str, PlacedPod] | None:
     """Key and record of a pod that requests nothing of ours. The key is "namespace/name", which the reflector keeps
     anyway.
     """
-    read = _decode_other(raw)
-    meta, group = read.metadata, _group(read.metadata, read.spec)
-    if not (read.spec.node_name or group) or read.status.phase in names.FINISHED_PHASES:
+    decoded = _decode_other(raw)
+    meta, group = decoded.metadata, _group(decoded.metadata, decoded.spec)
+    if not (decoded.spec.node_name or group) or decoded.status.phase in names.FINISHED_PHASES:
         return None
-    grouped = read.spec.scheduling_group is not None
-    placed = PlacedPod(*_place(raw, meta, read.spec), fixed=static, grouped=grouped, group=group)
+    grouped = decoded.spec.scheduling_group is not None
+    placed = PlacedPod(*_place(raw, meta, decoded.spec), fixed=static, grouped=grouped, group=group)
     return f"{meta.namespace}/{meta.name}", placed
 
 
@@ -268,14 +268,14 @@ def _place(
     )
 
 
-def _ended(read: _Pod, *, finished: bool) -> bool:
+def _ended(decoded: _Pod, *, finished: bool) -> bool:
     """Whether the pod's containers are gone for good, by the kubelet's report.
 
     A terminated container is no proof: it may be restarted. Missing statuses are none either: the kubelet may be
     starting the first container just now.
     """
-    containers = [*(read.status.container_statuses or ()), *(read.status.init_container_statuses or ())]
+    containers = [*(decoded.status.container_statuses or ()), *(decoded.status.init_container_statuses or ())]
     if finished:
         return all(container.state.running is None for container in containers)
-    dying = read.metadata.deletion_timestamp is not None
+    dying = decoded.metadata.deletion_timestamp is not None
     return dying and bool(containers) and all(container.state.terminated is not None for container in containers)

@@ -21,8 +21,8 @@ def share_labels(original: Mapping[str, str]) -> Mapping[str, str]:
 
 def share_texts(originals: Iterable[str]) -> tuple[str, ...]:
     """The texts as a shared object."""
-    together = tuple(originals)
-    return _cached_texts(together) if sum(map(len, together)) <= _LONGEST else together
+    originals_tuple = tuple(originals)
+    return _cached_texts(originals_tuple) if sum(map(len, originals_tuple)) <= _LONGEST else originals_tuple
 
 
 @lru_cache(maxsize=_ENTRIES)

@@ -91,13 +91,13 @@ def automatic_class(name: str, *models: str) -> Json:
     }
 
 
-def _make_patch(name: str, models: Models, seen: ClassRecord) -> Json:
+def _make_patch(name: str, models: Models, record: ClassRecord) -> Json:
     """The merge patch that gives the class these models, if the object has not changed since it was seen."""
-    wanted = automatic_class(name, *models)
-    selector = dict.fromkeys(classes.auto_spec(*seen.auto_models)["selector"]) | wanted["spec"]["selector"]
-    annotations = wanted["metadata"]["annotations"]
+    manifest = automatic_class(name, *models)
+    selector = dict.fromkeys(classes.auto_spec(*record.auto_models)["selector"]) | manifest["spec"]["selector"]
+    annotations = manifest["metadata"]["annotations"]
     return {
-        "metadata": {"uid": seen.uid, "resourceVersion": seen.version, "annotations": annotations},
+        "metadata": {"uid": record.uid, "resourceVersion": record.version, "annotations": annotations},
         "spec": {"selector": selector},
     }
 
@@ -112,18 +112,18 @@ class ClassController:
     def __init__(
         self,
         client: KubeClient,
-        seen: Listers,
+        listers: Listers,
         *,
         active: Callable[[], bool],
         in_use: Callable[[str], bool],
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
-        self._seen = seen
+        self._listers = listers
         self._active = active
         self._in_use = in_use
         self._clock = clock
-        self._looked_at = float("-inf")
+        self._compared_at = float("-inf")
         self._missing: dict[str, None] = {}  # classes to make, the one that has waited longest first
         self._idle_since: dict[str, float] = {}  # classes without a card of their models, and since when
         self._used_until: dict[str, float] = {}
@@ -134,28 +134,28 @@ class ClassController:
     def step(self) -> None:
         """Compare and write the classes, at most every `_EVERY` seconds."""
         now = self._clock.now()
-        if now - self._looked_at < _EVERY:
+        if now - self._compared_at < _EVERY:
             return
-        self._looked_at = now
+        self._compared_at = now
         if not self._active():
             self._idle_since.clear()
             self._present.clear()
             return
-        existing, models = self._seen.classes.snapshot(), self._seen.cards.models()
-        wanted = plan_changes(models, existing, self._is_used)
+        existing, models = self._listers.classes.snapshot(), self._listers.cards.models()
+        changes = plan_changes(models, existing, self._is_used)
         self._log_notices(models, existing)
         self._used_until = {name: at for name, at in self._used_until.items() if at > now}
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
-        idle = [*wanted.deletes, *wanted.updates]
+        idle = [*changes.deletes, *changes.updates]
         self._idle_since = {name: self._idle_since.get(name, now) for name in idle}
         ready = {name for name, since in self._idle_since.items() if now - since >= _LINGER}
-        self._missing = {name: None for name in (*self._missing, *wanted.creates) if name in wanted.creates}
+        self._missing = {name: None for name in (*self._missing, *changes.creates) if name in changes.creates}
         for name in self._due_names(self._missing, now):
-            self._create(name, wanted.creates[name])
-        grown = {name for name, alike in wanted.updates.items() if not set(alike) <= set(existing[name].auto_models)}
-        for name in self._due_names((name for name in wanted.updates if name in ready | grown), now):
-            self._update(name, wanted.updates[name], existing[name])
-        for name in self._due_names((name for name in wanted.deletes if name in ready), now):
+            self._create(name, changes.creates[name])
+        grown = {name for name, alike in changes.updates.items() if not set(alike) <= set(existing[name].auto_models)}
+        for name in self._due_names((name for name in changes.updates if name in ready | grown), now):
+            self._update(name, changes.updates[name], existing[name])
+        for name in self._due_names((name for name in changes.deletes if name in ready), now):
             self._delete(name, existing[name])
         self._present = {classes.name_of_model(model) for model in models} & existing.keys()
 
@@ -196,8 +196,8 @@ class ClassController:
             models,
         )
 
-    def _update(self, name: str, models: Models, seen: ClassRecord) -> None:
-        patch = _make_patch(name, models, seen)
+    def _update(self, name: str, models: Models, record: ClassRecord) -> None:
+        patch = _make_patch(name, models, record)
         self._write(
             name,
             lambda: self._client.patch(paths.resourceclasses(name), patch, "merge", timeout=_TIMEOUT),
@@ -205,14 +205,14 @@ class ClassController:
             models,
         )
 
-    def _delete(self, name: str, seen: ClassRecord) -> None:
+    def _delete(self, name: str, record: ClassRecord) -> None:
         # Not if a person has edited or recreated it since: then the class is theirs.
-        options = {"preconditions": {"uid": seen.uid, "resourceVersion": seen.version}}
+        options = {"preconditions": {"uid": record.uid, "resourceVersion": record.version}}
         self._write(
             name,
             lambda: self._client.delete(paths.resourceclasses(name), options, timeout=_TIMEOUT),
             ("failed to delete an automatic class", "deleted an automatic class: too many have no card"),
-            seen.auto_models,
+            record.auto_models,
         )
 
     def _write(self, name: str, write: Callable[[], object], events: tuple[str, str], models: Models) -> None:

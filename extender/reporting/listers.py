@@ -96,9 +96,9 @@ class CardLister(Lister[CardRecord]):
     def _record_change(self, key: str, before: CardRecord | None, new: CardRecord | None) -> None:
         if before is not None:
             self._changed.add(before.node)
-            here = self._of_node[before.node]
-            here.discard(key)
-            if not here:
+            node_cards = self._of_node[before.node]
+            node_cards.discard(key)
+            if not node_cards:
                 del self._of_node[before.node]
             model = _model_of(before)
             self._models[model] -= 1

@@ -31,14 +31,14 @@ class PodEvents:
     def __init__(
         self,
         events: Recorder,
-        seen: Listers,
+        listers: Listers,
         *,
         active: Callable[[], bool],
         waiting_for: Callable[[str], Iterable[PodRef]],
         clock: Clock = SYSTEM,
     ) -> None:
         self._events = events
-        self._seen = seen
+        self._listers = listers
         self._active = active
         self._waiting_for = waiting_for
         self._clock = clock
@@ -47,10 +47,10 @@ class PodEvents:
 
     def step(self) -> None:
         """Record an event on the pods that wait for a class which was deleted since the last call."""
-        for name in self._seen.classes.take_deleted():
-            if not self._active() or name in self._seen.classes.objects:
+        for name in self._listers.classes.take_deleted():
+            if not self._active() or name in self._listers.classes.objects:
                 continue  # the leader writes the event, or the class was recreated
-            if name in self._seen.cards.automatic_classes():
+            if name in self._listers.cards.automatic_classes():
                 continue  # its cards are still in it, and its object is recreated
             text = (
                 f"ResourceClass {name} was deleted while the pod waits for it; create the class again, or delete the "
@@ -73,8 +73,8 @@ class PodEvents:
 
     def record_missing_class(self, quota: QuotaRecord, text: str) -> None:
         """Record an event: the quota's status says now that one of its classes does not exist. Returns at once."""
-        about = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
-        self._events.record(about, statuses.CLASS_NOT_FOUND, text, "Warning")
+        quota_object = ObjectRef(names.API_VERSION, "GPUQuota", quota.name, quota.namespace, quota.uid)
+        self._events.record(quota_object, statuses.CLASS_NOT_FOUND, text, "Warning")
 
 
 def _quota_message(full: FullEntry) -> str:

@@ -27,7 +27,7 @@ _log = structlog.get_logger(__name__)
 
 GROUP = "podgroup"
 
-_LOOK_SECONDS = 0.5  # seconds between two comparisons of all gangs
+_COMPARE_SECONDS = 0.5  # seconds between two comparisons of all gangs
 _GAP = 0.5  # least seconds between two writes to one PodGroup
 _RATE = 50.0  # writes a second
 _STEP_LIMIT = 1.0  # seconds of writing after which a step ends
@@ -56,7 +56,7 @@ class PodGroupWriter:
     def __init__(
         self,
         client: KubeClient,
-        seen: Lister[GroupRecord],
+        lister: Lister[GroupRecord],
         events: Recorder,
         *,
         gangs: Callable[[], list[GangView]],
@@ -64,7 +64,7 @@ class PodGroupWriter:
         clock: Clock = SYSTEM,
     ) -> None:
         self._client = client
-        self._seen = seen
+        self._lister = lister
         self._events = events
         self._gangs = gangs
         self._active = active
@@ -73,15 +73,15 @@ class PodGroupWriter:
         self._event_states: dict[str, _EventState] = {}
         self._schedule = WriteSchedule({GROUP: _GAP})
         self._pace = WriteRate()
-        self._looked = float("-inf")
+        self._compared_at = float("-inf")
 
     def step(self) -> None:
         """Compare all gangs with what was written, and write as much as the time allows."""
         if not self._active():
             return
         now = self._clock.now()
-        if now - self._looked >= _LOOK_SECONDS:
-            self._looked = now
+        if now - self._compared_at >= _COMPARE_SECONDS:
+            self._compared_at = now
             self._mark_changed(now)
         while self._clock.now() - now <= _STEP_LIMIT and self._pace.allows_write(self._clock.now(), _RATE):
             key = self._schedule.next_key(self._clock.now())
@@ -91,13 +91,13 @@ class PodGroupWriter:
 
     def _mark_changed(self, now: float) -> None:
         before, self._views = self._views, {f"{view.namespace}/{view.name}": view for view in self._gangs()}
-        seen = self._seen.snapshot()
+        records = self._lister.snapshot()
         changed = {key for key, view in self._views.items() if before.get(key) != view} | (before.keys() - self._views)
         # And PodGroups that exist and should not, or should exist and do not.
-        changed |= self._seen.take_changed() | (self._views.keys() ^ seen.keys())
+        changed |= self._lister.take_changed() | (self._views.keys() ^ records.keys())
         self._schedule.enqueue_all([Key(GROUP, key) for key in sorted(changed)], now)
         for key, view in self._views.items():
-            self._record_event(key, view, seen.get(key), now)
+            self._record_event(key, view, records.get(key), now)
         for key in self._event_states.keys() - self._views:
             del self._event_states[key]
 
@@ -105,11 +105,11 @@ class PodGroupWriter:
 
     def _write_if_changed(self, key: Key) -> None:
         """Create, update or delete one PodGroup, if it is not as it should be."""
-        act = self._plan_write(key.key)
-        if act is None:
+        planned_write = self._plan_write(key.key)
+        if planned_write is None:
             self._schedule.mark_settled(key)
             return
-        content, write = act
+        content, write = planned_write
         self._pace.count_write()
         try:
             write()
@@ -124,35 +124,35 @@ class PodGroupWriter:
             self._schedule.mark_written(key, content, self._clock.now())
 
     def _plan_write(self, key: str) -> tuple[object, Callable[[], object]] | None:
-        view, seen = self._views.get(key), self._seen.objects.get(key)
+        view, record = self._views.get(key), self._lister.objects.get(key)
         namespace, _, name = key.partition("/")
-        if seen is None:
+        if record is None:
             if view is None or view.minimum < 1 or not (view.numbered or view.foreign):
                 return None
             manifest = podgroups.automatic_group(view)
             return "made", lambda: self._client.create(paths.podgroups(namespace), manifest, timeout=_WRITE_TIMEOUT)
-        if seen.auto and view is None:
-            options = {"preconditions": {"uid": seen.uid}}
+        if record.auto and view is None:
+            options = {"preconditions": {"uid": record.uid}}
             return "deleted", lambda: self._client.delete(
                 paths.podgroups(namespace, name), options, timeout=_WRITE_TIMEOUT
             )
-        if seen.auto and view is not None and view.minimum not in (0, seen.minimum):
+        if record.auto and view is not None and view.minimum not in (0, record.minimum):
             spec = {"spec": {"minMember": view.minimum}}
             return spec, lambda: self._client.patch(
                 paths.podgroups(namespace, name), spec, "merge", timeout=_WRITE_TIMEOUT
             )
         now = self._clock.wall().strftime("%Y-%m-%dT%H:%M:%SZ")
-        wanted = podgroups.group_status(seen, view, now)
-        if statuses.is_same(wanted, seen.status):
+        wanted_status = podgroups.group_status(record, view, now)
+        if statuses.is_same(wanted_status, record.status):
             return None
-        patch = {"status": statuses.make_patch(wanted, seen.status, now)}
-        return wanted, lambda: self._client.patch(
+        patch = {"status": statuses.make_patch(wanted_status, record.status, now)}
+        return wanted_status, lambda: self._client.patch(
             paths.podgroups(namespace, name, "status"), patch, "merge", timeout=_WRITE_TIMEOUT
         )
 
     # Events.
 
-    def _record_event(self, key: str, view: GangView, seen: GroupRecord | None, now: float) -> None:
+    def _record_event(self, key: str, view: GangView, record: GroupRecord | None, now: float) -> None:
         event = _event_text(view)
         before = self._event_states.get(key)
         if event is None:
@@ -160,7 +160,7 @@ class PodGroupWriter:
             return
         if before is None or (before.reason, before.text) != event:
             # A new leader finds gangs that have been running for long.
-            done = before is None and view.phase is GangPhase.RUNNING and _was_running(seen)
+            done = before is None and view.phase is GangPhase.RUNNING and _was_running(record)
             before = self._event_states[key] = _EventState(*event, now, done)
         at_once = view.phase in (GangPhase.RUNNING, GangPhase.PARTLY_BOUND)
         if before.done or (not at_once and now - before.at < _SETTLED):
@@ -169,21 +169,21 @@ class PodGroupWriter:
         kind: EventKind = (
             "Normal" if view.phase in (GangPhase.RESERVED, GangPhase.BINDING, GangPhase.RUNNING) else "Warning"
         )
-        if seen is not None:
-            about = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, seen.uid)
-            self._events.record(about, before.reason, before.text, kind)
+        if record is not None:
+            group_object = ObjectRef(names.API_VERSION, "PodGroup", view.name, view.namespace, record.uid)
+            self._events.record(group_object, before.reason, before.text, kind)
         for pod in view.oldest:
             self._events.record(pod.about, before.reason, before.text, kind)
 
 
 def _event_text(view: GangView) -> tuple[str, str] | None:
     """Reason and text of the event about the gang; None for no event. A gang whose pods are being deleted gets none."""
-    name, there = f"gang {view.name}", view.member_count
-    if not there:
+    name, member_count = f"gang {view.name}", view.member_count
+    if not member_count:
         return None
     if view.phase is GangPhase.PENDING:
-        if view.minimum > there:
-            return "GangIncomplete", f"{name} is waiting for {view.minimum - there} of {view.minimum} members"
+        if view.minimum > member_count:
+            return "GangIncomplete", f"{name} is waiting for {view.minimum - member_count} of {view.minimum} members"
         return "GangIncomplete", f"{name} cannot be bound: {view.reason}"
     if view.phase is GangPhase.WAITING:
         return (
@@ -191,8 +191,8 @@ def _event_text(view: GangView) -> tuple[str, str] | None:
             f"{name} waits to fit as a whole" + (f": {view.reason}" if view.reason else ""),
         )
     if view.phase is GangPhase.RESERVED:
-        some = ", ".join(view.waiting_for[:3]) + (", ..." if len(view.waiting_for) > 3 else "")
-        return "GangReserved", f"{name} fits, waiting for {some} to be scheduled"
+        first_members = ", ".join(view.waiting_for[:3]) + (", ..." if len(view.waiting_for) > 3 else "")
+        return "GangReserved", f"{name} fits, waiting for {first_members} to be scheduled"
     if view.phase is GangPhase.RUNNING:
         return "GangBound", f"{name} is bound: all {view.minimum} members that it needs have a node"
     if view.phase is GangPhase.PARTLY_BOUND:
@@ -203,8 +203,8 @@ def _event_text(view: GangView) -> tuple[str, str] | None:
     return None
 
 
-def _was_running(seen: GroupRecord | None) -> bool:
-    return seen is not None and seen.status.get("phase") == GangPhase.RUNNING
+def _was_running(record: GroupRecord | None) -> bool:
+    return record is not None and record.status.get("phase") == GangPhase.RUNNING
 
 
 def rollback_event(pod: PodRef, cause: str) -> tuple[ObjectRef, str, str]:

@@ -222,21 +222,21 @@ def card_status(status: CardStatus) -> Json:
     }
 
 
-def class_status(seen: ClassRecord, cards: CardSums, nodes: int) -> Json:
+def class_status(record: ClassRecord, cards: CardSums, nodes: int) -> Json:
     """The status of a ResourceClass as JSON, without times. Memory is left out for devices that are no GPUs."""
     status: Json = {
         "devices": cards.cards,
         "healthyDevices": cards.healthy,
         "nodes": nodes,
-        "conditions": [_valid_condition(seen.problem, seen.generation)],
+        "conditions": [_valid_condition(record.problem, record.generation)],
     }
-    if seen.resource_class is None or not seen.resource_class.other:
+    if record.resource_class is None or not record.resource_class.other:
         status |= {"memoryMiB": cards.memory, "usedMiB": cards.used, "freeMiB": cards.free}
-    return status | {"problem": wording.sanitize_message(seen.problem)} if seen.problem else status
+    return status | {"problem": wording.sanitize_message(record.problem)} if record.problem else status
 
 
 def quota_status(
-    seen: QuotaRecord, used: Iterable[Charge], classes: Mapping[str, ClassRecord], automatic: Collection[str]
+    record: QuotaRecord, used: Iterable[Charge], classes: Mapping[str, ClassRecord], automatic: Collection[str]
 ) -> Json:
     """The status of a GPUQuota as JSON, without times.
 
@@ -244,23 +244,23 @@ def quota_status(
     classes: all ResourceClasses, by name.
     automatic: the classes of models, which cards are in even if such a class has no object, or none that can be read.
     """
-    if seen.quota is None:
-        unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", seen.generation)
-        return {"conditions": [unknown, _valid_condition(seen.problem, seen.generation)]}
-    charges = list(zip(seen.quota.entries, used, strict=True))
-    above = [(entry, _exceeded_amounts(entry, charge)) for entry, charge in charges]
-    over = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in above if amounts]
-    if over:
-        text = f"{'; '.join(over)}; running pods keep what they hold, new ones wait"
-        exceeded = _condition("Exceeded", "True", "LimitExceeded", text, seen.generation)
+    if record.quota is None:
+        unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", record.generation)
+        return {"conditions": [unknown, _valid_condition(record.problem, record.generation)]}
+    charges = list(zip(record.quota.entries, used, strict=True))
+    excess_by_entry = [(entry, _exceeded_amounts(entry, charge)) for entry, charge in charges]
+    exceeded_entries = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in excess_by_entry if amounts]
+    if exceeded_entries:
+        text = f"{'; '.join(exceeded_entries)}; running pods keep what they hold, new ones wait"
+        exceeded = _condition("Exceeded", "True", "LimitExceeded", text, record.generation)
     else:
-        exceeded = _condition("Exceeded", "False", "WithinLimits", "no more is held than is allowed", seen.generation)
+        exceeded = _condition("Exceeded", "False", "WithinLimits", "no more is held than is allowed", record.generation)
     return {
         "used": [_used_amounts(entry, charge) for entry, charge in charges],
         "summary": wording.sanitize_message(
             "; ".join(_summary(entry, charge, classes, automatic) for entry, charge in charges), _LONGEST_SUMMARY
         ),
-        "conditions": [exceeded, _classes_condition(seen, classes, automatic)],
+        "conditions": [exceeded, _classes_condition(record, classes, automatic)],
     }
 
 
@@ -323,9 +323,9 @@ def _valid_condition(problem: str, generation: int) -> Json:
     return _condition("Valid", "True", "Readable", "it is understood and holds", generation)
 
 
-def _classes_condition(seen: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
+def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
     """The condition Valid: False if the class of an entry does not exist, or cannot be read."""
-    entries = seen.quota.entries if seen.quota is not None else ()
+    entries = record.quota.entries if record.quota is not None else ()
     for i, entry in enumerate(entries):
         name, field_name = entry.resource_class, f"spec.hard[{i}].class"
         if not name or name in automatic:
@@ -334,11 +334,11 @@ def _classes_condition(seen: QuotaRecord, classes: Mapping[str, ClassRecord], au
             known = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
             text = f"{field_name}: there is no ResourceClass {name}, so the entry limits nothing until there is one"
             text = f"{text}; write one that there is: {known}" if known else text
-            return _condition("Valid", "False", CLASS_NOT_FOUND, text, seen.generation)
+            return _condition("Valid", "False", CLASS_NOT_FOUND, text, record.generation)
         if classes[name].problem:
             text = f"{field_name}: ResourceClass {name} selects no card, as it cannot be read: {classes[name].problem}"
-            return _condition("Valid", "False", "UnreadableClass", text, seen.generation)
-    return _valid_condition("", seen.generation)
+            return _condition("Valid", "False", "UnreadableClass", text, record.generation)
+    return _valid_condition("", record.generation)
 
 
 def _condition(kind: str, status: str, reason: str, message: str, generation: int) -> Json:

@@ -79,7 +79,7 @@ class StatusWriter:
         self,
         client: KubeClient,
         state: State,
-        seen: Listers,
+        listers: Listers,
         *,
         active: Callable[[], bool],
         no_class: Callable[[QuotaRecord, str], None],
@@ -87,7 +87,7 @@ class StatusWriter:
     ) -> None:
         self._client = client
         self._state = state
-        self._seen = seen
+        self._listers = listers
         self._active = active
         self._no_class = no_class
         self._clock = clock
@@ -127,7 +127,7 @@ class StatusWriter:
             if now >= self._storm_until:
                 self._storm_since = now
             self._storm_until = now + _STORM_SECONDS
-        for some in (changed, self._seen.cards.take_changed(), self._nodes_to_audit(now)):
+        for some in (changed, self._listers.cards.take_changed(), self._nodes_to_audit(now)):
             self._nodes.update(dict.fromkeys(some))
         counted = list(islice(self._nodes, _MOST_NODES))
         for some_nodes in slices(counted, _TOGETHER, self._clock):
@@ -143,8 +143,8 @@ class StatusWriter:
         for name in self._class_sums.set_node(node, count.sums):
             self._schedule.enqueue(Key(CLASS, name), now)
         wrong = dict.fromkeys(count.wrong, 0)
-        for name in self._seen.cards.cards_on(node):
-            card = self._seen.cards.objects.get(name)
+        for name in self._listers.cards.cards_on(node):
+            card = self._listers.cards.objects.get(name)
             wanted = count.cards.get(name, NOTHING_ALLOCATED)
             if card is None or card.status == wanted:
                 continue
@@ -157,38 +157,38 @@ class StatusWriter:
         """A part of all nodes, so that each node comes once in `_AUDIT_SECONDS`."""
         if now - self._audited < 1.0:
             return []
-        every = self._seen.cards.nodes() | self._class_sums.nodes() | self.ledger_check.nodes()
+        all_nodes = self._listers.cards.nodes() | self._class_sums.nodes() | self.ledger_check.nodes()
         with self._state.view() as ledger:
-            every.update(ledger.nodes_by_name())
-        due = int(len(every) * (now - self._audited) / _AUDIT_SECONDS)
+            all_nodes.update(ledger.nodes_by_name())
+        due = int(len(all_nodes) * (now - self._audited) / _AUDIT_SECONDS)
         if not due:
             return []
         self._audited = now
         part = list(islice(self._audit, due))
         if len(part) < due:
-            self._audit = iter(every)
+            self._audit = iter(all_nodes)
             part += islice(self._audit, due - len(part))
-            self._schedule.enqueue_all([Key(CLASS, name) for name in self._seen.classes.snapshot()], now)
-            self._schedule.enqueue_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
+            self._schedule.enqueue_all([Key(CLASS, name) for name in self._listers.classes.snapshot()], now)
+            self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.snapshot()], now)
         return part
 
     def _check_classes(self) -> None:
         now = self._clock.now()
-        self._schedule.enqueue_all([Key(CLASS, name) for name in self._seen.classes.take_changed()], now)
+        self._schedule.enqueue_all([Key(CLASS, name) for name in self._listers.classes.take_changed()], now)
         before = self._problems, self._automatic
-        self._problems = {name: record.problem for name, record in self._seen.classes.snapshot().items()}
-        self._automatic = self._seen.cards.automatic_classes()
+        self._problems = {name: record.problem for name, record in self._listers.classes.snapshot().items()}
+        self._automatic = self._listers.cards.automatic_classes()
         if (self._problems, self._automatic) != before:  # quotas say whether their classes are there
-            self._schedule.enqueue_all([Key(QUOTA, key) for key in self._seen.quotas.snapshot()], now)
+            self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.snapshot()], now)
 
     def _check_quotas(self) -> None:
         now = self._clock.now()
-        self._schedule.enqueue_all([Key(QUOTA, key) for key in self._seen.quotas.take_changed()], now)
+        self._schedule.enqueue_all([Key(QUOTA, key) for key in self._listers.quotas.take_changed()], now)
         if now - self._usage_at < _USAGE_SECONDS:
             return
         self._usage_at = now
         keys: dict[str, list[Key]] = {}
-        for key, quota in self._seen.quotas.snapshot().items():
+        for key, quota in self._listers.quotas.snapshot().items():
             keys.setdefault(quota.namespace, []).append(Key(QUOTA, key))
         namespaces = list(keys)
         usage: dict[str, Mapping[int, Charge]] = {}
@@ -270,37 +270,39 @@ class StatusWriter:
     def _card_write(self, key: str) -> _Write | None:
         """The write for a card, None for nothing. `key`: "node/name" of the card."""
         node, _, name = key.partition("/")
-        seen = self._seen.cards.objects.get(name)
-        if seen is None or seen.node != node:
+        record = self._listers.cards.objects.get(name)
+        if record is None or record.node != node:
             return None
         with self._state.view() as ledger:
-            wanted = statuses.count_node(ledger, seen.node).cards.get(name, NOTHING_ALLOCATED)
-        if wanted == seen.status:
+            wanted = statuses.count_node(ledger, record.node).cards.get(name, NOTHING_ALLOCATED)
+        if wanted == record.status:
             return None
         return _Write(paths.extendedresources(name, "status"), wanted, statuses.card_status(wanted))
 
     def _class_write(self, name: str) -> _Write | None:
-        seen = self._seen.classes.objects.get(name)
-        if seen is None:
+        record = self._listers.classes.objects.get(name)
+        if record is None:
             return None
         cards, nodes = self._class_sums.sums_of(name)
-        wanted = statuses.class_status(seen, cards, nodes)
-        return self._status_write(paths.resourceclasses(name, "status"), wanted, seen.status)
+        wanted = statuses.class_status(record, cards, nodes)
+        return self._status_write(paths.resourceclasses(name, "status"), wanted, record.status)
 
     def _quota_write(self, key: str) -> _Write | None:
-        seen = self._seen.quotas.objects.get(key)
-        if seen is None:
+        record = self._listers.quotas.objects.get(key)
+        if record is None:
             return None
         used: Sequence[Charge] = ()
-        if seen.quota is not None:
+        if record.quota is not None:
             with self._state.view() as ledger:
-                used = [ledger.used(seen.namespace, entry) for entry in seen.quota.entries]
-        wanted = statuses.quota_status(seen, used, self._seen.classes.snapshot(), self._seen.cards.automatic_classes())
-        write = self._status_write(paths.gpuquotas(seen.namespace, seen.name, "status"), wanted, seen.status)
-        missing = statuses.missing_class(wanted, seen.status)
+                used = [ledger.used(record.namespace, entry) for entry in record.quota.entries]
+        wanted = statuses.quota_status(
+            record, used, self._listers.classes.snapshot(), self._listers.cards.automatic_classes()
+        )
+        write = self._status_write(paths.gpuquotas(record.namespace, record.name, "status"), wanted, record.status)
+        missing = statuses.missing_class(wanted, record.status)
         if write is None or not missing:
             return write
-        return write._replace(written=lambda: self._no_class(seen, missing))
+        return write._replace(written=lambda: self._no_class(record, missing))
 
     def _status_write(self, path: str, wanted: Json, current: Json) -> _Write | None:
         if statuses.is_same(wanted, current):

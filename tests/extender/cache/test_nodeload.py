@@ -139,7 +139,7 @@ def test_a_node_has_what_it_may_allocate():
     node = {"metadata": {"name": "n"}, "status": {"allocatable": {"cpu": "63500m", "memory": "1Gi", "pods": "110"}}}
     assert nodeinfo.decode_node(json.dumps(node).encode()) == ("n", NodeRecord(Load(63_500, GIB, 110)))
     node["spec"] = {"unschedulable": True}
-    assert not nodeinfo.decode_node(json.dumps(node).encode())[1].open
+    assert not nodeinfo.decode_node(json.dumps(node).encode())[1].schedulable
     del node["status"]
     assert nodeinfo.decode_node(json.dumps(node).encode())[1].allocatable is None
 

@@ -19,7 +19,7 @@ def nominations():
 
 
 def waiting(name, node=""):
-    return WaitingPod(PodRef(f"uid-{name}", "d", name), PodRequest(containers=(), priority=5), nominated=node)
+    return WaitingPod(PodRef(f"uid-{name}", "d", name), PodRequest(containers=(), priority=5), nominated_node=node)
 
 
 def reserved_by_pod(nominations):
@@ -50,6 +50,6 @@ def test_which_cards_are_kept_is_found_out_anew_in_another_epoch(nominations):
 
 def test_a_member_that_is_nominated_itself_has_no_second_place_beside_the_first(nominations):
     rest = (MemberReservation(waiting("b"), "n2", OTHER), MemberReservation(waiting("c"), "n3", OTHER))
-    nominations.set_own_place(waiting("a"), "n1", NominatedPlace(CARD, rest=rest), 0.0)
+    nominations.set_own_place(waiting("a"), "n1", NominatedPlace(CARD, member_reservations=rest), 0.0)
     nominations.set_own_place(waiting("b"), "n4", NominatedPlace(CARD), 0.0)
     assert sorted(reserved_by_pod(nominations), key=str) == [("a", "n1", CARD), ("b", "n4", CARD), ("c", "n3", OTHER)]

@@ -331,7 +331,7 @@ def between(monkeypatch):
     with monkeypatch.context() as slow:
         slow.setattr(gangplan._Attempt, "_add_member", costly)
         assert world.state.gangs._plan_some()
-    assert [gang.name for gang in world.state.gangs._unasked] == ["a"]
+    assert [gang.name for gang in world.state.gangs._unoffered] == ["a"]
     return world
 
 

@@ -393,7 +393,9 @@ def test_victims_that_end_on_a_lost_node_keep_the_pod_from_no_other_node(two, lo
         two.state.remove_node("n1")
     else:
         ground = NodeLabels(taints=taints) if lost == "unreachable" else NodeLabels()
-        two.state.set_node("n1", NodeRecord(Load(64_000, 1 << 40, 100), open=lost == "unreachable", ground=ground))
+        two.state.set_node(
+            "n1", NodeRecord(Load(64_000, 1 << 40, 100), schedulable=lost == "unreachable", node_labels=ground)
+        )
     assert two.preempt(seen, n2=YOUNGEST["n2"]) == {"n2": victims["n2"]}
 
 
@@ -1031,7 +1033,7 @@ def test_not_where_a_pod_ends_whose_object_has_vanished(scene):
 def test_not_on_a_node_that_takes_no_pods_any_more(scene):
     assert scene.world.filter(scene.wanted) == []
     scene.world.clock.advance(4.0)
-    scene.world.state.set_node("n1", NodeRecord(Load(64_000, 1 << 40, 100), open=False))
+    scene.world.state.set_node("n1", NodeRecord(Load(64_000, 1 << 40, 100), schedulable=False))
     scene.evictions.step()
     assert scene.evicted() == []
 

@@ -72,10 +72,10 @@ def test_pods_that_filter_asks_about_after_they_have_gone_are_forgotten(queue, m
 def test_what_the_scheduler_sees_itself_wakes_only_who_was_refused_just_now(queue, clock):
     queue.mark_refused("a")
     clock.advance(1.0)
-    queue.requeue_all("n1", seen=True)
+    queue.requeue_all("n1", seen_by_scheduler=True)
     assert queue.next_requeue_node(NODES) == "n1"
     clock.advance(2.0)
-    queue.requeue_all("n1", seen=True)
+    queue.requeue_all("n1", seen_by_scheduler=True)
     assert queue.next_requeue_node(NODES) is None
 
 
