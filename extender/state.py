@@ -1,9 +1,10 @@
 """The root of the parts that share the one lock: cache, queue, gangs and preemption. Start reading here.
 
-No code here does I/O or waits for anything but the lock. Most methods hold the lock once. Some take it several times,
-in short turns: `warm_caches`, and for pods whose containers need different cards `plan_pod`, `score_fitting_nodes` and
-`score_nodes`. `gangs`, `preemption`, `nominator` and `policies` have methods of their own for callers, and take the
-lock themselves. `cache.reservations` has the table of which pod has which cards.
+No code here does I/O or waits for anything but the lock. Most methods hold the lock once. `warm_caches` takes it
+several times, in short turns. For pods whose containers need different cards `plan_pod`, `score_fitting_nodes` and
+`score_nodes` take it twice: for a snapshot, and for the decision. `gangs`, `preemption`, `nominator` and `policies`
+have methods of their own for callers, and take the lock themselves. `cache.reservations` has the table of which pod has
+which cards.
 """
 
 import math
@@ -26,8 +27,8 @@ from cardwise.core.values.quantity import MiB
 from cardwise.core.values.refusals import Refusal
 from extender.cache.cache import Cache
 from extender.cache.inventory import Report
-from extender.cache.longsearch import LongSearch
 from extender.cache.nodeload import NodeLoads
+from extender.cache.nodesearch import NodeSearch
 from extender.cache.nominated import LOWEST, NominatedPods
 from extender.cache.placing import PlacementRequest, Placing
 from extender.cache.quotas import FullEntry
@@ -85,7 +86,7 @@ class State:
         settings = gang_settings or gangtypes.GangSettings()
         self._nominated = nominated = NominatedPods(cache, settings.policy)
         self._placing = Placing(cache, self.policies, nominated)
-        self._long = LongSearch(self._lock, cache, self._placing, clock)
+        self._node_search = NodeSearch(self._lock, cache, self._placing, clock)
         self.nominator = Nominator(
             self._lock,
             cache=cache,
@@ -266,7 +267,7 @@ class State:
         Returns the KnownBinding instead if the pod is or may be bound already.
         """
         uid = placement_request.pod.uid
-        placement_request = self._long.search(placement_request)
+        placement_request = self._node_search.search(placement_request)
         with self._lock:
             known_binding = self._reservations.known_binding(uid)
             if known_binding is not None:
@@ -305,7 +306,7 @@ class State:
     ) -> dict[str, int] | Unplaceable | KnownBinding:
         """As `plan_pod`, but returns all nodes that fit, with their scores, and reserves nothing."""
         uid = placement_request.pod.uid
-        placement_request = self._long.search(placement_request)
+        placement_request = self._node_search.search(placement_request)
         with self._lock:
             known_binding = self._reservations.known_binding(uid)
             if known_binding is not None:
@@ -331,7 +332,7 @@ class State:
                 self._last_scores = _NO_SCORES
                 if self._clock.now() - at < _SCORED_SECONDS:
                     return scores
-        placement_request = self._long.search(placement_request)
+        placement_request = self._node_search.search(placement_request)
         with self._lock:
             return self._placing.score_nodes(placement_request)[0]
 

@@ -3,7 +3,7 @@
 Comes in: records, and what filter and bind decide. Goes out: where a pod fits, what is free, and what is reserved for
 which pod.
 
-`extender.state` holds the one lock. Only `longsearch` and `scoredpolicies` take it themselves.
+`extender.state` holds the one lock. Only `nodesearch` and `scoredpolicies` take it themselves.
 
     reservations    which pod has which cards: one row for each pod, and the life of a row. Read this first
     nominations     which cards are reserved for which pod after a preemption
@@ -12,12 +12,13 @@ which pod.
     capacity        applies each change of a row to the ledger and the nodes' totals, and requeues pods when capacity
                     is freed
     cache           makes these; checks a plan again at bind
-    placing         asks the placement engine for one pod; `longsearch`: the same for pods with several card requests,
-                    in turns
+    placing         asks the placement engine for one pod; `nodesearch`: the same for pods with several card requests,
+                    on a snapshot
     scoredpolicies  the engine of the scored policies, made when it is first needed
     inventory       what nodes report of cards and devices
     membership      which ResourceClasses each card is in
     nodeload        cpu, memory and number of pods of each node
     quotas          GPUQuotas by namespace, and what they leave
-    statelock       the lock, which measures how long it is held; `yielding`: long work under it in short slices
+    statelock       the lock, which measures how long it is held; `yielding`: long work under it in short slices;
+                    `pacing`: pauses for long work without it
 """

@@ -5,12 +5,16 @@ Runs under the state's lock; the state acts on the result.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
+from cardwise.core.api.quotas import Headroom
 from cardwise.core.api.request import Load, PodRequest
 from cardwise.core.gangs.gangs import Rank
 from cardwise.core.placement import placement
+from cardwise.core.placement.holding import Holding
+from cardwise.core.placement.ledger import Ledger
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.placement.searching import SearchEffort
 from cardwise.core.values.refusals import Refusal
@@ -21,11 +25,28 @@ from extender.cache.scoredpolicies import ScoredPolicies
 from extender.records.pod import WaitingPod
 from extender.records.podref import PodRef
 
-_STEPS: Final = 512  # the effort of the decision after a search in turns, see `SearchEffort`
+_STEPS: Final = 512  # the effort of the decision after a search without the lock, see `SearchEffort`
 
 
-class Looked(NamedTuple):
-    """The result of a search in turns, see `longsearch`.
+class PodSnapshot(NamedTuple):
+    """What a search for one pod reads, as it was when the snapshot was taken.
+
+    ledger: with what the pod itself holds, and without what is reserved for others.
+    nominated: what is reserved for nominated pods, and this pod must not use.
+    gang_reserved: by node, what is reserved for a gang, and this pod must not use.
+    headroom: what quotas leave to the pod's namespace without what the pod itself holds.
+    nominated_ahead: nodes with reservations ahead; a pod that comes before them may use these cards.
+    """
+
+    ledger: Ledger
+    nominated: Sequence[Holding]
+    gang_reserved: Mapping[str, Sequence[Holding]]
+    headroom: Sequence[Headroom]
+    nominated_ahead: AbstractSet[str]
+
+
+class SearchedNodes(NamedTuple):
+    """The result of a search without the lock, see `nodesearch`.
 
     best: some nodes that took the pod, the best first; then some where cards are reserved ahead for later pods, which
         may lose them.
@@ -44,7 +65,7 @@ class PlacementRequest(NamedTuple):
 
     load: the pod's cpu and memory; None if no policy needs them.
     rank: its place in the order, which decides whether it must leave a gang its reservation. None: it need not.
-    looked: the result of a search in turns; None if none was needed.
+    searched: the result of a search without the lock; None if none was needed.
     """
 
     pod: PodRef
@@ -53,12 +74,12 @@ class PlacementRequest(NamedTuple):
     policy: str
     load: Load | None = None
     rank: Rank | None = None
-    looked: Looked | None = None
+    searched: SearchedNodes | None = None
 
     @property
     def since(self) -> int | None:
         """`Capacity.freed_count` when the search began; None: it begins now."""
-        return self.looked.freed if self.looked is not None else None
+        return self.searched.freed if self.searched is not None else None
 
 
 class Placing:
@@ -72,9 +93,9 @@ class Placing:
 
     def place(self, placement_request: PlacementRequest) -> Placement | Unplaceable:
         """The best node; nothing is reserved yet."""
-        if placement_request.looked is not None:
-            return self._first(placement_request, placement_request.looked)
-        reserved = self.gang_reserved_nodes(placement_request)
+        if placement_request.searched is not None:
+            return self._first(placement_request, placement_request.searched)
+        reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
             return self._place(placement_request)
         # Other nodes come first: what a gang's reservation leaves of its cards is used last, and needs to be counted
@@ -150,7 +171,7 @@ class Placing:
         )
         return reserved_nodes.intersection(placement_request.nodes) if reserved_nodes else reserved_nodes
 
-    def gang_reserved_nodes(self, placement_request: PlacementRequest) -> set[str]:
+    def _gang_reserved_nodes(self, placement_request: PlacementRequest) -> set[str]:
         """Those of the nodes where cards are reserved for a gang, which this pod must not use."""
         if placement_request.rank is None:
             return set()
@@ -159,15 +180,27 @@ class Placing:
         )
         return set(reserved).intersection(placement_request.nodes) if reserved else set()
 
-    def reserved_refusals(
-        self, placement_request: PlacementRequest, refused: Mapping[str, Refusal]
-    ) -> dict[str, Refusal]:
-        """The refusals of those nodes that would take the pod if nothing were reserved for a gang there."""
-        reserved = sorted(self.gang_reserved_nodes(placement_request).intersection(refused))[:MANY]
-        if not reserved:
-            return {}
-        scores, _ = self._score(placement_request._replace(nodes=reserved, rank=None))
-        return dict.fromkeys(scores, Refusal.GANG_RESERVED)
+    def take_snapshot(self, placement_request: PlacementRequest) -> PodSnapshot:
+        """The cards, and what is reserved from the pod."""
+        self._cache.sync_cards()
+        uid, namespace = placement_request.pod.uid, placement_request.pod.namespace
+        gang_cards = self._cache.gang_cards
+        return PodSnapshot(
+            ledger=self._ledger.snapshot(),
+            nominated=[
+                nominated.holding
+                for nominated in self._nominated.reservations_on(
+                    self._nominated_nodes(placement_request), (uid,), placement_request.request.priority
+                )
+            ],
+            gang_reserved={
+                node: gang_cards.holdings_on(node, placement_request.rank, namespace, uid)
+                for node in self._gang_reserved_nodes(placement_request)
+                if placement_request.rank is not None
+            },
+            headroom=self._cache.headroom_excluding(namespace, uid),
+            nominated_ahead={row.node for row in self._cache.reservations.rows_in_phases(Phase.NOMINATED)},
+        )
 
     def _scorer(self, placement_request: PlacementRequest, effort: SearchEffort | None = None) -> Scorer:
         return Scorer(
@@ -179,7 +212,7 @@ class Placing:
         )
 
     @contextmanager
-    def node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
+    def _node_scorer(self, placement_request: PlacementRequest, effort: SearchEffort) -> Iterator[Scorer]:
         """Context: a scorer for single nodes. What the pod itself holds does not count.
 
         effort: limits the searches of the scorer together.
@@ -193,24 +226,24 @@ class Placing:
         with (
             self._cache.exclude_pod(placement_request.pod.uid),
             self._nominated.count_reserved(own_uids, priority, nominated_nodes),
-            self._cache.gang_cards.count_reserved(self.gang_reserved_nodes(placement_request)),
+            self._cache.gang_cards.count_reserved(self._gang_reserved_nodes(placement_request)),
         ):
             yield self._scorer(placement_request, effort)
 
     def place_on(self, placement_request: PlacementRequest, node: str) -> Placement | Refusal:
         """The cards of one node. What the pod itself holds does not count."""
-        with self.node_scorer(placement_request, SearchEffort()) as scorer:
+        with self._node_scorer(placement_request, SearchEffort()) as scorer:
             return scorer.place_on(self._ledger.node(node))
 
     def score_nodes(self, placement_request: PlacementRequest) -> tuple[dict[str, int], dict[str, Refusal]]:
         """The scores of the nodes that fit, and why the others do not. What the pod itself holds does not count."""
-        if placement_request.looked is not None and placement_request.looked.scores:
-            return placement_request.looked.scores, placement_request.looked.refusals
-        if placement_request.looked is not None:
-            placed = self._first(placement_request, placement_request.looked)
+        if placement_request.searched is not None and placement_request.searched.scores:
+            return placement_request.searched.scores, placement_request.searched.refusals
+        if placement_request.searched is not None:
+            placed = self._first(placement_request, placement_request.searched)
             return ({}, placed.refusals) if isinstance(placed, Unplaceable) else ({placed.node: placed.score}, {})
         self._cache.sync_cards()
-        reserved = self.gang_reserved_nodes(placement_request)
+        reserved = self._gang_reserved_nodes(placement_request)
         if not reserved:
             return self._score(placement_request)
         scores, refusals = self._score(
@@ -273,11 +306,11 @@ class Placing:
             nominee=pod,
         )
 
-    def _first(self, placement_request: PlacementRequest, looked: Looked) -> Placement | Unplaceable:
-        """The first of the best nodes that takes the pod now: results of earlier turns may be outdated."""
-        effort, refusals = SearchEffort(_STEPS), dict(looked.refusals)
-        with self.node_scorer(placement_request, effort) as scorer:
-            for name in looked.best:
+    def _first(self, placement_request: PlacementRequest, searched: SearchedNodes) -> Placement | Unplaceable:
+        """The first of the best nodes that takes the pod now: the cluster may have changed since the search."""
+        effort, refusals = SearchEffort(_STEPS), dict(searched.refusals)
+        with self._node_scorer(placement_request, effort) as scorer:
+            for name in searched.best:
                 placed = scorer.place_on(self._ledger.node(name), effort)
                 if not isinstance(placed, Refusal):
                     return placed

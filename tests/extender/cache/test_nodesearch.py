@@ -1,4 +1,4 @@
-"""Pods of several claims are searched for in turns, and what is decided is right when it is reserved."""
+"""Pods of several card requests are searched for on a snapshot; the decision is right when it is reserved."""
 
 import pytest
 from hypothesis import given, settings
@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from cardwise.core.api import request
 from cardwise.core.placement.placement import Placement, Scorer, Unplaceable
 from cardwise.core.values.refusals import Refusal
-from extender.cache import longsearch, placing
-from extender.cache.longsearch import FEW
+from extender.cache import nodesearch, pacing, placing
+from extender.cache.nodesearch import FEW
 from extender.cache.placing import PlacementRequest
-from extender.cache.statelock import StateLock
 from extender.records.podref import PodRef
 from tests.build import P100, asking, container, pod
 from tests.examples import examples
@@ -58,42 +57,31 @@ def occupy_card(state, name, index, mem):
 
 
 @pytest.fixture
-def costly(monkeypatch):
-    """Each node costs a whole turn."""
-    clocks, turns = [], []
-    score, enter = Scorer.score, StateLock.__enter__
+def clock(monkeypatch):
+    """The search of each node is followed by a pause."""
+    busy = Busy()
+    score = Scorer.score
 
-    def scored(self, node):
-        clocks[0].worked += 2 * longsearch.TURN
-        turns[-1] += 1
+    def score_slowly(self, node):
+        busy.worked += 2 * pacing._WORK_SECONDS
         return score(self, node)
 
-    def entered(self):
-        turns.append(0)
-        enter(self)
-
-    monkeypatch.setattr(Scorer, "score", scored)
-    monkeypatch.setattr(StateLock, "__enter__", entered)
-    return clocks, turns
+    monkeypatch.setattr(Scorer, "score", score_slowly)
+    return busy
 
 
-def test_it_gives_the_state_up_between_nodes(costly):
-    clocks, turns = costly
-    clock = Busy()
-    clocks.append(clock)
+def test_the_lock_is_free_while_nodes_are_searched(clock):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 7999)))
-    turns.clear()
+    free = []
+    clock.others = [lambda: free.append(not state._lock._lock.locked())] * len(NODES)
     placement = state.plan_pod(make_request())
     assert isinstance(placement, Unplaceable)
     assert set(placement.refusals.values()) == {Refusal.TOGETHER}
     assert placement.refusals.keys() == set(NODES)
-    assert (max(turns), sum(turns)) == (1, len(NODES))
+    assert free == [True] * (len(NODES) - 1), "a pause before each node but the first"
 
 
-def test_what_others_take_meanwhile_is_theirs(costly):
-    clocks, _ = costly
-    clock = Busy()
-    clocks.append(clock)
+def test_what_others_take_meanwhile_is_theirs(clock):
     frees = dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)}
     state = cluster(clock, frees)
     clock.others = [lambda: None] * 5 + [lambda: occupy_card(state, "n000", 1, 1)]
@@ -104,10 +92,7 @@ def test_what_others_take_meanwhile_is_theirs(costly):
         assert ledger.violations() == []
 
 
-def test_where_all_that_was_found_is_taken_it_comes_again_at_once(costly):
-    clocks, _ = costly
-    clock = Busy()
-    clocks.append(clock)
+def test_where_all_that_was_found_is_taken_it_comes_again_at_once(clock):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000)})
     ended = as_pod(bound("r-n001-1", P100 - 100, 1, node="n001", phase="Succeeded", containers=ENDED))
     clock.others = [lambda: None] * 5 + [lambda: occupy_card(state, "n000", 1, 1), lambda: state.set_pod(ended)]
@@ -127,7 +112,7 @@ def test_nobody_is_woken_where_nothing_has_come():
 
 
 @pytest.mark.parametrize("steps", [100, 0])
-def test_the_last_turn_tries_no_more_cards_than_others_may_wait_for(steps, monkeypatch):
+def test_the_decision_tries_no_more_cards_than_others_may_wait_for(steps, monkeypatch):
     """On no node the first choice of cards does for all containers."""
     monkeypatch.setattr(placing, "_STEPS", steps)
     state = cluster(FakeClock(), dict.fromkeys(NODES, (10_000, 7_000, 7_000)), cards=3)
@@ -137,19 +122,14 @@ def test_the_last_turn_tries_no_more_cards_than_others_may_wait_for(steps, monke
     assert isinstance(placement, Placement if steps else Unplaceable)
 
 
-def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(costly):
-    clocks, turns = costly
-    clock = Busy()
-    clocks.append(clock)
+def test_filter_without_one_best_node_and_prioritize_have_all_nodes_that_fit(clock):
     state = cluster(clock, dict.fromkeys(NODES, (P100, 100)) | {"n000": (P100, 8000), "n001": (P100, 9000)})
-    turns.clear()
     assert state.score_fitting_nodes(make_request()).keys() == {"n000", "n001"}
     assert state.score_nodes(make_request()).keys() == {"n000", "n001"}
-    assert max(turns) == 1
 
 
 def test_they_are_not_decided_ahead_of_filter():
-    """That would be one turn for all nodes."""
+    """That would hold the lock for all nodes."""
     world = World()
     world.node("n2", cards=4)
     pod = asking("two", gpu_mem=100)
@@ -166,18 +146,18 @@ frees = st.lists(st.tuples(*[st.sampled_from([0, 4000, 8000, P100])] * 2), min_s
 
 @settings(max_examples=examples(40, soak=500), deadline=None)
 @given(frees, st.sampled_from([1, 2]), st.sampled_from([1, 8000]), st.booleans())
-def test_in_turns_and_in_one_the_same_is_decided(frees, whole, mem, limited):
+def test_on_a_snapshot_and_under_the_lock_the_same_is_decided(frees, whole, mem, limited):
     answers = []
     for most_cards in (1, 100):
         state = cluster(FakeClock(), {f"n{i}": free for i, free in enumerate(frees)})
         if limited:
             state.set_quota(*as_quota({"memoryMiB": sum(P100 - mib for some in frees for mib in some) + 20_000}))
         placement_request = make_request(whole=whole, mem=mem)._replace(nodes=[f"n{i}" for i in range(len(frees))])
-        original, longsearch.FEW = longsearch.FEW, most_cards
+        original, nodesearch.FEW = nodesearch.FEW, most_cards
         try:
             answers.append((state.plan_pod(placement_request), state.score_nodes(placement_request)))
         finally:
-            longsearch.FEW = original
+            nodesearch.FEW = original
     assert answers[0] == answers[1]
 
 

@@ -1,0 +1,26 @@
+"""Pauses for planners that compute without the lock.
+
+Python runs one thread at a time. A planner that computes without pause delays each call of kube-scheduler by some
+milliseconds, so it sleeps now and then (docs/design/0032-snapshots.md has the measurements).
+"""
+
+from typing import Final
+
+from cardwise.clock import Clock
+
+_WORK_SECONDS: Final = 0.004  # of CPU between two pauses
+_PAUSE_SECONDS: Final = 0.002
+
+
+class Pace:
+    """Pauses one thread. Not to be shared by threads."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since = clock.cpu()
+
+    def pause(self) -> None:
+        """Sleep if this thread has worked for long since its last pause. Call it in the loops of a planner."""
+        if self._clock.cpu() - self._since >= _WORK_SECONDS:
+            self._clock.sleep(_PAUSE_SECONDS)
+            self._since = self._clock.cpu()
