@@ -45,9 +45,10 @@ def test_which_resources_of_nvidia_let_a_pod_name_them(render: Render) -> None:
         (expression,) = [variable["expression"] for variable in policy["variables"] if variable["name"] == "plugins"]
         return str(expression)
 
-    assert "(k == 'nvidia.com/gpu' || k == 'nvidia.com/gpu.shared' || k.startsWith('nvidia.com/mig-'))" in plugins()
-    assert "(k == 'a/b')" in plugins("policies.nvidiaResources={a/b}")
-    assert "exists(k, (false)" in plugins("policies.nvidiaResources=null")
+    keys = ("nvidia[.]com/gpu", "nvidia[.]com/gpu[.]shared", 'nvidia[.]com/mig-[^"]*')
+    assert " || ".join(f"""amounts.matches('"{key}":"[1-9]')""" for key in keys) in " ".join(plugins().split())
+    assert """, amounts.matches('"a/b":"[1-9]'))""" in " ".join(plugins("policies.nvidiaResources={a/b}").split())
+    assert "exists(amounts, false)" in plugins("policies.nvidiaResources=null")
 
 
 def test_a_marker_is_no_share(render: Render) -> None:
@@ -59,7 +60,8 @@ def test_a_marker_is_no_share(render: Render) -> None:
     ):
         policy = text(get_object(render(), "ValidatingAdmissionPolicy", name)).replace("''", "'").replace("\\n", " ")
         compact = re.sub(r"\s+", " ", policy.replace("\\", ""))
-        assert f"!(k in ['{names.PLACE_MARKER}', '{names.BIND_MARKER}'])" in compact
+        counted = (f"amounts.split('\"{name}').size()" for name in (f"{names.PLACE_MARKER}\":", f"{names.BIND_MARKER}\":"))
+        assert f"amounts.split('\"{names.GROUP}/').size() > {' + '.join(counted)} - 1" in compact
 
 
 def test_a_pod_grows_no_larger_by_updates_than_the_webhook_creates_it(render: Render) -> None:

@@ -6,15 +6,57 @@ never depends on the webhook. Lists from the values are rendered as CEL lists; t
 [{{- range $i, $item := . }}{{ if $i }}, {{ end }}'{{ $item }}'{{ end -}}]
 {{- end }}
 
+{{/*
+The limits and requests of all containers of the pod spec `.` as text, in which each key stands as "key": between other
+signs than a name has, and an amount has no slash. As text, since a tenant may write thousands of both: see
+cardwise.cel.keys. dyn: the type checker of policies knows no limits. null: what of a template without containers, which
+Kubernetes refuses later.
+*/}}
+{{- define "cardwise.cel.amounts" -}}
+'%s'.format([[
+{{- range $i, $field := list "containers" "initContainers" }}{{ if $i }}, {{ end -}}
+(has({{ $ }}.{{ $field }}) && dyn({{ $ }}.{{ $field }}) != null ? dyn({{ $ }}.{{ $field }}) : []).map(c, [c.?resources.?limits.orValue({}), c.?resources.?requests.orValue({})])
+{{- end }}]])
+{{- end }}
+
+{{/* Whether for the pod spec `spec` the test `holds` of the text `amounts`: see cardwise.cel.amounts. */}}
+{{- define "cardwise.cel.amountsAre" -}}
+[{{ include "cardwise.cel.amounts" .spec }}].exists(amounts, {{ .holds }})
+{{- end }}
+
+{{/* Whether the `amounts` have a resource of those that users ask for. Ten characters are looked for first: the cost limit
+counts each ten. */}}
+{{- define "cardwise.cel.haveShares" -}}
+amounts.contains('"aliyun.co') && (amounts.contains('"aliyun.com/gpu-mem":') || amounts.contains('"aliyun.com/gpu-count":') || amounts.contains('"aliyun.com/gpu-core.percentage":'))
+{{- end }}
+
+{{/* Whether the `amounts` have a resource of our own domain. */}}
+{{- define "cardwise.cel.haveOwn" -}}
+amounts.contains('"cardwise.') && amounts.contains('"cardwise.dev/')
+{{- end }}
+
+{{/*
+Whether the `amounts` have a bare name, which Kubernetes would refuse: it has no domain and is none of its own. The
+webhook knows which of them are ResourceClasses.
+*/}}
+{{- define "cardwise.cel.haveBare" -}}
+!amounts.findAll('"[^/"]*":').join('')
+{{- range list "cpu" "memory" "storage" "ephemeral-storage" }}.replace('"{{ . }}":', ''){{ end -}}
+.matches('^("hugepages-[^"]*":)*$')
+{{- end }}
+
+{{/* Whether the `amounts` have a key that the webhook rewrites, in any spelling. */}}
+{{- define "cardwise.cel.haveRewritten" -}}
+({{ include "cardwise.cel.haveShares" . }}) || ({{ include "cardwise.cel.haveOwn" . }}) || {{ include "cardwise.cel.haveBare" . }}
+{{- if eq .Values.webhook.nvidiaGpu "take" }} || amounts.contains('"nvidia.com/gpu":'){{ end }}
+{{- end }}
+
 {{/* Whether the resource `k` is one that users ask for, or any of our own domain. */}}
 {{- define "cardwise.cel.ourResource" -}}
 k in ['aliyun.com/gpu-mem', 'aliyun.com/gpu-count', 'aliyun.com/gpu-core.percentage'] || k.startsWith('cardwise.dev/')
 {{- end }}
 
-{{/*
-Whether the resource `k` is a bare name, which Kubernetes would refuse: it has no domain and is none of its own. The
-webhook knows which of them are ResourceClasses.
-*/}}
+{{/* Whether the resource `k` is a bare name: as cardwise.cel.haveBare. */}}
 {{- define "cardwise.cel.bareName" -}}
 !k.contains('/') && !(k in ['cpu', 'memory', 'storage', 'ephemeral-storage']) && !k.startsWith('hugepages-')
 {{- end }}
@@ -35,8 +77,8 @@ k in ['nvidia.com/gpu', 'requests.nvidia.com/gpu', 'limits.nvidia.com/gpu']
 {{- end }}
 
 {{/* Whether the pod spec `spec` has a container with a limit or request `k` for which `key` holds, and for which `and`
-holds, if there is one, of the container `c`. dyn: the type checker of policies knows no limits. null: what of a template
-without containers, which Kubernetes refuses later. */}}
+holds, if there is one, of the container `c`. It costs the square of their number, so it stands behind a test of
+cardwise.cel.amounts that few pods pass: of pods that ask for a share the webhook limits both (webhook/server/sizes.py). */}}
 {{- define "cardwise.cel.containersHave" -}}
 {{- $spec := .spec -}}{{- $key := .key -}}{{- $and := .and -}}
 (
@@ -51,8 +93,9 @@ without containers, which Kubernetes refuses later. */}}
 {{/* Whether the pod `object` asks for a resource of ours anywhere, as it does after the webhook. The markers that bring
 members of gangs to the extender are none. */}}
 {{- define "cardwise.cel.asks" -}}
-{{- $key := printf "(%s) && !(k in ['cardwise.dev/place', 'cardwise.dev/bind'])" (include "cardwise.cel.ourResource" .) -}}
-{{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
+{{- $more := "amounts.split('\"cardwise.dev/').size() > amounts.split('\"cardwise.dev/place\":').size() + amounts.split('\"cardwise.dev/bind\":').size() - 1" -}}
+{{- $asked := printf "(%s) || (%s && %s)" (include "cardwise.cel.haveShares" .) (include "cardwise.cel.haveOwn" .) $more -}}
+{{ include "cardwise.cel.amountsAre" (dict "spec" "object.spec" "holds" $asked) }}
 {{- end }}
 
 {{/* Whether the pod or template `of` names a gang that is ours: for a scheduler that asks the extender. */}}
@@ -64,20 +107,29 @@ members of gangs to the extender are none. */}}
   (has({{ $of }}.metadata.labels) && ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group'].exists(k, k in {{ $of }}.metadata.labels))))
 {{- end }}
 
+{{/* Whether the pod `.` has the gate of our gangs. No loop over the gates: see cardwise.cel.keys. */}}
+{{- define "cardwise.cel.gated" -}}
+(has({{ . }}.spec.schedulingGates) && 'cardwise.dev/gang' in {{ . }}.spec.schedulingGates.map(g, g.name))
+{{- end }}
+
 {{/* Whether the pod `object` names a gang, or carries what the webhook gives to members alone. */}}
 {{- define "cardwise.cel.inGang" -}}
 ({{ include "cardwise.cel.namesGang" (dict "root" . "of" "object") }} ||
  (has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels) ||
- (has(object.spec.schedulingGates) && object.spec.schedulingGates.exists(g, g.name == 'cardwise.dev/gang')))
+ {{ include "cardwise.cel.gated" "object" }})
 {{- end }}
 
 {{/* Whether the pod `object` asks for a card in any of the spellings that the webhook rewrites, or is in a gang. */}}
 {{- define "cardwise.cel.isOurs" -}}
-{{- $key := printf "%s || (%s)" (include "cardwise.cel.ourResource" .) (include "cardwise.cel.bareName" .) -}}
-{{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
+[{{ include "cardwise.cel.amounts" "object.spec" }}].exists(amounts,
+{{ include "cardwise.cel.isOursBy" . }})
+{{- end }}
+
+{{/* The same by the `amounts`, for expressions that have them already. */}}
+{{- define "cardwise.cel.isOursBy" -}}
 ({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} ||
 {{ include "cardwise.cel.inGang" . }} ||
-{{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }})
+{{ include "cardwise.cel.haveRewritten" . }})
 {{- end }}
 
 {{/*
@@ -86,12 +138,13 @@ something and has no share slot, one beside it that is not told to see no card, 
 or a class that no container has got. Markers stand without a slot in a gang's member that asks for nothing.
 */}}
 {{- define "cardwise.cel.unwritten" -}}
-{{- $gated := "(has(object.spec.schedulingGates) && object.spec.schedulingGates.exists(g, g.name == 'cardwise.dev/gang'))" -}}
+{{- $gated := include "cardwise.cel.gated" "object" -}}
 {{- $labelled := "(has(object.metadata.labels) && 'cardwise.dev/gang' in object.metadata.labels)" -}}
 {{- $key := printf "((%s) && !(k in ['cardwise.dev/place', 'cardwise.dev/bind'] && %s)) || (%s)" (include "cardwise.cel.ourResource" .) $gated (include "cardwise.cel.bareName" .) -}}
 {{- if eq .Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
-{{- $slot := include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" "k == 'cardwise.dev/share'") -}}
-({{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key "and" "!(has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)") }} ||
+{{- $slot := "amounts.contains('\"cardwise.dev/share\":')" -}}
+[{{ include "cardwise.cel.amounts" "object.spec" }}].exists(amounts,
+(({{ include "cardwise.cel.haveRewritten" . }}) && {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key "and" "!(has(c.resources.limits) && 'cardwise.dev/share' in c.resources.limits)") }}) ||
 ({{ $slot }} && [object.spec.containers, has(object.spec.initContainers) ? object.spec.initContainers : []].exists(list,
   list.exists(c, !(has(c.env) && c.env.exists(e, e.name == 'NVIDIA_VISIBLE_DEVICES'))))) ||
 {{ $labelled }} != {{ $gated }} ||
@@ -99,23 +152,30 @@ or a class that no container has got. Markers stand without a slot in a gang's m
 ({{ include "cardwise.cel.annotated" "cardwise.dev/class" }} && !{{ $slot }}))
 {{- end }}
 
-{{/* Whether the resource `k`, of whatever domain, is about GPUs by its name. As cardwise/core/api/lookalikes.py is_like_gpu. */}}
+{{/*
+Whether the `amounts` have a resource, of whatever domain, that is about GPUs by its name. As
+cardwise/core/api/lookalikes.py is_like_gpu: each key has a line of its own then. It takes bare names too: whoever asks
+this asks it behind what refuses those, which are none of Kubernetes'.
+*/}}
 {{- define "cardwise.cel.looksLikeGpu" -}}
-k.contains('/') && k.matches(r'gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/')
+(amounts.contains('gpu') || amounts.contains('cuda') || amounts.contains('"aliyun.co') || amounts.contains('"nvidia.co') || amounts.contains('"cardwise.')) &&
+amounts.replace('"', '\n').matches(r'(?m)gpu|cuda|^aliyun\.com/|^nvidia\.com/|^cardwise\.dev/')
 {{- end }}
 
-{{/* The same for a key of a ResourceQuota or LimitRange, where it may stand behind `requests.` or `limits.`. */}}
+{{/* The same for the keys of the map `.`, of a ResourceQuota or LimitRange, where it may stand behind `requests.` or `limits.`. */}}
 {{- define "cardwise.cel.quotaLooksLikeGpu" -}}
-k.contains('/') && k.matches(r'gpu|cuda|^(requests\.|limits\.)?(aliyun\.com|nvidia\.com|cardwise\.dev)/')
+{{ include "cardwise.cel.keys" . }}.matches(r'(?m)gpu|cuda|^(requests\.|limits\.)?(aliyun\.com|nvidia\.com|cardwise\.dev)/')
 {{- end }}
 
-{{/* Whether the `annotations` or `labels` of a pod or template have a key that is meant for Cardwise, and is none that it
+{{/*
+Whether the `annotations` or `labels` of a pod or template have a key that is meant for Cardwise, and is none that it
 reads: misspelled, or of another GPU sharer. As cardwise/core/api/lookalikes.py suggest_pod_key. What users may write thousands of
-is searched as text first. */}}
+is searched as text, and a few of what is found are looked at: it is for warnings.
+*/}}
 {{- define "cardwise.cel.keysAboutUs" -}}
 [{{ .annotations }}, {{ .labels }}].exists(keys,
 {{ include "cardwise.cel.says" (dict "value" "keys" "words" (list "ardwise" "ARDWISE" "gpu" "hami.io/" "scheduling")) }} &&
-keys.exists(k, k.matches(r'(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|^pod-group\.scheduling\.|^gang\.scheduling\.') &&
+{{ include "cardwise.cel.keys" "keys" }}.findAll(r'(?m)^.*(?:(?i:cardwise)|^gpu-(fraction|memory)|/(no)?use-gpu|^hami\.io/|^scheduling\.(x-)?k8s\.io/(pod-?)?(group|gang)|^pod-group\.scheduling\.|^gang\.scheduling\.).*', 64).exists(k,
 !k.startsWith('cardwise.dev/') &&
 !(k in ['scheduling.k8s.io/group-name', 'scheduling.k8s.io/group-pod-num', 'scheduling.x-k8s.io/pod-group'])))
 {{- end }}
@@ -133,10 +193,11 @@ takes is kept waiting by us.
 {{- $key := printf "k == 'aliyun.com/gpu-count' || (%s) || (k == 'aliyun.com/gpu-mem' && %s)" (include "cardwise.cel.bareName" .root) $spelled -}}
 {{- if eq .root.Values.webhook.nvidiaGpu "take" }}{{ $key = printf "%s || k == 'nvidia.com/gpu'" $key }}{{ end -}}
 (object.spec.containers != oldObject.spec.containers || object.spec.?initContainers != oldObject.spec.?initContainers) &&
+{{ include "cardwise.cel.amountsAre" (dict "spec" "object.spec" "holds" (include "cardwise.cel.haveRewritten" .root)) }} &&
 {{ include "cardwise.cel.containersHave" (dict "spec" "object.spec" "key" $key) }}
 {{- with .root.Values.webhook.toleratedTaints }} ||
 object.spec.?tolerations != oldObject.spec.?tolerations &&
-{{ include "cardwise.cel.containersHave" (dict "spec" "oldObject.spec" "key" "k == 'cardwise.dev/share'") }} &&
+{{ include "cardwise.cel.amountsAre" (dict "spec" "oldObject.spec" "holds" "amounts.contains('\"cardwise.dev/share\":')") }} &&
 {{ include "cardwise.cel.list" . }}.exists(taint,
   oldObject.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.tolerated" . }}) &&
   !object.spec.?tolerations.orValue([]).exists(t, taint == {{ include "cardwise.cel.tolerated" . }}))
@@ -160,12 +221,12 @@ of a Job never can be; that of a Deployment would roll out).
 
 {{/* Whether the template has a name that is still to be rewritten. */}}
 {{- define "cardwise.cel.templateIsUnwritten" -}}
-{{- $bare := dict "spec" "s" "key" (include "cardwise.cel.bareName" .root) -}}
-{{- $nvidia := dict "spec" "s" "key" "k == 'nvidia.com/gpu'" -}}
-[object{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.containersHave" $bare }})
+{{- $bare := dict "spec" "s" "holds" (include "cardwise.cel.haveBare" .root) -}}
+{{- $nvidia := dict "spec" "s" "holds" "amounts.contains('\"nvidia.com/gpu\":')" -}}
+[object{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.amountsAre" $bare }})
 {{- if eq .root.Values.webhook.nvidiaGpu "take" }} ||
-([object{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.containersHave" $nvidia }}) &&
- !(oldObject != null && [oldObject{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.containersHave" $nvidia }})))
+([object{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.amountsAre" $nvidia }}) &&
+ !(oldObject != null && [oldObject{{ .path }}.orValue({})].exists(s, {{ include "cardwise.cel.amountsAre" $nvidia }})))
 {{- end }}
 {{- end }}
 
@@ -219,10 +280,10 @@ cardwise.cel.keys. It costs less than these. */}}
 ['%s'.format([{{ .value }}])].exists(text, {{ range $i, $word := .words }}{{ if $i }} || {{ end }}text.contains('{{ $word }}'){{ end }})
 {{- end }}
 
-{{/* Whether the env of the container `c` has, anywhere, a name of cardwise.cel.environment. Ten characters of each
-suffice, and the cost limit counts each ten. */}}
+{{/* Whether the env `.`, of one container or of several, has, anywhere, a name of cardwise.cel.environment. Ten characters
+of each suffice, and the cost limit counts each ten. */}}
 {{- define "cardwise.cel.namesOurs" -}}
-has(c.env) && {{ include "cardwise.cel.says" (dict "value" "c.env" "words" (list "CUDA_MPS_" "NVIDIA_GPU" "NVIDIA_VIS")) }}
+{{ include "cardwise.cel.says" (dict "value" . "words" (list "CUDA_MPS_" "NVIDIA_GPU" "NVIDIA_VIS")) }}
 {{- end }}
 
 {{/* Whether the container `c`, which has env, sets what opens cards or lifts limits. The webhook's own entries are a fieldRef and two
@@ -239,14 +300,18 @@ c.env.exists(e, e.name.startsWith('NVIDIA_GPU_MEMORY_') || (e.name.startsWith('C
     : (!has(e.value) || e.value in ['', 'void', 'none']))))
 {{- end }}
 
+{{/* Whether the `amounts` have cards of NVIDIA's own device plugin. */}}
+{{- define "cardwise.cel.haveNvidiaCards" -}}
+{{- range $i, $name := .Values.policies.nvidiaResources }}{{ if $i }} || {{ end }}
+{{- $key := replace "." "[.]" (trimSuffix "*" $name) -}}
+amounts.matches('"{{ $key }}{{ if hasSuffix "*" $name }}[^"]*{{ end }}":"[1-9]')
+{{- else }}false{{ end -}}
+{{- end }}
+
 {{/* Whether the container `c` asks for cards of NVIDIA's own device plugin. dyn: the type checker of policies knows no
 limits. */}}
 {{- define "cardwise.cel.nvidiaCards" -}}
-(has(c.resources) && has(c.resources.limits) && dyn(c).resources.limits.exists(k, (
-{{- range $i, $name := .Values.policies.nvidiaResources }}{{ if $i }} || {{ end }}
-{{- if hasSuffix "*" $name }}k.startsWith('{{ trimSuffix "*" $name }}'){{ else }}k == '{{ $name }}'{{ end }}
-{{- else }}false{{ end -}}
-) && string(dyn(c).resources.limits[k]).matches('^[1-9]')))
+['%s'.format([dyn(c).?resources.?limits.orValue({})])].exists(amounts, {{ include "cardwise.cel.haveNvidiaCards" . }})
 {{- end }}
 
 {{/* Whether NVIDIA's runtime gives the container `c` nothing but its share, whatever envFrom and the image say. The last of

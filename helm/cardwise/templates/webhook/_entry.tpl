@@ -90,13 +90,13 @@ webhook.gpuMemUnit. `.labels` of the namespaces, besides.
 - name: changes
   expression: "oldObject == null || object.?spec != oldObject.?spec"
 - name: no-controller-made-it
-  expression: "!(has(object.metadata.ownerReferences) && object.metadata.ownerReferences.exists(o, o.?controller.orValue(false)))"
+  expression: "!(true in object.metadata.?ownerReferences.orValue([]).map(o, o.?controller.orValue(false)))"
 {{- with .path }}
 - name: asks-for-cards
   expression: |-
     [object{{ . }}.?metadata.?annotations.orValue({})].exists(a, 'cardwise.dev/class' in a) ||
     [object{{ . }}.?spec.orValue({})].exists(s,
-    {{- include "cardwise.cel.containersHave" (dict "spec" "s" "key" (include "cardwise.cel.looksLikeGpu" $.root)) | nindent 4 }}) ||
+    {{- include "cardwise.cel.amountsAre" (dict "spec" "s" "holds" (include "cardwise.cel.looksLikeGpu" $.root)) | nindent 4 }}) ||
     {{- include "cardwise.cel.keysAboutUs" (dict "annotations" (printf "object%s.?metadata.?annotations.orValue({})" .) "labels" (printf "object%s.?metadata.?labels.orValue({})" .)) | nindent 4 }}
 {{- end }}
 {{- end }}

@@ -26,13 +26,14 @@ webhook to say.
       - {operations: [CREATE], apiGroups: [""], apiVersions: [v1], resources: [pods], scope: Namespaced}
     matchConditions:
       {{- include "cardwise.webhook.podConditions" $root | nindent 6 }}
-      - name: asks-for-a-share
-        expression: |-
-          {{- include "cardwise.cel.isOurs" $root | nindent 10 }}
       {{- if $late }}
       - name: not-rewritten-yet
         expression: |-
           {{- include "cardwise.cel.unwritten" $root | nindent 10 }}
+      {{- else }}
+      - name: asks-for-a-share
+        expression: |-
+          {{- include "cardwise.cel.isOurs" $root | nindent 10 }}
       {{- end }}
   {{- end }}
   # Amounts such as 64Gi, which the quota would count in bytes where pods count MiB; and classes by their bare names.
