@@ -349,6 +349,34 @@ def test_a_huge_plain_pod_stays_within_the_cost_limits_of_the_policies(api: Api)
     api.create(pod, "--dry-run=server")
 
 
+def _plain(**spec: Any) -> Json:
+    pod = build.pod("plain")
+    pod["spec"] |= {"containers": [build.container("c")]} | spec
+    return pod
+
+
+FOREIGN = {f"example.com/r{i}": "1" for i in range(15_000)}
+
+
+@pytest.mark.parametrize(
+    "pod",
+    [
+        _plain(containers=[build.container("c") | {"resources": {"limits": FOREIGN}}]),
+        _plain(containers=[build.container(f"c{i}") for i in range(10_000)]),
+        _plain(schedulingGates=[{"name": f"example.com/g{i}"} for i in range(15_000)]),
+        _plain(volumes=[{"name": f"v{i}", "emptyDir": {}} for i in range(15_000)]),
+    ],
+    ids=["limits", "containers", "gates", "volumes"],
+)
+def test_no_rule_of_ours_keeps_the_api_server_busy_with_thousands_of_anything(api: Api, pod: Json) -> None:
+    """By loops it timed out."""
+    client = api.cluster.api
+    client.request("POST", paths.pods("default"), body=pod, query={"dryRun": "All"}, timeout=30)
+    pod["metadata"]["annotations"] = {names.CLASS: "none"}
+    with pytest.raises(errors.Invalid, match="too m"):
+        client.request("POST", paths.pods("default"), body=pod, query={"dryRun": "All"}, timeout=30)
+
+
 def test_many_mounts_and_variables_stay_within_the_cost_limits_of_the_policies(api: Api) -> None:
     void = {"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}
 
@@ -371,6 +399,8 @@ def test_many_mounts_and_variables_stay_within_the_cost_limits_of_the_policies(a
         api.create(large, "--dry-run=server")
     refused = api.refused("create", "--dry-run=server", "-f", "-", stdin=pod(1, env=1100, own=[void]))
     assert "env of container c0: more than 1024 variables are too many where NVIDIA_VISIBLE_DEVICES" in refused
+    refused = api.refused("create", "--dry-run=server", "-f", "-", stdin=pod(1100, own=[void]))
+    assert "more than 1024 containers are too many where NVIDIA_VISIBLE_DEVICES" in refused
 
 
 def test_pods_without_gpu_never_wait_for_the_webhook(api: Api) -> None:
