@@ -30,7 +30,8 @@ _AGREED_SECONDS: Final = 10.0  # for which a gang's number is remembered
 _MAX_REMEMBERED: Final = 10_000  # gangs that are remembered
 _MOST_LOOKUPS: Final = 50  # a second, of all namespaces together
 _LOOKUPS_EACH: Final = 10  # a second, of one namespace
-_AT_ONCE: Final = 2  # look-ups that wait for the API server: half of the threads that answer reviews
+# Look-ups that wait for the API server, each of another namespace: half of the threads that answer reviews.
+_AT_ONCE: Final = 2
 # For which a failure is remembered. After a time-out it is long: each further try would keep a thread as long again.
 _FAILED_SECONDS: Final = 1.0
 _TIMED_OUT_SECONDS: Final = 5.0
@@ -54,7 +55,8 @@ _T = TypeVar("_T")
 class LookupLimit:
     """Limits how many lookups begin within any second. Thread-safe.
 
-    total: lookups of all owners.
+    total: lookups of all owners; twice as many where an owner has begun none within the second, so that a few owners
+    that look things up all the time leave room for the others.
     per_owner: lookups of one owner (a namespace, an address).
     """
 
@@ -75,11 +77,35 @@ class LookupLimit:
                 self._begun_by[former] -= 1
                 if not self._begun_by[former]:
                     del self._begun_by[former]
-            if self._begun_by[owner] >= self._per_owner or len(self._begun) >= self._total:
+            by_owner = self._begun_by.get(owner, 0)
+            if by_owner >= self._per_owner or len(self._begun) >= (self._total if by_owner else 2 * self._total):
                 return False
             self._begun.append((now, owner))
             self._begun_by[owner] += 1
             return True
+
+
+class _LookupPlaces:
+    """Limits how many lookups wait for the API server at a time, one of each namespace: a namespace whose pods take long
+    to list leaves the other places to others. Thread-safe.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._lock = threading.Lock()
+        self._taken_by = set[str]()
+
+    def take(self, namespace: str) -> bool:
+        """Whether there was a place for the namespace; who got one gives it back."""
+        with self._lock:
+            if namespace in self._taken_by or len(self._taken_by) >= self._count:
+                return False
+            self._taken_by.add(namespace)
+            return True
+
+    def give_back(self, namespace: str) -> None:
+        with self._lock:
+            self._taken_by.remove(namespace)
 
 
 class _CachedAnswer(Generic[_T]):
@@ -187,7 +213,7 @@ class GangNumbers:
         self._clock = clock
         self._lines = LineLimit(_log, clock)
         self._limit = LookupLimit(clock, per_owner=_LOOKUPS_EACH, total=_MOST_LOOKUPS)
-        self._places = threading.Semaphore(_AT_ONCE)
+        self._places = _LookupPlaces(_AT_ONCE)
         # Until when, by namespace, gang and number. No number: its look-up failed; no gang: the namespace's timed out.
         self._skipped: dict[tuple[str, str, int | None], float] = {}
 
@@ -199,7 +225,7 @@ class GangNumbers:
             for skipped in (key, (namespace, gang, None), (namespace, "", None), _ALL)
         ):
             return None
-        if not self._limit.begin_lookup(namespace) or not self._places.acquire(blocking=False):
+        if not self._limit.begin_lookup(namespace) or not self._places.take(namespace):
             return None
         try:
             numbers = self._fetch_numbers(namespace, gang)
@@ -221,7 +247,7 @@ class GangNumbers:
             )
             return None
         finally:
-            self._places.release()
+            self._places.give_back(namespace)
         conflict = next(((name, other) for name, other in numbers.items() if other != number), None)
         if conflict is None and numbers:
             self._skip(key, _AGREED_SECONDS)
