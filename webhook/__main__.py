@@ -319,13 +319,20 @@ def main(
             paths.validatingwebhookconfigurations(webhook_configuration),
         ),
     )
-    directory = tls_dir or _make_scratch_folder()
+    external = tls_dir is not None and (tls_dir / "tls.crt").exists() and not (tls_dir / "authority").exists()
+    directory = tls_dir if tls_dir is not None and not external else _make_scratch_folder()
     secret = tls_secret if tls_dir is None else None
     period = None if tls_rotate_every is None else timedelta(seconds=tls_rotate_every)
-    certificates = _start_certificates(
-        client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle, period=period
-    )
-    bundle.on_other = certificates.check_soon
+    if tls_dir is not None and external:
+        bundle.keep_others = True
+        certificates: tls.CertificateChecks = tls.ExternalCertificates(
+            tls_dir, directory, on_bundle=bundle.set_bundle, is_known=bundle.asserted.is_set
+        )
+    else:
+        certificates = _start_certificates(
+            client, directory, secret=secret, hosts=tls_hosts, bind=bind, bundle=bundle, period=period
+        )
+        bundle.on_other = certificates.check_soon
     try:
         with report_startup_errors("--tls-dir"):
             certificates.ensure_certificates()
@@ -406,14 +413,11 @@ def _start_certificates(
     bundle: CaBundle,
     period: timedelta | None,
 ) -> tls.CertificateChecks:
-    """Renew the certificates, or only watch them if another program provides the directory's files."""
-    own = directory / "authority"
+    """Makes and renews the certificates."""
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
-    elif (directory / "tls.crt").exists() and not own.exists():
-        return tls.ExternalCertificates(directory, on_bundle=bundle.set_bundle)
     else:
-        store = tls.DirStore(own)
+        store = tls.DirStore(directory / "authority")
     service = f"cardwise-webhook.{names.NAMESPACE}"
     bound_host = [bind.host] if bind.host not in ("", "0.0.0.0", "::") else []  # noqa: S104
     # In a Secret the certificate is that of all replicas.

@@ -17,10 +17,12 @@ from cardwise.kube import errors, paths
 from cardwise.kube.client import KubeClient
 from cardwise.kube.watch.reflector import Reflector, WakeHandler
 from cardwise.runtime.loops import Loop
+from cardwise.runtime.tls import certs
 
 _log = structlog.get_logger("cardwise.runtime.cabundle")
 
 _ATTEMPTS = 5
+_MOST_OTHERS = 8  # certificates that a bundle keeps beside ours
 FIELD_MANAGER = "cardwise-ca"
 
 
@@ -33,6 +35,9 @@ class CaBundle:
     `on_other` (if given) is called when another bundle is found, and has `set_bundle` called: of several replicas one
     renews, and the others, which look into the store once an hour, would write the former bundle over its, and it over
     theirs.
+
+    `keep_others`: beside ours, a configuration keeps the certificates that it has while they are valid. For those of
+    somebody else, whose new CA reaches each replica at another time.
     """
 
     def __init__(
@@ -41,8 +46,10 @@ class CaBundle:
         paths: Sequence[str],
         *,
         interval: float = 300.0,
+        keep_others: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
+        self.keep_others = keep_others
         self.asserted = threading.Event()
         self.on_other: Callable[[], None] | None = None
         self._sure = False  # the bundle has come since another one was found
@@ -96,7 +103,7 @@ class CaBundle:
                 configuration = self._client.get(path)
             except errors.NotFound:
                 return False
-            patch = bundle_patch(configuration, bundle)
+            patch = bundle_patch(configuration, bundle, self._with_others if self.keep_others else None)
             if not patch:
                 return True
             if self.on_other is not None and not self._sure and has_other_bundle(configuration, bundle):
@@ -113,6 +120,19 @@ class CaBundle:
                 _log.info("wrote the CA bundle", path=path, webhooks=len(patch) - 1)
                 return True
         return False
+
+    def _with_others(self, bundle: str, present: str) -> str:
+        """The base64 bundle that a webhook should have which has `present`."""
+        now = self._clock.wall()
+        try:
+            there = certs.parse_certificates(base64.b64decode(present))
+        except ValueError:
+            return bundle
+        ours = certs.parse_certificates(base64.b64decode(bundle))
+        if all(authority in there for authority in ours if authority.not_valid_after_utc > now):
+            return present
+        others = [authority for authority in there if authority not in ours and authority.not_valid_after_utc > now]
+        return base64.b64encode(base64.b64decode(bundle) + certs.encode_certificates(others[:_MOST_OTHERS])).decode()
 
     def _run_once(self) -> None:
         bundle = self._bundle
@@ -135,12 +155,18 @@ class CaBundle:
         )
 
 
-def bundle_patch(configuration: dict[str, Any], bundle: str) -> list[dict[str, Any]]:
-    """The JSON patch that gives every webhook the base64 `bundle`; empty when all have it."""
+def bundle_patch(
+    configuration: dict[str, Any], bundle: str, join: Callable[[str, str], str] | None = None
+) -> list[dict[str, Any]]:
+    """The JSON patch that gives every webhook the base64 `bundle`; empty when all have it. `join`: makes what a webhook
+    should have of it and another one.
+    """
+    present = [webhook["clientConfig"].get("caBundle") or "" for webhook in configuration.get("webhooks") or []]
+    wanted = [join(bundle, there) if join is not None and there else bundle for there in present]
     changes = [
-        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": bundle}
-        for index, webhook in enumerate(configuration.get("webhooks") or [])
-        if webhook["clientConfig"].get("caBundle") != bundle
+        {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": new}
+        for index, (there, new) in enumerate(zip(present, wanted, strict=True))
+        if there != new
     ]
     if not changes:
         return []

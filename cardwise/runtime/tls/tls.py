@@ -1,7 +1,7 @@
 """Renews a part's certificates, and puts them where servers and clients read them.
 
 The thin outer part: `rotation` decides, `certstore` keeps, `Rotator` carries out and repeats. With cert-manager in the
-cluster `ExternalCertificates` takes its place: servers then read the Secret volume, whose files have the same names.
+cluster `ExternalCertificates` takes its place, which takes over the files of the Secret volume, of the same names.
 """
 
 from abc import ABC, abstractmethod
@@ -11,6 +11,8 @@ from pathlib import Path
 
 import structlog
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
 
 from cardwise.clock import SYSTEM, Clock
 from cardwise.kube import errors
@@ -41,7 +43,8 @@ _SKEW_SECONDS = 60.0
 # Seconds between two checks. Renewals would need fewer. But the next check saves a deleted Secret again, and a replica
 # that starts before that makes a new authority, which kube-scheduler learns by a restart only.
 INTERVAL = 3600.0
-_GIVEN_INTERVAL = 2.0  # short: a new certificate is served at once, and until its CA is known nobody can call us
+_GIVEN_INTERVAL = 2.0
+_UNKNOWN_SECONDS = 30.0  # for which a certificate is not served whose CA is not known
 
 
 class UnusableCertificates(Exception):
@@ -160,20 +163,71 @@ class Rotator(CertificateChecks):
 
 
 class ExternalCertificates(CertificateChecks):
-    """Follows the ca.crt of somebody else (cert-manager), who writes it, tls.crt and tls.key into `directory`."""
+    """Follows ca.crt, tls.crt and tls.key of somebody else (cert-manager), who writes them into `directory`.
 
-    def __init__(self, directory: Path, *, on_bundle: Callable[[bytes], None], clock: Clock = SYSTEM) -> None:
+    Servers read them in `out_dir`. A certificate of another CA comes there only when clients know that CA: `is_known`
+    says so of the bundle that `on_bundle` got last, and they have the time until the next check to hear of it. Where
+    that never comes true, it is served all the same after a while.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        out_dir: Path,
+        *,
+        on_bundle: Callable[[bytes], None],
+        is_known: Callable[[], bool],
+        clock: Clock = SYSTEM,
+    ) -> None:
         super().__init__(on_bundle, _GIVEN_INTERVAL, clock)
-        self._file = directory / rotation.BUNDLE
+        self._directory = directory
+        self._out_dir = out_dir
+        self._is_known = is_known
+        self._coming = b""  # the CA that is told and not served yet
+        self._known = False  # at the last check
+        self._since = 0.0
 
     def ensure_certificates(self) -> bytes:
-        """Raises Unusable."""
+        """Raises Unusable or OSError."""
+        files = self._read()
+        served, bundle = filesets.read_files(self._out_dir).get(rotation.BUNDLE), files[rotation.BUNDLE]
+        if served in (None, bundle) or self._may_serve(bundle):
+            self._coming = b""
+            if filesets.write_files(self._out_dir, files):
+                _log.info("certificates taken over", directory=str(self._directory))
+        return bundle
+
+    def _may_serve(self, bundle: bytes) -> bool:
+        if bundle != self._coming:
+            self._coming, self._known, self._since = bundle, False, self._clock.now()
+            return False
+        was_known, self._known = self._known, self._is_known()
+        return (was_known and self._known) or self._clock.now() - self._since >= _UNKNOWN_SECONDS
+
+    def _read(self) -> dict[str, bytes]:
+        path = self._directory / rotation.BUNDLE
         try:
-            bundle = self._file.read_bytes()
+            bundle = path.read_bytes()
             x509.load_pem_x509_certificates(bundle)
         except (OSError, ValueError) as error:
             raise UnusableCertificates(
-                f"{self._file}: there is no CA that can be read ({error}); put there the CA that signed "
+                f"{path}: there is no CA that can be read ({error}); put there the CA that signed "
                 f"{rotation.SERVER_CERT}, or leave the directory empty to have certificates made"
             ) from error
-        return bundle
+        files = {rotation.BUNDLE: bundle}
+        try:
+            files |= {name: (self._directory / name).read_bytes() for name in _SERVER_FILES[1:]}
+            _check_pair(files[rotation.SERVER_CERT], files[rotation.SERVER_KEY])
+        except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
+            raise UnusableCertificates(
+                f"{self._directory / rotation.SERVER_CERT}: there is no certificate with its key that can be read "
+                f"({error}); put both there, as PEM and without a password"
+            ) from error
+        return files
+
+
+def _check_pair(cert: bytes, key: bytes) -> None:
+    """Raises ValueError, TypeError (the key has a password) or UnsupportedAlgorithm."""
+    public_key = serialization.load_pem_private_key(key, None).public_key()
+    if x509.load_pem_x509_certificate(cert).public_key() != public_key:
+        raise ValueError("the key is of another certificate")

@@ -1,9 +1,11 @@
 import base64
 import math
+from datetime import timedelta
 
 import pytest
 
 from cardwise.kube import errors, paths
+from cardwise.runtime.tls import certs
 from cardwise.runtime.tls.cabundle import CaBundle, bundle_patch
 from tests.fakes.apiobjects import merged
 from tests.fakes.apiserver import ApiServer
@@ -113,6 +115,33 @@ def test_a_bundle_that_may_be_newer_is_overwritten_only_after_a_look_into_the_st
     bundle.set_bundle(b"newer")
     assert bundle.ensure_bundle()
     assert world.bundles() == {newer}
+
+
+def test_where_replicas_learn_a_new_ca_one_after_the_other_both_stay_in_the_bundle():
+    """Else each writes its own over the other's, again and again, and half of the calls fail."""
+    world = both()
+    old, new, expired = (
+        certs.new_authority(name, world.clock.wall() - timedelta(days=9), timedelta(days=days)).cert
+        for name, days in (("old", 99), ("new", 99), ("expired", 1))
+    )
+    late = world.bundle
+    early = CaBundle(world.api.client(clock=world.clock), late._paths, keep_others=True, clock=world.clock)
+    late.keep_others = True
+    late.set_bundle(old + expired)
+    assert late.ensure_bundle()
+    early.set_bundle(new)
+    assert early.ensure_bundle()
+    for _ in range(3):
+        assert late.ensure_bundle()
+        assert early.ensure_bundle()
+    assert world.bundles() == {base64.b64encode(new + old).decode()}
+    assert world.patches() == 4
+    late.set_bundle(new)
+    assert late.ensure_bundle()
+    assert world.patches() == 4
+    world.edit("mutating", caBundle=None)
+    assert late.ensure_bundle()
+    assert base64.b64encode(new).decode() in world.bundles(), "who takes it out gets the present one alone"
 
 
 def test_no_patch_when_nothing_differs():

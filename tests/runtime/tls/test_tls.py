@@ -1,10 +1,13 @@
 """Who keeps certificates: replicas that agree, a CA that somebody else keeps, and files that are replaced whole."""
 
 import base64
+import re
 import stat
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from pathlib import Path
+from typing import Self
 
 import pytest
 from cryptography import x509
@@ -81,37 +84,128 @@ def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
     assert "etcd is away" in capsys.readouterr().out
 
 
+class Given:
+    """Certificates of somebody else, who renews CA and leaf together, and who follows them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.directory, self.served_in = folder / "given", folder / "served"
+        self.known = threading.Event()
+        self.bundles: list[bytes] = []
+        self.clock = FakeClock()
+        self.followed = ExternalCertificates(
+            self.directory,
+            self.served_in,
+            on_bundle=self.bundles.append,
+            is_known=self.known.is_set,
+            clock=self.clock,
+        )
+
+    def renew(self, name: str = "renewed") -> bytes:
+        """The CA."""
+        authority = certs.new_authority(name, NOW, timedelta(days=9))
+        self.reissue(authority)
+        return authority.cert
+
+    def reissue(self, authority: certs.KeyPair) -> bytes:
+        """The leaf."""
+        leaf = certs.new_leaf(authority, "w", HOSTS, certs.KeyPurpose.SERVER, now=NOW, lifetime=timedelta(days=9))
+        filesets.write_files(self.directory, {"ca.crt": authority.cert, "tls.crt": leaf.cert, "tls.key": leaf.key})
+        return leaf.cert
+
+    def served(self) -> bytes:
+        """The CA of what is served, which belongs together."""
+        files = filesets.read_files(self.served_in)
+        assert certs.KeyPair(files["tls.crt"], files["tls.key"]).matches()
+        (leaf,), (authority,) = (certs.parse_certificates(files[name]) for name in ("tls.crt", "ca.crt"))
+        assert certs.is_issued_by(leaf, authority)
+        return files["ca.crt"]
+
+    def looks(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.clock.step()
+            self.clock.until_waiting()
+
+    def __enter__(self) -> Self:
+        self.followed.start()
+        self.clock.until_waiting()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.followed.stop()
+
+
 def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
-    first, second = (certs.new_authority(name, NOW, timedelta(days=9)).cert for name in ("first", "second"))
-    bundles: list[bytes] = []
-    clock = FakeClock()
-    followed = ExternalCertificates(tmp_path, on_bundle=bundles.append, clock=clock)
+    given = Given(tmp_path)
+    first = given.renew("first")
+    assert given.followed.ensure_certificates() == given.served() == first
+    with given:
+        second = given.renew("second")
+        given.looks()
+        (given.directory / "ca.crt").unlink()
+        given.looks()
+        assert "there is no CA" in capsys.readouterr().out
+        third = given.renew("third")
+        given.looks()
+    assert given.bundles == [first, second, third]
 
-    def looks() -> None:
-        clock.step()
-        clock.until_waiting()
 
-    filesets.write_files(tmp_path, {"ca.crt": first})
-    assert followed.ensure_certificates() == first
-    followed.start()
-    clock.until_waiting()
-    filesets.write_files(tmp_path, {"ca.crt": second})
-    looks()
-    (tmp_path / "ca.crt").unlink()
-    looks()
-    assert "there is no CA" in capsys.readouterr().out
-    filesets.write_files(tmp_path, {"ca.crt": first})
-    looks()
-    followed.stop()
-    assert bundles == [first, second, first]
+def test_a_certificate_is_served_when_its_ca_is_known(tmp_path):
+    """Else the API server could call nobody in between."""
+    given = Given(tmp_path)
+    first = given.renew("first")
+    given.followed.ensure_certificates()
+    with given:
+        second = given.renew("second")
+        given.looks(3)
+        assert given.served() == first
+        given.known.set()
+        given.looks()
+        assert given.served() == first, "it hears of what was written a moment ago"
+        given.looks()
+        assert given.served() == second
+        given.known.clear()
+        third = given.renew("third")
+        given.looks(14)
+        assert given.served() == second
+        given.looks(3)
+        assert given.served() == third, "where nobody ever knows it, waiting helps nobody"
+
+
+def test_a_certificate_of_a_known_ca_is_served_at_once(tmp_path):
+    given = Given(tmp_path)
+    authority = certs.new_authority("same", NOW, timedelta(days=9))
+    given.reissue(authority)
+    given.followed.ensure_certificates()
+    leaf = given.reissue(authority)
+    given.followed.ensure_certificates()
+    assert filesets.read_files(given.served_in)["tls.crt"] == leaf
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
-def test_a_ca_that_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, content):
+@pytest.mark.parametrize(
+    ("name", "says"), [("ca.crt", "there is no CA.*; put there"), ("tls.crt", "there is no certificate.*; put both")]
+)
+def test_what_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, name, says, content):
+    given = Given(tmp_path)
+    given.renew()
+    (given.directory / name).unlink()
     if content is not None:
-        (tmp_path / "ca.crt").write_bytes(content)
-    with pytest.raises(UnusableCertificates, match=rf"{tmp_path}/ca\.crt: there is no CA.*; put there"):
-        ExternalCertificates(tmp_path, on_bundle=lambda _: None).ensure_certificates()
+        (given.directory / name).write_bytes(content)
+    with pytest.raises(UnusableCertificates, match=rf"{given.directory}/{re.escape(name)}: {says}"):
+        given.followed.ensure_certificates()
+
+
+def test_a_key_of_another_certificate_changes_nothing(tmp_path):
+    given = Given(tmp_path)
+    first = given.renew("first")
+    given.followed.ensure_certificates()
+    key = (given.directory / "tls.key").read_bytes()
+    given.renew("second")
+    (given.directory / "tls.key").unlink()
+    (given.directory / "tls.key").write_bytes(key)
+    with pytest.raises(UnusableCertificates, match="the key is of another certificate"):
+        given.followed.ensure_certificates()
+    assert given.served() == first
 
 
 def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):
