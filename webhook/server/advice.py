@@ -111,7 +111,7 @@ def warn_resource_quota(
     hard = (manifest.get("spec") or {}).get("hard") or {}
     rewritten = frozenset(records.read_record(manifest).get("hard", ()))  # of these the author has been told
     ours = {key: amount for key, amount in hard.items() if key not in rewritten}
-    warnings = [f"spec.hard[{key}]: {reason}" for key, reason in _uncounted_keys(ours, offers, known)]
+    warnings = [f"spec.hard[{key}]: {reason}" for key, reason in _uncounted_keys(ours, offers, known, _Comparisons())]
     if shares := hard.get(quotas.SHARES):
         warnings += _warn_small_amount(f"spec.hard[{quotas.SHARES}]", shares, min_share)
     missing = quotas.uncounted_key(hard)
@@ -134,11 +134,12 @@ def warn_limit_range(
     min_share: MiB below which most programs do not start.
     """
     entries = (manifest.get("spec") or {}).get("limits") or ()
+    left = _Comparisons()
     warnings = [
         f"spec.limits[{i}].{name}[{key}]: {reason}"
         for i, entry in enumerate(entries)
         for name in _RANGES
-        for key, reason in _uncounted_keys(entry.get(name) or {}, offers, known, spell=lambda near: near)
+        for key, reason in _uncounted_keys(entry.get(name) or {}, offers, known, left, spell=lambda near: near)
     ]
     for i, entry in enumerate(entries):
         for name in _UPPER_RANGES:
@@ -163,10 +164,23 @@ def _keys_to_compare(metadata: Json) -> list[str]:
     return list(islice(filter(lookalikes.is_like_own, sorted(metadata)), _MOST_COMPARED))
 
 
+class _Comparisons:
+    """How many names of one object may still be compared with all that there are."""
+
+    def __init__(self) -> None:
+        self._left = _MAX_WARNINGS
+
+    def take(self) -> bool:
+        """Whether one more may be compared."""
+        self._left -= 1
+        return self._left >= 0
+
+
 def _uncounted_keys(
     amounts: Json,
     offers: Offers | None,
     known: Mapping[str, object],
+    left: _Comparisons,
     spell: Callable[[str], str] = lambda near: f"requests.{near}",
 ) -> Iterator[tuple[str, str]]:
     """The GPU keys that have no effect, each with the reason. `spell`: the key of a resource."""
@@ -181,7 +195,9 @@ def _uncounted_keys(
                 yield key, f"there is no ResourceClass {of_class} now; until there is one, it counts nothing"
         elif offered is not None and name not in offered:
             foreign.append((key, name))
-    for key, name in foreign[:_MAX_WARNINGS]:
+    for key, name in foreign:
+        if not left.take():
+            return
         near = lookalikes.suggest_resource(name, (*sorted(offered or ()), *known))
         if near:
             suggestion = spell(near if "/" in near else f"{names.CLASS_PREFIX}{near}")

@@ -207,6 +207,8 @@ def decide_advise(review: Review, view: Lookups, settings: WebhookSettings) -> D
         unique_texts |= {
             templates.field_in_workload(path, text) if text.startswith(_IN_POD) else text: None for text in texts
         }
+        if len(unique_texts) >= _MOST_WARNINGS:
+            break  # to judge a template may take a tenth of a second, and no more is told
     return Decision(warnings=tuple(unique_texts)[:_MOST_WARNINGS])
 
 

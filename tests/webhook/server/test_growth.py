@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cardwise.core.api import names
+from cardwise.core.api import lookalikes, names
 from cardwise.core.values.decoded import Json
 from tests import build
 from tests.webhook.reviews import Known, body, patched, resource_class, resource_classes
@@ -182,6 +182,36 @@ def test_pods(field: str, operation: str) -> None:
 @pytest.mark.parametrize("resource", OTHERS)
 def test_other_objects(resource: str, operation: str) -> None:
     assert is_linear(lambda size: spent(resource, OTHERS[resource](size), operation))
+
+
+NEAR = {f"vendor{i}.co/gpu-acceleratr-{i}": "0" for i in range(8)}
+MANY = {
+    "limitranges": {"spec": {"limits": [{"max": NEAR, "default": NEAR} for _ in range(100)]}},
+    "resourcequotas": {"spec": {"hard": {f"requests.{name}{i}": "0" for name in NEAR for i in range(100)}}},
+    "pytorchjobs": {
+        "spec": {
+            f"r{i}": {"spec": {"containers": [{"name": "c", "resources": {"limits": dict.fromkeys(NEAR, "1")}}]}}
+            for i in range(100)
+        }
+    },
+    "pods": {"spec": {"containers": [{"name": "c", "resources": {"limits": dict.fromkeys(NEAR, "1")}}] * 100}},
+}
+
+
+@pytest.mark.parametrize("resource", MANY)
+def test_few_names_of_an_object_are_compared_with_all_that_nodes_offer(
+    resource: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand limits of a LimitRange kept a thread for 38 s, and all others waited for their turns."""
+    compared = list[str]()
+
+    def suggest(name: str, others: object) -> str:
+        compared.append(name)
+        return ""
+
+    monkeypatch.setattr(lookalikes, "suggest_resource", suggest)
+    decisions.decide_advise(review.decode(body(MANY[resource], resource)), known(), SETTINGS)
+    assert len(compared) <= 8
 
 
 def test_what_a_node_offers_costs_its_own_length_however_much_others_offer() -> None:
