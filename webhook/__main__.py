@@ -413,7 +413,7 @@ def _start_certificates(
     bundle: CaBundle,
     period: timedelta | None,
 ) -> tls.CertificateChecks:
-    """Makes and renews the certificates."""
+    """Make and renew the certificates."""
     if secret is not None:
         store: tls.CertStore = tls.SecretStore(client, secret.namespace, secret.name)
     else:

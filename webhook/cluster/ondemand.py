@@ -86,8 +86,9 @@ class LookupLimit:
 
 
 class _LookupPlaces:
-    """Limits how many lookups wait for the API server at a time, one of each namespace: a namespace whose pods take long
-    to list leaves the other places to others. Thread-safe.
+    """Limits how many lookups wait for the API server at a time, one of each namespace. Thread-safe.
+
+    So a namespace whose pods take long to list leaves the other places to others.
     """
 
     def __init__(self, count: int) -> None:
