@@ -94,19 +94,19 @@ class _LookupPlaces:
     def __init__(self, count: int) -> None:
         self._count = count
         self._lock = threading.Lock()
-        self._taken_by = set[str]()
+        self._owners = set[str]()
 
-    def take(self, namespace: str) -> bool:
-        """Whether there was a place for the namespace; who got one gives it back."""
+    def acquire(self, namespace: str) -> bool:
+        """Take a place for the namespace, to be released. False: there is none."""
         with self._lock:
-            if namespace in self._taken_by or len(self._taken_by) >= self._count:
+            if namespace in self._owners or len(self._owners) >= self._count:
                 return False
-            self._taken_by.add(namespace)
+            self._owners.add(namespace)
             return True
 
-    def give_back(self, namespace: str) -> None:
+    def release(self, namespace: str) -> None:
         with self._lock:
-            self._taken_by.remove(namespace)
+            self._owners.remove(namespace)
 
 
 class _CachedAnswer(Generic[_T]):
@@ -226,7 +226,7 @@ class GangNumbers:
             for skipped in (key, (namespace, gang, None), (namespace, "", None), _ALL)
         ):
             return None
-        if not self._limit.begin_lookup(namespace) or not self._places.take(namespace):
+        if not self._limit.begin_lookup(namespace) or not self._places.acquire(namespace):
             return None
         try:
             numbers = self._fetch_numbers(namespace, gang)
@@ -248,7 +248,7 @@ class GangNumbers:
             )
             return None
         finally:
-            self._places.give_back(namespace)
+            self._places.release(namespace)
         conflict = next(((name, other) for name, other in numbers.items() if other != number), None)
         if conflict is None and numbers:
             self._skip(key, _AGREED_SECONDS)

@@ -134,12 +134,12 @@ def warn_limit_range(
     min_share: MiB below which most programs do not start.
     """
     entries = (manifest.get("spec") or {}).get("limits") or ()
-    left = _Comparisons()
+    comparisons = _Comparisons()
     warnings = [
         f"spec.limits[{i}].{name}[{key}]: {reason}"
         for i, entry in enumerate(entries)
         for name in _RANGES
-        for key, reason in _uncounted_keys(entry.get(name) or {}, offers, known, left, spell=lambda near: near)
+        for key, reason in _uncounted_keys(entry.get(name) or {}, offers, known, comparisons, spell=lambda near: near)
     ]
     for i, entry in enumerate(entries):
         for name in _UPPER_RANGES:
@@ -168,19 +168,19 @@ class _Comparisons:
     """How many names of one object may still be compared with all that there are."""
 
     def __init__(self) -> None:
-        self._left = _MAX_WARNINGS
+        self._remaining = _MAX_WARNINGS
 
-    def take(self) -> bool:
-        """Whether one more may be compared."""
-        self._left -= 1
-        return self._left >= 0
+    def begin(self) -> bool:
+        """Whether one more may be compared. It is counted."""
+        self._remaining -= 1
+        return self._remaining >= 0
 
 
 def _uncounted_keys(
     amounts: Json,
     offers: Offers | None,
     known: Mapping[str, object],
-    left: _Comparisons,
+    comparisons: _Comparisons,
     spell: Callable[[str], str] = lambda near: f"requests.{near}",
 ) -> Iterator[tuple[str, str]]:
     """The GPU keys that have no effect, each with the reason. `spell`: the key of a resource."""
@@ -196,7 +196,7 @@ def _uncounted_keys(
         elif offered is not None and name not in offered:
             foreign.append((key, name))
     for key, name in foreign:
-        if not left.take():
+        if not comparisons.begin():
             return
         near = lookalikes.suggest_resource(name, (*sorted(offered or ()), *known))
         if near:

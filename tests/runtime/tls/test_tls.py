@@ -84,7 +84,7 @@ def test_run_tells_the_bundle_and_tries_again_after_a_failure(tmp_path, capsys):
     assert "etcd is away" in capsys.readouterr().out
 
 
-class Given:
+class External:
     """Certificates of somebody else, who renews CA and leaf together, and who follows them."""
 
     def __init__(self, folder: Path) -> None:
@@ -135,50 +135,50 @@ class Given:
 
 
 def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
-    given = Given(tmp_path)
-    first = given.renew("first")
-    assert given.followed.ensure_certificates() == given.served() == first
-    with given:
-        second = given.renew("second")
-        given.looks()
-        (given.directory / "ca.crt").unlink()
-        given.looks()
+    external = External(tmp_path)
+    first = external.renew("first")
+    assert external.followed.ensure_certificates() == external.served() == first
+    with external:
+        second = external.renew("second")
+        external.looks()
+        (external.directory / "ca.crt").unlink()
+        external.looks()
         assert "there is no CA" in capsys.readouterr().out
-        third = given.renew("third")
-        given.looks()
-    assert given.bundles == [first, second, third]
+        third = external.renew("third")
+        external.looks()
+    assert external.bundles == [first, second, third]
 
 
 def test_a_certificate_is_served_when_its_ca_is_known(tmp_path):
     """Else the API server could call nobody in between."""
-    given = Given(tmp_path)
-    first = given.renew("first")
-    given.followed.ensure_certificates()
-    with given:
-        second = given.renew("second")
-        given.looks(3)
-        assert given.served() == first
-        given.known.set()
-        given.looks()
-        assert given.served() == first, "it hears of what was written a moment ago"
-        given.looks()
-        assert given.served() == second
-        given.known.clear()
-        third = given.renew("third")
-        given.looks(14)
-        assert given.served() == second
-        given.looks(3)
-        assert given.served() == third, "where nobody ever knows it, waiting helps nobody"
+    external = External(tmp_path)
+    first = external.renew("first")
+    external.followed.ensure_certificates()
+    with external:
+        second = external.renew("second")
+        external.looks(3)
+        assert external.served() == first
+        external.known.set()
+        external.looks()
+        assert external.served() == first, "it hears of what was written a moment ago"
+        external.looks()
+        assert external.served() == second
+        external.known.clear()
+        third = external.renew("third")
+        external.looks(14)
+        assert external.served() == second
+        external.looks(3)
+        assert external.served() == third, "where nobody ever knows it, waiting helps nobody"
 
 
 def test_a_certificate_of_a_known_ca_is_served_at_once(tmp_path):
-    given = Given(tmp_path)
+    external = External(tmp_path)
     authority = certs.new_authority("same", NOW, timedelta(days=9))
-    given.reissue(authority)
-    given.followed.ensure_certificates()
-    leaf = given.reissue(authority)
-    given.followed.ensure_certificates()
-    assert filesets.read_files(given.served_in)["tls.crt"] == leaf
+    external.reissue(authority)
+    external.followed.ensure_certificates()
+    leaf = external.reissue(authority)
+    external.followed.ensure_certificates()
+    assert filesets.read_files(external.served_in)["tls.crt"] == leaf
 
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
@@ -186,26 +186,26 @@ def test_a_certificate_of_a_known_ca_is_served_at_once(tmp_path):
     ("name", "says"), [("ca.crt", "there is no CA.*; put there"), ("tls.crt", "there is no certificate.*; put both")]
 )
 def test_what_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, name, says, content):
-    given = Given(tmp_path)
-    given.renew()
-    (given.directory / name).unlink()
+    external = External(tmp_path)
+    external.renew()
+    (external.directory / name).unlink()
     if content is not None:
-        (given.directory / name).write_bytes(content)
-    with pytest.raises(UnusableCertificates, match=rf"{given.directory}/{re.escape(name)}: {says}"):
-        given.followed.ensure_certificates()
+        (external.directory / name).write_bytes(content)
+    with pytest.raises(UnusableCertificates, match=rf"{external.directory}/{re.escape(name)}: {says}"):
+        external.followed.ensure_certificates()
 
 
 def test_a_key_of_another_certificate_changes_nothing(tmp_path):
-    given = Given(tmp_path)
-    first = given.renew("first")
-    given.followed.ensure_certificates()
-    key = (given.directory / "tls.key").read_bytes()
-    given.renew("second")
-    (given.directory / "tls.key").unlink()
-    (given.directory / "tls.key").write_bytes(key)
+    external = External(tmp_path)
+    first = external.renew("first")
+    external.followed.ensure_certificates()
+    key = (external.directory / "tls.key").read_bytes()
+    external.renew("second")
+    (external.directory / "tls.key").unlink()
+    (external.directory / "tls.key").write_bytes(key)
     with pytest.raises(UnusableCertificates, match="the key is of another certificate"):
-        given.followed.ensure_certificates()
-    assert given.served() == first
+        external.followed.ensure_certificates()
+    assert external.served() == first
 
 
 def test_set_whose_directory_was_lost_is_empty_and_can_be_written(tmp_path):

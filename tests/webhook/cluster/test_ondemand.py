@@ -246,12 +246,12 @@ def test_namespaces_that_ask_all_the_time_take_no_turn_of_one_that_asks_now_and_
     let_in = Counter[str]()
     turns = threading.Barrier(5)
 
-    def ask(owner: str) -> None:
+    def begin_many(owner: str) -> None:
         turns.wait(60)
         for _ in range(200):
             let_in[owner] += limit.begin_lookup(owner)
 
-    threads = [threading.Thread(target=ask, args=[f"greedy-{number}"]) for number in range(5)]
+    threads = [threading.Thread(target=begin_many, args=[f"greedy-{number}"]) for number in range(5)]
     for thread in threads:
         thread.start()
     for thread in threads:
