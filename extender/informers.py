@@ -67,10 +67,20 @@ class Informers:
         groups = Reflector(client, paths.podgroups(), podgroups.decode_group, _groups(state, listers.groups), **pace)
         quotas = Reflector(client, paths.gpuquotas(), objects.decode_quota, _quotas(state, listers.quotas), **pace)
         pods = Reflector(
-            client, paths.pods(), podinfo.decode_pod, _Pods(state, events, listed), named=podinfo.reflector_key, **pace
+            client,
+            paths.pods(),
+            podinfo.decode_pod,
+            _Pods(state, events, listed),
+            identity_of=podinfo.reflector_key,
+            **pace,
         )
         nodes = Reflector(
-            client, paths.nodes(), nodeinfo.decode_node, _Feed(state.set_node, state.remove_node), named=_by_key, **pace
+            client,
+            paths.nodes(),
+            nodeinfo.decode_node,
+            _Feed(state.set_node, state.remove_node),
+            identity_of=_by_key,
+            **pace,
         )
         classes = Reflector(
             client, paths.resourceclasses(), objects.decode_class, _classes(state, listers.classes), **pace
@@ -82,7 +92,7 @@ class Informers:
             paths.extendedresources(),
             limited.project,
             limited,
-            named=_by_key,
+            identity_of=_by_key,
             on_list_failed=limited.on_list_failed,
             **pace,
         )

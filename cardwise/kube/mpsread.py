@@ -1,6 +1,6 @@
-"""Reads MPS out of the objects of cards and pods, for placement (`cardwise.core.api.mpsprofile`).
+"""Decodes the MPS fields of cards and pods for placement (`cardwise.core.api.mpsprofile`).
 
-The survey and the extender, which keeps the same picture alive, read them by the same functions.
+The survey and the extender use the same functions.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ class _ContainerUser(Protocol):
 
 
 class RunAsSpec(_ContainerUser, Protocol):
-    """As much of a pod's spec as says who its containers run as."""
+    """The fields of a pod's spec that determine the users of its containers."""
 
     @property
     def containers(self) -> Sequence[_ContainerUser] | None: ...
@@ -34,7 +34,7 @@ class RunAsSpec(_ContainerUser, Protocol):
 
 
 def mps_of_card(status: MpsStatus | None) -> CardMps | None:
-    """None where its node has no manager. A state that we do not know is none that takes pods."""
+    """The MPS of a card, None if its node has no MPS manager. In an unknown state, the card takes no pods."""
     if status is None:
         return None
     return _interned_mps(
@@ -44,17 +44,17 @@ def mps_of_card(status: MpsStatus | None) -> CardMps | None:
 
 @lru_cache(maxsize=1024)
 def _interned_mps(ready: bool, several: bool, multi_user: bool, max_clients: int) -> CardMps:
-    """One object for all cards that are alike."""
+    """One shared object for equal cards."""
     return CardMps(ready, several, multi_user, max_clients)
 
 
 def mps_client_of_pod(annotations: Mapping[str, str], spec: RunAsSpec, keys: Collection[str]) -> MpsClient:
-    """`keys`: the containers that hold cards. Where they are not known by key (gpushare's), any of them may."""
+    """The MPS client of a pod. `keys`: its containers with cards; without keys (gpushare's) all containers count."""
     if spec.host_users is False:
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.OWN_USERS)
     every = (*(spec.init_containers or ()), *(spec.containers or ()))
     if spec.security_context is None and all(container.security_context is None for container in every):
-        # Most pods: then nobody is looked for by key, which takes a sixth of reading a pod.
+        # Most pods: without the search by key, which takes a sixth of the time to decode a pod.
         return mpsprofile.mps_client(mps.mode(annotations), mpsprofile.IMAGE)
     by_key = {f"init-{i}": container for i, container in enumerate(spec.init_containers or ())}
     by_key |= {str(i): container for i, container in enumerate(spec.containers or ())}

@@ -1,10 +1,10 @@
 """URL paths of the objects that Cardwise reads and writes, and the selectors of lists.
 
-A path has exactly the segments that were given, whatever their text: each is quoted, and a text that could be no
-segment of a path raises `errors.InvalidName`. So no name can add a segment, a query or a fragment, or make the path of
-an object that of a list. The same holds for the values in selectors.
+A path has exactly the given segments: each is quoted, and text that is not a valid path segment raises
+`errors.InvalidName`. So no name can add a segment, a query or a fragment, or turn the path of an object into that of a
+list. The same applies to values in selectors.
 
-A function without a name gives the path of the list, and without a namespace that of all namespaces.
+Without a name, a function returns the path of the list; without a namespace, that of all namespaces.
 """
 
 from collections.abc import Iterable
@@ -26,7 +26,7 @@ def namespaces(name: str | None = None) -> str:
 
 
 def pods(namespace: str = "", name: str | None = None, *sub: str) -> str:
-    """All pods, those of a namespace, one pod, or its subresource ("binding", "status", "eviction", ...)."""
+    """The path of all pods, the pods of a namespace, one pod, or a pod's subresource `sub` such as "eviction"."""
     return namespaced(_CORE, "pods", namespace, name, *sub)
 
 
@@ -87,7 +87,11 @@ def validatingwebhookconfigurations(name: str | None = None) -> str:
 
 
 def namespaced(base: str, resource: str, namespace: str = "", name: str | None = None, *sub: str) -> str:
-    """For any namespaced kind: `base` is "/api/v1" or "/apis/<group>/<version>", `resource` the plural."""
+    """The path of objects of a namespaced kind.
+
+    base: "/api/v1" or "/apis/<group>/<version>".
+    resource: the plural.
+    """
     if namespace:
         return _cluster(f"{base}/namespaces/{_segment(namespace)}", resource, name, *sub)
     if name is not None:
@@ -113,24 +117,24 @@ def field_query(field: str, text: str) -> dict[str, str]:
 
 def _label_value(key: str, text: str) -> str:
     if not objectnames.is_label_value(text):
-        raise InvalidName(f"no object has the label {key}={quote_text(text)}: it is no value of a label")
+        raise InvalidName(f"no object has the label {key}={quote_text(text)}: it is not a valid label value")
     return text
 
 
 def _cluster(base: str, resource: str, name: str | None, *sub: str) -> str:
     if name is None:
         if sub:
-            raise InvalidName(f"{'/'.join(sub)} is of an object: give the name of one of {resource}")
+            raise InvalidName(f"{'/'.join(sub)} is a subresource: give the name of one of the {resource}")
         return f"{base}/{resource}"
     return "/".join((base, resource, *map(_segment, (name, *sub))))
 
 
 def _segment(text: str) -> str:
-    """The text as a segment of a path. Raises InvalidName."""
+    """Quote the text as one segment of a path. Raises InvalidName."""
     problem = objectnames.path_segment_problem(text)
     if problem:
-        raise InvalidName(f"{quote_text(text)} is no name of an object of Kubernetes: it {problem}")
+        raise InvalidName(f"{quote_text(text)} is not a valid name of a Kubernetes object: it {problem}")
     try:
         return quote(text, safe="")
     except UnicodeEncodeError as error:  # half of a surrogate pair
-        raise InvalidName(f"{quote_text(text)} is no name of an object of Kubernetes: {error.reason}") from error
+        raise InvalidName(f"{quote_text(text)} is not a valid name of a Kubernetes object: {error.reason}") from error

@@ -1,7 +1,7 @@
-"""Kubernetes objects as msgspec structs: a field that is not named here costs nothing to skip.
+"""Kubernetes objects as msgspec structs, with the fields that Cardwise reads: skipping the others costs nothing.
 
-These mirror the wire and change with the API; the types of the domain are in `cardwise.core`. Parts project pods with
-structs or dicts of their own; what several of them share is here.
+They follow the API; the types of the domain are in `cardwise.core`. Parts decode pods with structs or dicts of their
+own; structs that several parts use are here.
 """
 
 from enum import StrEnum
@@ -18,10 +18,10 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class ObjectMeta(Struct, rename="camel", frozen=True):
-    """Times are RFC 3339 strings as sent.
+    """The metadata of an object. Times are RFC 3339 strings as sent.
 
-    It has no resourceVersion, which each write changes: records of equal content are equal, so a write that changes
-    nothing else is no change to a reflector.
+    Without resourceVersion, so that objects with equal content are equal: a write that changes no other field is no
+    change for a reflector.
     """
 
     name: str = ""
@@ -33,7 +33,7 @@ class ObjectMeta(Struct, rename="camel", frozen=True):
 
 
 class EventType(StrEnum):
-    """The closed set of watch event types."""
+    """The types of watch events."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -77,7 +77,7 @@ class _ManagedMeta(_TrimmedMeta, rename="camel", omit_defaults=True):
 
 
 class _Trimmed(Struct, rename="camel", omit_defaults=True):
-    """The fields of an object that some part of ours reads; `template` is a PodTemplate's, `target` a Binding's."""
+    """The fields that any part of Cardwise reads; `template` is of a PodTemplate, `target` of a Binding."""
 
     api_version: msgspec.Raw = _ABSENT
     kind: msgspec.Raw = _ABSENT
@@ -100,27 +100,26 @@ _encode = msgspec.json.Encoder().encode
 
 
 def trim_object(raw: bytes, *, managed_fields: bool = False) -> bytes:
-    """Copy an object's JSON without the fields that nobody reads, as kube-scheduler trims what it watches.
+    """Copy an object's JSON without the fields that Cardwise does not read, as kube-scheduler trims watched objects.
 
-    Comes before the JSON is made into dicts. Whoever may change an object can fill its `metadata.managedFields`, and a
-    MiB of these as dicts keeps all other threads from running for a quarter of a second and takes 24 MiB. To skip them
-    takes a millisecond.
+    Call it before the JSON is decoded to dicts. Users who may change an object can fill its `metadata.managedFields`,
+    and a MiB of it as dicts blocks all other threads for a quarter of a second and takes 24 MiB. Skipping it takes a
+    millisecond.
 
     Args:
-        raw: the object. Its other fields are copied as they are, and not checked.
-        managed_fields: keep these.
+        raw: the object. Its other fields are copied unchanged, without checks.
+        managed_fields: keep `metadata.managedFields`.
 
     Raises:
-        msgspec.DecodeError, RecursionError: as the decoder does.
+        msgspec.DecodeError, RecursionError: from the decoder.
     """
     return _encode(_decode_with_managers(raw) if managed_fields else _decode_trimmed(raw))
 
 
 def drop_managed_fields(raw: bytes) -> bytes:
-    """An object's JSON without `metadata.managedFields`, for the reason that `trim_object` gives.
+    """Copy an object's JSON without `metadata.managedFields`, for the reason in `trim_object`.
 
-    All else is copied as it is. What is no object with metadata is returned as it is. Raises RecursionError as the
-    decoder does.
+    All other fields are unchanged; JSON without metadata is returned unchanged. Raises RecursionError from the decoder.
     """
     if _MANAGED_FIELDS not in raw:
         return raw
@@ -140,19 +139,19 @@ class ListHead(Struct):
 
 
 class ListBegin(Struct):
-    """As ListHead, of a List that surely has its metadata."""
+    """As ListHead, but the metadata is required."""
 
     metadata: ListMeta
 
 
 class ListOf(Struct, Generic[_T]):
-    """A List whose items are read as records of one kind."""
+    """A List whose items are decoded as records of one kind."""
 
     items: list[_T] | None = None
 
 
 class List(Struct):
-    """A List whose items are still JSON. They point into the page's bytes: keep projections, not items."""
+    """A List with its items as JSON. They refer to the bytes of the page, so keep projections instead of items."""
 
     metadata: ListMeta = field(default_factory=ListMeta)
     items: list[msgspec.Raw] | None = None
@@ -167,13 +166,13 @@ class Identity(Struct, rename="camel"):
 
 
 class ObjectHead(Struct):
-    """Any object, of which only the identity is read."""
+    """An object of any kind, with its identity only."""
 
     metadata: Identity
 
 
 class ExistingObject(Struct):
-    """An object of which it only matters that it is there."""
+    """An object without fields: only its presence matters."""
 
 
 class ContainerState(Struct):
@@ -184,7 +183,7 @@ class ContainerState(Struct):
 
 
 class RunAs(Struct, rename="camel"):
-    """The securityContext of a pod or a container, of which only its user is read."""
+    """The user in the securityContext of a pod or a container."""
 
     run_as_user: int | None = None
 
@@ -216,7 +215,7 @@ class Namespace(Struct):
 
 
 class Cordon(Struct, frozen=True, omit_defaults=True):
-    """Who cordoned a card or device, when and why, for people. `time` is RFC 3339."""
+    """The user, time (RFC 3339) and reason of the cordon of a card or device, for people."""
 
     reason: str = ""
     user: str = ""
@@ -224,9 +223,11 @@ class Cordon(Struct, frozen=True, omit_defaults=True):
 
 
 class ExtendedResourceSpec(Struct, rename="camel"):
-    """One card, or a device of another kind, as its device plugin describes it (docs/design/0001 and 0004).
+    """A card or other device, as its device plugin describes it (docs/design/0001 and 0004).
 
-    `index` counts those of its kind. Only cards have memory. `unschedulable` and `cordon` are people's.
+    index: the number among the devices of its kind on the node.
+    memory_mib: 0 for devices other than GPUs.
+    unschedulable, cordon: set by people.
     """
 
     node: str
@@ -241,7 +242,7 @@ class ExtendedResourceSpec(Struct, rename="camel"):
 
 
 class OwnerReference(Struct, rename="camel", frozen=True):
-    """With whose end the object ends."""
+    """The owner. Deleting it deletes this object."""
 
     api_version: str = ""
     kind: str = ""
@@ -250,17 +251,17 @@ class OwnerReference(Struct, rename="camel", frozen=True):
 
 
 class OwnedMeta(ObjectMeta, frozen=True):
-    """Not in ObjectMeta: every pod has owners and nobody asks for them."""
+    """Metadata with owners. They are not in ObjectMeta, because all pods have owners that no part reads."""
 
     owner_references: list[OwnerReference] = []
 
 
 class ContainerShare(Struct, rename="camel"):
-    """What a container holds on a card, of a pod whose object is gone and whose containers are not; or the device that
-    it holds, without memory then.
+    """The share of a container on a card, or its device (without memory), of a pod whose object is deleted but whose
+    containers may run.
 
-    `container` is the container's key, "" where the device plugin that gave the share was of an older version: nobody
-    said then whether a card is held as a whole.
+    container: the container's key; "" if an older version of the device plugin granted the share, without recording
+        whether the card is held as a whole.
     """
 
     pod_uid: str = field(name="podUID")
@@ -272,7 +273,7 @@ class ContainerShare(Struct, rename="camel"):
     whole: bool = False
 
     def to_json(self) -> dict[str, object]:
-        """As JSON of the object."""
+        """The share as JSON of the ExtendedResource."""
         return {
             "podUID": self.pod_uid,
             "namespace": self.namespace,
@@ -285,7 +286,7 @@ class ContainerShare(Struct, rename="camel"):
 
 
 class MpsStatus(Struct, rename="camel"):
-    """How a card's MPS is, as its node's manager says (docs/design/0005-mps.md)."""
+    """The state of a card's MPS, as its node's MPS manager reports it (docs/design/0005-mps.md)."""
 
     mode: str = ""
     state: str = ""
@@ -295,8 +296,13 @@ class MpsStatus(Struct, rename="camel"):
 
 
 class ExtendedResourceStatus(Struct, rename="camel"):
-    """`health` is Healthy or Unhealthy, "" before the first report; `card_access` is cdi or env. `mps`: None where the
-    node has no MPS manager. `reported` is the node's word on pods whose object is gone, `terminating` the extender's.
+    """The status of an ExtendedResource.
+
+    health: Healthy or Unhealthy, "" before the first report.
+    card_access: cdi or env.
+    mps: None if the node has no MPS manager.
+    reported: the shares of deleted pods, as the device plugin reports them.
+    terminating: the shares of deleted pods that the extender still counts.
     """
 
     health: str = ""

@@ -219,9 +219,9 @@ def test_a_command_that_needs_more_than_it_was_denied_has_a_role_for_all_of_it(c
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["gangs", "-n", "x/y"], "'x/y' is no name of an object of Kubernetes: it contains '/'"),
-        (["explain", "deploy/x%2f"], "'x%2f' is no name of an object of Kubernetes: it contains '%'"),
-        (["drain", "n),m/0"], "no object has the label cardwise.dev/node='n),m': it is no value of a label"),
+        (["gangs", "-n", "x/y"], "'x/y' is not a valid name of a Kubernetes object: it contains '/'"),
+        (["explain", "deploy/x%2f"], "'x%2f' is not a valid name of a Kubernetes object: it contains '%'"),
+        (["drain", "n),m/0"], "no object has the label cardwise.dev/node='n),m': it is not a valid label value"),
     ],
 )
 def test_what_can_be_no_name_is_told_in_a_line_and_nobody_is_asked(monkeypatch, words, says):

@@ -107,11 +107,11 @@ def test_what_is_sent_asks_for_that_object_and_nothing_else(name: str):
 
 
 def test_an_empty_name_is_not_the_list():
-    with pytest.raises(errors.InvalidName, match="'' is no name of an object of Kubernetes: it is empty"):
+    with pytest.raises(errors.InvalidName, match="'' is not a valid name of a Kubernetes object: it is empty"):
         paths.pods("ns", "")
     with pytest.raises(errors.InvalidName, match="it contains '/'"):
         paths.pods("ns", "a/../../secrets")
-    with pytest.raises(errors.InvalidName, match=r"binding is of an object"):
+    with pytest.raises(errors.InvalidName, match=r"binding is a subresource"):
         paths.namespaced("/api/v1", "pods", "ns", None, "binding")
     long = "x/" * 100_000
     with pytest.raises(errors.InvalidName) as caught:
@@ -144,7 +144,7 @@ def unescaped(text: str) -> str:
 
 def test_several_values_of_a_label():
     assert paths.label_in_query("a", ["b", "c"]) == {"labelSelector": "a in (b,c)"}
-    with pytest.raises(errors.InvalidName, match=r"no object has the label a='b\),c': it is no value of a label"):
+    with pytest.raises(errors.InvalidName, match=r"no object has the label a='b\),c': it is not a valid label value"):
         paths.label_in_query("a", ["b", "b),c"])
 
 

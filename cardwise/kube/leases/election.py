@@ -50,22 +50,22 @@ _REMEMBERED = 16  # writes without an answer; one more than these is only found 
 
 @dataclass(frozen=True, slots=True)
 class LeaseRecord:
-    """What a Lease says. `holder` is "" when it was released, None when it cannot be read: then somebody has it."""
+    """The fields of a Lease. `holder`: "" if it was released, None if it is invalid, which counts as held."""
 
     version: str
     holder: str | None
-    seconds: float  # 0 when not said
+    seconds: float  # 0 if missing
     acquired: str
     renewed: str
     transitions: int
     uid: str
-    released: bool  # by a holder, not only without one
-    settled: bool  # released by a holder that had settled all
+    released: bool  # by a holder; a Lease may also have no holder otherwise
+    settled: bool  # the holder released it with none of its calls under way
 
 
 @dataclass(frozen=True, slots=True)
 class LeaseCall:
-    """A request to send now; `body` for all but get."""
+    """A request to send now. `body`: None for a get."""
 
     kind: CallKind
     sent: float
@@ -74,7 +74,7 @@ class LeaseCall:
 
 @dataclass(frozen=True, slots=True)
 class LeasePeriod:
-    """From when until when the Lease is ours, on the local clock. Immutable: other threads read it whole."""
+    """The period for which this process holds the Lease, by the local clock. Immutable: other threads read it."""
 
     epoch: int = 0
     begins: float = -math.inf
@@ -85,39 +85,39 @@ class LeasePeriod:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ObservedLease:
     """A version of the Lease.
 
-    - since: when it was first seen.
-    - mine: whether this very process wrote it.
-    - free: whether it is the release by the last holder.
+    since: when this process first observed it.
+    is_ours: whether this process wrote it.
+    is_free: whether it is the release by the last holder.
     """
 
     lease: dict[str, Any]
     record: LeaseRecord
     since: float
-    mine: bool
-    free: bool = False
+    is_ours: bool
+    is_free: bool = False
 
 
 class Election:
-    """One candidate. Alternate `call` with `on_answer` or `on_failure`; an answer that was given up on must not come
-    later.
+    """One candidate. Alternate `next_call` with `on_response` or `on_failure`; the response to an abandoned call must
+    not be passed later.
 
-    `period`, `tenure` and `is_successor` may be read by any thread, all else belongs to one.
+    Any thread may read `period`, `tenure` and `is_successor`; all else belongs to one thread.
 
-    - tenure: grows whenever another process may have had the Lease. Two equal numbers: none has, whatever the Lease
-      says. What it says may repeat: a backup that is restored, or an edit, brings back an earlier `leaseTransitions`,
-      and a backup even the same version.
-    - is_successor: the last holder released the Lease and had settled all (`release_call`), and this process took it
-      from there.
+    tenure: grows whenever another process may have held the Lease. While it is the same, none has, whatever the Lease
+        contains: a restored backup or an edit brings back an earlier `leaseTransitions`, and a backup even the same
+        version.
+    is_successor: the former holder released the Lease with none of its calls under way (`release_call`), and this
+        process acquired it from there.
     """
 
     def __init__(
         self, namespace: str, name: str, identity: str, *, duration: float, margin: float, renew_every: float
     ) -> None:
         if not identity:
-            raise ValueError("an empty identity means that nobody holds the Lease")
+            raise ValueError("the identity is empty, which means a Lease without a holder")
         if not (margin >= 0 and 0 < renew_every < duration - margin):
             raise ValueError(
                 f"renew_every ({renew_every}) must be positive and less than duration ({duration}) - margin ({margin})"
@@ -134,8 +134,8 @@ class Election:
         self._renew_every = renew_every
         self._silence = SILENCE * duration
         self._answered_at = -math.inf  # when the last call that was answered was sent
-        self._seen: _Seen | None = None
-        self._latest = ("", 0, "")  # the UID of the Lease, and the highest count and renewTime that were seen of it
+        self._observed: _ObservedLease | None = None
+        self._latest = ("", 0, "")  # the UID of the Lease, and its highest observed leaseTransitions and renewTime
         self._absent = False
         self._reread = False
         self._renew_at = -math.inf
@@ -144,120 +144,120 @@ class Election:
 
     @property
     def holder(self) -> str | None:
-        """The holder of the Lease when it was last seen; "" and None as in `LeaseRecord`."""
-        return None if self._seen is None else self._seen.record.holder
+        """The last observed holder of the Lease; "" and None as in `LeaseRecord`."""
+        return None if self._observed is None else self._observed.record.holder
 
     @property
     def token(self) -> str:
-        """UID of the Lease that was last seen, and how often it had gone from one holder to another; "" for none.
+        """The UID and the `leaseTransitions` of the last observed Lease, "" if none.
 
-        For the policy and for people: a Lease that is restored or edited may give the same token to two holders.
+        For the admission policy and for people: a restored or edited Lease may give the same token to two holders.
         """
-        return "" if self._seen is None else f"{self._seen.record.uid}/{self._seen.record.transitions}"
+        return "" if self._observed is None else f"{self._observed.record.uid}/{self._observed.record.transitions}"
 
     def next_call(self, now: float, wall: datetime) -> LeaseCall:
-        """What to send now. `wall`: the API server's time; it is written."""
+        """The call to send now. `wall`: the API server's time, which is written."""
         if self._absent:
             body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": self._metadata}
-            # Not remembered: a Lease that we created unknowingly must be waited for as anybody's.
+            # Not remembered: if the response is lost, the created Lease must expire as any other.
             return LeaseCall("create", now, {**body, "spec": self._spec(wall, None)})
-        seen = self._seen
-        if seen is None or self._reread or self._was_silent(now) or not self._may_take(seen, now):
+        observed = self._observed
+        if observed is None or self._reread or self._was_silent(now) or not self._may_take(observed, now):
             return LeaseCall("get", now)
-        spec = self._spec(wall, seen.record)
+        spec = self._spec(wall, observed.record)
         self._unanswered.append((self._identity, spec["renewTime"]))
-        return LeaseCall("update", now, {**seen.lease, "spec": spec})
+        return LeaseCall("update", now, {**observed.lease, "spec": spec})
 
     def release_call(self, now: float, wall: datetime, *, settled: bool = False) -> LeaseCall | None:
-        """What to send to give the Lease back; None when that is done, or when it is not ours to give.
+        """The call that releases the Lease; None if it is released, or this process does not hold it.
 
-        `wall`: the API server's time; a successor compares it with the time of its own answer.
-        `settled`: it says that nothing that was done in its name is under way; only the very next holder goes by that.
+        wall: the API server's time; a successor compares it with the time of its own response.
+        settled: record in the Lease that no call made under it is under way. Only the very next holder relies on it.
         """
-        seen = self._seen
-        # A claim that has not begun is not given back: who took it at once would not wait for what we wait for.
-        if seen is None or not seen.mine or not self.period.is_valid(now):
+        observed = self._observed
+        # A period that has not begun is not released: a successor would not wait for the former holder as we do.
+        if observed is None or not observed.is_ours or not self.period.is_valid(now):
             return None
         if self._reread:
             return LeaseCall("get", now)
         stamp = self._stamp(wall)
-        # As client-go leaves it: held by nobody, for a second.
+        # As client-go writes it: no holder, for a second.
         spec = {
             "holderIdentity": "",
             "leaseDurationSeconds": _RELEASED_SECONDS,
             "acquireTime": stamp,
             "renewTime": stamp,
-            "leaseTransitions": seen.record.transitions,
+            "leaseTransitions": observed.record.transitions,
         }
-        metadata = _as_dict(seen.lease.get("metadata"))
+        metadata = _as_dict(observed.lease.get("metadata"))
         if settled:
             annotations = _as_dict(metadata.get("annotations"))
-            # Names this very release, so that it says nothing of a Lease that was restored or taken since.
-            metadata = {**metadata, "annotations": {**annotations, names.FENCED: f"{seen.record.uid}/{stamp}"}}
-        return LeaseCall("release", now, {**seen.lease, "metadata": metadata, "spec": spec})
+            # Names this release, so that the annotation is void after the Lease was restored or acquired.
+            metadata = {**metadata, "annotations": {**annotations, names.FENCED: f"{observed.record.uid}/{stamp}"}}
+        return LeaseCall("release", now, {**observed.lease, "metadata": metadata, "spec": spec})
 
-    def on_answer(self, call: LeaseCall, lease: dict[str, Any], now: float, wall: datetime) -> None:
-        """The API server said yes, with this Lease. Raises `Unreachable` when that is none.
+    def on_response(self, call: LeaseCall, lease: dict[str, Any], now: float, wall: datetime) -> None:
+        """Handle a successful response, which has this Lease. Raises `Unreachable` if it is not a Lease.
 
-        `wall`: the API server's time, by this answer.
+        wall: the API server's time, by this response.
         """
         record = parse_lease(lease)
         if not record.version:
-            raise errors.Unreachable(f"the answer is no Lease: {wording.quote_text(lease)}")
+            raise errors.Unreachable(f"the response is not a Lease: {wording.quote_text(lease)}")
         written = (call.body or {}).get("spec", {})
         wrote = bool(written) and (record.holder, record.renewed) == (written["holderIdentity"], written["renewTime"])
-        before, self._absent, self._reread = self._seen, False, False
+        before, self._absent, self._reread = self._observed, False, False
         trusted = call.kind == "create" or not self._was_silent(now)  # a Lease that we created is waited for anyway
         self._answered_at = call.sent
         if wrote and trusted and call.kind != "release":
             self._unanswered.clear()
-            if before is None:  # created: what was there before may have been another's
+            if before is None:  # created: another process may have held the former Lease
                 self.tenure += 1
                 self.is_successor = False
-            elif not before.mine:
-                self.is_successor = before.free and before.record.settled
+            elif not before.is_ours:
+                self.is_successor = before.is_free and before.record.settled
             self._remember_version(record)
-            self._seen = _Seen(lease, record, now, mine=True)
+            self._observed = _ObservedLease(lease, record, now, is_ours=True)
             self._renew_at = call.sent + self._renew_every
             self.period = self._claimed_period(call, now)
             return
         if trusted and before is not None and before.record == record:
             return
-        mine = trusted and (record.holder, record.renewed) in self._unanswered
-        if not mine:
-            # The claim ends first: who reads the new tenure must not take it for that of the former claim.
+        is_ours = trusted and (record.holder, record.renewed) in self._unanswered
+        if not is_ours:
+            # The period ends first: no reader may take the new tenure for that of the former period.
             self.period = replace(self.period, until=-math.inf)
             self.tenure += 1
             self.is_successor = False
-            # What was sent names an earlier version: it has been replaced, or it fails.
+            # Unanswered calls name an earlier version: they were overwritten, or will fail.
             self._unanswered.clear()
-        free = self._is_last_release(record, wall)
+        is_free = self._is_last_release(record, wall)
         self._remember_version(record)
-        self._seen = _Seen(lease, record, now, mine, free)
+        self._observed = _ObservedLease(lease, record, now, is_ours, is_free)
 
     def on_failure(self, call: LeaseCall, error: errors.KubeError) -> None:
-        """The API server said no, or nothing: then the call may have been carried out, or will be. The claim stays."""
+        """Handle an error; without a response, the call may be carried out. The present period stays valid."""
         if call.kind == "create":
-            self._absent, self._seen = False, None
+            self._absent, self._observed = False, None
         elif isinstance(error, errors.NotFound):
-            self._absent, self._seen = True, None
+            self._absent, self._observed = True, None
         elif call.kind != "get":
             self._reread = True
 
     def seconds_to_call(self, now: float) -> float:
         """Seconds until the next call is due."""
-        seen = self._seen
-        if seen is None or self._reread:
+        observed = self._observed
+        if observed is None or self._reread:
             return 0.0
-        if seen.mine:
+        if observed.is_ours:
             return max(0.0, self._renew_at - now)
-        if self._may_take(seen, now):
+        if self._may_take(observed, now):
             return 0.0
-        # Twice as often as the holder writes, so that a Lease that was given back is soon taken.
-        return min(self._renew_every / 2, self._expiry(seen) - now)
+        # Twice as often as the holder writes, so that a released Lease is acquired soon.
+        return min(self._renew_every / 2, self._expiry(observed) - now)
 
     def seconds_to_change(self, now: float) -> float:
-        """Seconds until the claim begins or ends by itself."""
+        """Seconds until the present period begins or ends by itself; inf if there is none."""
         if now < self.period.begins:
             return self.period.begins - now
         return self.period.until - now if now < self.period.until else math.inf
@@ -265,13 +265,13 @@ class Election:
     def _was_silent(self, now: float) -> bool:
         return now - self._answered_at >= self._silence
 
-    def _may_take(self, seen: _Seen, now: float) -> bool:
-        return seen.mine or seen.free or now >= self._expiry(seen)
+    def _may_take(self, observed: _ObservedLease, now: float) -> bool:
+        return observed.is_ours or observed.is_free or now >= self._expiry(observed)
 
     def _is_last_release(self, record: LeaseRecord, wall: datetime) -> bool:
         """Whether the last holder released the Lease with this version, so nobody can have taken it since.
 
-        A version that was put back has an earlier time. When in doubt no: that costs a wait and a fence, no more.
+        A restored version has an earlier time. In doubt False, which costs only a wait and a fence.
         """
         uid, transitions, renewed = self._latest
         if not record.released or (
@@ -286,13 +286,13 @@ class Election:
 
     def _remember_version(self, record: LeaseRecord) -> None:
         uid, transitions, renewed = self._latest
-        if uid != record.uid:  # another object, whose count and times begin anew
+        if uid != record.uid:  # another object, whose count and times start again
             transitions, renewed = 0, ""
         self._latest = record.uid, max(transitions, record.transitions), max(renewed, record.renewed)
 
-    def _expiry(self, seen: _Seen) -> float:
-        # Another process may run with another duration, and anybody may have written any.
-        return seen.since + max(self._duration, min(seen.record.seconds, MAX_DURATION))
+    def _expiry(self, observed: _ObservedLease) -> float:
+        # Another process may have another duration, and a user may have written any duration.
+        return observed.since + max(self._duration, min(observed.record.seconds, MAX_DURATION))
 
     def _claimed_period(self, call: LeaseCall, now: float) -> LeasePeriod:
         until, claim = call.sent + self._valid, self.period
@@ -313,14 +313,14 @@ class Election:
         }
 
     def _stamp(self, wall: datetime) -> str:
-        # Never twice the same, also when the clock is set back: a write that changes nothing gets no new version, and
-        # nobody would see the renewal.
+        # Never twice the same time, even if the clock is set back: a write without a change gets no new version, and
+        # others would not see the renewal.
         self._written = max(wall, self._written + timedelta(microseconds=1))
         return self._written.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def parse_lease(lease: dict[str, Any]) -> LeaseRecord:
-    """Any answer at all. `version` is "" when it is no object of the API."""
+    """Parse any response. `version` is "" if it is not an object of the API."""
     metadata, spec = _as_dict(lease.get("metadata")), _as_dict(lease.get("spec"))
     holder, uid, renewed = spec.get("holderIdentity"), _as_text(metadata.get("uid")), _as_text(spec.get("renewTime"))
     seconds = _as_count(spec.get("leaseDurationSeconds"))

@@ -183,7 +183,7 @@ class LeaderElector:
     def _exchange(self, call: LeaseCall, timeout: float) -> errors.KubeError | None:
         try:
             lease = self._send(call, timeout)
-            self._election.on_answer(call, lease, self._clock.now(), self._client.server_time())
+            self._election.on_response(call, lease, self._clock.now(), self._client.server_time())
         except errors.KubeError as error:
             self._election.on_failure(call, error)
             return error

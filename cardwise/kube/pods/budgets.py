@@ -1,6 +1,6 @@
 """PodDisruptionBudgets: the pods that each covers, and how many of them may be evicted now.
 
-Preemption may exceed them where there is no other way, but counts by how much, as kube-scheduler does.
+As in kube-scheduler, preemption may violate budgets if there is no other way, and prefers fewer violations.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,15 +11,15 @@ import msgspec
 
 from cardwise.kube import wire
 
-MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # of the budgets of a namespace: some 0.1 ms for a pod
-MAX_BUDGETS_PER_POD: Final = 8  # that cover one pod; the API server evicts no pod that more than one covers
+MAX_CONDITIONS_PER_NAMESPACE: Final = 512  # of all budgets of a namespace; they take about 0.1 ms per pod
+MAX_BUDGETS_PER_POD: Final = 8  # the API server evicts no pod that more than one covers
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
 class LabelCondition:
-    """On one label of a pod."""
+    """A condition on one label of a pod."""
 
     key: str
     operator: str
@@ -40,19 +40,19 @@ class LabelCondition:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """`conditions`: all must hold of a pod; None: it covers no pod."""
+    """A PodDisruptionBudget. `conditions`: all must match a pod; None: it covers no pod."""
 
     namespace: str
     allowed: int
     conditions: tuple[LabelCondition, ...] | None
 
     def covers(self, labels: Mapping[str, str]) -> bool:
-        """A pod of its namespace with these labels."""
+        """Whether it covers a pod of its namespace with these labels."""
         return self.conditions is not None and all(condition.matches(labels) for condition in self.conditions)
 
 
 def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
-    """Key, which is "namespace/name", and record."""
+    """Decode a budget; returns its key "namespace/name" and the record."""
     manifest = _decode(wire.trim_object(raw))
     metadata, spec, status = manifest["metadata"], manifest.get("spec") or {}, manifest.get("status") or {}
     selector = spec.get("selector")
@@ -71,20 +71,20 @@ def decode_budget(raw: bytes) -> tuple[str, Budget] | None:
 
 
 class Budgets:
-    """By "namespace/name". Not thread-safe: the state locks.
+    """All budgets, by "namespace/name". Not thread-safe: the state locks.
 
-    Whoever asks holds up others meanwhile, and who may write budgets may write millions of conditions. So of one
-    namespace `MAX_CONDITIONS_PER_NAMESPACE` are asked; what comes beyond them protects all of its pods, by one budget
-    of no name that lets nobody go. The same one stands for those beyond `MAX_BUDGETS_PER_POD` of a pod.
+    Lookups happen under the state's lock, and a user may create millions of conditions. So only
+    `MAX_CONDITIONS_PER_NAMESPACE` conditions of a namespace are checked. If there are more, one budget without a name,
+    which allows no disruption, covers all its pods. The same budget stands for those beyond `MAX_BUDGETS_PER_POD`.
     """
 
     def __init__(self) -> None:
-        self._changes: dict[str, int] = {}  # how many, by namespace
-        self._of: dict[str, dict[str, Budget]] = {}  # by namespace and key
-        self._covering: dict[str, _Covering] = {}  # by namespace, those that were asked about
+        self._changes: dict[str, int] = {}  # the number of changes, by namespace
+        self._budgets: dict[str, dict[str, Budget]] = {}  # by namespace and key
+        self._covering: dict[str, _Covering] = {}  # by namespace, built at the first lookup
 
     def set_budget(self, key: str, budget: Budget) -> None:
-        of_namespace = self._of.setdefault(budget.namespace, {})
+        of_namespace = self._budgets.setdefault(budget.namespace, {})
         before = of_namespace.get(key)
         if before == budget:
             return
@@ -95,41 +95,41 @@ class Budgets:
 
     def remove_budget(self, key: str) -> None:
         namespace, _, _ = key.partition("/")
-        of_namespace = self._of.get(namespace, {})
+        of_namespace = self._budgets.get(namespace, {})
         if of_namespace.pop(key, None) is not None:
             self._changes[namespace] = self.change_count(namespace) + 1
         self._covering.pop(namespace, None)
         if not of_namespace:
-            self._of.pop(namespace, None)
+            self._budgets.pop(namespace, None)
 
     def change_count(self, namespace: str) -> int:
-        """How often those of the namespace have changed."""
+        """The number of changes of the namespace's budgets."""
         return self._changes.get(namespace, 0)
 
     def covering_keys(self, namespace: str, labels: Mapping[str, str]) -> tuple[str, ...]:
-        """The keys of those that cover the pod."""
-        if namespace not in self._of:
+        """The keys of the budgets that cover a pod with these labels."""
+        if namespace not in self._budgets:
             return ()
         if namespace not in self._covering:
-            self._covering[namespace] = _Covering(namespace, self._of[namespace])
+            self._covering[namespace] = _Covering(namespace, self._budgets[namespace])
         return self._covering[namespace].keys_covering(labels)
 
     def allowed_disruptions(self, keys: Iterable[str]) -> dict[str, int]:
-        """How many pods each of these lets go now."""
+        """The number of pods that may be evicted now, for each of these budgets."""
         allowances = {}
         for key in keys:
-            budget = self._of.get(key.partition("/")[0], {}).get(key)
+            budget = self._budgets.get(key.partition("/")[0], {}).get(key)
             allowances[key] = budget.allowed if budget is not None else 0
         return allowances
 
 
 class _Covering:
-    """Which budgets of a namespace cover a pod. Most name a value of one label: only those of its value are asked."""
+    """Finds the budgets of a namespace that cover a pod. Budgets that require one label value are indexed by it."""
 
     def __init__(self, namespace: str, budgets: Mapping[str, Budget]) -> None:
         self._by_value: dict[str, dict[str, list[tuple[str, Budget]]]] = {}  # by key and value of a label
         self._others: list[tuple[str, Budget]] = []
-        self._all = f"{namespace}/"  # the budget of no name
+        self._all = f"{namespace}/"  # the budget without a name
         self._beyond: tuple[str, ...] = ()
         remaining = MAX_CONDITIONS_PER_NAMESPACE
         for key, budget in budgets.items():
@@ -138,15 +138,15 @@ class _Covering:
             if remaining < 0:
                 self._beyond = (self._all,)
                 return
-            named = next(
+            equality = next(
                 (condition for condition in conditions if condition.operator == "In" and len(condition.operands) == 1),
                 None,
             )
-            if named is None:
+            if equality is None:
                 self._others.append((key, budget))
             else:
-                (text,) = named.operands
-                self._by_value.setdefault(named.key, {}).setdefault(text, []).append((key, budget))
+                (text,) = equality.operands
+                self._by_value.setdefault(equality.key, {}).setdefault(text, []).append((key, budget))
 
     def keys_covering(self, labels: Mapping[str, str]) -> tuple[str, ...]:
         candidates = [*self._others]

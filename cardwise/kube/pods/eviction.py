@@ -3,7 +3,7 @@
 from cardwise.kube import paths
 from cardwise.kube.client import KubeClient
 
-# Of a pod of another UID that does not run, the API server says so after ten seconds only.
+# For a pod with another UID that does not run, the API server responds only after ten seconds.
 _TIMEOUT = 15.0
 
 
@@ -17,9 +17,11 @@ def evict(
     dry_run: bool = False,
     grace: int | None = None,
 ) -> None:
-    """The pod of this UID only. Raises KubeError: TooManyRequests while a disruption budget holds it back, NotFound or
-    Conflict where it is gone. `version`: only if it is still this one, else Conflict. `grace`: seconds that it gets to
-    end, None as the pod says.
+    """Evict the pod, if it still has this UID. Raises KubeError: TooManyRequests if a disruption budget does not allow
+    it, NotFound or Conflict if the pod is gone.
+
+    version: evict the pod only if it has this resourceVersion, else raise Conflict.
+    grace: the grace period in seconds; None: that of the pod.
     """
     options: dict[str, object] = {"dryRun": ["All"]} if dry_run else {}
     if grace is not None:

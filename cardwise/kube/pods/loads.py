@@ -1,4 +1,4 @@
-"""Loads: cpu, memory and pods that pods take of a node and nodes have, as Kubernetes counts by requests."""
+"""Loads: the CPU, memory and pod slots that pods use and nodes have, as Kubernetes counts them by requests."""
 
 from collections.abc import Sequence
 from fractions import Fraction
@@ -10,7 +10,7 @@ from msgspec import Struct
 from cardwise.core.api.request import Load
 from cardwise.core.values import quantity
 
-_SAME: Final = 65_536  # different loads, of which each is kept once
+_SAME: Final = 65_536  # distinct loads that are cached
 
 
 class ResourceList(Struct):
@@ -31,7 +31,7 @@ class ContainerLoad(Struct, rename="camel"):
 
 
 class PodSpec(Struct, rename="camel"):
-    """As much of a pod as its load follows from."""
+    """The fields of a pod that determine its load."""
 
     node_name: str = ""
     containers: Sequence[ContainerLoad] | None = None
@@ -42,18 +42,18 @@ class PodSpec(Struct, rename="camel"):
 
 
 def load_of_pod(spec: PodSpec) -> Load:
-    """What the pod takes, as Kubernetes counts it: the containers and sidecars, or the biggest moment of its start."""
-    cpu = memory = most_cpu = most_memory = 0
+    """The pod's load: that of its containers and sidecars, or the largest during its initialization."""
+    cpu = memory = max_cpu = max_memory = 0
     for container in spec.init_containers or ():
-        c, m = _container_requests(container)
+        own_cpu, own_memory = _container_requests(container)
         if container.restart_policy == "Always":
-            cpu, memory = cpu + c, memory + m
-            c = m = 0
-        most_cpu, most_memory = max(most_cpu, cpu + c), max(most_memory, memory + m)
+            cpu, memory = cpu + own_cpu, memory + own_memory
+            own_cpu = own_memory = 0
+        max_cpu, max_memory = max(max_cpu, cpu + own_cpu), max(max_memory, memory + own_memory)
     for container in spec.containers or ():
-        c, m = _container_requests(container)
-        cpu, memory = cpu + c, memory + m
-    cpu, memory = max(cpu, most_cpu), max(memory, most_memory)
+        own_cpu, own_memory = _container_requests(container)
+        cpu, memory = cpu + own_cpu, memory + own_memory
+    cpu, memory = max(cpu, max_cpu), max(memory, max_memory)
     if spec.resources is not None and spec.resources.requests is not None:  # of the pod as a whole
         whole = spec.resources.requests
         cpu, memory = _parse_cpu_milli(whole.cpu) or cpu, _parse_bytes(whole.memory) or memory
@@ -63,7 +63,7 @@ def load_of_pod(spec: PodSpec) -> Load:
 
 
 def load_of_node(allocatable: ResourceList) -> Load:
-    """What the node has."""
+    """The load that the node can take."""
     return Load(
         _parse_cpu_milli(allocatable.cpu), _parse_bytes(allocatable.memory), int(_parse_quantity(allocatable.pods))
     )
@@ -82,18 +82,18 @@ def _load(cpu: int, memory: int) -> Load:
 
 @lru_cache(maxsize=4096)
 def _parse_cpu_milli(text: str | float) -> int:
-    """Thousandths, rounded up."""
+    """Parse a quantity of CPUs into thousandths, rounded up."""
     return -int(-_parse_quantity(text) * 1000 // 1)
 
 
 @lru_cache(maxsize=4096)
 def _parse_bytes(text: str | float) -> int:
-    """Rounded up."""
+    """Parse a quantity of bytes, rounded up."""
     return -int(-_parse_quantity(text) // 1)
 
 
 def _parse_quantity(text: str | float) -> Fraction:
-    """0 for what is no quantity: the API server lets none in."""
+    """Parse a quantity; 0 for other text, which the API server rejects."""
     try:
         return quantity.parse(str(text))[0]
     except quantity.InvalidQuantity:

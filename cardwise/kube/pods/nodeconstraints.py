@@ -1,6 +1,6 @@
-"""What a pod asks of its node's labels, name and taints: node selector, required node affinity, tolerations.
+"""A pod's constraints on its node's labels, name and taints: node selector, required node affinity, tolerations.
 
-One reading of these rules of kube-scheduler, for the extender, the webhook and the command line. Pure.
+These rules of kube-scheduler for the extender, the webhook and the command line. Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Taint(NamedTuple):
         return cls(taint["key"], taint.get("value") or "", taint.get("effect") or "")
 
     def __str__(self) -> str:
-        """As `kubectl taint` spells it."""
+        """The taint in the format of `kubectl taint`."""
         return f"{self.key}{'=' * bool(self.value)}{self.value}:{self.effect}"
 
 
@@ -36,7 +36,7 @@ class NodeLabels(NamedTuple):
 
     @classmethod
     def from_node(cls, node: Json) -> Self:
-        """Of a Node object."""
+        """The labels and taints of a Node object."""
         taints = map(Taint.from_json, (node.get("spec") or {}).get("taints") or ())
         return cls(node["metadata"].get("labels") or {}, tuple(taint for taint in taints if taint.effect in HARD))
 
@@ -76,7 +76,7 @@ class _Term(NamedTuple):
 
 
 class Toleration(NamedTuple):
-    """A pod's toleration of taints. "" in a field: it was left out."""
+    """A pod's toleration of taints. "": the field is missing."""
 
     key: str
     operator: str
@@ -88,7 +88,7 @@ class Toleration(NamedTuple):
         return cls(*(str(toleration.get(field) or "") for field in ("key", "operator", "value", "effect")))
 
     def tolerates(self, taint: Taint) -> bool:
-        """Whether the taint does not keep the pod away. An operator of a later Kubernetes tolerates nothing."""
+        """Whether it tolerates the taint. An operator of a later Kubernetes tolerates none."""
         if self.effect and self.effect != taint.effect:
             return False
         if self.key and self.key != taint.key:
@@ -99,7 +99,7 @@ class Toleration(NamedTuple):
 
 
 class NodeConstraints(NamedTuple):
-    """What a pod asks of its node. `terms`: one of them must hold; None: any node will do."""
+    """A pod's constraints on its node. `terms`: one of them must match; None: all nodes match."""
 
     selector: tuple[tuple[str, str], ...]
     terms: tuple[_Term, ...] | None
@@ -107,7 +107,7 @@ class NodeConstraints(NamedTuple):
 
     @classmethod
     def parse(cls, selector: Mapping[str, str], required: Sequence[Json] | None, tolerations: Sequence[Json]) -> Self:
-        """Of a pod's nodeSelector, the nodeSelectorTerms of its required node affinity, and its tolerations."""
+        """Parse a pod's nodeSelector, the nodeSelectorTerms of its required node affinity, and its tolerations."""
         return cls(
             tuple(sorted(selector.items())),
             None if required is None else tuple(map(_parse_term, filter(_has_conditions, required))),
@@ -115,7 +115,7 @@ class NodeConstraints(NamedTuple):
         )
 
     def admits(self, name: str, ground: NodeLabels) -> bool:
-        """Whether the pod may be on this node."""
+        """Whether the pod may run on the node of this name and these labels."""
         labels = ground.labels
         if any(labels.get(key) != text for key, text in self.selector):
             return False
@@ -128,14 +128,14 @@ class NodeConstraints(NamedTuple):
         )
 
     def untolerated_taints(self, ground: NodeLabels) -> list[Taint]:
-        """The node's taints that keep the pod away."""
+        """The node's taints that the pod does not tolerate."""
         return [
             taint for taint in ground.taints if not any(toleration.tolerates(taint) for toleration in self.tolerations)
         ]
 
 
 def constraint_fields(spec: Json) -> tuple[Json, Sequence[Json] | None, Sequence[Json]]:
-    """What `NodeConstraints.parse` needs of a pod's spec."""
+    """The arguments of `NodeConstraints.parse` from a pod's spec."""
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = (affinity.get(REQUIRED) or {}).get("nodeSelectorTerms")
     return spec.get("nodeSelector") or {}, required, spec.get("tolerations") or []
@@ -147,7 +147,7 @@ def constraints_of(spec: Json) -> NodeConstraints:
 
 
 def _has_conditions(term: Json) -> bool:
-    """A term without any condition selects no node."""
+    """Whether the term has a condition: without one it matches no node."""
     return bool(term.get("matchExpressions") or term.get("matchFields"))
 
 

@@ -1,7 +1,7 @@
 """Loads of pods that are being resized in place, as kube-scheduler counts them.
 
-Such a pod takes of its node what it had or what it will have, whichever is more, and what its node can never give
-counts nothing. Otherwise a user could close a node to gangs by resizing a running pod to a million CPUs.
+The load of such a pod is its present or its future one, whichever is larger; a request that the node can never fulfil
+does not count. Otherwise a user could block a node for gangs by resizing a running pod to a million CPUs.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from cardwise.core.api.request import Load
 from cardwise.kube.pods import loads
 from cardwise.kube.pods.loads import ContainerLoad, PodSpec, ResourceList, Resources
 
-_SIGN: Final = b'"PodResize'  # in the JSON of a pod: one of its two conditions, pending or in progress
+_SIGN: Final = b'"PodResize'  # in the JSON of a pod with the condition PodResizePending or PodResizeInProgress
 
 
 class _NamedContainer(ContainerLoad):
@@ -27,7 +27,7 @@ class _Spec(PodSpec, rename="camel"):
 
 
 class _ReportedResources(Struct, rename="camel"):
-    """What the kubelet has set aside for a container or a pod, and what that runs with."""
+    """The allocated and actual resources of a container or pod, as the kubelet reports them."""
 
     name: str = ""
     allocated_resources: ResourceList | None = None
@@ -54,7 +54,7 @@ _decode = msgspec.json.Decoder(_Pod).decode
 
 
 def load_of_resized_pod(raw: bytes, spec: PodSpec) -> Load:
-    """The load of a pod whose `spec` has been read already."""
+    """The load of a pod. `spec`: its decoded spec."""
     if _SIGN not in raw:
         return loads.load_of_pod(spec)
     pod = _decode(raw)
@@ -78,7 +78,7 @@ def _actuated(has: _ReportedResources) -> ResourceList | None:
 
 
 def _load_with(pod: _Pod, now: Callable[[_ReportedResources], ResourceList | None], *, never: bool) -> Load:
-    """What the pod would take if it asked for what it has; of what the kubelet says nothing yet, for what it asks."""
+    """The pod's load by its reported resources; containers without a report count with their requests."""
     spec, status = pod.spec, pod.status
     known = {
         container_status.name: container_status

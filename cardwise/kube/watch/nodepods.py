@@ -11,7 +11,11 @@ T = TypeVar("T")
 
 
 class NodePods(Generic[T]):
-    """`project` turns a pod's JSON into its UID and what is kept of it; `handler` hears of changes."""
+    """The pods of one node, by UID.
+
+    project: turns a pod's JSON into its UID and the value to keep.
+    handler: is called for each change.
+    """
 
     def __init__(
         self, client: KubeClient, node: str, project: Project[T], handler: Handler[T], clock: Clock = SYSTEM
@@ -35,5 +39,5 @@ class NodePods(Generic[T]):
         return list(self._reflector.store.snapshot().values())
 
     def find_pod(self, uid: str) -> T | None:
-        """Without asking the API server."""
+        """The pod of this UID as last observed, None if it is not bound here. Sends no request."""
         return self._reflector.store.get(uid)

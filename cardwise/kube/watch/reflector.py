@@ -1,7 +1,7 @@
-"""A reflector: keeps a projection of one kind of object in step with the API server, by list and watch.
+"""A reflector: keeps a projection of one kind of object up to date with the API server, by list and watch.
 
-Own code because the official informer has no socket timeout, no paging, no bookmarks and no back-off. The thread and
-the I/O are here; what is known and what changed is `store.Store`.
+The official informer has no socket timeout, no paging, no bookmarks and no back-off. The thread and the I/O are here;
+`store.Store` has the known objects and computes changes.
 """
 
 import contextlib
@@ -38,23 +38,24 @@ _decode_head = tolerate_depth(msgspec.json.Decoder(wire.ObjectHead).decode)
 
 
 class Handler(Protocol[H_contra]):
-    """Called from the reflector's thread, one change at a time, after the store has it.
+    """Called by the reflector's thread, one change at a time, after the store has the change.
 
-    An exception is logged with its traceback and counted, and the thread goes on with the next change. The failed one
-    is handed over again after a while, or as part of the key's next one: from the value that the handler last took.
+    Exceptions are logged with tracebacks and counted, and the thread continues with the next change. A failed change is
+    delivered again after a while, or with the key's next change: `old` is then the last value that the handler
+    accepted.
     """
 
     def on_change(self, key: str, old: H_contra | None, new: H_contra) -> None:
-        """`old` is None when the key is new."""
+        """Handle a new or changed object. `old`: None if the key is new."""
 
     def on_delete(self, key: str, old: H_contra) -> None: ...
 
     def on_synced(self) -> None:
-        """After each list whose changes have all been handed over; the first one means: the picture is whole."""
+        """Called after each list whose changes were all delivered; after the first, all objects are known."""
 
 
 class WakeHandler:
-    """A handler that only says: look. Without `wake` it says nothing, for who reads the store."""
+    """A handler that calls `wake` on every change; by default it does nothing, for users who read the store."""
 
     def __init__(self, wake: Callable[[], None] = lambda: None) -> None:
         self._wake = wake
@@ -71,15 +72,15 @@ class WakeHandler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchPace:
-    """How long a reflector watches and pauses, in seconds.
+    """The durations of a reflector's watches and pauses, in seconds.
 
     watch_min, watch_max: a watch lasts a random time between them.
-    silence: a watch that sends nothing for so long is lost. The API server sends a bookmark each minute, except of
-        kinds without events since it started. If nothing came since the watch was opened, the reflector lists again:
-        an API server whose etcd was restored from a backup accepts a watch from a version that it does not have yet,
-        and waits (kubernetes#107457).
-    backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default cap is for agents, of
-    which each node has one.
+    silence: a watch that sends nothing for so long is considered lost. The API server sends a bookmark each minute,
+        except for kinds without events since it started. If nothing arrived since the watch was opened, the reflector
+        lists again: an API server whose etcd was restored from a backup accepts a watch from a version that it does not
+        have yet, and waits (kubernetes#107457).
+    backoff_initial, backoff_cap: the first and the longest pause after failed calls. The default cap is for agents,
+        which run on each node.
     """
 
     watch_min: float = 240.0
@@ -89,18 +90,25 @@ class WatchPace:
     backoff_cap: float = 30.0
 
 
-# For the few replicas of extender and webhook, which decide by what they know: an outage ends for them within seconds.
+# For the few replicas of extender and webhook, whose decisions need current data: they reconnect within seconds.
 CENTRAL_PACE = WatchPace(backoff_cap=5.0)
 
 
 class Reflector(Generic[T]):
-    """`project` turns an object's JSON into (key, compact value), or None to ignore it (and drop it if it was known).
-    `named` tells "namespace/name" or the name from these two, where they do: in a list each object is read once less.
-    `on_list_failed` is called when a list ended early: objects of it were projected, and most of them are in no store.
+    """Lists and watches one kind of object.
 
-    Plain counters say how it goes: `relists`, `events`, `errors` (failed calls, and watches that missed events),
-    `handler_errors` (exceptions of handler or projection). `store` may be read from any thread; `synced` is set after
-    the first whole list.
+    project: turns an object's JSON into (key, compact value), or None to ignore the object (and drop it if it is
+        known).
+    identity_of: the object's "namespace/name" (or name) by its key and value. Without it, each object of a list is
+        decoded once more.
+    on_list_failed: called when a list failed after some of its objects were projected; most of them are in no store.
+
+    Attributes:
+    store: the known objects; may be read by any thread.
+    synced: set after the first complete list.
+    relists, events: the numbers of lists and of events.
+    errors: the number of failed calls, and of watches that missed events.
+    handler_errors: the number of exceptions of the handler or the projection.
     """
 
     def __init__(
@@ -112,7 +120,7 @@ class Reflector(Generic[T]):
         *,
         query: Query | None = None,
         name: str = "",
-        named: Callable[[str, T], str] | None = None,
+        identity_of: Callable[[str, T], str] | None = None,
         on_list_failed: Callable[[], None] = lambda: None,
         list_limit: int = 1000,
         pace: WatchPace | None = None,
@@ -129,7 +137,7 @@ class Reflector(Generic[T]):
         self._path = path
         self._query = dict(query or {})
         self._project = read_bounded(project)
-        self._named = named
+        self._identity_of = identity_of
         self._on_list_failed = on_list_failed
         self._handler = handler
         self._limit = list_limit
@@ -137,7 +145,7 @@ class Reflector(Generic[T]):
         self._clock = clock
         self._version = ""
         self._last_event_at: float | None = None
-        self._confirmed = -math.inf  # when a list or a line of a watch last showed that the API server has our version
+        self._confirmed = -math.inf  # when a list or a watch line last showed that the API server has our version
         self._disconnected_at: float | None = -math.inf  # None: a watch is open
         self._outage = Outage(client.recovery, self, clock)
         self._stopping = threading.Event()
@@ -147,10 +155,12 @@ class Reflector(Generic[T]):
         self._retriable = True  # whether `retry` may end a pause
         self._expired_before = False
         self._unconfirmed_since: float | None = None  # `_confirmed` when a silent watch made the next list necessary
-        self._requested_lists: list[threading.Event] = []  # for lists that are to begin yet
-        self._listed: list[threading.Event] = []  # for lists that have come, of which the handler may owe something
-        # What the handler failed on: key -> the value that it last took (None: it never took the key), and that which
-        # was known last.
+        self._requested_lists: list[threading.Event] = []  # for lists that have not begun yet
+        self._listed: list[
+            threading.Event
+        ] = []  # for complete lists with changes that the handler may not have accepted
+        # The changes that the handler failed on: by key, the value that it last accepted (None: it never accepted the
+        # key), and the last known value.
         self._deferred: dict[str, tuple[T | None, T]] = {}
         self._settle_at: float | None = None
         self._settle_backoff = Backoff(initial=self._pace.backoff_initial, cap=self._pace.backoff_cap)
@@ -164,7 +174,7 @@ class Reflector(Generic[T]):
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the watch and waits for the thread, at most `timeout` seconds. No handler is called afterwards."""
+        """End the watch and wait up to `timeout` seconds for the thread. No handler is called afterwards."""
         self._client.recovery.unsubscribe(self)
         self._stopping.set()
         self._wake.set()
@@ -175,8 +185,8 @@ class Reflector(Generic[T]):
             self._clock.join(self._thread, timeout)
 
     def relist(self) -> threading.Event:
-        """Lists once more. Set when the handler has all of a list that began after this call: what had been written
-        by then is known. A pause after errors ends: who asks has reason to think that the API server is back.
+        """List once more. The returned event is set when the handler has all of a list that began after this call, so
+        all earlier writes are known. A pause after errors ends: the caller expects the API server to be available.
         """
         done = threading.Event()
         with self._lock:
@@ -194,17 +204,17 @@ class Reflector(Generic[T]):
                 self._wake.set()
 
     def disconnected_seconds(self) -> float:
-        """Seconds for which changes may have been missed: 0 while a watch is open, inf before the first one.
+        """The seconds during which changes may have been missed: 0 while a watch is open, inf before the first one.
 
-        After a watch that went silent, seconds since the API server last sent something. A watch that never sent
-        anything proves nothing: kube-apiserver sends no bookmarks of a kind that has had no event since it started, so
-        it may be as well as before, or hang. It is followed by a list, and counts as interrupted from its end.
+        After a watch that went silent, the seconds since the API server last sent something. A watch that never sent
+        anything proves nothing, because kube-apiserver sends no bookmarks for a kind without events since its start:
+        the watch counts as interrupted from its end, and a list follows.
         """
         since = self._disconnected_at  # read once: the thread changes it
         return 0.0 if since is None else self._clock.now() - since
 
     def staleness_seconds(self) -> float:
-        """Since the API server last told us anything (list, event, bookmark, regular end of a watch); inf before."""
+        """The seconds since the API server last sent a list, event or bookmark, or ended a watch; inf before."""
         heard = self._last_event_at
         return math.inf if heard is None else self._clock.now() - heard
 
@@ -224,7 +234,7 @@ class Reflector(Generic[T]):
                 healthy = self._watch_once()
                 if healthy:
                     backoff.reset()
-                elif not self._requested_lists:  # then we have ended it
+                elif not self._requested_lists:  # else we have ended the watch
                     delay = backoff.next_delay()
             except errors.WatchSilent as error:
                 # No back-off: the new connection fails by itself if the API server hangs.
@@ -242,26 +252,26 @@ class Reflector(Generic[T]):
                 self.errors += 1
                 self._outage.mark_failed()
                 if isinstance(error, errors.BadRequest) or "Too large resource version" in error.message:
-                    # Our version is from a future that the server no longer knows: etcd was restored from a backup.
+                    # Our version is newer than the server's: etcd was restored from a backup.
                     self._version = ""
                 delay = backoff.next_delay(error.retry_after)
                 self._log.warning(
                     "failed to watch the API server; trying again", error=str(error), retry_in=round(delay, 1)
                 )
             except Exception:  # noqa: BLE001 - foreign code; logged and counted
-                # The outermost loop: whatever it was, a fresh list puts it right or shows it again.
+                # The outermost loop: a new list corrects the error or shows it again.
                 self.errors += 1
                 self._version = ""
                 delay = backoff.next_delay()
                 self._log.exception("reflector failed; listing again", retry_in=round(delay, 1))
             if self.events > before:
-                # It did work until now. A list alone does not count: lists that are followed by 410 must slow down.
+                # The watch worked until now. A list alone does not count: lists followed by 410 must slow down.
                 backoff.reset()
             self._pause(delay)
 
     def _pause(self, delay: float) -> None:
-        """Wait `delay` seconds before the next try. After a pause that `retry` ended, wait for its rest as well, but
-        together no longer than the longest pause of the back-off; `retry` does not end that.
+        """Wait `delay` seconds before the next try. After a pause that `retry` ended, also wait for the rest of that
+        pause, but in total no longer than the longest pause of the back-off; `retry` does not end this wait.
         """
         now = self._clock.now()
         until = now + delay
@@ -271,7 +281,7 @@ class Reflector(Generic[T]):
             self._retriable |= self._due <= now
         self._clock.wait(self._wake, until - now)
         with self._lock:
-            self._wake.clear()  # what it was set for is in `_stopping` and `_requested_lists`, or was the pause itself
+            self._wake.clear()  # its cause is in `_stopping` and `_requested_lists`, or was the pause itself
             self._due = until if self._retried else -math.inf
             self._retriable = self._due <= self._clock.now()
             self._retried = False
@@ -279,14 +289,14 @@ class Reflector(Generic[T]):
     def _relist(self) -> None:
         with self._lock:
             requested = len(self._requested_lists)
-        # What nobody knows is handed over page by page: no record of it waits for the others, and none is compared.
+        # The first list is delivered page by page: no record waits for the others, and none is compared.
         first = not len(self.store)
         fresh: list[tuple[str, str, T]] = []
         unreadable: list[str] = []
         version = ""
         unconfirmed_since, self._unconfirmed_since = self._unconfirmed_since, None
         changed = 0  # objects that differ from the store
-        # After a page expired under way, one big answer is what always ends.
+        # After a page expired between two pages, only a list in one response is sure to end.
         limit = 0 if self._expired_before else self._limit
         try:
             for page in self._client.list_pages(self._path, self._query, limit):
@@ -303,8 +313,10 @@ class Reflector(Generic[T]):
                         unreadable.append(identity)
                         continue
                     if projected is not None:
-                        named = self._named
-                        identity = named(*projected) if named is not None else _identity(_decode_head(raw).metadata)
+                        if self._identity_of is not None:
+                            identity = self._identity_of(*projected)
+                        else:
+                            identity = _identity(_decode_head(raw).metadata)
                         key, record = projected
                         fresh.append((identity, key, self.store.reuse_known(key, record)))
                 if first:
@@ -335,7 +347,7 @@ class Reflector(Generic[T]):
         self._complete_relists()
 
     def _report_missed_events(self, since: float, objects: int) -> None:
-        """The list after a silent watch differs from the store: the API server had events, and did not send them."""
+        """Report that the list after a silent watch differs from the store: the API server did not send its events."""
         self.errors += 1
         self._outage.mark_failed(since)
         self._log.warning(
@@ -345,14 +357,14 @@ class Reflector(Generic[T]):
         )
 
     def _complete_relists(self) -> None:
-        """Tells callers of `relist` that their list has come, once the handler has taken over all of it."""
+        """Set the events of `relist`, once the handler has accepted all changes of the list."""
         if not self._deferred:
             done, self._listed = self._listed, []
             for listed in done:
                 listed.set()
 
     def _watch_once(self) -> bool:
-        """Watches once. False when it ended so soon and so silent that another try at once would spin."""
+        """Watch once. Returns False if the watch ended too soon without events to try again at once."""
         started = self._clock.now()
         seconds = random.uniform(self._pace.watch_min, self._pace.watch_max)  # noqa: S311 - spread, not secrecy
         settle_at = self._settle_at
@@ -373,7 +385,7 @@ class Reflector(Generic[T]):
                         return True
                     self._process_event(line)
                     if self._settle_at != settle_at:
-                        return True  # the handler failed: watch on, but only until it is to be asked again
+                        return True  # the handler failed: watch only until its next try
             self._check_confirmed(before)
         except errors.WatchSilent:
             if self.events > before:
@@ -389,8 +401,8 @@ class Reflector(Generic[T]):
         return self.events > before or self._clock.now() - started >= min(1.0, self._pace.watch_min)
 
     def _check_confirmed(self, before: int) -> None:
-        """List again if the watch that has ended sent nothing, and nothing came for `silence` seconds: the API server
-        may wait for our version (see `WatchPace`). Short watches that end by themselves count together.
+        """List again if the watch that has ended sent nothing, and nothing arrived for `silence` seconds: the API
+        server may wait for our version (see `WatchPace`). Short watches that end by themselves count together.
 
         before: the number of events when the watch was opened.
         """
@@ -432,7 +444,7 @@ class Reflector(Generic[T]):
 
     def _notify_deleted(self, key: str, old: T) -> None:
         delivered, _ = self._deferred.pop(key, (old, old))
-        # It may have taken the half of an addition that it failed on.
+        # The handler may have accepted a part of the addition that it failed on.
         if not self._call_handler(self._handler.on_delete, key, old if delivered is None else delivered):
             self._defer_change(key, delivered, old)
 
@@ -442,7 +454,7 @@ class Reflector(Generic[T]):
             self._settle_at = self._clock.now() + self._settle_backoff.next_delay()
 
     def _deliver_deferred(self) -> None:
-        """Hands over again what the handler failed on."""
+        """Deliver the failed changes again."""
         self._settle_at = None
         for key, (delivered, last) in list(self._deferred.items()):
             record = self.store.get(key)

@@ -1,7 +1,7 @@
-"""The pure half of a reflector: the known objects, and what an event or a new list changes.
+"""The pure half of a reflector: the known objects, and the changes by an event or a new list.
 
-No I/O, no clock and no threads, so that its one promise can be property-tested: list + events = the truth, and the
-diffs, played one after the other, rebuild it.
+No I/O, no clock and no threads, so that its contract can be property-tested: a list and its events give the present
+objects, and applying the diffs one after the other gives the same.
 """
 
 from collections.abc import Collection, Iterable
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Diff(Generic[T]):
-    """What one step changed. Apply `deleted` first: what it frees, `added` may take."""
+    """The changes of one step. Apply `deleted` first: `added` may use what it frees."""
 
     added: list[tuple[str, T]] = field(default_factory=list)
     updated: list[tuple[str, T, T]] = field(default_factory=list)  # key, old, new; old != new
@@ -25,11 +25,11 @@ class Diff(Generic[T]):
 
 
 class Store(Generic[T]):
-    """Projected values by key, kept in step with API objects by identity ("namespace/name").
+    """Projected values by key, updated by the identity ("namespace/name") of API objects.
 
-    The key is the projection's own choice (often the uid), so that an object that was deleted and created again under
-    the same name while nobody watched is one deletion and one addition, never an update. Values must compare by `==`;
-    an event that leaves the value equal is no change. Written by one thread; reads from any thread are safe.
+    The projection chooses the key (often the UID), so that an object that was deleted and created again with the same
+    name between two watches is one deletion and one addition, never an update. Values must compare by `==`; an event
+    that leaves the value equal is no change. Written by one thread; reads from any thread are safe.
     """
 
     def __init__(self) -> None:
@@ -44,11 +44,11 @@ class Store(Generic[T]):
         return self._records.get(key)
 
     def snapshot(self) -> dict[str, T]:
-        """A copy of all, taken in one step."""
+        """An atomic copy of all values, by key."""
         return dict(self._records)
 
     def apply_event(self, identity: str, projected: tuple[str, T] | None) -> Diff[T]:
-        """One event: the object now projects to (key, value), or to nothing (deleted, or no longer of interest)."""
+        """Apply an event. `projected`: the object's key and value; None: it was deleted or is ignored now."""
         diff: Diff[T] = Diff()
         known = self._aliases.get(identity, identity)
         if projected is None:
@@ -61,21 +61,21 @@ class Store(Generic[T]):
         return diff
 
     def reuse_known(self, key: str, record: T) -> T:
-        """The value; the known object if that is equal, so that the records of a list that says nothing new are not
-        kept beside those that are known until the list has come.
+        """The known value if it is equal, else the given one: so a list without changes needs no memory for its values
+        until it is complete.
         """
         known = self._records.get(key)
         return known if known is not None and known == record else record
 
     def add_records(self, records: Iterable[tuple[str, str, T]]) -> Diff[T]:
-        """A part of a list of (identity, key, value). Nothing goes."""
+        """Add one page of the first list, as (identity, key, value). Deletes nothing."""
         diff: Diff[T] = Diff()
         for key, (identity, record) in {key: (identity, record) for identity, key, record in records}.items():
             self._set_record(identity, key, record, diff)
         return diff
 
     def replace_records(self, records: Iterable[tuple[str, str, T]], keep: Collection[str] = ()) -> Diff[T]:
-        """A whole list of (identity, key, value): everything else goes, but identities in `keep` stay as they are."""
+        """Replace all by a complete list of (identity, key, value), except the identities in `keep`, which stay."""
         diff: Diff[T] = Diff()
         fresh = {key: (identity, record) for identity, key, record in records}
         kept = {self._aliases.get(identity, identity) for identity in keep}

@@ -112,7 +112,7 @@ class ElectionMachine(RuleBasedStateMachine):
     def hear(self, process: Process, answer: dict | errors.KubeError) -> None:
         call, process.call = process.call, None
         if isinstance(answer, dict):
-            process.election.on_answer(call, answer, process.local(self.time), self.wall)
+            process.election.on_response(call, answer, process.local(self.time), self.wall)
         else:
             process.election.on_failure(call, answer)
 
@@ -286,7 +286,7 @@ def test_the_example_of_the_docstring():
 
     def send(election: Election, now: float) -> str:
         call = election.next_call(now, NOON)
-        election.on_answer(call, leases.carry_out(call), now, NOON)
+        election.on_response(call, leases.carry_out(call), now, NOON)
         return call.kind
 
     assert [send(a, 9.9), send(a, 10.0)] == ["get", "update"]

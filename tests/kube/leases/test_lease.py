@@ -201,7 +201,7 @@ def test_a_wall_clock_that_stands_still_or_goes_back_still_shows_each_renewal(wo
 
     def exchange(election: Election, wall: datetime) -> None:
         call = election.next_call(world.now, wall)
-        election.on_answer(call, world.carry_out(call), world.now, world.clock.wall())
+        election.on_response(call, world.carry_out(call), world.now, world.clock.wall())
 
     exchange(a, times[0])
     for wall in times:
