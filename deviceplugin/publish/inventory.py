@@ -319,9 +319,7 @@ class NodePublisher:
         That node reports the same UUID, or it is this machine under its former name.
         """
         remedy = command("if the card is not there, kubectl delete extendedresource {name}", name=name)
-        text = (
-            f"ExtendedResource {name} belongs to a card of node {node}, so this node cannot publish its own; {remedy}"
-        )
+        text = f"ExtendedResource {name} belongs to a GPU of node {node}, so this node cannot publish its own; {remedy}"
         self._events.record(ObjectRef.node(self._node), names.GPU_ON_ANOTHER_NODE, text, "Warning")
 
     def _update_status(self, name: str, known: Mapping[str, ExtendedResource], status: Json) -> bool:

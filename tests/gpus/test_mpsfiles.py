@@ -92,7 +92,7 @@ def test_no_other_state_will_do(folder, card, state):
 
 def test_a_word_that_is_stale_or_too_low_or_of_another_card(folder, card):
     card.says(checked=CLOCK.now() - 30, valid_seconds=12.0)
-    assert "has not looked at card GPU-1 for over" in readiness(folder).reason
+    assert "has not checked GPU GPU-1 for over" in readiness(folder).reason
     card.says(checked=CLOCK.now(), valid_seconds=600.0, ceilings={ONE: MiB(8000)})
     assert "allows 8000 MiB, and 8138 MiB are needed" in readiness(folder).reason
     card.says(uuids=(TWO,), ceilings={TWO: NEED})

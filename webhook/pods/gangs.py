@@ -141,7 +141,7 @@ def check_number(
         name, number = other
         raise InvalidRequest(
             _field_of(pod.get("metadata") or {}, names.GROUP_NUM),
-            f"{gang.minimum} differs from what {f'pod {name}' if detailed else 'another pod'} of the same gang says"
+            f"{gang.minimum} differs from the number of {f'pod {name}' if detailed else 'another pod'} of the same gang"
             + (f", {number}" if detailed else ""),
             f"write {number if detailed else 'that number'}, or another {names.GROUP_NAME}",
         )

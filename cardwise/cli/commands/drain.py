@@ -158,7 +158,7 @@ class Drain:
             self._accepted[uid] = pod.name
         elif self._refusals.get(uid) != refusal:
             console.print_text(
-                f"pod {pod.name} cannot be evicted yet: {refusal}; asked again every {_ASK_SECONDS:g} s", err=True
+                f"pod {pod.name} cannot be evicted yet: {refusal}; retrying every {_ASK_SECONDS:g} s", err=True
             )
         self._refusals[uid] = refusal
 

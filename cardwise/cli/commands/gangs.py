@@ -28,7 +28,6 @@ def gangs(namespace: str | None, all_namespaces: bool, output: str) -> None:
         console.print_lines(gangtable.table(views, client.server_time(), wide=output == "wide"))
     else:
         console.print_text(
-            "there is no "
-            f"gang{f' in namespace {scope!r}; -A shows those of all namespaces namespaces' if scope else ''}",
+            f"there is no gang{f' in namespace {scope!r}; -A shows all namespaces' if scope else ''}",
             err=True,
         )

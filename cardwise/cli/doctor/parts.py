@@ -28,7 +28,7 @@ _LEASE_SECONDS: Final = 15.0  # of a Lease that does not tell
 _RECENT: Final = timedelta(minutes=10)  # the device plugin repeats an event at least so often while its cause lasts
 _USABLE: Final = ("Ready", "Off")
 _FEW_REASONS: Final = 3
-_CARD: Final = re.compile(r"ExtendedResource (\S+) belongs to a card of node ")  # in an event of the device plugin
+_CARD: Final = re.compile(r"ExtendedResource (\S+) belongs to a GPU of node ")  # in an event of the device plugin
 _POLICY_SUFFIX: Final = f".{names.GROUP}"  # how names of our policies end
 
 
@@ -335,7 +335,7 @@ def _find_conflicts(facts: Facts) -> Iterator[Finding]:
         other = owners.get(card, node)
         if other == node:
             continue
-        text = f"node {node}: ExtendedResource {card} belongs to a card of node {other}, so this node cannot publish it"
+        text = f"node {node}: ExtendedResource {card} belongs to a GPU of node {other}, so this node cannot publish it"
         state = nodestates.closed_reason(nodes[other]) if other in nodes else "gone"
         if "nodes" not in facts.unread and (state == "gone" or nodestates.NOT_READY in state):
             delete = command("kubectl delete node {node}", node=other)

@@ -87,12 +87,12 @@ def _suggest_stop(facts: Facts, number: int) -> str:
     them = "it" if number == 1 else "them"
     if _lacks_extender(facts):
         return (
-            f"if nobody bound {them} by hand, kube-scheduler does not call the extender; "
+            f"if no one bound {them} by hand, kube-scheduler does not call the extender; "
             f"{repairs.wire_scheduler(facts)}"
         )
     if not _asks_extender(facts):
         return (
-            f"if nobody bound {them} by hand, check whether kube-scheduler calls the extender: cardwise doctor "
+            f"if no one bound {them} by hand, check whether kube-scheduler calls the extender: cardwise doctor "
             "without --no-probe tests that with a pod"
         )
     pods, were = ("the pod", "was") if number == 1 else ("the pods", "were")
@@ -145,7 +145,7 @@ def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
         yield Finding("scheduler", Severity.PROBLEM, text, remedy)
     unignored = [name for name in _MARKERS if name in managed and not managed[name][1]]
     if unignored:
-        text = f"{title} looks for {', '.join(unignored)} on nodes, where it is never offered: gang members never start"
+        text = f"{title} does not ignore {', '.join(unignored)}, which no node offers: gang members never start"
         yield Finding("scheduler", Severity.PROBLEM, text, f"set ignoredByScheduler: true there, or {remedy}")
     ignorable = [stanza for stanza, _ in managed.values() if _get_field(stanza, "ignorable")]
     if ignorable:
@@ -156,7 +156,7 @@ def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
         yield Finding("scheduler", Severity.PROBLEM, text, "set ignorable: false")
     percent = _get_field(config, "percentageOfNodesToScore")
     if percent not in (None, 100):
-        text = f"{title} looks at {percent or 'some'} % of the nodes only: pods are packed less tightly"
+        text = f"{title} considers only {percent or 'some'} % of the nodes: pods are packed less tightly"
         yield Finding("scheduler", Severity.NOTE, text, "set percentageOfNodesToScore: 100")
     if not missing and not unignored and not ignorable:
         yield Finding("scheduler", Severity.OK, f"{title} calls the extender for all of Cardwise's resources")

@@ -26,7 +26,7 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
         if unit_label in list(Unit):
             names_by_unit[Unit(unit_label)].append(name)
         elif unit_label is not None:
-            label = f"its label {names.GPU_MEM_UNIT} says {wording.quote_text(unit_label)}"
+            label = f"its label {names.GPU_MEM_UNIT} is {wording.quote_text(unit_label)}"
             text = f"namespace {name}: {label}, which is not a unit and is ignored"
             yield Finding("gpu-mem-unit", Severity.WARNING, text, "write MiB or GiB, or remove the label")
     ours = _configured_unit(facts.mutating)

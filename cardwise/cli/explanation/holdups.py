@@ -240,8 +240,8 @@ def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
         )
     elif not any(refusal.text in scheduler_message(pod) for refusal in Refusal):
         lines.append(
-            f"It is left to the scheduler {quote_unless_name(scheduler)}, and nothing says that this one asks "
-            f"Cardwise: if not, it never gets a GPU. {_describe_default_scheduler(pod)}"
+            f"Its scheduler is {quote_unless_name(scheduler)}, and it is unknown whether that one calls "
+            f"Cardwise: if not, the pod never gets a GPU. {_describe_default_scheduler(pod)}"
         )
     return lines
 

@@ -38,7 +38,7 @@ CONTROL: Final = "control"  # the socket in the pipe folder
 
 # Reasons that the device plugin writes into a card's status.
 MANAGER_GONE: Final = "the node's MPS manager is gone or hangs"
-LEFT_CLOSED: Final = "the card is closed to programs without MPS, as an MPS manager that is gone has left it"
+LEFT_CLOSED: Final = "the GPU is closed to programs without MPS: a former MPS manager left it so"
 
 LONGEST_PIPE: Final = 87  # bytes; with one more, MPS fails without a word
 LEAST_CEILING: Final = 512  # MiB; where no pod of the card has a larger share
@@ -180,7 +180,7 @@ def limits_value(limits: Sequence[MiB]) -> str:
     """The value of CUDA_MPS_PINNED_DEVICE_MEM_LIMIT for cards in the order of their ordinals."""
     for mib in limits:
         if mib <= 0:
-            raise InvalidRequest(LIMIT_ENV, f"{mib} MiB would lift the limit", "give each card at least 1 MiB")
+            raise InvalidRequest(LIMIT_ENV, f"{mib} MiB would lift the limit", "give each GPU at least 1 MiB")
     return ",".join(f"{ordinal}={mib}M" for ordinal, mib in enumerate(limits))
 
 
@@ -197,8 +197,8 @@ def check_limits(text: str) -> None:
     if ordinals != list(range(len(ordinals))):
         raise InvalidRequest(
             LIMIT_ENV,
-            f"{quote_text(text)} does not name the cards from 0 on, each once; one that a process cannot see lifts all "
-            "limits",
+            f"{quote_text(text)} does not name the GPUs from 0 on, each once; an entry for a GPU that a process cannot see lifts "
+            "all limits",
             _LIMIT_REMEDY,
         )
 
@@ -227,12 +227,12 @@ def start_problem(
     What only I/O can tell (does the manager live, does the daemon take connections) is asked by cardwise.gpus.mpsfiles.
     """
     if uuid not in status.uuids:
-        return f"the state file is about {', '.join(status.uuids) or 'no card'}, not {uuid}"
+        return f"the state file is about {', '.join(status.uuids) or 'no GPU'}, not {uuid}"
     if status.state is not wanted:
         return f"MPS on GPU {uuid} is {status.state}, not {wanted}" + (f": {status.reason}" if status.reason else "")
     if is_stale(status, now):
         # How long is not said: a text that is another one each second would be told each second.
-        return f"the MPS manager has not looked at card {uuid} for over {status.valid_seconds:.0f} s; is it hanging?"
+        return f"the MPS manager has not checked GPU {uuid} for over {status.valid_seconds:.0f} s; it may hang"
     allowed = status.ceilings.get(uuid, 0)
     if wanted is MpsState.READY and allowed < need:
         return f"MPS on GPU {uuid} allows {allowed} MiB, and {need} MiB are needed; the manager raises it at any moment"

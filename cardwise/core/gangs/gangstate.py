@@ -52,7 +52,7 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
     if group.minimum is not None:
         minimum = group.minimum
         if not 1 <= minimum <= MOST_MEMBERS:
-            problem = problem or f"its PodGroup asks for {minimum} members, a gang has 1 to {MOST_MEMBERS}"
+            problem = problem or f"its PodGroup requires {minimum} members; a gang may have 1 to {MOST_MEMBERS}"
         return minimum, problem
     minimums = roster.minimums
     if len(minimums) > 1:
@@ -66,7 +66,7 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
     if group.basic:
         return 1, problem
     if not minimums:
-        return 0, problem or f"nobody says how many pods it has: add {names.GROUP_NUM}, or a PodGroup {name}"
+        return 0, problem or f"its number of pods is unknown: add {names.GROUP_NUM}, or a PodGroup {name}"
     return next(iter(minimums)), problem
 
 
@@ -127,7 +127,7 @@ class Gang:
             return self._remove_counted(member, now)
         if member.node and (before is None or not before.node):
             self._progress = now
-            return self._unplanned(member, f"{member.name} was bound by somebody else", now)
+            return self._unplanned(member, f"{member.name} was bound by another scheduler", now)
         return self._settle(now)
 
     def remove_member(self, uid: str, now: float) -> str:
@@ -415,8 +415,8 @@ class Gang:
             minimum, problem = _minimum(self.name, self.group, self._roster)
             kinds = len(self._roster.kinds)
             if kinds > MOST_KINDS and not problem:
-                problem = f"its pods ask for {kinds} different things (cards, cpu, memory)"
-                problem = f"{problem}, those of a gang for {MOST_KINDS} at most"
+                problem = f"its pods have {kinds} different requests (GPUs, cpu, memory)"
+                problem = f"{problem}; a gang may have at most {MOST_KINDS}"
             self._needed = minimum, problem
         return self._needed
 
@@ -446,7 +446,7 @@ class Gang:
         if self.ran or self.evicting:
             return ""
         if self.bound and not self.forward and not problem:  # without a minimum there is no "in part"
-            ended = self.cancel_plan("a member was bound by somebody else", now)
+            ended = self.cancel_plan("a member was bound by another scheduler", now)
             self.forward = True
             self.since = self._progress = now
             return ended
@@ -474,7 +474,7 @@ class Gang:
             self.evicting = {bound_member.uid for bound_member in self.bound}
             self._settle(now)
             return "the gang is rolled back"
-        ended = self._unplanned(member, f"{member.name} is gone", now, whole=member.uid in self.plan)
+        ended = self._unplanned(member, f"{member.name} was deleted", now, whole=member.uid in self.plan)
         if ended:
             self._start_over(now)
         return ended

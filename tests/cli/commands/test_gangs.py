@@ -126,7 +126,7 @@ def test_the_command_by_every_output_and_namespace(monkeypatch):
     assert gang["members"] == ["slurp-0", "slurp-1", "slurp-2"]
     none = run(monkeypatch, api, "gangs")
     assert (none.exit_code, none.stdout) == (0, "")
-    assert "there is no gang in namespace 'default'; -A shows those of all namespaces namespaces" in none.stderr
+    assert "there is no gang in namespace 'default'; -A shows all namespaces" in none.stderr
 
 
 def test_a_missing_right_is_told(monkeypatch):

@@ -227,7 +227,7 @@ def test_namespaces_that_count_otherwise_are_named_and_those_that_say_nonsense(s
     assert [(finding.level, finding.text) for finding in findings] == [
         (
             Severity.WARNING,
-            "namespace odd: its label cardwise.dev/gpu-mem-unit says 'gib', which is not a unit and is ignored",
+            "namespace odd: its label cardwise.dev/gpu-mem-unit is 'gib', which is not a unit and is ignored",
         ),
         (Severity.OK, "numbers without a unit in aliyun.com/gpu-mem mean MiB, in team GiB"),
     ]
@@ -469,7 +469,7 @@ def plant_new_control_planes(seen: Facts) -> None:
 def plant_same_uuid(seen: Facts, minutes: int = 1, server_minutes: int | None = None) -> None:
     """Minutes ago by the node's clock, and by the API server's, if that tells."""
     last = f"{NOW - timedelta(minutes=minutes):%Y-%m-%dT%H:%M:%SZ}"
-    text = "ExtendedResource gpu-n1-0 belongs to a card of node n1, so this node cannot publish its own; if"
+    text = "ExtendedResource gpu-n1-0 belongs to a GPU of node n1, so this node cannot publish its own; if"
     metadata, about = {"namespace": "default", "name": "e"}, {"kind": "Node", "name": "n2"}
     if server_minutes is not None:
         writes = [
@@ -610,7 +610,7 @@ def plant_no_rights(seen: Facts) -> None:
             "n1, 2 GPUs: without working MPS, Down: the node's",
             "deviceplugin.mps=auto",
         ),
-        (plant_closed_by_mps, Severity.WARNING, "GPU-n1-1 is without MPS, Down: the card is closed", "until the pods"),
+        (plant_closed_by_mps, Severity.WARNING, "GPU-n1-1 is without MPS, Down: the GPU is closed", "until the pods"),
         (plant_nvidia_plugin, Severity.WARNING, "node n1, 2 GPUs: NVIDIA's device plugin offers", "nodes.cards"),
         (plant_hami, Severity.NOTE, "HAMi is installed: DaemonSet kube-system/hami-device-plugin", "nodeSelector"),
         (
@@ -642,7 +642,7 @@ def plant_no_rights(seen: Facts) -> None:
         (
             plant_same_uuid,
             Severity.WARNING,
-            "node n2: ExtendedResource gpu-n1-0 belongs to a card of node n1",
+            "node n2: ExtendedResource gpu-n1-0 belongs to a GPU of node n1",
             "compare what nvidia-smi -L prints on both nodes: where they report the same UUID",
         ),
         (
@@ -702,7 +702,7 @@ def test_pods_that_were_bound_past_a_wired_scheduler_are_not_laid_on_it(sound):
         (finding,) = troubles(sound)
         assert finding.text.startswith("in the last 10 minutes 1 pod (team/mine) disappeared")
         assert ("kube-scheduler is set to call the extender, so the pod named a node" in finding.remedy) == wired
-        assert ("if nobody bound it by hand" in finding.remedy) != wired
+        assert ("if no one bound it by hand" in finding.remedy) != wired
 
 
 def test_control_planes_are_a_fault_only_where_they_differ(sound):
@@ -791,11 +791,11 @@ def test_the_wiring_of_kube_scheduler_is_judged():
     )
     unignored = deepcopy(CONFIG)
     unignored[1]["managedResources"][1]["ignoredByScheduler"] = False
-    assert "looks for cardwise.dev/bind on nodes" in wiring_findings(unignored)[0][1]
+    assert "does not ignore cardwise.dev/bind, which no node offers" in wiring_findings(unignored)[0][1]
     careless = deepcopy(CONFIG)
     careless[0]["ignorable"] = True
     assert "ignores the extender when it does not answer (ignorable: true):" in wiring_findings(careless)[0][1]
-    assert (Severity.NOTE, "sched looks at 50 % of the nodes only: pods are packed less tightly") in wiring_findings(
+    assert (Severity.NOTE, "sched considers only 50 % of the nodes: pods are packed less tightly") in wiring_findings(
         CONFIG, percentageOfNodesToScore=50
     )
 

@@ -163,7 +163,7 @@ def forged(event: str, reason: str, message: str = "", **about: str) -> Json:
 def test_events_of_tenants_name_no_node_for_deletion_and_wire_no_scheduler():
     api = installed()
     sound = findings(api)
-    message = "ExtendedResource gpu-n1-0 belongs to a card of node n1, so this node cannot publish its own; x"
+    message = "ExtendedResource gpu-n1-0 belongs to a GPU of node n1, so this node cannot publish its own; x"
     node = {"kind": "Node", "name": "n1"}
     api.add(
         "events",

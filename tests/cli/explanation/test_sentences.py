@@ -360,7 +360,7 @@ def heard(spec: dict[str, object], beside: PodSurroundings | None = None, refusa
 
 def test_of_a_pod_that_nobody_places_cards_are_not_called_free():
     hub = heard({"schedulerName": "jupyterhub-user-scheduler"})
-    assert "It is left to the scheduler jupyterhub-user-scheduler" in hub
+    assert "Its scheduler is jupyterhub-user-scheduler" in hub
     kueue = heard({"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]})
     assert "Kueue has not admitted it yet" in kueue
     assert "`kubectl get workloads -n team-b`" in kueue

@@ -15,7 +15,7 @@ ILL = {
     "starting": (lambda world: world.cards[0].says(state=MpsState.STARTING), "is Starting, not Ready"),
     "fault": (lambda world: world.cards[0].says(state=MpsState.FAULT, reason="Xid 31"), "is Fault, not Ready: Xid 31"),
     "off": (lambda world: world.cards[0].says(state=MpsState.OFF), "is Off, not Ready"),
-    "stale": (lambda world: world.cards[0].says(checked=world.rig.mps_clock.now() - 601), "has not looked at card"),
+    "stale": (lambda world: world.cards[0].says(checked=world.rig.mps_clock.now() - 601), "has not checked GPU"),
     "low": (lambda world: world.cards[0].says(ceilings={card_uuid(0): MiB(512)}), "allows 512 MiB, and 8138 MiB"),
     "dead": (lambda world: world.cards[0].dies(), "takes no connection"),
     "damaged": (lambda world: (world.cards[0].home / mps.READY).write_text("{"), "does not serve card"),

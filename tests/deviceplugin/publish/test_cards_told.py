@@ -122,7 +122,7 @@ def test_a_card_whose_name_another_node_has_taken_is_told_by_an_event_with_the_r
     idle_rig.settle()
     (event_text,) = set(idle_rig.events("GPUOnAnotherNode"))
     assert event_text.startswith(
-        f"ExtendedResource {name} belongs to a card of node n9, so this node cannot publish its own"
+        f"ExtendedResource {name} belongs to a GPU of node n9, so this node cannot publish its own"
     )
     assert f"kubectl delete extendedresource {name}" in event_text
     assert idle_rig.status(1)["health"] == "Healthy", "the other card is told"

@@ -45,7 +45,7 @@ def test_the_card_that_was_held_for_the_member_is_free_and_the_others_follow():
     assert world.unbound_shares() == 0, "the hold of all is over"
     assert world.phase("a") == "PartlyBound"
     world.settle()
-    assert "a1 was bound by somebody else" in str(world.errors)
+    assert "a1 was bound by another scheduler" in str(world.errors)
     world.run(5)
     assert world.phase("a") == "Running"
     assert set(world.bound()) == {"a0", "a1", "a2"}

@@ -466,7 +466,7 @@ def test_a_gang_whose_pods_ask_for_too_many_different_things_is_not_planned_and_
     world.create(*(member(f"v{i}", "good", 2, gpu_mem=1000, created=5) for i in range(2)))
     world.keep()
     assert world.filter("e0") == ([], INCOMPLETE)
-    assert "17 different things" in world.reason("evil")
+    assert "17 different requests" in world.reason("evil")
     assert world.filter("v0")[0], "another's gang is planned"
 
 

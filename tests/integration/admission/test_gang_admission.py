@@ -116,7 +116,7 @@ def test_jobs_and_cron_jobs_are_told_too(api: Api) -> None:
 
 def test_a_number_that_differs_from_that_of_living_members_is_refused(api: Api, member: Json) -> None:
     other = pod("slurp-1", number="4", gpu_mem=1)
-    says = "4 differs from what another pod of the same gang says; write that number"
+    says = "4 differs from the number of another pod of the same gang; write that number"
     refused = functools.partial(api.run, "create", DRY, "-f", "-", stdin=other)
     assert wait_for(lambda: says in refused().stderr), refused().stderr
     api.create(pod("slurp-1", gpu_mem=1), DRY)

@@ -79,7 +79,7 @@ def test_without_mps_the_cards_that_an_installation_with_it_left_open_take_pods(
     ((other,),) = assigned(space.get("prefers")).containers.values()
     assert other.uuid != share.uuid
     output = commands.cardwise(cluster, "doctor", "--no-probe").stdout
-    assert "without MPS, Down: the card is closed to programs without MPS" in output
+    assert "without MPS, Down: the GPU is closed to programs without MPS" in output
     space.delete("held", "prefers", grace=1)
     space.wait_for_deletion("held", "prefers")
 

@@ -332,7 +332,7 @@ def test_t64_no_gang_keeps_those_of_others_from_being_planned(tenant: Tenant) ->
     def podgroups_text() -> str:
         return json.dumps(tenant.cluster.api.get(paths.podgroups(tenant.space.name)))
 
-    tenant.space.wait(lambda: "17 different things" in podgroups_text(), "the one says why")
+    tenant.space.wait(lambda: "17 different requests" in podgroups_text(), "the one says why")
     tenant.space.wait(lambda: "scheduling gate tenant.example/never" in podgroups_text(), "the other, too")
     held = [pod for _, _, pods in inspect(tenant.cluster).values() for pod in pods]
     assert not [pod for pod in held if "motley" in pod or "barred" in pod]

@@ -316,10 +316,10 @@ def test_a_number_without_a_name_is_refused() -> None:
 def test_another_number_than_that_of_living_members_is_refused() -> None:
     known = Known(numbers={"default/slurp": ("slurp-0", 4)})
     assert refusal(pod(), known) == (
-        f"{NUM}: 3 differs from what pod slurp-0 of the same gang says, 4; write 4, or another {names.GROUP_NAME}"
+        f"{NUM}: 3 differs from the number of pod slurp-0 of the same gang, 4; write 4, or another {names.GROUP_NAME}"
     )
     assert refusal(pod(), known, WebhookSettings(callers_known=False)) == (
-        f"{NUM}: 3 differs from what another pod of the same gang says; write that number, or another "
+        f"{NUM}: 3 differs from the number of another pod of the same gang; write that number, or another "
         f"{names.GROUP_NAME}"
     )
     by_label = pod({}, GROUP)
