@@ -48,7 +48,7 @@ def score_nodes(
     snapshot: PodSnapshot, placement_request: PlacementRequest, pace: Pace
 ) -> tuple[dict[str, int], dict[str, Refusal]]:
     """The score of each node that fits, and the refusal of each that does not. Changes the snapshot."""
-    ledger, request = snapshot.ledger, placement_request.request
+    ledger = snapshot.ledger
     if ledger.holding(placement_request.pod.uid) is not None:
         ledger.release(placement_request.pod.uid)  # a plan of its own does not count
     for holding in snapshot.nominated:
