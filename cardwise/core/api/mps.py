@@ -197,8 +197,8 @@ def check_limits(text: str) -> None:
     if ordinals != list(range(len(ordinals))):
         raise InvalidRequest(
             LIMIT_ENV,
-            f"{quote_text(text)} does not name the GPUs from 0 on, each once; an entry for a GPU that a process cannot see lifts "
-            "all limits",
+            f"{quote_text(text)} does not name the GPUs from 0 on, each once; an entry for a GPU that a process "
+            "cannot see lifts all limits",
             _LIMIT_REMEDY,
         )
 
