@@ -37,7 +37,7 @@ _CARDS = wire.ListOf[ExtendedResource]
 
 
 def _suggest_cards(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    """For a shell that completes: NODE/INDEX of the first cards; none where they cannot be read at once."""
+    """Shell completion: NODE/INDEX of the first cards; empty if they cannot be read quickly."""
     node = begun.partition("/")[0] if "/" in begun else ""
     try:
         client = options.load_client(context)
@@ -56,9 +56,11 @@ def card_argument(function: _F) -> _F:
 
 
 def cordon_card(client: KubeClient, card: ExtendedResource, reason: str, *, dry_run: bool = False) -> bool:
-    """Cordons it; False where it is so already, and no new reason is given. Raises `ClickException` and `KubeError`.
+    """Cordon a card. Returns False if it is cordoned already and no new reason is given.
 
-    A defrag's cordon is replaced in any case: it ends with the defrag, or with the next one.
+    A cordon of a defrag is always replaced: it would end with that defrag, or with the next one.
+
+    Raises `ClickException` and `KubeError`.
     """
 
     def may_replace(now: ExtendedResource) -> bool:
@@ -134,8 +136,8 @@ def _write_spec(
 ) -> Json | None:
     """Read the card, and write `spec` if `may_change` allows it. Returns the written object, or None.
 
-    The write names the version that was read: a cordon that somebody else writes in between is not lost, but makes the
-    API server refuse ours. Then the card is read again, as after a status of the device plugin or the extender.
+    The write has the version that was read, so that the API server refuses it if another user writes a cordon in
+    between. Then the card is read again. That also happens after a status write of the device plugin or the extender.
     """
     path = paths.extendedresources(card.metadata.name)
     conflicts = 0
@@ -163,14 +165,14 @@ def uncordon_command(card: ExtendedResource) -> str:
 
 
 def describe_author(card: ExtendedResource) -> str:
-    """By whom and when the card was cordoned, as a part of a sentence with a space before it; "" where nobody tells."""
+    """The user and time of the cordon, as a part of a sentence with a space before it; "" if unknown."""
     cordon = card.spec.cordon
     author = f" by {wording.quote_unless_name(cordon.user)}" if cordon.user else ""
     return author + (f" at {wording.quote_unless_name(cordon.time)}" if cordon.time else "")
 
 
 def describe_card(card: ExtendedResource) -> str:
-    """What it is called in a message."""
+    """The card's name in messages."""
     spec = card.spec
     noun = "GPU" if spec.kind == classes.KIND else f"{wording.quote_unless_name(spec.kind)} device"
     return f"{noun} {spec.index} of node {spec.node} ({wording.quote_unless_name(spec.uuid)})"
@@ -220,7 +222,7 @@ def _has_prefix(name: str, prefix: str) -> bool:
 
 
 def _own_user_name(client: KubeClient) -> str:
-    """The user name that the API server knows us by; "" if it does not say."""
+    """The client's user name, from the API server; "" if unknown."""
     try:
         review = client.create(paths.selfsubjectreviews(), _WHO)
     except errors.KubeError:

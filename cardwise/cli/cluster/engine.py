@@ -15,8 +15,11 @@ from cardwise.simulation.workload import UNLIMITED_LOAD
 
 
 class SurveyedEngine(Engine):
-    """`free_load`: what nodes have left beside cards; those that are not in it have no bounds. `workload`: as the
-    extender has saved it; `note` says why that is of no use.
+    """The engine over a survey.
+
+    free_load: what nodes have left besides cards; nodes that are not in it have no limit.
+    workload: as the extender saved it.
+    note: why the saved workload cannot be used.
     """
 
     def __init__(self, ledger: Ledger, free_loads: Mapping[str, Load], workload: str) -> None:
@@ -35,11 +38,11 @@ class SurveyedEngine(Engine):
             self.adopt(learn_workload(sample))
 
     def free_load(self, node: str) -> Load | None:
-        """As the engine asks."""
+        """What a node has left besides cards; the engine calls it."""
         return self._free_loads.get(node, UNLIMITED_LOAD)
 
     def add_load(self, node: str, load: Load, sign: int = 1) -> None:
-        """A pod with this load comes (1) or goes (-1)."""
+        """Add (1) or remove (-1) a pod's load on a node."""
         free = self._free_loads.get(node)
         if free is not None:
             self._free_loads[node] = free.add(load, -sign)
@@ -48,5 +51,7 @@ class SurveyedEngine(Engine):
     def rank_nodes(
         self, request: PodRequest, load: Load, policy: str, nodes: Collection[str], headroom: Sequence[Headroom]
     ) -> dict[str, int] | None:
-        """The nodes that take the pod, the best with the most; None where the policy leaves it to `binpack`."""
+        """The scores of the nodes that fit the pod, the best has the highest; None if the policy leaves the choice to
+        `binpack`.
+        """
         return self.scores(request, load, policy, nodes, headroom) if policy in policies.SCORED else None

@@ -33,9 +33,10 @@ class MoveRun:
     _written: dict[str, Cordon] = field(default_factory=dict)  # the last cordon of each card
 
     def cordon_cards(self, holding: Holding, stack: ExitStack) -> None:
-        """The cards take nobody until the end, whatever that is; those that are cordoned already stay so after it.
+        """Cordon the cards until the end of the run, however it ends. Cards that are cordoned already stay so
+        afterwards.
 
-        A card that another defrag has cordoned is taken over: that one has been killed, or leaves it to this one now.
+        A cordon of another defrag is taken over: that defrag was killed, or leaves the card to this one.
 
         Raises `ClickException` and `KubeError`.
         """
@@ -63,9 +64,9 @@ class MoveRun:
             self.clock.sleep(_LOOK_SECONDS)
 
     def restore_card(self, card: ExtendedResource, cordon: Cordon) -> None:
-        """Unless it is not cordoned, or has another cordon by now: of a person, or of another defrag.
+        """Remove this run's cordon, unless the card has another one by now: of a user, or of another defrag.
 
-        Names the command that does it where it fails, or a second Ctrl-C ends it.
+        Prints the command for it if it fails, or if a second Ctrl-C interrupts it.
         """
         failure = "interrupted"
         try:
@@ -83,8 +84,8 @@ class MoveRun:
                 )
 
     def move_pod(self, move: Move, pod: Json, number: str) -> None:
-        """Evicts the pod and waits for the one that comes for it. Raises `ClickException` where anything else happens
-        than was planned, and `KubeError`.
+        """Evict the pod and wait for its replacement. Raises `ClickException` at any deviation from the plan, and
+        `KubeError`.
         """
         name = f"{move.before.namespace}/{move.before.name}"
         owner = workloads.controller_of(pod)["uid"]
@@ -138,7 +139,7 @@ class MoveRun:
             raise self._stop_error(f"{name} ended by itself")
 
     def _check_job(self, move: Move, pod: Json, name: str) -> None:
-        """The pod's Job, if it has one, still goes on without it: pods may have failed since the plan was made."""
+        """Check that the pod's Job, if any, survives the eviction: pods may have failed since the plan was made."""
         if not movables.is_job_pod(pod):
             return
         owner = workloads.controller_of(pod)
@@ -193,7 +194,7 @@ def _is_ready(pod: Json) -> bool:
 
 
 def _assignment_of(pod: Json) -> Assignment | None:
-    """What a pod that is on a node holds there."""
+    """What a bound pod holds on its node."""
     if not (pod.get("spec") or {}).get("nodeName"):
         return None
     try:

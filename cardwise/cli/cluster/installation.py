@@ -26,8 +26,8 @@ _SILENT_SECONDS: Final = 60.0  # without renewing its Lease: by far more than an
 class Webhook:
     """The webhook as the API server knows it.
 
-    since: when its configuration was created, None where there is none.
-    exempt: the namespaces whose pods it never sees, or will not see once its configuration is there.
+    since: when its configuration was created; None without one.
+    exempt: the namespaces whose pods it does not see, or will not see once it is registered.
     """
 
     since: datetime | None = None
@@ -35,7 +35,7 @@ class Webhook:
 
 
 def read_webhook(client: KubeClient, namespace: str) -> Webhook | None:
-    """None where its configuration may not be read. `namespace`: of Cardwise."""
+    """The webhook; None if its configuration may not be read. `namespace`: of Cardwise."""
     try:
         configuration = client.get(paths.mutatingwebhookconfigurations(names.WEBHOOK_CONFIGURATION))
     except errors.NotFound:
@@ -60,7 +60,7 @@ def exempt_namespaces(configuration: Json) -> frozenset[str]:
 def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> frozenset[str]:
     """The namespaces that will be exempt once the webhook is registered: those that the webhook itself ignores.
 
-    Without a Deployment of it among these, the chart's default. `namespace`: of Cardwise.
+    Without its Deployment, the chart's default. `namespace`: of Cardwise.
     """
     for deployment in deployments:
         if (deployment["metadata"]["namespace"], deployment["metadata"]["name"]) == (namespace, WEBHOOK):
@@ -73,7 +73,7 @@ def planned_exempt_namespaces(deployments: Iterable[Json], namespace: str) -> fr
 
 
 def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
-    """Those of the namespace; none where they may not be read."""
+    """The Deployments of the namespace; empty if they may not be read."""
     try:
         return list(client.list_objects(paths.namespaced("/apis/apps/v1", "deployments", namespace)))
     except errors.Forbidden:
@@ -81,10 +81,10 @@ def _list_deployments(client: KubeClient, namespace: str) -> list[Json]:
 
 
 def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
-    """For how long no extender has renewed the Lease, if that is long; None where one leads or that is unknown.
+    """The seconds since an extender last renewed the Lease, if that is long ago; None if one leads, or if it is
+    unknown.
 
-    Infinite where there is no Lease: no extender has ever led there, or Cardwise was uninstalled. `namespace`: of
-    Cardwise.
+    Infinite without a Lease: no extender has ever led there, or Cardwise was uninstalled. `namespace`: of Cardwise.
     """
     try:
         lease = client.get(paths.leases(namespace, names.LEASE), managed_fields=True)
@@ -97,10 +97,10 @@ def leaderless_seconds(client: KubeClient, namespace: str) -> float | None:
 
 
 def lease_age(lease: Json, now: datetime | None) -> float | None:
-    """Seconds since the Lease was renewed; None where it does not tell. `now`: by the API server's clock.
+    """Seconds since the Lease was renewed; None if unknown. `now`: by the API server's clock.
 
-    The API server has noted by its clock when it took the last write. The holder's own time, of a clock that may be
-    wrong, counts only where it has not.
+    The API server has recorded the time of the last write by its own clock. The holder's time, whose clock may be
+    wrong, counts only without that record.
     """
     renewed = last_write(lease) or _renew_time(lease)
     if renewed is None:
@@ -109,7 +109,7 @@ def lease_age(lease: Json, now: datetime | None) -> float | None:
 
 
 def last_write(manifest: Json) -> datetime | None:
-    """When the API server took the last write of the object, by its own clock; None where it does not tell."""
+    """When the API server accepted the last write of the object, by its own clock; None if it is not recorded."""
     entries = (manifest.get("metadata") or {}).get("managedFields") or ()
     times = (datetime.fromisoformat(entry["time"]).astimezone(UTC) for entry in entries if entry.get("time"))
     return max(times, default=None)

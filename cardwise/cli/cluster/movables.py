@@ -30,7 +30,7 @@ _STATES: Final = "node.kubernetes.io/"  # begins the keys of Kubernetes' own tai
 
 @dataclass(frozen=True, slots=True)
 class ClusterFacts:
-    """What is read of the cluster for it. `jobs`: by UID, those of the pods."""
+    """What `defrag` reads of the cluster. `jobs`: the pods' Jobs, by UID."""
 
     pods: Sequence[Json]
     nodes: Sequence[Json]
@@ -50,7 +50,7 @@ class MovablePods:
 
 
 def find_movable_pods(facts: ClusterFacts, ledger: Ledger, is_wanted: Callable[[Holding], bool]) -> MovablePods:
-    """The pods that hold cards and may be moved, of those that are `is_wanted`."""
+    """The pods with cards that may be moved, among those for which `is_wanted` returns True."""
     movable = MovablePods()
     for pod in facts.pods:
         holding = ledger.holding(pod["metadata"].get("uid", ""))
@@ -103,7 +103,7 @@ def _group_and_kind(owner: Json) -> tuple[str, str]:
 
 
 def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
-    """Why it is not moved, as the end of "3 pods ..."; "" where it may be."""
+    """Why the pod may not be moved, as the end of "3 pods ..."; "" if it may."""
     metadata = pod["metadata"]
     annotations, labels = annotations_of(pod), labels_of(pod)
     owner = workloads.controller_of(pod)
@@ -136,10 +136,10 @@ def _unmovable_reason(pod: Json, facts: ClusterFacts) -> str:
 
 
 def failures_left(job: Json | None) -> int | None:
-    """How many pods the Job may lose by eviction before it fails; None: any number. A Job that is not there: 0.
+    """How many pods the Job may lose by eviction before it fails; None: any number; 0 for a Job that does not exist.
 
-    An evicted pod counts as a failure, unless the Job's first rule ignores it. Where each index has a limit of its own
-    it is 0: which index has how many left is only on pods that are gone.
+    An evicted pod counts as a failure, unless the Job's first rule ignores it. If each index has its own limit the
+    number is 0: only deleted pods record how many failures an index has left.
     """
     spec = (job or {}).get("spec") or {}
     rules = (spec.get("podFailurePolicy") or {}).get("rules") or ()
@@ -163,19 +163,19 @@ def _rule_applies(rule: Json, actions: Sequence[str]) -> bool:
 
 
 def allowed_nodes(pod: Json, nodes: Sequence[Json], ledger: Ledger) -> frozenset[str] | None:
-    """Of the Node objects that are there, those that the pod may be on; None where it may be on all with cards.
+    """The existing nodes that the pod may use; None if it may use all nodes with cards.
 
-    The cards of a node that is gone may still be known.
+    The ledger may still know cards of deleted nodes.
     """
     allowed = eligible.eligible_nodes(pod, nodes)
     return None if ledger.nodes_by_name().keys() <= allowed else allowed
 
 
 def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
-    """What a pod that asks for cards tolerates, whatever it says itself.
+    """The tolerations that every pod with a GPU request has, whatever its author wrote.
 
-    That is what the webhook adds: by default of NVIDIA's taint. A setting may name other taints; then all pods that
-    hold cards tolerate them. What opens nodes that are down or cordoned says nothing of a usual pod.
+    The webhook adds them: by default for NVIDIA's taint. If a setting names other taints, all pods with cards tolerate
+    them. Tolerations for nodes that are down or cordoned are left out.
     """
     held = [pod for pod in facts.pods if ledger.holding(pod["metadata"].get("uid", "")) is not None]
     first, *others = [pod["spec"].get("tolerations") or [] for pod in held] or [[]]
@@ -188,7 +188,7 @@ def common_tolerations(facts: ClusterFacts, ledger: Ledger) -> list[Json]:
 
 
 def _is_of_one_taint(toleration: Json) -> bool:
-    """Whether it is of one taint, and that is not what Kubernetes itself says of a node's state."""
+    """Whether it tolerates one taint, other than Kubernetes' taints about a node's state."""
     key = toleration.get("key") or ""
     return bool(key) and not key.startswith(_STATES)
 

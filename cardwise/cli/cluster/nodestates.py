@@ -38,12 +38,12 @@ _PRESSURES: Final = {  # by the type of a node's condition
 
 
 def state_of_taint(key: str) -> str:
-    """The state that a taint of this key stands for; "" where people or other programs set it."""
+    """The state that a taint of this key means; "" if users or other programs set it."""
     return _TAINTS.get(key, "")
 
 
 def closed_reason(node: Json) -> str:
-    """Why the node takes no new pods, by its conditions, taints and cordon; "" where it takes them."""
+    """Why the node takes no new pods, by its conditions, taints and cordon; "" if it takes them."""
     spec, states = node.get("spec") or {}, []
     for condition in (node.get("status") or {}).get("conditions") or ():
         kind, status = condition.get("type"), condition.get("status")
@@ -61,15 +61,15 @@ def closed_reason(node: Json) -> str:
 
 
 def closed_reasons(nodes: Iterable[Json]) -> dict[str, str]:
-    """By name, why nodes take no new pods; without those that take them."""
+    """By name, why nodes take no new pods; without nodes that take them."""
     states = {node["metadata"]["name"]: closed_reason(node) for node in nodes}
     return {name: state for name, state in states.items() if state}
 
 
 def read_closed_reasons(client: KubeClient, names: Sequence[str]) -> dict[str, str]:
-    """As `closed_reasons`, of the nodes of these names; empty where nodes may not be read. Raises `KubeError`.
+    """As `closed_reasons`, for the nodes with these names; empty if nodes may not be read. Raises `KubeError`.
 
-    Read from the API server's cache, which may be a second old.
+    Reads from the API server's cache, which may be a second old.
     """
     selectors = [paths.field_query("metadata.name", name) for name in names] if len(names) <= _MANY else [{}]
     states: dict[str, str] = {}
@@ -87,7 +87,7 @@ def describe_closed(states: Mapping[str, str]) -> list[str]:
 
 
 def suggest_remedy(state: str, node: str) -> str:
-    """What to do about a state, for an administrator."""
+    """What an administrator can do about a state."""
     if state == CORDONED:
         return command("`kubectl uncordon {node}`", node=node)
     return command("`kubectl describe node {node}` says why", node=node)

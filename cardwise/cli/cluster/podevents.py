@@ -32,11 +32,11 @@ _DELETED: Final = "SuccessfulDelete"  # of a controller that has deleted one of 
 class Event:
     """An event.
 
-    at: its last time, as Kubernetes writes times.
-    reason, message: of one line each, and at most 128 and 1024 bytes.
-    kind, namespace, name, uid: of its object; the namespace is "" for an object of the whole cluster.
+    at: its last time, in Kubernetes' format.
+    reason, message: one line each, at most 128 and 1024 bytes.
+    kind, namespace, name, uid: its object; the namespace is "" for cluster-scoped objects.
     warns: whether its type is Warning.
-    writer: what its writer calls itself, "" where it does not tell.
+    writer: the name of the reporting component; "" if it has none.
     """
 
     at: str
@@ -56,9 +56,9 @@ class Event:
 
 
 def parse_event(manifest: Json) -> Event | None:
-    """The event; None where it is not about an object as Kubernetes names them, of its own namespace, or has no time.
+    """The event; None if its object's name is invalid or in another namespace, or if it has no time.
 
-    Events about objects of the whole cluster, such as nodes, are in the namespace `default`.
+    Events about cluster-scoped objects, such as nodes, are in the namespace `default`.
     """
     involved, metadata, source = (
         manifest.get("involvedObject") or {},
@@ -93,7 +93,7 @@ def _is_time(text: str) -> bool:
 
 
 def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
-    """All of the pod, and those by which controllers say that they have deleted it; the oldest first."""
+    """All events of the pod, and events of controllers that deleted it; the oldest first."""
     pod_events = (
         event for event in _read_events(client, namespace, "involvedObject.name", name) if event.kind == "Pod"
     )
@@ -104,9 +104,9 @@ def events_of_pod(client: KubeClient, namespace: str, name: str) -> list[Event]:
 
 
 def last_warning(client: KubeClient, pod: Json) -> Event | None:
-    """The newest warning about a pod on a node whose containers do not start: mounts, sandboxes, devices.
+    """The newest warning about a bound pod whose containers do not start: mounts, sandboxes, devices.
 
-    What kube-scheduler said before it was bound is over, and what the kubelet says of images is in the pod's status.
+    Earlier messages of kube-scheduler no longer apply, and the pod's status has the kubelet's about images.
     """
     metadata = pod["metadata"]
     events = _read_events(client, metadata["namespace"], "involvedObject.name", metadata["name"])
@@ -115,18 +115,18 @@ def last_warning(client: KubeClient, pod: Json) -> Event | None:
 
 
 def direct_bind_events(client: KubeClient, namespace: str) -> list[Event]:
-    """The pods that the extender has deleted since a scheduler that does not ask it had bound them."""
+    """Events about pods that the extender deleted because a scheduler that does not call it had bound them."""
     events = _read_events(client, namespace, "reason", names.BOUND_WITHOUT_EXTENDER)
     return [event for event in events if event.kind == "Pod"]
 
 
 def refused_creations(client: KubeClient, namespace: str) -> list[Event]:
-    """By which controllers say that they could not create a pod, the oldest first."""
+    """Events of controllers that could not create a pod, the oldest first."""
     return sorted(_read_events(client, namespace, "reason", REFUSED), key=lambda event: event.at)
 
 
 def _read_events(client: KubeClient, namespace: str, field: str, text: str) -> Iterator[Event]:
-    """None where they may not be read."""
+    """The events with the field; empty if they may not be read."""
     try:
         events = map(parse_event, client.list_objects(paths.events(namespace), paths.field_query(field, text)))
         yield from (event for event in events if event is not None)
@@ -135,10 +135,10 @@ def _read_events(client: KubeClient, namespace: str, field: str, text: str) -> I
 
 
 def last_time(event: Json) -> str:
-    """When the event was repeated last, as Kubernetes writes times; "" where it does not tell.
+    """When the event was repeated last, in Kubernetes' format; "" if unknown.
 
-    By the API server's clock where it tells when it took the last write: the clock of the event's writer may be wrong.
-    Which field has the writer's time depends on its client, and on whether the event was repeated.
+    By the API server's clock if it recorded the last write, because the clock of the event's writer may be wrong. The
+    field of the writer's time depends on its client, and on whether the event was repeated.
     """
     if written_at := installation.last_write(event):
         return written_at.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -152,5 +152,5 @@ def last_time(event: Json) -> str:
 
 
 def refusal_cause(refusal: str) -> str:
-    """What a controller that could not create a pod says, without the name of the pod: each try has another."""
+    """The message of a controller that could not create a pod, without the pod's name, which differs at each try."""
     return _OF_A_TRY.sub("", refusal, count=1)

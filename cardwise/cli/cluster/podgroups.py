@@ -19,7 +19,7 @@ _NO_STATUS = "the extender has not reported on this gang yet"
 
 @dataclass(frozen=True, slots=True)
 class NodeReservation:
-    """What a gang that is planned holds on one node, for so many of its members."""
+    """What a planned gang holds on one node, and for how many members."""
 
     node: str
     members: int
@@ -71,7 +71,7 @@ def gang_of_pod(client: KubeClient, pod: Json) -> GangView | None:
 
 
 def reserving_gangs(client: KubeClient) -> list[GangView]:
-    """The gangs for which cards are held; none where PodGroups are not ours to read, or are not known."""
+    """The gangs with reserved cards; empty if PodGroups may not be read, or do not exist."""
     try:
         return [
             view
@@ -139,7 +139,7 @@ def _pod_names(pods: Iterator[Json] | Sequence[Json]) -> list[str]:
 
 
 def _requested_minimum(pods: Sequence[Json]) -> int:
-    """What the pods say, where nobody else does."""
+    """The minimum that the pods request, if neither status nor spec has one."""
     minimums = []
     for pod in pods:
         try:

@@ -22,8 +22,11 @@ _NONE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PublishedPolicy:
-    """`workload`: as the engine has written it, "" where no policy has learned yet. `note`: why the policy is not
-    known. `known_limits`: None where the extender does not tell them, as an older one.
+    """The policy and the workload of the extender.
+
+    workload: as the engine wrote it; "" if no policy has learned yet.
+    note: why the policy is unknown.
+    known_limits: None if the extender does not publish them, as older ones do.
     """
 
     policy: str = policies.DEFAULT
@@ -33,12 +36,12 @@ class PublishedPolicy:
 
     @property
     def limits(self) -> CardLimits:
-        """What the extender gives of a card at most; as without settings where that is not known."""
+        """The extender's limits per card; the defaults if they are unknown."""
         return self.known_limits or CardLimits()
 
 
 def read_published(client: KubeClient, namespace: str = names.NAMESPACE) -> PublishedPolicy:
-    """Reads it. `namespace`: of Cardwise. What is not there is as an extender without settings has it."""
+    """Read the ConfigMap. Missing entries have the defaults. `namespace`: of Cardwise."""
     configmap = f"ConfigMap {names.WORKLOAD} in {namespace}"
     try:
         saved = client.get(paths.configmaps(namespace, names.WORKLOAD))

@@ -16,9 +16,9 @@ _APPS: Final = "/apis/apps/v1"
 
 
 def read_deployments(client: KubeClient, installed: str) -> list[Json] | None:
-    """Its Deployment, if it is there; None where Deployments may not be read.
+    """The Deployment of the chart's own kube-scheduler, if it exists; None if Deployments may not be read.
 
-    `installed`: the namespace of Cardwise. One of that name in any other namespace is a tenant's.
+    installed: the namespace of Cardwise. A Deployment with that name in another namespace is a tenant's.
     """
     path = paths.namespaced(_APPS, "deployments", installed)
     try:
@@ -28,7 +28,7 @@ def read_deployments(client: KubeClient, installed: str) -> list[Json] | None:
 
 
 def scheduler_names(deployments: Iterable[Json]) -> frozenset[str]:
-    """The `spec.schedulerName` of the pods that it places; empty where its Deployment is not among these."""
+    """The `spec.schedulerName` of its pods; empty if its Deployment is not among these."""
     return frozenset(map(_scheduler_name, _select_own(deployments)))
 
 

@@ -22,10 +22,13 @@ from cardwise.simulation.workload import UNLIMITED_LOAD, PodShape, SimulatedNode
 
 @dataclass(slots=True)
 class Snapshot:
-    """`nodes` have what is left beside cards; `empty` have what they had without the pods that use cards.
+    """The cluster as a workload.
 
-    `pods`: those that use cards or wait for them. `learned`: what the extender has saved of the pods that come, if it
-    has. `notes`: what is less exact, and why.
+    nodes: with what they have left besides cards.
+    empty: with what they have without the pods that use cards.
+    pods: those that use cards or wait for them.
+    learned: the workload that the extender has saved, if any.
+    notes: what is inexact, and why.
     """
 
     nodes: list[SimulatedNode] = field(default_factory=list)
@@ -92,7 +95,7 @@ _NOTHING = Load(0, 0, 0)
 
 
 def _allocatable_load(node: Json) -> Load:
-    """What it has for pods; nothing where it is cordoned."""
+    """What the node offers to pods; nothing if it is cordoned."""
     if (node.get("spec") or {}).get("unschedulable"):
         return _NOTHING
     allocatable = (node.get("status") or {}).get("allocatable")
@@ -100,7 +103,7 @@ def _allocatable_load(node: Json) -> Load:
 
 
 def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
-    """What each node has left beside cards with these pods on it."""
+    """What each node has left besides cards, with these pods on it."""
     free = {node["metadata"]["name"]: _allocatable_load(node) for node in nodes}
     for pod in pods:
         node = (pod.get("spec") or {}).get("nodeName") or ""
@@ -110,7 +113,7 @@ def free_loads(nodes: Iterable[Json], pods: Iterable[Json]) -> dict[str, Load]:
 
 
 def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
-    """`free_loads` of the cluster; nothing of any node where they may not be read, and why."""
+    """`free_loads` of the cluster; empty if nodes or pods may not be read, with the reason."""
     try:
         return free_loads(client.list_objects(paths.nodes()), client.list_objects(paths.pods())), ""
     except errors.Forbidden as error:
@@ -118,7 +121,7 @@ def read_free_loads(client: KubeClient) -> tuple[dict[str, Load], str]:
 
 
 def load_of(pod: Json) -> Load:
-    """What the pod takes beside cards."""
+    """What the pod uses besides cards."""
     return loads.load_of_pod(msgspec.convert(pod.get("spec") or {}, loads.PodSpec))
 
 
@@ -142,5 +145,5 @@ def _add_pod(snapshot: Snapshot, pod: Json) -> bool:
 
 
 def describe_unlimited(error: errors.Forbidden) -> str:
-    """What is less exact where nodes or pods may not be read."""
+    """What is inexact if nodes or pods may not be read."""
     return f"assuming unlimited cpu and memory of nodes: {error.message}"

@@ -44,7 +44,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardUsage:
-    """In MiB and percent. None is what nobody has said yet; `holders` None: whose pods may not be read."""
+    """A card; memory in MiB, SMs in percent. None: not reported yet. `holders` None: pods may not be read."""
 
     node: str
     index: int
@@ -63,14 +63,14 @@ class CardUsage:
 
     @property
     def used(self) -> int | None:
-        """What its holders use together, as far as that is measured."""
+        """The memory that its holders use together, as far as it is measured."""
         measured = [holder.used for holder in self.holders or () if holder.used is not None]
         return sum(measured) if measured else None
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUsage:
-    """A node and its cards in their order. `closed`: why it takes no new pods, "" where it takes them."""
+    """A node and its cards in order. `closed`: why it takes no new pods; "" if it takes them."""
 
     name: str
     cards: tuple[CardUsage, ...]
@@ -243,7 +243,7 @@ def read_details(client: KubeClient, nodes: Sequence[str], installed: str = name
 
 
 def _nodes_to_query(nodes: Sequence[str]) -> Sequence[str]:
-    """The nodes to ask for one by one, since the API server has an index of those; many of them as all at once."""
+    """The nodes to query one by one, because the API server has an index for that; with many nodes, all at once."""
     return nodes if len(nodes) <= _MANY else [""]
 
 
@@ -254,7 +254,7 @@ def _list_pods(client: KubeClient, node: str) -> list[_Pod]:
 
 
 def _read_own_holders(client: KubeClient, nodes: Collection[str]) -> dict[str, list[Holder]] | None:
-    """Pods of the client's namespace; None where they may not be read either."""
+    """The pods of the client's namespace; None if they may not be read either."""
     try:
         pods = list(client.list_as(paths.pods(client.namespace), wire.ListOf[_Pod], _FROM_CACHE, 0))
     except errors.Forbidden:
@@ -293,7 +293,7 @@ def _card_place(node: str, index: int) -> str:
 def _measure_usage(
     client: KubeClient, nodes: Sequence[str], installed: str, notes: list[str]
 ) -> dict[tuple[str, str, str], int]:
-    """As the managers of these nodes say; nothing where there is none, or they may not be asked."""
+    """What the MPS managers of these nodes measure; empty without managers, or if they may not be queried."""
     try:
         managers = _manager_pods(client, installed)
     except errors.KubeError:
@@ -331,7 +331,7 @@ def _read_manager(client: KubeClient, installed: str, name: str) -> dict[tuple[s
 
 
 def parse_usage(exposition: str) -> dict[tuple[str, str, str], int]:
-    """MiB by namespace, pod and card's UUID, out of what a manager tells Prometheus."""
+    """MiB by namespace, pod and card UUID, from the metrics of an MPS manager."""
     from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415 - the first screen waits for it
 
     lines = [line for line in exposition.splitlines() if line.startswith(_METRIC)]

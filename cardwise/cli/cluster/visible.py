@@ -24,11 +24,12 @@ AMOUNTS: Final = (*COLUMNS.values(), HEALTHY)
 
 @dataclass(frozen=True, slots=True)
 class ClassSummary:
-    """A class, with AMOUNTS by their names in its status; None where the extender has not told.
+    """A class, with AMOUNTS by their names in its status; None if the extender has not written them.
 
-    `share`: what one of it is, in words. `priority` and `auto` as the columns have them, "-" for a class that cannot be
-    read; `auto` is whether Cardwise has made it, "edited" where a person has changed it since and Cardwise leaves it
-    alone. `other`: it is of devices that are no GPUs.
+    share: one unit of it, in words.
+    priority, auto: the texts of the columns; "-" for a class that cannot be read. `auto`: whether Cardwise created it;
+        "edited" if a user changed it since, so that Cardwise no longer changes it.
+    other: it is of devices other than GPUs.
     """
 
     name: str
@@ -41,7 +42,7 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class PodShare:
-    """What a pod holds of a card."""
+    """A pod's share of a card."""
 
     namespace: str
     pod: str
@@ -52,9 +53,7 @@ class PodShare:
 
 @dataclass(frozen=True, slots=True)
 class VisibleCluster:
-    """`shares` are of pods of the namespace. Both `types` and `shares` are None where they may not be read
-    either.
-    """
+    """The view. `shares`: of pods of the namespace. `types` and `shares` are None if they may not be read."""
 
     namespace: str
     types: tuple[ClassSummary, ...] | None
@@ -91,7 +90,7 @@ def read_classes(client: KubeClient) -> tuple[ClassSummary, ...]:
 
 
 def read_visible(client: KubeClient, missing: errors.Forbidden, nodes: Collection[str] = ()) -> VisibleCluster:
-    """`nodes`: show pods of these only. Raises `missing` where nothing may be read, and `KubeError`."""
+    """Read the view, with pods of `nodes` only if given. Raises `missing` if nothing may be read, and `KubeError`."""
     try:
         known: tuple[ClassSummary, ...] | None = read_classes(client)
     except errors.Forbidden:

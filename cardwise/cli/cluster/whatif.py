@@ -58,7 +58,7 @@ class _Affinity(msgspec.Struct, rename="camel"):
 
 
 class _NodeSpec(msgspec.Struct, rename="camel"):
-    """What of a pod's spec says which nodes it may be on."""
+    """The fields of a pod's spec that constrain its nodes."""
 
     node_selector: dict[str, str] | None = None
     affinity: _Affinity | None = None
@@ -83,11 +83,12 @@ def parse_shapes(
 def parse_pods(
     written: str, known: Mapping[str, ResourceClass], option: str = _POD, *, unit: Unit = Unit.MIB
 ) -> list[NamedPod]:
-    """The pods of `--pod`: of `gpu-mem=8138,cpu=2`, or of a file of manifests, each with a name. Raises
+    """The pods of `--pod`: from `gpu-mem=8138,cpu=2`, or from a file of manifests, each with a name. Raises
     InvalidRequest.
 
-    `known`: the classes of the cluster. `option`: by which it was given. `unit`: what bare numbers of gpu-mem count in
-    the manifests.
+    known: the classes of the cluster.
+    option: the option's name, for messages.
+    unit: the unit of bare gpu-mem numbers in the manifests.
     """
     field = f"{option} {written}"
     if "=" in written:
@@ -128,7 +129,7 @@ def _parse_pod(written: str, field: str) -> Json:
 
 
 def _check_amount(field: str, written: Any, remedy: str = "write for example cpu=2 or memory=4Gi") -> None:
-    """As Kubernetes reads it: who adds the loads up takes what is no quantity for 0."""
+    """Check an amount as Kubernetes reads it: the sum of loads would count an invalid one as 0."""
     try:
         amount, _ = quantity.parse(written)
     except InvalidQuantity as error:
@@ -158,7 +159,7 @@ def _read_pods(path: Path) -> Iterator[tuple[str, Json]]:
 
 
 def _expand_list(manifest: Json, file: str) -> Iterator[Json]:
-    """What is in a List, as `kubectl get -o yaml` writes it; else the object itself."""
+    """The items of a List, as `kubectl get -o yaml` writes it; else the object itself."""
     kind = str(manifest.get("kind"))
     if kind.endswith("List") and "items" in manifest:
         for listed in _get_mappings(manifest, "items", f"{file}: {kind}: items"):
@@ -168,7 +169,7 @@ def _expand_list(manifest: Json, file: str) -> Iterator[Json]:
 
 
 def _get_mapping(parent: Json, key: str, field: str) -> Json:
-    """A mapping in a manifest, empty where it is not there. Raises InvalidRequest where it is something else."""
+    """A mapping in a manifest; empty if it is missing. Raises InvalidRequest for another type."""
     return _check_mapping(parent.get(key) or {}, field)
 
 
@@ -187,7 +188,7 @@ def _get_mappings(parent: Json, key: str, field: str) -> list[Json]:
 
 
 def _pod_shape(pod: Json, known: Mapping[str, ResourceClass], source: str, unit: Unit = Unit.MIB) -> PodShape:
-    """What the pod asks once the webhook and the API server have filled it in."""
+    """The pod's request after the webhook and the API server have completed it."""
     of_devices = request.write_device_classes(name for name, resource_class in known.items() if resource_class.other)
     try:
         metadata = _get_mapping(pod, "metadata", "metadata")
@@ -211,7 +212,7 @@ def _get_annotations(metadata: Json) -> Json:
 
 
 def _parse_load(spec: Json) -> Load:
-    """What it takes beside cards. Raises InvalidRequest, also where what it asks of its node cannot be read."""
+    """What the pod uses besides cards. Raises InvalidRequest, also if its constraints on nodes cannot be read."""
     _check_amounts(_get_mapping(spec, "overhead", "spec.overhead"), "spec.overhead")
     _check_resources(spec, "spec")
     _get_mapping(spec, "securityContext", "spec.securityContext")
@@ -236,7 +237,9 @@ def _check_amounts(amounts: Json, field: str) -> None:
 
 
 def _complete_spec(spec: Json, known: Mapping[str, ResourceClass], unit: Unit) -> Json:
-    """With units, bare names of classes in our domain, and requests of cpu and memory where limits stand alone."""
+    """The spec with units, class names in Cardwise's domain, and requests of cpu and memory equal to limits without
+    one.
+    """
     containers = {
         key: [
             _complete_container(container, known, f"spec.{key}[{i}]", unit)
@@ -274,8 +277,10 @@ def _add_unit(amounts: Json, unit: Unit, field: str) -> Json:
 
 
 def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, ResourceClass]) -> request.PodRequest:
-    """Raises InvalidRequest where it asks for nothing, or for a class with a share: what one of that is, the webhook
-    writes into the pod.
+    """Check that the pod requests something, and no class with a share without its amount, which the webhook would
+    write.
+
+    Raises InvalidRequest.
     """
     if pod_request is None:
         field = f"spec.containers[0].resources.limits[{names.GPU_MEM}]"
@@ -293,7 +298,7 @@ def _check_request(pod_request: request.PodRequest | None, known: Mapping[str, R
 
 
 def check_classes(name: str, shape: PodShape, class_names: Collection[str], option: str = _POD) -> None:
-    """Raises InvalidRequest where the pod asks for a class that is not there."""
+    """Raises InvalidRequest if the pod requests a class that does not exist."""
     containers = shape.request.containers if shape.request is not None else ()
     for missing in (c.resource_class for c in containers if c.resource_class and c.resource_class not in class_names):
         known = ", ".join(sorted(class_names)) or "none"
@@ -301,9 +306,9 @@ def check_classes(name: str, shape: PodShape, class_names: Collection[str], opti
 
 
 def parse_nodes(written: str, number: int, models: Sequence[str], classify_card: CardClassifier) -> list[SimulatedNode]:
-    """The nodes of one `--add-nodes 4x8xTesla-T4:16384`, whose names have the number. Raises InvalidRequest.
+    """The nodes of one `--add-nodes 4x8xTesla-T4:16384`, with `number` in their names. Raises InvalidRequest.
 
-    `models`: those that are there already, of which `Tesla-T4` may be one that is spelled with blanks.
+    models: the existing models, of which `Tesla-T4` may be one with blanks.
     """
     field = f"{_ADD} {written}"
     match = _NODES.fullmatch(written)
@@ -328,7 +333,7 @@ def parse_nodes(written: str, number: int, models: Sequence[str], classify_card:
 
 
 def _parse_free_load(field: str, written: str) -> Load:
-    """What the nodes have beside cards; without bounds where nothing is said."""
+    """What the nodes have besides cards; unlimited if not given."""
     amounts: dict[str, str] = {}
     for part in filter(None, written.split(",")):
         key, _, amount = part.partition("=")

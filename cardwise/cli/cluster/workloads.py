@@ -67,7 +67,7 @@ def kind_of(word: str) -> str:
 
 
 def read_workload(client: KubeClient, kind: str, namespace: str, name: str) -> Json | None:
-    """The object; None where there is none. Raises KubeError."""
+    """The object; None if it does not exist. Raises KubeError."""
     path = paths.pods(namespace, name) if kind == POD else paths.namespaced(*_PATHS[kind], namespace, name)
     try:
         return client.get(path)
@@ -95,8 +95,8 @@ def read_state(client: KubeClient, kind: str, manifest: Json) -> WorkloadState:
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Names of other pods: of the pod's own Deployment that another ReplicaSet made, and of its own controller, where
-    that makes another for each that ends.
+    """Names of other pods: of the same Deployment with another ReplicaSet, and of the same controller, if it replaces
+    pods that end.
     """
 
     former: frozenset[str] = frozenset()
@@ -129,7 +129,7 @@ def _deployment_name(pod: Json) -> str:
 
 
 def controller_of(manifest: Json) -> Json:
-    """The owner that has made it, and makes it anew; an empty one where nobody does."""
+    """The owner that created it and would recreate it; empty without one."""
     owners: Iterable[Json] = manifest["metadata"].get("ownerReferences") or ()
     return next((owner for owner in owners if owner.get("controller")), {})
 
@@ -160,9 +160,9 @@ def recreate_command(namespace: str, pods: Sequence[str], *, dropping: Sequence[
 
 
 def describe_recreation(pod: Json, *, dropping: Sequence[str] = ()) -> str:
-    """How another pod takes the place of this one: the command and what it does, as the end of a sentence.
+    """How to recreate the pod: the command and what it does, as the end of a sentence.
 
-    `dropping`: fields of the spec that keep this pod from running; its controller's template must not have them.
+    dropping: fields of the spec that keep this pod from running; its controller's template must not have them.
     """
     namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
     if not is_bare(pod):
@@ -185,7 +185,7 @@ def retry_command(namespace: str, maker: str) -> str:
 
 
 def describe_replacement(pod: Json) -> str:
-    """Which pod takes the place of this one when it is gone, as the end of a sentence."""
+    """Which pod replaces this one when it is gone, as the end of a sentence."""
     if is_bare(pod):
         return describe_recreation(pod)
     kind = str(controller_of(pod).get("kind") or "")
@@ -207,10 +207,10 @@ def _has_name_of(pod: str, maker: str) -> bool:
 
 
 def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequence[Json]) -> tuple[str, str]:
-    """`refused` and `refused_maker` of `WorkloadState`, by the last event.
+    """`refused` and `refused_maker` of `WorkloadState`, from the last event.
 
-    Events are kept for an hour; a condition of ReplicaSets says it too, and longer. `owners`: the workload, of this
-    kind, and its makers.
+    Events are kept for an hour; a condition of ReplicaSets has it for longer. `owners`: the workload, of this kind, and
+    its makers.
     """
     kinds = {owner["metadata"].get("uid"): _MAKERS.get(kind, kind) for owner in owners}
     kinds[owners[0]["metadata"].get("uid")] = kind
@@ -227,7 +227,7 @@ def _last_refusal(client: KubeClient, namespace: str, kind: str, owners: Sequenc
 
 
 def scheduler_message(pod: Json) -> str:
-    """Why kube-scheduler has not placed the pod; "" where it has said nothing since the pod has no gates any more."""
+    """Why kube-scheduler has not placed the pod; "" if it has reported nothing since the pod's gates were removed."""
     conditions = (pod.get("status") or {}).get("conditions") or ()
     condition: Json = next(
         (listed for listed in conditions if listed.get("type") == "PodScheduled" and listed.get("message")), {}
@@ -237,13 +237,13 @@ def scheduler_message(pod: Json) -> str:
 
 
 def deleted_at(metadata: Json) -> str:
-    """When somebody deleted the object. Its deletionTimestamp is later: the end of its grace period."""
+    """When the object was deleted. Its deletionTimestamp is later: the end of its grace period."""
     end, grace = str(metadata["deletionTimestamp"]), int(metadata.get("deletionGracePeriodSeconds") or 0)
     return (datetime.fromisoformat(end) - timedelta(seconds=grace)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def describe_finalizers(metadata: Json) -> str:
-    """Why a deleted object is still there, as the end of a sentence; "" where it has no finalizers."""
+    """Why a deleted object still exists, as the end of a sentence; "" without finalizers."""
     finalizers = metadata.get("finalizers") or ()
     finalizer_names = wording.enumerate_first([*map(quote_unless_name, finalizers)], _FEW)
     return f", and exists as long as it has the finalizers {finalizer_names}" if finalizers else ""

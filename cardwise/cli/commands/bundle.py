@@ -152,7 +152,7 @@ def _read_log(client: KubeClient, pod: Json, container: str, *, previous: bool) 
 
 
 def _is_of_interest(pod: Json) -> bool:
-    """Whether it asks for something of ours, or is in a gang."""
+    """Whether it requests resources of Cardwise, or is in a gang."""
     if labels_of(pod).get(names.GANG):
         return True
     requested = {
@@ -173,7 +173,7 @@ def _remove_noise(manifest: Json) -> Json:
 
 
 def _redact_pod(pod: Json) -> Json:
-    """What helps, of a pod of somebody's: what is listed, and nothing that people write into the rest of it."""
+    """The listed fields of a user's pod, without anything else that users write."""
     spec = pod["spec"]
     redacted = _select_fields(_SPEC, spec)
     for group in _CONTAINERS:
@@ -207,14 +207,14 @@ def _redact_container(container: Json) -> Json:
 
 
 def _redact_variable(variable: Json) -> Json:
-    """Where a value comes from is a name; the value itself is told only where it is ours."""
+    """The variable with its source; its value only if it is Cardwise's."""
     if "value" not in variable or _is_ours(variable):
         return variable
     return variable | {"value": HIDDEN}
 
 
 def _redact_volume(volume: Json) -> Json:
-    """Its name and type, such as csi; what that is given is its user's."""
+    """Its name and type, such as csi, without its parameters."""
     return {key: content if key == "name" else HIDDEN for key, content in volume.items()}
 
 

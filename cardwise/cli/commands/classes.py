@@ -65,7 +65,7 @@ def _unknown_class(name: str, class_names: Iterable[str]) -> click.ClickExceptio
 
 
 def _print_summaries(client: KubeClient, name: str | None, output: str, missing: errors.Forbidden) -> None:
-    """What the extender says of each class, for who may read no card. Raises `KubeError`."""
+    """Print the classes from their statuses, for users without the right to read cards. Raises `KubeError`."""
     there = list(visible.read_classes(client))
     if name is not None and name not in {summary.name for summary in there}:
         raise _unknown_class(name, [summary.name for summary in there])

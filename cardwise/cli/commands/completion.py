@@ -35,7 +35,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 def complete_for_kubectl(root: click.Command, words: Sequence[str]) -> str:
-    """What kubectl_complete-cardwise prints. `words`: typed behind `kubectl cardwise`, the last one not to its end."""
+    """The output of kubectl_complete-cardwise. `words`: those after `kubectl cardwise`; the last may be incomplete."""
     *whole, begun = words or [""]
     completions = ShellComplete(root, {}, PROGRAM, _VARIABLE).get_completions(whole, begun)
     files = any(entry.type != "plain" for entry in completions)

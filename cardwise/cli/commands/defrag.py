@@ -59,8 +59,10 @@ _UNKNOWN_LIMITS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragRequest:
-    """What the person wants. `format_outcome`: of what is to fit, such as "2 whole cards". `spec`: of a pod that is
-    to fit, as it is written; empty where none is.
+    """What the user requests.
+
+    text: what must fit, such as "2 whole cards".
+    spec: the spec of a pod that must fit, as written; empty without one.
     """
 
     text: str
@@ -76,8 +78,8 @@ class DefragRequest:
 
 @dataclass(frozen=True, slots=True)
 class DefragOutcome:
-    """A plan, with the pods that may be moved. `barred`: "1 of 4 nodes with cards", those that are no room for what is
-    wanted; "" where there are none.
+    """A plan, with the pods that may be moved. `barred`: "1 of 4 nodes with cards" that the request cannot use; "" for
+    none.
     """
 
     wanted: DefragRequest
@@ -86,7 +88,7 @@ class DefragOutcome:
     barred: str = ""
 
     def steps(self) -> Iterator[tuple[Move, MovablePod, Json, int]]:
-        """Each move with its pod, who makes that anew, and how many of what is wanted fit then."""
+        """Each move with its pod, the controller that recreates it, and how many of the request fit after it."""
         by_uid = {pod.uid: pod for pod in self.movable.pods}
         for move, fits in zip(self.plan.moves, self.plan.fits[1:], strict=True):
             pod = by_uid[move.before.uid]
@@ -255,7 +257,7 @@ def _ignore_cordons_of_defrag(cluster_survey: survey.Survey) -> list[ExtendedRes
 
 
 def _execute_plan(work: evicting.MoveRun, outcome: DefragOutcome) -> None:
-    """Raises `ClickException` where something else happens than was planned, and `KubeError`."""
+    """Carry out the moves. Raises `ClickException` at any deviation from the plan, and `KubeError`."""
     with signals.raise_on_signals(), ExitStack() as stack:
         for i, move in enumerate(outcome.plan.moves, 1):
             if outcome.plan.cordons:
@@ -286,7 +288,7 @@ def _search_plan(
     settings: published.PublishedPolicy,
     now: datetime,
 ) -> DefragOutcome:
-    """Reads what the survey lacks, and searches. Raises `KubeError`."""
+    """Read what the survey lacks, and search. Raises `KubeError`."""
     from cardwise.cli.cluster.engine import SurveyedEngine  # noqa: PLC0415 - see above
 
     nodes, pods = list(client.list_objects(paths.nodes())), list(client.list_objects(paths.pods()))
@@ -326,7 +328,7 @@ def _describe_excluded_nodes(ledger: Ledger, allowed: frozenset[str] | None) -> 
 
 
 def format_outcome(outcome: DefragOutcome) -> str:
-    """What fits, what moves, and what is in the way."""
+    """What fits, which pods move, and what prevents more."""
     wanted, move_plan = outcome.wanted, outcome.plan
     # Nobody counts further than to what is wanted.
     enough = move_plan.fits[0] >= wanted.count

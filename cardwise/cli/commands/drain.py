@@ -47,7 +47,7 @@ class _Pod(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainRules:
-    """What the person has allowed. `timeout`: seconds, 0 without end; `grace`: seconds, negative as the pods say."""
+    """What the user allows. `timeout`: seconds, 0 for no limit; `grace`: seconds, negative for the pods' own."""
 
     force: bool = False
     ignore_daemonsets: bool = False
@@ -107,7 +107,7 @@ class Drain:
     _refusals: dict[str, str] = field(default_factory=dict)  # by UID, why its eviction was refused
 
     def simulate_run(self, reason: str) -> None:
-        """Says what `run` would do. Raises `ClickException` where that would be refused, and `KubeError`."""
+        """Print what `run` would do. Raises `ClickException` if it would be refused, and `KubeError`."""
         pods = self._list_pods()
         self._check_bare_pods(pods)
         cordons.cordon_card(self.client, self.card, reason, dry_run=True)
@@ -117,7 +117,7 @@ class Drain:
         console.print_text(f"{cordons.describe_card(self.card)} would be drained; nothing was changed")
 
     def run(self, reason: str) -> None:
-        """Cordons, evicts and waits. Raises `ClickException` where the card does not get empty, and `KubeError`."""
+        """Cordon, evict and wait. Raises `ClickException` if pods remain on the card, and `KubeError`."""
         self._check_bare_pods(self._list_pods())  # before anything is changed
         if cordons.cordon_card(self.client, self.card, reason):
             console.print_text(f"{cordons.describe_card(self.card)} cordoned")
@@ -135,7 +135,7 @@ class Drain:
         console.print_text(f"{cordons.describe_card(self.card)} drained")
 
     def _evict_due_pods(self) -> tuple[list[_Pod], list[str]]:
-        """The pods that still have to go, asked to if that is due, and those whose containers alone are there."""
+        """Request the evictions that are due. Returns the remaining pods, and deleted pods whose containers still run."""
         pods = self._list_pods()
         self._check_bare_pods(pods)
         remaining = self._select_evictable(pods)
@@ -163,7 +163,7 @@ class Drain:
         self._refusals[uid] = refusal
 
     def _evict(self, pod: _Pod, *, dry_run: bool = False) -> str:
-        """Why not yet, "" if it goes. Raises `KubeError` where asking again would not help."""
+        """Evict a pod. Returns why it cannot be evicted yet; "" if it is. Raises `KubeError` if a retry would not help."""
         grace = self.rules.grace if self.rules.grace >= 0 else None
         meta = pod.metadata
         try:
@@ -175,7 +175,7 @@ class Drain:
         return ""
 
     def _check_bare_pods(self, pods: Sequence[_Pod]) -> None:
-        """Raises `ClickException` for pods that may only go, or stay, when the person says so."""
+        """Raises `ClickException` for pods that may be evicted, or left, only with an option of the user."""
         bare = [pod.name for pod in pods if not pod.controller and pod.metadata.deletion_timestamp is None]
         if bare and not self.rules.force:
             raise click.ClickException(

@@ -79,7 +79,7 @@ def _print_explanation(text: str, data: Json, output: str) -> None:
 
 
 def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
-    """Kind and name; "" where the kind is not said."""
+    """Kind and name; the kind is "" if not given."""
     if len(words) == 1 and "/" not in words[0] and words[0]:
         return "", words[0]
     word, slash, name = words[0].partition("/")
@@ -94,7 +94,9 @@ def _parse_target(words: tuple[str, ...]) -> tuple[str, str]:
 
 
 def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tuple[str, Json] | None:
-    """None where there is none. Raises KubeError, Forbidden too where it may be a pod that one may not read."""
+    """The object; None if it does not exist. Raises KubeError, and Forbidden if it may be a pod that the user may not
+    read.
+    """
     refused = None
     for candidate_kind in (kind,) if kind else workloads.KINDS:
         try:
@@ -111,7 +113,7 @@ def find_target(client: KubeClient, kind: str, namespace: str, name: str) -> tup
 
 
 def explain_workload(client: KubeClient, kind: str, manifest: Json, namespace: str, installed: str) -> tuple[str, Json]:
-    """What is said of the workload, and of the first of its pods; as `explain_pod`."""
+    """The text about the workload, and about its first pod; as `explain_pod`."""
     workload = workloads.read_state(client, kind, manifest)
     pods = sorted(workload.pods, key=lambda pod: (_WORST.index(workloads.pod_state(pod)), pod["metadata"]["name"]))
     counts = Counter(map(workloads.pod_state, pods))
@@ -132,7 +134,7 @@ def explain_workload(client: KubeClient, kind: str, manifest: Json, namespace: s
 
 
 def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -> tuple[str, Json]:
-    """What is said of the pod, for people and for programs. `installed`: Cardwise's namespace. Raises KubeError."""
+    """The text about the pod, and its JSON. `installed`: Cardwise's namespace. Raises KubeError."""
     if (pod.get("status") or {}).get("phase") in names.FINISHED_PHASES:  # what is around it changes nothing any more
         text = sentences.explain_pod(pod, None)
         return text, objects.as_json(pod, None, "", text)
@@ -170,7 +172,7 @@ def explain_pod(client: KubeClient, pod: Json, namespace: str, installed: str) -
 
 
 def _visible_pods(client: KubeClient, namespace: str) -> Sequence[Json]:
-    """All pods; where these may not be read, those of the namespace. Raises KubeError."""
+    """All pods; if these may not be read, those of the namespace. Raises KubeError."""
     try:
         return list(client.list_objects(paths.pods()))
     except errors.Forbidden:
@@ -188,7 +190,7 @@ def _mark_terminating(cluster_survey: Survey, pods: Sequence[Json]) -> None:
 def _read_surroundings(
     client: KubeClient, pod: Json, cluster_survey: Survey | None, gang: GangView | None, installed: str
 ) -> PodSurroundings:
-    """What is known beside cards; of a placed pod only its node is needed."""
+    """The facts besides cards; for a placed pod only its node is needed."""
     webhook = installation.read_webhook(client, installed) if _is_not_rewritten(pod) else None
     if name := pod["spec"].get("nodeName"):
         starts = workloads.pod_state(pod) == "starting"
@@ -240,7 +242,7 @@ def _read_surroundings(
 
 
 def _is_not_rewritten(pod: Json) -> bool:
-    """Whether it asks for cards or devices in a form that the webhook would have rewritten."""
+    """Whether it requests cards or devices in a form that the webhook would have rewritten."""
     try:
         request.parse_mutated(pod)
     except request.NotRewritten:
@@ -251,7 +253,7 @@ def _is_not_rewritten(pod: Json) -> bool:
 
 
 def _read_quota_usage(client: KubeClient, namespace: str) -> Sequence[EntryView]:
-    """The GPUQuotas as their statuses show them; none where they may not be read or are of no kind that is known."""
+    """The GPUQuotas from their statuses; empty if they may not be read, or if the kind does not exist."""
     try:
         return totals.entries_by_status(client.list_objects(paths.gpuquotas(namespace)))
     except (errors.Forbidden, errors.NotFound):

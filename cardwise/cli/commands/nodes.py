@@ -33,9 +33,12 @@ _SPARE = ("PODS", "FRAGMENTED(MiB)")  # of a terminal that has few columns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSummary:
-    """A node, or all together. `largest`: MiB of the biggest share that still fits on one card; `mps`: the states of
-    its cards. `closed`: why the whole node takes no new pods, "" where it takes them. `usable`:
-    how many of its cards take new pods.
+    """A node, or the cluster.
+
+    largest: MiB of the largest share that still fits on one card.
+    mps: the MPS states of its cards.
+    closed: why the whole node takes no new pods; "" if it takes them.
+    usable: the number of its cards that take new pods.
     """
 
     name: str
@@ -54,8 +57,10 @@ class NodeSummary:
 
 @dataclass(frozen=True, slots=True)
 class ClusterSummary:
-    """`nodes` in the order of their names. `typical`: by which pods fragmentation is measured, "learned" or "running",
-    "" where none is known. `notes`: what is less exact, and why.
+    """All nodes, sorted by name.
+
+    typical: the pods by which fragmentation is measured: "learned" or "running"; "" if none is known.
+    notes: what is inexact, and why.
     """
 
     nodes: list[NodeSummary]
@@ -65,7 +70,7 @@ class ClusterSummary:
     notes: list[str]
 
     def fragmented(self, memory: "Memory") -> str:
-        """What of it is fragmented, where that is known."""
+        """The fragmented part, if known."""
         return f"{round(memory.fragmented)} ({round(memory.percent)}%)" if self.typical else "-"
 
 
@@ -109,7 +114,7 @@ def nodes(output: str, cardwise_namespace: str, node: tuple[str, ...]) -> None:
 
 
 def summarize_cluster(client: KubeClient, cluster_survey: Survey, installed: str = names.NAMESPACE) -> ClusterSummary:
-    """Reads what the survey lacks. `installed`: the namespace of Cardwise. Raises `KubeError`."""
+    """Read what the survey lacks, and summarize. `installed`: the namespace of Cardwise. Raises `KubeError`."""
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
 
     free_loads, closed, without_left = _read_free_loads(client)
@@ -141,7 +146,7 @@ def summarize_cluster(client: KubeClient, cluster_survey: Survey, installed: str
 
 
 def _read_free_loads(client: KubeClient) -> tuple[Mapping[str, Load], Mapping[str, str], str]:
-    """What each node has left beside cards, which nodes take no new pods and why, and what could not be read."""
+    """What each node has left besides cards, which nodes take no new pods and why, and what could not be read."""
     try:
         nodes = list(client.list_objects(paths.nodes()))
         free_loads = snapshots.free_loads(nodes, client.list_objects(paths.pods()))
@@ -157,9 +162,9 @@ def _cordoned_cards(state: NodeState) -> tuple[str, ...]:
 def _read_requests(
     client: KubeClient, cluster_survey: Survey, installed: str
 ) -> "tuple[Mapping[RequestSize, float], str, str]":
-    """What the pods that come ask for: as the extender has learned it, else as those do that hold cards now.
+    """The requests of typical pods: as the extender has learned them, else those of the pods that hold cards now.
 
-    And which of these, as `ClusterSummary` has it, and why.
+    Also which of the two, as in `ClusterSummary`, and why.
     """
     from cardwise.core.defrag import fragmentation  # noqa: PLC0415 - see above
     from cardwise.core.placement.scored.workload import InvalidWorkload, Workload  # noqa: PLC0415 - see above

@@ -56,7 +56,7 @@ class _Positive(click.FloatRange):
 
 
 def _remove_duplicates(_ctx: click.Context, _param: click.Parameter, written: tuple[str, ...]) -> tuple[str, ...]:
-    """Without what is named twice: its runs would be the same, and counted as more of them."""
+    """Remove repeated arguments: their runs would be equal, and count twice."""
     return tuple(dict.fromkeys(written))
 
 

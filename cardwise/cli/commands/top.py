@@ -75,8 +75,8 @@ class _Screen:
 
 
 class TopView:
-    """What is seen; `refresh` again for what is there now. `limit`: nodes, 0 for all; no limit on those that are
-    named.
+    """The view; `refresh` reads the present state. `limit`: number of nodes, 0 for all; nodes that are named are always
+    shown.
     """
 
     def __init__(
@@ -98,8 +98,9 @@ class TopView:
         self._seen = _Screen()
 
     def refresh(self, max_lines: int | None = None) -> None:
-        """`max_lines`: lines that there is capacity for. Raises `ClickException` for a node without cards, and
-        `KubeError`.
+        """Read the present state. Raises `ClickException` for a node without cards, and `KubeError`.
+
+        max_lines: the number of lines of the screen.
         """
         now = self._clock.now()
         if len(self._cards) < _BIG or now - self._all_at >= _ALL_SECONDS:
@@ -137,7 +138,7 @@ class TopView:
         return first_nodes
 
     def render_screen(self, columns: int | None = None) -> str:
-        """For people. `columns`: of the terminal, None where there is none."""
+        """The text. `columns`: of the terminal; None without one."""
         seen = self._seen
         if not seen.everything:
             return "no GPU is shared: run `cardwise doctor` for the cause\n"

@@ -49,7 +49,7 @@ _SPEC: Final = {  # of the parts on nodes, as far as admission looks at it
 
 @dataclass(slots=True)
 class PreinstallFacts(Facts):
-    """What doctor reads of a cluster, and what makes pods there."""
+    """What doctor reads of a cluster, with the controllers of its pods."""
 
     pods: Sequence[Json] = ()
     statefulsets: Sequence[Json] = ()
@@ -62,7 +62,7 @@ KINDS: Final = facts.KINDS + len(fields(PreinstallFacts)) - len(fields(Facts))
 
 
 def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts:
-    """`namespace`: where Cardwise is to be installed. Raises `errors.Unreachable` only."""
+    """Read the cluster. Raises `errors.Unreachable` only. `namespace`: of the planned installation."""
     cluster_facts = PreinstallFacts(installed=namespace)
     facts.fill_facts(cluster_facts, client, namespace)
     lists = {
@@ -77,9 +77,10 @@ def read_preinstall_facts(client: KubeClient, namespace: str) -> PreinstallFacts
 
 
 def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = True) -> list[Finding]:
-    """`namespace`: where Cardwise is to be installed. `probe`: create a pod there by dry run.
+    """Run the checks. Raises `errors.KubeError` if nothing can be read.
 
-    Raises `errors.KubeError` where nothing at all can be read.
+    namespace: of the planned installation.
+    probe: create a pod there by dry run.
     """
     cluster_facts = read_preinstall_facts(client, namespace)
     findings = [*check_preview(cluster_facts, namespace)]
@@ -89,7 +90,7 @@ def run_preinstall_checks(client: KubeClient, namespace: str, *, probe: bool = T
 
 
 def check_preview(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
-    """All that follows from what was read."""
+    """All checks of the facts."""
     if parts.is_installed(cluster_facts):
         text = "Cardwise is already installed here: these values are for another installation"
         yield Finding(
@@ -124,7 +125,7 @@ def install_command(findings: Iterable[Finding], namespace: str) -> str:
 
 
 def check_control_plane(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Who configures kube-scheduler: `scheduler.mode`."""
+    """Which way to configure kube-scheduler: `scheduler.mode`."""
     if cluster_facts.unread.keys() & {"nodes", "schedulers"}:
         return
     static = [
@@ -163,7 +164,7 @@ def _is_control_plane(node: Json) -> bool:
 
 
 def check_gpu_nodes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Where the device plugin would run."""
+    """On which nodes the device plugin would run."""
     if "nodes" in cluster_facts.unread:
         return
     labelled = [node["metadata"]["name"] for node in _labelled_nodes(cluster_facts)]
@@ -201,7 +202,7 @@ def check_taints(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
 
 
 def check_container_runtimes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """Whether containers can be given a card by CDI, and where the runtime's socket is."""
+    """Whether containers can get a card by CDI, and the path of the runtime's socket."""
     by_runtime: dict[str, list[str]] = {}
     for node in _labelled_nodes(cluster_facts):
         runtime = str(((node.get("status") or {}).get("nodeInfo") or {}).get("containerRuntimeVersion", ""))
@@ -234,8 +235,8 @@ def _cri_socket(runtime: str) -> str:
 
 
 def check_runtime_classes(cluster_facts: PreinstallFacts) -> Iterator[Finding]:
-    """What brings the device plugin the driver: `nodes.runtimeClass`; and which classes pods without a share must not
-    name: `policies.runtimeClasses`.
+    """Which RuntimeClass gives the device plugin the driver: `nodes.runtimeClass`; and which ones pods without a share
+    must not use: `policies.runtimeClasses`.
     """
     if "runtimeclasses" in cluster_facts.unread:
         return
@@ -374,7 +375,7 @@ def _labelled_nodes(cluster_facts: PreinstallFacts) -> list[Json]:
 
 
 def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> Iterator[Finding]:
-    """Pods and templates whose pods the chart's policies would refuse when they are created again."""
+    """Pods, and templates of pods, that the chart's policies would refuse when they are created again."""
     by_reason: dict[bypasses.Bypass, list[str]] = {}
     ours = parts.service_namespaces(cluster_facts)
     for kind, manifest, spec in _pod_specs(cluster_facts):
@@ -395,7 +396,7 @@ def check_refused_workloads(cluster_facts: PreinstallFacts, namespace: str) -> I
 
 
 def _pod_specs(cluster_facts: PreinstallFacts) -> Iterator[tuple[str, Json, Json]]:
-    """What makes pods: its kind, itself, and the pod's spec. Those that one of these has made are left out."""
+    """Controllers and bare pods: kind, object and pod spec. Pods of these controllers are left out."""
     kinds = {
         "DaemonSet": (*cluster_facts.daemonsets, *cluster_facts.other_daemonsets),
         "Deployment": (*cluster_facts.deployments, *cluster_facts.other_deployments),

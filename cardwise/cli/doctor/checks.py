@@ -58,11 +58,11 @@ _BEFORE = (
 
 
 def run_all_checks(client: KubeClient, installed: str, probe_in: str = "", image: str = "") -> list[Finding]:
-    """In the order in which to mend them. `installed`: the namespace of Cardwise. `probe_in`: as pods of which
-    namespace to send the probes; "": none. `image`: of those that look for cards on nodes; "": that of the device
-    plugin.
+    """Run all checks, in the order in which to fix their findings. Raises `errors.KubeError` if nothing can be read.
 
-    Raises `errors.KubeError` where nothing at all can be read.
+    installed: the namespace of Cardwise.
+    probe_in: the namespace of the probe pods' dry run; "" for no probes.
+    image: of the pods that check for GPUs on nodes; "" for that of the device plugin.
     """
     cluster_facts = facts.read_facts(client, installed)
     findings = [*check_facts(cluster_facts), *_check_schedulers(client, cluster_facts)]
@@ -83,7 +83,7 @@ def run_all_checks(client: KubeClient, installed: str, probe_in: str = "", image
 
 
 def check_facts(cluster_facts: Facts) -> Iterator[Finding]:
-    """All that follows from what was read."""
+    """All checks of the facts."""
     is_installed = parts.is_installed(cluster_facts) is not False
     if is_installed and (mistaken := [*parts.check_namespace(cluster_facts)]):
         yield from mistaken  # else all would be missing there

@@ -44,7 +44,7 @@ def check_kubernetes_version(facts: Facts) -> Iterator[Finding]:
 
 
 def check_closed_nodes(facts: Facts) -> Iterator[Finding]:
-    """Nodes with cards that are not ready, cordoned or under pressure: no new pod comes there."""
+    """Nodes with cards that take no new pods: not ready, cordoned or under pressure."""
     states = {node["metadata"]["name"]: nodestates.closed_reason(node) for node in facts.nodes}
     with_cards = sorted(name for name in facts.card_nodes() if name in states)
     closed: dict[str, list[str]] = {}
@@ -60,7 +60,7 @@ def check_closed_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def check_runtimes(facts: Facts) -> Iterator[Finding]:
-    """Whether containers can be kept to their card on each node that has one."""
+    """Whether each node with cards can restrict containers to their card."""
     access = {card["spec"]["node"]: (card.get("status") or {}).get("cardAccess") for card in facts.cards}
     open_: dict[tuple[str, str], list[str]] = {}
     for node in facts.nodes:
@@ -181,7 +181,7 @@ def check_other_plugins(facts: Facts) -> Iterator[Finding]:
 
 
 def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
-    """What an installation of gpushare has left behind."""
+    """Remains of an installation of gpushare."""
     ours = facts.card_nodes()
     remains = [
         (kind, workload)
@@ -213,7 +213,7 @@ def check_gpushare_remains(facts: Facts) -> Iterator[Finding]:
 
 
 def _list_workloads(facts: Facts) -> Iterator[tuple[str, Json]]:
-    """Those of all namespaces, by kind: what other projects have installed may be anywhere."""
+    """The workloads of all namespaces, by kind: other projects may be installed anywhere."""
     kinds = {
         "DaemonSet": (*facts.daemonsets, *facts.other_daemonsets),
         "Deployment": (*facts.deployments, *facts.other_deployments),

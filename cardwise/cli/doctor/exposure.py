@@ -87,7 +87,7 @@ def check_exposure(
 
 
 def _probe_image(cluster_facts: Facts) -> str:
-    """The image of the device plugin; "" where it is not in Cardwise's namespace."""
+    """The image of the device plugin; "" if its DaemonSet is not in Cardwise's namespace."""
     for daemonset in cluster_facts.daemonsets:
         if daemonset["metadata"]["name"] == _DEVICE_PLUGIN:
             return str(daemonset["spec"]["template"]["spec"]["containers"][0]["image"])
@@ -95,7 +95,7 @@ def _probe_image(cluster_facts: Facts) -> str:
 
 
 def _has_handler(node: Json, handler: str) -> bool:
-    """Where the kubelet does not tell its handlers, it may."""
+    """Whether the node's kubelet has the handler; True if it does not list its handlers."""
     handlers = node.get("status", {}).get("runtimeHandlers") or ()
     return not handlers or any(known_handler.get("name") == handler for known_handler in handlers)
 
@@ -128,7 +128,7 @@ def _judge_refusal(title: str, error: errors.KubeError) -> Finding:
 
 @dataclass(frozen=True, slots=True)
 class _ProbeResult:
-    """What a pod has said; or why it has said nothing, as Kubernetes tells it, "" where that is not told."""
+    """The output of a probe pod; without output, the reason that Kubernetes reports, or ""."""
 
     message: str = ""
     reason: str = ""
@@ -139,7 +139,7 @@ class _ProbeResult:
 
 
 def _run_probes(client: KubeClient, namespace: str, pods: Mapping[str, Json], clock: Clock) -> dict[str, _ProbeResult]:
-    """What the pod of each node has told; the pods are deleted."""
+    """The results of each node's pod; the pods are deleted."""
     outcomes: dict[str, _ProbeResult] = {}
     finished_pods: dict[str, Json] = {}
     created = []

@@ -79,7 +79,7 @@ KINDS = len(fields(Facts)) - len(_NOT_READ)  # of objects that are read
 
 
 def read_facts(client: KubeClient, namespace: str = names.NAMESPACE) -> Facts:
-    """`namespace`: where Cardwise is installed. Raises `errors.Unreachable` only: then there is nothing to say."""
+    """Read the cluster. Raises `errors.Unreachable` only. `namespace`: of Cardwise."""
     facts = Facts(installed=namespace)
     fill_facts(facts, client, namespace)
     return facts
@@ -123,7 +123,7 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
 
 
 def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """What `collect_lists` reads to say why the parts on nodes do not run, all of it in the namespace of Cardwise."""
+    """The lists that `collect_lists` reads to find why the parts on nodes do not run, all in the namespace of Cardwise."""
     return {
         "daemonsets": (paths.namespaced(_APPS, "daemonsets", namespace), {}),
         "own_pods": (paths.pods(namespace), {"labelSelector": _OF_CARDWISE}),
@@ -180,7 +180,7 @@ def name_of(manifest: Json) -> str:
 
 
 def is_of_chart(manifest: Json) -> bool:
-    """Whether the chart has made it, or what the chart has made."""
+    """Whether the object belongs to the chart, or to a controller of the chart."""
     return labels_of(manifest).get(_NAME_LABEL) == "cardwise"
 
 
@@ -204,9 +204,9 @@ def parse_time(text: str) -> datetime:
 
 
 def read_configz(client: KubeClient, pod: Json) -> Json | None:
-    """The configuration that this kube-scheduler runs with; None where it does not answer the API server's proxy.
+    """The configuration of this running kube-scheduler; None if it does not answer the API server's proxy.
 
-    kubeadm binds it to loopback, and then nobody outside of its node can ask.
+    kubeadm binds it to loopback; then it can be read only on its node.
     """
     name = pod["metadata"]["name"]
     try:

@@ -11,7 +11,7 @@ from cardwise.core.values import wording
 
 
 class Severity(StrEnum):
-    """`note`: nobody can tell from here, or good to know; `warning`: works in part; `problem`: does not work."""
+    """`note`: unknown from here, or for information; `warning`: works in part; `problem`: does not work."""
 
     OK = "ok"
     NOTE = "note"
@@ -25,8 +25,13 @@ _WIDTH = max(map(len, Severity))
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`check` is the name of the check, `text` what was seen, `remedy` what to do ("" where there is nothing to do),
-    `unread` how many kinds of objects could not be read. `values`: what it proposes to install with, as KEY=VALUE.
+    """A finding.
+
+    check: the name of the check.
+    text: what was found.
+    remedy: what to do; "" for nothing.
+    unread: the number of kinds that could not be read.
+    values: the proposed values of the chart, as KEY=VALUE.
     """
 
     check: str
@@ -38,7 +43,10 @@ class Finding:
 
 
 def report_unread(reasons: Mapping[str, str], kinds: int) -> Iterator[Finding]:
-    """What could not be read: by kind, what the API server said, "" for a missing right. `kinds`: of all there are."""
+    """The note about lists that could not be read. `kinds`: the number of all lists.
+
+    reasons: by kind, the API server's message; "" for a missing right.
+    """
     for kind, reason in reasons.items():
         if reason:
             yield Finding(
@@ -60,7 +68,7 @@ def _kind_title(kind: str) -> str:
 
 
 def sort_findings(findings: Iterable[Finding]) -> list[Finding]:
-    """The order in which to mend: the gravest first, and of equal ones what others stand on."""
+    """In the order in which to fix them: the most serious first, and causes before their effects."""
     order = list(reversed(Severity))
     return sorted(findings, key=lambda finding: order.index(finding.level))
 
@@ -75,13 +83,13 @@ def name_nodes(node_names: Sequence[str]) -> str:
 
 
 def worst_severity(findings: Sequence[Finding]) -> Severity:
-    """The gravest level of all; `ok` where there are none."""
+    """The most serious level; `ok` without findings."""
     order = list(Severity)
     return max((finding.level for finding in findings), key=order.index, default=Severity.OK)
 
 
 def table(findings: Sequence[Finding], kinds: int = KINDS) -> str:
-    """One row for each, and below each that needs something done, what. `kinds`: of objects that were to be read."""
+    """One row per finding, followed by its remedy. `kinds`: the number of lists that were to be read."""
     widest = max((len(finding.check) for finding in findings), default=0)
     shown: list[str] = []
     for finding in findings:

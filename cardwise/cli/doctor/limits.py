@@ -35,7 +35,9 @@ def check_classes_without_cards(facts: Facts) -> Iterator[Finding]:
 
 
 def check_resource_quotas(facts: Facts) -> Iterator[Finding]:
-    """Whether ResourceQuotas count what their authors think: names that no node offers, shares or whole cards alone."""
+    """Whether ResourceQuotas count what their authors expect: names that no node offers, only shares or only whole
+    cards.
+    """
     if facts.unread.keys() & {"resourcequotas", "gpuquotas", "nodes", "classes"}:
         return
     offered = {
@@ -80,7 +82,7 @@ def _suggest_key(key: str, offered: set[str], classes: list[str]) -> str:
 
 
 def _is_counted_by_gpuquota(gpu_quotas: Sequence[Json], namespace: str, missing: str) -> bool:
-    """Whether a GPUQuota of the namespace limits what ResourceQuotas let past."""
+    """Whether a GPUQuota of the namespace limits what the ResourceQuotas do not count."""
     for manifest in gpu_quotas:
         if manifest["metadata"]["namespace"] != namespace:
             continue

@@ -33,9 +33,7 @@ _POLICY_SUFFIX: Final = f".{names.GROUP}"  # how names of our policies end
 
 
 def is_installed(facts: Facts) -> bool | None:
-    """Whether there is anything of the chart to look at: else all is missing for the same reason. None where what would
-    show it may not be read.
-    """
+    """Whether any object of the chart exists; without one, all checks would fail for the same reason. None if unknown."""
     if facts.absent >= {"cards", "classes"}:
         return False
     present = {manifest["metadata"]["name"] for manifest in (*facts.mutating, *facts.validating, *facts.daemonsets)}
@@ -46,10 +44,10 @@ def is_installed(facts: Facts) -> bool | None:
 
 
 def check_namespace(facts: Facts) -> Iterator[Finding]:
-    """Whether the namespace that was given as that of Cardwise is another, or does not exist.
+    """Whether Cardwise is in another namespace than given, or the given one does not exist.
 
-    The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Where that
-    names none, workloads with the chart's label are a hint, and no command: each tenant can give a workload this label.
+    The namespace of the webhook's Service decides: only administrators write the webhook's configuration. Without it,
+    workloads with the chart's label are a hint, without a command: every tenant can give a workload this label.
     """
     namespace_in_use = facts.installed
     namespaces = service_namespaces(facts)
@@ -81,7 +79,7 @@ def check_namespace(facts: Facts) -> Iterator[Finding]:
 
 
 def service_namespaces(facts: Facts) -> set[str]:
-    """The namespaces of the webhook's Service, by its configurations: that of Cardwise. Empty where they name none."""
+    """The namespaces of the webhook's Service in its configurations, which is that of Cardwise; empty without one."""
     hooks = (
         hook
         for configuration in facts.mutating
@@ -158,7 +156,9 @@ def _changes_new_pods(hook: Json) -> bool:
 
 
 def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
-    """Whether pods can connect to the webhook: it asks for no certificate, and no NetworkPolicy names who may come."""
+    """Whether pods can connect to the webhook: it requires no client certificate, and no NetworkPolicy restricts
+    clients.
+    """
     webhook = next((listed for listed in facts.deployments if listed["metadata"]["name"] == installation.WEBHOOK), None)
     if webhook is None or "networkpolicies" in facts.unread:
         return
@@ -183,7 +183,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
 
 
 def _restricts_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
-    """Whether NetworkPolicies select the pods of these labels, and all that opens these ports says for whom."""
+    """Whether NetworkPolicies select pods with these labels, and every rule that opens these ports names its clients."""
     selecting_policies = [
         listed["spec"]
         for listed in policies
@@ -211,7 +211,7 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
 
 
 def check_leader(facts: Facts) -> Iterator[Finding]:
-    """Whether an extender leads. By the API server's clock: it noted the last renewal, and says what time it is."""
+    """Whether an extender leads, by the API server's clock: it recorded the last renewal, and returns the present time."""
     if "leases" in facts.unread:
         return
     lease = next((listed for listed in facts.leases if listed["metadata"]["name"] == names.LEASE), None)
@@ -241,7 +241,7 @@ def check_leader(facts: Facts) -> Iterator[Finding]:
 
 
 def _suggest_start(facts: Facts, deployment: Json | None) -> str:
-    """What to do where no extender leads, and one has led, or there is a Deployment of it."""
+    """The remedy if no extender leads although one has led, or its Deployment exists."""
     if deployment is None:
         return f"let the chart start it: {repairs.upgrade(facts, extender_enabled='true')}"
     if not startup.desired_replicas(deployment):
@@ -256,7 +256,7 @@ def _suggest_look(facts: Facts) -> str:
 
 
 def check_cards(facts: Facts) -> Iterator[Finding]:
-    """What the device plugins tell: cards, their health, and whether the kubelet knows the plugin."""
+    """What the device plugins report: cards, their health, and whether the kubelet knows the plugin."""
     if facts.absent & {"cards"} or "cards" in facts.unread:
         return
     if not facts.cards:
@@ -318,10 +318,10 @@ def check_cards(facts: Facts) -> Iterator[Finding]:
 
 
 def _find_conflicts(facts: Facts) -> Iterator[Finding]:
-    """Nodes that cannot offer a card, because another node reports the same UUID; of those that said so lately.
+    """Nodes that cannot offer a card because another node reports the same UUID, by recent Events.
 
-    Of the event counts which ExtendedResource it names. That object says whose the card is, and the other node's state
-    whether deleting that node is a remedy: who writes Events into `default` gets no healthy node deleted.
+    From an Event only the ExtendedResource's name is used. That object has the card's node, and that node's state
+    decides whether deleting it is a remedy: a forged Event in `default` must not propose to delete a healthy node.
     """
     owners = {card["metadata"]["name"]: card["spec"]["node"] for card in facts.cards}
     nodes = {node["metadata"]["name"]: node for node in facts.nodes}
@@ -429,7 +429,7 @@ def _describe_cards(cards: Sequence[Json]) -> str:
 
 
 def check_mps(facts: Facts) -> Iterator[Finding]:
-    """The daemons, where there is a manager."""
+    """The MPS daemons, if there is an MPS manager."""
     known = {card["spec"]["uuid"]: (card.get("status") or {}).get("mps") for card in facts.cards if _is_card(card)}
     reported = {uuid: status for uuid, status in known.items() if status}
     if known and not reported:

@@ -114,10 +114,10 @@ def delete(client: KubeClient, namespace: str, name: str, options: Json | None =
 
 
 def _build_plain_probe(pod: Json, namespace: str) -> Json:
-    """The probe with what Cardwise's webhook has made of it, to be created in another namespace.
+    """The probe with the changes of Cardwise's webhook, to be created in another namespace.
 
-    Whatever else was added in the user's namespace stays behind: containers, volumes, a priority or a node of other
-    webhooks would get the rights of Cardwise's namespace.
+    Other additions of the user's namespace are left out: containers, volumes, a priority or a node of other webhooks
+    would get the rights of Cardwise's namespace.
     """
     plain_probe, spec = _build_probe(), pod["spec"]
     annotations = {key: text for key, text in annotations_of(pod).items() if key.partition("/")[0] == names.GROUP}
@@ -184,7 +184,7 @@ def _await_placement(
 def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
     """How many other pods wait for the probe's scheduler, which tries them first: the probe has the lowest priority.
 
-    None where they cannot be read.
+    None if they cannot be read.
     """
     scheduler = probe["spec"].get("schedulerName")
     try:
@@ -203,7 +203,7 @@ def _count_pods_ahead(client: KubeClient, probe: Json) -> int | None:
 
 
 def _judge_silence(probe: Json, pods_ahead: int | None) -> Finding:
-    """What it says of the installation that kube-scheduler has not tried the probe in time."""
+    """The finding if kube-scheduler has not tried the probe in time."""
     scheduler = wording.quote_unless_name(probe["spec"].get("schedulerName"))
     text = f"kube-scheduler has not tried the probe pod for {_SECONDS:.0f} s"
     if pods_ahead == 0:
@@ -232,7 +232,7 @@ def _judge_binding(pod: Json, node: str, wiring_remedy: str) -> Finding:
 
 
 def _list_nodes(client: KubeClient) -> Sequence[Json] | None:
-    """None where they cannot be read."""
+    """The nodes; None if they cannot be read."""
     with suppress(errors.KubeError):
         return list(client.list_objects(paths.nodes()))
     return None
@@ -244,14 +244,14 @@ def _has_resource(node: Json, resource: str) -> bool:
 
 
 def _barring_taints(nodes: Sequence[Json], pod: Json) -> Collection[str]:
-    """Taints that keep the pod away from nodes with cards; none where it may be on one of them."""
+    """Taints that keep the pod away from all nodes with cards; empty if it may use one."""
     tolerations = pod["spec"].get("tolerations") or ()
     taints = [eligible.untolerated_taints(node, tolerations) for node in nodes if _has_resource(node, names.SHARE)]
     return sorted({taint for of_node in taints for taint in of_node}) if all(taints) else ()
 
 
 def _judge_refusal(message: str, pod: Json, nodes: Sequence[Json] | None, renew: str) -> Finding:
-    """What kube-scheduler's message says of the installation. `nodes`: None where they are not known."""
+    """The finding from kube-scheduler's message. `nodes`: None if unknown."""
     shown = wording.sanitize_message(message)
     barring = _barring_taints(nodes or (), pod) if _TAINTED in message else ()
     if barring:

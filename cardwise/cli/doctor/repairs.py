@@ -42,7 +42,7 @@ def upgrade(facts: Facts, **settings: str) -> str:
 
 
 def wire_scheduler(facts: Facts) -> str:
-    """Makes kube-scheduler ask the extender, by the scheduler.mode that this cluster can have."""
+    """The command that configures kube-scheduler to call the extender, with the scheduler.mode for this cluster."""
     if schedulers.scheduler_names(facts.deployments):
         return f"let the chart rewrite its scheduler's configuration: {upgrade(facts)}"
     if any(names.MIRROR in annotations_of(pod) for pod in facts.schedulers):
@@ -112,7 +112,7 @@ def _describe_omitted(pods: Sequence[Json]) -> str:
 
 
 def log(facts: Facts, pod: str, *, previous: bool = False) -> str:
-    """Shows the log of a pod of Cardwise's; `pod` may also be KIND/NAME of what makes it."""
+    """The command that shows the log of a pod of Cardwise. `pod`: its name, or KIND/NAME of its controller."""
     kind, slash, name = pod.rpartition("/")
     show = "kubectl logs -n {namespace} {kind}/{name}" if slash else "kubectl logs -n {namespace} {name}"
     return command(show + " --previous" * previous, namespace=facts.installed, kind=kind, name=name)
@@ -137,7 +137,7 @@ def label_namespace(namespace: str) -> str:
 
 
 def _helm_release(facts: Facts) -> tuple[str, str] | None:
-    """Name and namespace of the Helm release; those of the documents where nothing of Cardwise is to be seen."""
+    """Name and namespace of the Helm release; those of the documents if no object of Cardwise is visible."""
     ours = [
         annotations_of(workload)
         for workload in (*facts.deployments, *facts.daemonsets)

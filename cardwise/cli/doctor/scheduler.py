@@ -25,7 +25,7 @@ _MARKERS: Final = (names.PLACE_MARKER, names.BIND_MARKER)
 
 
 def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
-    """Pods that wait for the chart's own kube-scheduler where it has gone, or has another name now."""
+    """Pods that wait for the chart's own kube-scheduler, which no longer exists or has another name."""
     waiting = [pod for pod in facts.waiting_pods if pod["spec"].get("schedulerName") == names.SCHEDULER]
     pods = [name_of(pod) for pod in waiting]
     if not pods or "deployments" in facts.unread or names.SCHEDULER in schedulers.scheduler_names(facts.deployments):
@@ -42,9 +42,9 @@ def check_stranded_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def check_unwired_nodes(facts: Facts) -> Iterator[Finding]:
-    """Control plane nodes that came after the chart has changed the others (`scheduler.mode=kubeadm`).
+    """Control plane nodes that joined after the chart had configured the others (`scheduler.mode=kubeadm`).
 
-    Only the kube-scheduler that leads places pods: all goes well until one of theirs does, and then no pod gets a card.
+    Only the leading kube-scheduler places pods: once one of these nodes' leads, no pod gets a card.
     """
     static = [pod for pod in facts.schedulers if names.MIRROR in annotations_of(pod)]
     nodes = {pod["spec"]["nodeName"]: annotations_of(pod) for pod in static}
@@ -63,11 +63,11 @@ def check_unwired_nodes(facts: Facts) -> Iterator[Finding]:
 
 
 def check_deleted_pods(facts: Facts) -> Iterator[Finding]:
-    """Pods that were bound without the extender: it deleted them, and to their owners they have just disappeared.
+    """Pods that were bound without the extender, which deleted them: for their owners they just disappeared.
 
-    Doctor's own are left out: the check that created one has reported it. The Events are in namespaces of users, who
-    may have written them. So they are a warning, with the command that wires kube-scheduler, only where its
-    configuration shows that it does not ask the extender.
+    Doctor's own pods are left out: the check that created one has reported it. The Events are in namespaces of users,
+    who may have written them. So they are a warning, with the command that configures kube-scheduler only if its
+    configuration shows that it does not call the extender.
     """
     recent = [event for event in facts.pod_events if event.kind == "Pod" and is_recent(facts, event, _LATELY)]
     events = [event for event in recent if not event.name.startswith(PROBE_POD_PREFIX)]
@@ -126,9 +126,10 @@ def _command_line(container: Json) -> tuple[Any, ...]:
 
 
 def check_wiring(config: Json, title: str, remedy: str) -> Iterator[Finding]:
-    """What a KubeSchedulerConfiguration lacks: a stanza for each of our resources, which ignores the markers.
+    """What a KubeSchedulerConfiguration lacks: a stanza for each of Cardwise's resources that ignores the markers.
 
-    `title`: the pod of kube-scheduler. `remedy`: what makes it ask the extender.
+    title: the pod of kube-scheduler.
+    remedy: how to configure it to call the extender.
     """
     stanzas = config.get("Extenders") or config.get("extenders") or ()
     managed = {

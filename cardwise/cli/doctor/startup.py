@@ -42,7 +42,9 @@ _STARTS: Final = ("FailedMount", "FailedCreatePodSandBox", "FailedScheduling")  
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Why a pod of a part is not ready. `state` is a sentence's end, `reason` what Kubernetes or the part says."""
+    """Why a pod of a part is not ready. `state`: the end of a sentence; `reason`: the message of Kubernetes or of the
+    part.
+    """
 
     component: str
     state: str
@@ -51,7 +53,7 @@ class _Fault:
 
 
 def check_uncreated_pods(facts: Facts) -> Iterator[Finding]:
-    """Controllers of ours whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
+    """Cardwise's controllers whose pods Kubernetes refuses: Pod Security, quotas, priority classes, other webhooks."""
     latest: dict[tuple[str, str], str] = {}
     for event in sorted(facts.own_events, key=lambda event: event.time):
         kind, name = event.kind, event.name
@@ -101,7 +103,7 @@ def _admission_remedy(facts: Facts, name: str, message: str) -> str:
 
 
 def check_scaled_down(facts: Facts) -> Iterator[Finding]:
-    """Deployments of ours that are to have no pod at all; of the extender its Lease says more."""
+    """Cardwise's Deployments that are scaled to zero; the extender's Lease has more."""
     for workload in facts.deployments:
         metadata = workload["metadata"]
         part = metadata["name"].removeprefix(_PREFIX)
@@ -159,7 +161,7 @@ def _is_ready(pod: Json) -> bool:
 
 
 def _find_fault(facts: Facts, component: str, pod: Json) -> _Fault | None:
-    """None where the pod is ready, has only just begun to start, or has ended without a fault."""
+    """The fault; None if the pod is ready, has just begun to start, or has ended without a fault."""
     status = pod.get("status") or {}
     if component in _JOBS:
         return _find_job_fault(component, status) if status.get("phase") == "Failed" else None
@@ -251,7 +253,7 @@ def _last_error(end: Mapping[str, object]) -> str:
 
 
 def _reason_of_start(facts: Facts, pod: Json) -> str:
-    """What the last event says of a pod that is not as far as a container; "" where there is none."""
+    """The last event about a pod without a started container; "" without one."""
     name = pod["metadata"]["name"]
     events = [
         event
@@ -301,7 +303,7 @@ def _metrics_port(pod: Json) -> int:
 
 
 def _driver_remedy(facts: Facts, pod: Json) -> str:
-    """What to do where the part does not find NVIDIA's driver in its container."""
+    """The remedy if the part does not find NVIDIA's driver in its container."""
     runtime_names = [name for name, _ in nvidia_runtimes(facts)]
     runs_with = (pod.get("spec") or {}).get("runtimeClassName")
     if runtime_names and not runs_with:

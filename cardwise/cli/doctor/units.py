@@ -60,7 +60,7 @@ def check_bare_numbers(facts: Facts) -> Iterator[Finding]:
 
 
 def _configured_unit(configurations: Sequence[Json]) -> Unit | None:
-    """webhook.gpuMemUnit, as the API server goes by it; None where the webhook is not installed."""
+    """webhook.gpuMemUnit, from the webhook's configuration; None if it is not installed."""
     for configuration in configurations:
         for hook in configuration.get("webhooks") or ():
             client = hook.get("clientConfig") or {}
@@ -71,7 +71,7 @@ def _configured_unit(configurations: Sequence[Json]) -> Unit | None:
 
 
 def _gpushare_unit(daemonset: Json) -> Unit:
-    """What its device plugin counts in: GiB, where it is told nothing that it knows (`cmd/nvidia/main.go`)."""
+    """The unit of gpushare's device plugin: GiB, unless it has a known option (`cmd/nvidia/main.go`)."""
     containers = daemonset.get("spec", {}).get("template", {}).get("spec", {}).get("containers") or ()
     words = " ".join(
         str(word)

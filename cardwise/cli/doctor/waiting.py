@@ -32,7 +32,7 @@ def check_unrewritten_pods(facts: Facts) -> Iterator[Finding]:
 
 
 def exempt_namespaces(facts: Facts) -> frozenset[str]:
-    """The namespaces whose pods the API server does not send to the webhook, or will not once that is registered."""
+    """The namespaces whose pods the API server does not send to the webhook, or will not send once it is registered."""
     for configuration in facts.mutating:
         if configuration["metadata"]["name"] == names.WEBHOOK_CONFIGURATION:
             return installation.exempt_namespaces(configuration)
@@ -40,7 +40,7 @@ def exempt_namespaces(facts: Facts) -> frozenset[str]:
 
 
 def _is_rewritten(pod: Json) -> bool:
-    """Whether the pod asks for nothing of ours, or for what the webhook has made of it."""
+    """Whether the pod requests nothing of Cardwise, or is as the webhook writes it."""
     try:
         request.parse_mutated(pod)
     except NotRewritten:
