@@ -135,7 +135,7 @@ class Drain:
         console.print_text(f"{cordons.describe_card(self.card)} drained")
 
     def _evict_due_pods(self) -> tuple[list[_Pod], list[str]]:
-        """Request the evictions that are due. Returns the remaining pods, and deleted pods whose containers still run."""
+        """Request the due evictions. Returns the remaining pods, and deleted pods whose containers still run."""
         pods = self._list_pods()
         self._check_bare_pods(pods)
         remaining = self._select_evictable(pods)
@@ -163,7 +163,7 @@ class Drain:
         self._refusals[uid] = refusal
 
     def _evict(self, pod: _Pod, *, dry_run: bool = False) -> str:
-        """Evict a pod. Returns why it cannot be evicted yet; "" if it is. Raises `KubeError` if a retry would not help."""
+        """Evict a pod. Returns why it cannot be evicted yet, or "". Raises `KubeError` if a retry would not help."""
         grace = self.rules.grace if self.rules.grace >= 0 else None
         meta = pod.metadata
         try:

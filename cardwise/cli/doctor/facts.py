@@ -123,7 +123,7 @@ def fill_facts(facts: Facts, client: KubeClient, namespace: str) -> None:
 
 
 def queries_of_parts(namespace: str) -> dict[str, tuple[str, Mapping[str, str]]]:
-    """The lists that `collect_lists` reads to find why the parts on nodes do not run, all in the namespace of Cardwise."""
+    """The lists in Cardwise's namespace that `collect_lists` reads to find why the parts on nodes do not run."""
     return {
         "daemonsets": (paths.namespaced(_APPS, "daemonsets", namespace), {}),
         "own_pods": (paths.pods(namespace), {"labelSelector": _OF_CARDWISE}),

@@ -33,7 +33,7 @@ _POLICY_SUFFIX: Final = f".{names.GROUP}"  # how names of our policies end
 
 
 def is_installed(facts: Facts) -> bool | None:
-    """Whether any object of the chart exists; without one, all checks would fail for the same reason. None if unknown."""
+    """Whether any object of the chart exists: else all checks would fail for the same reason. None if unknown."""
     if facts.absent >= {"cards", "classes"}:
         return False
     present = {manifest["metadata"]["name"] for manifest in (*facts.mutating, *facts.validating, *facts.daemonsets)}
@@ -183,7 +183,7 @@ def check_webhook_exposure(facts: Facts) -> Iterator[Finding]:
 
 
 def _restricts_callers(policies: Iterable[Json], labels: Mapping[str, str], ports: Collection[int | str]) -> bool:
-    """Whether NetworkPolicies select pods with these labels, and every rule that opens these ports names its clients."""
+    """Whether NetworkPolicies select pods with these labels, and rules that open these ports name their clients."""
     selecting_policies = [
         listed["spec"]
         for listed in policies
@@ -211,7 +211,7 @@ def check_policies(facts: Facts) -> Iterator[Finding]:
 
 
 def check_leader(facts: Facts) -> Iterator[Finding]:
-    """Whether an extender leads, by the API server's clock: it recorded the last renewal, and returns the present time."""
+    """Whether an extender leads, by the API server's clock, which also recorded the last renewal."""
     if "leases" in facts.unread:
         return
     lease = next((listed for listed in facts.leases if listed["metadata"]["name"] == names.LEASE), None)
