@@ -103,8 +103,7 @@ class CardSums:
 
     def unknown_class_sizes(self, resource_class: ResourceClass) -> CardSizes:
         """The sizes of cards of a class that may not exist. Not cached, because a caller may name any class."""
-        with self._lock:
-            return _merge_sizes(self._sizes(node, resource_class) for node in self._cards)
+        return _merge_sizes(self._sizes_of(cards, resource_class) for cards in self._copy_cards())
 
     def sizes_on(self, nodes: Collection[str], resource_class: ResourceClass | None) -> CardSizes:
         """The sizes of cards of these nodes only. Not cached."""
@@ -113,13 +112,21 @@ class CardSums:
 
     def has_card_of(self, resource_class: ResourceClass) -> bool:
         """Whether any card is of the class."""
-        with self._lock:
-            return any(card.is_of_class(resource_class) for cards in self._cards.values() for card in cards.values())
+        return any(card.is_of_class(resource_class) for cards in self._copy_cards() for card in cards)
 
     def mps_scopes(self) -> frozenset[str]:
         """The scopes of the MPS daemons: `CardFacts.mps` of all cards."""
         with self._lock:
             return frozenset(scope for scope in self._scopes if scope)
+
+    def _copy_cards(self) -> list[tuple[CardFacts, ...]]:
+        """The cards of each node, to be compared without the lock, since every review needs the sums."""
+        with self._lock:
+            return [tuple(cards.values()) for cards in self._cards.values()]
+
+    def _sizes_of(self, cards: Iterable[CardFacts], resource_class: ResourceClass | None) -> Sizes:
+        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if card.is_of_class(resource_class))
+        return tuple(sorted(sizes, reverse=True))
 
     # Everything below runs under the lock.
 
@@ -153,9 +160,7 @@ class CardSums:
         known.total = _merge_sizes(known.nodes)
 
     def _sizes(self, node: str, resource_class: ResourceClass | None) -> Sizes:
-        cards = self._cards.get(node, {}).values()
-        sizes = (MiB(max(0, card.memory - self._kept_back)) for card in cards if card.is_of_class(resource_class))
-        return tuple(sorted(sizes, reverse=True))
+        return self._sizes_of(self._cards.get(node, {}).values(), resource_class)
 
 
 def _merge_sizes(nodes: Iterable[Sizes]) -> CardSizes:

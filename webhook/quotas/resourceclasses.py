@@ -12,6 +12,7 @@ from webhook.pods.validate import CardSizes
 
 _MIB = 1024**2
 _LEAST_MIB = 1024  # a smaller number is taken for one of GiB
+_MAX_COMPARED_CONDITIONS = 64  # of a selector: they are compared with every card, for warnings only
 _SELECTOR = "selector"
 _OTHER_SPELLINGS = ("resourceSelector", "labelSelector")  # of the proposals that ResourceClass follows
 
@@ -43,7 +44,8 @@ def warn(
     parsed = classes.parse(manifest)
     device_noun = "device" if parsed.other else "GPU"
     texts = []
-    if not has_card_of(parsed):
+    is_compared = sum(map(len, parsed.selector.alternatives)) <= _MAX_COMPARED_CONDITIONS
+    if is_compared and not has_card_of(parsed):
         labels = ((key, lookalikes.suggest_card_label(key)) for key in sorted(parsed.selector.keys))
         hint = next((f"; did you mean {near} instead of {key}?" for key, near in labels if near), "")
         texts.append(
@@ -56,7 +58,7 @@ def warn(
         texts.append(f"spec.share.memoryMiB: {rounding}")
     if not parsed.other:
         texts += _warn_byte_amounts(parsed.selector)
-    if parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:
+    if is_compared and parsed.share is not None and parsed.share.memory > (largest := cards(parsed).largest) > 0:
         texts.append(
             f"spec.share.memoryMiB: {parsed.share.memory} is more than the largest GPU of the class has ({largest}); "
             f"no pod gets {parsed.name} until a larger one joins"

@@ -76,6 +76,22 @@ def test_a_node_that_changes_a_label_again_and_again_has_its_own_cards_looked_at
     assert looked == {"n0": 80}
 
 
+@pytest.mark.parametrize("compare", [CardSums.has_card_of, CardSums.unknown_class_sizes])
+def test_a_class_that_anybody_may_name_is_compared_while_others_go_on(monkeypatch, compare):
+    sums = CardSums(MiB(0))
+    shown(sums, a=card("n1"), b=card("n2"))
+    free = []
+    matches = CardFacts.is_of_class
+
+    def is_of_class(facts, resource_class):
+        free.append(not sums._lock.locked())
+        return matches(facts, resource_class)
+
+    monkeypatch.setattr(CardFacts, "is_of_class", is_of_class)
+    compare(sums, a_class("none"))
+    assert free == [True] * 2
+
+
 def test_a_node_with_cards_without_number_counts_with_as_many_as_the_extender_counts():
     sums = CardSums(KEPT_BACK)
     for i in range(2 * MAX_CARDS_PER_NODE):

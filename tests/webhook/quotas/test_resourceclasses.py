@@ -72,6 +72,19 @@ def test_a_selector_of_no_card_is_told() -> None:
     assert warning.endswith("wait until one comes; did you mean model instead of modle?")
 
 
+@pytest.mark.parametrize(("alternatives", "conditions", "is_compared"), [(1, 64, True), (1, 65, False), (65, 1, False)])
+def test_a_selector_of_many_conditions_is_compared_with_no_card(
+    alternatives: int, conditions: int, is_compared: bool
+) -> None:
+    """Anybody who reaches the webhook may post one of thousands: with 24,000 cards it took 8 s of everybody's."""
+    expressions = [{"key": "model", "operator": "NotIn", "values": [f"x{i}"]} for i in range(conditions)]
+    manifest = class_manifest(selector=[{"matchExpressions": expressions}] * alternatives, share={"memoryMiB": 1 << 30})
+    decision = on_validate(manifest, "resourceclasses", Known(cards_of={"mine": CardSizes(MiB(8))}))
+    assert decision.allowed
+    assert ("does not match any" in str(decision.warnings)) == is_compared
+    assert ("more than the largest" in str(decision.warnings)) == is_compared
+
+
 def test_a_share_that_was_rounded_up_is_told() -> None:
     (warning,) = validated(class_manifest(selector=K80, share={"memoryMiB": "1.3GiB"}), {"model": "Tesla K80"}).warnings
     assert warning == "spec.share.memoryMiB: 1.3Gi is not a whole number of MiB and counts as 1332Mi"
