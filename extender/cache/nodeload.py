@@ -2,12 +2,16 @@
 (`cardwise.kube.pods.loads`).
 
 Counted by requests, as kube-scheduler does. Gangs need it, since a gang is planned before kube-scheduler has seen all
-of its members; preemption needs it for the pods of a node. Not thread-safe: the state locks.
+of its members; preemption needs it for the pods of a node. Not thread-safe: the state locks. A snapshot shares what
+does not change: maps with an entry for each pod are persistent, and all others have values that are replaced, never
+changed.
 """
 
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from immutables import Map
 
 from cardwise.core.api.request import Load
 from extender.records.nodeinfo import NodeRecord, PlacedPod
@@ -22,6 +26,9 @@ _UNREACHABLE_TAINTS: Final = frozenset(
 )  # taints of nodes
 
 
+_NO_COUNTS: Final[Map[str, int]] = Map()
+
+
 class NodeLoads:
     """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound one."""
 
@@ -30,14 +37,25 @@ class NodeLoads:
         self._nodes: dict[str, NodeRecord] = {}
         self._slots_since: dict[str, float] = {}  # nodes that had no slots, and since when they have them again
         self._sums: dict[str, Load] = {}
-        self._pods: dict[str, PlacedPod] = {}
+        self._pods: Map[str, PlacedPod] = Map()
         self._planned: set[str] = set()
-        self._keys_by_node: dict[str, dict[str, None]] = {}  # keys of `_pods` by node; a dict takes two thirds of a set
+        self._keys_by_node: dict[str, tuple[str, ...]] = {}  # keys of `_pods` by node
         # How many pods of a node hold cards: those that could be evicted, by priority, and those that terminate
         # already.
-        self._victims: dict[int, dict[str, int]] = {}
-        self._terminating: dict[str, int] = {}
+        self._victims: dict[int, Map[str, int]] = {}
+        self._terminating: Map[str, int] = Map()
         self._watched: list[set[str]] = []  # see `watch`
+
+    def snapshot(self) -> "NodeLoads":
+        """The loads as they are now. Neither sees a later change of the other. What was asked with `watch` is not told
+        of it.
+        """
+        twin = NodeLoads()
+        twin.freed_count = self.freed_count
+        twin._nodes, twin._slots_since, twin._sums = self._nodes.copy(), self._slots_since.copy(), self._sums.copy()
+        twin._pods, twin._planned, twin._keys_by_node = self._pods, self._planned.copy(), self._keys_by_node.copy()
+        twin._victims, twin._terminating = self._victims.copy(), self._terminating
+        return twin
 
     def watch(self) -> set[str]:
         """A set that receives the nodes for which `free_load` changes, at first all. The caller empties it
@@ -81,8 +99,9 @@ class NodeLoads:
     def remove_pod(self, key: str) -> None:
         """Stop counting the pod."""
         self._planned.discard(key)
-        before = self._pods.pop(key, None)
+        before = self._pods.get(key)
         if before is not None:
+            self._pods = self._pods.delete(key)
             self._count_victim(before, -1)
             self._add_load(before, -1)
             self._remove_from_node(key, before.node)
@@ -181,12 +200,16 @@ class NodeLoads:
     def nodes_with_victims(self, nodes: set[str], priority: int) -> set[str]:
         """Those of the nodes where a pod below this priority could be evicted from cards."""
         return set[str]().union(
-            *(nodes & counts.keys() for victim_priority, counts in self._victims.items() if victim_priority < priority)
+            *(
+                filter(counts.__contains__, nodes)
+                for victim_priority, counts in self._victims.items()
+                if victim_priority < priority
+            )
         )
 
     def nodes_with_terminating_pods(self, nodes: set[str]) -> set[str]:
         """Those of the nodes where a pod that holds cards is being deleted."""
-        return nodes & self._terminating.keys()
+        return {node for node in nodes if node in self._terminating}
 
     def get(self, key: str) -> PlacedPod | None:
         """The pod with its node, or with the node of its plan."""
@@ -196,7 +219,7 @@ class NodeLoads:
         before = self._pods.get(key)
         if before == placed:
             return
-        self._pods[key] = placed
+        self._pods = self._pods.set(key, placed)
         if before is not None:
             self._count_victim(before, -1)
         self._count_victim(placed, 1)
@@ -207,21 +230,18 @@ class NodeLoads:
             self._remove_from_node(key, before.node)
             self.freed_count += 1
         self._add_load(placed, 1)
-        self._keys_by_node.setdefault(placed.node, {})[key] = None
+        self._keys_by_node[placed.node] = (*self._keys_by_node.get(placed.node, ()), key)
 
     def _count_victim(self, placed: PlacedPod, sign: int) -> None:
         if not placed.holds_cards or placed.fixed:
             return
         if placed.terminating:
-            counts = self._terminating
-        elif placed.grouped:
-            return
-        else:
-            counts = self._victims.setdefault(placed.priority, {})
-        counts[placed.node] = counts.get(placed.node, 0) + sign
-        if not counts[placed.node]:
-            del counts[placed.node]
-            if not counts and not placed.terminating:
+            self._terminating = _add_count(self._terminating, placed.node, sign)
+        elif not placed.grouped:
+            counts = _add_count(self._victims.get(placed.priority, _NO_COUNTS), placed.node, sign)
+            if counts:
+                self._victims[placed.priority] = counts
+            else:
                 del self._victims[placed.priority]
 
     def _mark_changed(self, node: str) -> None:
@@ -229,9 +249,10 @@ class NodeLoads:
             watched.add(node)
 
     def _remove_from_node(self, key: str, node: str) -> None:
-        keys = self._keys_by_node[node]
-        del keys[key]
-        if not keys:
+        keys = tuple(other for other in self._keys_by_node[node] if other != key)
+        if keys:
+            self._keys_by_node[node] = keys
+        else:
             del self._keys_by_node[node]
 
     def _add_load(self, placed: PlacedPod, sign: int) -> None:
@@ -246,3 +267,9 @@ class NodeLoads:
             self._sums[node] = now
         else:
             del self._sums[node]
+
+
+def _add_count(counts: Map[str, int], node: str, sign: int) -> Map[str, int]:
+    """The counts by node with one more (sign 1) or one less (sign -1) for this node; a node without any is left out."""
+    count = counts.get(node, 0) + sign
+    return counts.set(node, count) if count else counts.delete(node)
