@@ -137,7 +137,7 @@ def test_all_waiting_binds_fail_with_the_reason(server, failure):
     message = {
         "connection": "gave up waiting for g1",
         "filter": "g0 came to be scheduled again",
-        "deleted": "g2 is gone",
+        "deleted": "g2 was deleted",
         "lease": "lease",
         "stop": "the extender stops",
     }[failure]
