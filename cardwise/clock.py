@@ -1,7 +1,7 @@
-"""The clock that a part lives by: the time, and every wait that ends with time. It is handed in.
+"""The clock of a part: the time, and all waits that end by time. It is a parameter.
 
-Whatever waits, sleeps, ages or times out takes a `Clock`, so a test hands in one that moves when it says so
-(tests/fakes/clock.py), and no test has to wait for "long enough". In production it is `SYSTEM`.
+Code that waits, sleeps, ages or times out takes a `Clock`. Tests pass a clock that they move themselves
+(tests/fakes/clock.py), so no test has to wait. In production it is `SYSTEM`.
 """
 
 import threading
@@ -12,35 +12,35 @@ from datetime import UTC, datetime
 
 
 class Clock(ABC):
-    """Time to read and to wait by. Thread-safe. All durations are in seconds."""
+    """A source of time, and waits by it. Thread-safe. All durations are in seconds."""
 
     @abstractmethod
     def now(self) -> float:
-        """Seconds since some moment; never goes back. For durations and deadlines within one process."""
+        """Monotonic seconds, for durations and deadlines within one process."""
 
     @abstractmethod
     def cpu(self) -> float:
-        """Seconds of CPU that the calling thread has had. For work that is put off where it was costly."""
+        """The CPU seconds that the calling thread has used."""
 
     @abstractmethod
     def wall_ns(self) -> int:
-        """The time of day, in nanoseconds since 1970. For what other machines read; it may jump."""
+        """The time of day in nanoseconds since 1970, for other machines to read; it may jump."""
 
     @abstractmethod
     def wait_for(self, condition: threading.Condition, ready: Callable[[], bool], seconds: float | None) -> bool:
-        """As `threading.Condition.wait_for`: the caller holds `condition`; returns what `ready` said last."""
+        """As `threading.Condition.wait_for`: the caller holds `condition`; returns the last result of `ready`."""
 
     @abstractmethod
     def wait(self, event: threading.Event, seconds: float | None) -> bool:
-        """As `threading.Event.wait`: until it is set, for `seconds` at most (None: no limit); whether it is set."""
+        """As `threading.Event.wait`: wait up to `seconds` (None: no limit) for the event; returns whether it is set."""
 
     @abstractmethod
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait for `seconds`."""
 
     @abstractmethod
     def join(self, thread: threading.Thread, seconds: float) -> bool:
-        """As `threading.Thread.join`: until it has ended, for `seconds` at most; whether it has."""
+        """As `threading.Thread.join`: wait up to `seconds` for the thread's end; returns whether it has ended."""
 
     def wall(self) -> datetime:
         """The time of day in UTC, to the microsecond."""
@@ -74,7 +74,7 @@ class SystemClock(Clock):
 
 
 class BootClock(SystemClock):
-    """The machine's clock, which runs on while the machine sleeps. For what others count on meanwhile: a Lease."""
+    """The machine's clock that also counts while the machine sleeps: for Leases, which expire meanwhile."""
 
     def now(self) -> float:
         return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -1,8 +1,8 @@
 """Supervision: the loop of a daemon thread never ends by an exception.
 
-A thread that ends by an exception ends alone: the process goes on, its probes answer, and what the thread did is not
-done any more. Each loop handles the exceptions of its work by itself, with its own log line and pause. Here is what is
-left: exceptions of that handling (a logger that fails, a message that cannot be made), and of the code in between.
+When a thread ends by an exception, the process continues and its probes succeed, but the thread's work is not done any
+more. Each loop handles the exceptions of its work itself, with its own log line and pause. This handles the others:
+exceptions of that handling (a failing logger, a message that cannot be formatted) and of the code in between.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ _MAX_PAUSE = 30.0  # seconds; 5,000 nodes must not list again every second
 
 
 def supervised_thread(loop: Callable[[], None], name: str, clock: Clock) -> threading.Thread:
-    """A daemon thread that runs `loop` until it returns; not started yet. If it raises, it runs again after a pause.
+    """Create a daemon thread that runs `loop`, and runs it again after a pause if it raises. Does not start the thread.
 
-    loop: returns when its owner stops it, also if it is called again afterwards.
+    loop: returns when its owner stops it, also when it is called again afterwards.
     """
     return threading.Thread(target=_supervise, args=(loop, name, clock), name=name, daemon=True)
 
@@ -49,6 +49,6 @@ def _report(name: str, pause: float) -> None:
     """Log the exception; print it if the logger fails."""
     try:
         _log.exception("a thread failed; starting its loop again", thread=name, retry_in=pause)
-    except Exception:  # noqa: BLE001 - it may be what has failed
+    except Exception:  # noqa: BLE001 - the logger itself may have failed
         with contextlib.suppress(Exception):
             traceback.print_exc(file=sys.stderr)

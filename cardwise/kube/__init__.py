@@ -1,6 +1,6 @@
 """Kubernetes for all parts: API calls, watches, leases, events, and a survey of the cluster.
 
-In: credentials. Out: objects as structs, changes, the leader, Events for users.
+Input: credentials. Output: objects as structs, changes, the leader, Events for users.
 
     client       requests to the API server; `credentials`, `kubeconfig`: its address and our identity; `transport`:
                  connections with a deadline for the response

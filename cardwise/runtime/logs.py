@@ -1,9 +1,9 @@
-"""Logging: one stream for a part, JSON lines (or text for people) on stderr, whoever wrote the line.
+"""Logging: one stream per part, as JSON lines (or text for people) on stderr.
 
-Each field of a line has bounds, whatever is quoted in it: tenants' texts must not fill the node's disk.
+Each field of a line has a maximum size: texts of tenants must not fill the node's disk.
 
-structlog, the standard library's loggers and gunicorn's go through one formatter, and every line says which part it is
-from. `logger` is part of a line: where a module moves, its logger keeps its name.
+Lines of structlog, the standard library and gunicorn have the same format, and each names its component. `logger` is
+part of a line, so a module that moves keeps the name of its logger.
 """
 
 import logging
@@ -28,12 +28,12 @@ _MAX_LINES_OF_KEY: Final = 20
 LogFormat = Literal["json", "text"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-# Libraries that tell at info what only their authors need.
+# Libraries whose info lines are of no use to administrators.
 _QUIET = ("urllib3", "kubernetes", "asyncio")
 
 
 def configure(component: str, level: LogLevel = "info", fmt: LogFormat = "json") -> None:
-    """Call once, early, in `main`. Lines carry `component`; bind more by `structlog.contextvars.bind_contextvars`."""
+    """Configure logging; call it once, early in `main`. Lines have the field `component`."""
     number = logging.getLevelNamesMapping()[level.upper()]
 
     def add_component(_logger: Any, _name: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -1,4 +1,4 @@
-"""A thread that runs a function when it is woken, and at an interval."""
+"""A thread that runs a function at an interval, and when it is woken."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ _log = structlog.get_logger(__name__)
 
 
 def run_steps(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
-    """A turn that takes all these steps. One that fails does not keep the others; it is raised after them."""
+    """Combine steps into one. A failing step does not stop the others; its exception is raised after them."""
 
     def run_steps() -> None:
         failed: list[Exception] = []
@@ -30,8 +30,8 @@ def run_steps(steps: Sequence[Callable[[], None]]) -> Callable[[], None]:
 
 
 class Loop:
-    """Takes its first turn when it starts. A turn that raises is logged as `failed` and taken again after a while, in
-    which nobody wakes it; `expected` errors are no faults of ours.
+    """Runs `step` repeatedly in a thread, the first time at the start. If `step` raises, the loop logs the exception as
+    `failed` and runs it again after a pause, which `wake` does not end.
     """
 
     def __init__(
@@ -46,8 +46,14 @@ class Loop:
         cap: float = 5.0,
         clock: Clock,
     ) -> None:
-        """`every`: seconds from the end of a turn to the next, None: when woken only. `failures` by the loop's name.
-        `cap`: the most seconds that a failed turn keeps it away.
+        """Create a loop.
+
+        name: the name of the thread.
+        failed: the log line of a failure.
+        failures: a counter of unexpected exceptions, labelled with the loop's name.
+        expected: exceptions that are not bugs, which are logged as warnings.
+        every: seconds between the end of a run and the next; None: runs only when woken.
+        cap: the longest pause after a failure, in seconds.
         """
         self._name = name
         self._step = step
@@ -65,26 +71,26 @@ class Loop:
         self._thread.start()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Waits for the turn that is under way, `timeout` seconds at most."""
+        """Stop the loop; waits up to `timeout` seconds for the present run."""
         self.request_stop()
         if self._thread.is_alive():
             self._clock.join(self._thread, timeout)
 
     def request_stop(self) -> None:
-        """As `stop`, without waiting."""
+        """Stop the loop without waiting for the present run."""
         self._stopping.set()
         self._wake.set()
 
     def wake(self) -> None:
-        """Take a turn now. From any thread."""
+        """Run `step` now. Any thread may call it."""
         self._wake.set()
 
     def run_within(self, seconds: float) -> None:
-        """Take the next turn after so many seconds at most. From within a turn."""
+        """Make the next run start within so many seconds. Called by `step`."""
         self._pause = seconds if self._pause is None else min(self._pause, seconds)
 
     def run_once(self) -> float | None:
-        """One turn, in the caller's thread; how long to stay away after it has failed, None when it has not."""
+        """Run `step` in the caller's thread. Returns the seconds to pause if it failed, else None."""
         self._wake.clear()
         self._pause = self._every
         try:
@@ -93,7 +99,7 @@ class Loop:
             delay = self._backoff.next_delay(getattr(error, "retry_after", None))
             _log.warning(self._failed, error=str(error), retry_in=round(delay, 1))
             return delay
-        except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it goes on
+        except Exception:  # noqa: BLE001 - the thread's outermost loop: logged, and it continues
             if self._failures is not None:
                 self._failures.labels(self._name).inc()
             _log.exception(self._failed)

@@ -1,6 +1,6 @@
-"""Replaces a file atomically: a reader meets the old content or the new, never a part of either.
+"""Replaces a file atomically: readers see the old or the new content, never a part of it.
 
-For files that belong together there is `filesets`.
+For files that belong together, use `filesets`.
 """
 
 import os
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Not meant to survive a power cut. Raises OSError, and leaves nothing behind then."""
-    # Hidden, and without the suffix: who looks through the folder takes it for none of the files that it wants.
+    """Replace the file atomically; it may be lost in a power cut. Raises OSError, and then leaves no other file."""
+    # Hidden and without the suffix, so that readers of the folder ignore it.
     scratch = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
     try:
         scratch.write_bytes(content)

@@ -1,7 +1,7 @@
 """The command-line options that every part has, and the option types that they share.
 
 Every option has an environment variable, `CARDWISE_<NAME>`: give `context_settings=CONTEXT_SETTINGS` to the command.
-A bad value ends the start with a message that names the option and says what to write.
+A bad value stops the start with a message that names the option and what to write instead.
 """
 
 import functools
@@ -41,7 +41,7 @@ class HostPort:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From "host:port", "[v6]:port" or ":port". Raises ValueError."""
+        """Parse "host:port", "[v6]:port" or ":port". Raises ValueError."""
         host, colon, port = text.strip().rpartition(":")
         if not colon or not port.isdigit() or int(port) > 65535:
             raise ValueError(f"{text!r} is not HOST:PORT; write for example 0.0.0.0:8443, [::]:8443 or :8443")
@@ -63,7 +63,7 @@ class ObjectName:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From "namespace/name". Raises ValueError."""
+        """Parse "namespace/name". Raises ValueError."""
         namespace, _, name = text.strip().partition("/")
         if not (namespace and name) or "/" in name:
             raise ValueError(f"{text!r} is not NAMESPACE/NAME; write for example {names.NAMESPACE}/cardwise-tls")
@@ -74,7 +74,7 @@ class ObjectName:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of "30s", "1.5m", "1h30m" or "250ms"; "0" is allowed without a unit. Raises ValueError."""
+    """Parse "30s", "1.5m", "1h30m" or "250ms" into seconds; "0" needs no unit. Raises ValueError."""
     text = text.strip()
     if text == "0":
         return 0.0
@@ -87,7 +87,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class ParsedParam(click.ParamType[_Parsed]):
-    """Option type of values of `kind`, which `parse` reads from text. It raises ValueError."""
+    """The option type of values of type `kind`. `parse` parses their text and raises ValueError."""
 
     def __init__(self, kind: type[_Parsed], parse: Callable[[str], _Parsed], name: str) -> None:
         self._kind = kind
@@ -104,7 +104,7 @@ class ParsedParam(click.ParamType[_Parsed]):
 
 
 class DurationParam(click.ParamType[float]):
-    """Option type of a duration; the value is seconds."""
+    """The option type of a duration; its value is in seconds."""
 
     name = "duration"
 
@@ -124,7 +124,7 @@ DURATION = DurationParam()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommonSettings:
-    """What `common_options` hands to the command as `common`."""
+    """The values of `common_options`, which the command gets as `common`."""
 
     kubeconfig: Path | None
     log_level: LogLevel
@@ -132,10 +132,10 @@ class CommonSettings:
     metrics_bind: HostPort
 
 
-# An option that says in `--help` which environment variable it has.
+# An option whose environment variable is shown by `--help`.
 option = functools.partial(click.option, show_envvar=True)
 
-# Of the parts that run beside the cards: they must be given the same.
+# For the parts on GPU nodes: device plugin and MPS manager need the same value.
 simulated_cards_option = option(
     "--simulated-cards",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -152,15 +152,17 @@ core_overcommit_option = option(
 
 
 def grouped_options(name: str, make: Callable[..., object], *options: _Decorator) -> _Decorator:
-    """Decorator, below `@click.command`: adds the options, and passes their values as one argument of this name: what
-    `make` makes of those that are named as its parameters.
+    """A decorator below `@click.command` that adds options and passes them to the command as one argument.
+
+    name: the name of the argument.
+    make: creates its value from those option values that have the names of its parameters.
     """
-    wanted = inspect.signature(make).parameters.keys()
+    parameters = inspect.signature(make).parameters.keys()
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(command)
         def wrapper(**arguments: Any) -> Any:
-            group = make(**{key: arguments.pop(key) for key in wanted & arguments.keys()})
+            group = make(**{key: arguments.pop(key) for key in parameters & arguments.keys()})
             return command(**arguments, **{name: group})
 
         wrapped: Callable[..., Any] = wrapper
@@ -201,22 +203,23 @@ common_options = grouped_options(
 
 
 def check_distinct(addresses: Mapping[str, HostPort | None]) -> None:
-    """Checks that no two servers listen on one port. `addresses`: by option. Raises click.UsageError with both."""
-    seen: dict[int, str] = {}
+    """Check that no two servers listen on one port. `addresses`: by option. Raises click.UsageError."""
+    options_by_port: dict[int, str] = {}
     for option, address in addresses.items():
         if address is None or address.port == 0:
             continue
-        if address.port in seen:
-            raise click.UsageError(f"{seen[address.port]} and {option} name the same port {address.port}; change one")
-        seen[address.port] = option
+        if address.port in options_by_port:
+            other = options_by_port[address.port]
+            raise click.UsageError(f"{other} and {option} name the same port {address.port}; change one")
+        options_by_port[address.port] = option
 
 
 @contextmanager
 def report_startup_errors(*options: str) -> Iterator[None]:
-    """What cannot work becomes one line that names the options to look at, not a traceback."""
+    """Report errors of the start as one line that names the options to check, instead of a traceback."""
     try:
         yield
     except (KubeError, KubeConfigError) as error:
         raise click.ClickException(f"cannot start: {error}") from error
     except OSError as error:
-        raise click.ClickException(f"cannot start: {error}; look at {' and '.join(options)}") from error
+        raise click.ClickException(f"cannot start: {error}; check {' and '.join(options)}") from error

@@ -91,4 +91,4 @@ def test_an_authority_that_cannot_be_read_is_refused_by_name(
     (tmp_path / "ca.crt").write_text("no PEM")
     done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--client-ca={tmp_path / 'ca.crt'}"])
     assert done.exit_code == 1
-    assert "look at --client-ca" in done.output
+    assert "check --client-ca" in done.output

@@ -1,10 +1,10 @@
 """An HTTP/1.1 server for WSGI applications, and the port with metrics and health.
 
-Comes in: connections. Goes out: calls that have come whole, each with a thread.
+Input: connections. Output: complete calls, each on a thread.
 
-    serving     the process that serves, and its watcher
-    httpserver  the connections; `threads`: who answers their calls, and whose call is next
-    httpcalls   bytes to calls, answers to bytes
+    serving     the serving process, and its parent that replaces it
+    httpserver  the connections; `threads`: the threads that answer calls, in a fair order
+    httpcalls   parses calls and encodes responses
     tlsconnection     TLS on a socket that never blocks
     health      the port of /metrics, /healthz, /readyz; `configz`: the settings there
 """

@@ -1,7 +1,6 @@
-"""The page /configz beside /metrics: the settings that are in effect.
+"""The page /configz: the settings in effect, with their sources.
 
-It shows each value and where it came from. Options that are secrets are hidden; there are none yet. `settings` says
-what there is to set.
+Secret options are hidden; there are none yet. `settings` has the options of all parts.
 """
 
 import dataclasses
@@ -25,9 +24,9 @@ _SOURCES = {
 
 
 def describe_options(context: click.Context, decided: Mapping[str, object] | None = None) -> dict[str, Any]:
-    """Each option of the running command by its flag: its value and its source, `flag`, `environment` or `default`.
+    """The options of the running command by flag, with value and source: `flag`, `environment` or `default`.
 
-    `decided`: by the option's name in Python, what the part has made of one that was left out.
+    decided: the values that the part has chosen for missing options, by their names in Python.
     """
     settings = context.params | dict(decided or {})
     options: dict[str, Any] = {}
@@ -45,7 +44,7 @@ def describe_options(context: click.Context, decided: Mapping[str, object] | Non
 
 
 def encode_settings(settings: Mapping[str, Any]) -> bytes:
-    """The answer of `/configz`."""
+    """The response of `/configz`."""
     return msgspec.json.format(msgspec.json.encode(settings), indent=2) + b"\n"
 
 
@@ -54,7 +53,7 @@ def _is_hidden(param: click.Option, name: str) -> bool:
 
 
 def _to_json(setting: object) -> Any:
-    """As JSON has it: what JSON does not know is written as people write it on the command line."""
+    """Convert to JSON; other types are written as on the command line."""
     if setting is None or isinstance(setting, bool | int | float):
         return setting
     if isinstance(setting, Mapping):

@@ -1,7 +1,7 @@
-"""The HTTP server of /metrics, /healthz, /readyz and /configz, on a plain port of its own.
+"""The HTTP server of /metrics, /healthz, /readyz and /configz, on a port of its own without TLS.
 
-Probes and scrapers have no client certificates, and the device plugin and the MPS part serve nothing else: so it is not
-the serving port. Runs in threads, so start it in the process whose health it tells (after a fork).
+Probes and scrapers have no client certificates, and the device plugin and MPS manager have no other port. The server
+runs in threads: start it in the process whose health it reports (after a fork).
 """
 
 import socket
@@ -25,17 +25,17 @@ from cardwise.supervision import supervised_thread
 
 _log = structlog.get_logger("cardwise.runtime.health")
 
-# Kubelet, Prometheus and people: some connections each. Places for twenty addresses with as many as each may have, so
-# that a probe's connection is kept until it has been read.
+# Kubelet, Prometheus and people have a few connections each. Twenty addresses may have the maximum per address, so that
+# a probe's connection is kept until it has been read.
 _LIMITS = Limits(reading=PhaseLimits(2.0, 200), busy=8, source=100, body=0)
 
 Problems = Callable[[], Sequence[str]]
-"""Why the part is not ready (or not alive), a line each; none: it is. Must answer quickly; may raise."""
+"""Returns the reasons why the part is not ready (or not alive), one line each. Must return quickly; may raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthSettings:
-    """What a serving process needs from `main` to show itself: where, its settings, and its certificates' folder."""
+    """The settings of a serving process's `HealthServer`: address, settings in effect, folder of certificates."""
 
     bind: HostPort
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -47,8 +47,12 @@ def _no_problems() -> Sequence[str]:
 
 
 class HealthServer:
-    """`ready` is asked by /readyz, `alive` by /healthz (by default whoever answers is alive). `notes`: lines for people
-    that /readyz shows after the verdict. `config`: the settings in effect, as `configz.describe_options` has them.
+    """The HTTP server of health and metrics.
+
+    ready: the check of /readyz.
+    alive: the check of /healthz; by default a process that answers is alive.
+    notes: lines for people that /readyz shows after the result.
+    config: the settings in effect, as `configz.describe_options` returns them.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class HealthServer:
         config: Mapping[str, Any] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
-        """Binds at once. Raises OSError when the port is taken; port 0 takes a free one, see `port`."""
+        """Bind the port. Raises OSError if it is in use; port 0 takes a free one, see `port`."""
         self._checks = {"/readyz": ready, "/healthz": alive}
         self._notes = {"/readyz": notes}
         self._registry = registry
@@ -70,7 +74,7 @@ class HealthServer:
         self._config = config or {}
         listening = _open_socket(bind)
         self.port = int(listening.getsockname()[1])
-        # Who scrapes, however often, keeps no probe waiting.
+        # Scrapes, however frequent, do not delay probes.
         probes, others = Threads("probes", 2), Threads("metrics", 1)
         listener = Listener(listening, lambda environ: probes if environ["PATH_INFO"] in self._checks else others)
         self._server = HttpServer(self._answer, [listener], limits=_LIMITS, clock=clock)
@@ -78,9 +82,7 @@ class HealthServer:
         self._stopped = False
 
     def start(self) -> None:
-        """Begins to serve, unless it was stopped. `tune_interpreter` comes before: without it, who scrapes keeps probes
-        waiting.
-        """
+        """Start serving, unless it was stopped. Call `tune_interpreter` before: without it, scrapes delay probes."""
         if not self._stopped:
             self._thread.start()
 
@@ -113,7 +115,7 @@ class HealthServer:
     def _metrics(self, accept: str) -> tuple[HTTPStatus, bytes, str]:
         try:
             encoder, content_type = exposition.choose_encoder(accept)
-        except (TypeError, ValueError):  # it fails on a version that is no number; such a header says nothing
+        except (TypeError, ValueError):  # it fails on a version that is not a number; such a header is ignored
             encoder, content_type = exposition.choose_encoder("")
         try:
             return HTTPStatus.OK, encoder(self._registry), content_type
@@ -125,7 +127,7 @@ class HealthServer:
 def _check_result(list_problems: Problems, notes: Problems) -> tuple[HTTPStatus, bytes]:
     try:
         problems, lines = list(list_problems()), list(notes())
-    except Exception as error:  # noqa: BLE001 - a check that fails is a problem, told as such
+    except Exception as error:  # noqa: BLE001 - a failing check is reported as a problem
         _log.exception("health check failed")
         problems, lines = [f"the check itself failed: {error!r}"], []
     status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
@@ -133,12 +135,12 @@ def _check_result(list_problems: Problems, notes: Problems) -> tuple[HTTPStatus,
 
 
 def _open_socket(bind: HostPort) -> socket.socket:
-    # "" as the host: IPv6 with IPv4 mapped where the machine has it, since kubelet and Prometheus use either.
+    # Host "": IPv6 with mapped IPv4 if the machine has it, because kubelet and Prometheus use either.
     dual_stack = not bind.host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual_stack or ":" in bind.host else socket.AF_INET
-    # The backlog is the kernel's own limit. Where it is full, a probe is not even heard before its second is over.
+    # The backlog has the kernel's limit. While it is full, probes time out.
     listening = socket.create_server((bind.host, bind.port), family=family, backlog=4096, dualstack_ipv6=dual_stack)
-    # What the kernel keeps of a connection until it is read, which is this container's memory: more than a whole head.
+    # The kernel's buffer per connection, in this container's memory: more than a complete head.
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 32_768)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
     return listening

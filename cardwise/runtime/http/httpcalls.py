@@ -1,7 +1,7 @@
-"""The HTTP/1.1 parser: bytes of a connection to WSGI calls, answers to bytes.
+"""Parses HTTP/1.1 calls for WSGI, and encodes responses.
 
-The reading is llhttp's (httptools), the parser of Node.js: what two readers could understand differently it refuses.
-Nothing here waits or does I/O, so a call may come in pieces of any size.
+The parser is llhttp (httptools), that of Node.js: it rejects input that two parsers could interpret differently.
+Nothing here waits or does I/O, so a call may arrive in pieces of any size.
 """
 
 import io
@@ -15,37 +15,37 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 
-# In the WSGI environ: the time at which the call began to come, by the server's clock. It may have waited since.
+# In the WSGI environ: the time when the call began to arrive, by the server's clock. It may have waited since.
 ARRIVED: Final = "cardwise.arrived"
-# In the WSGI environ: call it, and the connection is closed after the answer.
+# In the WSGI environ: a function that makes the server close the connection after the response.
 CLOSE: Final = "cardwise.close"
-# In the WSGI environ: whether the call may wait for long, having a thread of the second set.
+# In the WSGI environ: whether the call may wait for long, on a thread of the second set.
 SLOW: Final = "cardwise.slow"
-# In the WSGI environ: the socket of the connection, to see whether the client is still there.
+# In the WSGI environ: the socket of the connection, to check whether the client is still connected.
 SOCKET: Final = "cardwise.socket"
 
 Environ = dict[str, Any]
 WsgiApp = Callable[[Environ, Callable[..., Any]], Iterable[bytes]]
 
-# Bytes of a request's target (path and query), and of its headers' names and values. The longest head of our clients
-# has less than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies in between send no more.
+# Bytes of a request's target (path and query), and of its headers' names and values. Heads of our clients have less
+# than 2 KiB. 8 KiB and 16 KiB are the defaults of nginx and of Node.js: proxies send no more.
 _MAX_TARGET: Final = 8_192
 _MAX_HEADER_BYTES: Final = 16_384
-_MAX_BESIDES_BODY: Final = 65_536  # bytes of a call: its head, and what chunks say of themselves
+_MAX_BESIDES_BODY: Final = 65_536  # bytes of a call: its head and the chunk headers
 _MAX_HEADERS: Final = 100  # lines, whatever their names
 # Headers that a request has at most once (RFC 9110, section 5.3 and RFC 9112, sections 3.2, 6.1 and 6.3): of two, two
-# readers could take different ones.
+# parsers could choose different ones.
 _SINGLE: Final = frozenset({"HTTP_CONTENT_LENGTH", "HTTP_HOST", "HTTP_TRANSFER_ENCODING"})
-# The interim answer for which a client waits before it sends the body (RFC 9110, section 10.1.1).
+# The interim response that a client may await before it sends the body (RFC 9110, section 10.1.1).
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Bytes of memory, with Python's own of strings and dicts: a call's environ, and each header line in it.
+# Bytes of memory, including the overhead of Python objects: a call's environ, and each header line in it.
 _CALL_BYTES: Final = 4_096
 _LINE_BYTES: Final = 256
-_MAX_CALLS: Final = 8  # sent one behind the other before the first is answered; none of our clients does so
+_MAX_CALLS: Final = 8  # pipelined calls; none of our clients sends any
 
 
 class BadHttpCall(Exception):
-    """No call that can be answered, with the status to say so. What follows it on the connection cannot be read."""
+    """An invalid call, with the status of the response. The rest of the connection cannot be parsed."""
 
     def __init__(self, status: HTTPStatus) -> None:
         super().__init__(status.phrase)
@@ -53,11 +53,11 @@ class BadHttpCall(Exception):
 
 
 class HttpCall(NamedTuple):
-    """A call that has come whole.
+    """A complete call.
 
-    environ: its PATH_INFO is as it was sent, with its escapes; `answer_call` decodes it.
-    held: bytes of memory that it takes, an estimate.
-    last: the connection ends with its answer.
+    environ: the WSGI environ; its PATH_INFO has escapes, which `answer_call` decodes.
+    held_bytes: the estimated bytes of memory that the call takes.
+    last: whether the connection ends with its response.
     """
 
     environ: Environ
@@ -66,58 +66,59 @@ class HttpCall(NamedTuple):
 
 
 class Reader:
-    """Reads the calls of one connection. `shared`: what all their environments have in common.
+    """Parses the calls of one connection.
 
-    A body of more than `max_body_bytes` bytes is not read: its call has the size that it said, or that it had reached,
-    as CONTENT_LENGTH, an empty input, and is the last one.
+    shared: the part of the environ that all calls have in common.
+    max_body_bytes: a larger body is not read. Its call has an empty input and the announced or reached size as
+        CONTENT_LENGTH, and is the last one.
     """
 
     def __init__(self, shared: Environ, max_body_bytes: int) -> None:
         self.calls: deque[HttpCall] = deque()
-        self.begun = False  # a call has begun to come
-        self.awaits_continue = False  # its client sends no body before it has got CONTINUE
+        self.begun = False  # a call has begun to arrive
+        self.awaits_continue = False  # the client awaits CONTINUE before it sends the body
         self._shared = shared
         self._max_body_bytes = max_body_bytes
-        self._headers: Environ = {}  # of the call whose head is whole
+        self._headers: Environ = {}  # of the call whose head is complete
         self._parser = httptools.HttpRequestParser(self)
         self._ends = False  # nothing more is read
         self._reset()
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of memory that calls take, whole or not: an estimate."""
+        """The estimated bytes of memory of all calls, complete or not."""
         begun = self._head_bytes() + self._head + sys.getsizeof(self._body) if self.begun else 0
         return begun + sum(call.held_bytes for call in self.calls)
 
     def _head_bytes(self) -> int:
-        """Of the call that is read: its environ, as far as it has come."""
+        """The estimated bytes of the environ of the call that is being read."""
         return _CALL_BYTES + self._header_lines * _LINE_BYTES + self._header_bytes + len(self._url)
 
     def close(self) -> None:
-        """Nothing is read any more. It and its parser would keep each other until the next garbage collection."""
+        """Stop parsing. Breaks the reference cycle with the parser, which would wait for the garbage collector."""
         del self._parser
 
     def feed(self, data: bytes) -> None:
-        """The next bytes of the connection. Raises BadCall."""
+        """Parse the next bytes of the connection. Raises BadHttpCall."""
         if self._ends:
             return
         calls, body = len(self.calls), len(self._body)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
-            self._ends = True  # to another protocol, which is not spoken here: the call is answered as any other
+            self._ends = True  # to another protocol, which is not supported: the call is answered as any other
         except httptools.HttpParserError as error:
-            # What one of the methods below has raised is the context of llhttp's own.
+            # The context of llhttp's exception is that of the method below that failed.
             cause = error.__context__
             raise (cause if isinstance(cause, BadHttpCall) else BadHttpCall(HTTPStatus.BAD_REQUEST)) from error
         if len(self.calls) == calls:
-            self.begun = True  # by an empty line, too: its time runs
-            # All that is no body: the head, and what chunks say of themselves.
+            self.begun = True  # also by an empty line: its time limit counts
+            # All bytes outside the body: the head and the chunk headers.
             self._head += len(data) - (len(self._body) - body)
             if self._head > _MAX_BESIDES_BODY:
                 raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
-    # What llhttp calls.
+    # Callbacks of llhttp.
 
     def on_message_begin(self) -> None:
         self.begun = True
@@ -135,7 +136,7 @@ class Reader:
         if self._header_lines > _MAX_HEADERS or self._header_bytes > _MAX_HEADER_BYTES:
             raise BadHttpCall(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if b"_" in name:
-            return  # could pass for one with "-"
+            return  # could be mistaken for a header with "-"
         key = "HTTP_" + name.decode("latin-1").upper().replace("-", "_")
         contents = self._header_contents.setdefault(key, [])
         if contents and key in _SINGLE:
@@ -149,7 +150,7 @@ class Reader:
             raise BadHttpCall(HTTPStatus.BAD_REQUEST)
         coding = self._headers.get("HTTP_TRANSFER_ENCODING")
         if coding is not None and coding.strip(" \t").lower() != "chunked":
-            raise BadHttpCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would be read as it is
+            raise BadHttpCall(HTTPStatus.NOT_IMPLEMENTED)  # `gzip, chunked`: the body would not be decompressed
         length = self._headers.pop("HTTP_CONTENT_LENGTH", "0")
         if int(length) > self._max_body_bytes:
             self._reject_body(length)
@@ -181,7 +182,7 @@ class Reader:
         url = httptools.parse_url(self._url)
         environ = self._shared | self._headers
         environ["REQUEST_METHOD"] = self._parser.get_method().decode("ascii")
-        # Decoded by who answers: Python's decoder takes milliseconds for some paths, and this thread reads for all.
+        # The answering thread decodes it: that takes milliseconds for some paths, and this thread reads for all.
         environ["PATH_INFO"] = (url.path or b"/").decode("latin-1")
         environ["QUERY_STRING"] = (url.query or b"").decode("latin-1")
         environ["CONTENT_LENGTH"] = length
@@ -192,7 +193,7 @@ class Reader:
         self._reset()
 
     def _reset(self) -> None:
-        """Before the next call."""
+        """Prepare for the next call."""
         self.begun = False
         self.awaits_continue = False
         self._url = b""
@@ -205,7 +206,7 @@ class Reader:
 
 
 def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str) -> Environ:
-    """What the environments of all calls on a connection have in common."""
+    """The part of the WSGI environ that all calls of a connection have in common."""
     return {
         "SCRIPT_NAME": "",
         "SERVER_PROTOCOL": "HTTP/1.1",
@@ -223,8 +224,8 @@ def shared_environ(client: tuple[Any, ...], server: tuple[Any, ...], scheme: str
     }
 
 
-class HttpAnswer:
-    """What the application says to a call. `last`: the connection ends with it."""
+class HttpResponse:
+    """The application's response to a call. `last`: the connection ends with it."""
 
     __slots__ = ("_headers", "_status", "last")
 
@@ -234,14 +235,14 @@ class HttpAnswer:
         self._headers: list[tuple[str, str]] = []
 
     def start_response(self, status: str, headers: list[tuple[str, str]], exc_info: object = None) -> None:
-        del exc_info  # nothing is sent before the application is done, so it may always begin anew
+        del exc_info  # nothing is sent before the application returns, so it may always start again
         self._status, self._headers = status, headers
 
     def force_close(self) -> None:
         self.last = True
 
     def encode(self, body: bytes, *, head_only: bool = False) -> bytes:
-        """The answer as bytes."""
+        """The response as bytes."""
         lines = [f"HTTP/1.1 {self._status}", f"Date: {formatdate(usegmt=True)}"]
         lines += [f"{name}: {content}" for name, content in self._headers]
         if not any(name.lower() == "content-length" for name, _ in self._headers):
@@ -252,11 +253,11 @@ class HttpAnswer:
 
 
 def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> tuple[bytes, bool]:
-    """The application's answer as it is sent, and whether the connection ends with it. Raises what `app` raises."""
+    """The application's response as bytes, and whether the connection ends with it. Raises exceptions of `app`."""
     if "%" in call.environ["PATH_INFO"]:
         path = call.environ["PATH_INFO"].encode("latin-1")
         call.environ["PATH_INFO"] = unquote_to_bytes(path).decode("latin-1")
-    answer = HttpAnswer(last=call.last)
+    answer = HttpResponse(last=call.last)
     call.environ[CLOSE] = answer.force_close
     parts = app(call.environ, answer.start_response)
     try:
@@ -270,7 +271,7 @@ def answer_call(app: WsgiApp, call: HttpCall, stopping: Callable[[], bool]) -> t
 
 
 def refusal_response(status: HTTPStatus) -> bytes:
-    """The response, made without the application, after which the connection is closed."""
-    answer = HttpAnswer(last=True)
+    """A response of the server itself, after which the connection is closed."""
+    answer = HttpResponse(last=True)
     answer.start_response(f"{status.value} {status.phrase}", [])
     return answer.encode(b"")

@@ -1,8 +1,8 @@
-"""Serves a WSGI application in a child process, which is watched and replaced when it hangs.
+"""Serves a WSGI application in a child process, which the parent replaces when it hangs.
 
-The watching, forking and stopping is gunicorn's (its arbiter), the serving `httpserver`'s. One serving process, because
-the extender's ledger must exist once. Beside its threads there can be a second port with threads of its own ("slow"):
-bind calls of a gang wait there for minutes, and the fast port never feels it. TLS follows its files.
+gunicorn's arbiter watches, forks and stops; `httpserver` serves. There is one serving process, because the extender's
+ledger must exist once. A second port ("slow") can have threads of its own: bind calls of a gang wait there for minutes
+without delaying the first port. Changed TLS files are loaded.
 """
 
 import faulthandler
@@ -30,15 +30,15 @@ from cardwise.runtime.settings import HostPort
 
 _log = structlog.get_logger("cardwise.runtime.serving")
 
-# The parent looks this often at the heartbeat of the serving process, and ends it when so many looks in a row have
-# found the same one. Looks and not time: who was frozen together with its child blames it for nothing.
-_LOOK_SECONDS = 0.25
-_SILENT_LOOKS = 9
-_LOOKS_FOR_THE_LOG = 2  # between the two signals, in which it says where its threads stand
-_RELOAD_SECONDS = 5.0  # until TLS files that could not be read are loaded again although they have not changed
-_PROMPT_THREADS = 2  # so few that none stays with a connection, whose next call may be another
-# By these gunicorn starts a second worker (or a second master) beside the first: two ledgers, and no port for the
-# health server. A terminal that closes sends SIGHUP to all of us.
+# The parent checks the heartbeat of the serving process at this interval, and kills the process after so many checks
+# with the same heartbeat. It counts checks instead of time, in case the parent was frozen together with its child.
+_CHECK_SECONDS = 0.25
+_SILENT_CHECKS = 9
+_CHECKS_FOR_THE_LOG = 2  # between the two signals, while the process logs the stacks of its threads
+_RELOAD_SECONDS = 5.0  # after which unreadable TLS files are loaded again, even if unchanged
+_PROMPT_THREADS = 2  # so few that none stays with a connection, whose next call may be for another path
+# On these signals gunicorn starts a second worker (or master) beside the first: there would be two ledgers, and no port
+# for the health server. A closing terminal sends SIGHUP to all processes.
 _IGNORED = (signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGUSR2, signal.SIGWINCH)
 
 Hook = Callable[[], None]
@@ -46,7 +46,7 @@ Hook = Callable[[], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files; `ca` verifies client certificates. They may be replaced at any time."""
+    """PEM files, which may be replaced at any time. `ca` verifies client certificates."""
 
     cert: Path
     key: Path
@@ -54,28 +54,32 @@ class TlsFiles:
 
     @classmethod
     def in_dir(cls, directory: Path) -> Self:
-        """As `tls.Rotator` and cert-manager name them."""
+        """The files of a directory, with the names of `tls.Rotator` and cert-manager."""
         return cls(cert=directory / "tls.crt", key=directory / "tls.key", ca=directory / "ca.crt")
 
     def signature(self) -> tuple[tuple[int, int, int] | None, ...]:
-        """Changes when one of the files does. None stands for one that is missing."""
+        """A value that changes when one of the files changes. None stands for a missing file."""
         return tuple(_file_signature(path) for path in (self.cert, self.key, self.ca) if path is not None)
 
 
 class Server:
-    """`app` is called in the serving process and returns the WSGI application; threads belong into the hooks.
+    """A server of one WSGI application. The hooks are called in the serving process.
 
-    - `on_worker_start`: in that process, before the first call; an exception ends the server.
-    - `on_worker_stopping`: there, when it begins to stop; ends what calls wait for. Returns at once.
-    - `on_worker_stop`: when calls are done or `graceful_timeout` (seconds) is nearly over.
-    - `alive`: asked there several times a second, so it must answer at once. While it says no, as while nobody is
-      there to be asked, there is no heartbeat, and after two to three seconds the process is replaced by a new one.
-
-    `owner_of`: for whom a call is, by its environment, where one client calls for many (`Listener`).
-    `prompt`: paths whose calls are answered by two threads of their own, so that they wait for no other.
-    `slow_bind`: calls that come to it are answered by up to `slow_threads` threads of their own. `client_ca`: refuse
-    clients without a certificate of `tls.ca`. `max_body_bytes`: bytes of a call; of a bigger one the application sees
-    only how big it is. A port of 0 is not supported, since the process may be replaced.
+    app: called in the serving process; returns the WSGI application. Start threads in the hooks instead.
+    binds: the addresses. Port 0 is not supported, since the process may be replaced.
+    max_body_bytes: of a larger body, the application gets only the size.
+    threads: the number of threads that answer calls.
+    client_ca: reject clients without a certificate of `tls.ca`.
+    on_worker_start: called before the first call; an exception ends the server.
+    on_worker_stopping: called when the process begins to stop; ends the waits of calls. Returns at once.
+    on_worker_stop: called when all calls are answered or `graceful_timeout` is nearly over.
+    alive: called several times a second; returns at once. While it returns False there is no heartbeat, and after two
+        to three seconds the process is replaced.
+    owner_of: the owner of a call (such as a namespace) by its environment, for clients that call for many; see
+        `Listener`.
+    prompt: the paths whose calls are answered by two threads of their own, so that they wait for no other call.
+    slow_bind: an address whose calls are answered by up to `slow_threads` threads of their own.
+    graceful_timeout: seconds in which running calls may end when the server stops.
     """
 
     def __init__(
@@ -130,12 +134,12 @@ class Server:
         }
 
     def run(self) -> None:
-        """Blocks until SIGTERM or SIGINT, then raises SystemExit, as gunicorn does; not 0 if no process can start."""
+        """Serve until SIGTERM or SIGINT, then raise SystemExit as gunicorn does; not 0 if no process can start."""
         _Application(self._settings, self.app).run()
 
     def _started(self, worker: Any) -> None:
         _ignore_signals(worker)
-        # When the parent ends this process, the log gets the place where each thread stands.
+        # When the parent kills this process, the stacks of its threads are logged.
         signal.signal(signal.SIGABRT, signal.SIG_DFL)
         faulthandler.enable()
         interpreter.tune_interpreter()
@@ -165,23 +169,23 @@ class _Application(BaseApplication):  # type: ignore[misc]
 
 
 class _Parent(Arbiter):  # type: ignore[misc]
-    """gunicorn's, which measures heartbeats in whole seconds and takes two for the end of one that is silent."""
+    """gunicorn's arbiter with faster checks: its own count whole seconds, and take two to kill a silent worker."""
 
-    def wait_for_signals(self, timeout: float = _LOOK_SECONDS) -> list[int]:
-        return super().wait_for_signals(min(timeout, _LOOK_SECONDS))  # type: ignore[no-any-return]
+    def wait_for_signals(self, timeout: float = _CHECK_SECONDS) -> list[int]:
+        return super().wait_for_signals(min(timeout, _CHECK_SECONDS))  # type: ignore[no-any-return]
 
     def murder_workers(self) -> None:
         for pid, worker in list(self.WORKERS.items()):
-            looks = worker.missed_heartbeats()
-            if looks == _SILENT_LOOKS:
-                _log.error("replacing the serving process, which hangs; the stacks of its threads follow", worker=pid)
+            missed = worker.missed_heartbeats()
+            if missed == _SILENT_CHECKS:
+                _log.error("replacing the serving process: it hangs; the stacks of its threads follow", worker=pid)
                 self.kill_worker(pid, signal.SIGABRT)
-            elif looks > _SILENT_LOOKS + _LOOKS_FOR_THE_LOG:
-                self.kill_worker(pid, signal.SIGKILL)  # stopped, it did not hear the first
+            elif missed > _SILENT_CHECKS + _CHECKS_FOR_THE_LOG:
+                self.kill_worker(pid, signal.SIGKILL)  # a stopped process does not react to the first signal
 
 
 class _Worker(Worker):  # type: ignore[misc]
-    """The serving process, and what its parent knows of it."""
+    """The serving process, and the parent's view of it."""
 
     server: Server
     wsgi: WsgiApp
@@ -190,14 +194,14 @@ class _Worker(Worker):  # type: ignore[misc]
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._beat = self._begun = self.tmp.last_update()
-        self._looks = 0
+        self._missed = 0
 
     def missed_heartbeats(self) -> int:
-        """In the parent: how many looks, this one included, have found the same heartbeat. None is due at the start."""
+        """The number of checks with the same heartbeat, including this one. Called in the parent."""
         beat = self.tmp.last_update()
-        self._looks = self._looks + 1 if beat == self._beat != self._begun else 0
+        self._missed = self._missed + 1 if beat == self._beat != self._begun else 0
         self._beat = beat
-        return self._looks
+        return self._missed
 
     def run(self) -> None:
         server = self.server
@@ -208,13 +212,13 @@ class _Worker(Worker):  # type: ignore[misc]
             return prompt if environ["PATH_INFO"] in server.prompt else fast
 
         listeners = [Listener(listening.sock, route, owner_of=server.owner_of) for listening in self.sockets]
-        if server.slow_threads:  # its address is the last
+        if server.slow_threads:  # the slow address is the last
             listeners[-1] = Listener(self.sockets[-1].sock, lambda _: slow, slow=True)
         self.serving = HttpServer(
             self.wsgi, listeners, context=server.context, limits=server.limits, stopping=server.on_stopping
         )
         if not self.alive:
-            self.serving.stop()  # was told so before
+            self.serving.stop()  # a signal came before
         self.serving.run(self._tick, self.cfg.graceful_timeout)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
@@ -226,11 +230,11 @@ class _Worker(Worker):  # type: ignore[misc]
         if self.server.alive():
             self.notify()
         if self.ppid != os.getppid() and self.serving is not None:
-            self.serving.stop()  # nobody would watch
+            self.serving.stop()  # without its parent, the process would not be replaced
 
 
 class _Logger(glogging.Logger):  # type: ignore[misc]
-    """gunicorn's lines through the root handler of `logs.configure`."""
+    """gunicorn's logger, with the root handler of `logs.configure`."""
 
     def setup(self, cfg: Any) -> None:
         super().setup(cfg)
@@ -240,7 +244,7 @@ class _Logger(glogging.Logger):  # type: ignore[misc]
 
 
 def _ignore_signals(_process: Any) -> None:
-    """In the master and in the worker, after gunicorn has set its own handlers there."""
+    """Ignore signals in the master and in the worker, after gunicorn has set its handlers."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
 
@@ -253,7 +257,7 @@ def _leave_time_to_stop(_arbiter: Any, worker: Any) -> None:
 
 
 def server_context(cert: Path, key: Path, client_ca: Path | None) -> ssl.SSLContext:
-    """TLS 1.2 and up; with `client_ca`, clients must show a certificate of it."""
+    """A TLS context for TLS 1.2 and later; with `client_ca`, clients need a certificate of that CA."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(cert, key)
@@ -272,10 +276,10 @@ def _file_signature(path: Path) -> tuple[int, int, int] | None:
 
 
 class _Contexts:
-    """The TLS context of a new connection: the same while the files stay.
+    """Returns the TLS context for a new connection, the same until the files change.
 
-    Files that cannot be read are loaded again when they change, and every `_RELOAD_SECONDS`. In between the former
-    context serves, without a log line: whoever reaches the port calls this before any handshake.
+    Unreadable files are loaded again when they change, and every `_RELOAD_SECONDS`. Until then the former context
+    serves, without more log lines, since any client that connects calls this before a handshake.
     """
 
     def __init__(self, files: TlsFiles, *, client_ca: bool, clock: Clock = SYSTEM) -> None:
@@ -288,7 +292,7 @@ class _Contexts:
         self._reload_at = math.inf
 
     def __call__(self) -> ssl.SSLContext:
-        """Raises OSError while no files could be read yet."""
+        """The present context. Raises OSError until the files could be read once."""
         signature = self._files.signature()
         if signature != self._signature or self._clock.now() >= self._reload_at:
             self._load(logs=signature != self._signature)

@@ -1,16 +1,16 @@
-"""Threads that answer calls, and whose call is next: each client address gets the same time of them.
+"""Threads that answer calls in a fair order: each client address gets the same time.
 
-The unit is time and not calls, since a call may cost a hundred times what another does. With four threads, an address
-A whose calls take 400 ms each and an address B whose calls take 4 ms each, B has a hundred calls answered for each of
-A's. A call costs its seconds of CPU, or its seconds with a thread divided by the number of threads, whichever is more:
-these are the two things that calls have in common.
+Fairness is by time instead of calls, since one call may take a hundred times as long as another. Example with four
+threads: the calls of address A take 400 ms each, those of address B 4 ms; B has a hundred calls answered for each call
+of A. A call is charged its CPU seconds, or its seconds on a thread divided by the number of threads, whichever is more:
+calls share both.
 
-Of N + 1 addresses that always have calls waiting each gets 1/(N + 1) of the time, however many connections, calls or
-namespaces it has. An API server, which calls for a whole cluster, has no greater weight: without a certificate it looks
-like everybody else, and what it says about namespaces anybody could say. But an address that uses less than its part
-waits for no queue: its call is begun as soon as any thread is free. So the API server of a cluster that is attacked
-from N addresses creates pods with the usual delay until they take 1/(N + 1) of the CPU. With a certificate
-(`webhook.clientCA`) no other address has a call at all.
+Of N + 1 addresses that always have waiting calls, each gets 1/(N + 1) of the time, whatever the numbers of its
+connections, calls or namespaces. An API server, which calls for the whole cluster, has no greater weight: without a
+certificate it cannot be told from other clients, and any client could claim any namespace. But the call of an address
+that uses less than its share starts as soon as a thread is free. So in a cluster that is attacked from N addresses, the
+API server creates pods with the usual delay until its calls take 1/(N + 1) of the CPU. With a certificate
+(`webhook.clientCA`) other addresses cannot call.
 """
 
 import threading
@@ -22,8 +22,8 @@ from cardwise.clock import SYSTEM, Clock
 from cardwise.kube.fairqueueing import FairQueueing
 from cardwise.supervision import supervised_thread
 
-_STAYING: Final = 16  # threads of a set that may stay with a connection; two are always left for whoever else comes
-_LEAST: Final = 0.0005  # seconds that a call counts for at least
+_STAYING: Final = 16  # threads of a set that may stay with a connection; two always remain for other connections
+_LEAST: Final = 0.0005  # the least seconds that a call is charged
 
 
 class QueuedCall:
@@ -35,12 +35,12 @@ class QueuedCall:
         self.run = run
         self.address = address
         self.owner = owner
-        self.since: float | None = None  # when it got a thread
-        self.charged = _LEAST  # seconds that its address has been charged
+        self.since: float | None = None  # the time when it got a thread
+        self.charged = _LEAST  # the seconds that its address was charged
 
 
 class _Address:
-    """The calls of one address. Those for whom it calls (namespaces) take turns by time as well."""
+    """The calls of one address, in a fair order of their owners (namespaces)."""
 
     def __init__(self) -> None:
         self.turns = FairQueueing(least=_LEAST)
@@ -52,7 +52,7 @@ class _Address:
         self.turns.enqueue(work.owner)
 
     def remove_call(self, work: QueuedCall) -> bool:
-        """Whether it was waiting."""
+        """Remove a waiting call. Returns False if it was not waiting."""
         queue = self.waiting.get(work.owner, ())
         if work not in queue:
             return False
@@ -62,8 +62,8 @@ class _Address:
         return True
 
     def dequeue_call(self) -> QueuedCall:
-        """Chooses the next call, which waits no more; there must be one."""
-        owner = self.turns.dequeue(self.waiting.__contains__)  # the calls of others have been cancelled
+        """Remove and return the next call; there must be one."""
+        owner = self.turns.dequeue(self.waiting.__contains__)  # other owners' calls were cancelled
         queue = self.waiting[owner]
         work = queue.popleft()
         if queue:
@@ -74,10 +74,9 @@ class _Address:
 
 
 class Threads:
-    """Threads that answer calls, started as they are needed. Daemons: one that hangs keeps no process from its end.
+    """Threads that answer calls, started as needed. They are daemon threads: a hanging one does not prevent the exit.
 
-    Where more is to be done than there are threads, client addresses take turns by time, and within an address those
-    for whom it calls.
+    With more calls than threads, client addresses get the same time, and within an address the owners of its calls.
     """
 
     def __init__(self, name: str, max_threads: int, clock: Clock = SYSTEM) -> None:
@@ -90,30 +89,30 @@ class Threads:
         self._addresses: dict[str, _Address] = {}
         self._running: dict[QueuedCall, None] = {}
         self._waiting = 0
-        self._some = threading.Condition()
+        self._changed = threading.Condition()
 
     @property
     def is_busy(self) -> bool:
-        """Whether what is submitted now will wait."""
+        """Whether a call that is submitted now has to wait."""
         return not self._startable and self._waiting >= self._free
 
     def submit(self, run: Callable[[], None], address: str = "", owner: str = "") -> QueuedCall:
-        """Queues a call of the address for the next free thread; `owner`: for whom the address calls."""
+        """Queue a call for the next free thread. `owner`: the namespace or other owner for which the address calls."""
         work = QueuedCall(run, address, owner)
-        with self._some:
+        with self._changed:
             self._addresses.setdefault(address, _Address()).add_call(work)
             self._turns.enqueue(address)
             self._waiting += 1
             if self._waiting <= self._free or not self._startable:
-                self._some.notify()
+                self._changed.notify()
                 return work
             self._startable -= 1
         supervised_thread(self._run, f"{self._name}_{self._startable}", self._clock).start()
         return work
 
     def cancel(self, work: QueuedCall) -> bool:
-        """Takes a call from the queue. False: a thread has it, or has had it."""
-        with self._some:
+        """Remove a call from the queue. Returns False if a thread has it or has answered it."""
+        with self._changed:
             address = self._addresses.get(work.address)
             if address is None or not address.remove_call(work):
                 return False
@@ -123,24 +122,24 @@ class Threads:
 
     def _run(self) -> None:
         while True:
-            with self._some:
+            with self._changed:
                 self._free += 1
-                self._clock.wait_for(self._some, lambda: self._waiting > 0, None)
+                self._clock.wait_for(self._changed, lambda: self._waiting > 0, None)
                 self._free -= 1
                 work = self._begin_next()
             before = self._clock.cpu()
             try:
                 work.run()
             finally:
-                with self._some:
+                with self._changed:
                     self._finish(work, self._clock.cpu() - before)
-                del work  # it knows its connection, and the next may be long in coming
+                del work  # it refers to its connection, and the next call may come much later
 
     def _begin_next(self) -> QueuedCall:
         now = self._clock.now()
-        for running in self._running:  # else an address would get all threads before its first call is over
+        for running in self._running:  # else an address could get all threads before its first call ends
             self._charge(running, self._used_seconds(running, now))
-        name = self._turns.dequeue(self._has_waiting)  # the calls of others have been cancelled
+        name = self._turns.dequeue(self._has_waiting)  # other addresses' calls were cancelled
         address = self._addresses[name]
         work = address.dequeue_call()
         work.since = now
@@ -169,11 +168,11 @@ class Threads:
             self._turns.clear()
 
     def _used_seconds(self, work: QueuedCall, now: float) -> float:
-        """Its part of the threads' time until now."""
+        """The call's share of the threads' time until now, in seconds."""
         return (now - work.since) / self._max_threads if work.since is not None else 0.0
 
     def _charge(self, work: QueuedCall, seconds: float) -> None:
-        """Charges what the call has cost, so many seconds in all, to its address and to whom it is for."""
+        """Charge the call's cost, `seconds` in total, to its address and owner."""
         unpaid = seconds - work.charged
         if unpaid > 0:
             work.charged = seconds

@@ -1,8 +1,8 @@
-"""TLS on a socket that never blocks, in which OpenSSL never reads from the network by itself.
+"""TLS on a non-blocking socket, where OpenSSL does not read from the network itself.
 
-A record of TLS need not carry data: TLS 1.3 lets a peer change its keys as often as it likes (RFC 8446, section 4.6.3),
-and OpenSSL goes on reading as long as such records come. Here it is fed with a bounded number of bytes at a time, and a
-peer that sends many bytes without any data is gone.
+TLS records may have no data: TLS 1.3 lets a peer change its keys as often as it likes (RFC 8446, section 4.6.3), and
+OpenSSL continues to read while such records arrive. Here it gets a limited number of bytes at a time, and the
+connection of a peer that sends many bytes without data is closed.
 """
 
 import contextlib
@@ -10,20 +10,20 @@ import socket
 import ssl
 from typing import Final
 
-_FEED: Final = 32_768  # bytes: some milliseconds of work, if they are the shortest records that there are
-_BARREN: Final = 65_536  # bytes without data between them, a client's chain of certificates included
-_CHUNK: Final = 16_384  # of what is sent: a record of TLS
+_FEED: Final = 32_768  # bytes: a few milliseconds of work even for the shortest records
+_BARREN: Final = 65_536  # the most bytes without data, which include a client's certificate chain
+_CHUNK: Final = 16_384  # bytes that are sent in one TLS record
 
 
 class TlsConnection:
-    """The server's side. What `ssl.SSLSocket` has of these methods does the same there, but for what is said here."""
+    """The server side of a TLS connection. Methods of `ssl.SSLSocket` do the same, with the exceptions named here."""
 
     def __init__(self, sock: socket.socket, context: ssl.SSLContext) -> None:
         self._sock = sock
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self._unsent = memoryview(b"")  # records
-        self._stands_for = 0  # so many bytes of data that `send` was given are in them
+        self._stands_for = 0  # the number of data bytes of `send` in these records
         self._barren = 0
 
     def fileno(self) -> int:
@@ -33,7 +33,10 @@ class TlsConnection:
         return self._tls.getpeercert(binary_form=True)
 
     def do_handshake(self) -> None:
-        """Raises SSLWantReadError and SSLWantWriteError. When it has ended, `recv` may have data at once."""
+        """Continue the handshake. Raises SSLWantReadError or SSLWantWriteError until it is done.
+
+        Afterwards `recv` may have data at once.
+        """
         if not self._incoming.pending:
             self._feed()
         try:
@@ -43,14 +46,14 @@ class TlsConnection:
                 raise ssl.SSLWantWriteError from None
             raise
         except ssl.SSLError:
-            self._flush()  # the alert says why
+            self._flush()  # sends the alert with the reason
             raise
         if not self._flush():
             raise ssl.SSLWantWriteError
         self._barren = 0
 
     def recv(self) -> bytes:
-        """All data of what has come. b"" says that the peer is gone. Raises SSLWantReadError where there is none."""
+        """All received data; b"" if the peer has closed. Raises SSLWantReadError if there is none."""
         if not self._incoming.pending:
             self._feed()
         data = bytearray()
@@ -58,7 +61,7 @@ class TlsConnection:
             while chunk := self._tls.read(_FEED):
                 data += chunk
         except ssl.SSLWantReadError:
-            self._flush()  # as a change of keys that the peer asks us for
+            self._flush()  # for example a key update that the peer requests
             if not data:
                 raise
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
@@ -69,12 +72,12 @@ class TlsConnection:
 
     @property
     def has_pending_data(self) -> bool:
-        """Whether something has come with the end of the handshake, of which the socket tells no more."""
+        """Whether bytes arrived together with the end of the handshake, which polling the socket does not show."""
         return bool(self._incoming.pending)
 
     def send(self, data: memoryview) -> int:
-        """How many bytes of `data` are with the kernel. Where that is none yet, it raises SSLWantWriteError, and wants
-        the same bytes again.
+        """Send data; returns the number of bytes that the kernel has accepted. Raises SSLWantWriteError if that is 0;
+        then call it again with the same bytes.
         """
         if not self._stands_for:
             self._stands_for = self._tls.write(data[:_CHUNK])
@@ -84,7 +87,7 @@ class TlsConnection:
         return sent
 
     def unwrap(self) -> None:
-        """Says that nothing more comes, and waits for no answer."""
+        """Send the TLS close notification, without waiting for the peer's."""
         with contextlib.suppress(ssl.SSLError):
             self._tls.unwrap()
         self._flush()
@@ -97,18 +100,18 @@ class TlsConnection:
 
     def _feed(self) -> None:
         try:
-            came = self._sock.recv(_FEED)
+            received = self._sock.recv(_FEED)
         except BlockingIOError:
             raise ssl.SSLWantReadError from None
-        if not came:
+        if not received:
             self._incoming.write_eof()
-        self._barren += len(came)
+        self._barren += len(received)
         if self._barren > _BARREN:
-            raise ConnectionAbortedError("nothing but records of TLS itself")
-        self._incoming.write(came)
+            raise ConnectionAbortedError("the peer sends TLS records without data")
+        self._incoming.write(received)
 
     def _flush(self) -> bool:
-        """Whether all that was to be sent is with the kernel."""
+        """Send pending records. Returns whether the kernel has accepted all of them."""
         while True:
             if not self._unsent:
                 self._unsent = memoryview(self._outgoing.read())

@@ -1,15 +1,14 @@
-"""Certificates of a part: made, stored, renewed, and told to the API server.
+"""Certificates of a part: creates, stores and renews them, and publishes the CA in the API server.
 
-Comes in: names for the certificate, and what a Secret or a directory holds. Goes out: files for servers, the CA in
-webhook configurations.
+Input: host names, the files in a Secret or directory. Output: files for servers, the CA in webhook configurations.
 
 The modules:
 
-    tls        renews certificates, and puts them where servers read them
-    rotation   what should be stored next (pure)
-    certs      makes a certificate
-    certstore  where certificates are kept: a directory or a Secret
-    filesets   replaces files that belong together
-    cabundle   the CA in the configuration of the webhooks
-    expiry     a metric: when certificates end
+    tls        renews certificates, and writes them for servers and clients
+    rotation   the next step of a rotation (pure)
+    certs      creates certificates
+    certstore  stores certificates in a directory or a Secret
+    filesets   replaces a set of files atomically
+    cabundle   keeps the CA in the webhook configurations up to date
+    expiry     a metric: the expiry of certificates
 """

@@ -301,7 +301,7 @@ def test_settings_that_cannot_be_are_refused_with_what_to_write(arguments, messa
     ("arguments", "message"),
     [
         (["--tls-dir", "/no", "--kubeconfig", "/etc/passwd"], "no usable credentials in /etc/passwd"),
-        (["--tls-dir", "/dev/null"], "look at --tls-dir"),
+        (["--tls-dir", "/dev/null"], "check --tls-dir"),
     ],
 )
 def test_what_cannot_start_says_so_in_a_line(arguments, message, tmp_path):

@@ -193,7 +193,7 @@ def test_a_serving_process_that_hangs_is_replaced(running, way):
     assert server.stop() == 0
     assert server.output == ["app", "start", "waits", "app", "start", "stop"]
     log = "\n".join(server.logged)
-    assert "replacing the serving process, which hangs" in log
+    assert "replacing the serving process: it hangs" in log
     if way == "stuck":  # where it stood: the thread that waits among the others
         assert 'servingprogram.py", line' in log
 
