@@ -1,9 +1,9 @@
-"""The domain: pure functions and values, standard library only (numpy for scores and fragments: `placement.scored`,
-`defrag`).
+"""The domain: pure functions and values. Standard library only; `placement.scored` and `defrag` also use numpy.
 
-Comes in: decoded JSON, amounts, times. Goes out: placements, victims, moves, or a reason why there is none.
+Input: decoded JSON, amounts, times. Output: placements, victims, moves, or the reason why there is none.
 
-The rooms, none of which imports from one above it: `defrag` (which pods to move, how much is in pieces), `preemption`
-(who goes, why a pod waits) and `gangs` (who belongs together, how far it is, where it fits), `placement` (nodes, cards,
-the ledger and the one engine), `api` (what users and parts write to each other), `values` (numbers, texts, errors).
+The packages, none of which imports one above it: `defrag` (which pods to move, how much memory is fragmented),
+`preemption` (which pods to evict, why a pod is pending), `gangs` (members, phases and plans of gangs), `placement`
+(nodes, cards, the ledger and the placement engine), `api` (the formats of annotations and custom resources), `values`
+(numbers, texts, errors).
 """

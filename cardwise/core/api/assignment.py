@@ -1,8 +1,8 @@
-"""The codec of an assignment: which card holds how much for which container, and its devices, as pod annotations.
+"""The codec of an assignment: the cards and amounts of each container, and its devices, as pod annotations.
 
-The annotations are the truth of every assignment (docs/architecture.md, State): bind writes them, everything else
-reads them here. gpushare's own five are written beside ours and read alone for pods of a former installation
-(gpushare-scheduler-extender `pkg/utils/pod.go`).
+The annotations are the source of truth of every assignment (docs/architecture.md, State): bind writes them, and all
+readers use this module. gpushare's own five annotations are written too; they are read only for pods of a former
+installation of gpushare (gpushare-scheduler-extender `pkg/utils/pod.go`).
 """
 
 import json
@@ -25,15 +25,16 @@ _GIB = 1024  # MiB. gpushare counts in GiB where its --memory-unit says nothing 
 
 
 class InvalidAssignment(ValueError):
-    """Annotations that name no readable assignment."""
+    """Annotations without a readable assignment."""
 
 
 @dataclass(frozen=True, slots=True)
 class CardShare:
     """A share of one card: MiB, percent of its SMs, and the card's total MiB. `uuid` is "" for gpushare's pods.
 
-    `whole`: the card was asked for and given as a whole. Said, because what is held does not tell: what a whole card
-    is depends on what was kept back that day.
+    whole: the card was requested and allocated as a whole. The amounts do not show that: a whole card's MiB depend on
+        the
+        headroom at the time.
     """
 
     index: int
@@ -44,13 +45,13 @@ class CardShare:
     whole: bool = False
 
     def uuid_by(self, uuids: Mapping[int, str]) -> str:
-        """The UUID of its card, by those of the node's cards; "" where the node reports no such card."""
+        """The UUID of its card, from those of the node's cards; "" if the node reports no such card."""
         return self.uuid or uuids.get(self.index, "")
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """A device that is no GPU, given whole, and the class that it was asked for by."""
+    """A device other than a GPU, allocated as a whole, and the class of the request."""
 
     resource_class: str
     uuid: str
@@ -77,11 +78,11 @@ class Assignment:
         return [share for shares in self.containers.values() for share in shares]
 
     def device_shares(self) -> list[DeviceShare]:
-        """All devices that are no GPUs, container by container."""
+        """All devices other than GPUs, container by container."""
         return [share for shares in self.devices.values() for share in shares]
 
     def uuids(self) -> set[str]:
-        """The UUIDs of its cards and devices. Those of gpushare's pods are not known."""
+        """The UUIDs of its cards and devices; empty for gpushare's pods."""
         cards = {share.uuid for share in self.shares() if share.uuid}
         return cards.union(share.uuid for share in self.device_shares())
 
@@ -211,7 +212,7 @@ def _is_whole(mem: int, core: int, total: int) -> bool:
 
 
 def _encode_framework(assignment: Assignment) -> str:
-    """Several cards as Alibaba's framework version writes them, which gpushare's own `inspect` reads."""
+    """Several cards in the format of Alibaba's framework version, which gpushare's own `inspect` reads."""
     by_container: dict[int, dict[str, int]] = {}
     for position, shares in enumerate(assignment.containers.values()):
         by_container[position] = {str(share.index): share.mem for share in shares}
@@ -219,10 +220,10 @@ def _encode_framework(assignment: Assignment) -> str:
 
 
 def decode(annotations: Mapping[str, str], *, loads: Callable[[str], Any] = json.loads) -> Assignment | None:
-    """The assignment in a pod's annotations; None where there is none. Raises InvalidAssignment.
+    """The assignment in a pod's annotations; None without one. Raises InvalidAssignment.
 
-    `loads`: a faster reader of JSON, for who has thousands to read; as `json.loads` does, it raises ValueError, and
-    RecursionError where the text is nested too deep.
+    loads: a faster JSON decoder, for callers with thousands of pods. Like `json.loads` it raises ValueError, and
+        RecursionError for text that is nested too deeply.
     """
     text = annotations.get(names.ASSIGNMENT)
     if text is not None:

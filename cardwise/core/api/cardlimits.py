@@ -1,4 +1,4 @@
-"""What the extender gives of each card at most, as it writes that into its ConfigMap for the command line."""
+"""The extender's limits per card, as it writes them into its ConfigMap for the command line."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,8 +17,11 @@ _MOST_CLIENTS: Final = 1024  # that anybody may write; far above what the settin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardLimits:
-    """`kept_back`: MiB of each card that no share gets. `max_clients`: the most shares on one card, None: as MPS says.
-    `core`: percent of a card's SMs that are given in sum.
+    """The extender's limits per card.
+
+    kept_back: MiB of each card that no share gets.
+    max_clients: the maximum number of shares on one card; None for MPS's own maximum.
+    core: percent of a card's SMs that shares may request in total.
     """
 
     kept_back: MiB = MiB(0)
@@ -26,12 +29,12 @@ class CardLimits:
     core: int = FULL_CORE
 
     def written(self) -> dict[str, str]:
-        """As entries of the ConfigMap."""
+        """The entries of the ConfigMap."""
         return {_HEADROOM: str(self.kept_back), _CLIENTS: str(self.max_clients or 0), _CORE: str(self.core)}
 
     @classmethod
     def read(cls, data: Mapping[str, str]) -> Self | None:
-        """Of the ConfigMap's entries; None where one of them is missing or cannot be, as in an older extender's."""
+        """The limits in the ConfigMap's entries; None if one is missing or invalid, as with an older extender."""
         kept_back = _number(data.get(_HEADROOM), 0, MOST_MIB)
         clients = _number(data.get(_CLIENTS), 0, _MOST_CLIENTS)
         core = _number(data.get(_CORE), FULL_CORE, 10 * FULL_CORE)

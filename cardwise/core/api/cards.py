@@ -17,11 +17,12 @@ def card_code(free: int, position: int = 0) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One card of a node. `mem` is its total in MiB; one that is not healthy, or that a person has cordoned, takes no
-    new share.
+    """One card of a node. An unhealthy or cordoned card takes no new shares.
 
-    `classes` are the ResourceClasses that select it, `priority` is the highest of theirs. `mps` is None where its node
-    has no MPS manager.
+    mem: its total MiB.
+    classes: the ResourceClasses that select it.
+    priority: the highest priority of its classes.
+    mps: None if its node has no MPS manager.
     """
 
     index: int
@@ -36,5 +37,5 @@ class Card:
 
     @property
     def accepts_shares(self) -> bool:
-        """Whether it takes new shares, as far as that depends on the card alone."""
+        """Whether it takes new shares, as far as the card alone decides."""
         return self.healthy and not self.cordoned

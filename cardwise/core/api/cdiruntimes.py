@@ -1,4 +1,4 @@
-"""From which version on a container runtime takes CDI devices: for the device plugin, which asks it, and for people."""
+"""The versions from which container runtimes support CDI devices, for the device plugin and for messages."""
 
 import re
 from typing import Final
@@ -18,7 +18,7 @@ def format_version(version: tuple[int, ...]) -> str:
 
 
 def has_cdi(name: str, version: str) -> bool:
-    """Whether a runtime of this version takes CDI devices as it is delivered."""
+    """Whether this version of the runtime supports CDI devices by default."""
     return name in CDI_BY_DEFAULT and parse_version(version) >= CDI_BY_DEFAULT[name]
 
 

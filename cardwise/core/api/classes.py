@@ -1,11 +1,11 @@
-"""ResourceClass: a named type of card. Says which cards are in a class, and how much one unit of it is.
+"""ResourceClass: a named type of card. Decides which cards are in a class, and how much one unit of it is.
 
-A class is parsed once; which classes a card is in is asked whenever cards or classes change, for every card.
-A class may also be of devices that are no GPUs, but never of both: what one of it is would not be the same.
+A class is parsed once; the classes of every card are computed again whenever cards or classes change.
+A class may also be of devices other than GPUs, but never of both, because one unit would not always mean the same.
 
-The automatic class of a model is there from the first moment of its cards, though its object comes later, or was
-deleted and comes again: else a quota on it would limit nothing meanwhile. Once a person has made or edited a class of
-that name, its selector alone decides.
+The automatic class of a model exists from the moment that its first card is known, even before its object is created or
+after it was deleted. Otherwise a quota on it would limit nothing meanwhile. Once a user has created or edited a class
+of that name, only its selector decides.
 """
 
 import json
@@ -47,7 +47,7 @@ _REMEMBERED = 65_536  # combinations of labels: more than cards of a big cluster
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassShare:
-    """What one of a class stands for: MiB and percent of the SMs of one card."""
+    """One unit of a class: MiB and percent of the SMs of one card."""
 
     memory: MiB
     core: Percent = Percent(0)
@@ -55,10 +55,11 @@ class ClassShare:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceClass:
-    """One ResourceClass. Without a share, one of it is a whole card.
+    """One ResourceClass. Without a share, one unit is a whole card.
 
-    `other`: it is of devices that are no GPUs, and one of it is one of those. Else no such device is ever in it.
-    `auto`: Cardwise keeps it; `untouched`: it is as Cardwise wrote it, so that Cardwise may change and delete it.
+    other: it is of devices other than GPUs, and one unit is one device. Otherwise no such device is ever in it.
+    auto: Cardwise manages it.
+    untouched: it is as Cardwise wrote it, so that Cardwise may change and delete it.
     """
 
     name: str
@@ -71,7 +72,7 @@ class ResourceClass:
 
 
 class Classifier:
-    """Which classes a card is in. Remembers the answer by the labels that selectors ask about."""
+    """Decides the classes of a card. Caches the result by the labels that selectors use."""
 
     def __init__(self, classes: Iterable[ResourceClass]) -> None:
         self._classes = tuple(classes)
@@ -104,8 +105,8 @@ class Classifier:
         return names_of_classes
 
     def automatic_class_of(self, model: str) -> frozenset[str]:
-        """The automatic class of the cards of a model, whether or not it has an object; none where the class of that
-        name is a person's, whose selector decides.
+        """The automatic class of the cards of a model, even without an object; none if a user's class has that name,
+        because then its selector decides.
         """
         automatic = self._of_models.get(model)
         if automatic is None:
@@ -118,14 +119,14 @@ class Classifier:
         return automatic
 
     def select_classes(self, labels: Mapping[str, str]) -> list[ResourceClass]:
-        """As `classes_of`, the classes themselves."""
+        """As `classes_of`, but returns the classes."""
         return [
             self._by_name.get(name) or _build_automatic_class(name, labels[_MODEL_LABEL])
             for name in self.classes_of(labels)
         ]
 
     def priority_of(self, classes: Iterable[str]) -> int:
-        """The highest priority of these classes, 0 where there are none."""
+        """The highest priority of these classes; 0 without any."""
         return max((self._priorities.get(name, 0) for name in classes), default=0)
 
 
@@ -146,9 +147,10 @@ def labels(
     own: Mapping[str, str],
     kind: str = KIND,
 ) -> dict[str, str]:
-    """What selectors see of a card, or of a device of another kind, which has no memory; with keys in lower case.
+    """The labels of a card, or of a device of another kind, that selectors see; keys in lower case. Devices have no
+    memory.
 
-    `own` are the labels of its ExtendedResource; the one of ours among them says nothing that `node` does not.
+    own: the labels of its ExtendedResource. The node label among them is left out, because `node` has it.
     """
     theirs = {key: text for key, text in own.items() if key != names.NODE_LABEL}
     seen = {key.lower(): text for from_whom in (theirs, properties) for key, text in sorted(from_whom.items())}
@@ -159,10 +161,10 @@ def labels(
 
 
 def most_shares(mem: MiB, resource_class: ResourceClass) -> int:
-    """How many of the class the containers on one card can ask for together, at most.
+    """The maximum number of units of the class that the containers on one card can request together.
 
-    A container counts 1 for each of its cards, or, where it asks n of a class with a share, n; of those no more go on
-    the card than its memory has room for.
+    A container counts 1 for each of its cards; or n, if it requests n units of a class with a share, of which only as
+    many go on the card as its memory holds.
     """
     share = resource_class.share
     return MOST_CLIENTS + (mem // share.memory if share is not None else 0)
@@ -202,7 +204,7 @@ def parse(manifest: Mapping[str, Any]) -> ResourceClass:
 
 
 def check_name(name: str, field: str = "metadata.name") -> None:
-    """Raises InvalidRequest where a class may not have this name."""
+    """Check the name of a class. Raises InvalidRequest."""
     if len(name) > _LONGEST or not objectnames.is_subdomain(name):
         raise InvalidRequest(
             field,
@@ -295,16 +297,16 @@ def _name_parts(model: str) -> list[str]:
 
 
 def auto_spec(*models: str) -> dict[str, Any]:
-    """The spec of the automatic class of a model; of several that are spelled differently and have one name."""
+    """The spec of the automatic class of a model, or of several models that give the same class name."""
     if len(models) == 1:
         return {"selector": {"matchLabels": {_MODEL_LABEL: models[0]}}}
     return {"selector": {"matchExpressions": [{"key": _MODEL_LABEL, "operator": "In", "values": sorted(models)}]}}
 
 
 def auto_models(manifest: Mapping[str, Any]) -> tuple[str, ...]:
-    """The models that Cardwise wrote the class for, while its spec still is what was written.
+    """The models for which Cardwise wrote the class, while its spec is unchanged.
 
-    None where a person has made or edited it; nor in a copy under another name, which is somebody's own.
+    Empty if a user created or edited it, and for a copy with another name, which is the user's own.
     """
     metadata, spec = manifest.get("metadata") or {}, manifest.get("spec") or {}
     text = (metadata.get("annotations") or {}).get(names.AUTO_SPEC)

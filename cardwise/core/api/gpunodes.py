@@ -1,4 +1,4 @@
-"""Labels of nodes that others write: which nodes have NVIDIA GPUs, and how far an upgrade of their driver is.
+"""Node labels of other projects: which nodes have NVIDIA GPUs, and the state of a driver upgrade.
 
 The chart selects the nodes of its DaemonSets by them (`cardwise.pod.onNodes`). Pure.
 """
@@ -29,10 +29,10 @@ UPGRADING: Final[Mapping[str, str]] = {
 
 
 def is_labelled(labels: Mapping[str, str]) -> bool:
-    """Whether the node has a label of a GPU of NVIDIA's."""
+    """Whether the node has a label that means an NVIDIA GPU."""
     return any(key in labels and (not allowed or labels[key] in allowed) for key, allowed in LABELS.items())
 
 
 def upgrade_label(labels: Mapping[str, str]) -> str:
-    """The label, as KEY=VALUE, by which the node says that its driver is being replaced; "" if it does not."""
+    """The label, as KEY=VALUE, that means that the node's driver is being replaced; "" without it."""
     return next((f"{key}={state}" for key, state in UPGRADING.items() if labels.get(key) == state), "")

@@ -1,7 +1,7 @@
-"""Misspelled and foreign names of resources, annotations and labels: which of ours was meant.
+"""Misspelled and foreign names of resources, annotations and labels: which name of Cardwise was probably meant.
 
-Kubernetes takes any name with a domain and lets the pod wait for ever, so the nearest name that means something is
-told: by a table for the names of other GPU sharers and gang schedulers, by edit distance for the rest.
+Kubernetes accepts any name with a domain and leaves the pod pending, so warnings suggest the nearest valid name: from a
+table for the names of other GPU sharers and gang schedulers, by edit distance for other names.
 """
 
 import re
@@ -77,18 +77,18 @@ _LONGEST: Final = 128  # Kubernetes takes no longer ones but for the domain; dis
 
 
 def is_like_gpu(name: str) -> bool:
-    """Whether the resource, of whatever domain, is about GPUs by its name."""
+    """Whether the resource's name, in any domain, suggests a GPU."""
     return "/" in name and _LIKE_A_GPU.search(name) is not None
 
 
 def is_of_other_vendor(name: str) -> bool:
-    """Whether the resource is by its domain a GPU that is not NVIDIA's."""
+    """Whether the resource's domain is that of another GPU vendor than NVIDIA."""
     domain = name.partition("/")[0]
     return any(domain == vendor or domain.endswith(f".{vendor}") for vendor in _VENDORS)
 
 
 def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
-    """The resource that was probably meant, of ours and of `others` (offered resources, classes); "" for none."""
+    """The resource that was probably meant, of Cardwise's and `others` (offered resources, classes); "" for none."""
     if name in _FOREIGN:
         return _FOREIGN[name]
     if is_of_other_vendor(name):
@@ -106,7 +106,7 @@ def suggest_resource(name: str, others: Iterable[str] = ()) -> str:
 
 
 def suggest_card_label(key: str) -> str:
-    """The label that every card has and that was probably meant by a key of a selector; "" for none."""
+    """The label of every card that a key of a selector probably means; "" for none."""
     if key in CARD_LABELS or len(key) > _LONGEST:
         return ""
     limit = max(1, len(key) // _PART)
@@ -115,7 +115,7 @@ def suggest_card_label(key: str) -> str:
 
 
 def suggest_annotation(key: str) -> str:
-    """What users write that was probably meant by an annotation of our domain that they do not; "" for none."""
+    """The users' annotation that an unknown annotation of Cardwise's domain probably means; "" for none."""
     return _find_nearest(key, names.USER_ANNOTATIONS)
 
 
@@ -125,9 +125,9 @@ def is_like_own(key: str) -> bool:
 
 
 def suggest_pod_key(key: str, text: str = "") -> str:
-    """What was probably meant by an annotation or label of a pod that nobody reads; "" for none.
+    """What an unread annotation or label of a pod probably means; "" for none.
 
-    Keys of our own domain are left to `suggest_annotation`: the webhook takes them out.
+    Keys of Cardwise's own domain are left to `suggest_annotation`: the webhook removes them.
     """
     if key in _FOREIGN_KEYS:
         return _FOREIGN_KEYS[key]
@@ -145,7 +145,7 @@ def suggest_pod_key(key: str, text: str = "") -> str:
 
 
 def suggest_namespace_key(key: str, *, label: bool) -> str:
-    """What was probably meant by an annotation (or a label) of a namespace that is not read there; "" for none."""
+    """What an unread annotation (or label) of a namespace probably means; "" for none."""
     domain, _, name = key.rpartition("/")
     ours = _spell_in_own_domain(domain, name)
     known = _NAMESPACE_LABELS if label else _NAMESPACE_ANNOTATIONS
@@ -168,9 +168,9 @@ def is_namespace_annotation(key: str) -> bool:
 
 
 def suggest_node_label(key: str, text: str, label_values: Mapping[str, Collection[str]]) -> str:
-    """The entry of a node selector that was probably meant by `key=text`, as `key=value` or a key; "" for none.
+    """The entry of a node selector that `key=text` probably means, as `key=value` or a key; "" for none.
 
-    label_values: the labels that nodes have, each with its values.
+    label_values: the labels of nodes, each with its values.
     """
     if key not in label_values:
         return _nearest_label(key, label_values)
@@ -220,7 +220,7 @@ def _name_distance(name: str, other: str, limit: int) -> int:
 
 
 def _edit_distance(name: str, other: str, limit: int) -> int:
-    """Insertions, deletions, substitutions and swaps of neighbours from one to the other; more than `limit` if more."""
+    """Insertions, deletions, substitutions and swaps of neighbours between the names; stops above `limit`."""
     if abs(len(name) - len(other)) > limit:
         return limit + 1
     before: list[int] = []

@@ -1,7 +1,7 @@
-"""The contract about MPS (docs/design/0005-mps.md): folders, state file, formats of limits.
+"""The MPS contract between the parts (docs/design/0005-mps.md): folders, state file, formats of limits.
 
-Pure, because the manager writes what the device plugin, the webhook and the agent read. MPS silently misreads most
-ways to write a limit (`1.5G` is 1 MiB), so there is one function that writes them, and one that says what is wrong.
+Pure: the MPS manager writes it, and device plugin, webhook and agent read it. MPS silently misreads most formats of a
+limit (`1.5G` is 1 MiB), so one function writes them, and one checks them.
 """
 
 import hashlib
@@ -54,7 +54,7 @@ _LIMIT_REMEDY = "write <ordinal>=<whole number>M, such as 0=8138M; MPS reads oth
 
 
 class Mode(StrEnum):
-    """What a pod says of MPS, by annotation `MODE`."""
+    """A pod's MPS mode, from the annotation `MODE`."""
 
     OFF = "off"
     PREFERRED = "preferred"
@@ -66,26 +66,26 @@ class Mode(StrEnum):
 
     @property
     def isolation(self) -> int:
-        """How far it keeps the pod and its neighbours on a card apart; the higher the more."""
+        """How well it isolates the pod from others on the card: higher is stronger."""
         return list(Mode).index(self)
 
 
 class SmPercent(StrEnum):
-    """What a share's percentage of the SMs is taken from where it asks for none: nothing, or its part of the memory."""
+    """The source of a share's percentage of the SMs if it requests none: nothing, or its part of the memory."""
 
     CORE = "core"
     MEMORY = "memory"
 
 
 def percent(core: int, mem: int, total: int, by: str) -> int | None:
-    """The percent of the SMs for a share of a card, None for no limit. `by`: what its pod says, see `SmPercent`."""
+    """The percent of the SMs for a share of a card; None for no limit. `by`: the pod's source, see `SmPercent`."""
     if core or by != SmPercent.MEMORY:
         return core or None
     return max(1, min(100, mem * 100 // total))
 
 
 def mode(annotations: Mapping[str, str]) -> Mode:
-    """The MPS mode of an admitted pod. Without an annotation, or with one that cannot be read, it is the usual mode."""
+    """The MPS mode of an admitted pod. Without a readable annotation it is the default mode."""
     try:
         return Mode(annotations.get(MODE, Mode.PREFERRED))
     except ValueError:
@@ -100,7 +100,7 @@ class DaemonScope(StrEnum):
 
 
 class MpsState(StrEnum):
-    """The state of a card's MPS, as other parts see it; the table is in docs/design/0005-mps.md."""
+    """The state of a card's MPS for other parts; the table is in docs/design/0005-mps.md."""
 
     READY = "Ready"
     STARTING = "Starting"
@@ -111,12 +111,12 @@ class MpsState(StrEnum):
 
 
 class UnreadableState(ValueError):
-    """A state file that is none, or of another version."""
+    """A state file that cannot be parsed, or has another version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What the state file says. `since` is wall time, `checked` CLOCK_BOOTTIME; both in seconds."""
+    """The content of the state file. `since`: wall time; `checked`: CLOCK_BOOTTIME; both in seconds."""
 
     uuids: tuple[str, ...]
     scope: DaemonScope
@@ -135,7 +135,7 @@ class Status:
 
 
 def folder_name(uuid: str) -> str:
-    """A card's folder name: short, readable, and of no other card."""
+    """The name of a card's folder: short, readable and unique."""
     lower = uuid.lower()
     start = re.sub(r"[^a-z0-9-]", "-", lower)[:_READABLE].strip("-")
     return f"{start}-{hashlib.sha256(lower.encode()).hexdigest()[:_DIGEST]}"
@@ -168,9 +168,9 @@ def check_root(root: str, uuids: Sequence[str], scope: DaemonScope) -> None:
 
 
 def ceiling(shares: Sequence[MiB]) -> MiB:
-    """What a daemon must allow so that each of these shares can be used.
+    """The limit of a daemon that allows each of these shares.
 
-    In whole GiB from one GiB on: daemons answer `8138M` with `7G`, and only what reads back as written is known.
+    In whole GiB from one GiB on: daemons answer `8138M` with `7G`, and a limit counts only if it reads back as written.
     """
     largest = max([*shares, LEAST_CEILING])
     return MiB(largest) if largest < _GIB else MiB(-(-largest // _GIB) * _GIB)
@@ -185,7 +185,7 @@ def limits_value(limits: Sequence[MiB]) -> str:
 
 
 def check_limits(text: str) -> None:
-    """Raises InvalidRequest for what MPS would read as another limit than it says, or as none."""
+    """Check a value of limits. Raises InvalidRequest for text that MPS would read differently, or ignore."""
     ordinals = []
     for entry in text.split(","):
         match = _LIMIT.fullmatch(entry)
@@ -206,8 +206,8 @@ def check_limits(text: str) -> None:
 def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, str]:
     """The environment of a container with MPS: its limits in MiB by card ordinal, and its percent of the SMs, if any.
 
-    With several cards there is no memory limit by environment: a process that narrows its cards to some would have
-    entries for cards that it does not see, and those lift all limits. The daemon's ceilings hold there.
+    With several cards there is no memory limit in the environment: a process that uses only some of its cards would
+    have entries for cards that it does not see, and those lift all limits. The daemon's ceilings apply there.
     """
     variables = {PIPE_ENV: CONTAINER_PIPE}
     if len(limits) == 1:
@@ -222,9 +222,13 @@ def environment(limits: Sequence[MiB], percent: int | None = None) -> dict[str, 
 def start_problem(
     status: Status, uuid: str, *, now: float, wanted: MpsState = MpsState.READY, need: MiB = MiB(0)
 ) -> str:
-    """Why a container may not start on the card yet; "" if it may. `now` is CLOCK_BOOTTIME; `need` its limit there.
+    """Why a container may not start on the card yet; "" if it may.
 
-    What only I/O can tell (does the manager live, does the daemon take connections) is asked by cardwise.gpus.mpsfiles.
+    now: CLOCK_BOOTTIME, in seconds.
+    need: MiB; the container's limit there.
+
+    `cardwise.gpus.mpsfiles` checks what needs I/O: whether the manager lives, and whether the daemon accepts
+    connections.
     """
     if uuid not in status.uuids:
         return f"the state file is about {', '.join(status.uuids) or 'no GPU'}, not {uuid}"
@@ -240,7 +244,7 @@ def start_problem(
 
 
 def is_stale(status: Status, now: float) -> bool:
-    """Whether a state in which containers start is too old to be believed. `now` is CLOCK_BOOTTIME."""
+    """Whether the state is too old for starting containers. `now`: CLOCK_BOOTTIME, in seconds."""
     return status.state in (MpsState.READY, MpsState.OFF) and now - status.checked > status.valid_seconds
 
 

@@ -1,4 +1,4 @@
-"""MPS profiles: how MPS runs on a card, and how a pod wants to use MPS there; placement compares the two."""
+"""MPS profiles: how MPS runs on a card, and how a pod uses MPS. Placement compares the two."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,10 +16,11 @@ NOBODY: Final = -3  # of a pod without MPS, which no daemon serves
 
 @dataclass(frozen=True, slots=True)
 class CardMps:
-    """What its node's manager says of a card's MPS, as far as placement asks. Equal for most cards of a cluster.
+    """The MPS of a card, as far as placement needs it. Equal for most cards of a cluster.
 
-    `ready`: it is ready or off, and may be switched to the other. `several`: one daemon serves all cards of the node.
-    `max_clients`: 0 where it is not known.
+    ready: it is ready or off, and may be switched to the other.
+    several: one daemon serves all cards of the node.
+    max_clients: 0 if unknown.
     """
 
     ready: bool
@@ -29,7 +30,7 @@ class CardMps:
 
 
 class MpsClient(NamedTuple):
-    """A pod as a client of MPS: what matters of it to those who share a daemon with it. `user`: as above."""
+    """A pod as a client of MPS, as far as pods with the same daemon need it. `user`: as above."""
 
     off: bool
     wants: bool
@@ -43,7 +44,7 @@ SILENT: Final = MpsClient(off=False, wants=False, user=NOBODY)  # who takes memo
 
 @lru_cache(maxsize=65_536)
 def mps_client(mode: Mode, user: int) -> MpsClient:
-    """One object for all pods that are alike: tens of thousands are kept."""
+    """One object for all equal pods: there are tens of thousands."""
     return MpsClient(off=not mode.uses_mps, wants=mode.uses_mps, user=user if mode.uses_mps else NOBODY)
 
 

@@ -169,7 +169,7 @@ def is_written_by_cardwise(key: str) -> bool:
 
 
 def class_of(resource: str) -> str:
-    """The ResourceClass that a resource name such as `cardwise.dev/nvidia.tesla.k80` asks for; "" for all others."""
+    """The ResourceClass of a resource name such as `cardwise.dev/nvidia.tesla.k80`; "" for other names."""
     if resource.startswith(CLASS_PREFIX) and resource not in OWN_RESOURCES:
         return resource.removeprefix(CLASS_PREFIX)
     return ""

@@ -17,7 +17,7 @@ Policy = Callable[[Sequence[int], int], Pick | None]
 
 
 def binpack(codes: Sequence[int], least: int) -> Pick | None:
-    """The smallest free memory that fits; ties go to the lowest index. Keeps big holes big."""
+    """The smallest free memory that fits; ties go to the lowest index. Keeps large amounts free."""
     at = bisect_left(codes, least)
     if at == len(codes):
         return None
@@ -26,7 +26,7 @@ def binpack(codes: Sequence[int], least: int) -> Pick | None:
 
 
 def spread(codes: Sequence[int], least: int) -> Pick | None:
-    """The most free memory; ties go to the lowest index. Keeps tenants apart while there is room."""
+    """The most free memory; ties go to the lowest index. Keeps tenants apart while there is capacity."""
     if not codes or codes[-1] < least:
         return None
     free = codes[-1] >> POSITION

@@ -30,7 +30,7 @@ _AMOUNTS = "one or more of shares, memoryMiB, gpus"
 
 
 class Charge(NamedTuple):
-    """What shares take from an entry: their number, MiB, whole cards."""
+    """What shares count against an entry: their number, MiB, whole cards."""
 
     shares: int = 0
     memory: int = 0
@@ -57,14 +57,14 @@ class QuotaEntry:
     cards: int | None = None
 
     def covers(self, classes: frozenset[str], model: str) -> bool:
-        """Whether a card of these classes and this model falls under the entry."""
+        """Whether a card of these classes and this model counts under the entry."""
         if self.resource_class:
             return self.resource_class in classes
         return not self.model or self.model == model
 
 
 class Limit(NamedTuple):
-    """One limit of an entry: its field in GPUQuota, its unit in a sentence, what is used, the limit, what is asked."""
+    """One limit of an entry: its field in GPUQuota, its unit in a sentence, used, limit, and requested amounts."""
 
     field: str
     unit: str
@@ -75,7 +75,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headroom:
-    """What is left of an entry; None is no limit. Negative where the limit was lowered below what is held."""
+    """What is left of an entry; None for no limit. Negative if the limit was lowered below the use."""
 
     entry: QuotaEntry
     shares: int | None
@@ -83,7 +83,7 @@ class Headroom:
     cards: int | None
 
     def has_room_for(self, charge: Charge) -> bool:
-        """Whether the charge fits. Where it asks nothing of a resource, that resource does not matter."""
+        """Whether the charge fits. An amount that the charge does not use does not matter."""
         return (
             (self.shares is None or not charge.shares or charge.shares <= self.shares)
             and (self.memory is None or not charge.memory or charge.memory <= self.memory)
@@ -91,7 +91,7 @@ class Headroom:
         )
 
     def subtract(self, charge: Charge) -> "Headroom":
-        """What is left when the charge is taken as well."""
+        """What is left after the charge."""
         return Headroom(
             entry=self.entry,
             shares=None if self.shares is None else self.shares - charge.shares,
@@ -102,7 +102,7 @@ class Headroom:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUQuota:
-    """One GPUQuota. `refuse`: what does not fit now is refused when it is created, instead of waiting."""
+    """One GPUQuota. `refuse`: pods that do not fit now are refused at creation instead of staying pending."""
 
     namespace: str
     name: str
@@ -111,25 +111,28 @@ class GPUQuota:
 
 
 def headroom(entry: QuotaEntry, used: Charge) -> Headroom:
-    """What is left of the entry when `used` is held."""
+    """What is left of the entry if `used` is used."""
     return Headroom(entry=entry, shares=entry.shares, memory=entry.memory, cards=entry.cards).subtract(used)
 
 
 def charge(share: CardShare) -> Charge:
-    """What one container's share of one card counts."""
+    """The charge of one container's share of one card."""
     return Charge(shares=1, memory=share.mem, cards=int(share.whole))
 
 
 def least_charge(cards: int, mem: int, smallest: int) -> Charge:
-    """What so many cards for one container count at least: `mem` MiB over all of them; 0: whole cards, of no less than
-    `smallest` MiB each.
+    """The smallest charge of one container's cards.
+
+    cards: their number.
+    mem: MiB over all of them; 0 for whole cards.
+    smallest: MiB of the smallest card that it could get, for whole cards.
     """
     return Charge(cards, mem, 0) if mem else Charge(cards, cards * smallest, cards)
 
 
 def uncounted_key(hard: Collection[str]) -> str:
-    """The key that a ResourceQuota (or all of a namespace) with these keys lacks: what counts nothing gets past it. ""
-    where it names both or neither.
+    """The key that ResourceQuotas with these keys lack, so that some requests are not counted; "" if they have both or
+    neither.
     """
     if (SHARES in hard) == (WHOLE_CARDS in hard):
         return ""
@@ -137,7 +140,7 @@ def uncounted_key(hard: Collection[str]) -> str:
 
 
 def counts_in_place_of(quota: GPUQuota, missing: str) -> bool:
-    """Whether the quota limits on every card what `uncounted_key` says that ResourceQuotas let past."""
+    """Whether the quota limits, for all cards, the requests that ResourceQuotas do not count (`uncounted_key`)."""
     amount = "cards" if missing == WHOLE_CARDS else "shares"
     of_all = [entry for entry in quota.entries if not (entry.resource_class or entry.model)]
     return any(entry.memory is not None or getattr(entry, amount) is not None for entry in of_all)
@@ -181,23 +184,23 @@ def parse(manifest: Mapping[str, Any]) -> GPUQuota:
 
 
 def to_fields(amounts: Charge | QuotaEntry) -> dict[str, int]:
-    """Amounts, or limits, as the fields of a GPUQuota have them; limits that there are none of are left out."""
+    """Amounts, or limits, as fields of a GPUQuota; without limits that are None."""
     fields = ((field, getattr(amounts, name)) for name, field, _ in AMOUNTS)
     return {field: amount for field, amount in fields if amount is not None}
 
 
 def selection(entry: QuotaEntry) -> dict[str, str]:
-    """Which cards the entry covers, as the fields of a GPUQuota have it; empty: all."""
+    """The entry's selection as fields of a GPUQuota; empty for all cards."""
     return {field: name for field, name in (("class", entry.resource_class), ("model", entry.model)) if name}
 
 
 def title(entry: QuotaEntry) -> str:
-    """Which cards the entry covers, for people."""
+    """The entry's selection, for people."""
     return sanitize_message(entry.resource_class or entry.model, _MOST_TITLE) or "all GPUs"
 
 
 def limits(entry: QuotaEntry, used: Charge, requested: Charge = NOTHING) -> list[Limit]:
-    """Each limit of the entry, beside what is used of it and what is asked."""
+    """Each limit of the entry, with used and requested amounts."""
     return [
         Limit(field, unit, getattr(used, name), limit, getattr(requested, name))
         for name, field, unit in AMOUNTS
@@ -206,9 +209,7 @@ def limits(entry: QuotaEntry, used: Charge, requested: Charge = NOTHING) -> list
 
 
 def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[Limit]:
-    """The limits that `least_charge` beside `used` would exceed. Where nothing is asked of an amount, it does not
-    matter.
-    """
+    """The limits that the request would exceed together with `used`. Amounts that are not requested do not matter."""
     return [
         limit
         for limit in limits(entry, used, requested)
@@ -217,7 +218,7 @@ def exceeded_limits(entry: QuotaEntry, used: Charge, requested: Charge) -> list[
 
 
 def used_by_status(manifest: Mapping[str, Any]) -> dict[tuple[str, str], Charge]:
-    """What the namespace of a GPUQuota holds by its status, by class and model. What cannot be read counts as none."""
+    """What the namespace of a GPUQuota uses by its status, by class and model. Unreadable entries count as none."""
     status = manifest.get("status")
     lines = status.get("used") if isinstance(status, dict) else None
     return {

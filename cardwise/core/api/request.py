@@ -1,7 +1,7 @@
-"""Parses what a pod asks of cards and devices: from its JSON to a `PodRequest`.
+"""Parses a pod's request of cards and devices: from its JSON to a `PodRequest`.
 
-The only place that reads these requests. Parse, don't validate: the result is a whole request, None (the pod asks
-for nothing of ours), or `InvalidRequest` with the field and the remedy.
+The only module that reads these requests. Parse, don't validate: the result is a complete request, None (the pod
+requests nothing of Cardwise), or `InvalidRequest` with the field and the remedy.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,22 +23,23 @@ MOST_CARDS: Final = 4096  # that a container asks for, or shares of one: no node
 
 
 class Load(NamedTuple):
-    """What a pod takes of its node beside cards: thousandths of a CPU, bytes, pods."""
+    """What a pod uses of its node besides cards: thousandths of a CPU, bytes, pods."""
 
     cpu: int = 0
     memory: int = 0
     pods: int = 1
 
     def add(self, other: "Load", sign: int = 1) -> "Load":
-        """Both together; with sign -1 what is left of this without the other."""
+        """The sum; with sign -1 the difference."""
         return Load(self.cpu + sign * other.cpu, self.memory + sign * other.memory, self.pods + sign * other.pods)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContainerRequest:
-    """What one container asks. `mem` is MiB over all its cards, 0 for whole cards.
+    """One container's request of cards.
 
-    `resource_class` is the ResourceClass of the cards, "" where any will do.
+    mem: MiB over all its cards; 0 for whole cards.
+    resource_class: the ResourceClass of the cards; "" for any card.
     """
 
     key: str
@@ -63,7 +64,7 @@ class ContainerRequest:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """So many devices of one class, whole, for the container with this key."""
+    """A number of whole devices of one class, for the container with this key."""
 
     key: str
     resource_class: str
@@ -72,10 +73,13 @@ class DeviceRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodRequest:
-    """What a pod asks: one entry per container that uses a card, in the pod's order; no fewer than one in all.
+    """A pod's request: at least one container with cards or one device.
 
-    `devices` are those that are no GPUs, container by container and there by class. `priority` is the pod's, `mps` what
-    it says of MPS, `user` whom its containers with cards run as (`mpsprofile`).
+    containers: one entry per container that uses a card, in the pod's order.
+    devices: requests of devices other than GPUs, by container and then by class.
+    priority: the pod's priority.
+    mps: the pod's MPS mode.
+    user: the user that its containers with cards run as (`mpsprofile`).
     """
 
     containers: tuple[ContainerRequest, ...]
@@ -98,7 +102,7 @@ class PodRequest:
 
     @property
     def mps_client(self) -> MpsClient:
-        """What it is to those who share MPS with it."""
+        """The pod as a client of MPS."""
         return mpsprofile.mps_client(self.mps, self.user)
 
     @property

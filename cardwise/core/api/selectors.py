@@ -1,7 +1,7 @@
 """Selectors of cards: label selectors of Kubernetes, which also compare quantities.
 
-Parsed once, with every mistake told by its field, and then only asked: a class's selector is held against each card
-of the cluster. What the labels of a card are is `classes.labels`.
+Parsed once, with each error's field; then evaluated for each card of the cluster. `classes.labels` computes the labels
+of a card.
 """
 
 import operator
@@ -39,7 +39,7 @@ class Expression:
     bound: Fraction = Fraction(0)
 
     def matches(self, text: str | None) -> bool:
-        """Whether a card with this value of the label meets the condition; None: it has no such label."""
+        """Whether a card with this value of the label meets the condition. None: it does not have the label."""
         match self.operator:
             case "In":
                 return self._is_listed(text)
@@ -60,13 +60,13 @@ class Expression:
 
 @dataclass(frozen=True, slots=True)
 class Selector:
-    """Alternatives, of which one must hold; it holds when all its conditions do."""
+    """Alternatives, at least one of which must match; an alternative matches if all its conditions do."""
 
     alternatives: tuple[tuple[Expression, ...], ...]
 
     @property
     def keys(self) -> frozenset[str]:
-        """The labels that it asks about, in lower case."""
+        """The labels that it uses, in lower case."""
         return frozenset(condition.key for conditions in self.alternatives for condition in conditions)
 
     def matches(self, labels: Mapping[str, str]) -> bool:

@@ -1,8 +1,8 @@
-"""Defragmentation: how much idle room is in pieces too small to use, and which pods to move to join them.
+"""Defragmentation: how much idle memory is too fragmented to use, and which pods to move to join it.
 
-Comes in: the ledger, what a workload asks, who may be moved. Goes out: memory in fragments; moves, one after another.
+Input: the ledger, the workload's requests, the pods that may be moved. Output: fragmented memory; moves in order.
 
     defrag         the search for the fewest moves
-    moving         one move: evicted, made anew, placed
-    fragmentation  the measure (loads numpy)
+    moving         one move: eviction, recreation, placement
+    fragmentation  the measure (imports numpy)
 """

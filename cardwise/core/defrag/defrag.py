@@ -23,10 +23,14 @@ _NODES: Final = 512  # those with the most free on a card, where somebody may be
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovePlan:
-    """`moves` in order. `fits`: how many of the goal's pods fit now and after each move. `least`: no plan has fewer
-    moves. If the last of `fits` is below the goal's count, no plan was found; if also `searched`, there is none.
+    """A plan of moves.
 
-    `cordons`: each card that a pod leaves must be cordoned before that, until all have moved.
+    moves: in order.
+    fits: how many of the goal's pods fit now, and after each move. If the last number is below the goal, no plan was
+        found.
+    least: no plan has fewer moves.
+    searched: all plans were tried, so if none was found there is none.
+    cordons: each card that a pod leaves must be cordoned before, until all pods have moved.
     """
 
     moves: tuple[Move, ...]
@@ -50,9 +54,9 @@ def plan(
     effort: int = _EFFORT,
     cordon: bool = True,
 ) -> MovePlan:
-    """The fewest moves, at most `max_moves`, after which the goal's pods fit. The world is as before.
+    """The fewest moves, at most `max_moves`, after which the goal's pods fit. The world is unchanged afterwards.
 
-    With `cordon` cards may be cordoned meanwhile; that is done only where it saves moves, or there is no other way.
+    cordon: whether cards may be cordoned meanwhile; done only if it saves moves, or if there is no other plan.
     """
     now = world.count_fitting(goal)
     if now >= goal.count:
@@ -71,7 +75,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """What is asked, and how it is to be done. `movables`: the least important first."""
+    """The goal and the way to reach it. `movables`: the least important first."""
 
     world: WhatIfCluster
     goal: DefragGoal
@@ -119,7 +123,7 @@ class _Search:
         self._attempt = attempt
 
     def search_depth(self, depth: int, now: int) -> MovePlan | None:
-        """The least harmful plan of so many moves; None where there is none, or the effort is spent before."""
+        """The least harmful plan with this number of moves; None if there is none, or if the effort is spent."""
         best: MovePlan | None = None
         least: tuple[int, int] | None = None
         by_uid = {pod.uid: pod for pod in self._attempt.movables}
@@ -174,7 +178,7 @@ class _Greedy:
         )
 
     def plan(self, now: int) -> MovePlan:
-        """With all moves that were of use. The world is as before."""
+        """The plan with all useful moves. The world is unchanged afterwards."""
         fits, undos = [now], list[Undo]()
         while fits[-1] < self._attempt.goal.count and (step := self._step(fits[-1])) is not None:
             undos += step[0]

@@ -1,8 +1,8 @@
-"""Fragmentation: how much idle room on cards no expected pod can use, by node and by kind of card.
+"""Fragmentation: how much idle memory of cards no expected pod can use, by node and by kind of card.
 
-One measure for all who show it (the extender's metrics, `cardwise nodes`, the simulator): FGD's, by which the policy
-`fgd` decides (`scored.fgd`). For one pod, idle memory of a card that it cannot have is a fragment. The measure is the
-mean over all pods that come, each counted as often as it comes. Imports numpy, as all do that ask `scored`.
+One measure for the extender's metrics, `cardwise nodes` and the simulator: FGD's, which the policy `fgd` also uses
+(`scored.fgd`). For one pod, idle memory of a card that it cannot use is a fragment. The measure is the mean over all
+expected pods, weighted by their frequency. Imports numpy, like all users of `scored`.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from cardwise.core.placement.scored.shapes import RequestSize, Shape
 
 
 class Memory(NamedTuple):
-    """MiB of some cards. `free`: of cards that take new shares; `fragmented`: how many of these are fragments."""
+    """MiB of some cards. `free`: of cards that take new shares; `fragmented`: the fragments in it."""
 
     total: int = 0
     used: int = 0
@@ -39,7 +39,7 @@ class Memory(NamedTuple):
 
     @property
     def percent(self) -> float:
-        """How much of what is free is fragments; 0 where nothing is free."""
+        """The fragmented part of the free memory, in percent; 0 if nothing is free."""
         return 100 * self.fragmented / self.free if self.free > 0 else 0.0
 
 
@@ -58,14 +58,14 @@ _MOST: Final = 128  # asks, where nobody has learned what comes
 
 
 def only_card_requests(counts: Mapping[RequestSize, float]) -> dict[RequestSize, float]:
-    """Those that ask for cards. A pod that asks for none would call all that is idle a fragment."""
+    """The requests that have cards. For a pod without a card request all idle memory would be a fragment."""
     return {ask: count for ask, count in counts.items() if ask.cards}
 
 
 def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
-    """What those who hold cards have asked for, by what they hold: where nobody has learned what comes.
+    """The requests of the pods that hold cards, by what they hold, if no workload has been learned.
 
-    The most frequent ones.
+    Only the most frequent ones.
     """
     counts: Counter[RequestSize] = Counter()
     for holding in holdings:
@@ -81,7 +81,7 @@ def count_requests(holdings: Iterable[Holding]) -> dict[RequestSize, float]:
 
 
 def typical_pods(counts: Mapping[RequestSize, float], kinds: CardKinds) -> list[WeightedShape]:
-    """The pods that come, by how often each ask has come, on cards of these kinds."""
+    """The expected pods, weighted by their frequency, on cards of these kinds."""
     total = sum(counts.values())
     return [
         WeightedShape(Shape(ask._replace(resource_class=""), kinds.allowed(ask.resource_class)), count / total)
@@ -92,7 +92,7 @@ def typical_pods(counts: Mapping[RequestSize, float], kinds: CardKinds) -> list[
 class Fragments:
     """The fragmentation of some nodes, for the workload of `typical_pods`.
 
-    It must be told of each node that has changed.
+    The caller reports each node that changes.
     """
 
     def __init__(self, pods: Sequence[WeightedShape] = ()) -> None:
@@ -104,12 +104,12 @@ class Fragments:
         self.learn(pods)
 
     def learn(self, pods: Sequence[WeightedShape]) -> None:
-        """From now on these come."""
+        """Set the expected pods."""
         self._measure = Fgd(WorkloadModel(pods, yardstick=1.0, prices={}))
         self._stale = True
 
     def set_node(self, name: str, node: NodeState | None, free_load: Load | None) -> None:
-        """The node is so now; `free_load`: what it has for further pods, None where there is no such node any more."""
+        """Update a node. `free_load`: what it has for further pods; None if the node no longer exists."""
         self._count(self._cards.pop(name, ()), -1)
         if node is not None and free_load is not None:
             self._cards[name] = [

@@ -1,7 +1,8 @@
-"""Moves of pods: one is evicted, made anew by its controller, and placed by the engine.
+"""Moves of pods: a pod is evicted, recreated by its controller, and placed by the engine.
 
-The new pod may be placed while the old one still holds its cards, or after that. A move counts only where both end on
-the same other cards. Its old cards may be cordoned for it: a policy that prefers empty cards would take them again.
+The new pod may be placed while the old one still holds its cards, or later. A move counts only if both cases end on the
+same other cards. Its former cards may be cordoned meanwhile, because a policy that prefers empty cards would use them
+again.
 """
 
 from collections import Counter
@@ -22,7 +23,7 @@ Undo = Callable[[], None]
 
 
 class Placer(Protocol):
-    """The engine, with what nodes have left beside cards."""
+    """The engine, with what nodes have left besides cards."""
 
     def place(
         self,
@@ -32,10 +33,10 @@ class Placer(Protocol):
         nodes: Collection[str] | None = None,
         headroom: Sequence[Headroom] = (),
     ) -> Placement | None:
-        """Where the pod goes now; None where it has no room."""
+        """Where the pod would be placed now; None if it does not fit."""
 
     def add_load(self, node: str, load: Load, sign: int = 1) -> None:
-        """A pod with this load comes (1) or goes (-1)."""
+        """Add (1) or remove (-1) a pod's load on a node."""
 
     def free_load(self, node: str) -> Load | None:
         """What the node has for further pods."""
@@ -43,10 +44,14 @@ class Placer(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovablePod:
-    """A pod that would come back. `nodes`: those it may be on, None: all; `mem`: MiB it holds; `age` in seconds.
+    """A pod that would be recreated.
 
-    `at_most`: how many pods of this `owner` (the controller's UID) may move in one plan, None: any number. A Job fails
-    when it loses more.
+    nodes: the nodes that it may use; None for all.
+    mem: MiB that it holds.
+    age: in seconds.
+    at_most: how many pods of this `owner` (the controller's UID) may move in one plan; None for any number. A Job fails
+        if
+        it loses more.
     """
 
     uid: str
@@ -63,8 +68,10 @@ class MovablePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefragGoal:
-    """So many pods that ask this are to fit at once. `headroom`: what quotas leave to their namespace; `nodes`: those
-    that they may be on, None: all.
+    """The number of pods with this request that must fit at once.
+
+    headroom: what quotas leave to their namespace.
+    nodes: the nodes that they may use; None for all.
     """
 
     request: PodRequest
@@ -76,14 +83,14 @@ class DefragGoal:
 
 
 class Move(NamedTuple):
-    """One pod: what it holds now, and what it will."""
+    """One pod: what it holds now, and after the move."""
 
     before: Holding
     after: Holding
 
 
 class WhatIfCluster:
-    """The cluster as it would be. `headroom`: what quotas leave to a namespace now."""
+    """The cluster after some moves. `headroom`: what quotas leave to a namespace now."""
 
     def __init__(self, ledger: Ledger, placer: Placer, headroom: Callable[[str], Sequence[Headroom]]) -> None:
         self.ledger = ledger
@@ -93,13 +100,13 @@ class WhatIfCluster:
         self._moved: Counter[str] = Counter()  # by owner, pods that have moved
 
     def count_fitting(self, goal: DefragGoal) -> int:
-        """How many of the goal's pods fit as things are, at most as many as it wants."""
+        """How many of the goal's pods fit now, at most its number."""
         with self.fill_with(goal) as placed:
             return len(placed)
 
     @contextmanager
     def fill_with(self, goal: DefragGoal) -> Iterator[list[Placement]]:
-        """Context: the goal's pods that fit are there, and no card is cordoned for a move."""
+        """Context in which the goal's pods that fit are placed, and no card is cordoned for a move."""
         placed: list[Placement] = []
         try:
             self._mark(self._closed, cordoned=False)
@@ -121,10 +128,10 @@ class WhatIfCluster:
             self._mark(self._closed, cordoned=True)
 
     def move(self, pod: MovablePod, *, cordon: bool) -> tuple[Move, Undo] | None:
-        """The pod is evicted and comes again; None where that would not certainly bring it to other cards, or where
-        its owner would lose more pods than it may.
+        """Evict and place a pod again. Returns None if it would not certainly get other cards, or if its owner would
+        lose too many pods.
 
-        With `cordon` its cards take nobody from now on, see `fill_with`.
+        cordon: its former cards take no new pods from now on, see `fill_with`.
         """
         before = self.ledger.holding(pod.uid)
         if before is None or (pod.at_most is not None and self._moved[pod.owner] >= pod.at_most):
@@ -171,7 +178,7 @@ class WhatIfCluster:
         return closed
 
     def _open(self, node: str, closed: set[str]) -> None:
-        """What `_close` has closed."""
+        """Open what `_close` has closed."""
         if closed:
             self._closed[node] -= closed
             self._mark({node: closed}, cordoned=False)

@@ -1,9 +1,10 @@
-"""The search for victims: which pods must go so that a pod fits. The same search explains why a pod waits.
+"""The search for victims: which pods to evict so that a pod fits. The same search explains why a pod is pending.
 
-Comes in: the ledger, who may be evicted, a request. Goes out: the fewest and least important victims; the explanation.
+Input: the ledger, the pods that may be evicted, a request. Output: the fewest and least important victims; the
+explanation.
 
-    preemption   victims on one node, by its cards and its sums. Read this first
+    preemption   victims on one node, by its cards and its totals. Read this first
     cardvictims  which cards of the node to clear
     setcover     the cheapest set of pods that frees enough
-    explanation  why a pod waits, for `cardwise explain`
+    explanation  why a pod is pending, for `cardwise explain`
 """

@@ -25,7 +25,7 @@ MPS = "mps"  # a need: shares of pods with which the newcomer cannot share a dae
 
 
 def freed_amounts(node: NodeState, held: Holding) -> dict[object, int]:
-    """What becomes free on which cards when this holding is released."""
+    """What becomes free on which cards if this holding is released."""
     amounts_by_card: dict[object, int] = {}
     for share in held.assignment.shares():
         i = node.position(share)

@@ -1,6 +1,6 @@
-"""Explains why a pod waits or where it could go, with the names and numbers that refusal texts must not have.
+"""Explains why a pod is pending or where it could run, with the names and numbers that refusal texts must not have.
 
-It also says what would have to change for the pod to run, by the same search that finds victims of preemption.
+Also finds what would have to change for the pod to run, with the search for victims of preemption.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -22,9 +22,10 @@ from cardwise.core.values.refusals import Refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardView:
-    """A card with its holders. `short` is how many MiB are missing for the request, 0 where it fits.
+    """A card with its holders.
 
-    `closed`: why the request cannot have the card, whatever is free on it: "type", "mps", "quota"; "" if it can.
+    short: MiB that are missing for the request; 0 if it fits.
+    closed: why the request cannot use the card, whatever is free on it: "type", "mps", "quota"; "" if it can.
     """
 
     index: int
@@ -42,9 +43,9 @@ class CardView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesView:
-    """The devices of one class on a node, of which the request asks for `requested`, and the pods that hold some.
+    """The devices of one class on a node, of which the request needs `requested`, and the pods that hold some.
 
-    A device may be in several classes, and then it is free in each.
+    A device may be in several classes; then it counts as free in each.
     """
 
     resource_class: str
@@ -57,10 +58,11 @@ class DevicesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node for a request: its score under the policy, or the refusal, each card, and each class of devices asked for.
+    """A node for a request: its score under the policy, or the refusal, each card, and each requested class of devices.
 
-    For a request that asks for devices only there are no cards. `roomy`: the node has the cpu and memory for the pod,
-    as far as that was looked at.
+    Without cards for a request of devices only.
+
+    roomy: whether the node has the cpu and memory for the pod, as far as known.
     """
 
     name: str
@@ -73,9 +75,9 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheapestNode:
-    """The node where the least has to end for the request: which of its cards, and the pods that would have to end.
+    """The node where the fewest pods would have to end for the request: its cards, and these pods.
 
-    `short`: MiB that are missing on these cards. Without holders, the pods that are ending already are enough.
+    short: MiB that are missing on these cards. Without holders, the pods that are ending already free enough.
     """
 
     node: str
@@ -86,7 +88,7 @@ class CheapestNode:
 
 @dataclass(frozen=True, slots=True)
 class SmallerRequest:
-    """A smaller amount that could be placed now: MiB over all cards of the request, and where."""
+    """A smaller amount that could be placed now: MiB over all cards of the request, and the place."""
 
     mem: MiB
     node: str
@@ -146,10 +148,13 @@ def find_cheapest_node(
     *,
     kept: Collection[str] = (),
 ) -> CheapestNode | None:
-    """Where the fewest pods would have to end, and of equal choices those with the least memory; None if none helps.
+    """Where the fewest pods would have to end, and of equal choices those with the least memory; None if no choice
+    helps.
 
-    `views`: the nodes that have refused the request. `kept`: UIDs of pods that are not to end. Priorities and
-    disruption budgets do not matter: a person decides.
+    views: the nodes that refused the request.
+    kept: UIDs of pods that must not end.
+
+    Priorities and disruption budgets do not matter, because a person decides.
     """
     nothing = Load(0, 0, 0)
     newcomer = preemption.Preemptor(request=request, load=nothing, priority=1, policy=policy, headroom=headroom)
@@ -183,7 +188,7 @@ def find_cheapest_node(
 def find_smaller_request(
     ledger: Ledger, nodes: Iterable[str], request: PodRequest, policy: str, headroom: Sequence[Headroom] = ()
 ) -> SmallerRequest | None:
-    """The most that the request could ask for and be placed now; None if it asks for more than one share."""
+    """The largest request that could be placed now; None if it requests more than one share."""
     if len(request.containers) != 1 or request.devices or request.containers[0].whole:
         return None
     (container,) = request.containers
@@ -214,9 +219,12 @@ def pods_in_the_way(
     *,
     kept: Collection[str] = (),
 ) -> tuple[Holding, ...] | None:
-    """The pods that would have to end so that all these requests are placed, one after another; None if none help.
+    """The pods that would have to end so that all these requests are placed, one after another; None if that does not
+    help.
 
-    `kept`: as `find_cheapest_node`. The ledger is as before afterwards.
+    kept: as in `find_cheapest_node`.
+
+    The ledger is unchanged afterwards.
     """
     undo: list[Undo] = []
     gone: list[Holding] = []
@@ -370,9 +378,9 @@ def _short(node: NodeState, i: int, card_requests: Sequence[fitting.CardRequest]
 def find_exceeding_charge(
     card_requests: Sequence[CardRequest], headroom: Headroom, ledger: Ledger
 ) -> tuple[Charge, bool] | None:
-    """What the pod would at least charge to an entry that has less left; and whether the pod can get no other cards.
+    """The smallest charge of the pod to an entry that has less left, and whether the pod can use no other cards.
 
-    None where the entry does not keep it waiting.
+    None if the entry does not keep the pod pending.
     """
     bound, loose = NOTHING, []
     for card_request in card_requests:

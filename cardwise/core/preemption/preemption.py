@@ -27,8 +27,12 @@ _MOST_CLASSES: Final = 6  # classes of devices in one request: each set of them 
 
 
 class Resident(NamedTuple):
-    """A pod on the node. `going`: it is being deleted anyway; `fixed`: it may not be evicted. `budgets`: its disruption
-    budgets. `grouped`: it is in a PodGroup of Kubernetes, whose pods may have to go together.
+    """A pod on the node.
+
+    going: it is being deleted.
+    fixed: it may not be evicted.
+    budgets: its disruption budgets.
+    grouped: it is in a PodGroup of Kubernetes, whose pods may have to be evicted together.
     """
 
     uid: str
@@ -46,7 +50,7 @@ class FullNode:
     """A full node.
 
     kinds: the kinds of cards of its ledger.
-    free: cpu, memory and pods for further pods, below 0 where it has too little.
+    free: cpu, memory and pods for further pods; negative if it has too little.
     allowed: how many evictions each disruption budget allows.
     """
 
@@ -59,7 +63,7 @@ class FullNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemptor:
-    """The pod that is to fit. `headroom`: what quotas leave to its namespace, whichever pods go."""
+    """The pod that must fit. `headroom`: what quotas leave to its namespace, whichever pods are evicted."""
 
     request: PodRequest | None
     load: Load
@@ -70,10 +74,11 @@ class Preemptor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Victims:
-    """The UIDs of the pods that must go; none if the pods that are being deleted are enough. `violations`: how many
-    evictions exceed disruption budgets.
+    """The UIDs of the pods to evict; empty if the pods that are being deleted are enough.
 
-    `highest`: the highest priority among them. `assignment`: the cards that the pod gets; None where it asks for none.
+    violations: how many evictions exceed disruption budgets.
+    highest: the highest priority among them.
+    assignment: the cards that the pod gets; None if it requests none.
     """
 
     uids: tuple[str, ...]
@@ -83,7 +88,7 @@ class Victims:
 
     @property
     def harm(self) -> tuple[int, bool, int, int]:
-        """By this the least harmful victims are chosen: the smaller, the better."""
+        """The order by which the least harmful victims are chosen: smaller is better."""
         return self.violations, self.highest is not None, self.highest or 0, len(self.uids)
 
 
@@ -116,13 +121,13 @@ class _Sums(NamedTuple):
         return _Sums._make(map(sub, self, other))
 
     def short(self, requested: "_Sums") -> dict[object, int]:
-        """What is missing for `requested`. A sum that is not asked for does not matter, as in kube-scheduler."""
+        """What is missing for `requested`. Totals that are not requested do not matter, as in kube-scheduler."""
         named = zip(_Sums._fields, self, requested, strict=True)
         return {name: need - free for name, free, need in named if need > max(0, free)}
 
 
 class _Node:
-    """The node without some of its pods. `sums`: what each of them takes, by UID."""
+    """The node without some of its pods. `sums`: what each of them uses, by UID."""
 
     def __init__(self, state: NodeState | None, free: _Sums, sums: Mapping[str, _Sums]) -> None:
         self.state = state
@@ -133,7 +138,7 @@ class _Node:
         return self._changed(gone, -1)
 
     def again_with(self, resident: Resident) -> "_Node":
-        """The node with one of these pods again."""
+        """The node with one of these pods added again."""
         return self._changed((resident,), 1)
 
     def _changed(self, residents: Iterable[Resident], sign: int) -> "_Node":
@@ -148,7 +153,7 @@ class _Node:
 
 
 class _VictimSearch:
-    """The search for one newcomer. `node` is without the pods that go in any case."""
+    """The search for one newcomer. `node`: without the pods that leave in any case."""
 
     def __init__(self, full: FullNode, newcomer: Preemptor, chosen: Collection[str]) -> None:
         self._newcomer = newcomer

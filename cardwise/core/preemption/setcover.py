@@ -28,7 +28,7 @@ class Victim(NamedTuple):
 
 
 class Cover(NamedTuple):
-    """`cost`: MOST for each thing by which a budget is exceeded, and 1 for each thing."""
+    """A set of victims. `cost`: MOST for each eviction beyond a budget, and 1 for each victim."""
 
     cost: int
     victims: tuple[Victim, ...]
@@ -42,7 +42,7 @@ class _Part(NamedTuple):
 
 
 class CoverEffort:
-    """How much may still be looked at; several covers can share it."""
+    """The remaining effort of the search; several covers can share it."""
 
     def __init__(self, looks: int = _EFFORT) -> None:
         self._remaining = looks
@@ -64,7 +64,9 @@ def cheapest_cover(
 ) -> Cover | None:
     """The cheapest set that meets the needs; None if there is none, or none that costs less than `below`.
 
-    `allowed`: how many things each budget allows. Deterministic: the same question has the same answer.
+    allowed: how many evictions each budget allows.
+
+    Deterministic: the same arguments give the same result.
     """
     dimensions = [dimension for dimension, need in needs.items() if need > 0]
     effort.spend(len(candidates) * (1 + len(dimensions)))
@@ -88,7 +90,7 @@ def cheapest_cover(
 
 
 def budget_excess(victims: Collection[Victim], allowed: Mapping[str, int]) -> int:
-    """By how much the budgets are exceeded, in sum, when these are taken."""
+    """By how much these victims exceed the budgets, in total."""
     counts: dict[str, int] = {}
     for victim in victims:
         for budget in victim.budgets:

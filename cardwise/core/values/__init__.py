@@ -1,13 +1,13 @@
-"""Basic values: quantities, texts for people, and the error for bad input.
+"""Basic values: quantities, texts for people, and the error for invalid input.
 
-Comes in: a text or a number of JSON. Goes out: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
+Input: a text or a number of JSON. Output: MiB and percent, `InvalidRequest` with field and remedy, `Refusal`.
 
     quantity  quantities of Kubernetes
-    amounts   quantities as people write them in our own objects
-    refusals  why a node takes no pod: the closed set of texts
-    invalid   the error for bad input
+    amounts   quantities as people write them in Cardwise's custom resources
+    refusals  why a node does not take a pod: the closed set of texts
+    invalid   the error for invalid input
     wording   numbers and lists in a sentence
-    objectnames  what the API server takes for names of objects
-    shellcommand  commands that people are advised to run, with names and quoted texts in them
+    objectnames  the API server's rules for names of objects
+    shellcommand  commands in remedies, with names and quoted texts in them
     decoded   the type of decoded JSON
 """

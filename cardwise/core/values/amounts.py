@@ -1,7 +1,7 @@
-"""Quantities as people write them in our own objects.
+"""Quantities as people write them in Cardwise's custom resources.
 
-`10GiB` is `10Gi` here, as in the proposals that ResourceClass follows, and an amount of memory may be 0 or more than
-any card has. What Kubernetes reads is in `quantity`.
+`10GiB` is `10Gi` here, as in the proposals that ResourceClass follows, and an amount of memory may be 0 or larger than
+any card. `quantity` has Kubernetes' own quantities.
 """
 
 import math
@@ -17,7 +17,7 @@ _MOST = 2**53  # what every reader of JSON keeps exact
 
 
 def kubernetes(text: str) -> str:
-    """`10GiB` as Kubernetes spells it, `10Gi`; other texts as they are, so that refusals quote them."""
+    """`10GiB` as Kubernetes spells it, `10Gi`; other texts unchanged, so that refusals quote them."""
     text = text.strip()
     return text[:-1] if _BYTES.fullmatch(text) else text
 
@@ -28,9 +28,10 @@ def parse(text: str | int) -> Fraction:
 
 
 def memory(text: str | int) -> int:
-    """MiB from 0: `65536` counts MiB, `64Gi` and `64GiB` count bytes, rounded up as in pods. Raises InvalidQuantity.
+    """MiB, 0 or more: `65536` counts MiB, `64Gi` and `64GiB` count bytes, rounded up as in pods. Raises
+    InvalidQuantity.
 
-    `64G` is refused: as Kubernetes reads it beside MiB it would be 64,000,000,000 of them, and nobody means that.
+    `64G` is refused: Kubernetes would read it as 64,000,000,000 MiB, which no author means.
     """
     number, is_bytes = quantity.parse(kubernetes(str(text)))
     if str(text).strip()[-1:] in "MGTPE":

@@ -1,4 +1,4 @@
-"""Objects of the API as decoded JSON, where nobody needs a record of their own for them."""
+"""Objects of the API as decoded JSON, for code that needs no record of its own."""
 
 from typing import Any
 
@@ -6,19 +6,19 @@ Json = dict[str, Any]
 
 
 def annotations_of(manifest: Json) -> Json:
-    """Empty where it has none."""
+    """The annotations; empty without any."""
     annotations: Json = (manifest.get("metadata") or {}).get("annotations") or {}
     return annotations
 
 
 def labels_of(manifest: Json) -> Json:
-    """Empty where it has none."""
+    """The labels; empty without any."""
     labels: Json = (manifest.get("metadata") or {}).get("labels") or {}
     return labels
 
 
 def statuses_of(pod: Json) -> list[Json]:
-    """What the kubelet says of the pod's containers, those that run before the others included."""
+    """The statuses of the pod's containers, including init containers."""
     status = pod.get("status") or {}
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 

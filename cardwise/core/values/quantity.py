@@ -36,24 +36,24 @@ MOST_MIB: Final = MiB(2**31)
 
 @lru_cache(maxsize=4096)
 def size(mib: int) -> MiB:
-    """The size of a card or a share. One integer for all that are equal: tens of thousands are kept."""
+    """The size of a card or a share. Equal sizes share one integer object, because there are tens of thousands."""
     return MiB(mib)
 
 
 class Unit(StrEnum):
-    """What a bare number of gpu-mem counts where somebody writes it. All that is stored counts MiB."""
+    """The unit of bare gpu-mem numbers that users write. Stored numbers count MiB."""
 
     MIB = "MiB"
     GIB = "GiB"
 
     @property
     def mib(self) -> int:
-        """How many MiB one of it is."""
+        """MiB in one unit."""
         return 1 if self is Unit.MIB else 1024
 
 
 class InvalidQuantity(ValueError):
-    """A text that is no usable quantity; `problem` and `remedy` are for the user."""
+    """An invalid quantity; `problem` and `remedy` are for the user."""
 
     def __init__(self, problem: str, remedy: str) -> None:
         super().__init__(f"{problem}: {remedy}")
@@ -77,9 +77,10 @@ def parse(text: str | int) -> tuple[Fraction, bool]:
 
 
 def with_unit(text: str | int, unit: Unit) -> str:
-    """A gpu-mem amount so that `memory` reads it as meant: what is bare counts `unit`, so `2` in GiB is `2Gi`.
+    """A gpu-mem amount with a unit, so that `memory` reads it as meant: a bare number counts `unit`, so `2` in GiB is
+    `2Gi`.
 
-    Itself where it is not bare, and where it is no amount, which is for `memory` to refuse. Raises InvalidQuantity.
+    Unchanged if it has a unit, and if it is invalid, which `memory` refuses. Raises InvalidQuantity.
     """
     if unit is Unit.MIB:
         return str(text)
@@ -98,7 +99,7 @@ def with_unit(text: str | int, unit: Unit) -> str:
 
 
 def _parse_amount(text: str | int) -> tuple[Fraction, bool]:
-    """As `parse`, of gpu-mem."""
+    """As `parse`, for gpu-mem."""
     number, is_bytes = parse(text)
     # A binary amount that is no whole number of bytes, 0.3Gi, comes from the API server as 322122547200m.
     return number, is_bytes or (number.denominator != 1 and number >= _LEAST_BYTES)
@@ -125,7 +126,7 @@ def memory(text: str | int) -> MiB:
 
 
 def describe_rounding(text: str | int) -> str:
-    """What `memory` makes of an amount of bytes that is no whole number of MiB, for a warning; "" of any other text."""
+    """What `memory` makes of an amount of bytes that is no whole number of MiB, for a warning; "" for other texts."""
     try:
         number, is_bytes = _parse_amount(text)
         mib = memory(text)
@@ -138,9 +139,7 @@ def describe_rounding(text: str | int) -> str:
 
 
 def _describe_amount(text: str | int, number: Fraction) -> str:
-    """`text` may be the API server's spelling, in which people do not know their own: both are said. `number` is in
-    MiB.
-    """
+    """The amount in a sentence, with the API server's spelling if that differs from what users write. `number`: MiB."""
     shown = f"{float(number / _KIB):.4g}Gi" if number >= _KIB else f"{float(number):.4g}Mi"
     return shown if str(text) == shown else f"{text} ({shown})"
 
@@ -151,7 +150,7 @@ def _format_decimal(number: Fraction) -> str:
 
 
 def _fraction_error(text: str, number: Fraction) -> InvalidQuantity:
-    """A bare number, `number` in MiB."""
+    """The error about a bare number with a fraction. `number`: MiB."""
     below = number.numerator // number.denominator
     near = [f"{below} or {below + 1}"] if below else []
     if number < _KIB:  # Gi was meant, as often as not
@@ -160,7 +159,7 @@ def _fraction_error(text: str, number: Fraction) -> InvalidQuantity:
 
 
 def _too_many_digits(text: str, number: Fraction) -> InvalidQuantity:
-    """`number` is in MiB, often because bytes were meant."""
+    """The error about a number that is too large, often because bytes were meant. `number`: MiB."""
     problem = f"{text} is {number if number < 10**18 else 'too many'} MiB, more than any GPU has"
     mib = number // _MIB
     if mib > MOST_MIB:
@@ -170,7 +169,7 @@ def _too_many_digits(text: str, number: Fraction) -> InvalidQuantity:
 
 
 def count(text: str | int, *, minimum: int = 1, maximum: int | None = None) -> int:
-    """A whole number of something, for example cards. Raises InvalidQuantity."""
+    """A whole number, for example of cards. Raises InvalidQuantity."""
     number, _ = parse(text)
     limits = f"a whole number from {minimum}" + (f" to {maximum}" if maximum is not None else "")
     if number.denominator != 1 or number < minimum or (maximum is not None and number > maximum):

@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class Refusal(Enum):
-    """A reason, and whether removing other pods could ever help (`resolvable`)."""
+    """A reason, and whether evicting other pods could ever help (`resolvable`)."""
 
     NOT_OURS = ("The node has no GPU that Cardwise shares", False)
     NO_SUCH_TYPE = ("The node has no GPU of the requested type", False)

@@ -1,7 +1,7 @@
-"""Commands that people are advised to run in a shell: the only place that puts values into one.
+"""Shell commands in remedies: the only module that inserts values into one.
 
-Many values come from objects that tenants write: names in Events, labels, annotations. A name with `; curl … | sh` in
-it would be run by the administrator who copies the command.
+Many values come from objects that tenants write: names in Events, labels, annotations. An administrator who copies a
+command must not run a name such as `; curl … | sh`.
 """
 
 import re
@@ -15,10 +15,10 @@ _FIELD: Final = re.compile(r"\{([a-z_]+)(:text)?\}")
 
 
 def command(template: str, **arguments: str | int | Sequence[str]) -> str:
-    """The command with values in the place of its fields.
+    """The command with values in place of its fields.
 
-    `{node}` takes the name of a Kubernetes object, or several; what can be no such name is not printed, and the field
-    is left as a placeholder in capitals (NODE) for the reader to fill in. `{user:text}` takes any text and quotes it.
+    `{node}` takes the name of a Kubernetes object, or several; an invalid name is not printed, and a placeholder in
+    capitals (NODE) is left for the reader. `{user:text}` takes any text and quotes it.
     """
 
     def format_field(field: re.Match[str]) -> str:

@@ -1,9 +1,9 @@
-"""Numbers, lists and quotations in a sentence, as events, refusals, the log and commands write them.
+"""Numbers, lists and quotations in a sentence, for events, refusals, logs and commands.
 
-All that comes from outside (annotations, names, answers of other programs) may have any length and hold anything.
-These functions keep it short and visible as what somebody else wrote, and they are the only ones that do: `quote_text`
-and `quote_unless_name` where a value is put into a sentence, `sanitize_message` where a sentence leaves the process or
-another program's sentence ends one of ours, `sanitize_line` where a line is printed.
+Text from outside (annotations, names, output of other programs) may have any length and content. These functions, and
+no others, make it short and visibly foreign: `quote_text` and `quote_unless_name` for a value in a sentence,
+`sanitize_message` for a sentence that leaves the process or that ends with another program's sentence, `sanitize_line`
+for a printed line.
 """
 
 import re
@@ -31,9 +31,9 @@ def pluralize(number: int, noun: str) -> str:
 
 
 def quote_text(content: object, limit: int = _MOST_QUOTED) -> str:
-    """A value from outside as a sentence quotes it: text in quotes, on one line, each character and space visible.
+    """A value from outside as a quotation: in quotes, on one line, with each character and space visible.
 
-    Of one that is longer than `limit` characters the beginning, the end and the length.
+    Of a longer text than `limit` characters: the beginning, the end and the length.
     """
     text = content if isinstance(content, str) else repr(content)
     if len(text) <= limit:
@@ -44,22 +44,22 @@ def quote_text(content: object, limit: int = _MOST_QUOTED) -> str:
 
 
 def quote_unless_name(name: object) -> str:
-    """A name from outside as a sentence has it: as it is where it looks like one, else as `quote_text` has it."""
+    """A name from outside in a sentence: unchanged if it is a valid name, else as `quote_text`."""
     text = str(name)
     return text if len(text) <= _MOST_NAME and _NAME.fullmatch(text) else quote_text(text)
 
 
 def sanitize_message(text: str, limit: int = MOST_BYTES) -> str:
-    """A text for people as it leaves the process: of at most `limit` bytes, on one line, without control characters.
+    """A text for people as it leaves the process: at most `limit` bytes, on one line, without control characters.
 
-    What is left out of a longer text is its middle: it begins with the field and ends with the remedy. Of space between
-    words a single one stays: a terminal shows what follows many as a line of its own.
+    A longer text loses its middle, because it begins with the field and ends with the remedy. Several spaces become
+    one, because a terminal could show the text after them as a new line.
     """
     return sanitize_line(" ".join(text.split()), limit)
 
 
 def sanitize_line(text: str, limit: int = MOST_BYTES) -> str:
-    """As `sanitize_message`, with the spaces that put words into columns."""
+    """As `sanitize_message`, but keeps the spaces between columns."""
     text = truncate(text, limit)
     if text.isprintable() and not _INKLESS.search(text):
         return text
@@ -77,7 +77,7 @@ def _escape_blanks(text: str) -> str:
 
 
 def truncate(text: str, limit: int = MOST_BYTES) -> str:
-    """A text of at most `limit` bytes of UTF-8, without its middle where that would be more."""
+    """A text of at most `limit` bytes of UTF-8; a longer one loses its middle."""
     if text.isascii() and len(text) <= limit:
         return text
     content = text.encode(errors="backslashreplace")  # half of a surrogate pair has no bytes of its own
@@ -92,7 +92,7 @@ def truncate(text: str, limit: int = MOST_BYTES) -> str:
 
 
 def enumerate_first(some: Sequence[str], limit: int, noun: str = "") -> str:
-    """The first of them by comma, and how many more there are; `noun`: of what, in the singular."""
+    """The first texts, separated by commas, and the number of the others. `noun`: what they are, in the singular."""
     omitted = len(some) - limit
     others = pluralize(omitted, f"more {noun}") if noun else f"{omitted} more"
     return ", ".join(some[:limit]) + (f" and {others}" if omitted > 0 else "")
