@@ -48,12 +48,12 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
 
 @click.command(context_settings=CONTEXT_SETTINGS)
 @common_options
-@click.option("--bind", type=HOST_PORT, default=HostPort("", 12345), help="Where all verbs are served.")
+@click.option("--bind", type=HOST_PORT, default=HostPort("", 12345), help="Address that serves all verbs.")
 @click.option(
     "--bind-port-bind",
     type=HOST_PORT,
     default=None,
-    help="A second address for the verb bind, with its own threads, so that long calls of bind do not delay "
+    help="A second address for the verb bind, with its own threads, so that long bind calls do not delay "
     "filter. Without it, --bind serves bind too.",
 )
 @click.option(
@@ -102,7 +102,7 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--max-clients",
     type=click.IntRange(min=1, max=MOST_CLIENTS),
     default=None,
-    help="Most shares on one card, where its MPS does not allow fewer. Default: as many as MPS allows; "
+    help="Maximum number of shares on one GPU; MPS may allow fewer. Default: as many as MPS allows; "
     f"{MAX_CLIENTS} on nodes without an MPS manager.",
 )
 @core_overcommit_option
@@ -110,14 +110,14 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--bind-deadline",
     type=DURATION,
     default=None,
-    help="How long after a bind call has come its Binding may still be posted. Must be below httpTimeout of the bind "
-    "stanza. Default: 60s with --bind-port-bind (whose stanza has 300s), else 4s (kube-scheduler's default is 5s).",
+    help="How long after the arrival of a bind call its Binding may be posted. Must be less than the bind "
+    "stanza's httpTimeout. Default: 60s with --bind-port-bind (its stanza has 300s), else 4s (kube-scheduler has 5s).",
 )
 @click.option(
     "--reservation-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
-    help="How long the GPUs that filter chose stay reserved for a pod whose bind call does not come.",
+    help="How long the GPUs that filter chose stay reserved for a pod if no bind call follows.",
 )
 @click.option(
     "--nominate",
@@ -137,32 +137,32 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--gang-permit-seconds",
     type=click.FloatRange(min=1),
     default=30.0,
-    help="How long GPUs stay reserved for a gang while no further pod of it comes to be bound. A PodGroup's "
+    help="How long GPUs stay reserved for a gang without a bind call of a further member. A PodGroup's "
     "timeoutSeconds overrides this for its gang.",
 )
 @click.option(
     "--max-gang-permit-seconds",
     type=click.FloatRange(min=1),
     default=300.0,
-    help="Maximum of timeoutSeconds of a PodGroup and of --gang-permit-seconds; more counts as this.",
+    help="Upper limit of a PodGroup's timeoutSeconds and of --gang-permit-seconds.",
 )
 @click.option(
     "--gang-reserve-seconds",
     type=click.FloatRange(min=0),
     default=60.0,
-    help="After a gang has waited this long, its shares of GPUs are reserved for it, and later pods do not get them.",
+    help="How long a gang waits before GPUs are reserved for it. Later pods cannot use these GPUs.",
 )
 @click.option(
     "--gang-reserve-refusals",
     type=click.IntRange(min=1),
     default=20,
-    help="After a gang has been refused this many times, GPUs are reserved for it too.",
+    help="Number of refusals after which GPUs are reserved for a gang, also before --gang-reserve-seconds.",
 )
 @click.option(
     "--gang-reserve-limit-seconds",
     type=click.FloatRange(min=1),
     default=600.0,
-    help="How long GPUs are reserved for the gangs of a namespace. For the same time afterwards none are.",
+    help="How long GPUs are reserved for the gangs of a namespace. For the same time afterwards no GPUs are.",
 )
 @click.option(
     "--gang-rollback-seconds",
@@ -174,13 +174,13 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--inspect-unit",
     type=click.Choice([str(unit) for unit in Unit]),
     default=str(Unit.MIB),
-    help="Unit of the amounts of /inspect. In GiB, what is free is rounded down, as gpushare rounds cards.",
+    help="Unit of the amounts in /inspect. In GiB, free memory is rounded down, as gpushare does.",
 )
 @click.option(
     "--terminating-seconds",
     type=click.FloatRange(min=0),
     default=30.0,
-    help="How long the share of a pod counts whose object was deleted while it ran, if its node does not report it.",
+    help="How long the GPU share of a deleted pod still counts if its node does not report it.",
 )
 @click.option(
     "--lease-namespace",
@@ -192,14 +192,14 @@ _DEADLINE, _DEADLINE_ALONE = 4.0, 60.0  # seconds; below the timeouts of a singl
     "--lease-duration",
     type=click.FloatRange(min=3, max=election.MAX_DURATION),
     default=5.0,
-    help="Seconds after which another extender takes over from a leader that is gone. All extenders need the same.",
+    help="Seconds after which another extender takes over from a leader that is gone. Use the same value for all.",
 )
 @click.option(
     "--pod",
     type=OBJECT_NAME,
     default=None,
-    help=f"The pod that this extender runs in. It gets the label {names.LEADER} while it answers, so that a Service "
-    "finds it. Default: no pod is labelled.",
+    help=f"The pod that this extender runs in. It has the label {names.LEADER} while this extender leads, so that a "
+    "Service finds it. Default: no pod is labelled.",
 )
 @click.option(
     "--no-lease",
@@ -276,8 +276,8 @@ def _check_lease(client: KubeClient, namespace: str, name: str) -> None:
         client.create(paths.leases(namespace), lease, query={"dryRun": "All"})
     except (errors.NotFound, errors.Forbidden) as error:
         raise click.ClickException(
-            f"cannot start: no Lease {name} can be kept in namespace {namespace} ({error}); create the namespace, name "
-            "another one by --lease-namespace, or write --no-lease where this is the only extender"
+            f"cannot create the Lease {name} in namespace {namespace}: {error}; create the namespace, name another "
+            "one with --lease-namespace, or use --no-lease if this is the only extender"
         ) from error
     except errors.KubeError as error:
         if not isinstance(error, errors.AlreadyExists):
@@ -300,7 +300,7 @@ def _check_addresses(
     for address in addresses:
         if not _is_loopback(address.host):
             raise click.UsageError(
-                f"--plain-http would let anybody who reaches {address} bind pods: "
+                f"--plain-http would let anyone who can reach {address} bind pods: "
                 f"write 127.0.0.1:{address.port} as the address, or use TLS"
             )
 

@@ -186,7 +186,7 @@ class Informers:
 
 
 def _interrupted(reflector: Reflector[Any]) -> str:
-    return f"the watch of {reflector.name} is interrupted; changes of the last seconds are not known"
+    return f"the watch of {reflector.name} is interrupted; the latest changes are unknown"
 
 
 def _by_key(key: str, record: object) -> str:
@@ -274,7 +274,7 @@ def _cards(state: State, lister: CardLister) -> _Feed[CardRecord]:
         lambda key, new: state.set_card(key, new) or new.problem,
         state.remove_card,
         lister,
-        "a node's report is not counted in full",
+        "ignored a part of a node's report",
         lambda key, card: {"card": key, "node": card.node},
     )
 
@@ -287,7 +287,7 @@ def _classes(state: State, lister: ClassLister) -> _Feed[ClassRecord]:
             state.set_class(new.resource_class)
         return new.problem
 
-    return _Feed(set_class, state.remove_class, lister, "unreadable ResourceClass, no card is of it")
+    return _Feed(set_class, state.remove_class, lister, "ignored an invalid ResourceClass: it selects no GPU")
 
 
 def _quotas(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
@@ -298,7 +298,7 @@ def _quotas(state: State, lister: Lister[QuotaRecord]) -> _Feed[QuotaRecord]:
             state.set_quota(key, new.quota)
         return new.problem
 
-    return _Feed(set_quota, state.remove_quota, lister, "unreadable GPUQuota, it limits nothing")
+    return _Feed(set_quota, state.remove_quota, lister, "ignored an invalid GPUQuota: it limits nothing")
 
 
 def _groups(state: State, lister: Lister[GroupRecord]) -> _Feed[GroupRecord]:

@@ -239,7 +239,7 @@ class Extender:
 
     def begin_stop(self) -> None:
         """Refuse the binds that wait, and release the Lease in another thread."""
-        self._state.gangs.cancel_permits("the extender stops")
+        self._state.gangs.cancel_permits("the extender is shutting down")
         # Not only when the last connection is closed: that takes seconds, and the next leader can begin now.
         threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()
 
@@ -352,7 +352,7 @@ class Process:
     def _lock_problems(self) -> list[str]:
         held_seconds = min(self._extender.lock_held_seconds(), self._clock.now() - self._resumed)
         return (
-            [f"a thread has had the state for {held_seconds:.0f} s"] if held_seconds > statelock.STUCK_SECONDS else []
+            [f"a thread has held the state for {held_seconds:.0f} s"] if held_seconds > statelock.STUCK_SECONDS else []
         )
 
 

@@ -36,7 +36,7 @@ _log = structlog.get_logger(__name__)
 
 MOST_BYTES = 256 << 20  # 5,000 whole Nodes, as a scheduler with nodeCacheCapable: false sends them, and to spare
 Verb = Callable[[Environ], object]
-_BUSY = "not ready: the extender has been at something else for too long"
+_BUSY = "not ready: the extender is busy with another operation"
 _FAILED = "the extender failed on this call; see its log"
 
 

@@ -32,7 +32,7 @@ class Metrics:
         self._clock = clock
         self._seconds = Histogram(
             "cardwise_extender_request_seconds",
-            "Time from the request's arrival at the extender to its answer.",
+            "Time from a call's arrival at the extender to the response.",
             ["verb"],
             buckets=_BUCKETS,
             registry=registry,
@@ -45,21 +45,21 @@ class Metrics:
         )
         self._permits = Histogram(
             "cardwise_extender_gang_permit_seconds",
-            "Time that cards were reserved for a gang until all its pods could be bound, or until they were released.",
+            "Time for which GPUs were reserved for a gang, until its pods could be bound or the GPUs were released.",
             ["outcome"],
             buckets=_BUCKETS,
             registry=registry,
         )
         self._queues = Histogram(
             "cardwise_extender_gang_queue_seconds",
-            "Time from the creation of a gang's oldest pod until all that it needs had reached bind.",
+            "Time from the creation of a gang's oldest pod until all required pods had reached bind.",
             buckets=_QUEUE_BUCKETS,
             registry=registry,
         )
         self._binds = Counter("cardwise_extender_binds_total", "Bind calls by outcome.", ["outcome"], registry=registry)
         self._nominations = Counter(
             "cardwise_extender_nominations_total",
-            "Pods that were nominated ahead, by the result.",
+            "Pods that were nominated ahead, by outcome.",
             ["outcome"],
             registry=registry,
         )
@@ -122,34 +122,34 @@ class GaugeReaders(Collector):
         )
         # A standby sees which members are bound, and not how far the leader has come with the others.
         gangs = self.gangs() if self.leads() else dict.fromkeys(self.gangs(), 0)
-        yield _gauge("cardwise_extender_gangs", "Gangs by phase, as the leader has them.", "phase", gangs)
+        yield _gauge("cardwise_extender_gangs", "Gangs by phase; 0 on standbys.", "phase", gangs)
         yield _gauge(
             "cardwise_extender_waiting_pods",
-            "Pods for which filter found no node when asked last, by the most frequent reason among the nodes.",
+            "Pods for which the last filter call found no node, by the most frequent reason among the nodes.",
             "reason",
             self.refused_pods(),
         )
         yield _gauge(
             "cardwise_extender_ledger_disagreements",
-            "Cards on which ledger and cluster have disagreed for longer than a minute, by how.",
+            "GPUs on which the ledger and the cluster have disagreed for more than a minute, by kind.",
             "kind",
             self.disagreements(),
         )
         yield _gauge(
             "cardwise_extender_staleness_seconds",
-            "Time since the API server last told anything, by kind of object.",
+            "Time since the last response or watch event of the API server, by kind of object.",
             "kind",
             self.staleness_seconds(),
         )
         yield _gauge(
             "cardwise_extender_disconnected_seconds",
-            "Time for which no watch has been open, so that changes may be missing, by kind of object; 0 while one is.",
+            "Time without an open watch, in which changes may be missed, by kind of object; 0 while it is open.",
             "kind",
             self.disconnected_seconds(),
         )
         yield GaugeMetricFamily(
             "cardwise_extender_leader",
-            "1 while this extender answers kube-scheduler, 0 while another one does.",
+            "1 while this extender serves kube-scheduler, 0 while another one does.",
             value=float(self.leads()),
         )
 

@@ -34,7 +34,7 @@ TOP = 10  # kube-scheduler's MaxExtenderPriority
 
 # Counted as used, but no pod is there yet.
 _HIDDEN_PHASES = (PHASE_NAMES[Phase.RESERVED], PHASE_NAMES[Phase.WAITING], PHASE_NAMES[Phase.BINDING])
-UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; it is tried again"
+UNDECIDED = "the outcome of an earlier bind of this pod is not known yet; the pod is tried again"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ _POST_SECONDS = 10.0  # for one attempt to post; after it the pod is read
 _POSTING = 16  # binds that post at once: more would only wait for each other, in the API server and here
 _PERMIT_SHARE = 0.75  # the part of a call's time that a member may wait for the others of its gang
 _DONE = (Phase.ACCEPTED, Phase.BOUND)
-_STANDBY = "this extender does not hold the lease any more; another one answers"
+_STANDBY = "this extender no longer holds the lease; another extender serves the call"
 
 
 class BindFailed(Exception):
@@ -158,7 +158,7 @@ class Binder:
             return
         if not may_wait and self._state.gangs.must_wait(args.pod_uid):
             raise BindFailed(
-                "gang_not_bound", "members of gangs wait in bind, so they must be bound by the port of --bind-port-bind"
+                "gang_not_bound", "members of gangs wait in bind, so they must use the address of --bind-port-bind"
             )
         permit = self._state.gangs.request_permit(args.pod_uid, args.node)
         if isinstance(permit, str):
@@ -211,7 +211,7 @@ class Binder:
         except errors.KubeError as error:
             raise BindFailed("api_error", f"cannot read the pod: {error}") from error
         if pod.uid != args.pod_uid:
-            raise BindFailed("deleted", "the pod was deleted, and another one has its name")
+            raise BindFailed("deleted", "the pod was deleted, and another pod has its name")
         try:
             return pod.request, pod.version
         except InvalidRequest as error:
@@ -233,7 +233,7 @@ class Binder:
         """
         path = paths.pods(binding.args.pod_namespace, binding.args.pod_name, "binding")
         backoff, reposted = Backoff(initial=0.05, cap=2.0), False
-        trouble = "the time for this call was over before it could be posted"
+        trouble = "the deadline passed before the Binding was posted"
         while self._clock.now() < deadline:
             wait, version = None, binding.version
             try:
@@ -325,7 +325,7 @@ class Binder:
             return _ReadOutcome.UNKNOWN
         pod = Pod(manifest)
         if pod.uid != args.pod_uid:
-            raise BindFailed("deleted", "the pod was deleted, and another one has its name", unconfirmed=unconfirmed)
+            raise BindFailed("deleted", "the pod was deleted, and another pod has its name", unconfirmed=unconfirmed)
         if not pod.node and pod.terminating:
             # The API server binds no such pod any more: a Binding that got no response will never bind it.
             raise BindFailed("deleted", "the pod is being deleted")
@@ -334,7 +334,7 @@ class Binder:
             return _ReadOutcome.UNBOUND
         if pod.node == args.node and _read_assignment(pod) == binding.assignment:
             return _ReadOutcome.OURS
-        raise BindFailed("conflict", f"the pod was bound to node {pod.node} by somebody else")
+        raise BindFailed("conflict", f"another program bound the pod to node {pod.node}")
 
 
 def confirm_bindings(
@@ -374,7 +374,7 @@ def confirm_bindings(
 
 def _known_binding_outcome(known_binding: KnownBinding, args: BindArgs) -> str:
     if known_binding.phase not in _DONE:
-        raise BindFailed("in_progress", "another bind of this pod is under way")
+        raise BindFailed("in_progress", "another bind of this pod is in progress")
     if known_binding.node != args.node:
         raise BindFailed("conflict", f"the pod is bound to node {known_binding.node} already")
     return "already_bound"

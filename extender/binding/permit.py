@@ -50,9 +50,9 @@ class WaitingBinds:
         number = self._watch_connection(permit, name, connection) if connection is not None else None
         try:
             if not self._clock.wait(permit.done, max(0.0, seconds)):
-                self._cancel(permit, f"{name} waited for the others as long as a bind may take")
+                self._cancel(permit, f"the bind of {name} timed out while it waited for the other members")
                 if not permit.done.is_set():  # a thread failed after it had decided and before it set `done`
-                    permit.decide(allowed=False, reason="nobody said whether it goes; the pod is tried again")
+                    permit.decide(allowed=False, reason="the outcome is unknown; the pod is tried again")
         finally:
             if number is not None:
                 with self._lock:
@@ -79,7 +79,7 @@ class WaitingBinds:
             try:
                 closed = _closed_connections(connections)
                 for _, permit, name in closed:
-                    self._cancel(permit, f"kube-scheduler gave up waiting for {name}")
+                    self._cancel(permit, f"kube-scheduler gave up the bind of {name}")
             except Exception:  # noqa: BLE001 - the outermost loop: without it closed connections would not be noticed
                 _log.exception("failed to check the connections of waiting bind calls")
             self._clock.sleep(_POLL_SECONDS)

@@ -78,7 +78,7 @@ class Inventory:
         names = self._cards_of.get(card.node, [])
         if before is None and len(names) >= MAX_CARDS_PER_NODE:
             return CardUpdate(
-                former, (), f"the node has more than {MAX_CARDS_PER_NODE} cards and devices; the others do not count"
+                former, (), f"the node has more than {MAX_CARDS_PER_NODE} GPUs and devices; the rest is ignored"
             )
         capacity, problem = (
             MOST_REPORTED - sum(len(self._cards[other].reported_shares) for other in names if other != name),
@@ -86,7 +86,7 @@ class Inventory:
         )
         if len(card.reported_shares) > capacity:
             card = card._replace(reported_shares=card.reported_shares[:capacity])
-            problem = f"the node's cards report more than {MOST_REPORTED} shares; the others do not count"
+            problem = f"the node's GPUs report more than {MOST_REPORTED} shares; the rest is ignored"
         self._cards[name] = card
         if before is None:
             self._cards_of.setdefault(card.node, names).append(name)

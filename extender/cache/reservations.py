@@ -611,7 +611,7 @@ def unknown_holder_key(report: Report) -> str:
 
 def _check_transition(pod: PodRef, before: Phase | None, now: Phase | None) -> None:
     if now not in TRANSITIONS[before]:
-        raise IllegalTransition(f"{pod.pod}: a reservation that is {before} cannot be {now}")
+        raise IllegalTransition(f"the reservation of pod {pod.pod} cannot change from {before} to {now}")
 
 
 def _make_holding(pod: PodRef, node: str, assignment: Assignment | None, mps_client: MpsClient) -> Holding | None:

@@ -110,9 +110,7 @@ class DirectBindController:
             return
         self._reported.add(pod.uid)
         _log.warning("deleted a pod that was bound without the extender", pod=pod.pod, uid=pod.uid, node=node)
-        text = (
-            f"deleted: it asks for GPU cards or devices, and something else than Cardwise has bound it to node {node}"
-        )
+        text = f"deleted: the pod requests GPUs or devices, and another program than Cardwise bound it to node {node}"
         self._events.record(pod.about, names.BOUND_WITHOUT_EXTENDER, text, "Warning")
 
 

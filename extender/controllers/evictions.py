@@ -120,8 +120,8 @@ class Evictions:
             _log.warning("failed to evict a pod; trying again", pod=victim.pod, uid=victim.uid, error=str(error))
             return False
         newcomer, node = eviction.claimant.ref, eviction.node
-        text = f"evicted for {newcomer.pod}, of higher priority, which needs its GPU card"
+        text = f"evicted for pod {newcomer.pod} of higher priority, which needs its GPU"
         self._events.record(victim.about, "Preempted", text)
-        text = f"{victim.pod} is evicted on node {node}, so that this pod gets its GPU card"
+        text = f"pod {victim.pod} is evicted on node {node}, so that this pod gets its GPU"
         self._events.record(newcomer.about, "Preempting", text)
         return True

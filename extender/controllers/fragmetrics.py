@@ -103,7 +103,7 @@ class FragMetrics(Collector):
             by_class = fragments.memory_by_class(ledger.kinds)
         of_class = GaugeMetricFamily(
             "cardwise_class_memory_mib",
-            "MiB of the cards of a ResourceClass. A card may be in several.",
+            "Memory in MiB of the GPUs of a ResourceClass. A GPU may be in several.",
             labels=["class", "amount"],
         )
         for name, memory in sorted(by_class.items()):
@@ -112,8 +112,8 @@ class FragMetrics(Collector):
         yield of_class
         in_all = GaugeMetricFamily(
             "cardwise_cluster_memory_mib",
-            "MiB of all cards: total, used, free (of cards that take new shares), and how many of the free MiB are "
-            "fragmented: of no use to a pod such as they come, in the mean.",
+            "Memory in MiB of all GPUs: total, used, free (on GPUs that accept new shares), and fragmented (free, but "
+            "not usable by a typical pod).",
             labels=["amount"],
         )
         for amount, mib in total._asdict().items():
@@ -121,6 +121,6 @@ class FragMetrics(Collector):
         yield in_all
         yield GaugeMetricFamily(
             "cardwise_workload_learned",
-            "1 where fragmentation is measured by the pods that came, 0 where by those that hold cards now.",
+            "1 if fragmentation is measured by the pods that were created, 0 if by the pods that hold GPUs now.",
             value=float(self._known),
         )

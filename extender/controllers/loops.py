@@ -39,7 +39,7 @@ Step = Callable[[], None]
 
 FAILURES = Counter(
     "cardwise_extender_thread_failures",
-    "Unforeseen errors that a thread met and went on after; see the log",
+    "Unexpected errors from which a thread recovered; see the log",
     ["thread"],
 )
 
@@ -92,7 +92,7 @@ class Loops:
             "gangs": (_GANG_SECONDS, [gangs.step] if gangs is not None else []),
             "nominating": (_NOMINATE_SECONDS, [nominating.step] if nominating is not None else []),
         }
-        failed = "a step failed; the loop goes on"
+        failed = "a step failed; the loop continues"
         self._loops = [
             Loop(name, run_steps(steps), failed=failed, failures=FAILURES, every=seconds, clock=clock)
             for name, (seconds, steps) in threads.items()

@@ -97,7 +97,7 @@ class NominationWriter:
             self._nominator.on_write_failed(nominee.pod.uid)  # Invalid: kube-scheduler was faster, the pod is bound
         except errors.KubeError as error:
             self._nominator.on_write_failed(nominee.pod.uid)
-            self._pause_namespace("cannot nominate a node ahead", nominee.pod, error)
+            self._pause_namespace("failed to write a nominated node", nominee.pod, error)
 
     def remove_nomination(self, stale: Nominee) -> None:
         """Remove the node from the pod's status, if we wrote it and the pod is not bound.
@@ -121,7 +121,7 @@ class NominationWriter:
             self._nominator.restore_stale(stale)
         except errors.KubeError as error:
             self._nominator.restore_stale(stale)
-            self._pause_namespace("cannot take a nominated node back", stale.pod, error)
+            self._pause_namespace("failed to remove a nominated node", stale.pod, error)
 
     def _write_node(self, pod: PodRef, version: str, node: str | None) -> None:
         """Write the node into the pod's status (None: remove it) if the pod has this resourceVersion. Raises

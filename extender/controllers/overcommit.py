@@ -147,7 +147,7 @@ class OvercommitController:
         except errors.NotFound:
             return
         _log.warning("evicted a pod from an overcommitted card", pod=pod.pod, uid=pod.uid, node=node, card=uuid)
-        text = f"evicted before its start was seen: {uuid} of node {node} was given to more pods than it has room for"
+        text = f"evicted before it started: GPU {uuid} of node {node} is overcommitted"
         self._events.record(pod.about, "GPUOvercommitted", text, "Warning")
 
 

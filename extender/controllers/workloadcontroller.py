@@ -95,7 +95,9 @@ class WorkloadController:
         if sample is None:
             return False
         self._state.policies.adopt_model(learn_workload(sample))
-        _log.info("updated the workload model", asks=len(sample.counts), arrivals=round(sum(sample.counts.values())))
+        _log.info(
+            "updated the workload model", requests=len(sample.counts), arrivals=round(sum(sample.counts.values()))
+        )
         return True
 
     def _save_requests(self, asks: str) -> None:

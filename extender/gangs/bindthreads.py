@@ -36,7 +36,7 @@ class BindThreads:
             self._short[gang.key] = gang.namespace, now
             return "other gangs are being bound"
         if waiting and self._must_yield(gang.namespace, now):
-            return "a gang of another namespace waits for the extender's threads, and comes first"
+            return "a gang of another namespace comes first for the bind threads"
         self._short.pop(gang.key, None)
         return ""
 

@@ -35,7 +35,7 @@ _Entry = tuple[int, int, str, tuple[int, ...]]
 
 def no_place_text(member: Member) -> str:
     """The text that names the member for which a plan failed."""
-    return f"there is no place for {member.name} beside the others"
+    return f"no node has capacity for {member.name} beside the other members"
 
 
 class CardSearch:
@@ -89,12 +89,12 @@ class CardSearch:
     def problem_text(self, planned: Unplanned) -> str:
         """Why the gang could not run though all pods that hold its cards ended."""
         if self._by_quota:
-            condition = "with what the GPUQuotas of its namespace leave now, whatever pods of other namespaces end"
+            condition = "within the GPUQuotas of its namespace, even if pods of other namespaces end"
         elif self._closed:
-            condition = "while cards or nodes that would do are cordoned or sick, whatever else ends"
+            condition = "while suitable GPUs or nodes are cordoned or unhealthy, even if all other pods end"
         else:
-            condition = "whatever else ends"
-        return f"it cannot run {condition}: {no_place_text(planned.member)}"
+            condition = "even if all other pods end"
+        return f"the gang cannot run {condition}: {no_place_text(planned.member)}"
 
     @property
     def is_half_planned(self) -> bool:

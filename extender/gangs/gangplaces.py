@@ -176,7 +176,7 @@ class GangPlaces:
         uids = [member.uid for member in members]
         for member in members:
             if self._reservations.known_binding(member.uid) is not None:
-                gang.reason = f"{member.name} may be bound already; that is found out first"
+                gang.reason = f"an earlier Binding of {member.name} may still succeed; it is looked up first"
                 return False
         _, _, created, _ = gang.rank()
         holders = [uid for uid in uids if self._ledger.holding(uid) is not None]
@@ -311,7 +311,7 @@ class GangPlaces:
             if is_valid and member.request is not None:
                 is_valid = holding is not None and self._cache.is_plan_valid(holding, member.request)
             if not is_valid:
-                return f"what {member.name} was to have on node {node} is not there any more"
+                return f"the GPUs planned for {member.name} on node {node} are no longer available"
         return ""
 
     def _known_of(self, gang: Gang) -> "_GangRecord":

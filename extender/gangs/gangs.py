@@ -177,15 +177,15 @@ class Gangs:
             if gang is None or gang.ran:
                 return None
             if gang.plan.get(uid) != node:
-                return "its gang has another plan by now, or none; the pod is tried again"
+                return "the plan of the pod's gang has changed; the pod is tried again"
             if gang.forward:
                 return None
             if self._stopped:
                 return self._stopped
             name = gang.members[uid].name
             if uid in gang.arrived:
-                self._end_plan(gang, f"{name} was sent to bind twice")
-                return "its gang has no plan any more; the pod is tried again"
+                self._end_plan(gang, f"kube-scheduler called bind twice for {name}")
+                return "the plan of the pod's gang was cancelled; the pod is tried again"
             permit = self._permits[gang.key]
             if gang.mark_arrived(uid, now):
                 self._allow_permit(gang, permit, now)
@@ -389,7 +389,7 @@ class Gangs:
         if not first and list(nodes) != [self._reservations.nominations.nominated_node(uid)]:
             self._places.add_offer(gang, member.shape, nodes)
         if uid in gang.arrived and not gang.forward:
-            self._end_plan(gang, f"{member.name} came to be scheduled again while it waited")
+            self._end_plan(gang, f"kube-scheduler scheduled {member.name} again while it waited in bind")
         if not gang.plan and not gang.forward:
             refusal = gang.refusal(now)
             if refusal is not None:
@@ -526,7 +526,7 @@ class Gangs:
     def _plan_gang(self, gang: Gang, now: float) -> bool | None:
         """Plan the gang if that may help, and requeue members that were refused. Returns as `GangPlaces.try_plan`."""
         if not gang.forward and not self._queue.may_place(gang.priority):
-            gang.reason = "pods of higher priority go first; the extender did not answer their last attempt"
+            gang.reason = "pods of higher priority come first: no extender served their last attempt"
             return False
         if not gang.forward:
             refusal = self._bind_threads.refusal_reason(gang, self._occupied_threads(), now)

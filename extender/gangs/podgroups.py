@@ -81,7 +81,7 @@ def group_status(group_record: GroupRecord, view: GangView | None, now: str) -> 
     """The status as JSON, without times of conditions. `view`: None if the gang has no pod."""
     phase = view.phase if view is not None else GangPhase.PENDING
     changed = group_record.status.get("lastTransitionTime") if group_record.status.get("phase") == phase else None
-    reason = wording.sanitize_message(view.reason if view is not None else "there is no pod of it")
+    reason = wording.sanitize_message(view.reason if view is not None else "the gang has no pods")
     document: Json = {
         "phase": str(phase),
         "reason": reason,
@@ -100,7 +100,7 @@ def group_status(group_record: GroupRecord, view: GangView | None, now: str) -> 
         "type": "Running",
         "status": "True" if running else "False",
         "reason": str(phase),
-        "message": reason or ("every pod that it needs has a node" if running else "not every pod has a node"),
+        "message": reason or ("all required pods have a node" if running else "not all required pods have a node"),
         "observedGeneration": group_record.generation,
     }
     return document | {"conditions": [condition]}

@@ -200,9 +200,9 @@ class Fence:
             )
 
     def _report_failure(self, pod: PodRef, error: errors.KubeError) -> None:
-        _log.warning("failed to change a pending pod", pod=pod.pod, uid=pod.uid, error=str(error))
+        _log.warning("failed to fence a pending pod", pod=pod.pod, uid=pod.uid, error=str(error))
         if self._events is not None:
-            text = f"nobody can change this pod, so what was sent for it before may still bind it; delete it: {error}"
+            text = f"Cardwise cannot change this pod, so an earlier Binding may still bind it; delete the pod: {error}"
             self._events.record(pod.about, "FencingFailed", text, "Warning")
 
     def read_state(self, pod: PodRef, *, timeout: float = _TIMEOUT) -> PodState:

@@ -168,11 +168,11 @@ class LeaseLeadership(Leadership):
         if elector is not None and elector.is_leader:
             if elector.holds_lease(epoch=self._epoch):
                 return None
-            return Denial("not ready: still reading what another extender may have bound", served_elsewhere=False)
+            return Denial("not ready: still listing what a former leader may have bound", served_elsewhere=False)
         holder = elector.holder if elector is not None else None
         if elector is not None and holder == elector.identity:
             return Denial(
-                f"not the leader yet or any more: the lease {self._name} is too new or too old", served_elsewhere=True
+                f"not the leader: the lease {self._name} is not valid yet, or not any more", served_elsewhere=True
             )
         holder_text = "nobody" if holder == "" else holder or "another extender or nobody"
         return Denial(f"not the leader: {holder_text} holds the lease {self._name}", served_elsewhere=True)
@@ -202,7 +202,7 @@ class LeaseLeadership(Leadership):
         denial = self.denial()
         text = f"leader: this extender holds the lease {self._name}" if denial is None else denial.text
         blockers = self.lease_blockers()
-        return f"{text}; it is left to others: {blockers[0]}" if blockers else text
+        return f"{text}; this extender leaves the lease to others: {blockers[0]}" if blockers else text
 
     def step(self) -> None:
         """Begin a leader epoch if this process holds the Lease and knows all that others have bound."""

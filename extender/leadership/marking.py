@@ -18,7 +18,7 @@ from cardwise.runtime.loops import Loop
 
 _log = structlog.get_logger(__name__)
 
-_FAILED = "the label of the leader could not be written"
+_FAILED = "failed to write the leader label"
 _CHECK_SECONDS = 0.2
 _COMPARE_SECONDS = 5.0  # while the label is wrong, kube-scheduler finds no extender
 _PAUSE_SECONDS = 2.0  # at most, after a write that failed

@@ -23,7 +23,7 @@ from cardwise.kube import survey, wire
 from extender.records import shared
 
 _PASSED_OVER = (
-    f"status.reported has entries that are not counted: a podUID that no pod has, a number out of range, or more than "
+    f"status.reported has ignored entries: an invalid podUID, a number out of range, or more than "
     f"{survey.MAX_REPORTED_PER_CARD} entries"
 )
 _ENV_ACCESS = "env"  # in status.cardAccess

@@ -295,7 +295,7 @@ def _check_names(*fields: tuple[str, str | None, Callable[[str], bool]]) -> None
     """Check that these texts are names of their kind; an empty text is none. Raises Malformed."""
     for name, text, is_valid in fields:
         if text and not is_valid(text):
-            raise Malformed(f"{name} is no Kubernetes name")
+            raise Malformed(f"{name} is not a valid Kubernetes name")
 
 
 def _normalize_keys(body: bytes, kind: type[Struct]) -> bytes:

@@ -54,7 +54,7 @@ class PodEvents:
                 continue  # its cards are still in it, and its object is recreated
             text = (
                 f"ResourceClass {name} was deleted while the pod waits for it; create the class again, or delete the "
-                "pod and ask for a class that there is (kubectl get resourceclasses)"
+                "pod and request an existing class (kubectl get resourceclasses)"
             )
             for pod in self._waiting_for(name):
                 self._events.record(pod.about, "ResourceClassDeleted", text, "Warning")
@@ -80,12 +80,12 @@ class PodEvents:
 def _quota_message(full: FullEntry) -> str:
     short = quotas.exceeded_limits(full.entry, full.used, full.requested)
     amounts = ", ".join(
-        f"{limit.used}/{limit.hard} {limit.unit} are used and {limit.requested} more asked" for limit in short
+        f"{limit.used} of {limit.hard} {limit.unit} used ({limit.requested} requested)" for limit in short
     )
     if full.requested.cards and any(limit.unit == "MiB" for limit in short):
-        amounts = f"{amounts} at least, all of the smallest card that it may get"
+        amounts = f"{amounts}, counting the smallest suitable GPU"
     if any(limit.requested > limit.hard for limit in short):
-        ends = "that is more than is allowed at all, so the pod starts only if the quota is raised"
+        ends = "the request exceeds the quota, so the pod starts only if the quota is raised"
     else:
         ends = "the pod starts when other pods of the namespace end or the quota is raised"
-    return f"GPUQuota {full.quota} leaves no room on {quotas.title(full.entry)}: {amounts}; {ends}"
+    return f"GPUQuota {full.quota} is full for {quotas.title(full.entry)}: {amounts}; {ends}"

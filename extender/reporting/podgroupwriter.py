@@ -188,17 +188,17 @@ def _event_text(view: GangView) -> tuple[str, str] | None:
     if view.phase is GangPhase.WAITING:
         return (
             "GangWaiting",
-            f"{name} waits to fit as a whole" + (f": {view.reason}" if view.reason else ""),
+            f"{name} waits for capacity for all its members" + (f": {view.reason}" if view.reason else ""),
         )
     if view.phase is GangPhase.RESERVED:
         first_members = ", ".join(view.waiting_for[:3]) + (", ..." if len(view.waiting_for) > 3 else "")
         return "GangReserved", f"{name} fits, waiting for {first_members} to be scheduled"
     if view.phase is GangPhase.RUNNING:
-        return "GangBound", f"{name} is bound: all {view.minimum} members that it needs have a node"
+        return "GangBound", f"{name} is bound: all {view.minimum} required members have a node"
     if view.phase is GangPhase.PARTLY_BOUND:
         return (
             "GangPartlyBound",
-            f"{name} is bound in part, {view.bound} of {view.minimum} members; the rest follows",
+            f"{name} is partly bound: {view.bound} of {view.minimum} members have a node",
         )
     return None
 
@@ -209,4 +209,4 @@ def _was_running(record: GroupRecord | None) -> bool:
 
 def rollback_event(pod: PodRef, cause: str) -> tuple[ObjectRef, str, str]:
     """The event of a member that is evicted."""
-    return pod.about, "GangRolledBack", f"{cause}; the pod is evicted, and the gang is tried as a whole"
+    return pod.about, "GangRolledBack", f"{cause}; the pod is evicted, and the whole gang is tried again"

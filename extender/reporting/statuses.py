@@ -245,16 +245,16 @@ def quota_status(
     automatic: the classes of models, which cards are in even if such a class has no object, or none that can be read.
     """
     if record.quota is None:
-        unknown = _condition("Exceeded", "Unknown", "Unreadable", "nothing is counted", record.generation)
+        unknown = _condition("Exceeded", "Unknown", "Unreadable", "usage is not counted", record.generation)
         return {"conditions": [unknown, _valid_condition(record.problem, record.generation)]}
     charges = list(zip(record.quota.entries, used, strict=True))
     excess_by_entry = [(entry, _exceeded_amounts(entry, charge)) for entry, charge in charges]
     exceeded_entries = [f"{quotas.title(entry)}: {', '.join(amounts)}" for entry, amounts in excess_by_entry if amounts]
     if exceeded_entries:
-        text = f"{'; '.join(exceeded_entries)}; running pods keep what they hold, new ones wait"
+        text = f"{'; '.join(exceeded_entries)}; running pods keep their GPUs, new pods wait"
         exceeded = _condition("Exceeded", "True", "LimitExceeded", text, record.generation)
     else:
-        exceeded = _condition("Exceeded", "False", "WithinLimits", "no more is held than is allowed", record.generation)
+        exceeded = _condition("Exceeded", "False", "WithinLimits", "usage is within all limits", record.generation)
     return {
         "used": [_used_amounts(entry, charge) for entry, charge in charges],
         "summary": wording.sanitize_message(
@@ -267,7 +267,7 @@ def quota_status(
 def _exceeded_amounts(entry: QuotaEntry, used: Charge) -> list[str]:
     """The amounts that exceed the limits of the entry, for people."""
     return [
-        f"{limit.used} {limit.unit} are held, {limit.hard} are allowed"
+        f"{limit.used} {limit.unit} used, {limit.hard} allowed"
         for limit in quotas.limits(entry, used)
         if limit.used > limit.hard
     ]
@@ -320,7 +320,7 @@ def make_patch(wanted: Json, current: Json, now: str) -> Json:
 def _valid_condition(problem: str, generation: int) -> Json:
     if problem:
         return _condition("Valid", "False", "Unreadable", problem, generation)
-    return _condition("Valid", "True", "Readable", "it is understood and holds", generation)
+    return _condition("Valid", "True", "Readable", "the spec is valid", generation)
 
 
 def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], automatic: Collection[str]) -> Json:
@@ -332,11 +332,11 @@ def _classes_condition(record: QuotaRecord, classes: Mapping[str, ClassRecord], 
             continue
         if name not in classes:
             known = ", ".join(sorted(classes)[:_FEW]) + (", ..." if len(classes) > _FEW else "")
-            text = f"{field_name}: there is no ResourceClass {name}, so the entry limits nothing until there is one"
-            text = f"{text}; write one that there is: {known}" if known else text
+            text = f"{field_name}: ResourceClass {name} does not exist, so the entry limits nothing"
+            text = f"{text}; existing classes: {known}" if known else text
             return _condition("Valid", "False", CLASS_NOT_FOUND, text, record.generation)
         if classes[name].problem:
-            text = f"{field_name}: ResourceClass {name} selects no card, as it cannot be read: {classes[name].problem}"
+            text = f"{field_name}: ResourceClass {name} is invalid and selects no GPU: {classes[name].problem}"
             return _condition("Valid", "False", "UnreadableClass", text, record.generation)
     return _valid_condition("", record.generation)
 

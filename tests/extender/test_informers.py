@@ -199,9 +199,9 @@ def test_what_is_unreadable_is_logged_once_and_not_at_each_change_of_its_status(
         all_told(clock)
     assert listers.classes.objects["bad"].status == {"devices": 0}
     assert listers.quotas.objects["default/team"].status == {"used": []}
-    assert sorted(entry["event"].split(",")[0] for entry in logs if "unreadable" in entry["event"]) == [
-        "unreadable GPUQuota",
-        "unreadable ResourceClass",
+    assert sorted(entry["event"].split(":")[0] for entry in logs if "invalid" in entry["event"]) == [
+        "ignored an invalid GPUQuota",
+        "ignored an invalid ResourceClass",
     ]
 
 

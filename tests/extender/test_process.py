@@ -41,7 +41,7 @@ def test_a_turn_at_the_state_that_does_not_end_is_a_hung_process(extender_proces
             assert extender_process.is_alive()
         clock.advance(1)
         assert not extender_process.is_alive()
-        assert extender_process._lock_problems() == ["a thread has had the state for 11 s"]
+        assert extender_process._lock_problems() == ["a thread has held the state for 11 s"]
     assert extender_process.is_alive()
 
 

@@ -86,8 +86,14 @@ def test_filter_answers_nodes_as_they_came_when_the_scheduler_sends_nodes(client
         ({"Pod": {"spec": {"containers": [5]}}, "NodeNames": ["n1"]}, "$.spec.containers[0]"),
         ({"Pod": {"spec": {"containers": [{"resources": "a"}]}}, "NodeNames": ["n1"]}, "resources"),
         ({"Pod": {"metadata": []}, "NodeNames": ["n1"]}, "$.metadata"),
-        ({"Pod": {"metadata": {"namespace": "?a=b&"}}, "NodeNames": ["n1"]}, "Pod.metadata.namespace is no Kubernetes"),
-        ({"Pod": {"metadata": {"name": "a/b"}}, "NodeNames": ["n1"]}, "Pod.metadata.name is no Kubernetes name"),
+        (
+            {"Pod": {"metadata": {"namespace": "?a=b&"}}, "NodeNames": ["n1"]},
+            "Pod.metadata.namespace is not a valid Kubernetes",
+        ),
+        (
+            {"Pod": {"metadata": {"name": "a/b"}}, "NodeNames": ["n1"]},
+            "Pod.metadata.name is not a valid Kubernetes name",
+        ),
         ({"Pod": {"metadata": {"name": 7}}, "NodeNames": ["n1"]}, "$.metadata.name"),
         ({"Pod": {"spec": {"schedulingGroup": []}}, "NodeNames": ["n1"]}, "$.spec.schedulingGroup"),
     ],
@@ -107,7 +113,7 @@ def test_prioritize_and_bind_in_gos_spelling(client):
         ("PodNamespace", "a.b"),
         ("Node", "n#"),
     ):
-        assert post(client, "bind", call | {field: text})["Error"] == f"{field} is no Kubernetes name"
+        assert post(client, "bind", call | {field: text})["Error"] == f"{field} is not a valid Kubernetes name"
 
 
 def test_before_the_lists_are_complete_nothing_is_decided():
@@ -119,7 +125,7 @@ def test_before_the_lists_are_complete_nothing_is_decided():
 
 
 def test_while_the_picture_is_outdated_nothing_is_decided_and_the_extender_stays_ready():
-    outdated = ["the watch of nodes is interrupted; changes of the last seconds are not known"]
+    outdated = ["the watch of nodes is interrupted; the latest changes are unknown"]
     client = create_app(
         parts(outdated=lambda: outdated, disconnected=lambda: {"nodes": 7.2, "pods": 0.0})
     ).test_client()
@@ -181,7 +187,7 @@ def test_a_standby_answers_nothing_and_closes_the_connection_but_is_ready():
 
 
 def test_a_leader_that_still_catches_up_keeps_the_connection():
-    denial = Denial("not ready: still reading what another extender may have bound", served_elsewhere=False)
+    denial = Denial("not ready: still listing what a former leader may have bound", served_elsewhere=False)
     client = create_app(parts((), Denying(denial))).test_client()
     answer = client.post(
         "/gpushare-scheduler/filter", data=b"{}", environ_overrides={httpcalls.CLOSE: lambda: pytest.fail("closed")}
@@ -236,7 +242,7 @@ def test_the_deadline_of_bind_counts_from_when_the_call_could_be_read():
         .test_client()
         .post("/gpushare-scheduler/bind", data=json.dumps(call), environ_overrides=late)
     )
-    assert "the time for this call was over" in answer.get_json()["Error"]
+    assert "the deadline passed" in answer.get_json()["Error"]
 
 
 _json = st.recursive(

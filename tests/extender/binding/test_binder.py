@@ -238,7 +238,7 @@ def test_a_pod_that_is_gone_or_another_one_frees_the_cards():
 def test_a_pod_bound_by_somebody_else_is_an_error_and_frees_our_cards():
     world = World(pod=bound("p", 8138, 1, node="n1", uid="uid-p"))
     world.shown()
-    assert "somebody else" in world.fails("conflict")
+    assert "another program" in world.fails("conflict")
     assert free(world.state) == [P100, P100]
 
 

@@ -133,13 +133,13 @@ def test_all_waiting_binds_fail_with_the_reason(server, failure):
     elif failure == "lease":
         server.state.forget_plans()
     else:
-        server.state.gangs.cancel_permits("the extender stops")
+        server.state.gangs.cancel_permits("the extender is shutting down")
     message = {
-        "connection": "gave up waiting for g1",
-        "filter": "g0 came to be scheduled again",
+        "connection": "gave up the bind of g1",
+        "filter": "g0 again while it waited",
         "deleted": "g2 was deleted",
         "lease": "lease",
-        "stop": "the extender stops",
+        "stop": "the extender is shutting down",
     }[failure]
     for call in calls:
         with pytest.raises(BindFailed, match=message):
@@ -158,7 +158,7 @@ def test_nobody_waits_longer_than_a_call_may_take():
     server.wait(1)
     assert not call.done()
     server.clock.advance(0.01)
-    with pytest.raises(BindFailed, match="g0 waited for the others"):
+    with pytest.raises(BindFailed, match="the bind of g0 timed out"):
         call.result(60)
     assert server.posts() == []
     server.close()
@@ -224,7 +224,7 @@ def test_many_gangs_with_threads_that_give_up_at_random():
             server.lines[names_of[0]].close()
         server.clock.step()
         for name in (name for names_of in gangs[::2] for name in names_of[:3]):
-            assert "gave up waiting" in str(calls[name].exception(60))
+            assert "gave up the bind" in str(calls[name].exception(60))
         for turn in range(10_000):
             list(drivers.map(come, gangs))
             if not unbound:

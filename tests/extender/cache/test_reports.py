@@ -252,7 +252,7 @@ def test_of_one_node_so_many_shares_are_believed(world, monkeypatch):
 def test_of_one_node_so_many_cards_are_believed(world, monkeypatch):
     monkeypatch.setattr(inventory, "MAX_CARDS_PER_NODE", 2)
     third = as_card(resource(2, reported=[reported_share("one", 1)]))
-    assert "2 cards" in world.set_card(*third)
+    assert "2 GPUs" in world.set_card(*third)
     assert len(free(world)) == 2
     world.remove_card(third[0])
     world.remove_card(as_card(resource(0))[0])

@@ -94,7 +94,7 @@ def test_a_plan_replaces_only_what_is_not_posted(table, before, plan):
         table.set_plan(POD, "n2", assigned().assignment, plan)
         assert table.get(POD.uid).phase is plan
     else:
-        with pytest.raises(IllegalTransition, match=f"default/p: a reservation that is {before} cannot be {plan}"):
+        with pytest.raises(IllegalTransition, match=f"default/p cannot change from {before} to {plan}"):
             table.set_plan(POD, "n2", assigned().assignment, plan)
         assert (table.get(POD.uid).phase, table.get(POD.uid).node) == (before, "n1")
 

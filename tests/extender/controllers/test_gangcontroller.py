@@ -385,7 +385,7 @@ def test_a_persons_podgroup_stays_and_is_told_that_it_has_no_pod(scene):
     scene.put_podgroup(group())
     scene.write_statuses()
     assert scene.group()["status"]["phase"] == "Pending"
-    assert scene.group()["status"]["reason"] == "there is no pod of it"
+    assert scene.group()["status"]["reason"] == "the gang has no pods"
     assert {(call.verb, call.path) for call in scene.api.requests} == {
         ("patch", paths.podgroups("default", "g", "status"))
     }

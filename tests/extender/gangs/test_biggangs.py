@@ -193,7 +193,7 @@ def test_a_gang_of_many_sizes_that_cannot_fit_is_not_planned(monkeypatch):
     world.keep()
     world.filter("g00")
     world.keep()
-    assert world.reason().startswith("there is no place for")
+    assert world.reason().startswith("no node has capacity for")
     assert not plans
 
 

@@ -174,7 +174,7 @@ def test_the_podgroup_says_for_which_member_there_is_no_place(less):
     world = World({"n1": 1})
     world.create(*(member(f"a{i}", "a", 2, created=i, gpu_mem=P100 - i * less) for i in range(2)))
     world.run(1)
-    assert world.reason("a") == "there is no place for a1 beside the others"
+    assert world.reason("a") == "no node has capacity for a1 beside the other members"
 
 
 def test_after_a_plan_that_failed_at_once_a_gang_is_planned_as_soon_as_there_is_room():

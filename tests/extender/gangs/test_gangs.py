@@ -162,7 +162,7 @@ def test_what_takes_one_away_ends_the_whole_hold(change):
     elif change == "fail":
         world.finish("g2", "Failed")
     elif change == "stop":
-        world.state.gangs.cancel_permits("the extender stops")
+        world.state.gangs.cancel_permits("the extender is shutting down")
     else:
         world.state.forget_plans()
     assert hold.done.is_set()
@@ -561,7 +561,7 @@ def test_a_card_that_fell_ill_or_was_cordoned_before_the_last_came_ends_the_hold
     world.settle()
     assert world.bound() == {}
     assert world.unbound_shares() == 0
-    assert "is not there any more" in world.errors[0][1]
+    assert "are no longer available" in world.errors[0][1]
 
 
 def test_a_node_that_went_before_the_last_came_ends_the_hold_also_of_a_member_without_cards():
@@ -576,7 +576,7 @@ def test_a_node_that_went_before_the_last_came_ends_the_hold_also_of_a_member_wi
     world.settle()
     assert world.bound() == {}, "the node of ps is gone"
     assert world.unbound_shares() == 0
-    assert "what ps was to have on node cpu is not there any more" in str(world.errors)
+    assert "the GPUs planned for ps on node cpu are no longer available" in str(world.errors)
 
 
 def gate(world, name, gates):

@@ -234,7 +234,7 @@ def test_a_plan_of_several_turns_that_failed_by_what_happened_between_them_is_ma
         world.clock.advance(0.5)  # until calls plan again
     assert world.filter("s")[0] == ["n1"]
     assert world.schedule("g00") != ""
-    assert world.reason("g0") == "there is no place for g00 beside the others"
+    assert world.reason("g0") == "no node has capacity for g00 beside the other members"
     for _ in range(3):
         world.clock.advance(0.5)
         world.schedule("g00")

@@ -32,7 +32,7 @@ def test_a_gang_of_one_that_no_quota_can_take_stops_nobody():
     other["metadata"]["namespace"] = "team-b"
     world.create(other)
     assert world.schedule("other") == ""
-    assert "cannot run with what the GPUQuotas of its namespace leave now" in world.reason("evil")
+    assert "cannot run within the GPUQuotas of its namespace" in world.reason("evil")
     assert "whatever else" not in world.reason("evil"), "it could, once pods of its own namespace end"
 
 
@@ -210,7 +210,7 @@ def test_a_look_at_a_gang_that_waits_no_more_is_not_gone_on_with_when_one_of_its
     world.run(3)
     world.clock.advance(61)
     world.run(5)
-    assert "cannot run while cards or nodes that would do are cordoned or sick" in world.reason("g")
+    assert "cannot run while suitable GPUs or nodes are cordoned or unhealthy" in world.reason("g")
 
 
 def test_a_look_of_an_earlier_epoch_is_not_gone_on_with(monkeypatch):
@@ -218,7 +218,7 @@ def test_a_look_of_an_earlier_epoch_is_not_gone_on_with(monkeypatch):
     world.state.forget_plans()
     world.state.set_card(*as_card(resource(1, node="n1", health="Unhealthy")))
     world.run(5)
-    assert "cannot run while cards or nodes that would do are cordoned or sick" in world.reason("g")
+    assert "cannot run while suitable GPUs or nodes are cordoned or unhealthy" in world.reason("g")
 
 
 def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now():
@@ -227,13 +227,13 @@ def test_what_a_gang_that_could_not_run_was_told_is_not_said_of_it_as_it_is_now(
     world.run(3)
     world.clock.advance(61)
     world.run(5)
-    assert "whatever else ends: there is no place for g0" in world.reason()
+    assert "even if all other pods end: no node has capacity for g0" in world.reason()
     world.create(single("x", whole_gpu=1))
     world.run(1)
     world.delete("g0")
     world.create(member("g2", "g", 2, created=3, whole_gpu=1))
     world.run(3)
-    assert "whatever else ends" not in world.reason()
+    assert "even if all other pods end" not in world.reason()
 
 
 def test_more_members_than_it_needs_keep_no_nodes_for_a_gang_sooner():

@@ -78,8 +78,7 @@ def test_a_pod_that_waits_for_quota_is_told_which_and_how_much(world):
     (event,) = world.events.all
     assert (event.about, event.reason, event.type) == (ObjectRef.pod("team", "a", "u1"), "WaitingForQuota", "Normal")
     assert event.message.startswith(
-        "GPUQuota gpus leaves no room on k80: 5/5 shares are used and 1 more asked, "
-        "60000/65536 MiB are used and 8000 more asked; "
+        "GPUQuota gpus is full for k80: 5 of 5 shares used (1 requested), 60000 of 65536 MiB used (8000 requested); "
     )
 
 
@@ -103,9 +102,8 @@ def test_a_pod_that_asks_more_than_is_allowed_at_all_is_told_that_no_end_helps(w
     full_entry = FullEntry("gpus", QuotaEntry(memory=1000), used=Charge(), requested=Charge(1, 11441, 1))
     world.pod_events.record_quota_wait(PodRef("u1", "team", "a"), full_entry)
     assert world.events.all[0].message == (
-        "GPUQuota gpus leaves no room on all GPUs: 0/1000 MiB are used and 11441 more asked at least, all of the "
-        "smallest card that it may get; that is more than is allowed at all, so the pod starts only if the quota is "
-        "raised"
+        "GPUQuota gpus is full for all GPUs: 0 of 1000 MiB used (11441 requested), counting the smallest suitable GPU; "
+        "the request exceeds the quota, so the pod starts only if the quota is raised"
     )
 
 

@@ -139,7 +139,7 @@ def test_a_quota_shows_used_beside_hard_and_says_when_it_is_exceeded(world):
     ]
     assert conditions(status) == {"Exceeded": "True", "Valid": "True"}
     (exceeded,) = (condition for condition in status["conditions"] if condition["type"] == "Exceeded")
-    assert exceeded["message"].startswith("all GPUs: 1 whole GPUs are held, 0 are allowed")
+    assert exceeded["message"].startswith("all GPUs: 1 whole GPUs used, 0 allowed")
     world.release("p2")
     world.run(3)
     assert conditions(world.status(path))["Exceeded"] == "False"
@@ -153,7 +153,7 @@ def test_a_quota_on_no_class_or_that_cannot_be_read_says_so(world):
     world.run(2)
     (valid,) = (condition for condition in world.status(path)["conditions"] if condition["type"] == "Valid")
     assert valid["status"] == "False"
-    assert "spec.hard[0].class: there is no ResourceClass k90" in valid["message"]
+    assert "spec.hard[0].class: ResourceClass k90 does not exist" in valid["message"]
     assert "k80" in valid["message"]
     assert world.status(path)["summary"] == "k90: no such class", "not as if something were limited"
     world.api.write_object(CLASSES, class_object("k90"))
@@ -184,7 +184,7 @@ def test_a_quota_is_told_once_that_its_class_is_gone(world):
         world.run(70)
         ((name, uid, text),) = world.without_class
         assert (name, uid) == ("gpus", quota["metadata"]["uid"])
-        assert "there is no ResourceClass k90" in text
+        assert "ResourceClass k90 does not exist" in text
         world.without_class.clear()
         world.api.write_object(CLASSES, class_object("k90"))
         world.run(5)

@@ -318,7 +318,7 @@ def test_a_card_that_was_given_twice_loses_the_later_pod_before_it_starts(space:
                 space.running("early")
                 kubelets.pause()
         space.wait(lambda: bool(space.get("late")["metadata"].get("deletionTimestamp")), "the later one is evicted")
-        space.wait(lambda: "was given to more pods" in space.reasons("late"), "it is told")
+        space.wait(lambda: "is overcommitted" in space.reasons("late"), "it is told")
     finally:
         kubelets.resume()
         extender.close()
