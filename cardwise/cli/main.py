@@ -34,9 +34,7 @@ _COMMANDS: Final = {
 
 
 class _Group(click.Group):
-    """Ends without a word when somebody presses Ctrl-C, as the shell expects it. `command_run`: the command that
-    ran.
-    """
+    """Ends silently on Ctrl-C, as shells expect. `command_run`: the command that ran."""
 
     command_run = ""
 
@@ -54,7 +52,7 @@ class _Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest commands of similar names for one that there is not. Raises UsageError."""
+        """Suggest commands with names similar to an unknown one. Raises UsageError."""
         if args[0] not in _COMMANDS and not args[0].startswith("-"):
             import difflib  # noqa: PLC0415 - no right command needs it
 
@@ -92,7 +90,7 @@ def cli() -> None:
 
 
 def main(program: str | None = None) -> None:
-    """Run, with errors of the cluster as one line. `program`: what people call it, where not by its file's name."""
+    """Run, with errors of the cluster as one line. `program`: the program's name, if it is not that of its file."""
     try:
         cli(prog_name=program)
     except Exception as error:

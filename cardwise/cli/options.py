@@ -53,13 +53,13 @@ DURATION = _Duration()
 
 
 def current_clock() -> Clock:
-    """The machine's, or what a test gives to the command as its `obj`."""
+    """The machine's clock, or the one that a test passes to the command as `obj`."""
     injected = click.get_current_context().obj
     return injected if isinstance(injected, Clock) else SYSTEM
 
 
 def cluster(function: _F) -> _F:
-    """Which cluster: before a command's name, where users of kubectl write it, or after it. `load_client` reads
+    """The options of the cluster, accepted before a command's name, as kubectl does, or after it. `load_client` reads
     both.
     """
     context = click.option(
@@ -85,10 +85,10 @@ def _store_option(context: click.Context, option: click.Parameter, setting: Any)
 
 
 def load_client(context: click.Context | None = None) -> "KubeClient":
-    """A client of the cluster that the options name. `context`: the command's, where click is not running it.
+    """A client of the cluster that the options name. `context`: the command's, if click is not running it.
 
-    Raises KubeConfigError, also for what is in a kubeconfig and no part of it has expected; the text of the first error
-    may hold a credential, and is left out.
+    Raises KubeConfigError, also for unexpected content of a kubeconfig; the original error's text may contain a
+    credential, and is left out.
     """
     from cardwise.kube import errors  # noqa: PLC0415 - see above
     from cardwise.kube.client import KubeClient  # noqa: PLC0415 - see above

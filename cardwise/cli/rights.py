@@ -54,7 +54,7 @@ class _Denial:
 
 
 def describe_missing(error: "errors.Forbidden") -> str:
-    """Which right is missing, and the role that has it, for a note beside what a command could show."""
+    """The missing right and the role that grants it, for a note beside a command's output."""
     denial = _parse_denial(error)
     if denial is None:
         return error.message
@@ -64,9 +64,9 @@ def describe_missing(error: "errors.Forbidden") -> str:
 
 
 def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
-    """Which right is missing, and the command by which an administrator gives it to the user whom it was denied.
+    """The missing right, and the command by which an administrator grants it to the user.
 
-    `command`: the one that ran; where one role has all that it needs, that role.
+    command: the command that ran; if one role has all its rights, that role is proposed.
     """
     denial = _parse_denial(error)
     if denial is None:
@@ -85,7 +85,7 @@ def describe_refusal(error: "errors.Forbidden", command: str = "") -> str:
 
 
 def _describe_anonymous() -> str:
-    """Nobody is to bind a role to that user: it is everybody who reaches the API server."""
+    """The remedy for the anonymous user. Never a role: it is every client that reaches the API server."""
     return (
         f"the API server sees you as {_NOT_LOGGED_IN}, who may read nothing: your kubeconfig has no credentials; log "
         "in, or choose another with --context or --kubeconfig"
@@ -93,7 +93,7 @@ def _describe_anonymous() -> str:
 
 
 def _parse_denial(error: "errors.Forbidden") -> _Denial | None:
-    """None where the message is not that of a missing right."""
+    """The denied right; None if the message has none."""
     match = _DENIED.search(error.message)
     if match is None:
         return None

@@ -11,7 +11,7 @@ _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)  # the second when a terminal g
 
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
-    """Meanwhile SIGTERM and SIGHUP raise SystemExit, so that `with` and `finally` do what they have to."""
+    """Context in which SIGTERM and SIGHUP raise SystemExit, so that `with` and `finally` run."""
     with ExitStack() as former:
         for sign in _ENDING:
             if signal.getsignal(sign) is signal.SIG_DFL:  # nohup ignores one

@@ -56,7 +56,7 @@ class SimulationOptions:
 
 @dataclass(slots=True)
 class _World:
-    """What is simulated. `added` are nodes that are there only for what fits beside; `live` is the cluster."""
+    """What is simulated. `added`: further nodes that count only for what fits; `live`: the cluster."""
 
     workloads: list[SimulatedWorkload]
     tune: float | None
@@ -66,7 +66,7 @@ class _World:
 
 
 def run_simulation(settings: SimulationOptions, source: Path | KubeClient) -> None:
-    """Simulates the trace in a folder, or the cluster, and prints what came out. Raises InvalidRequest."""
+    """Simulate the trace in a folder, or the cluster, and print the results. Raises InvalidRequest."""
     if settings.plots is not None:
         plotting.check_pygal()
     world = _read_trace(source, settings) if isinstance(source, Path) else _read_cluster(source, settings)
@@ -115,7 +115,7 @@ def _read_cluster(client: KubeClient, settings: SimulationOptions) -> _World:
 def _add_simulated(
     world: _World, settings: SimulationOptions, models: Sequence[str], classify_card: Callable[[Card, str], Card]
 ) -> _World:
-    """With the pods and nodes that are not there yet. Raises InvalidRequest."""
+    """Add the pods and nodes of `--pod` and `--add-nodes`. Raises InvalidRequest."""
     known = world.live.classes if world.live is not None else {}
     world.extra_shapes = [
         shape
@@ -142,7 +142,7 @@ def _add_simulated(
 
 @dataclass(slots=True)
 class _Outcome:
-    """What is shown: `table` for people, `rows` and `runs` for programs, `plots` by workload."""
+    """The results: `table` for people, `rows` and `runs` for programs, `plots` by workload."""
 
     table: str
     rows: replays.Rows
@@ -249,7 +249,7 @@ def _count_fits(live: Snapshot, world: _World, settings: SimulationOptions) -> _
 
 
 def _set_workload(cluster: SimulatedCluster, live: Snapshot, shapes: Sequence[PodShape]) -> None:
-    """What the extender has learned, or where that is not known, what is there, or else what is asked about."""
+    """Set the expected workload: what the extender has learned, else the present pods, else the requested ones."""
     if live.learned:
         try:
             cluster.load_workload(live.learned)
@@ -276,7 +276,7 @@ def _print_outcome(outcome: _Outcome, world: _World, settings: SimulationOptions
 
 @contextmanager
 def _show_progress(pods: int) -> Iterator[OnProgress]:
-    """A bar on a terminal, where it does not stand between what is printed."""
+    """A progress bar on stderr, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -41,10 +41,10 @@ _MAKERS: Final[Mapping[str, str]] = {"deployment": "replicaset", "cronjob": "job
 class WorkloadState:
     """A workload and its pods.
 
-    makers: what makes the pods for it (ReplicaSets, Jobs), else itself.
-    refused: what the API server said last when it refused a pod, "" where it refused none.
-    refused_maker: kind and name of the object whose controller was refused, as kubectl takes them.
-    bound_past: names of its pods that the extender has deleted lately, since something else had bound them.
+    makers: the ReplicaSets or Jobs that create its pods; else the workload itself.
+    refused: the API server's last message when it refused a pod; "" if it refused none.
+    refused_maker: kind and name of the object whose controller was refused, as arguments of kubectl.
+    directly_bound: names of its pods that the extender deleted recently because another scheduler had bound them.
     """
 
     kind: str

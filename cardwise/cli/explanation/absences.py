@@ -72,7 +72,7 @@ def explain_nodes(pods: Iterable[Json], closed: Mapping[str, str]) -> list[str]:
 
 
 def _count_desired_pods(workload: WorkloadState) -> int | None:
-    """How many pods there should be; None where only its controller knows."""
+    """How many pods it should have; None if only its controller knows."""
     spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     match workload.kind:
         case "deployment" | "statefulset" | "replicaset":
@@ -83,7 +83,7 @@ def _count_desired_pods(workload: WorkloadState) -> int | None:
 
 
 def _explain_stopped(workload: WorkloadState) -> Iterator[str]:
-    """What its own fields say of why there are none, or no new ones."""
+    """Why it has no pods, or no new ones, by its own fields."""
     spec, status = workload.manifest.get("spec") or {}, workload.manifest.get("status") or {}
     metadata = workload.manifest["metadata"]
     fields = {"kind": workload.kind, "namespace": metadata["namespace"], "name": metadata["name"]}
@@ -128,7 +128,7 @@ def _explain_job(job: Json) -> Iterator[str]:
 
 
 def _end_condition(job: Json) -> Json:
-    """The condition that says how the job has ended; an empty one where it has not."""
+    """The condition of the Job's end; empty if it has not ended."""
     conditions = (job.get("status") or {}).get("conditions") or ()
     ends = (
         condition
@@ -158,7 +158,7 @@ def _explain_cronjob(workload: WorkloadState) -> Iterator[str]:
 
 
 def explain_gone_pod(namespace: str, name: str, events: Sequence[Event]) -> list[str]:
-    """What became of a pod that is not there any more; empty where no event tells. `events`: the oldest first."""
+    """What happened to a deleted pod; empty if no event tells. `events`: the oldest first."""
     if not events:
         return []
     lines = [f"pod {namespace}/{name} no longer exists. Its last events:"]

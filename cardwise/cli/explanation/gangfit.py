@@ -26,9 +26,10 @@ def find_obstacles(
     policy: str,
     surroundings: PodSurroundings,
 ) -> list[str]:
-    """What keeps the gang of a pod from starting whoever ends; empty where that is nothing, or cards are held for it.
+    """What keeps the pod's gang from starting, whichever pods end; empty if nothing does, or if cards are reserved for
+    it.
 
-    nodes: those with cards that the pod may be on.
+    nodes: the nodes with cards that the pod may use.
     """
     if not surroundings.partners or surroundings.is_planned:
         return []
@@ -71,9 +72,9 @@ def find_obstacles(
 
 
 def _find_exceeded_quotas(namespace: str, members: dict[str, PodRequest], survey: Survey) -> list[str]:
-    """The entries of GPUQuotas whose hard amounts the members exceed together, as far as their claims are of one entry.
+    """The entries of GPUQuotas whose hard amounts the members exceed together, counting requests of one entry only.
 
-    Of whole cards nobody knows the MiB.
+    The MiB of whole cards are unknown.
     """
     lines = []
     card_requests = [

@@ -35,23 +35,24 @@ _NO_MATCH: Final = "didn't match Pod's node affinity/selector"  # of kube-schedu
 class PodSurroundings:
     """Facts about a pod besides cards.
 
-    nodes: decoded Nodes, None where they may not be read.
-    former: names of pods that the pod's own Deployment made before its last change.
-    fellows: names of pods whose end would not help, since each would be recreated and wait beside this one: of its own
-        gang, or of the controller that made it too.
+    nodes: decoded Nodes; None if they may not be read.
+    former: names of pods that the pod's own Deployment created before its last change.
+    siblings: names of pods whose end would not help, because each would be recreated and wait beside this one: of its
+        own
+        gang, or of its own controller.
     bare: UIDs of pods that no controller recreates.
-    partners: by name what the other waiting pods of its gang ask for.
-    reach: by name the nodes that these may be on; of those that are not here it is not known.
+    partners: the requests of the other pending pods of its gang, by name.
+    reachable_nodes: the nodes that these may use, by name; unknown for pods that are missing here.
     bound: names of the pods of its gang that have a node.
-    needed: how many more pods of its gang must get a node together, 0 where that is not known.
-    is_planned: whether cards are held for its gang, or it waits for kube-scheduler alone.
-    schedulers: the names of the chart's own kube-scheduler that is there, None where that is not known.
+    needed: how many more pods of its gang must get a node together; 0 if unknown.
+    is_planned: whether cards are reserved for its gang, or it waits for kube-scheduler alone.
+    schedulers: the names of the chart's own kube-scheduler; None if unknown.
     stopped: those of them that do not run.
-    webhook: None where that is not known, or is of no interest.
-    silent: for how many seconds no extender has led, infinite where none ever has, None where one does.
-    bound_past: pods of the namespace that the extender has deleted lately, since something else had bound them.
-    quotas: the namespace's, as their statuses show them, where no card may be read.
-    warning: the newest one about a pod on a node whose containers have not started.
+    webhook: None if unknown or not needed.
+    leaderless_seconds: seconds without a leading extender; infinite if none ever led, None if one leads.
+    directly_bound: pods of the namespace that the extender deleted recently because another scheduler had bound them.
+    quotas: the namespace's, from their statuses, if no card may be read.
+    warning: the newest one about a bound pod whose containers have not started.
     """
 
     nodes: Sequence[Json] | None = None
@@ -72,11 +73,11 @@ class PodSurroundings:
     warning: Event | None = None
 
     def is_node_gone(self, node: str) -> bool:
-        """Whether there is no Node of the name any more."""
+        """Whether no Node with this name exists."""
         return self.nodes is not None and all(listed["metadata"]["name"] != node for listed in self.nodes)
 
     def admitting_nodes(self, pod: Json) -> frozenset[str] | None:
-        """The nodes that the pod may be on by selector, affinity and taints; None where that is not known."""
+        """The nodes that match the pod's selector, affinity and tolerations; None if unknown."""
         return None if self.nodes is None else eligible.eligible_nodes(pod, self.nodes)
 
     def offered_resources(self) -> frozenset[str] | None:
@@ -93,7 +94,7 @@ class PodSurroundings:
 
 
 def explain_node_state(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """What is wrong with the node of a placed pod, in one line; empty where nothing is, or it may not be read."""
+    """What is wrong with the node of a placed pod, in one line; empty if nothing is, or if it may not be read."""
     name = pod["spec"]["nodeName"]
     if surroundings.nodes is None:
         return []
@@ -159,7 +160,7 @@ def daemonset_node(pod: Json) -> str:
 
 
 def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_some: bool) -> list[str]:
-    """What is to know of the node for which a DaemonSet has made a pod that waits. `has_some`: cards or devices."""
+    """The state of the node for which a DaemonSet created a pod. `has_some`: whether it has cards or devices."""
     lines = [f"It is for node {name} only: its DaemonSet creates one pod for each node that its template allows."]
     if surroundings.is_node_gone(name):
         return [*lines, f"Node {name} is gone from the cluster: the DaemonSet's controller deletes the pod."]
@@ -177,7 +178,7 @@ def explain_daemonset_node(name: str, surroundings: PodSurroundings, *, has_some
 
 
 def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """What of the installation keeps all pods from a card, or lets them vanish, as far as that is seen."""
+    """What in the installation keeps all pods from cards, or makes them disappear, as far as known."""
     lines = []
     if surroundings.leaderless_seconds == math.inf:
         lines.append(
@@ -207,7 +208,7 @@ def explain_installation(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def explain_scheduler(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """Why no scheduler that asks Cardwise looks at the pod; empty where one does."""
+    """Why no scheduler that calls Cardwise handles the pod; empty if one does."""
     schedulers = surroundings.schedulers
     spec, metadata = pod.get("spec") or {}, pod["metadata"]
     lines = []
@@ -256,7 +257,7 @@ def _describe_default_scheduler(pod: Json) -> str:
 
 
 def explain_gang(view: GangView) -> list[str]:
-    """How far it is, and who is missing."""
+    """The gang's phase and its missing pods."""
     since = f" since {quote_unless_name(view.since)}" if view.since else ""
     there = f"{len(view.members)} exist, {len(view.bound)} have a node"
     state = f" ({quote_unless_name(view.phase)}{since})" if view.phase != UNKNOWN else ""
@@ -286,7 +287,7 @@ def explain_gang(view: GangView) -> list[str]:
 
 
 def explain_avoided_nodes(pod: Json, with_cards: Sequence[str], surroundings: PodSurroundings) -> list[str]:
-    """Which nodes with cards the pod keeps away from, in one line, and which of them take no pods; empty where none."""
+    """Which nodes with cards the pod cannot use, in one line, and which of them take no pods; empty for none."""
     admitted = surroundings.admitting_nodes(pod)
     if admitted is None:
         selector = _describe_selector(pod)
@@ -352,7 +353,7 @@ def _group_by_state(states: Mapping[str, str]) -> dict[str, list[str]]:
 
 
 def avoidance_reasons(pod: Json, avoided_nodes: Collection[str], surroundings: PodSurroundings) -> str:
-    """What of the pod keeps it from some of these nodes."""
+    """Which fields of the pod exclude some of these nodes."""
     spec = pod.get("spec") or {}
     tolerating = [{"operator": "Exists"}]
     nodes = [node for node in surroundings.nodes or () if node["metadata"]["name"] in avoided_nodes]
@@ -388,9 +389,9 @@ def _describe_selector(pod: Json) -> str:
 
 
 def explain_other_reasons(pod: Json, message: str, foreign: Sequence[str]) -> str:
-    """What keeps a pod waiting for which cards are free, as far as it is known; "" where it is not.
+    """What keeps a pod pending although cards are free, as far as known; "" if unknown.
 
-    `message` is kube-scheduler's reason. It may be older than the cards that are free now, where it is about cards.
+    message: kube-scheduler's reason. If it is about cards it may be older than the cards that are free now.
     """
     gates = [gate.get("name") for gate in (pod.get("spec") or {}).get("schedulingGates") or ()]
     if names.GANG in gates:
@@ -412,7 +413,7 @@ def explain_other_reasons(pod: Json, message: str, foreign: Sequence[str]) -> st
 
 
 def explain_foreign_resources(pod: Json, surroundings: PodSurroundings, classes: Sequence[str]) -> list[str]:
-    """The resources about GPUs that it asks for and that are none of Cardwise."""
+    """The GPU resources that it requests and that are not Cardwise's."""
     offered = surroundings.offered_resources()
     lines = []
     for name in dict.fromkeys(_requested_names(pod)):
@@ -450,7 +451,7 @@ def explain_classes(pod_request: PodRequest, survey: Survey) -> list[str]:
 
 
 def _explain_unknown_class(name: str, survey: Survey) -> str:
-    """Why there is nothing to say of the class; "" where it can be read."""
+    """Why the class cannot be described; "" if it can."""
     if not survey.missing_class(name):
         return ""
     known = ", ".join(sorted(survey.classes)) or "none"
@@ -473,7 +474,7 @@ def _explain_card_class(name: str, survey: Survey) -> str:
 
 
 def _explain_device_class(name: str, survey: Survey) -> str:
-    """Which devices are of the class and where some are free."""
+    """The devices of the class, and where some are free."""
     nodes = {node: [device for device in node.devices if name in device.classes] for node in survey.ledger.nodes()}
     devices = [device for of_node in nodes.values() for device in of_node]
     if not devices:
@@ -493,16 +494,16 @@ def _show_class(name: str) -> str:
 
 
 def _list_nodes(counts: Mapping[str, int]) -> str:
-    """Nodes with a number each, without those that have none."""
+    """Nodes with a number each, without zeros."""
     nodes_with_counts = [f"{node} ({count})" for node, count in counts.items() if count]
     return wording.enumerate_first(nodes_with_counts, _FEW_NODES, "node")
 
 
 def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) -> list[str]:
-    """What each entry of the namespace's GPUQuotas has used, and what is asked, for users who may read no card.
+    """Used and requested amounts of each entry of the namespace's GPUQuotas, for users without the right to read cards.
 
-    Which entries count the cards that the pod will get is known only of those for all cards and for the class that the
-    pod names. Of whole cards nobody knows the MiB.
+    Only entries for all cards and for the class that the pod names certainly count its cards. The MiB of whole cards
+    are unknown.
     """
     lines = []
     for view in views:
@@ -524,7 +525,7 @@ def explain_quota_status(pod_request: PodRequest, views: Sequence[EntryView]) ->
 
 
 def explain_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> list[str]:
-    """The entries of GPUQuotas that close cards to the pod, each with what is hard, used and asked."""
+    """The entries of GPUQuotas that close cards to the pod, each with hard, used and requested amounts."""
     lines = []
     card_requests = fitting.card_requests(pod_request)
     for quota, headroom in survey.quota_headroom(namespace):

@@ -10,8 +10,9 @@ from cardwise.kube.survey import Survey
 
 
 def as_json(pod: Json, survey: Survey | None, policy: str, text: str) -> Json:
-    """`text` as people read it. Nodes are told of a pod that waits, where cards may be read; what it has, of one that
-    is placed.
+    """The JSON of an explanation. `text`: the text for people.
+
+    With nodes for a pending pod, if cards may be read; with its cards for a placed pod.
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
     waits = not spec.get("nodeName") and status.get("phase") not in names.FINISHED_PHASES

@@ -37,9 +37,9 @@ def suggest_remedies(
     avoided_nodes: Sequence[str],
     surroundings: PodSurroundings,
 ) -> list[str]:
-    """One line for each thing that would do by itself, the cheapest first; nothing where the pod fits already.
+    """One line for each remedy that is enough alone, the cheapest first; empty if the pod fits already.
 
-    `avoided_nodes`: nodes with cards that the pod keeps away from.
+    avoided_nodes: nodes with cards that the pod cannot use.
     """
     if any(view.refusal is None for view in views):
         return []
@@ -64,7 +64,7 @@ def suggest_remedies(
 
 
 def describe_holder(holding: Holding, uuid: str = "") -> str:
-    """A pod and what it holds, of one card if `uuid` names it. A pod that is ending or gone has a mark."""
+    """A pod and what it holds, or what it holds of the card `uuid`. Terminating and deleted pods have a mark."""
     state_note = ", is ending" if holding.phase_name == ENDING else ", its pod is gone" if holding.phase_name else ""
     of_card = sum(share.mem for share in holding.assignment.shares() if share.uuid == uuid)
     return f"{holding.namespace}/{holding.name} ({of_card or holding.assignment.mem} MiB{state_note})"
@@ -73,14 +73,14 @@ def describe_holder(holding: Holding, uuid: str = "") -> str:
 def _suggest_less(
     pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView], policy: str, headroom: Sequence[Headroom]
 ) -> Iterator[str]:
-    """What it could have at once, where that is enough for anything."""
+    """The largest request that fits now, if any does."""
     smaller = explanation.find_smaller_request(ledger, [view.name for view in views], pod_request, policy, headroom)
     if smaller is not None and smaller.mem >= _LEAST:
         yield f"it requested at most {smaller.mem} MiB: that fits now, on {_name_cards(smaller.node, smaller.cards)}"
 
 
 def _suggest_former(namespace: str, views: Sequence[NodeView], surroundings: PodSurroundings) -> Iterator[str]:
-    """A rolling update starts the new pod before it ends the old one, which holds the card."""
+    """During a rolling update the new pod starts before the old one ends, which still holds the card."""
     holders = (
         holding for view in views for card in view.cards for holding in card.holders if holding.phase_name != ENDING
     )
@@ -138,7 +138,7 @@ def _suggest_holders(
 
 
 def _warn_bare_pods(holders: Sequence[Holding], surroundings: PodSurroundings) -> str:
-    """Which of these pods are lost when they end, as the end of a sentence; "" where none is."""
+    """Which of these pods no controller recreates, as the end of a sentence; "" for none."""
     bare = [f"{holding.namespace}/{holding.name}" for holding in holders if holding.uid in surroundings.bare]
     if not bare:
         return ""
@@ -204,7 +204,7 @@ def _would_fit(pod_request: PodRequest, card: CardView) -> bool:
 
 
 def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> Iterator[str]:
-    """Each entry that is in the way, and who holds most of it."""
+    """Each entry that the pod exceeds, and the pods that use most of it."""
     card_requests = fitting.card_requests(pod_request)
     for quota, headroom in survey.quota_headroom(namespace):
         if explanation.find_exceeding_charge(card_requests, headroom, survey.ledger) is None:
@@ -227,7 +227,7 @@ def _suggest_quotas(pod_request: PodRequest, namespace: str, survey: Survey) -> 
 
 
 def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[NodeView]) -> Iterator[str]:
-    """Where no card there is could ever hold the share."""
+    """Split the share, if no existing card could ever hold it."""
     shares = [container for container in pod_request.containers if not container.whole]
     impossible = {Refusal.CARD_TOO_SMALL, Refusal.NOT_OURS, Refusal.NO_SUCH_TYPE}
     if not shares or not views or {view.refusal for view in views} - impossible:
@@ -248,6 +248,6 @@ def _suggest_split(pod_request: PodRequest, ledger: Ledger, views: Sequence[Node
 
 
 def _suggest_own_pods(views: Sequence[NodeView]) -> Iterator[str]:
-    """Where the requests of one pod are too much for the cards of a node."""
+    """Use several pods, if the requests of one pod are too large for the cards of a node."""
     if any(view.refusal is Refusal.NEVER_TOGETHER for view in views):
         yield "its containers requested less, or were separate pods"

@@ -43,10 +43,11 @@ def explain_pod(
     *,
     surroundings: PodSurroundings = PodSurroundings(),
 ) -> str:
-    """The whole text for one pod (decoded JSON) in the cluster as surveyed; `gang` are the sentences of its gang.
+    """The whole text for one pod (decoded JSON) in the surveyed cluster.
 
-    Without a survey, where cards may not be read, what the pod itself tells. `settings`: what the extender says of
-    itself.
+    survey: None if cards may not be read; then only the pod itself is explained.
+    gang: the sentences about its gang.
+    settings: the extender's published settings.
     """
     metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
     subject = f"pod {metadata['namespace']}/{metadata['name']}"
@@ -96,7 +97,7 @@ def explain_pod(
 
 
 def _explain_deletion(pod: Json, surroundings: PodSurroundings) -> list[str]:
-    """That the pod is being deleted, and what that waits for; empty where it is not."""
+    """That the pod is being deleted, and what that waits for; empty if it is not."""
     metadata, node = pod["metadata"], (pod.get("spec") or {}).get("nodeName")
     if not metadata.get("deletionTimestamp"):
         return []
@@ -114,7 +115,7 @@ def _explain_deletion(pod: Json, surroundings: PodSurroundings) -> list[str]:
 
 
 def _describe_holdings(pod: Json) -> str:
-    """In words; "" where its annotations name no card and no device."""
+    """What the pod holds, in words; "" if its annotations name no card and no device."""
     try:
         assigned = assignment.decode(annotations_of(pod))
     except assignment.InvalidAssignment:
@@ -123,7 +124,7 @@ def _describe_holdings(pod: Json) -> str:
 
 
 def _explain_not_admitted(pod: Json) -> list[str]:
-    """What to do about a pod that the kubelet has refused on its node."""
+    """What to do about a pod that the kubelet refused."""
     metadata = pod["metadata"]
     delete = command("kubectl delete pod -n {namespace} {pod}", namespace=metadata["namespace"], pod=metadata["name"])
     removal = "" if workloads.is_bare(pod) else f"; `{delete}` removes this one"
@@ -140,7 +141,7 @@ def _explain_not_admitted(pod: Json) -> list[str]:
 
 
 def join_lines(lines: Iterable[str]) -> str:
-    """A sentence is one line, whatever somebody has written that is told in it."""
+    """Join lines. A sentence stays one line, whatever texts of other users it contains."""
     return "".join(f"{' '.join(line.splitlines())}\n" for line in lines)
 
 
@@ -167,12 +168,12 @@ def _describe_request(pod_request: request.PodRequest, pod: Json) -> str:
 
 
 def _container_name(key: str, container: Mapping[str, str]) -> str:
-    """The name of a container by its key, as a sentence has it; the key where the pod has no such container."""
+    """The name of a container by its key, for a sentence; the key if the pod has no such container."""
     return quote_unless_name(container.get(key, key))
 
 
 def _container_names(pod: Json) -> dict[str, str]:
-    """What its containers are called, by their keys."""
+    """The names of its containers, by key."""
     return {container.key: container.spec.get("name", container.key) for container in request.containers(pod)}
 
 
@@ -235,7 +236,7 @@ def _explain_placed(subject: str, pod: Json, node: str, survey: Survey | None, s
 
 
 def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) -> str:
-    """Of a pod that is on a node and has no card: why, and what to do."""
+    """Why a bound pod has no card, and what to do."""
     intro = f"{subject} is on node {pod['spec']['nodeName']}"
     if names.MIRROR in annotations_of(pod):
         has_none = "a static pod cannot get a GPU of Cardwise. Use a DaemonSet instead."
@@ -256,7 +257,7 @@ def _explain_unassigned(subject: str, pod: Json, surroundings: PodSurroundings) 
 
 
 def _explain_containers(pod: Json) -> list[str]:
-    """Why containers do not run, as the kubelet says it."""
+    """Why containers do not run, as the kubelet reports it."""
     lines = []
     init = _init_containers(pod)
     for status in statuses_of(pod):
@@ -302,7 +303,7 @@ def _init_containers(pod: Json) -> set[str]:
 
 
 def _terminated_state(status: Json) -> Json:
-    """How the container has ended, {} where it has not."""
+    """The state of a terminated container; {} if it has not terminated."""
     return (status.get("state") or {}).get("terminated") or {}
 
 
@@ -364,7 +365,7 @@ def _is_same_card(node: NodeState | None, share: assignment.CardShare, other: as
 
 
 def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare) -> str:
-    """What is wrong with the card, if anything."""
+    """What is wrong with the card; "" for nothing."""
     state = survey.ledger.node(node)
     position = state.position(share) if state is not None else None
     if state is None or position is None:
@@ -378,7 +379,7 @@ def _describe_card_state(survey: Survey, node: str, share: assignment.CardShare)
 
 
 def _describe_health_reason(survey: Survey, uuid: str) -> str:
-    """Why a card is unhealthy, in brackets; "" where nobody has said."""
+    """Why a card is unhealthy, in brackets; "" if unknown."""
     reason = next((resource.status.reason for resource in survey.resources if resource.spec.uuid == uuid), "")
     return f" ({wording.sanitize_message(reason)})" if reason else ""
 
@@ -471,7 +472,7 @@ def _explain_waiting(
 
 
 def _describe_order(policy: str, ranked: Mapping[str, int] | None, settings: PublishedPolicy) -> str:
-    """Says which policy puts the nodes in this order."""
+    """The policy by which the nodes are ordered."""
     if policy not in policies.SCORED or ranked is not None:
         return policy
     if settings.note and not settings.workload:
@@ -494,7 +495,7 @@ def _describe_card(card: explanation.CardView, status: wire.ExtendedResourceStat
 
 
 def _describe_mps(status: wire.MpsStatus | None) -> str:
-    """What the node's manager says of the card."""
+    """The card's MPS state, as the MPS manager reports it."""
     if status is None:
         return " (the node has no manager)"
     alone = ", one user at a time" * (not status.multi_user)
@@ -503,7 +504,7 @@ def _describe_mps(status: wire.MpsStatus | None) -> str:
 
 
 def _describe_shortage(views: Sequence[explanation.DevicesView]) -> list[str]:
-    """What a node that was refused for its devices has of each class that is asked for, and who holds it."""
+    """What a node that was refused for its devices has of each requested class, and which pods hold it."""
     lines = [f"    {_describe_devices(view)}" for view in views if view.total]
     if lines and all(view.free >= view.requested for view in views):
         lines.append(

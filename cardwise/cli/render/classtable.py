@@ -20,7 +20,7 @@ _NOBODY: Final = "No pod uses it.\n"
 
 
 def format_card_classes(views: Sequence[CardClassView], columns: int | None = None, *, wide: bool = False) -> str:
-    """One row for each class; wide, also who uses each. `columns`: of the terminal."""
+    """One row per class; wide: also the namespaces that use it. `columns`: of the terminal."""
     rows = _card_rows(visible.summarize_class(view.known, view.amounts) for view in views)
     if not wide:
         return tables.fit_columns(rows, columns, _SPARE)
@@ -31,7 +31,7 @@ def format_card_classes(views: Sequence[CardClassView], columns: int | None = No
 
 
 def format_card_class(view: CardClassView, columns: int | None = None) -> str:
-    """The row of one class and who uses it. `columns`: of the terminal."""
+    """The row of one class and the namespaces that use it. `columns`: of the terminal."""
     users = [row[1:] for row in _users_of_cards([view])]
     return f"{format_card_classes([view], columns)}\n{tables.align_rows(users) if view.users else _NOBODY}"
 
@@ -71,7 +71,7 @@ def _users_of_cards(views: Sequence[CardClassView]) -> list[list[str]]:
 
 
 def format_device_classes(views: Sequence[DeviceClassView], *, wide: bool = False) -> str:
-    """One row for each class; wide, also who uses each."""
+    """One row per class; wide: also the namespaces that use it."""
     heads = ["DEVICE-CLASS", "DEVICES", "NODES", "FREE", "USED"]
     rows = [[*heads, "HEALTHY"] if wide else heads]
     for view in views:
@@ -82,7 +82,7 @@ def format_device_classes(views: Sequence[DeviceClassView], *, wide: bool = Fals
 
 
 def format_device_class(view: DeviceClassView) -> str:
-    """The row of one class and who uses it."""
+    """The row of one class and the namespaces that use it."""
     users = [row[1:] for row in _users_of_devices([view])]
     return f"{format_device_classes([view])}\n{tables.align_rows(users) if view.users else _NOBODY}"
 

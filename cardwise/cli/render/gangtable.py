@@ -30,7 +30,7 @@ def table(views: Sequence[GangView], now: datetime, *, wide: bool = False) -> st
 
 
 def reservations_table(views: Sequence[GangView], only: str | None) -> str:
-    """What is reserved for gangs, by node; "" where nothing is."""
+    """The cards reserved for gangs, by node; "" if none are."""
     rows = [["GANG", "NAMESPACE", "NODE", "MEMBERS", "GPUS"]]
     rows += [
         [view.name, view.namespace, reservation.node, str(reservation.members), str(reservation.cards)]

@@ -68,7 +68,7 @@ def _pods_table(ledger: Ledger, node: NodeState) -> str:
 
 
 def _devices_table(ledger: Ledger, node: NodeState) -> str:
-    """The devices of the node and who holds each."""
+    """The devices of the node and the pods that hold them."""
     held = totals.device_holders(ledger, node)
     rows = [["DEVICE", "KIND", "MODEL", "CLASSES", "USED-BY"]]
     for device in node.devices:
@@ -92,7 +92,7 @@ def nodes_with_devices(ledger: Ledger, only: str | None = None) -> list[NodeStat
 
 
 def _model_rows(node: NodeState) -> list[list[str]]:
-    """What cards the node has; gpushare did not know. One line where all are alike."""
+    """The models of the node's cards, which gpushare does not print. One line if all are equal."""
     models = [card.model or "unknown" for card in node.cards]
     if not models:
         return []

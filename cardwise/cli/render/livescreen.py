@@ -34,7 +34,7 @@ _KEYS: Final = 64  # bytes read at once: more than a hand types in a moment
 
 @contextmanager
 def open_screen() -> Iterator[Callable[[str], None]]:
-    """Yields what draws a text, cut to the terminal. Afterwards the terminal shows what it showed before."""
+    """Yields a function that draws a text, cut to the terminal. Restores the terminal's content afterwards."""
     console = Console(highlight=False, force_terminal=True)
     with (
         signals.raise_on_signals(),
@@ -44,7 +44,7 @@ def open_screen() -> Iterator[Callable[[str], None]]:
 
 
 class Keyboard:
-    """The keys that are typed while a live screen is open. `terminal`: a file descriptor, None where nobody types."""
+    """The keys typed while a live screen is open. `terminal`: a file descriptor; None without a keyboard."""
 
     def __init__(self, terminal: int | None, clock: Clock) -> None:
         self._terminal = terminal
@@ -72,7 +72,7 @@ class Keyboard:
 
 @contextmanager
 def open_keyboard(clock: Clock) -> Iterator[Keyboard]:
-    """The keys of the terminal on standard input; those of nobody where it is none, or another program has it."""
+    """The keys of the terminal on standard input; none if it is not a terminal, or another program reads it."""
     terminal = _own_terminal()
     if terminal is None:
         yield Keyboard(None, clock)

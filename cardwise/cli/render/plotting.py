@@ -19,12 +19,12 @@ _PLAIN: Final[Mapping[str, Any]] = {"js": [], "legend_at_bottom": True}
 
 
 def check_pygal() -> None:
-    """Raises InvalidRequest where there is nothing to draw with."""
+    """Raises InvalidRequest if pygal is not installed."""
     _import_pygal()
 
 
 def prepare_folder(folder: Path) -> None:
-    """Makes the folder where it is not there. Raises InvalidRequest where nothing can be written into it."""
+    """Create the folder if it does not exist. Raises InvalidRequest if it is not writable."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -47,7 +47,7 @@ def draw_plots(
 
 
 def write_plots(folder: Path, prefix: str, plots: Mapping[str, bytes]) -> list[Path]:
-    """Into the folder, which `prepare_folder` has made. What was written. Raises InvalidRequest."""
+    """Write plots into a folder that `prepare_folder` has created. Returns the files. Raises InvalidRequest."""
     paths = []
     for name, svg in plots.items():
         paths.append(folder / f"{prefix}-{name}.svg")

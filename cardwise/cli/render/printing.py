@@ -21,7 +21,7 @@ def print_object(data: dict[str, Any], output: str) -> None:
 
 
 def print_survey_warnings(cluster_survey: Survey) -> None:
-    """What is not in what is shown."""
+    """Warn about lists that could not be read."""
     if cluster_survey.partial:
         console.print_text(f"note: {cluster_survey.partial}", err=True)
     objects_by_problem: dict[str, list[str]] = {}

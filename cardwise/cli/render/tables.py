@@ -26,8 +26,7 @@ def align_rows(rows: Sequence[Sequence[str]]) -> str:
 
 
 def fit_columns(rows: Sequence[Sequence[str]], columns: int | None, spare: Sequence[str]) -> str:
-    """As `align_rows`; where that is wider than so many columns, without the columns of these heads, the first one
-    first.
+    """As `align_rows`; a table that is wider than the terminal loses the columns with these heads, the first one first.
 
     Each row has a cell below each head.
     """

@@ -31,7 +31,7 @@ def summary_line(nodes: Sequence[NodeUsage]) -> str:
 
 
 def table(nodes: Sequence[NodeUsage], columns: int | None = None) -> str:
-    """A line for each card. Where a terminal has too few columns for all of it, what matters, cut to its width."""
+    """One line per card. On a narrow terminal only the important columns, cut to its width."""
     rows = [list(_HEADS)]
     rows += [_wide_row(card) for node in nodes for card in node.cards]
     whole = tables.align_rows(rows)
@@ -75,7 +75,7 @@ def _wide_row(card: CardUsage) -> list[str]:
 
 
 def draw_bar(part: int, whole: int) -> str:
-    """Full only where nothing is left, and empty only where nothing is granted."""
+    """A bar; full only if nothing is left, and empty only if nothing is granted."""
     marks = min(_BAR, part * _BAR // whole) if whole else 0
     if part > 0:
         marks = max(1, marks)
@@ -87,7 +87,7 @@ def format_percent(part: int | None, whole: int) -> str:
 
 
 def describe_state(card: CardUsage) -> str:
-    """What is to be known of the card beside its memory; `ok` where that is nothing."""
+    """The card's state besides its memory; `ok` if there is nothing to report."""
     states = ["unhealthy"] * (not card.healthy) + ["cordoned"] * card.cordoned + ["whole"] * card.whole
     if card.mps not in ("", "Ready", "Off"):
         states.append(f"MPS-{card.mps}")
@@ -95,7 +95,7 @@ def describe_state(card: CardUsage) -> str:
 
 
 def _format_holders(card: CardUsage) -> str:
-    """The holders of the card, each with what it uses and what it was granted: `used/granted`."""
+    """The pods on the card, each with what it uses and what it was granted: `used/granted`."""
     if card.holders is None:
         return _UNKNOWN
     return wording.enumerate_first([_format_holder(holder) for holder in card.holders], _FEW, "pod") or _UNKNOWN
@@ -114,7 +114,7 @@ def _format_known(amount: int | None) -> str:
 
 
 def as_json(everything: Sequence[NodeUsage], shown: Sequence[NodeUsage], notes: Sequence[str]) -> dict[str, Any]:
-    """For programs: what is not known is null."""
+    """For programs: unknown amounts are null."""
     cards = [card for node in everything for card in node.cards]
     return {
         "gpus": len(cards),
