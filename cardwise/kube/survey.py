@@ -1,7 +1,7 @@
-"""Reads the whole cluster once: cards, devices and classes, who holds what, quotas, each from a consistent list.
+"""Reads the whole cluster once: cards, devices, classes, holdings and quotas, each from a consistent list.
 
-For programs that look once (the CLI, the demo). The extender keeps the same picture alive with reflectors, and decodes
-cards and devices by the same functions.
+For the command line and the demo. The extender keeps the same data up to date with reflectors, and decodes cards and
+devices with the same functions.
 """
 
 import re
@@ -30,20 +30,27 @@ from cardwise.kube.client import KubeClient
 
 _T = TypeVar("_T")
 
-MAX_CARDS_PER_NODE = 256  # cards and devices of one node that count: a hostile node may invent more
-MAX_REPORTED_PER_CARD = 512  # shares that a node is believed about one card: far above what pods fit on a node
+MAX_CARDS_PER_NODE = 256  # cards and devices per node that count: a hostile node may report more
+MAX_REPORTED_PER_CARD = 512  # reported shares per card that count: far more than pods fit on a node
 _UID = re.compile(names.POD_UID)
-_NO_CLASSES: frozenset[str] = frozenset()  # one for tens of thousands of cards: Python makes a new one each time
+_NO_CLASSES: frozenset[str] = (
+    frozenset()
+)  # shared by tens of thousands of cards: Python would create a new one each time
 _NO_LIMITS = CardLimits()
-OTHERS = "other namespaces"  # stands for the namespace of pods that may not be read
+OTHERS = "other namespaces"  # the namespace that is shown for pods that the user may not read
 
 
 @dataclass(slots=True)
 class Survey:
-    """`ledger` knows nodes with cards or devices; `addresses` are their InternalIPs; `classes` are by name.
+    """The state of the cluster.
 
-    `resources` are the cards and the devices. `problems` are the pods, classes and quotas that cannot be read, and
-    `partial` says, where not all pods may be read, what is less exact for it.
+    ledger: the nodes with cards or devices, and the holdings of pods.
+    addresses: the InternalIPs of nodes, by name.
+    resources: the ExtendedResources of cards and devices.
+    classes: the ResourceClasses, by name.
+    waiting: namespace, name and request of each pending pod.
+    problems: the pods, classes and quotas that cannot be parsed, one line each.
+    partial: the limitation for users who may not read all pods, "" for none.
     """
 
     ledger: Ledger = field(default_factory=Ledger)
@@ -56,14 +63,14 @@ class Survey:
     partial: str = ""
 
     def missing_class(self, name: str) -> str:
-        """Two words for users where no card can ever be in the class, so that it limits nothing; else ""."""
+        """The reason why no card can be in the class, for users; "" if cards can."""
         if name in self.classes or name in self._automatic_classes():
             return ""
         broken = any(problem.startswith(f"ResourceClass {name}: ") for problem in self.problems)
         return "unreadable class" if broken else "no such class"
 
     def _automatic_classes(self) -> set[str]:
-        """The classes that cards are in by their models, though there may be no object of that name."""
+        """The classes of the cards' models, which need no object."""
         return {
             classes.name_of_model(resource.spec.model)
             for resource in self.resources
@@ -71,7 +78,7 @@ class Survey:
         }
 
     def quota_headroom(self, namespace: str) -> list[tuple[GPUQuota, Headroom]]:
-        """What each entry of the namespace's GPUQuotas leaves, and whose it is."""
+        """The headroom of each entry of the namespace's GPUQuotas, with its GPUQuota."""
         return [
             (quota, quotas.headroom(entry, self.ledger.used(namespace, entry)))
             for quota in self.quotas
@@ -82,7 +89,7 @@ class Survey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeQuota:
-    """The amounts of a ResourceQuota that concern our resources, as Kubernetes prints them."""
+    """The amounts of our resources in a ResourceQuota, as Kubernetes prints them."""
 
     namespace: str
     name: str
@@ -124,7 +131,7 @@ class _Allocated(msgspec.Struct, rename="camel"):
 
 
 class _Status(wire.ExtendedResourceStatus, rename="camel"):
-    """With what the extender writes."""
+    """The status, with the fields of the extender."""
 
     allocated: _Allocated = msgspec.field(default_factory=_Allocated)
 
@@ -153,13 +160,16 @@ def take_survey(
     beyond: bool = False,
     limits: CardLimits = _NO_LIMITS,
 ) -> Survey:
-    """Reads ExtendedResources, ResourceClasses, GPUQuotas and pods, and nodes for their addresses. Raises `KubeError`.
+    """Read ExtendedResources, ResourceClasses, GPUQuotas, pods, and nodes for their addresses. Raises `KubeError`.
 
-    With a namespace, pods and quotas of no other are read, which takes fewer rights: what that namespace holds is
-    whole then, what is free is not. With `own`, where pods of all namespaces may not be read those of this one are,
-    and what the others hold is taken from the statuses of cards and devices. With `beyond` what these say beyond the
-    pods that are there counts as well: the extender keeps the share of one that vanished until its node is heard.
-    `limits`: what the extender gives of a card at most.
+    namespace: read only the pods and quotas of this namespace, which needs fewer permissions. Its holdings are complete
+        then, the free amounts are not.
+    addresses: read the addresses of nodes.
+    own: if the pods of all namespaces may not be read, read those of this namespace, and take the other holdings from
+        the statuses of cards and devices.
+    beyond: also count allocations in these statuses that no pod has: the extender keeps the share of a deleted pod
+        until its node reports.
+    limits: the limits of the extender per card.
     """
     survey = Survey(Ledger(kept_back=limits.kept_back, max_clients=limits.max_clients, core=limits.core))
     if addresses:
@@ -192,8 +202,8 @@ def take_survey(
         if not own:
             raise
         survey.partial = (
-            "you may not read the pods of all namespaces: what others hold is as the cards' statuses say, some seconds "
-            "old and without names"
+            "you may not read the pods of all namespaces: the shares of other namespaces are those of the GPUs' "
+            "statuses, some seconds old and without names"
         )
         pods = _list_permitted_pods(client, own)
     for pod in pods:
@@ -226,7 +236,7 @@ def _list_permitted_pods(client: KubeClient, namespace: str) -> list[_Pod]:
 
 
 def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
-    """What pods of the namespace hold by their annotations, for a user who may read no card. Raises `KubeError`."""
+    """The holdings of the namespace's pods by annotations, for users who may not read cards. Raises `KubeError`."""
     survey = Survey()
     for pod in client.list_as(paths.pods(namespace), wire.ListOf[_Pod]):
         _add_pod(survey, pod)
@@ -234,24 +244,24 @@ def read_own_ledger(client: KubeClient, namespace: str) -> Ledger:
 
 
 def list_native_quotas(client: KubeClient, namespace: str) -> list[NativeQuota]:
-    """The ResourceQuotas of a namespace, or of all, that limit resources of ours. Raises `KubeError`."""
-    quotas_found = []
+    """The ResourceQuotas of one or all namespaces that limit our resources. Raises `KubeError`."""
+    native = []
     for quota in client.list_as(paths.namespaced("/api/v1", "resourcequotas", namespace), wire.ListOf[_ResourceQuota]):
         hard = {key: amount for key, amount in quota.spec.hard.items() if _is_own_resource(key)}
         if hard:
             used = {key: quota.status.used[key] for key in hard if key in quota.status.used}
             meta = quota.metadata
-            quotas_found.append(NativeQuota(namespace=meta.namespace, name=meta.name, hard=hard, used=used))
-    return quotas_found
+            native.append(NativeQuota(namespace=meta.namespace, name=meta.name, hard=hard, used=used))
+    return native
 
 
 def is_other_device(resource: wire.ExtendedResource) -> bool:
-    """Whether it is a device that is no GPU."""
+    """Whether it is a device other than a GPU."""
     return resource.spec.kind != classes.KIND
 
 
 def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
-    """What selectors see of a card or a device: what its node says of it, and what people have put on its object."""
+    """The labels for selectors: those from the spec, and those that people have set on the object."""
     spec = resource.spec
     return classes.labels(
         node=spec.node,
@@ -266,29 +276,26 @@ def labels_of(resource: wire.ExtendedResource) -> dict[str, str]:
 
 
 def card_of(resource: wire.ExtendedResource, classifier: Classifier | None = None) -> Card:
-    """The card that an ExtendedResource describes; before the first report nobody knows what is held on it.
-
-    Without a classifier it is in no class.
-    """
+    """The card of an ExtendedResource. Without a classifier it is in no class."""
     spec = resource.spec
-    of = _NO_CLASSES
+    card_classes = _NO_CLASSES
     if classifier is not None:
-        of = classifier.classes_of(labels_of(resource))
+        card_classes = classifier.classes_of(labels_of(resource))
     return Card(
         index=spec.index,
         uuid=intern(spec.uuid),
-        mem=quantity.size(max(0, min(spec.memory_mib, MOST_MIB))),  # in older clusters the schema knows no maximum
+        mem=quantity.size(max(0, min(spec.memory_mib, MOST_MIB))),  # the schema of older versions has no maximum
         model=intern(spec.model),
         healthy=resource.status.health == "Healthy",
         cordoned=spec.unschedulable,
-        classes=of,
-        priority=classifier.priority_of(of) if classifier is not None else 0,
+        classes=card_classes,
+        priority=classifier.priority_of(card_classes) if classifier is not None else 0,
         mps=mpsread.mps_of_card(resource.status.mps),
     )
 
 
 def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = None) -> Device:
-    """As `card_of`, of an ExtendedResource that is no GPU."""
+    """The device of an ExtendedResource that is not a GPU."""
     spec = resource.spec
     return Device(
         uuid=intern(spec.uuid),
@@ -302,7 +309,7 @@ def device_of(resource: wire.ExtendedResource, classifier: Classifier | None = N
 
 
 def is_whole_card(held: wire.ContainerShare, mem: int) -> bool:
-    """Whether what is held of a card of `mem` MiB was asked for as a whole card; as it looks where nobody says."""
+    """Whether the share of a card of `mem` MiB is of a whole card; a guess by the amounts for older versions."""
     return held.whole or (not held.container and held.core_percent >= FULL_CORE and held.memory_mib >= mem)
 
 
@@ -312,7 +319,7 @@ def is_uid(uid: str) -> bool:
 
 
 def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.ContainerShare]:
-    """What the node says is held of its card, as far as the card goes; see `extender/cache/reservations.py`."""
+    """The shares that the node reports for its card, up to the card's memory; see `extender/cache/reservations.py`."""
     remaining = resource.spec.memory_mib
     for held in (resource.status.reported or ())[:MAX_REPORTED_PER_CARD]:
         if held.memory_mib >= 0 and 0 <= held.core_percent <= FULL_CORE and is_uid(held.pod_uid):
@@ -322,7 +329,7 @@ def plausible_shares(resource: wire.ExtendedResource) -> Iterator[wire.Container
 
 
 def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
-    """Nothing where the cluster does not know the kind."""
+    """List objects; none if the cluster does not know the kind."""
     try:
         yield from client.list_objects(path)
     except errors.NotFound:
@@ -330,7 +337,7 @@ def _list_known_kind(client: KubeClient, path: str) -> Iterator[Json]:
 
 
 def _parse_objects(survey: Survey, kind: str, objects: Iterator[Json], parse: Callable[[Json], _T]) -> Iterator[_T]:
-    """Those that can be read; the others are problems, and count for nothing as they do for the extender."""
+    """Parse objects. Invalid ones are added to `survey.problems` and ignored, as by the extender."""
     for manifest in objects:
         try:
             yield parse(manifest)
@@ -352,7 +359,7 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
     pod_name = f"{meta.namespace}/{meta.name}"
     try:
         if names.MIRROR in meta.annotations:
-            return  # a static pod: placed by nobody, so it has no assignment whatever it says
+            return  # a static pod: it is not scheduled, so its annotations do not count
         if pod.spec.node_name:
             assigned = assignment.decode(meta.annotations)
             if assigned is not None:
@@ -371,9 +378,9 @@ def _add_pod(survey: Survey, pod: _Pod) -> None:
 
 
 def _add_reported_shares(survey: Survey) -> None:
-    """What nodes say is held of pods whose object is gone: one holding per pod and node, over all that reports it.
+    """Add the shares that nodes report for deleted pods: one holding per pod and node.
 
-    Quotas count those that the extender has seen vanish there, as for the extender itself.
+    Quotas count a pod if the extender lists it as terminating, as in the extender itself.
     """
     shares: dict[tuple[str, str], list[assignment.CardShare]] = {}
     devices: dict[tuple[str, str], list[assignment.DeviceShare]] = {}
@@ -386,24 +393,24 @@ def _add_reported_shares(survey: Survey) -> None:
             key = held.pod_uid, spec.node
             pods[key] = held
             if is_other_device(resource):
-                # By which of its classes it was asked for, nobody tells and nothing depends on.
+                # The class of the request is unknown, and nothing depends on it.
                 devices.setdefault(key, []).append(assignment.DeviceShare("", spec.uuid))
             else:
                 shares.setdefault(key, []).append(_reported_share(held, spec))
     for key, held in pods.items():
         uid, node = key
-        there = survey.ledger.holding(uid)
-        if there is not None and there.node == node and there.assignment.is_legacy:
+        existing = survey.ledger.holding(uid)
+        if existing is not None and existing.node == node and existing.assignment.is_legacy:
             continue  # its cards have no UUIDs
         reported = assignment.Assignment(
             {"reported": tuple(shares[key])} if key in shares else {},
             {"reported": tuple(devices[key])} if key in devices else {},
         )
-        # A pod that is there, perhaps under the node's former name, holds its cards already.
-        assigned = reported.excess_over(there.assignment) if there is not None else reported
+        # An existing pod, perhaps with the node's former name, holds its cards already.
+        assigned = reported.excess_over(existing.assignment) if existing is not None else reported
         if assigned is None:
             continue
-        sure = key in known and there is None
+        sure = key in known and existing is None
         name = uid if sure else f"{node}/{uid}"
         survey.ledger.set_holding(
             Holding(name, held.namespace, held.name, node, assigned, REPORTED, UNKNOWN, charged=sure)
@@ -411,7 +418,7 @@ def _add_reported_shares(survey: Survey) -> None:
 
 
 def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None:
-    """What is allocated beyond the pods that are known: one holding without a name per card or device."""
+    """Add allocations without a known pod: one holding without a name per card or device."""
     known: dict[str, list[assignment.CardShare]] = {}
     held_uuids: set[str] = set()
     for holding in survey.ledger.holdings():
@@ -438,7 +445,7 @@ def _add_unknown_holders(survey: Survey, resources: Iterable[_Resource]) -> None
 def _remaining_shares(
     spec: wire.ExtendedResourceSpec, allocated: _Allocated, known: Sequence[assignment.CardShare]
 ) -> dict[str, tuple[assignment.CardShare, ...]]:
-    """As many shares as are not known, of which the first stands for all their memory."""
+    """The shares without a known pod. The first one has all their memory."""
     mem = max(0, allocated.memory_mib - sum(share.mem for share in known))
     core = max(0, allocated.core_percent - sum(share.core for share in known))
     shares = max(int(mem > 0), allocated.shares - len(known))

@@ -34,8 +34,8 @@ def test_certificates_of_somebody_else_without_their_ca_are_refused_by_name(
         (tmp_path / name).write_bytes(b"of cert-manager")
     done = CliRunner().invoke(main, [f"--kubeconfig={kubeconfig}", f"--tls-dir={tmp_path}"])
     assert done.exit_code == 1
-    assert f"{tmp_path}/ca.crt: there is no CA that can be read" in done.output
-    assert "put there the CA that signed tls.crt" in done.output
+    assert f"{tmp_path}/ca.crt: not a readable CA" in done.output
+    assert "write the CA that signed tls.crt there" in done.output
     assert "Traceback" not in done.output
 
 

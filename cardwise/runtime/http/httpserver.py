@@ -1,12 +1,12 @@
-"""An HTTP/1.1 server for WSGI applications that gives a call a thread only when the whole call has arrived.
+"""An HTTP/1.1 server for WSGI applications that assigns a thread to a call only when the call is complete.
 
-One thread accepts connections, shakes hands and reads, never waiting for anybody. A client that is silent or slow, in
-the handshake, a call or the reading of an answer, so costs a socket and some memory, until its time is over or others
-need the place (`Limits`). Clients that have shown a certificate keep their place.
+One thread accepts connections, performs TLS handshakes and reads, without ever waiting for a client. A client that is
+silent or slow in the handshake, in a call or in reading a response costs only a socket and some memory, until its time
+limit or until others need its place (`Limits`). Clients with a certificate keep their place.
 
-A client that closes while its call waits for a thread is gone: the call is dropped. So is one that closes its sending
-side only and would still read the answer, which HTTP/1.1 allows. No client of ours does so (Go's transport closes both
-sides when a call is cancelled or takes too long), and Go's server takes it for the client's end as well.
+When a client closes its connection while its call waits for a thread, the call is dropped. The same applies if it only
+closes its sending side, which HTTP/1.1 allows: our clients do not (Go's transport closes both sides when a call is
+cancelled or times out), and Go's server also treats this as the end of the connection.
 
     accept ──► HANDSHAKE ──► IDLE ──► READING ──► BUSY (a thread has it) ──► IDLE, READING, WRITING or CLOSING
                (TLS only)      └──────────────────►┘
@@ -40,51 +40,51 @@ from cardwise.runtime.http.tlsconnection import TlsConnection
 
 _log = structlog.get_logger("cardwise.runtime.httpserver")
 
-_ROUND_SECONDS: Final = 0.25  # at most, between two looks at what time is over
-# Connections that a listening socket gives in a round at most. They are accepted in the order in which they came, of
-# whatever address, so a probe waits for all that came before it. Taking one in costs a tenth of reading and refusing
-# its call, which goes by turns of the addresses: so nearly all that wait are taken in at once. They are fewer than the
-# places of a phase (`Limits`): those of one round drive none out that came in it.
+_ROUND_SECONDS: Final = 0.25  # the longest time between two checks of expired connections
+# The most connections that are accepted in a round. They are accepted in the order of their arrival, whatever their
+# address, so a probe waits for all earlier connections. Accepting takes a tenth of the time of reading and refusing a
+# call, which is fair between addresses: so nearly all waiting connections are accepted at once. The number is lower
+# than the limit of a phase (`Limits`), so connections of one round do not displace each other.
 _ACCEPTS: Final = 512
-# Seconds of work in a round. Those of handshakes are few: clients that are in already come first. What is left over
-# when they are used up is ready in the next round too, which begins with the address that has used least.
+# Seconds of work in a round. Handshakes get little time: connected clients come first. Connections that remain are
+# ready in the next round too, which begins with the address that has used the least time.
 _READ_SECONDS: Final = 0.02
 _HANDSHAKE_SECONDS: Final = 0.002
 _ACCEPT_SECONDS: Final = 0.02
-_LEAST_TURN: Final = 0.00005  # seconds that a turn of the reading thread counts for at least
-# RFC 8446, section 5.1: type, version and length stand before the content, which has at most this many bytes.
+_LEAST_TURN: Final = 0.00005  # the least seconds that a step of the reading thread is charged
+# RFC 8446, section 5.1: a record has a head of type, version and length, and content of at most this many bytes.
 _RECORD_HEAD: Final = 5
-_RECORD_MOST: Final = 16_384
+_MAX_RECORD: Final = 16_384
 _HANDSHAKE_RECORD: Final = 22
 _READ_BYTES: Final = 65_536
-_READS: Final = 8  # of one connection in a round
-# Seconds that a thread stays with a connection after an answer, for the next call. kube-scheduler asks for one pod
-# after the other on the same connection: handing it back between them costs more than most answers.
+_READS: Final = 8  # the most reads of one connection in a round
+# Seconds that a thread stays with a connection after a response, for the next call. kube-scheduler sends the calls for
+# one pod after the other on the same connection: handing it back in between takes longer than most calls.
 _STAY_SECONDS: Final = 0.1
-# Bytes that a connection takes without its calls: the objects of Python, and OpenSSL's with the buffers of a TlsLine.
+# Bytes of a connection without its calls: the objects of Python, and those of OpenSSL with their buffers.
 _CONNECTION_BYTES: Final = 8_192
 _TLS_BYTES: Final = 65_536
-_MAX_BUSY: Final = 4000  # calls without a certificate, of all addresses together
-# What accept(2) says when none waits, and of a connection that has failed already or that the machine keeps out.
+_MAX_BUSY: Final = 4000  # waiting and running calls without a certificate, of all addresses together
+# Errors of accept(2) if no connection waits, or if a connection has failed already or is blocked by a firewall.
 _GONE: Final = frozenset({
     errno.EAGAIN, errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN,
     errno.ENONET, errno.EHOSTUNREACH, errno.EOPNOTSUPP, errno.ENETUNREACH,
 })  # fmt: skip
-# Seconds that idle connections are kept when stopping: a call may be on its way already.
+# Seconds that idle connections are kept at the stop: a call may be under way.
 _STOP_SECONDS: Final = 2.0
-_STOP_ACCEPT_SECONDS: Final = 0.5  # for those that wait when stopping: thousands take less, and more may come for ever
+_STOP_ACCEPT_SECONDS: Final = 0.5  # limit for accepting the connections that wait at the stop; thousands take less
 
 _DROPPED = prometheus_client.Counter(
     "cardwise_http_dropped_connections_total",
-    "Connections that the server has closed or refused because their clients were too slow or too many.",
+    "Connections that the server closed or refused because their clients were too slow or too many.",
     ["reason"],
 )
 for _reason in ("handshake", "reading", "writing", "overload", "source", "memory"):
-    _DROPPED.labels(_reason)  # there from the start: else the first of a kind would be no increase
+    _DROPPED.labels(_reason)  # present from the start: else the first increase of a label would not be visible
 
 
 class ConnectionPhase(Enum):
-    """What a connection is waiting for; see the module."""
+    """The phase of a connection; see the module."""
 
     HANDSHAKE = auto()
     IDLE = auto()
@@ -93,12 +93,15 @@ class ConnectionPhase(Enum):
     WRITING = auto()
     CLOSING = auto()
 
-    __hash__ = object.__hash__  # Enum's own, of its name, is Python code: a third of what an accepted connection costs
+    __hash__ = object.__hash__  # Enum's own is Python code, and takes a third of the time of accepting a connection
 
 
 class PhaseLimits(NamedTuple):
-    """The limits of a phase: how long a connection may be in it, and how many connections without a certificate. If
-    one more comes, a connection of the address that has most there is closed, the one that has been there longest.
+    """The limits of a phase.
+
+    seconds: the longest time of a connection in the phase.
+    max_connections: the most connections without a certificate. If there is one more, the oldest connection of the
+        address with the most connections in the phase is closed.
     """
 
     seconds: float
@@ -107,20 +110,22 @@ class PhaseLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What clients may cost. `idle`: Go's clients drop idle connections after 90 s. Were we the first to close,
-    a call could meet the closing connection, and Go does not repeat a POST.
+    """The limits for clients.
 
-    `source`: connections of one address that have shown no certificate; more are refused. `busy`: calls of such an
-    address that have come whole and are not answered yet. If one more comes, the flow (a namespace of an API server's
-    calls) that has most loses its last one, and of flows that have equally many the flow whose calls have taken most
-    time lately: so of N flows each may have an Nth, whatever the others send, and of more flows than places those wait
-    that have used least. `body`: bytes of one call.
-
-    `held`: bytes that connections without a certificate and their calls take. Where they take more, the address that
-    holds most loses a call that no thread has: of the flow that holds most the largest. So N addresses may hold an Nth
-    each whatever the others do, and an address that calls for many (an API server) loses nobody's calls for another's.
-    Idle connections count for no address but together: where they hold more than any address, the one that has been
-    idle for longest is closed, since no call is lost by it.
+    handshake, idle, reading, writing, closing: the limits of the phases. Go's clients close idle connections after
+        90 s, so `idle` is longer: if the server closed first, a call could meet the closing connection, and Go does not
+        repeat a POST.
+    busy: the most waiting and running calls of an address without a certificate. For one more, the flow (a namespace
+        in the calls of an API server) with the most calls loses its last one; of flows with equally many, the one that
+        has used the most time lately. So each of N flows may have an Nth of the calls whatever the others send, and of
+        more flows than places those that have used the least time may wait.
+    source: the most connections of one address without a certificate; more are refused.
+    body: the most bytes of the body of a call.
+    held: the most bytes of memory of connections without a certificate and their calls. If they hold more, the address
+        that holds the most loses a call that no thread has, the largest one of its largest flow. So each of N addresses
+        may hold an Nth whatever the others do, and an address that calls for many (an API server) does not lose the
+        calls of one owner to those of another. Idle connections count together: if they hold more than any address, the
+        one that has been idle longest is closed, since that loses no call.
     """
 
     handshake: PhaseLimits = PhaseLimits(2.0, 1000)
@@ -136,14 +141,16 @@ class Limits:
 
 Route = Callable[[Environ], Threads]
 Flow = tuple[Threads, str]
-"""Calls of one address that take turns as one: of the same threads, and for the same `Listener.owner_of`."""
+"""The calls of one address for the same threads and the same owner (`Listener.owner_of`)."""
 
 
 class Listener(NamedTuple):
-    """A listening socket, and whose threads answer a call that came by it. `slow`: calls may wait there for long.
+    """A listening socket.
 
-    `owner_of`: for whom a client calls, where one calls for many, who take turns then. Asked by the server's thread: it
-    must be quick, and raise nothing.
+    route: returns the threads that answer a call, by its environ.
+    slow: calls may wait there for long.
+    owner_of: returns the owner of a call (such as a namespace) by its environ, for clients that call for many: the
+        owners share the client's time fairly. Called by the server's thread: it must return at once and never raise.
     """
 
     sock: socket.socket
@@ -153,22 +160,22 @@ class Listener(NamedTuple):
 
 
 class _Client:
-    """What an address has here without a certificate."""
+    """The connections of an address without a certificate."""
 
     __slots__ = ("connections", "flows", "held_bytes", "phases", "used")
 
     def __init__(self, clock: Clock) -> None:
         self.connections: dict[_Connection, None] = {}
-        # Of each phase the connections that are in it, the one that has been there longest first.
+        # The connections by phase, the oldest in the phase first.
         self.phases: dict[ConnectionPhase, OrderedDict[_Connection, None]] = {
             phase: OrderedDict() for phase in ConnectionPhase
         }
-        self.flows: dict[Flow, OrderedDict[_Connection, None]] = {}  # those that are BUSY, by flow, the oldest first
+        self.flows: dict[Flow, OrderedDict[_Connection, None]] = {}  # the BUSY connections by flow, the oldest first
         self.used: RecentUse[Flow] = RecentUse(clock)  # seconds with a thread
         self.held_bytes = 0  # bytes, without its idle connections
 
     def connections_by_size(self) -> "list[_Connection]":
-        """Its connections that are not idle: those of the flow that holds most first, of a flow the largest first."""
+        """Its active connections, those of the largest flow first, and of a flow the largest first."""
         bytes_by_holder = Counter[Flow | _Connection]()
         working = [connection for connection in self.connections if connection.phase is not ConnectionPhase.IDLE]
         for connection in working:
@@ -179,7 +186,7 @@ class _Client:
 
 
 class _Connection:
-    """Belongs to the server's thread, and while it is BUSY to the thread that answers."""
+    """A connection. Belongs to the server's thread, and while it is BUSY to the answering thread."""
 
     __slots__ = (
         "arrived", "client", "deadline", "flow", "held_bytes", "last", "listener", "phase", "poller", "queue",
@@ -189,38 +196,38 @@ class _Connection:
     def __init__(self, sock: socket.socket, source: str, client: _Client, listener: Listener, reader: Reader) -> None:
         self.sock = sock
         self.source = source
-        self.client: _Client | None = client  # None: it has shown a certificate
+        self.client: _Client | None = client  # None: the client has a certificate
         self.listener = listener
         self.reader = reader
-        self.threads: Threads | None = None  # that answer its call
-        self.work: QueuedCall | None = None  # its call, for them
-        self.flow: Flow | None = None  # of its call, while it is BUSY
-        self.arrived = 0.0  # when the call that is read or answered began to come
-        self.seconds = 0.0  # that threads have worked on its calls since it became BUSY
-        self.last = False  # the connection ends with what is unsent
+        self.threads: Threads | None = None  # the threads that answer its call
+        self.work: QueuedCall | None = None  # its call in their queue
+        self.flow: Flow | None = None  # the flow of its call, while it is BUSY
+        self.arrived = 0.0  # the time when the present call began to arrive
+        self.seconds = 0.0  # the time that threads have spent on its calls since it became BUSY
+        self.last = False  # the connection ends after `unsent`
         self.unsent = memoryview(b"")
-        self.held_bytes = 0  # bytes, as far as they are counted
+        self.held_bytes = 0  # its bytes of memory as last counted
         self.phase = ConnectionPhase.IDLE
         self.deadline = 0.0
         self.queue: OrderedDict[_Connection, None] | None = None
         self.poller: select.epoll | None = None
-        self.readable: select.poll | None = None  # of the thread that stays with it
-        self.wanted = _RECORD_HEAD  # bytes for which the kernel wakes us before there is TLS
+        self.readable: select.poll | None = None  # used by a thread that stays with the connection
+        self.wanted = _RECORD_HEAD  # before TLS begins: the bytes that must arrive before the kernel reports the socket
         self.tls: TlsConnection | None = None
 
     @property
     def size(self) -> int:
-        """Bytes of memory that it takes, an estimate. Not while a thread answers it."""
+        """The estimated bytes of memory of the connection. Not valid while a thread answers a call."""
         own = _CONNECTION_BYTES if self.tls is None else _CONNECTION_BYTES + _TLS_BYTES
         return own + self.reader.held_bytes + len(self.unsent)
 
     @property
     def holder(self) -> "Flow | _Connection":
-        """For which the memory of its call is counted. A call that has not come whole belongs to no flow yet."""
+        """The flow for which its memory is counted; the connection itself while its call is incomplete."""
         return self.flow if self.phase is ConnectionPhase.BUSY and self.flow is not None else self
 
     def receive(self) -> bool:
-        """Reads what has come, at most until a call is whole. False: the client is gone. Raises BadCall."""
+        """Read the received bytes, at most until a call is complete. False: the client is gone. Raises BadHttpCall."""
         for _ in range(_READS):
             try:
                 data = self.sock.recv(_READ_BYTES) if self.tls is None else self.tls.recv()
@@ -236,7 +243,7 @@ class _Connection:
         return True
 
     def send_continue(self) -> bool:
-        """Tells a client that waits for it to send its body. False: the client is gone, or has read nothing."""
+        """Send CONTINUE if the client awaits it. False: the client is gone, or does not read."""
         if not self.reader.awaits_continue:
             return True
         self.reader.awaits_continue = False
@@ -246,7 +253,7 @@ class _Connection:
             return False
 
     def send(self) -> bool:
-        """Sends what the client takes now. False: the client is gone."""
+        """Send as much as the client accepts now. False: the client is gone."""
         try:
             line = self.tls or self.sock
             while self.unsent:
@@ -261,8 +268,8 @@ class _Connection:
 class HttpServer:
     """Serves `app` on the listeners from `run` until some time after `stop`.
 
-    `context`: asked for each connection; without it no TLS. `stopping`: called when `run` begins to stop, while calls
-    are still answered; returns at once.
+    context: returns the TLS context for a new connection; None: no TLS.
+    stopping: called when `run` begins to stop, while calls are still answered; returns at once.
     """
 
     def __init__(
@@ -283,7 +290,7 @@ class HttpServer:
         self._clock = clock
         self._alive = True
         self._ended = False
-        # Held while the end is checked and a descriptor used. Reentrant: a signal handler calls `stop`.
+        # Held while `_ended` is checked and a descriptor is used. Reentrant: a signal handler calls `stop`.
         self._end_lock = threading.RLock()
         self._bounds = {
             ConnectionPhase.HANDSHAKE: limits.handshake,
@@ -293,7 +300,7 @@ class HttpServer:
             ConnectionPhase.WRITING: limits.writing,
             ConnectionPhase.CLOSING: limits.closing,
         }
-        # In each the next to be over is first, since all of a phase have the same time.
+        # Each queue is in the order of deadlines, since all connections of a phase have the same time.
         self._queues: dict[tuple[ConnectionPhase, bool], OrderedDict[_Connection, None]] = {
             (phase, authenticated): OrderedDict() for phase in ConnectionPhase for authenticated in (False, True)
         }
@@ -304,7 +311,7 @@ class HttpServer:
         self._reads = FairQueueing(least=_LEAST_TURN)
         self._handshake_turns = FairQueueing(least=_LEAST_TURN)
         self._poller = select.epoll()
-        # Handshakes are polled apart, so that many of them keep nobody waiting who is in already.
+        # Handshakes are polled separately, so that many of them do not delay connected clients.
         self._handshakes = select.epoll()
         self._poller.register(self._handshakes, select.EPOLLIN)
         self._handed_back: queue.SimpleQueue[_Connection] = queue.SimpleQueue()
@@ -315,14 +322,14 @@ class HttpServer:
             self._poller.register(number, select.EPOLLIN)
 
     def stop(self) -> None:
-        """From any thread or signal handler; returns at once. Calls under way are answered."""
+        """Begin to stop; running calls are still answered. Returns at once. For any thread and for signal handlers."""
         self._alive = False
         with self._end_lock:
             if not self._ended:
                 os.eventfd_write(self._wake, 1)
 
     def run(self, tick: Callable[[], None] = lambda: None, graceful_seconds: float = 5.0) -> None:
-        """Serves until `stop`, then for `graceful_seconds` at most. `tick` is called several times a second."""
+        """Serve until `stop`, then for up to `graceful_seconds`. `tick` is called several times a second."""
         while self._alive:
             tick()
             self._poll_once()
@@ -361,7 +368,7 @@ class HttpServer:
             else:
                 handshakes = True
         self._run_fairly(self._reads, ready, self._handle_ready, _READ_SECONDS)
-        # Only now: the number of a connection that was closed above may be given to a new one.
+        # Only now: a new connection may get the descriptor of one that was closed above.
         for listener in listeners:
             self._accept(listener)
         if handshakes:
@@ -371,7 +378,7 @@ class HttpServer:
     def _run_fairly(
         self, turns: FairQueueing, ready: list[_Connection], step: Callable[[_Connection], None], seconds: float
     ) -> None:
-        """Takes the step for the connections, for so many seconds: each address gets the same time."""
+        """Run `step` for the ready connections for up to `seconds`: each address gets the same time."""
         waiting: dict[str, deque[_Connection]] = {}
         for connection in ready:
             waiting.setdefault(connection.source, deque()).append(connection)
@@ -387,7 +394,7 @@ class HttpServer:
                 turns.enqueue(source)
             else:
                 del waiting[source]
-            if connection.sock.fileno() >= 0:  # else it was closed for another
+            if connection.sock.fileno() >= 0:  # else it was closed to make space for another
                 self._run_step(step, connection)
             before, now = now, self._clock.now()
             turns.charge_write(source, now - before)
@@ -395,11 +402,11 @@ class HttpServer:
             turns.clear()
 
     def _handle_ready(self, connection: _Connection) -> None:
-        """Something can be read or, where that is waited for, written."""
+        """Handle a connection that is ready for reading or, if it is WRITING, for writing."""
         if connection.phase is ConnectionPhase.WRITING:
             self._write(connection)
         elif connection.phase is ConnectionPhase.CLOSING:
-            # Until the client closes too: with bytes unread, our closing would take the answer back.
+            # Until the client closes too: if we closed with unread bytes, the client could lose the response.
             with contextlib.suppress(BlockingIOError):
                 if not connection.sock.recv(_READ_BYTES):
                     self._close(connection)
@@ -411,14 +418,16 @@ class HttpServer:
     def _drop_call_of_gone_client(self, connection: _Connection) -> None:
         if self._cancel(connection):
             self._close(connection)
-        elif connection.poller is not None:  # a thread answers it: nothing is left to do, and the poller would go on
+        elif (
+            connection.poller is not None
+        ):  # a thread answers the call: stop polling, else the poller would report it again
             connection.poller.unregister(connection.sock)
             connection.poller = None
 
     def _run_step(self, step: Callable[[_Connection], None], connection: _Connection) -> None:
         try:
             step(connection)
-        except Exception as error:  # noqa: BLE001 - no connection may end the loop, and with it all others
+        except Exception as error:  # noqa: BLE001 - one connection must not end the loop and so all others
             level = logging.DEBUG if isinstance(error, OSError) else logging.ERROR
             _log.log(level, "connection failed", source=connection.source, exc_info=True)
             if connection.sock.fileno() >= 0:
@@ -453,7 +462,7 @@ class HttpServer:
         if client is not None and not self._make_space_in_queue(connection.source, client, flow):
             self._refuse(connection, HTTPStatus.SERVICE_UNAVAILABLE)
             return
-        self._leave_phase(connection)  # which may be BUSY with a former call, of another flow
+        self._leave_phase(connection)  # it may be BUSY with a former call of another flow
         connection.threads, connection.flow = threads, flow
         self._enter_phase(connection, ConnectionPhase.BUSY, self._poller, select.EPOLLRDHUP)
         address = "" if client is None else connection.source
@@ -461,8 +470,8 @@ class HttpServer:
         self._free_memory()
 
     def _make_space_in_queue(self, source: str, client: _Client, flow: Flow) -> bool:
-        """Whether one more call of the client's flow may wait for a thread. Where too many wait, another is given up
-        for it (`RecentUse`): of another client where all have too many together, else of another flow of this one.
+        """Whether one more call of the client's flow may wait for a thread. If there are too many calls, another one is
+        refused for it (`RecentUse`): of another client if the total is too large, else of another flow of this client.
         """
         if len(client.phases[ConnectionPhase.BUSY]) < self._limits.busy:
             if len(self._queues[ConnectionPhase.BUSY, False]) < self._bounds[ConnectionPhase.BUSY].max_connections:
@@ -473,7 +482,7 @@ class HttpServer:
         return any(self._shed_last_of_flow(client, other) for other in client.used.larger_owners(flow, client.flows))
 
     def _shed_one_call(self, client: _Client) -> bool:
-        """Gives up a call of the client that has no thread yet, if there is one."""
+        """Refuse a call of the client that has no thread yet. Returns False if there is none."""
         return any(self._shed_last_of_flow(client, flow) for flow in client.used.owners_by_size(client.flows))
 
     def _shed_last_of_flow(self, client: _Client, flow: Flow) -> bool:
@@ -506,7 +515,7 @@ class HttpServer:
         self._enter_phase(connection, ConnectionPhase.CLOSING, self._poller, select.EPOLLIN)
 
     def _collect_answered(self) -> None:
-        """Connections whose calls have been answered."""
+        """Take connections back whose calls were answered."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake)
         with contextlib.suppress(queue.Empty):
@@ -517,14 +526,14 @@ class HttpServer:
                 self._run_step(self._write, connection)
 
     def _count_use(self, connection: _Connection) -> None:
-        """Counts the time of its calls for its address and flow."""
+        """Charge the time of its calls to its address and flow."""
         seconds, connection.seconds = connection.seconds, 0.0
         if connection.client is not None and connection.flow is not None:
             self._used.add_use(connection.source, seconds)
             connection.client.used.add_use(connection.flow, seconds)
 
     def _accept(self, listener: Listener) -> bool:
-        """Whether more may be waiting."""
+        """Accept waiting connections. Returns whether more may be waiting."""
         until = self._clock.now() + _ACCEPT_SECONDS
         for _ in range(_ACCEPTS):
             if self._clock.now() > until:
@@ -533,7 +542,7 @@ class HttpServer:
                 sock, address = listener.sock.accept()
             except OSError as error:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    # Raising would end the server and with it every connection. Give the others a moment to end.
+                    # Raising would end the server and all connections. Wait a moment for others to end.
                     _log.error("failed to accept connections", error=str(error))
                     self._clock.sleep(0.05)
                 elif error.errno not in _GONE:
@@ -556,7 +565,7 @@ class HttpServer:
             if secure:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, _RECORD_HEAD)
         except OSError:
-            sock.close()  # gone already
+            sock.close()  # the client has closed already
             return
         environ |= {httpcalls.SOCKET: sock, httpcalls.SLOW: listener.slow}
         connection = _Connection(sock, source, client, listener, Reader(environ, self._limits.body))
@@ -585,15 +594,15 @@ class HttpServer:
         self._run_fairly(self._handshake_turns, ready, step, _HANDSHAKE_SECONDS)
 
     def _begin_handshake(self, connection: _Connection) -> None:
-        """When the client's first record is there as a whole. Until then the kernel keeps what has come, and wakes
-        nobody for less: a client that sends it slowly, or never, costs no TLS object and no look at each byte.
+        """Begin the handshake when the client's first record is complete. Until then the kernel keeps the received
+        bytes without reporting them: a client that sends slowly, or never, costs no TLS object and no processing.
         """
         sock = connection.sock
         head = sock.recv(_RECORD_HEAD, socket.MSG_PEEK)
         wanted = _RECORD_HEAD
-        if head[:1] == bytes([_HANDSHAKE_RECORD]):  # what is no handshake, OpenSSL refuses
-            wanted += min(int.from_bytes(head[3:]), _RECORD_MOST)
-        # Woken again for less than was wanted: urgent data, or no more memory. OpenSSL reads what there is.
+        if head[:1] == bytes([_HANDSHAKE_RECORD]):  # OpenSSL rejects other records
+            wanted += min(int.from_bytes(head[3:]), _MAX_RECORD)
+        # The kernel may report fewer bytes: urgent data, or no more memory. OpenSSL reads what there is.
         if wanted > connection.wanted and len(sock.recv(wanted, socket.MSG_PEEK)) < wanted:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
             connection.wanted = wanted
@@ -633,7 +642,7 @@ class HttpServer:
 
     def _stop_listening(self) -> None:
         self._stopping()
-        # Who has connected already is answered; who connects from now on is refused at once, and finds another.
+        # Waiting connections are still served; later ones are refused at once, and find another replica.
         accept_until = self._clock.now() + _STOP_ACCEPT_SECONDS
         for number, listener in self._listeners.items():
             while self._accept(listener) and self._clock.now() < accept_until:
@@ -659,7 +668,7 @@ class HttpServer:
             client.phases[phase][connection] = None
             if phase is ConnectionPhase.BUSY and connection.flow is not None:
                 client.flows.setdefault(connection.flow, OrderedDict())[connection] = None
-            self._count_bytes(connection, client, -connection.held_bytes)  # measured anew below, as of its new phase
+            self._count_bytes(connection, client, -connection.held_bytes)  # counted again below, for its new phase
         connection.phase, connection.queue = phase, waiting
         connection.deadline = self._clock.now() + bound.seconds
         waiting[connection] = None
@@ -672,7 +681,7 @@ class HttpServer:
                 poller.register(connection.sock, events)
             connection.poller = poller
         self._update_held_bytes(connection)
-        if phase is not ConnectionPhase.BUSY:  # that one can be given up once it has been submitted
+        if phase is not ConnectionPhase.BUSY:  # a BUSY connection can only be refused after its call was submitted
             self._free_memory()
 
     def _leave_phase(self, connection: _Connection) -> None:
@@ -688,7 +697,7 @@ class HttpServer:
             connection.queue = None
 
     def _drop_of_largest(self, phase: ConnectionPhase) -> None:
-        """Of the addresses with the most connections in the phase, drops the one that has been in it longest."""
+        """Drop the oldest connection in the phase of the addresses with the most connections there."""
         largest = max(len(client.phases[phase]) for client in self._clients.values())
         for connection in self._queues[phase, False]:
             if connection.client is not None and len(connection.client.phases[phase]) == largest:
@@ -708,7 +717,7 @@ class HttpServer:
             client.held_bytes += added
 
     def _free_memory(self) -> None:
-        """Where connections hold too much, gives up some until they do not; `Limits` says which."""
+        """While connections hold too much memory, drop some; see `Limits`."""
         while self._held_bytes > self._limits.held and self._shed_largest():
             pass
 
@@ -722,7 +731,7 @@ class HttpServer:
         return bool(idle) and self._shed(next(iter(idle)), "memory")
 
     def _shed(self, connection: _Connection, reason: str) -> bool:
-        """Closes the connection, unless a thread answers it; if its call waits for one, with 503."""
+        """Close the connection unless a thread answers its call; a waiting call gets 503. False: it was not closed."""
         if connection.phase is ConnectionPhase.BUSY:
             if not self._cancel(connection):
                 return False
@@ -732,7 +741,7 @@ class HttpServer:
         return True
 
     def _cancel(self, connection: _Connection) -> bool:
-        """Takes its call from the queue of its threads. False: a thread has it, or has had it."""
+        """Remove its call from the queue of its threads. False: a thread has it or has answered it."""
         if connection.threads is None or connection.work is None:
             return False
         return connection.threads.cancel(connection.work)
@@ -746,11 +755,11 @@ class HttpServer:
         self._detach_from_client(connection)
         del self._connections[connection.sock.fileno()]
         connection.reader.close()
-        connection.work = None  # which knows the connection
-        connection.sock.close()  # which takes it from its poller
+        connection.work = None  # it refers to the connection
+        connection.sock.close()  # this also removes it from its poller
 
     def _detach_from_client(self, connection: _Connection) -> None:
-        """It is none of its address any more: it has shown a certificate, or ends."""
+        """Remove it from the connections of its address: the client has a certificate, or the connection ends."""
         client = connection.client
         if client is None:
             return
@@ -760,17 +769,17 @@ class HttpServer:
             del self._clients[connection.source]
         connection.client = None
 
-    # The threads that answer.
+    # The answering threads.
 
     def _answer_calls(self, connection: _Connection, threads: Threads) -> None:
-        """The call, and those that follow on the connection while this thread may stay with it."""
+        """Answer the call, and further calls of the connection while this thread may stay with it."""
         try:
             while True:
                 self._answer_next(connection)
                 if connection.last or connection.unsent or not self._next_call(connection, threads):
                     break
         except BaseException:
-            connection.unsent, connection.last = memoryview(b""), True  # else its client would wait, and keep its place
+            connection.unsent, connection.last = memoryview(b""), True  # else the client would wait, and keep its place
             raise
         finally:
             self._hand_back(connection)
@@ -799,9 +808,9 @@ class HttpServer:
             connection.unsent, connection.last = memoryview(b""), True
 
     def _next_call(self, connection: _Connection, threads: Threads) -> bool:
-        """Whether another call came on the connection while this thread could stay with it."""
+        """Whether another call arrived on the connection while this thread could stay with it."""
         if connection.reader.calls:
-            return connection.client is None and connection.listener.owner_of is None  # others take turns
+            return connection.client is None and connection.listener.owner_of is None  # other owners may be next
         if connection.listener.owner_of is not None and threads.is_busy:
             return False
         if not self._alive or not threads.staying.acquire(blocking=False):

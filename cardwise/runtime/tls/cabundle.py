@@ -1,7 +1,7 @@
-"""Keeps the CA bundle of our webhooks' configurations up to date in the API server.
+"""Keeps the CA bundle in the configurations of our webhooks up to date.
 
-The configurations belong to the chart: they may come later than we do, be replaced by an upgrade (which drops what we
-wrote), or be edited. The chart leaves `caBundle` out on purpose.
+The configurations belong to the chart: they may be created after the webhook starts, replaced by an upgrade (without
+the bundle), or edited. The chart leaves `caBundle` out on purpose.
 """
 
 import base64
@@ -22,22 +22,25 @@ from cardwise.runtime.tls import certs
 _log = structlog.get_logger("cardwise.runtime.cabundle")
 
 _ATTEMPTS = 5
-_MOST_OTHERS = 8  # certificates that a bundle keeps beside ours
+_MAX_OTHERS = 8  # certificates that a bundle keeps in addition to ours
 FIELD_MANAGER = "cardwise-ca"
 
 
 class CaBundle:
-    """Writes the bundle into every webhook of the configurations with these `paths`: at once when it changes, when
-    somebody else changes a configuration, and every `interval` seconds. Needs get, list, watch and patch on them.
+    """Writes the bundle into all webhooks of the configurations when the bundle or a configuration changes, and every
+    `interval` seconds. Needs get, list, watch and patch on the configurations.
 
-    `set_bundle` is what `tls.Rotator` wants as `on_bundle`. `asserted` is set when all configurations carry the bundle.
+    Pass `set_bundle` to `tls.Rotator` as `on_bundle`.
 
-    `on_other` (if given) is called when another bundle is found, and has `set_bundle` called: of several replicas one
-    renews, and the others, which look into the store once an hour, would write the former bundle over its, and it over
-    theirs.
+    paths: the URL paths of the configurations.
+    keep_others: configurations keep their other certificates while these are valid. For certificates of another issuer,
+        whose new CA reaches each replica at a different time.
 
-    `keep_others`: beside ours, a configuration keeps the certificates that it has while they are valid. For those of
-    somebody else, whose new CA reaches each replica at another time.
+    Attributes:
+    asserted: set when all configurations have the bundle.
+    on_other: called when a configuration has another bundle; has to result in a call of `set_bundle`. One of several
+        replicas renews; without it, the others, which check the store once an hour, would overwrite the new bundle with
+        the former one.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class CaBundle:
         self.keep_others = keep_others
         self.asserted = threading.Event()
         self.on_other: Callable[[], None] | None = None
-        self._sure = False  # the bundle has come since another one was found
+        self._sure = False  # the bundle was set since another one was found
         self._client = client
         self._paths = list(paths)
         self._clock = clock
@@ -69,7 +72,7 @@ class CaBundle:
         self._reflectors = [self._make_reflector(path) for path in self._paths]
 
     def set_bundle(self, ca_pem: bytes) -> None:
-        """The bundle to assert from now on (PEM). Returns at once."""
+        """Set the bundle to write (PEM). Returns at once."""
         bundle = base64.b64encode(ca_pem).decode()
         if bundle != self._bundle:
             self._bundle = bundle
@@ -88,8 +91,8 @@ class CaBundle:
         self._loop.stop()
 
     def ensure_bundle(self) -> bool:
-        """One round. False when a configuration does not exist (yet), or has another bundle that may be newer than
-        ours. Raises KubeError.
+        """Write the bundle where it is missing. Returns False if a configuration does not exist (yet), or has another
+        bundle that may be newer than ours. Raises KubeError.
         """
         if not self._bundle:
             return False
@@ -103,7 +106,7 @@ class CaBundle:
                 configuration = self._client.get(path)
             except errors.NotFound:
                 return False
-            patch = bundle_patch(configuration, bundle, self._with_others if self.keep_others else None)
+            patch = bundle_patch(configuration, bundle, self._merge_bundles if self.keep_others else None)
             if not patch:
                 return True
             if self.on_other is not None and not self._sure and has_other_bundle(configuration, bundle):
@@ -112,7 +115,7 @@ class CaBundle:
             try:
                 self._client.patch(path, patch, "json", FIELD_MANAGER)
             except (errors.Conflict, errors.Invalid) as error:
-                # Another replica or a chart upgrade was first (Invalid: the patch's own test of the version failed).
+                # Another replica or a chart upgrade was first (Invalid: the version test of the patch failed).
                 if attempt == _ATTEMPTS - 1:
                     raise
                 _log.debug("the webhook configuration changed in the meantime", path=path, error=str(error))
@@ -121,23 +124,23 @@ class CaBundle:
                 return True
         return False
 
-    def _with_others(self, bundle: str, present: str) -> str:
-        """The base64 bundle that a webhook should have which has `present`."""
+    def _merge_bundles(self, bundle: str, present: str) -> str:
+        """The bundle for a webhook that has the bundle `present`; all are base64."""
         now = self._clock.wall()
         try:
-            there = certs.parse_certificates(base64.b64decode(present))
+            existing = certs.parse_certificates(base64.b64decode(present))
         except ValueError:
             return bundle
         ours = certs.parse_certificates(base64.b64decode(bundle))
-        if all(authority in there for authority in ours if authority.not_valid_after_utc > now):
+        if all(authority in existing for authority in ours if authority.not_valid_after_utc > now):
             return present
-        others = [authority for authority in there if authority not in ours and authority.not_valid_after_utc > now]
-        return base64.b64encode(base64.b64decode(bundle) + certs.encode_certificates(others[:_MOST_OTHERS])).decode()
+        others = [authority for authority in existing if authority not in ours and authority.not_valid_after_utc > now]
+        return base64.b64encode(base64.b64decode(bundle) + certs.encode_certificates(others[:_MAX_OTHERS])).decode()
 
     def _run_once(self) -> None:
         bundle = self._bundle
         if not self.ensure_bundle():
-            # Not there yet: its creation wakes us.
+            # Not created yet: its creation wakes the loop.
             _log.debug("a webhook configuration or the CA bundle does not exist", paths=self._paths)
         elif bundle == self._bundle:
             self.asserted.set()
@@ -158,25 +161,26 @@ class CaBundle:
 def bundle_patch(
     configuration: dict[str, Any], bundle: str, join: Callable[[str, str], str] | None = None
 ) -> list[dict[str, Any]]:
-    """The JSON patch that gives every webhook the base64 `bundle`; empty when all have it. `join`: makes what a webhook
-    should have of it and another one.
+    """The JSON patch that sets the base64 `bundle` in every webhook; empty if all have it.
+
+    join: merges the bundle with the different one of a webhook.
     """
     present = [webhook["clientConfig"].get("caBundle") or "" for webhook in configuration.get("webhooks") or []]
-    wanted = [join(bundle, there) if join is not None and there else bundle for there in present]
+    desired = [join(bundle, existing) if join is not None and existing else bundle for existing in present]
     changes = [
         {"op": "add", "path": f"/webhooks/{index}/clientConfig/caBundle", "value": new}
-        for index, (there, new) in enumerate(zip(present, wanted, strict=True))
-        if there != new
+        for index, (existing, new) in enumerate(zip(present, desired, strict=True))
+        if existing != new
     ]
     if not changes:
         return []
-    # Positions are only right for the version that was read.
+    # Indices are only valid for the version that was read.
     version = configuration["metadata"]["resourceVersion"]
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, *changes]
 
 
 def has_other_bundle(configuration: dict[str, Any], bundle: str) -> bool:
-    """Whether a webhook has a bundle that is not this one. The chart leaves it out."""
+    """Whether a webhook has a different bundle."""
     bundles = (webhook["clientConfig"].get("caBundle") for webhook in configuration.get("webhooks") or [])
     return any(other and other != bundle for other in bundles)
 

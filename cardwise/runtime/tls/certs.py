@@ -1,7 +1,7 @@
-"""Makes certificates: our own CA, server and client certificates, all ECDSA P-256.
+"""Creates certificates: our own CA, server and client certificates, all ECDSA P-256.
 
-What is written into a certificate is here, when one is made in `rotation`. Go verifies names by SAN only; Python 3.13
-wants key identifiers and critical basic constraints. Times are aware datetimes, in UTC.
+The contents of certificates are here, their times in `rotation`. Go verifies names by SAN only; Python 3.13 needs key
+identifiers and critical basic constraints. Times are aware datetimes in UTC.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-# Clocks of nodes differ; a certificate of this second must be good on all of them.
+# Clocks of nodes differ; a new certificate must be valid on all of them.
 _BACKDATE = timedelta(hours=1)
 _BEGIN = b"-----BEGIN CERTIFICATE-----"
 
 
 class KeyPurpose(Enum):
-    """What a leaf may be shown for."""
+    """The purpose of a leaf certificate."""
 
     SERVER = ExtendedKeyUsageOID.SERVER_AUTH
     CLIENT = ExtendedKeyUsageOID.CLIENT_AUTH
@@ -31,17 +31,17 @@ class KeyPurpose(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """PEM of a certificate and of its PKCS#8 key."""
+    """A certificate and its PKCS#8 key, as PEM."""
 
     cert: bytes
     key: bytes
 
     def certificate(self) -> x509.Certificate:
-        """Raises ValueError when the PEM is damaged."""
+        """The parsed certificate. Raises ValueError if the PEM is damaged."""
         return x509.load_pem_x509_certificate(self.cert)
 
     def private_key(self) -> ec.EllipticCurvePrivateKey:
-        """Raises ValueError when the PEM is damaged or the key is of another kind."""
+        """The parsed key. Raises ValueError if the PEM is damaged or the key has another type."""
         key = serialization.load_pem_private_key(self.key, None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise ValueError("not an EC key")
@@ -56,9 +56,9 @@ class KeyPair:
 
 
 def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPair:
-    """A self-signed CA that can sign leafs and nothing below."""
+    """Create a self-signed CA that can sign leaf certificates only."""
     key = ec.generate_private_key(ec.SECP256R1())
-    # The time makes the subjects of two CAs differ: a verifier that finds issuers by name finds the right one.
+    # With the time, the subjects of two CAs differ, so verifiers that find issuers by name find the right one.
     name = _name(f"{common_name} {now:%Y-%m-%d %H:%M:%S}")
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = (
@@ -74,7 +74,7 @@ def new_authority(common_name: str, now: datetime, lifetime: timedelta) -> KeyPa
 def new_leaf(
     authority: KeyPair, common_name: str, hosts: Sequence[str], use: KeyPurpose, *, now: datetime, lifetime: timedelta
 ) -> KeyPair:
-    """A leaf for `hosts` (DNS names and IP addresses); it never outlives its CA."""
+    """Create a leaf for `hosts` (DNS names and IP addresses), which does not outlive its CA."""
     issuer, issuer_key = authority.certificate(), authority.private_key()
     key = ec.generate_private_key(ec.SECP256R1())
     until = min(now + lifetime, issuer.not_valid_after_utc)
@@ -104,7 +104,7 @@ def is_authority(certificate: x509.Certificate) -> bool:
 
 
 def parse_certificates(pem: bytes) -> list[x509.Certificate]:
-    """The certificates of a bundle; blocks that cannot be read are left out."""
+    """Parse the certificates of a bundle, without unreadable blocks."""
     certificates = []
     for block in pem.split(_BEGIN)[1:]:
         with contextlib.suppress(ValueError):
@@ -113,7 +113,7 @@ def parse_certificates(pem: bytes) -> list[x509.Certificate]:
 
 
 def encode_certificates(certificates: Iterable[x509.Certificate]) -> bytes:
-    """A bundle."""
+    """Encode a bundle as PEM."""
     return b"".join(certificate.public_bytes(serialization.Encoding.PEM) for certificate in certificates)
 
 
@@ -127,7 +127,7 @@ def is_issued_by(leaf: x509.Certificate, authority: x509.Certificate) -> bool:
 
 
 def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
-    """The DNS names and IP addresses that the certificate is good for."""
+    """The DNS names and IP addresses of the certificate."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -137,7 +137,7 @@ def hosts_of(certificate: x509.Certificate) -> frozenset[str]:
 
 
 def normalize_hosts(hosts: Sequence[str]) -> frozenset[str]:
-    """As `hosts_of` spells them."""
+    """The hosts in the form of `hosts_of`."""
     return frozenset(str(name.value) for name in map(_parse_host, hosts))
 
 

@@ -1,7 +1,7 @@
 """Stores of certificates and keys: a directory of one machine, or a Secret that all replicas share.
 
-A store only knows versions. Whoever saves names the version it has read, and loses when another one was first; then it
-reads again and finds the work done.
+A save names the version that was read, and fails if another replica has saved since; the caller then reads again and
+finds the certificates renewed.
 """
 
 import base64
@@ -23,26 +23,26 @@ from cardwise.runtime.tls import filesets
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """`version` is opaque; "" when there is nothing yet."""
+    """The stored files. `version` is opaque; "" if nothing is stored yet."""
 
     files: Mapping[str, bytes]
     version: str
 
 
 class CertStore(Protocol):
-    """Load and save raise OSError or KubeError when the store cannot be reached."""
+    """A store. `load` and `save` raise OSError or KubeError if the store is not available."""
 
     def load(self) -> Stored: ...
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
-        """Replaces all. False, and nothing is changed, when the store is no longer at `version`."""
+        """Replace all files. Returns False, without a change, if the store is no longer at `version`."""
 
     def store_time(self) -> datetime | None:
-        """The time by the clock of who keeps the store; None where that is not known."""
+        """The time by the store's clock; None if it is unknown."""
 
 
 class DirStore:
-    """On disk; processes of one machine may share it. Files of keys are 0600."""
+    """A store on disk, which processes of one machine may share. Key files have mode 0600."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -64,11 +64,11 @@ class DirStore:
         return True
 
     def store_time(self) -> datetime | None:
-        return None  # our own machine
+        return None  # this machine's clock
 
 
 class SecretStore:
-    """In a Secret, made when it is missing. Needs get and update on it, and create on secrets of the namespace."""
+    """A store in a Secret, which is created if missing. Needs get and update on it, and create on secrets."""
 
     def __init__(
         self, client: KubeClient, namespace: str, name: str, *, labels: Mapping[str, str] | None = None
@@ -88,14 +88,14 @@ class SecretStore:
             try:
                 files[name] = base64.b64decode(encoded)
             except (binascii.Error, TypeError, ValueError):
-                continue  # damaged: rotation makes it anew
+                continue  # damaged: rotation recreates it
         return Stored(files, str(secret["metadata"]["resourceVersion"]))
 
     def save(self, files: Mapping[str, bytes], version: str) -> bool:
         data = {name: base64.b64encode(content).decode() for name, content in files.items()}
         try:
             if version:
-                # PUT, for "replaces all"; what others wrote beside the data stays.
+                # PUT replaces all data; fields of others beside the data stay.
                 current = self._client.get(paths.secrets(self._namespace, self._name))
                 if current["metadata"]["resourceVersion"] != version:
                     return False

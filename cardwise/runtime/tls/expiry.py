@@ -1,6 +1,6 @@
-"""A metric: when the certificates that a part serves and calls with end.
+"""A metric: the expiry of the certificates of a part.
 
-It reads the files, so a renewal that nobody carried out, and files of cert-manager, show here alike.
+It reads the files, so it shows missed renewals, also those of cert-manager.
 """
 
 from collections.abc import Iterator
@@ -17,13 +17,15 @@ _FILES = {"authority": rotation.BUNDLE, "server": rotation.SERVER_CERT, "client"
 
 
 class Expiry(Collector):
-    """Reads the files of `directory` at each scrape. One that is missing or unreadable has no sample."""
+    """Reads the certificates of `directory` at each scrape. Missing or unreadable files have no sample."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def collect(self) -> Iterator[Metric]:
-        metric = GaugeMetricFamily(NAME, "When the certificate ends, in seconds since 1970.", labels=["certificate"])
+        metric = GaugeMetricFamily(
+            NAME, "The expiry of the certificate, in seconds since 1970.", labels=["certificate"]
+        )
         for label, name in _FILES.items():
             ends = _expiry_time(self._directory / name)
             if ends is not None:
@@ -32,7 +34,7 @@ class Expiry(Collector):
 
 
 def _expiry_time(path: Path) -> float | None:
-    # Of a bundle the first one: it is the authority that signs now.
+    # The first certificate of a bundle: the CA that signs now.
     try:
         return x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc.timestamp()
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""Replaces files that belong together, so that no reader meets a new certificate beside an old key for long.
+"""Replaces a set of files atomically, so that no reader sees a new certificate with an old key for long.
 
-The certificate store on disk and the directory that servers read are written so. The way is the kubelet's for Secret
-volumes: a fresh directory, and one rename of the link `..data` that all names go through.
+For the certificate store on disk and the directory that servers read. As the kubelet does for Secret volumes: a new
+directory, and one rename of the link `..data`, through which all names resolve.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ _READ_ATTEMPTS = 100
 
 
 def read_files(directory: Path) -> dict[str, bytes]:
-    """All files of the set, by name; empty when there is none yet. Raises OSError."""
+    """All files of the set, by name; empty if there is no set yet. Raises OSError."""
     for _ in range(_READ_ATTEMPTS):
         current = _link_target(directory)
         if current is None:
@@ -24,17 +24,17 @@ def read_files(directory: Path) -> dict[str, bytes]:
         try:
             files = {path.name: path.read_bytes() for path in current.iterdir()}
         except FileNotFoundError:
-            files = {}  # being removed, or the link dangles after a damage: the next lines tell which
-        # A directory that is being removed may also list as empty; what is still current afterwards was whole.
+            files = {}  # being removed, or the link is broken: the next lines check which
+        # A directory that is being removed may also list as empty; if it is still the current one, it was complete.
         if _link_target(directory) == current:
             return files
-    raise OSError(f"{directory}: replaced again and again while it was read")
+    raise OSError(f"{directory}: it was replaced again and again during the read")
 
 
 def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
-    """Makes `files` the whole set; names that end in .key get mode 0600, others 0644. False when nothing had to change.
+    """Replace the set by `files`; names that end in .key get mode 0600, others 0644. Returns False if nothing changed.
 
-    Survives a crash at any point: either the old set is there or the new one. Raises OSError.
+    After a crash at any point, either the old set exists or the new one. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
     if read_files(directory) == dict(files) and all((directory / name).is_symlink() for name in files):
@@ -55,7 +55,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
             _link(f"{_CURRENT}/{name}", directory / name)
     _sync_directory(directory)
     for path in directory.iterdir():
-        # Dangling links are names that the set no longer has.
+        # Broken links are names that the set no longer has.
         if path.is_symlink() and not path.exists():
             path.unlink()
     if before is not None and before != fresh:
@@ -64,7 +64,7 @@ def write_files(directory: Path, files: Mapping[str, bytes]) -> bool:
 
 
 def _link_target(directory: Path) -> Path | None:
-    """Where `..data` points, whether or not that exists; None when there is no link."""
+    """The target of `..data`, whether or not it exists; None without the link."""
     with contextlib.suppress(FileNotFoundError):
         return directory / (directory / _CURRENT).readlink()
     return None

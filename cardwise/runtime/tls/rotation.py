@@ -1,8 +1,8 @@
-"""Rotation of certificates: one pure step from what is stored to what should be.
+"""Rotation of certificates: one pure step from the stored files to the files to store.
 
-Without store and thread, so that years can be played in a test. A CA is replaced in three steps, so that no client ever
-meets a certificate that it cannot verify: the next CA is first only announced in the bundle; after `overlap` it signs
-the leafs; after another `overlap`, when every replica and client has moved, the old one goes.
+Without store and thread, so that tests can simulate years. A CA is replaced in three steps, so that no client ever gets
+a certificate that it cannot verify: first the next CA is only announced in the bundle; after `overlap` it signs the
+leafs; after another `overlap`, when all replicas and clients use it, the old CA is removed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from cardwise.runtime.tls.certs import (
     parse_certificates,
 )
 
-# Names in the store; the first five are also what parts read from their directory.
+# Names in the store; parts read the first five from their directory.
 BUNDLE = "ca.crt"
 SERVER_CERT, SERVER_KEY = "tls.crt", "tls.key"
 CLIENT_CERT, CLIENT_KEY = "client.crt", "client.key"
@@ -40,14 +40,16 @@ _LAST_DAY = timedelta(days=1)  # many checks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lifetimes:
-    """`overlap` must be longer than the slowest client takes to learn a new bundle, and than two check intervals.
+    """The lifetimes of certificates.
 
-    kube-scheduler reads its certificate and the bundle at its start and never again. So the client's certificate lives
-    longer than the server's, and `overlap` must be as long as such a client may run: see `for_slow_clients`.
+    kube-scheduler reads its certificate and the bundle only at its start. So client certificates live longer than
+    server certificates, and `overlap` must be as long as such a client may run: see `for_slow_clients`.
+
+    overlap: longer than the slowest client takes to get a new bundle, and than two check intervals.
     """
 
     authority: timedelta = timedelta(days=3650)
-    authority_renew: timedelta = timedelta(days=730)  # replace the CA when it has less left
+    authority_renew: timedelta = timedelta(days=730)  # replace the CA when its remaining lifetime is shorter
     leaf: timedelta = timedelta(days=365)
     leaf_renew: timedelta = timedelta(days=90)
     client: timedelta = timedelta(days=3 * 365)
@@ -56,12 +58,12 @@ class Lifetimes:
 
     @classmethod
     def for_slow_clients(cls) -> Self:
-        """A client that started at any time may run for a year: as long as any of what it read is good for."""
+        """The lifetimes for clients that may run for a year with the files that they read at their start."""
         return cls(authority_renew=timedelta(days=3 * 365), overlap=timedelta(days=365))
 
     @classmethod
     def for_period(cls, period: timedelta) -> Self:
-        """The leafs are renewed after one period, the CA after two; they live as long as always."""
+        """Renew the leafs after one period and the CA after two, with the usual lifetimes."""
         usual = cls()
         return cls(
             authority_renew=usual.authority - 2 * period,
@@ -73,10 +75,14 @@ class Lifetimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WantedCertificates:
-    """`hosts`: DNS names and addresses of the server. `name` becomes the common name of CA and leafs.
+    """The certificates that a part needs.
 
-    A certificate may be good for more hosts: each replica that shares it brings its own, and they must not take turns
-    in making it anew. Names that nobody wants any more go with the next renewal.
+    A certificate may have more hosts than these: each replica that shares it adds its own, and replicas must not
+    recreate it in turn. Unused names are removed by the next renewal.
+
+    hosts: DNS names and addresses of the server.
+    client: whether a client certificate is needed.
+    name: the common name of the CA and the leafs.
     """
 
     hosts: Sequence[str]
@@ -86,7 +92,7 @@ class WantedCertificates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """One call of `advance`, which changes `files`."""
+    """The arguments of one call of `advance_certificates`, which changes `files`."""
 
     files: dict[str, bytes]
     wanted: WantedCertificates
@@ -102,13 +108,13 @@ def advance_certificates(
     *,
     before: Mapping[str, bytes] | None = None,
 ) -> dict[str, bytes]:
-    """What should be stored now; equal to `stored` when nothing is due.
+    """The files to store now; equal to `stored` if nothing is due.
 
-    Made anew are entries that are damaged, or not valid yet: from a time when the clock was ahead. A certificate that
-    clients still trust is kept also when the key of its CA is lost: the next CA is announced, and signs after `overlap`
-    or when a certificate cannot be kept any longer.
+    Damaged entries are recreated, and those that are not valid yet (from a time when the clock was ahead). A
+    certificate that clients still trust is kept even if the key of its CA is lost: the next CA is announced, and signs
+    after `overlap`, or when a certificate cannot be kept any longer.
 
-    `before`: what this process last had from the store. An empty store gets it back, and a CA its lost key.
+    before: the files that this process last read from the store. They restore an empty store and a CA's lost key.
     """
     step = _Step(files=dict(stored or before or {}), wanted=wanted, lifetimes=lifetimes, now=now)
     files = step.files
@@ -119,18 +125,18 @@ def advance_certificates(
         _promote_next(step)
     for use in uses:
         _renew_leaf(step, use)
-    # The issuing CA first: tools that read only one certificate of a bundle read that.
+    # The issuing CA first: some tools read only the first certificate of a bundle.
     files[BUNDLE] = b"".join(files[name] for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT) if name in files)
     return files
 
 
 def has_authority_key(files: Mapping[str, bytes]) -> bool:
-    """Whether the CA can sign: its key is there and belongs to its certificate."""
+    """Whether the CA can sign: its key exists and matches its certificate."""
     return KeyPair(files.get(AUTHORITY_CERT, b""), files.get(AUTHORITY_KEY, b"")).matches()
 
 
 def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
-    """Finds the CA again whose certificate or key is damaged or lost: in the bundle, and in what we had `before`."""
+    """Restore a damaged or lost certificate or key of the CA from the bundle and from `before`."""
     files = step.files
     known = [
         authority for name in (AUTHORITY_CERT, BUNDLE) for authority in _authorities(files.get(name, b""), step.now)
@@ -148,7 +154,7 @@ def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
         ):
             files[AUTHORITY_CERT] = encode_certificates([issuer])
     for name in (AUTHORITY_CERT, NEXT_CERT, OLD_CERT):
-        # One block that cannot be read would make the whole bundle unreadable for OpenSSL.
+        # One unreadable block would make the whole bundle unreadable for OpenSSL.
         if authorities := _authorities(files.get(name, b""), step.now):
             files[name] = encode_certificates(authorities if name == OLD_CERT else authorities[:1])
         else:
@@ -156,8 +162,9 @@ def _recover_authority(step: _Step, before: Mapping[str, bytes]) -> None:
 
 
 def _authorities(pem: bytes, now: datetime) -> list[x509.Certificate]:
-    """The certificates of a bundle that are a CA and valid now."""
-    return [read for read in parse_certificates(pem) if is_authority(read) and _is_valid(read, now)]
+    """The CA certificates of a bundle that are valid now."""
+    certificates = parse_certificates(pem)
+    return [certificate for certificate in certificates if is_authority(certificate) and _is_valid(certificate, now)]
 
 
 def _is_valid(certificate: x509.Certificate, now: datetime) -> bool:
@@ -174,7 +181,7 @@ def _advance_authority(step: _Step) -> None:
     if following is None:
         _drop_files(files, NEXT_CERT, NEXT_KEY, NEXT_SINCE)
     if AUTHORITY_CERT not in files:
-        # Nothing that clients trust: no overlap can save anybody, begin at once.
+        # There is no CA that clients trust, so an overlap is of no use.
         _drop_files(files, OLD_CERT, OLD_SINCE)
         _promote_next(step)
     elif following is not None:
@@ -196,7 +203,7 @@ def _announce_next(step: _Step) -> None:
 
 
 def _promote_next(step: _Step) -> None:
-    """The next CA signs from now on, and the present one stays in the bundle."""
+    """Make the next CA the signing one; the present one stays in the bundle."""
     files = step.files
     if NEXT_CERT not in files:
         _announce_next(step)
@@ -207,7 +214,7 @@ def _promote_next(step: _Step) -> None:
 
 
 def _due_hosts(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
-    """The hosts of the leaf to make now; None while the present one is kept."""
+    """The hosts of the leaf to create now; None if the present one is kept."""
     files, lifetimes = step.files, step.lifetimes
     hosts = normalize_hosts(step.wanted.hosts if use is KeyPurpose.SERVER else ())
     leaf = _pair(files, *_LEAFS[use], step.now)
@@ -218,9 +225,9 @@ def _due_hosts(step: _Step, use: KeyPurpose) -> frozenset[str] | None:
         return hosts
     renew = lifetimes.leaf_renew if use is KeyPurpose.SERVER else lifetimes.client_renew
     if not has_authority_key(files):
-        # Nothing that clients trust can be made, so this one is kept to its end, for those of its hosts.
+        # A new leaf would not be trusted, so this one is kept until its end, for its hosts.
         renew, hosts = min(renew, _LAST_DAY), hosts if hosts.isdisjoint(hosts_of(certificate)) else frozenset()
-    # A leaf is cut to its CA's end, so at that end there is nothing to gain from another one.
+    # A leaf ends with its CA at the latest, so a new one would not end later.
     end = certificate.not_valid_after_utc
     if end - step.now < renew and end < issuer.not_valid_after_utc:
         return hosts
@@ -239,7 +246,7 @@ def _renew_leaf(step: _Step, use: KeyPurpose) -> None:
 
 
 def _pair(files: Mapping[str, bytes], cert: str, key: str, now: datetime) -> KeyPair | None:
-    """The pair, if it is whole and valid now."""
+    """The pair, if it is complete and valid now, else None."""
     pair = KeyPair(files.get(cert, b""), files.get(key, b""))
     return pair if pair.matches() and _is_valid(pair.certificate(), now) else None
 
@@ -254,8 +261,8 @@ def _stamp(now: datetime) -> bytes:
 
 
 def _overlap_start(step: _Step, name: str) -> datetime:
-    """When the overlap began. It begins now where that cannot be read or is in the future: the change goes on, and
-    clients have all of the overlap.
+    """The time when the overlap began: now if it is unreadable or in the future, so that the rotation continues with a
+    full overlap for clients.
     """
     with contextlib.suppress(KeyError, ValueError, OverflowError):
         since = datetime.fromisoformat(step.files[name].decode())

@@ -1,7 +1,7 @@
-"""Renews a part's certificates, and puts them where servers and clients read them.
+"""Renews a part's certificates, and writes them to the directory that servers and clients read.
 
-The thin outer part: `rotation` decides, `certstore` keeps, `Rotator` carries out and repeats. With cert-manager in the
-cluster `ExternalCertificates` takes its place, which takes over the files of the Secret volume, of the same names.
+`rotation` computes the next step, `certstore` stores it, and `Rotator` runs both periodically. With cert-manager in the
+cluster, `ExternalCertificates` replaces it and copies the files of the Secret volume, which have the same names.
 """
 
 from abc import ABC, abstractmethod
@@ -40,23 +40,26 @@ _SERVER_FILES = (rotation.BUNDLE, rotation.SERVER_CERT, rotation.SERVER_KEY)
 _CLIENT_FILES = (rotation.CLIENT_CERT, rotation.CLIENT_KEY)
 _ATTEMPTS = 10
 _SKEW_SECONDS = 60.0
-# Seconds between two checks. Renewals would need fewer. But the next check saves a deleted Secret again, and a replica
-# that starts before that makes a new authority, which kube-scheduler learns by a restart only.
+# Seconds between two checks. Renewals alone would allow more. But the next check restores a deleted Secret, and a
+# replica that starts before it would create a new CA, which kube-scheduler only loads at a restart.
 INTERVAL = 3600.0
 _GIVEN_INTERVAL = 2.0
-_UNKNOWN_SECONDS = 30.0  # for which a certificate is not served whose CA is not known
+_UNKNOWN_SECONDS = 30.0  # the longest time for which a certificate of an unknown CA is not served
 
 
 class UnusableCertificates(Exception):
-    """Files of somebody else that cannot be used; the text names the file and the remedy."""
+    """Files of an external issuer are not usable; the message names the file and the remedy."""
 
 
 class CertificateChecks(ABC):
-    """Repeats a check of the certificates. `on_bundle` gets the CA bundle (PEM) after every check, also when it is the
-    same: whoever publishes it may have to assert it again. `interval` is in seconds.
+    """Checks the certificates periodically.
 
-    Call `ensure` in `main`, so that the files are there when the server starts, and `start` in the process that lives
-    on (threads do not survive gunicorn's fork).
+    Call `ensure_certificates` in `main`, so that the files exist when the server starts, and `start` in the serving
+    process (threads do not survive gunicorn's fork).
+
+    on_bundle: called with the CA bundle (PEM) after each check, even if it is the same: its publication may have been
+        undone.
+    interval: seconds between two checks.
     """
 
     def __init__(self, on_bundle: Callable[[bytes], None] | None, interval: float, clock: Clock) -> None:
@@ -65,7 +68,7 @@ class CertificateChecks(ABC):
         self._loop = Loop(
             "certificates",
             self._run_once,
-            failed="the certificates were not checked: they stay as they are",
+            failed="failed to check the certificates; keeping them",
             expected=(UnusableCertificates, errors.KubeError, OSError),
             every=interval,
             cap=min(300.0, interval),
@@ -74,13 +77,13 @@ class CertificateChecks(ABC):
 
     @abstractmethod
     def ensure_certificates(self) -> bytes:
-        """One check: the files are good afterwards. Returns the CA bundle (PEM)."""
+        """Check the certificates once: afterwards the files are valid. Returns the CA bundle (PEM)."""
 
     def start(self) -> None:
         self._loop.start()
 
     def check_soon(self) -> None:
-        """Wakes the thread for another check, because a certificate may have changed."""
+        """Make the thread check now, because a certificate may have changed."""
         self._loop.wake()
 
     def stop(self) -> None:
@@ -93,8 +96,13 @@ class CertificateChecks(ABC):
 
 
 class Rotator(CertificateChecks):
-    """Makes and renews them: ca.crt, tls.crt, tls.key (and client.crt, client.key with `need_client`) are written into
-    `out_dir`, together.
+    """Creates and renews certificates of our own CA.
+
+    store: the store that replicas share.
+    hosts: the DNS names and addresses of the server.
+    out_dir: the directory for ca.crt, tls.crt, tls.key (and client.crt, client.key), which are replaced together.
+    need_client: whether a client certificate is needed.
+    name: the common name of the CA.
     """
 
     def __init__(
@@ -115,12 +123,12 @@ class Rotator(CertificateChecks):
         self._wanted = WantedCertificates(hosts=tuple(hosts), client=need_client, name=name)
         self._out_dir = out_dir
         self._lifetimes = lifetimes or Lifetimes()
-        self._before: dict[str, bytes] = {}  # what the store last had
+        self._before: dict[str, bytes] = {}  # the files that the store last had
 
     def ensure_certificates(self) -> bytes:
-        """One check: store and files are good afterwards. Returns the CA bundle (PEM).
+        """Check the store and files once: afterwards both are valid. Returns the CA bundle (PEM).
 
-        Replicas may do it at once: one writes, the others take what it wrote. Raises KubeError or OSError.
+        Replicas may check at the same time: one writes, the others read its files. Raises KubeError or OSError.
         """
         now = self._now()
         for _ in range(_ATTEMPTS):
@@ -130,18 +138,20 @@ class Rotator(CertificateChecks):
                 self._before = files
                 if not rotation.has_authority_key(files):
                     _log.warning(
-                        "the key of the certificate authority is lost; its certificates are kept while they are valid, "
-                        "and a new authority is announced in the CA bundle",
+                        "the key of the CA is lost; keeping its certificates while they are valid, and announcing a "
+                        "new CA in the bundle",
                         lost=rotation.AUTHORITY_KEY,
                         bundle=rotation.BUNDLE,
                     )
                 self._publish(files, changed=files != stored.files)
                 return files[rotation.BUNDLE]
-        raise errors.Conflict(409, "Conflict", f"the certificate store kept changing, {_ATTEMPTS} times in a row")
+        raise errors.Conflict(
+            409, "Conflict", f"the certificate store changed {_ATTEMPTS} times in a row during the check"
+        )
 
     def _now(self) -> datetime:
-        """By the API server's clock where the certificates are in a Secret: it and kube-scheduler verify them. By that
-        of a machine whose clock is wrong a good CA would be replaced at once, or a certificate be good too late.
+        """The present time, by the API server's clock if the certificates are in a Secret: it and kube-scheduler verify
+        them. With a wrong clock, a machine would replace a valid CA, or create certificates that are not valid yet.
         """
         ours, theirs = self._clock.wall(), self._store.store_time()
         if theirs is None:
@@ -149,8 +159,8 @@ class Rotator(CertificateChecks):
         ahead = (ours - theirs).total_seconds()
         if abs(ahead) > _SKEW_SECONDS:
             _log.warning(
-                "clock skew: this machine's clock differs from the API server's, by which certificates are made; "
-                "run NTP or chrony on this node",
+                "clock skew: this machine's clock differs from the API server's, which certificates use; run NTP or "
+                "chrony on this node",
                 ahead_seconds=round(ahead),
             )
         return theirs
@@ -163,11 +173,14 @@ class Rotator(CertificateChecks):
 
 
 class ExternalCertificates(CertificateChecks):
-    """Follows ca.crt, tls.crt and tls.key of somebody else (cert-manager), who writes them into `directory`.
+    """Copies ca.crt, tls.crt and tls.key of an external issuer (cert-manager) to the directory that servers read.
 
-    Servers read them in `out_dir`. A certificate of another CA comes there only when clients know that CA: `is_known`
-    says so of the bundle that `on_bundle` got last, and they have the time until the next check to hear of it. Where
-    that never comes true, it is served all the same after a while.
+    A certificate of another CA is copied only when clients know that CA, or after `_UNKNOWN_SECONDS`. After `is_known`
+    first returns True, clients have until the next check to load the CA.
+
+    directory: the directory that the issuer writes.
+    out_dir: the directory that servers read.
+    is_known: whether the bundle that `on_bundle` got last is published.
     """
 
     def __init__(
@@ -183,26 +196,26 @@ class ExternalCertificates(CertificateChecks):
         self._directory = directory
         self._out_dir = out_dir
         self._is_known = is_known
-        self._coming = b""  # the CA that is told and not served yet
-        self._known = False  # at the last check
+        self._next_bundle = b""  # the CA that is published but not served yet
+        self._was_known = False  # whether it was known at the last check
         self._since = 0.0
 
     def ensure_certificates(self) -> bytes:
-        """Raises Unusable or OSError."""
+        """Copy the files if they may be served. Returns the CA bundle. Raises UnusableCertificates or OSError."""
         files = self._read()
         served, bundle = filesets.read_files(self._out_dir).get(rotation.BUNDLE), files[rotation.BUNDLE]
         if served in (None, bundle) or self._may_serve(bundle):
-            self._coming = b""
+            self._next_bundle = b""
             if filesets.write_files(self._out_dir, files):
                 _log.info("certificates taken over", directory=str(self._directory))
         return bundle
 
     def _may_serve(self, bundle: bytes) -> bool:
-        if bundle != self._coming:
-            self._coming, self._known, self._since = bundle, False, self._clock.now()
+        if bundle != self._next_bundle:
+            self._next_bundle, self._was_known, self._since = bundle, False, self._clock.now()
             return False
-        was_known, self._known = self._known, self._is_known()
-        return (was_known and self._known) or self._clock.now() - self._since >= _UNKNOWN_SECONDS
+        was_known, self._was_known = self._was_known, self._is_known()
+        return (was_known and self._was_known) or self._clock.now() - self._since >= _UNKNOWN_SECONDS
 
     def _read(self) -> dict[str, bytes]:
         path = self._directory / rotation.BUNDLE
@@ -211,8 +224,8 @@ class ExternalCertificates(CertificateChecks):
             x509.load_pem_x509_certificates(bundle)
         except (OSError, ValueError) as error:
             raise UnusableCertificates(
-                f"{path}: there is no CA that can be read ({error}); put there the CA that signed "
-                f"{rotation.SERVER_CERT}, or leave the directory empty to have certificates made"
+                f"{path}: not a readable CA ({error}); write the CA that signed {rotation.SERVER_CERT} there, or leave "
+                "the directory empty to have certificates created"
             ) from error
         files = {rotation.BUNDLE: bundle}
         try:
@@ -220,14 +233,14 @@ class ExternalCertificates(CertificateChecks):
             _check_pair(files[rotation.SERVER_CERT], files[rotation.SERVER_KEY])
         except (OSError, ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise UnusableCertificates(
-                f"{self._directory / rotation.SERVER_CERT}: there is no certificate with its key that can be read "
-                f"({error}); put both there, as PEM and without a password"
+                f"{self._directory / rotation.SERVER_CERT}: not a readable certificate with its key ({error}); write "
+                "both there, as PEM and without a password"
             ) from error
         return files
 
 
 def _check_pair(cert: bytes, key: bytes) -> None:
-    """Raises ValueError, TypeError (the key has a password) or UnsupportedAlgorithm."""
+    """Check that the key matches. Raises ValueError, TypeError (for a key with password) or UnsupportedAlgorithm."""
     public_key = serialization.load_pem_private_key(key, None).public_key()
     if x509.load_pem_x509_certificate(cert).public_key() != public_key:
-        raise ValueError("the key is of another certificate")
+        raise ValueError("the key belongs to another certificate")

@@ -143,7 +143,7 @@ def test_a_ca_that_somebody_else_keeps_is_followed(tmp_path, capsys):
         external.looks()
         (external.directory / "ca.crt").unlink()
         external.looks()
-        assert "there is no CA" in capsys.readouterr().out
+        assert "not a readable CA" in capsys.readouterr().out
         third = external.renew("third")
         external.looks()
     assert external.bundles == [first, second, third]
@@ -183,7 +183,7 @@ def test_a_certificate_of_a_known_ca_is_served_at_once(tmp_path):
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
 @pytest.mark.parametrize(
-    ("name", "says"), [("ca.crt", "there is no CA.*; put there"), ("tls.crt", "there is no certificate.*; put both")]
+    ("name", "says"), [("ca.crt", "not a readable CA.*; write"), ("tls.crt", "not a readable certificate.*; write both")]
 )
 def test_what_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, name, says, content):
     external = External(tmp_path)
@@ -203,7 +203,7 @@ def test_a_key_of_another_certificate_changes_nothing(tmp_path):
     external.renew("second")
     (external.directory / "tls.key").unlink()
     (external.directory / "tls.key").write_bytes(key)
-    with pytest.raises(UnusableCertificates, match="the key is of another certificate"):
+    with pytest.raises(UnusableCertificates, match="the key belongs to another certificate"):
         external.followed.ensure_certificates()
     assert external.served() == first
 
@@ -286,7 +286,7 @@ def test_a_lost_key_of_the_authority_is_logged(tmp_path, capsys):
     files = certificates.issue_files(NOW)
     store.save({name: content for name, content in files.items() if name != "authority.key"}, "")
     Rotator(store, HOSTS, tmp_path).ensure_certificates()
-    assert "the key of the certificate authority is lost" in capsys.readouterr().out
+    assert "the key of the CA is lost" in capsys.readouterr().out
     assert (tmp_path / "tls.crt").read_bytes() == files["tls.crt"]
 
 
