@@ -183,7 +183,7 @@ def test_a_certificate_of_a_known_ca_is_served_at_once(tmp_path):
 
 @pytest.mark.parametrize("content", [None, b"", b"-----BEGIN CERTIFICATE-----\nhalf of it"])
 @pytest.mark.parametrize(
-    ("name", "says"), [("ca.crt", "not a readable CA.*; write"), ("tls.crt", "not a readable certificate.*; write both")]
+    ("name", "says"), [("ca.crt", "not a readable CA.*; write"), ("tls.crt", "not a readable certificate.*; write")]
 )
 def test_what_is_missing_is_told_by_its_file_with_the_remedy(tmp_path, name, says, content):
     external = External(tmp_path)
