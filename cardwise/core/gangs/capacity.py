@@ -26,14 +26,14 @@ _ANY: Final = 1 << 30
 
 
 class MemberShape(NamedTuple):
-    """Pods that ask for the same."""
+    """Pods with equal requests."""
 
     request: PodRequest
     load: Load
 
 
 def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
-    """The members that ask for cards, by what they ask."""
+    """The members that request cards, by their requests."""
     alike: dict[MemberShape, list[Member]] = {}
     for member in members:
         if member.request is not None:
@@ -42,9 +42,10 @@ def shapes(members: Iterable[Member]) -> dict[MemberShape, list[Member]]:
 
 
 def count_at_least_as_demanding(alike: Mapping[MemberShape, list[Member]]) -> dict[MemberShape, int]:
-    """How many of the members take no less than a pod of the shape, by shape: of these together no more fit than of it.
+    """By shape, how many of the members need at least as much as a pod of the shape: no more of these fit together than
+    pods of the shape.
 
-    Otherwise a gang of 500 members with 16 sizes is planned although each size has room only by itself.
+    Without it a gang of 500 members of 16 sizes would be planned if each size fits alone.
     """
     card_requests = {shape: fitting.card_requests(shape.request) for shape in alike}
     return {
@@ -60,7 +61,7 @@ def count_at_least_as_demanding(alike: Mapping[MemberShape, list[Member]]) -> di
 def _takes_no_less(
     load: Load, card_requests: Sequence[CardRequest], other_load: Load, other_requests: Sequence[CardRequest]
 ) -> bool:
-    """Whether wherever a pod of this load and these claims fits, one of the others would fit in its place."""
+    """Whether one of the other pods fits wherever a pod with this load and these requests fits, in its place."""
     if len(card_requests) != 1 or len(other_requests) != 1:
         return False
     card_request, other = card_requests[0], other_requests[0]
@@ -73,20 +74,20 @@ def _takes_no_less(
 
 
 class WatchedNodes(Protocol):
-    """What nodes have left beside cards."""
+    """What nodes have left besides cards."""
 
     def free_load(self, node: str) -> Load | None:
-        """What the node has for further pods; None where there is no such node."""
+        """What the node has for further pods; None if it does not exist."""
 
     def watch(self) -> set[str]:
-        """The nodes for which `free_load` has changed, at first all. The caller empties the set when it has read it."""
+        """The nodes whose `free_load` has changed; all at first. The caller empties the set after reading it."""
 
 
 class ShapeCapacity:
     """The nodes that could take a pod of one shape. `counts`: how many each could take at most.
 
-    Iterated, those with most room come first, and those of equal room by name. The order is kept with each change,
-    because of thousands of nodes a plan looks at few, at both ends.
+    Iterates from the largest count to the smallest, equal counts by name. The order is updated at each change, because
+    a plan uses only a few of thousands of nodes, at both ends.
     """
 
     def __init__(self, counts: Mapping[str, int] = MappingProxyType({})) -> None:
@@ -102,7 +103,7 @@ class ShapeCapacity:
         return chain.from_iterable(reversed(self._alike[count]) for count in sorted(self._alike))
 
     def set_count(self, node: str, count: int) -> int:
-        """The node could take so many now. Returns by how many that is more than before."""
+        """Set the number of a node. Returns the difference from before."""
         before = self.counts.pop(node, 0)
         if before:
             alike = self._alike[before]
@@ -113,7 +114,7 @@ class ShapeCapacity:
         return count - before
 
     def with_minimum(self, nodes: Iterable[str]) -> "ShapeCapacity":
-        """The same, where each of these nodes could take one pod at least."""
+        """The same, with at least one pod on each of these nodes."""
         added = dict.fromkeys((node for node in nodes if node not in self.counts), 1)
         if not added:
             return self
@@ -124,7 +125,7 @@ class ShapeCapacity:
 
 
 class _Counted:
-    """`vacant`: the nodes that could take one. `pending`: nodes not looked at yet."""
+    """`vacant`: the nodes that could take a pod. `pending`: nodes that are not counted yet."""
 
     def __init__(self, todo: Iterator[str], seen: int, kinds: int) -> None:
         self.vacant = ShapeCapacity()
@@ -138,7 +139,7 @@ class _Counted:
 
 
 class Capacities:
-    """Not thread-safe."""
+    """The capacities of shapes. Not thread-safe."""
 
     def __init__(self, ledger: Ledger, nodes: WatchedNodes) -> None:
         self._ledger = ledger
@@ -149,8 +150,8 @@ class Capacities:
         self._gone = 0  # changes that are not remembered any more
 
     def count_pods(self, shape: MemberShape, looks: int = LOOKS) -> tuple[int, bool]:
-        """How many pods of the shape all nodes could take at most; and whether all nodes were looked at. One call looks
-        at `looks` nodes.
+        """How many pods of the shape all nodes could take at most, and whether all nodes were counted. One call counts
+        `looks` nodes.
         """
         counted = self._counted(shape)
         count_on = _card_counter(shape.request, self._ledger)
@@ -169,7 +170,7 @@ class Capacities:
         return counted.total, counted.pending is None
 
     def nodes(self, shape: MemberShape) -> ShapeCapacity:
-        """The nodes that `count_pods` has counted last. Not to be kept."""
+        """The nodes that the last `count_pods` has counted. The caller must not keep them."""
         counted = self._of.get(shape)
         return counted.vacant if counted is not None else ShapeCapacity()
 
@@ -207,7 +208,7 @@ _CardCounter = Callable[[NodeState], int]
 
 
 def _card_counter(request: PodRequest, ledger: Ledger) -> _CardCounter:
-    """How many such pods the cards of a node could take at most."""
+    """Returns a function: how many of these pods the cards of a node could take at most."""
     wants = [
         (card_request, ledger.kinds.allowed(card_request.resource_class))
         for card_request in fitting.card_requests(request)

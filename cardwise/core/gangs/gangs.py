@@ -27,7 +27,7 @@ Rank = tuple[int, int, str, str]  # of gangs and single pods: the smallest goes 
 
 
 class ForeignPodGroup(StrEnum):
-    """The API group of a PodGroup that is not ours."""
+    """The API group of a PodGroup of another project."""
 
     COSCHEDULING = "scheduling.x-k8s.io"
     KUBERNETES = "scheduling.k8s.io"
@@ -35,7 +35,11 @@ class ForeignPodGroup(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """The gang that a pod names. `minimum` is None where a PodGroup says it. `foreign`: whose PodGroup, if not ours."""
+    """The gang that a pod names.
+
+    minimum: None if a PodGroup has it.
+    foreign: the API group of its PodGroup, if it is not Cardwise's.
+    """
 
     name: str
     minimum: int | None = None
@@ -43,10 +47,10 @@ class Membership:
 
 
 def membership(pod: Json) -> Membership | None:
-    """What a pod or a pod template says of its gang; an annotation wins over a label. Raises InvalidRequest.
+    """The gang of a pod or a pod template; an annotation has precedence over a label. Raises InvalidRequest.
 
-    A PodGroup of Kubernetes is a gang only for its pods that ask for cards or devices; the caller checks that. A pod
-    that names a PodGroup of Kubernetes and another gang is refused: kube-scheduler would wait for all pods of the group
+    A PodGroup of Kubernetes is a gang only for pods that request cards or devices; the caller checks that. A pod that
+    names a PodGroup of Kubernetes and another gang is refused: kube-scheduler would wait for all pods of the group
     before it binds any, and the extender for all pods of the gang.
     """
     metadata = pod.get("metadata") or {}
@@ -78,7 +82,7 @@ def membership(pod: Json) -> Membership | None:
 
 
 def gang_of(pod: Json) -> Membership | None:
-    """The gang of a pod that has passed the webhook: the one whose label it has. Raises InvalidRequest."""
+    """The gang of a pod that has passed the webhook, from its label. Raises InvalidRequest."""
     labels = (pod.get("metadata") or {}).get("labels") or {}
     name = labels.get(names.GANG)
     if not name:
@@ -90,12 +94,12 @@ def gang_of(pod: Json) -> Membership | None:
 
 
 def is_gated(pod: Json) -> bool:
-    """Whether the pod has our gate for gangs."""
+    """Whether the pod has Cardwise's scheduling gate for gangs."""
     return names.GANG in _gates(pod)
 
 
 def foreign_gate(pod: Json) -> str:
-    """A gate of somebody else's that the pod has, or ""."""
+    """A scheduling gate of another project that the pod has, or ""."""
     return next((gate for gate in _gates(pod) if gate != names.GANG), "")
 
 
@@ -104,7 +108,7 @@ def _gates(pod: Json) -> list[str]:
 
 
 def queue_priority(annotations: Mapping[str, str]) -> int | None:
-    """The place in the order that a person has given by an annotation. Raises InvalidRequest."""
+    """The priority in the queue from the pod's annotation. Raises InvalidRequest."""
     text = annotations.get(names.QUEUE_PRIORITY)
     if text is None:
         return None
@@ -142,7 +146,7 @@ def _minimum(annotations: Mapping[str, str], labels: Mapping[str, str]) -> int |
 
 
 class GangPhase(StrEnum):
-    """As `PodGroup.status.phase` says it."""
+    """The phase in `PodGroup.status.phase`."""
 
     PENDING = "Pending"  # fewer members than the minimum
     WAITING = "Waiting"  # complete; does not fit now, or backs off
@@ -156,10 +160,11 @@ class GangPhase(StrEnum):
 class Member:
     """A pod of a gang, as last seen.
 
-    `there`: it is not being deleted and has not failed. `created` sorts as text. `shape`: equal for pods that
-    kube-scheduler cannot tell apart. `foreign_gate`: a scheduling gate of somebody else, for which kube-scheduler
-    waits.
-    `problem`: why it cannot be placed as it is written.
+    there: it is not being deleted and has not failed.
+    created: its creation time; sorts as text.
+    shape: equal for pods that kube-scheduler treats alike.
+    foreign_gate: a scheduling gate of another project, for which kube-scheduler waits.
+    problem: why it cannot be placed as written.
     """
 
     uid: str
@@ -214,8 +219,9 @@ class GangPatience:
 def gang_rank(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:
     """The order of gangs, and of single pods as gangs of one: the smallest rank goes first.
 
-    `oldest`: the oldest member, None where there is none. `highest`: the highest priority of the members. `priority`:
-    the place in the queue that the PodGroup gives; what the oldest member says comes before it.
+    oldest: the oldest member; None without members.
+    highest: the highest priority of the members.
+    priority: the PodGroup's priority in the queue; the oldest member's has precedence.
     """
     if oldest is None:
         return 0, 0, "", key

@@ -32,17 +32,17 @@ _NAMED = 5  # members that a text names
 
 
 class GangPlan(Mapping[str, str]):
-    """The planned node of each planned member. It also changes from outside, with the table of reservations. A posted
-    member stays in it until it is given up, or until the API server shows what became of it.
+    """The planned node of each planned member. Changes with the table of reservations too. A posted member stays in it
+    until it is released, or until the API server shows the outcome.
     """
 
     @abstractmethod
     def release(self, uids: Iterable[str]) -> None:
-        """Takes these members out of the plan; those that are posted keep their cards."""
+        """Remove these members from the plan; posted ones keep their cards."""
 
 
 def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
-    """How many pods the gang needs, 0 if nobody says that; and why it can never be complete, or ""."""
+    """How many pods the gang needs, 0 if unknown; and why it can never be complete, or ""."""
     if not roster.there:
         return group.minimum or 0, "all its pods are ending"
     problem = next((f"{member.name}: {member.problem}" for member in roster.wrong), "")
@@ -72,12 +72,12 @@ def _minimum(name: str, group: PodGroupSpec, roster: Roster) -> tuple[int, str]:
 
 @dataclass(slots=True, eq=False)
 class Gang:
-    """One group of pods of a namespace. Members of a plan are known by UID. A transition returns why it has ended the
-    whole plan, or "".
+    """One group of pods of a namespace. Members of a plan are known by UID. A transition returns why it ended the whole
+    plan, or "".
 
-    Waiting: nothing is planned.
+    Waiting: there is no plan.
     Reserved: `plan` has all members that are missing to the minimum, and nothing is posted.
-    `forward`: some members are bound or may be; the plan is for the rest, which is posted as it comes to bind.
+    `forward`: some members are bound or may be; the plan is for the rest, which is posted as it reaches bind.
     """
 
     namespace: str
@@ -114,7 +114,7 @@ class Gang:
     # Who is there.
 
     def set_member(self, member: Member, now: float) -> str:
-        """The member is so now. To be called before its reservation is changed."""
+        """A member was added or changed. Call it before its reservation changes."""
         before = self.members.get(member.uid)
         if before == member:
             return ""
@@ -131,7 +131,7 @@ class Gang:
         return self._settle(now)
 
     def remove_member(self, uid: str, now: float) -> str:
-        """The member is gone. To be called before its reservation is changed."""
+        """A member was deleted. Call it before its reservation changes."""
         member = self.members.pop(uid, None)
         if member is None:
             return ""
@@ -142,7 +142,7 @@ class Gang:
         return self._remove_counted(member, now)
 
     def set_group(self, group: PodGroupSpec, now: float) -> str:
-        """The PodGroup says so now."""
+        """The PodGroup was added, changed or deleted."""
         if group == self.group:
             return ""
         before, self.group = self.group, group
@@ -153,17 +153,17 @@ class Gang:
 
     @property
     def minimum(self) -> int:
-        """How many pods it needs; 0 if nobody says that."""
+        """How many pods it needs; 0 if unknown."""
         return self._needs()[0]
 
     @property
     def problem(self) -> str:
-        """Why it can never be complete as it is, or ""."""
+        """Why it can never be complete as written, or ""."""
         return self._needs()[1]
 
     @property
     def there(self) -> Sequence[Member]:
-        """The members that count, the oldest first, as of now; the same holds for its other sequences."""
+        """The members that count, the oldest first. The sequence changes with the gang, like its other sequences."""
         return self._roster.there
 
     @property
@@ -173,12 +173,12 @@ class Gang:
 
     @property
     def foreign(self) -> Collection[ForeignPodGroup]:
-        """The kinds of PodGroups that members name and that are not ours."""
+        """The API groups of other projects' PodGroups that members name."""
         return {kind for kind in self._roster.foreign if kind is not None}
 
     @property
     def numbered(self) -> bool:
-        """Whether a member says the minimum itself."""
+        """Whether a member has the minimum itself."""
         return bool(self._roster.minimums)
 
     @property
@@ -188,7 +188,7 @@ class Gang:
 
     @property
     def barred(self) -> str:
-        """The gate of somebody else that keeps it from being complete, or ""."""
+        """Another project's scheduling gate that keeps it from being complete, or ""."""
         if self.complete or len(self.there) < self.minimum:
             return ""
         return next((f"{m.name} has the scheduling gate {m.barred}" for m in self._roster.barred), "")
@@ -215,7 +215,7 @@ class Gang:
 
     @property
     def closed(self) -> bool:
-        """Whether a member that a plan must have still has its gate, so that kube-scheduler does not see it."""
+        """Whether a member that a plan needs is still gated, so that kube-scheduler does not see it."""
         return bool(self._roster.gated) and any(member.gated for member in self.members_to_plan())
 
     def missing_names(self) -> list[str]:
@@ -238,7 +238,7 @@ class Gang:
     # Planning.
 
     def refusal(self, now: float) -> Refusal | None:
-        """Why nothing can be planned now, or None; whether it fits is for the planner to say."""
+        """Why it cannot be planned now, or None. The planner decides whether it fits."""
         if self.is_status_stale or (self.evicting and not self.forward):
             return Refusal.GANG_BACKS_OFF
         if not self.complete:
@@ -251,13 +251,15 @@ class Gang:
 
     @property
     def is_status_stale(self) -> bool:
-        """Whether its PodGroup still says that it runs. The next leader would believe that of a gang bound in part."""
+        """Whether its PodGroup still has the phase Running. For a gang that is bound in part, the next leader would
+        believe that.
+        """
         return self.group.running and not self.ran
 
     def members_to_plan(self) -> list[Member]:
-        """The members that a plan must have: as many as are missing to the minimum, the oldest first.
+        """The members that a plan needs: as many as are missing to the minimum, the oldest first.
 
-        If there are more than needed, members for which a hold ended come last.
+        If there are more than needed, members whose reservation ended come last.
         """
         free, missing_count = self._roster.free, max(0, self.minimum - len(self.bound))
         if not self._late:
@@ -271,7 +273,7 @@ class Gang:
         return [member for member in wanted if member.uid not in self.plan] if self.plan else wanted
 
     def mark_requested(self, uid: str) -> None:
-        """kube-scheduler has asked for this member."""
+        """kube-scheduler has called filter for this member."""
         self._late.discard(uid)
 
     def avoided_pairs(self, now: float) -> Collection[tuple[str, str]]:
@@ -311,7 +313,7 @@ class Gang:
     # The way to the nodes.
 
     def mark_permitted(self, uid: str, now: float) -> None:
-        """Filter answers the planned node for this member."""
+        """Filter returns the planned node for this member."""
         if uid not in self.passed:
             self.passed.add(uid)
             self._progress = now
@@ -324,18 +326,19 @@ class Gang:
         return self.arrived >= self.plan.keys()
 
     def commit(self, now: float) -> None:
-        """All members have come: from here the gang is `forward`."""
+        """All members wait in bind: from here the gang is `forward`."""
         self.forward = self.committed = True
         self.since = self._progress = now
 
     def mark_posted(self, uid: str, now: float) -> None:
-        """A member of a gang that is `forward` made progress: the time until it is rolled back begins again."""
+        """A member of a `forward` gang made progress: the time until the rollback begins again."""
         if uid in self.plan:
             self._progress = now
 
     def expiry_reason(self, now: float, *, others_short: bool = False) -> str:
-        """Why the hold ends now by time, or "". `others_short`: other gangs lack threads to wait in bind; then a longer
-        time in its PodGroup does not count.
+        """Why the reservation expires now, or "".
+
+        others_short: other gangs lack threads to wait in bind; then a longer time in the PodGroup does not count.
         """
         # A PodGroup may say more than `longest`: it is older than the policy that refuses that, or one of coscheduling.
         longest = min(self.patience.hold, self.patience.max_hold) if others_short else self.patience.max_hold
@@ -345,7 +348,7 @@ class Gang:
         return f"{wording.enumerate_first(self.missing_names(), _NAMED)} did not reach bind within {hold:.0f} s"
 
     def cancel_plan(self, reason: str, now: float) -> str:
-        """Ends the hold: nothing was posted, and nothing is held from now on."""
+        """Cancel the plan: nothing was posted, and nothing is reserved any more."""
         if not self.plan or self.forward:
             return ""
         for uid, node in self.plan.items():
@@ -362,24 +365,24 @@ class Gang:
     # When it goes wrong after the first bind.
 
     def rollback_due(self, now: float) -> bool:
-        """Whether the rest could not be bound for so long that the bound members must go."""
+        """Whether the rest could not be bound for so long that the bound members must be evicted."""
         if not self.forward or self.evicting or self.ran or self.problem:
             return False
         return now - self._progress >= self.patience.rollback
 
     def adopt(self, now: float, wall: float) -> None:
         """A new leader takes over at the wall time `wall`. The time under former leaders counts as well, but at least a
-        quarter of the time is left, since the rest may fit now.
+        quarter of the time is left, because the rest may fit now.
         """
         if self.forward and self.group.half is not None:
             self._progress = now - min(max(0.0, wall - self.group.half), 0.75 * self.patience.rollback)
 
     def roll_back(self, now: float) -> str:
-        """The bound members are to be evicted (`evicting`); the plan of the others ends.
+        """Evict the bound members (`evicting`); the plan of the others ends.
 
         Evictions may be refused for ever (a PodDisruptionBudget). So until the first member is evicted, the gang goes
-        forward if cards for the rest come. If nothing is bound, because no Binding was answered, the gang waits again
-        until all its members can be bound.
+        forward if cards for the rest become free. If nothing is bound, because no Binding was answered, the gang waits
+        again until all its members can be bound.
         """
         self.evicting = {member.uid for member in self.bound}
         self.forward, self.committed = bool(self.bound), False
@@ -392,14 +395,16 @@ class Gang:
         return self.forward and not self.bound and (not self.committed or len(self.plan) < self.minimum)
 
     def reset(self, now: float) -> str:
-        """It is forsaken, and no member may be bound any more: it waits again until all its members can be bound."""
+        """The gang is abandoned, and no member can be bound any more: it waits again until all its members can be
+        bound.
+        """
         self._clear()
         self.forward = self.committed = False
         self.since = now
         return "nothing of the gang is bound any more"
 
     def reset_to_cluster(self, now: float) -> str:
-        """Another leader has decided, or will: only what the API server shows is kept."""
+        """Another leader decides: keep only what the API server shows."""
         self._clear()
         self.evicting.clear()
         self.forward = self.committed = False
@@ -421,7 +426,7 @@ class Gang:
         return self._needed
 
     def _update_roster(self, before: Member | None, member: Member | None) -> None:
-        """A member has changed, come or gone."""
+        """A member was added, changed or removed."""
         self._roster.change(before, member)
         self._has_changed()
 
@@ -430,7 +435,7 @@ class Gang:
         self._needed = self._ranked = None
 
     def _settle(self, now: float) -> str:
-        """To be called when its members have changed: finds out whether it runs, or is bound in part."""
+        """Find out whether it runs, or is bound in part. Call it when its members have changed."""
         if self.group.basic:
             return "" if self.ran else self._run(now)
         minimum, problem = self._needs()
@@ -467,7 +472,7 @@ class Gang:
         return ended
 
     def _remove_counted(self, member: Member, now: float) -> str:
-        """The member does not count any more."""
+        """The member no longer counts."""
         if member.uid in self.evicting and self.forward:
             self._clear()
             self.forward = False
@@ -480,7 +485,7 @@ class Gang:
         return ended
 
     def _unplanned(self, member: Member, reason: str, now: float, *, whole: bool = True) -> str:
-        """The member needs no place any more. `whole`: that ends the hold of a gang that is not `forward`."""
+        """The member no longer needs a place. `whole`: that ends the plan of a gang that is not `forward`."""
         if whole and self.plan and not self.forward:
             ended = self.cancel_plan(reason, now)
             self._settle(now)
@@ -489,7 +494,7 @@ class Gang:
         return self._settle(now)
 
     def unplan(self, uid: str) -> None:
-        """The member has no place in the plan any more."""
+        """Remove the member from the plan."""
         self.plan.release((uid,))
         self.passed.discard(uid)
         self.arrived.discard(uid)
@@ -500,7 +505,7 @@ class Gang:
         self.arrived.clear()
 
     def _start_over(self, now: float) -> None:
-        """Its members have changed: earlier failures do not count."""
+        """Reset the back-off, because its members have changed."""
         self._failures, self._backoff_until = 0, now
         self._avoided.clear()
         self._late.clear()

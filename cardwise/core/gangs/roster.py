@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 class Roster:
-    """The sequences have the members that count, the oldest first; they change with the gang."""
+    """The members that count, as sequences with the oldest first. The sequences change with the gang."""
 
     def __init__(self) -> None:
         self._lists: list[tuple[Callable[[Member], bool], list[Member]]] = []
@@ -37,8 +37,8 @@ class Roster:
         self._requests: dict[PodRequest, PodRequest] = {}  # see `share_request`
 
     def share_request(self, member: Member) -> Member:
-        """The member, whose request is one object for all members that request the same: the planner compares the
-        requests of hundreds of members in each turn, and thousands of pods wait.
+        """The member, with one request object for all members with equal requests: the planner compares the requests of
+        hundreds of members in each turn, and there are thousands of pods.
         """
         request = member.request
         if request is None:
@@ -49,7 +49,7 @@ class Roster:
         return member if shared is request else replace(member, request=shared)
 
     def change(self, before: Member | None, now: Member | None) -> None:
-        """A member has changed. None: it was not there before, or is not there now."""
+        """A member was added (`before` is None), changed, or removed (`now` is None)."""
         for has, some in self._lists:
             if before is not None and has(before):
                 del some[bisect_left(some, _age(before), key=_age)]
@@ -66,7 +66,7 @@ class Roster:
                 _add(self.kinds, (state.request, state.load), sign)
 
     def _tracked_members(self, has: Callable[[Member], bool]) -> Sequence[Member]:
-        """A sequence of the members for which `has` is true, kept up to date from now on."""
+        """A sequence of the members for which `has` returns True, kept up to date from now on."""
         members: list[Member] = []
         self._lists.append((has, members))
         return members

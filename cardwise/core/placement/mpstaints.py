@@ -76,7 +76,7 @@ class CardTaints:
         return twin
 
     def count(self, i: int, client: MpsClient, sign: int) -> None:
-        """Add (sign 1) or take away (sign -1) a share of the card."""
+        """Add (sign 1) or remove (sign -1) a share of the card."""
         if not self.managed or self.statuses[i] is None:
             return
         daemon = self.daemons[i]
@@ -90,7 +90,7 @@ class CardTaints:
             self._update_taints([at for at, other in enumerate(self.daemons) if other == daemon])
 
     def max_clients(self, i: int) -> int:
-        """The most clients of the card; 0 if its manager has not said."""
+        """The maximum number of clients of the card; 0 if unknown."""
         status = self.statuses[i]
         return status.max_clients if status is not None else 0
 
@@ -106,7 +106,7 @@ class CardTaints:
         return owner == ANY or user == NOBODY or (user != MIXED and owner in (FREE, user))
 
     def is_closed_for_good(self, i: int, untolerated: int, user: int) -> bool:
-        """Whether the card stays closed to such a request, whichever pods go."""
+        """Whether the card stays closed to such a request, whichever pods end."""
         return bool(self.taints[i] & untolerated & (DOWN | FOR_GOOD)) or (user == MIXED and self.users[i] != ANY)
 
     def blocking_shares(self, i: int, untolerated: int, user: int) -> Mapping[tuple[int, MpsClient], int]:

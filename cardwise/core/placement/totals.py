@@ -20,8 +20,9 @@ from cardwise.core.values.invalid import InvalidRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardClassView:
-    """A class with its cards added up: `amounts` by the names of a ResourceClass's status. `users`: what each namespace
-    holds on them, the most first.
+    """A class with the sums of its cards: `amounts` by the names of a ResourceClass's status.
+
+    users: what each namespace uses, the largest first.
     """
 
     known: ResourceClass
@@ -31,7 +32,7 @@ class CardClassView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceClassView:
-    """A class of devices, counted. `users`: how many of them each namespace has, the most first."""
+    """A class of devices, counted. `users`: how many each namespace uses, the largest first."""
 
     known: ResourceClass
     devices: int
@@ -44,9 +45,9 @@ class DeviceClassView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryView:
-    """One entry of a GPUQuota, what its namespace holds of it, and each pod's part of that, the largest first.
+    """One entry of a GPUQuota, what its namespace uses of it, and each pod's part, the largest first.
 
-    `missing`: why it limits nothing: its class is none.
+    missing: why it limits nothing: its class does not exist.
     """
 
     quota: GPUQuota
@@ -59,7 +60,7 @@ class EntryView:
 def classes_of_cards(
     ledger: Ledger, classes: Mapping[str, ResourceClass], only: str | None = None
 ) -> list[CardClassView]:
-    """All classes of cards by name, or the one."""
+    """All classes of cards by name, or only one."""
     namespaces = sorted({holding.namespace for holding in ledger.holdings()})
     return [
         _of_cards(ledger, classes[name], namespaces)
@@ -89,7 +90,7 @@ def _of_cards(ledger: Ledger, known: ResourceClass, namespaces: Collection[str])
 def classes_of_devices(
     ledger: Ledger, classes: Mapping[str, ResourceClass], only: str | None = None
 ) -> list[DeviceClassView]:
-    """All classes of devices by name, or the one."""
+    """All classes of devices by name, or only one."""
     by_device = [(node, device_holders(ledger, node)) for node in ledger.nodes() if node.devices]
     return [
         _of_devices(classes[name], by_device)
@@ -115,7 +116,7 @@ def _of_devices(
 
 
 def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
-    """What pods hold on the node, by the device's UUID."""
+    """The holdings on the node, by the device's UUID."""
     by_uuid: dict[str, list[Holding]] = {}
     for holding in ledger.holdings(node.name):
         for share in holding.assignment.device_shares():
@@ -126,8 +127,9 @@ def device_holders(ledger: Ledger, node: NodeState) -> dict[str, list[Holding]]:
 def quota_entries(
     ledger: Ledger, gpu_quotas: Iterable[GPUQuota], missing: Callable[[str], str], namespace: str = ""
 ) -> list[EntryView]:
-    """Every entry of the GPUQuotas of a namespace, or of all, by namespace and name. `missing`: why a class of that
-    name is none, "" where it is one.
+    """Every entry of the GPUQuotas of a namespace, or of all namespaces, by namespace and name.
+
+    missing: returns why a class does not exist; "" if it does.
     """
     by_namespace: dict[str, list[Holding]] = {}
     for holding in ledger.holdings():
@@ -153,7 +155,7 @@ def quota_entries(
 
 
 def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
-    """The entries as the statuses of the GPUQuotas show them, for users who may read no card. A quota that cannot be
+    """The entries from the statuses of the GPUQuotas, for users without the right to read cards. A quota that cannot be
     read limits nothing, and is left out.
     """
     views = []
@@ -170,7 +172,7 @@ def entries_by_status(objects: Iterable[Json]) -> list[EntryView]:
 
 
 def charge(ledger: Ledger, holding: Holding, entry: QuotaEntry) -> Charge:
-    """What one pod takes from the entry."""
+    """One pod's charge to the entry."""
     shares = holding.assignment.shares()
     return quotas.total(
         quotas.charge(share) for share in shares if ledger.kinds.covered(ledger.kind(holding.node, share), entry)
