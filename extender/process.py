@@ -375,11 +375,11 @@ def _nomination_settings(settings: ExtenderSettings) -> nominator.NominationSett
 
 def _gang_settings(settings: ExtenderSettings, max_waiting: int) -> gangtypes.GangSettings:
     patience = gangs.GangPatience(
-        hold=settings.gang_permit_seconds,
-        max_hold=settings.max_gang_permit_seconds,
+        permit=settings.gang_permit_seconds,
+        max_permit=settings.max_gang_permit_seconds,
         rollback=settings.gang_rollback_seconds,
         reserve=settings.gang_reserve_seconds,
         refusals=settings.gang_reserve_refusals,
-        keep=settings.gang_reserve_limit_seconds,
+        reserve_limit=settings.gang_reserve_limit_seconds,
     )
     return gangtypes.GangSettings(patience=patience, policy=settings.policy, max_waiting=max_waiting)

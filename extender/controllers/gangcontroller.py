@@ -205,5 +205,5 @@ def _coscheduling_group(spec: Mapping[str, Any]) -> PodGroupSpec:
     minimum, seconds = spec.get("minMember"), spec.get("scheduleTimeoutSeconds")
     return PodGroupSpec(
         minimum=minimum if type(minimum) is int else None,
-        hold=float(seconds) if type(seconds) is int and seconds > 0 else None,
+        permit=float(seconds) if type(seconds) is int and seconds > 0 else None,
     )

@@ -610,5 +610,5 @@ class Gangs:
             group = replace(group, minimum=least, basic=other.basic)
         elif kinds and group.minimum is None:
             other = self._foreign.get((ForeignPodGroup.COSCHEDULING, gang.key), PodGroupSpec())
-            group = replace(group, minimum=other.minimum, hold=other.hold)
+            group = replace(group, minimum=other.minimum, permit=other.permit)
         self._after_transition(gang, gang.set_group(group, self._clock.now()))

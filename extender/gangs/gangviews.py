@@ -47,7 +47,7 @@ def make_view(gang: Gang, ledger: Ledger) -> GangView:
         gang.namespace,
         gang.name,
         gang.phase,
-        "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.barred or gang.reason,
+        "" if gang.ran or (gang.plan and not gang.problem) else gang.problem or gang.foreign_gate or gang.reason,
         gang.minimum,
         len(gang.there),
         tuple(pod_ref(gang, member) for member in gang.there[:_MAX_NOTIFIED]),

@@ -43,7 +43,7 @@ def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
     # By the label's value, as in the policy for the extender, which refuses writes to all others.
     auto = (metadata.get("labels") or {}).get(names.AUTO_LABEL) == "true"
     running = status.get("phase") == GangPhase.RUNNING
-    half = (
+    partly_bound_since = (
         _parse_time(status.get("lastTransitionTime"))
         if status.get("phase") in (GangPhase.BINDING, GangPhase.PARTLY_BOUND)
         else None
@@ -52,16 +52,16 @@ def decode_group(raw: bytes) -> tuple[str, GroupRecord] | None:
     seconds = _integer_field(spec, "timeoutSeconds")
     group = PodGroupSpec(
         minimum=minimum,
-        hold=float(seconds) if seconds is not None else None,
+        permit=float(seconds) if seconds is not None else None,
         priority=_integer_field(spec, "priority"),
         running=running,
-        half=half,
+        partly_bound_since=partly_bound_since,
     )
     return f"{metadata['namespace']}/{metadata['name']}", GroupRecord(
         namespace=metadata["namespace"],
         name=metadata["name"],
         # The spec of an automatic PodGroup was read from the pods, which may have changed since.
-        group=PodGroupSpec(running=running, half=half) if auto else group,
+        group=PodGroupSpec(running=running, partly_bound_since=partly_bound_since) if auto else group,
         minimum=minimum,
         auto=auto,
         uid=metadata.get("uid", ""),

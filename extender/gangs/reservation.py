@@ -107,8 +107,8 @@ class GangReservation:
         self._now = now
         self._paused_until = {namespace: until for namespace, until in self._paused_until.items() if until > now}
         self._used = {namespace: used for namespace, used in self._used.items() if used.until > now}
-        if self._gang is not None and now - self._since >= self._gang.patience.keep:
-            namespace, pause_end = self._gang.namespace, now + self._gang.patience.keep
+        if self._gang is not None and now - self._since >= self._gang.patience.reserve_limit:
+            namespace, pause_end = self._gang.namespace, now + self._gang.patience.reserve_limit
             self._end_reservation()
             self._used.pop(namespace, None)
             self._paused_until[namespace] = pause_end
@@ -139,7 +139,9 @@ class GangReservation:
     def _end_reservation(self) -> None:
         if self._gang is not None:
             # The time counts for the next gang of the namespace as well, unless none has cards reserved for as long.
-            self._used[self._gang.namespace] = _Used(self._now - self._since, self._now + self._gang.patience.keep)
+            self._used[self._gang.namespace] = _Used(
+                self._now - self._since, self._now + self._gang.patience.reserve_limit
+            )
         self._gang = None
 
     def _choose_gang(self, due: Sequence[Gang], policy: str, now: float) -> tuple[Gang | None, Sequence[Holding]]:

@@ -265,7 +265,7 @@ class Pod:
             created=self.created,
             there=not self.terminating and status.get("phase") != "Failed",
             gated=gangs.is_gated(self._manifest),
-            barred=gangs.foreign_gate(self._manifest),
+            foreign_gate=gangs.foreign_gate(self._manifest),
             node=self.node,
             minimum=membership.minimum if membership is not None else None,
             foreign=membership.foreign if membership is not None else None,

@@ -26,7 +26,7 @@ class Waking(World):
     """A kube-scheduler that tries pods when they are new, when their bind has failed, and when a node is touched."""
 
     def __init__(self) -> None:
-        super().__init__(dict(NODES), max_waiting=6, hold=1e6, max_hold=1e6)  # no plan ends, which wakes all
+        super().__init__(dict(NODES), max_waiting=6, permit=1e6, max_permit=1e6)  # no plan ends, which wakes all
         self.active: set[str] = set()
         self.refused: set[str] = set()
         self.cordoned: set[tuple[str, int]] = set()

@@ -172,7 +172,7 @@ class Member:
     created: str = ""
     there: bool = True
     gated: bool = False
-    barred: str = ""
+    foreign_gate: str = ""
     node: str = ""
     minimum: int | None = None
     foreign: ForeignPodGroup | None = None
@@ -186,34 +186,39 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodGroupSpec:
-    """What the PodGroup of a gang says; None where it says nothing.
+    """The settings in a gang's PodGroup; None if it has none.
 
-    `running`: the phase in its status is Running. `half`: since when (wall clock, seconds) its status says that the
-    gang is bound in part. `basic`: a PodGroup of Kubernetes whose pods need not start together; it is no gang.
+    permit: seconds that a plan waits for the next member at bind.
+    running: the phase in its status is Running.
+    partly_bound_since: the time (wall clock, seconds) from which on its status says that the gang is bound in part.
+    basic: a PodGroup of Kubernetes whose pods need not start together; it is no gang.
     """
 
     minimum: int | None = None
-    hold: float | None = None  # seconds
+    permit: float | None = None
     priority: int | None = None
     running: bool = False
-    half: float | None = None
+    partly_bound_since: float | None = None
     basic: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangPatience:
-    """Seconds. `hold`: how long a plan is held without a further member at bind, if its PodGroup says nothing;
-    `max_hold`: the most that a PodGroup may say. `reserve` and `refusals`: after so many seconds, or so many
-    refusals, a waiting gang has cards reserved; `keep`: for how long at most, and for as long after that it has none.
-    `rollback`: how long a gang may be bound in part.
+    """Times in seconds, and a number of refusals.
+
+    permit: how long a plan waits for the next member at bind, if its PodGroup sets no time.
+    max_permit: the maximum that a PodGroup may set.
+    rollback: how long a gang may be bound in part.
+    reserve, refusals: after so many seconds, or so many refusals, cards are reserved for a waiting gang.
+    reserve_limit: how long they stay reserved at most; for as long after that none are reserved for it.
     """
 
-    hold: float = 30.0
-    max_hold: float = 300.0
+    permit: float = 30.0
+    max_permit: float = 300.0
     rollback: float = 120.0
     reserve: float = 60.0
     refusals: int = 20
-    keep: float = 600.0
+    reserve_limit: float = 600.0
 
 
 def gang_rank(oldest: Member | None, highest: int, priority: int | None, key: str) -> Rank:

@@ -187,11 +187,11 @@ class Gang:
         return not problem and len(self._roster.ready) >= minimum
 
     @property
-    def barred(self) -> str:
+    def foreign_gate(self) -> str:
         """Another project's scheduling gate that keeps it from being complete, or ""."""
         if self.complete or len(self.there) < self.minimum:
             return ""
-        return next((f"{m.name} has the scheduling gate {m.barred}" for m in self._roster.barred), "")
+        return next((f"{m.name} has the scheduling gate {m.foreign_gate}" for m in self._roster.with_foreign_gate), "")
 
     @property
     def phase(self) -> GangPhase:
@@ -341,11 +341,11 @@ class Gang:
         others_short: other gangs lack threads to wait in bind; then a longer time in the PodGroup does not count.
         """
         # A PodGroup may say more than `longest`: it is older than the policy that refuses that, or one of coscheduling.
-        longest = min(self.patience.hold, self.patience.max_hold) if others_short else self.patience.max_hold
-        hold = min(self.patience.hold if self.group.hold is None else self.group.hold, longest)
-        if not self.plan or self.forward or now - self._progress < hold:
+        longest = min(self.patience.permit, self.patience.max_permit) if others_short else self.patience.max_permit
+        seconds = min(self.patience.permit if self.group.permit is None else self.group.permit, longest)
+        if not self.plan or self.forward or now - self._progress < seconds:
             return ""
-        return f"{wording.enumerate_first(self.missing_names(), _NAMED)} did not reach bind within {hold:.0f} s"
+        return f"{wording.enumerate_first(self.missing_names(), _NAMED)} did not reach bind within {seconds:.0f} s"
 
     def cancel_plan(self, reason: str, now: float) -> str:
         """Cancel the plan: nothing was posted, and nothing is reserved any more."""
@@ -374,8 +374,8 @@ class Gang:
         """A new leader takes over at the wall time `wall`. The time under former leaders counts as well, but at least a
         quarter of the time is left, because the rest may fit now.
         """
-        if self.forward and self.group.half is not None:
-            self._progress = now - min(max(0.0, wall - self.group.half), 0.75 * self.patience.rollback)
+        if self.forward and self.group.partly_bound_since is not None:
+            self._progress = now - min(max(0.0, wall - self.group.partly_bound_since), 0.75 * self.patience.rollback)
 
     def roll_back(self, now: float) -> str:
         """Evict the bound members (`evicting`); the plan of the others ends.

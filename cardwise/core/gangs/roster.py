@@ -24,11 +24,13 @@ class Roster:
     def __init__(self) -> None:
         self._lists: list[tuple[Callable[[Member], bool], list[Member]]] = []
         self.there = self._tracked_members(lambda m: m.there)
-        self.ready = self._tracked_members(lambda m: m.there and not m.barred)  # no gate of somebody else's keeps them
-        self.free = self._tracked_members(lambda m: m.there and not m.barred and not m.node)
+        self.ready = self._tracked_members(
+            lambda m: m.there and not m.foreign_gate
+        )  # no gate of somebody else's keeps them
+        self.free = self._tracked_members(lambda m: m.there and not m.foreign_gate and not m.node)
         self.bound = self._tracked_members(lambda m: m.there and bool(m.node))
         self.gated = self._tracked_members(lambda m: m.there and m.gated)
-        self.barred = self._tracked_members(lambda m: m.there and bool(m.barred))
+        self.with_foreign_gate = self._tracked_members(lambda m: m.there and bool(m.foreign_gate))
         self.wrong = self._tracked_members(lambda m: m.there and bool(m.problem))  # cannot be placed as they are
         self.minimums: Counter[int] = Counter()  # as members say them
         self.foreign: Counter[ForeignPodGroup | None] = Counter()  # whose PodGroups they name

@@ -18,7 +18,7 @@ members = st.builds(
     created=some(["1", "2"]),
     there=some([True, True, False]),
     gated=st.booleans(),
-    barred=some(["", "", "a.example/gate"]),
+    foreign_gate=some(["", "", "a.example/gate"]),
     node=some(["", "", "n1"]),
     minimum=some([None, 2, 3]),
     foreign=some([None, *ForeignPodGroup]),
@@ -41,11 +41,11 @@ def test_it_is_what_counting_anew_says(changes):
         roster.change(before, now)
         there = sorted((m for m in known.values() if m.there), key=lambda m: (m.created, m.name, m.uid))
         assert roster.there == there
-        assert roster.ready == [m for m in there if not m.barred]
-        assert roster.free == [m for m in there if not m.barred and not m.node]
+        assert roster.ready == [m for m in there if not m.foreign_gate]
+        assert roster.free == [m for m in there if not m.foreign_gate and not m.node]
         assert roster.bound == [m for m in there if m.node]
         assert roster.gated == [m for m in there if m.gated]
-        assert roster.barred == [m for m in there if m.barred]
+        assert roster.with_foreign_gate == [m for m in there if m.foreign_gate]
         assert roster.wrong == [m for m in there if m.problem]
         assert roster.minimums == Counter(m.minimum for m in there if m.minimum is not None)
         assert roster.foreign == Counter(m.foreign for m in there)

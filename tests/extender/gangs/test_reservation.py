@@ -60,7 +60,7 @@ def test_it_keeps_the_nodes_that_it_could_have_and_no_more():
 
 
 def test_it_keeps_nodes_no_longer_than_its_time():
-    world = World({"n1": 2}, keep=120.0)
+    world = World({"n1": 2}, reserve_limit=120.0)
     world.create(single("x", gpu_mem=P100))
     world.run(1)
     waiting_long(world, *(member(f"g{i}", "g", 2, created=1 + i, gpu_mem=P100) for i in range(2)))
@@ -83,7 +83,7 @@ def test_it_keeps_nodes_no_longer_than_its_time():
 
 def test_another_gang_of_the_namespace_keeps_nodes_no_longer():
     """Neither by another name, nor deleted and made anew."""
-    world = World({"n1": 2}, keep=120.0)
+    world = World({"n1": 2}, reserve_limit=120.0)
     world.create(single("x", gpu_mem=P100))
     world.run(1)
     members = [*(member(f"a{i}", "a", 2, created=1 + i, gpu_mem=P100) for i in range(2))]
@@ -111,7 +111,7 @@ def test_another_gang_of_the_namespace_keeps_nodes_no_longer():
 @pytest.mark.parametrize("also_ends", [False, True])
 def test_a_later_gang_waits_for_what_is_kept_and_is_planned_when_that_is_over(also_ends):
     """`also_ends`: a pod without cards has ended meanwhile."""
-    world = World({"n1": 2}, keep=120.0)
+    world = World({"n1": 2}, reserve_limit=120.0)
     world.create(member("c", "c", 1, gpu_mem=P100), single("x", gpu_mem=P100), member("y", "y", 1))
     world.keep()
     assert world.filter("c")[0] == ["n1"]
@@ -422,7 +422,7 @@ def test_a_card_on_which_nothing_ends_is_left_for_others_that_would_do_sooner():
 
 def test_a_stream_of_small_pods_on_every_card_does_not_starve_a_gang_of_whole_cards():
     """Each pod runs for 90 seconds, and another comes at once. Without a reservation no card is ever empty."""
-    world = World({f"n{i}": 4 for i in range(2)}, keep=600.0)
+    world = World({f"n{i}": 4 for i in range(2)}, reserve_limit=600.0)
     began: dict[str, int] = {}
 
     def stream(second: int) -> None:
@@ -498,7 +498,7 @@ def holder(world: World) -> str:
 
 def test_namespaces_take_turns_whatever_places_in_the_queue_they_give_themselves():
     """Two that use up their time in turns would leave none for the third, though each rests after its time."""
-    world = World({"n1": 2}, keep=120.0, refusals=1)
+    world = World({"n1": 2}, reserve_limit=120.0, refusals=1)
     world.create(single("x", gpu_mem=P100))
     world.run(1)
     gangs_of(world, "team-a", "team-b", "team-c")
