@@ -266,6 +266,11 @@ class Binder:
                 # deleted.
                 raise BindFailed("deleted", "the pod does not exist any more", unconfirmed=unconfirmed) from error
             except errors.KubeError as error:
+                # A proxy may have sent it twice, and this is the answer to the second.
+                pod_read = self._read_pod(binding, deadline, unconfirmed=unconfirmed)
+                if pod_read is _ReadOutcome.OURS:
+                    return
+                unconfirmed |= pod_read is _ReadOutcome.UNKNOWN
                 raise BindFailed(
                     "api_error", f"the API server refused the binding: {error}", unconfirmed=unconfirmed
                 ) from error

@@ -192,7 +192,11 @@ def carries_out(world: World) -> None:
     )
 
 
-@pytest.mark.parametrize("fault", [Fault(status=429, retry_after=60), Fault(status=409), Fault(status=500)], ids=str)
+@pytest.mark.parametrize(
+    "fault",
+    [Fault(status=429, retry_after=60), *(Fault(status=status) for status in (400, 403, 409, 422, 500))],
+    ids=str,
+)
 def test_no_answer_of_a_proxy_frees_cards_of_a_binding_that_may_have_landed(fault):
     world = World(*[fault] * 99, pod=asking("p", gpu_mem=8138), seconds=4.0)
     world.shown()
@@ -201,6 +205,13 @@ def test_no_answer_of_a_proxy_frees_cards_of_a_binding_that_may_have_landed(faul
     world.fails("api_error")
     assert mark(world.state, "uid-p") == "unconfirmed"
     assert free(world.state) == [P100 - 8138, P100]
+
+
+def test_a_binding_that_a_proxy_sends_twice_is_there_whatever_the_second_answer_says():
+    world = World(Fault(status=403), pod=asking("p", gpu_mem=8138))
+    world.shown()
+    carries_out(world)
+    assert world.bind() == "bound"
 
 
 def test_after_lost_answers_to_the_deadline_the_cards_stay_held_until_somebody_knows():

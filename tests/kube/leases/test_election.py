@@ -218,9 +218,11 @@ class ElectionMachine(RuleBasedStateMachine):
     def etcd_is_restored(self, data: st.DataObject) -> None:
         """To a version that was replaced longer ago than a restore takes, exactly as it was."""
         self.note_version()
+        until = [moment for moment, _ in self.versions[1:]] + [self.time]  # a version may have been restored before
+        latest = {str(lease): (moment, lease) for moment, (_, lease) in zip(until, self.versions, strict=True)}
         replaced = [
             lease
-            for (_, lease), (moment, _) in itertools.pairwise(self.versions)
+            for moment, lease in latest.values()
             if lease is not None and self.time - moment > SILENCE * DURATION / min(RATES)
         ]
         if replaced:
