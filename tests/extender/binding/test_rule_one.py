@@ -81,7 +81,7 @@ class StormyCluster(Cluster):
     def carry_out(self, request: Request) -> None:
         super().handle(request)
 
-    def held(self) -> dict[tuple[str, int], dict[str, int]]:
+    def assigned_mib(self) -> dict[tuple[str, int], dict[str, int]]:
         """What the bound pods that have not finished have of each card, by pod."""
         held: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
         for pod in self.all(paths.pods()):
@@ -106,11 +106,11 @@ class WatchingExtender(Extender):
     def hear_events(self, count: int) -> None:
         """The watch tells the next events."""
         self.untold += self._fresh()
-        told, self.untold = self.untold[:count], self.untold[count:]
-        for event in told:
+        events, self.untold = self.untold[:count], self.untold[count:]
+        for event in events:
             pod = event["object"]
             projected = None if event["type"] == "DELETED" else podinfo.pod(json.dumps(pod).encode())
-            self._deliver(self.store.apply(f"default/{pod['metadata']['name']}", projected))
+            self._deliver(self.store.apply_event(f"default/{pod['metadata']['name']}", projected))
 
     def relist(self) -> None:
         self._fresh()
@@ -120,7 +120,7 @@ class WatchingExtender(Extender):
             projected = podinfo.pod(json.dumps(pod).encode())
             if projected is not None:
                 listed.append((f"default/{pod['metadata']['name']}", *projected))
-        self._deliver(self.store.replace(listed))
+        self._deliver(self.store.replace_records(listed))
 
     def catch_up(self, still: Any) -> bool:
         if not still() or (self.api.raging and self.api.random.random() < self.api.share):
@@ -139,7 +139,7 @@ class WatchingExtender(Extender):
     def filter_pod(self, pod: dict) -> object:
         pod_request, uid, name = request.parse(pod), pod["metadata"]["uid"], pod["metadata"]["name"]
         self.state.begin_attempt(uid, (pod_request, pod["metadata"]["resourceVersion"]), grouped=False)
-        return self.state.plan(PlacementRequest(PodRef(uid, "default", name), pod_request, ["n1"], "binpack"))
+        return self.state.plan_pod(PlacementRequest(PodRef(uid, "default", name), pod_request, ["n1"], "binpack"))
 
 
 class RuleOneMachine(RuleBasedStateMachine):
@@ -277,7 +277,7 @@ class RuleOneMachine(RuleBasedStateMachine):
 
     @invariant()
     def no_card_is_given_beyond_what_it_has(self) -> None:
-        for card, held in self.api.held().items():
+        for card, held in self.api.assigned_mib().items():
             assert sum(held.values()) <= P100, (card, held)
 
 
