@@ -109,7 +109,7 @@ class WatchingExtender(Extender):
         events, self.untold = self.untold[:count], self.untold[count:]
         for event in events:
             pod = event["object"]
-            projected = None if event["type"] == "DELETED" else podinfo.pod(json.dumps(pod).encode())
+            projected = None if event["type"] == "DELETED" else podinfo.decode_pod(json.dumps(pod).encode())
             self._deliver(self.store.apply_event(f"default/{pod['metadata']['name']}", projected))
 
     def relist(self) -> None:
@@ -117,7 +117,7 @@ class WatchingExtender(Extender):
         self.untold = []
         listed = []
         for pod in self.api.all(paths.pods()):
-            projected = podinfo.pod(json.dumps(pod).encode())
+            projected = podinfo.decode_pod(json.dumps(pod).encode())
             if projected is not None:
                 listed.append((f"default/{pod['metadata']['name']}", *projected))
         self._deliver(self.store.replace_records(listed))
