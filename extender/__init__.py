@@ -5,16 +5,16 @@ Comes in: kube-scheduler's calls, and what watches show. Goes out: Bindings, evi
 
 The packages and modules in the order of imports; none imports one above it:
 
-    process       the parts and their order
+    process       creates, starts and stops the parts
     informers     watches
     cardreports   reports of cards, limited by node
     api           verbs over HTTP
     controllers   loops that write
     reporting     statuses and events for people
-    binding       the write of a decision
+    binding       posts Bindings
     leadership    which extender serves calls
     state         the root of the packages below, and their lock
-    preemption    which pods must go for a pod or gang
+    preemption    which pods are evicted for a pod or gang
     gangs         pods that are placed together
     nomination    nodes and cards for pending pods before kube-scheduler asks
     cache         the ledger and its reservations

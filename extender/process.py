@@ -238,7 +238,7 @@ class Extender:
         self._loops.start()
 
     def begin_stop(self) -> None:
-        """Refuse the binds that wait, and release the Lease in another thread."""
+        """Cancel the waiting binds, and release the Lease in another thread."""
         self._state.gangs.cancel_permits("the extender is shutting down")
         # Not only when the last connection is closed: that takes seconds, and the next leader can begin now.
         threading.Thread(target=self._leadership.stop, name="leaving", daemon=True).start()

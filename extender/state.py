@@ -58,9 +58,9 @@ _NO_SCORES: Final[tuple[str, float, dict[str, int]]] = "", -math.inf, {}
 class State:
     """The state of the extender. Any thread may call the methods.
 
-    headroom: MiB of each card that are not given to pods.
-    max_clients: of each card. None: no limit.
-    core: percent of the SMs that are given of each card.
+    headroom: MiB that are kept free on each card.
+    max_clients: the maximum number of clients of each card; None: no limit.
+    core: percent of the SMs of each card that pods may request in total.
     """
 
     def __init__(
@@ -177,8 +177,8 @@ class State:
             self.nominator.remove_pod(pod.uid)
 
     def set_other_pod(self, key: str, placed: PlacedPod) -> None:
-        """Update a pod that requests nothing of ours. It is on a node, or waits in a PodGroup. `key`: unique among all
-        pods.
+        """Update a pod that requests no card or device; it is on a node, or pending in a PodGroup. `key`: unique among
+        all pods.
         """
         with self._lock:
             if placed.node:
@@ -194,7 +194,7 @@ class State:
             self.gangs.set_cardless_member(key, "")
 
     def set_card(self, name: str, card: CardRecord) -> str:
-        """Update the card from its ExtendedResource. Returns what in the report is ignored and why, or ""."""
+        """Update the card from its ExtendedResource. Returns which part of the report is ignored and why, or ""."""
         with self._lock:
             first = not self._inventory.has_card(name)
             update = self._inventory.set_card(name, card)
@@ -294,7 +294,7 @@ class State:
             return self._queue.begin_attempt(uid, request, grouped=grouped, rank=rank)
 
     def may_place(self, uid: str, priority: int) -> bool:
-        """Whether the pod may be placed now. If not, it is requeued once the pods before it have come."""
+        """Whether the pod may be placed now. If not, it is requeued after the pods that come before it were tried."""
         with self._lock:
             if self._queue.may_place(priority):
                 return True
@@ -321,7 +321,7 @@ class State:
             return Unplaceable(refusals=refusals)
 
     def score_nodes(self, placement_request: PlacementRequest) -> dict[str, int]:
-        """The policy's score of each node that fits, without what the pod itself holds.
+        """The policy's score of each node that fits. The pod's own reservation does not count.
 
         Uses the result of `score_fitting_nodes` once, if it is less than `_SCORED_SECONDS` old: bind checks the cards
         again.
@@ -395,7 +395,7 @@ class State:
             return self._reservations.pending_bindings()
 
     def forget_plans(self) -> None:
-        """End the plans that are not posted, because another extender decides from now on, or has decided until now."""
+        """End the plans that are not posted, because the leader changes."""
         with self._lock:
             self.gangs.reset()
             self._queue.forget_preemptions()
@@ -404,7 +404,7 @@ class State:
     # Timeouts.
 
     def expire_reservations(self) -> list[PodRef]:
-        """End what is over by time. Returns the pods that should be bound by now and must be looked up."""
+        """End expired reservations and nominations. Returns the pods whose Bindings are overdue, to be looked up."""
         with self._lock:
             expired = self._reservations.expire()
             for row in expired.rows:

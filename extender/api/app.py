@@ -44,11 +44,11 @@ _FAILED = "the extender failed on this call; see its log"
 class Parts:
     """What the HTTP paths call.
 
-    missing: returns why no call can be served yet, one line for each reason. That another extender leads is no such
-        reason: a standby is ready, so that a rolling update continues.
-    outdated: returns why no pod can be placed for the moment, one line for each reason. This process is ready
-        meanwhile: another one would know no more.
-    disconnected: returns the seconds for which changes may have been missed, by kind of object.
+    unsynced_lists: returns the lists that are not complete yet, one line for each; until then no call is served. A
+        standby is ready all the same, so that a rolling update continues.
+    outdated_watches: returns the interrupted watches, one line for each; meanwhile no pod is placed. This process stays
+        ready, because another one would know no more.
+    disconnected_seconds: returns the seconds for which changes may have been missed, by kind of object.
     notice: see `verbs.filter_nodes`.
     inspect_unit: the unit of memory in the responses of inspect.
     """

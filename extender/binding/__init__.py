@@ -2,7 +2,7 @@
 
 Comes in: the bind call. Goes out: a Binding, or an error.
 
-    binder    from the call to the Binding, and what to do when its response is lost
+    binder    posts the Binding of a call, and handles a lost response
     permit    binds of gang members that wait for the other members, each in its thread
     throttle  delays filter a little while too many binds are in progress
 """

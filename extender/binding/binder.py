@@ -1,4 +1,4 @@
-"""bind: the one write of Cardwise's decision. Annotations and node name are written by one Binding, or neither is.
+"""bind: posts the Binding, the single write that contains both the node and the annotations with the cards.
 
 It handles a lost response, a repeated call, and a pod that was deleted and created again under its name.
 """
@@ -68,8 +68,8 @@ class _ReadOutcome(Enum):
 
 @dataclass(slots=True)
 class _Binding:
-    """What is posted. Each attempt posts the same node, cards and epoch, so it does not matter which of them is carried
-    out.
+    """The Binding to post. Each attempt posts the same node, cards and epoch, so it does not matter which attempt
+    succeeds.
 
     version: the pod's resourceVersion, read before the epoch was last checked; a later attempt may have a newer one.
         The API server binds no other version of the pod, so this Binding can bind it only until the pod changes

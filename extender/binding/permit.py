@@ -1,7 +1,7 @@
 """Binds of gang members that wait for the other members, each in its thread; one more thread watches their connections.
 
-kube-scheduler limits a bind by its time-out only, and shows that it has given up only by closing the connection. So the
-connections of all waiting binds are watched, and if one closes, the permit of its gang is cancelled.
+The only limit of a bind call is kube-scheduler's timeout, and kube-scheduler ends a call only by closing the
+connection. So the connections of all waiting binds are watched, and if one closes, the permit of its gang is cancelled.
 """
 
 import select

@@ -1,4 +1,4 @@
-"""The cache: what nodes report, what pods hold or may come to hold, and the ledger of cards that follows.
+"""The cache: node reports, reservations and nominations, and the ledger of cards that results from them.
 
 Comes in: records, and what filter and bind decide. Goes out: where a pod fits, what is free, and what is reserved for
 which pod.
@@ -18,7 +18,7 @@ which pod.
     inventory       what nodes report of cards and devices
     membership      which ResourceClasses each card is in
     nodeload        cpu, memory and number of pods of each node
-    quotas          GPUQuotas by namespace, and what they leave
+    quotas          GPUQuotas by namespace, and their remaining amounts
     statelock       the lock, which measures how long it is held; `yielding`: long work under it in short slices;
                     `pacing`: pauses for long work without it
 """

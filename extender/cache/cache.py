@@ -1,7 +1,7 @@
-"""Makes the parts of the cache, and answers what needs several of them.
+"""Creates the parts of the cache, and has the queries that need several parts.
 
-A share is held while its pod exists and is not finished, then while its node reports it or until a grace period is over
-(docs/design/0001-contracts.md). Not thread-safe: the state locks.
+A share counts while its pod exists and has not finished; afterwards while its node reports it, or until a grace period
+is over (docs/design/0001-contracts.md). Not thread-safe: the state locks.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -41,19 +41,18 @@ class Cache:
         self.gang_cards = GangCards(ledger)
 
     def headroom(self, namespace: str) -> list[Headroom]:
-        """What quotas leave to the namespace."""
+        """The amounts that the namespace's quotas still allow."""
         return self.limits.headroom(self.ledger, namespace)
 
     def headroom_excluding(self, namespace: str, uid: str) -> list[Headroom]:
-        """What quotas leave to the namespace if this pod's own holding does not count."""
+        """As `headroom`, without the pod's own holding."""
         if not self.limits.has_quota(namespace):
             return []
         with self.exclude_pod(uid):
             return self.headroom(namespace)
 
     def mark_refused(self, uid: str, since: int | None = None) -> None:
-        """Record that no card has enough capacity for this pod, so that it waits for capacity that kube-scheduler may
-        not see.
+        """Record that no card fits the pod: it waits for capacity, and kube-scheduler may not see when that is freed.
 
         since: the value of `Capacity.freed_count` when the search began; if capacity was freed since, the pod is
             requeued.
@@ -67,10 +66,10 @@ class Cache:
         return self.ledger.what_if(released=(uid,)) if self.ledger.holding(uid) is not None else nullcontext()
 
     def is_plan_valid(self, holding: Holding, request: PodRequest) -> bool:
-        """Whether a plan still holds.
+        """Whether the plan can still be bound.
 
-        Its cards must be there, take shares, have the capacity and the requested class, and their MPS must admit the
-        pod; its devices must be there and free; and no quota may forbid it.
+        Its cards must exist, accept shares, have the capacity and the requested class, and their MPS must admit the
+        pod; its devices must exist and be free; and no quota may be exceeded.
         """
         state = self.ledger.node(holding.node)
         if state is None or self.ledger.holding(holding.uid) != holding:
@@ -98,8 +97,8 @@ class Cache:
             return not placement.exceeded_entries(self.ledger, planned, headroom)
 
     def sync_cards(self) -> None:
-        """Update the ledger with the changed cards. This is done late, because at the start cards come one by one, by
-        thousands.
+        """Update the ledger with the cards that have changed. This is deferred, because at startup thousands of cards
+        arrive one by one.
         """
         for node, cards, devices in self.inventory.take_changes():
             other_nodes = self.ledger.set_cards(node, cards) | self.ledger.set_devices(node, devices)

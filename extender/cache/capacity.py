@@ -1,9 +1,8 @@
 """The capacity of nodes: the ledger of cards, the totals of cpu and memory, and which pods are requeued when it is
 freed.
 
-What pods hold or will hold comes from the table of reservations and from the reports of nodes (`reservations`); `State`
-adds running pods and nodes, and `Cache.sync_cards` cards. A what-if changes ledger and totals for a moment and reverts
-that. Not thread-safe: the state locks.
+Its sources are the table of reservations and the node reports (`reservations`), running pods and nodes (`State`), and
+cards (`Cache.sync_cards`). A what-if changes ledger and totals temporarily. Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection
@@ -67,8 +66,8 @@ class Capacity:
         self.freed_count += 1
 
     def mark_released(self, node: str = "", *, seen_by_scheduler: bool = False) -> None:
-        """As `mark_freed`, if the planner of gangs needs no new offers of kube-scheduler: a pod or the gang reservation
-        has given back what it had.
+        """As `mark_freed`, for capacity that a pod or the gang reservation has released: the planner of gangs needs no
+        new offers of kube-scheduler for it.
         """
         self.queue.on_capacity_freed(node, seen_by_scheduler=seen_by_scheduler, can_preempt=self.loads.has_victims)
         self.freed_count += 1
@@ -76,7 +75,7 @@ class Capacity:
     def mark_cards_changed(self, node: str, other_nodes: Collection[str] = ()) -> None:
         """Record that the node's cards have changed.
 
-        other_nodes: nodes whose pods count differently now, because a card has moved.
+        other_nodes: nodes whose pods count differently, because a card has moved to another node.
         """
         self._changed.add(node)
         if other_nodes:

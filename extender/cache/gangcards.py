@@ -1,7 +1,7 @@
 """The cards of the gang reservation, as holdings. The ledger has them only while a later pod is placed.
 
-`gangs.reservation` chooses the gang and the cards. A card may still be in use: then the reservation and the other
-holdings exceed the card, so nothing that pods free there goes to a later pod until the gang could have its part. Not
+`gangs.reservation` chooses the gang and the cards. A reserved card may still be in use. Then the reservation and the
+other holdings together exceed the card, and capacity that pods free there goes to the gang before any later pod. Not
 thread-safe: the state locks.
 """
 
@@ -30,7 +30,7 @@ def comes_after(rank: Rank, namespace: str, gang: Gang) -> bool:
 
 
 class GangCards:
-    """What is reserved for one gang, by node."""
+    """The holdings that are reserved for one gang, by node."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.changes = 0  # counts the times at which something else was reserved

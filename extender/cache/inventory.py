@@ -1,6 +1,6 @@
-"""What nodes report: their cards and devices, what vanished pods still hold on them, and the classes that they are in.
+"""The inventory: the cards and devices that nodes report, shares of deleted pods on them, and their ResourceClasses.
 
-It only records, and knows nothing of live pods; `reservations` decides what counts. Not thread-safe: the state locks.
+This module only records; `reservations` decides which shares count. Not thread-safe: the state locks.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ class CardUpdate(NamedTuple):
     reported: shares to count again, because they are new or different, or because the card has left the node that had
         reported them.
     withdrawn: shares that the node reports no more.
-    problem: what in the report is ignored and why, or "".
+    problem: which part of the report is ignored and why, or "".
     """
 
     reported: Collection[Report]
@@ -59,12 +59,12 @@ class Inventory:
         self._reclassify = False
 
     def set_node(self, name: str) -> None:
-        """Let the node's cards and devices count."""
+        """Count the node's cards and devices from now on."""
         self.nodes.add(name)
         self._changed.add(name)
 
     def remove_node(self, name: str) -> None:
-        """Let the node's cards and devices count no more."""
+        """Stop counting the node's cards and devices."""
         self.nodes.discard(name)
         self._changed.add(name)
 
@@ -170,12 +170,12 @@ class Inventory:
         return bool(self._node_reports.shares_of(uid, node))
 
     def reported_holding(self, uid: str, node: str) -> Holding | None:
-        """What the node's cards report of a pod, as one holding; None for nothing."""
+        """All shares of the pod that the node's cards report, as one holding; None if there are none."""
         return self._sum_shares(uid, node, self._node_reports)
 
     def recorded_holding(self, uid: str, node: str) -> Holding | None:
-        """What a former leader recorded, in the status of the node's cards, for a pod whose object is gone; None for
-        nothing.
+        """The shares of a deleted pod that a former leader recorded in the statuses of the node's cards; None if there
+        are none.
         """
         return self._sum_shares(uid, node, self._recorded)
 

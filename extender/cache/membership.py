@@ -1,8 +1,8 @@
 """Which ResourceClasses each card and device is in, for all of a cluster at once.
 
-The core's classifier answers for one card; this module makes it cheap for 40,000. Selectors that read the same labels
-form a group, and a group is computed once for all cards with equal values of those labels. So a class that names nodes
-does not make each card a case of its own for the classes that name models.
+The core's classifier handles one card; this module makes it cheap for 40,000 cards. Selectors that read the same labels
+form a group, and a group is evaluated once for all cards with equal values of these labels. So a class that selects by
+node does not force an evaluation of each card for the classes that select by model.
 """
 
 from collections.abc import Callable, Iterable, Mapping

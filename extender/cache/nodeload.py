@@ -30,7 +30,7 @@ _NO_COUNTS: Final[Map[str, int]] = Map()
 
 
 class NodeLoads:
-    """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound one."""
+    """Loads by node and by pod. The key of a pod is any unique text. A planned pod counts like a bound pod."""
 
     def __init__(self) -> None:
         self.freed_count = 0  # counts the times at which something became less
@@ -58,8 +58,8 @@ class NodeLoads:
         return twin
 
     def watch(self) -> set[str]:
-        """A set that receives the nodes for which `free_load` changes, at first all. The caller empties it
-        after reading.
+        """A set that collects the nodes whose `free_load` changes, initially all nodes. The caller clears it after
+        reading.
         """
         watched = set(self._nodes)
         self._watched.append(watched)
@@ -160,7 +160,7 @@ class NodeLoads:
         return allocatable.add(used, -1)
 
     def load_of(self, key: str) -> Load:
-        """What the pod takes of its node."""
+        """The load of the pod on its node."""
         placed = self._pods.get(key)
         return placed.load if placed is not None else Load(0, 0, 0)
 
@@ -194,11 +194,11 @@ class NodeLoads:
         return ((key, self._pods[key]) for key in sorted(self._keys_by_node.get(node, ())))
 
     def has_victims(self, priority: int) -> bool:
-        """Whether a pod below this priority could be evicted from cards, on any node."""
+        """Whether a pod with cards could be evicted for a pod of this priority, on any node."""
         return min(self._victims, default=priority) < priority
 
     def nodes_with_victims(self, nodes: set[str], priority: int) -> set[str]:
-        """Those of the nodes where a pod below this priority could be evicted from cards."""
+        """The given nodes on which a pod with cards could be evicted for a pod of this priority."""
         return set[str]().union(
             *(
                 filter(counts.__contains__, nodes)
@@ -208,7 +208,7 @@ class NodeLoads:
         )
 
     def nodes_with_terminating_pods(self, nodes: set[str]) -> set[str]:
-        """Those of the nodes where a pod that holds cards is being deleted."""
+        """The given nodes on which a pod with cards is being deleted."""
         return {node for node in nodes if node in self._terminating}
 
     def get(self, key: str) -> PlacedPod | None:

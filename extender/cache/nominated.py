@@ -106,9 +106,10 @@ class NominatedPods:
     def place_after_termination(
         self, claimant: WaitingPod, policy: str, node: str, removed: Collection[str] = ()
     ) -> Victims | None:
-        """What the pod gets on the node once its terminating pods and `removed` are gone; None if it does not fit.
+        """The cards for the pod on the node after its terminating pods and the pods `removed` are gone; None if it does
+        not fit.
 
-        What is reserved there for other nominated pods does not count: this method finds out what that is.
+        Reservations of other nominated pods are ignored, because this method computes them.
         """
         full_node = self._make_full_node(claimant, node, removed=removed)
         if full_node is None:
@@ -130,7 +131,7 @@ class NominatedPods:
 
         scheduler_victims: kube-scheduler's own victims.
         excluded: pods whose reserved cards this pod may use.
-        removed: pods that go anyway.
+        removed: pods that are evicted anyway.
         refused: pods that the Eviction API has refused. None: the Eviction API is not used.
         """
         priority = claimant.request.priority
@@ -147,16 +148,14 @@ class NominatedPods:
         )
 
     def count_budget_violations(self, nodes: Iterable[str], uids: Collection[str]) -> int:
-        """By how many evictions PodDisruptionBudgets are exceeded if all these pods, which are on these nodes, are
-        evicted.
-        """
+        """The number of evictions beyond PodDisruptionBudgets, if all these pods on these nodes are evicted."""
         pods = [pod for node in nodes for _, pod in self._cache.loads.pods_on(node) if pod.uid in uids]
         counts = Counter(key for pod in pods for key in self.budgets.covering_keys(pod.namespace, pod.labels))
         allowed = self.budgets.allowed_disruptions(counts)
         return sum(max(0, count - allowed[key]) for key, count in counts.items())
 
     def node_inputs(self, node: str) -> object:
-        """All that `find_victims` depends on at this node; equal while that stays the same."""
+        """The inputs of `find_victims` that belong to this node. While they are equal, the result is the same."""
         ledger, loads, state = self._cache.ledger, self._cache.loads, self._cache.ledger.node(node)
         cards = (state.cards, state.devices) if state is not None else None
         pods = list(loads.pods_on(node))
@@ -164,7 +163,7 @@ class NominatedPods:
         return loads.free_load(node), pods, ledger.holdings(node), cards, budgets
 
     def pod_inputs(self, claimant: WaitingPod) -> object:
-        """All that `find_victims` depends on for the pod, besides the node."""
+        """The inputs of `find_victims` that belong to the pod and not to a node."""
         return (
             self._cache.headroom_excluding(claimant.ref.namespace, claimant.uid),
             self._cache.ledger.kinds.changes,
@@ -173,7 +172,7 @@ class NominatedPods:
         )
 
     def _make_preemptor(self, claimant: WaitingPod, policy: str, priority: int) -> Preemptor:
-        """The pod as the search for victims takes it: pods below `priority` may be evicted for it."""
+        """The input of the victim search: the pod, for which pods below `priority` may be evicted."""
         return Preemptor(
             request=claimant.request,
             load=claimant.load,
@@ -192,10 +191,9 @@ class NominatedPods:
         budgets: Budgets = _NO_BUDGETS,
         refused: Collection[str] | None = None,
     ) -> FullNode | None:
-        """The node as the search for victims takes it: its pods, and what is reserved there. None if there is no such
-        node.
+        """The input of the victim search: the node with its pods and reservations. None if there is no such node.
 
-        removed: pods that go in any case.
+        removed: pods that are evicted anyway.
         reserved: what is reserved for other pods.
         refused: see `find_victims`.
         """

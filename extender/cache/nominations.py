@@ -52,7 +52,7 @@ class NominatedPlace:
 
     assignment: None while the cards are not known.
     victims: the UIDs of the pods that are evicted for it.
-    member_reservations: what is reserved as long for other members of its gang, so that no victim is evicted in vain.
+    member_reservations: what is reserved meanwhile for other members of its gang, so that no victim is evicted in vain.
     """
 
     assignment: Assignment | None = None
@@ -66,7 +66,7 @@ class Nomination:
 
     claimant: the pod, as kube-scheduler sent it.
     since: when preempt was answered, or the watch showed the node.
-    until: when the nomination ends.
+    until: when the nomination expires.
     places: by node; several until it is known which of them kube-scheduler has chosen.
     named_node: the node in the pod's status.
     own_eviction: the extender itself evicts, and kube-scheduler does not know of it.
@@ -105,7 +105,7 @@ class Nominations:
         return next(iter(nomination.places)) if nomination is not None and len(nomination.places) == 1 else ""
 
     def places_by_pod(self) -> dict[str, Mapping[str, NominatedPlace]]:
-        """All that is reserved, by pod and node."""
+        """All reserved places, by pod and node."""
         return {uid: nomination.places for uid, nomination in self._by_pod.items()}
 
     def is_node_unknown(self, now: float) -> bool:
@@ -122,8 +122,8 @@ class Nominations:
     def on_preempt_repeated(self, claimant: WaitingPod, now: float) -> bool:
         """Record that kube-scheduler calls preempt for the pod again.
 
-        Returns whether it may have chosen a node of the last answer, and it is unknown which: then no pod may be
-        evicted on other nodes.
+        Returns True if kube-scheduler may have chosen a node of the last answer, and it is unknown which: then no pod
+        may be evicted on other nodes.
 
         kube-scheduler writes its choice into the pod before it calls again. But its own watch may be late, too: then
         the pod still has the version of the last answer, or victims are terminating already.
@@ -182,7 +182,7 @@ class Nominations:
         return self._by_pod.pop(uid, None)
 
     def reset_to_statuses(self) -> None:
-        """Keep only what statuses of pods say: another extender decides from now on, or has decided until now."""
+        """Keep only the nominations that are in pod statuses, because the leader changes."""
         for uid, nomination in list(self._by_pod.items()):
             if nomination.named_node:
                 place = nomination.places.get(nomination.named_node, NominatedPlace())
@@ -239,8 +239,8 @@ class Nominations:
     def reserved_places(
         self, excluded: Collection[str], priority: int
     ) -> Iterator[tuple[WaitingPod, str, NominatedPlace]]:
-        """What is reserved from pods of this priority: for nominated pods of this or a higher priority, except
-        `excluded`.
+        """The places that pods of this priority must not use: those of nominated pods of the same or a higher priority,
+        except the pods `excluded`.
 
         kube-scheduler counts nominated pods of equal priority, too.
         """
@@ -255,7 +255,7 @@ class Nominations:
                         yield reservation.claimant, reservation.node, NominatedPlace(reservation.assignment)
 
     def victims_on(self, node: str, excluded_uid: str) -> set[str]:
-        """The victims on the node for other pods than `excluded_uid`, where it is certain to be this node."""
+        """The victims on the node for pods other than `excluded_uid` that are nominated to this node for certain."""
         return {
             victim
             for nomination in self._by_pod.values()  # of 500 pods each asks for each: the node first
@@ -264,7 +264,7 @@ class Nominations:
         }
 
     def all_victims(self) -> dict[str, str]:
-        """All victims by UID, with the node, where the node is certain."""
+        """All victims by UID, with their node, of nominations whose node is certain."""
         return {
             victim: node
             for nomination in self._by_pod.values()
@@ -274,7 +274,7 @@ class Nominations:
         }
 
     def set_assignment(self, uid: str, node: str, assignment: Assignment) -> None:
-        """Set the cards of a place, which were unknown."""
+        """Set the cards of a place whose cards were unknown."""
         nomination = self._by_pod.get(uid)
         if nomination is not None and node in nomination.places:
             place = replace(nomination.places[node], assignment=assignment)

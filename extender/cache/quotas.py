@@ -1,6 +1,6 @@
-"""The GPUQuotas by namespace, and what they leave.
+"""The GPUQuotas by namespace, and their remaining amounts.
 
-The ledger counts what pods hold. Not thread-safe: the state locks.
+The ledger counts the used amounts. Not thread-safe: the state locks.
 """
 
 from typing import NamedTuple
@@ -13,9 +13,7 @@ from cardwise.core.placement.ledger import Ledger
 
 
 class FullEntry(NamedTuple):
-    """A quota entry without capacity for a pod: the quota's key, what is held of the entry, and what the pod
-    requests.
-    """
+    """A quota entry that a pod would exceed: the quota's key, the used amounts and the requested amounts."""
 
     quota: str
     entry: QuotaEntry
@@ -52,7 +50,7 @@ class Quotas:
         return namespace in self._by_namespace
 
     def headroom(self, ledger: Ledger, namespace: str) -> list[Headroom]:
-        """What all entries of all quotas leave to the namespace now."""
+        """The amounts that each entry of each quota still allows to the namespace."""
         of_namespace = self._by_namespace.get(namespace)
         if of_namespace is None:
             return []
@@ -63,9 +61,9 @@ class Quotas:
         ]
 
     def is_exceeded_by(self, ledger: Ledger, namespace: str, request: PodRequest) -> bool:
-        """Whether an entry has no capacity for the request, whichever cards it gets.
+        """Whether the request exceeds an entry, whichever cards are chosen.
 
-        If this is False the request may still be refused: by which cards are there, or by several entries together.
+        If not, it may still exceed a quota: by the cards that are available, or by several entries together.
         """
         return any(
             not headroom.has_room_for(fitting.least_charge(request, ledger.kinds, headroom.entry))
@@ -75,10 +73,10 @@ class Quotas:
     def full_entry(self, ledger: Ledger, namespace: str, request: PodRequest) -> FullEntry | None:
         """The entry to name in an event for a pod that waits for its quota; None if no entry is full.
 
-        Preferred are an entry that surely keeps the pod pending to one that other cards could avoid, and an entry for
-        what the pod requests to one for all cards.
+        An entry that certainly keeps the pod pending is preferred to one that other cards could avoid, and then an
+        entry of the requested class to one for all cards.
 
-        The MiB of a whole card are not known before the card is chosen: at least those of the smallest card. A pod that
+        The MiB of a whole card are unknown before the card is chosen: those of the smallest card count. A pod that
         waits because only bigger cards are free gets no event.
         """
         requested_classes = {container.resource_class for container in request.containers} - {""}

@@ -12,20 +12,20 @@ The life of a row::
                                              ▼                                  ▼
                                            (none)                            ORPHANED
 
-Not drawn: BINDING goes back to WAITING where nothing was posted and the gang's plan stands; ACCEPTED and UNCONFIRMED
-end when a read of the pod says so; ORPHANED is followed by whatever is known of the pod again. A pod that was bound, or
-gone, and that the watch shows pending again (etcd was restored from a backup) is UNCONFIRMED: a read settles it as
-after a lost answer. Until then its cards count, and nothing is posted for it; after that what its node reports counts.
+Not drawn: BINDING returns to WAITING if nothing was posted and the gang's plan still exists; ACCEPTED and UNCONFIRMED
+may end by a read of the pod; ORPHANED ends when the pod is seen again. If the watch shows a bound or deleted pod
+pending again (etcd was restored from a backup), its row is UNCONFIRMED until a read settles it, as after a lost
+response. Until then its cards count, and nothing is posted for it; afterwards the reports of its node count.
 
 Events of the API server come at any time: a pod that the watch shows bound is BOUND whatever it was before, and the
-order of events does not matter. What is posted (BINDING, UNCONFIRMED, ACCEPTED) is given up only by its own thread, by
-a consistent read, or by a watch event; nothing else may end it, for its Binding may land (rule 1 of
-docs/architecture.md). A row in TERMINATING ends when its node, which had reported the share, reports it no more.
+order of events does not matter. A posted row (BINDING, UNCONFIRMED, ACCEPTED) ends only by its own thread, by a
+consistent read, or by a watch event, because its Binding may still bind the pod (rule 1 of docs/architecture.md). A row
+in TERMINATING ends when its node, which had reported the share, reports it no more.
 
-A node's report is believed for pods that were bound to that node. What it reports of other pods fills its own cards
-and nobody's quota (`unknown_holding`): it may be right, since nobody remembers pods that vanished while no extender
-ran. A report says nothing about shares on other nodes. It adds to a card only what exceeds that which the pod holds of
-it already, there or under the node's former name (docs/design/0031).
+A node's report is accepted for pods that were bound to that node. Shares that it reports of other pods count on its own
+cards and in no quota (`unknown_holding`): the report may be right, since pods that were deleted while no extender ran
+are unknown. A report says nothing about shares on other nodes. It adds to a card only what exceeds that which the pod
+holds of it already, there or under the node's former name (docs/design/0031).
 
 Beside its row a pod may have a nomination: cards that become free because other pods are evicted (`nominations`). It
 ends with the pod, too.
@@ -146,7 +146,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumed:
-    """What to post.
+    """The Binding to post.
 
     unconfirmed: an earlier call may have posted it already, and its Binding may still bind the pod.
     env_access: the node gives cards by environment variables only, without CDI.
@@ -174,8 +174,8 @@ class Timeouts:
     terminating: how long the share of a vanished pod counts without a report of its node.
     confirmation: a posted Binding that no event has confirmed for so long is looked up. Longer than the API server may
         work on one request.
-    restored: how long the cards of a pod count that waits again because etcd was restored. Longer than its node may
-        take to see that and to report its containers: the longest pause of a watch, its silence, and a pass.
+    restored: how long the cards of a pod count that is pending again because etcd was restored. Longer than its node
+        may take to see that and to report its containers: the longest pause of a watch, its silence, and a pass.
     """
 
     reservation: float = 30.0
@@ -226,7 +226,7 @@ class Reservations:
         return self._by_gang.get(gang, {})
 
     def holding(self, uid: str) -> Holding | None:
-        """The cards and devices that count for the pod; for a pod that is gone, as long as they count."""
+        """The cards and devices that count for the pod, also after it was deleted."""
         row = self._rows.get(uid)
         if row is None or row.holding is None:
             return None
@@ -237,7 +237,7 @@ class Reservations:
         return row.holding
 
     def unknown_holding(self, report: Report) -> Holding | None:
-        """What a node's report adds to its cards; None for nothing.
+        """The holding that a node's report adds to its cards; None if it adds none.
 
         What the pod is known to hold of its cards, there or under another name of the node, is not added. The rest is
         of a former binding, whose containers still run (etcd was restored from a backup).
@@ -326,7 +326,7 @@ class Reservations:
     def assume(
         self, pod: PodRef, node: str, assignment: Assignment | None, *, mps_client: MpsClient, epoch: int
     ) -> None:
-        """Reserve this for a thread that posts it now, in this leader epoch."""
+        """Reserve the cards for a Binding that a thread posts now, in this leader epoch."""
         before = self._rows.get(pod.uid)
         load, gang = (before.load, before.gang) if before is not None and before.node == node else (None, "")
         holding = _make_holding(pod, node, assignment, mps_client)
@@ -427,9 +427,7 @@ class Reservations:
             self._mark_terminating(Reservation(ref, recorded.node, Phase.TERMINATING, self._clock.now(), recorded))
 
     def sync_reports(self, reports: Collection[Report]) -> None:
-        """Update what counts for these pods after nodes have reported. A UID that only a node names is never taken for
-        a pod's.
-        """
+        """Update the ledger for these pods after node reports. A UID that only a node reports never counts as a pod."""
         for report in reports:
             known = report.uid in self._rows
             if known:
@@ -483,7 +481,7 @@ class Reservations:
             self._drop_row(row)
 
     def expire(self) -> Expired:
-        """End what is over by time: plans of single pods, unreported shares of vanished pods, and nominations.
+        """End expired plans of single pods, unreported shares of deleted pods, and nominations.
 
         Plans of gangs end with their gangs.
         """

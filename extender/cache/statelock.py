@@ -1,4 +1,4 @@
-"""The state's lock. It measures how long it has been held, so that a turn that never ends is noticed.
+"""The state's lock. It measures how long it has been held, so that a critical section that never ends is noticed.
 
 A thread that hangs while it has the lock stops all work of a process that otherwise looks alive: calls of
 kube-scheduler would wait a second each, and the Lease would be renewed for ever.

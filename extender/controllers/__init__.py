@@ -1,6 +1,6 @@
-"""Background work: what happens with time, and what is written or evicted without a call of kube-scheduler.
+"""Controllers: background work on timeouts, and all writes and evictions that no call of kube-scheduler causes.
 
-Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and what `reporting` shows to people.
+Comes in: the state. Goes out: evictions, nominated nodes, removed gates, and the objects that `reporting` writes.
 
     loops               the threads; requeues pods by changing a node
     gangcontroller      gangs: removes gates, plans waiting gangs, evicts a gang that is bound in part

@@ -1,7 +1,7 @@
 """The timed work of gangs: removes gates, cancels permits, plans waiting gangs, evicts gangs that are bound in part.
 
-The state decides what is due; the leader writes it here, several writes at a time. It has a thread of its own, since
-the look-ups of `loops` are slow.
+The state decides what is due, and the leader does the writes here, several at a time. The controller has its own
+thread, since the look-ups of `loops` are slow.
 """
 
 import threading

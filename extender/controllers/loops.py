@@ -115,7 +115,7 @@ class Loops:
             self._nominating.stop()
 
     def step(self) -> None:
-        """Expire what is over by time, and look up Bindings without a response."""
+        """End expired reservations, and look up Bindings without a response."""
         if self._idle_since is not None and self._clock.now() - self._idle_since > _STALLED_SECONDS:
             # kube-scheduler tries a pod again whose filter timed out, but not one whose preempt did.
             _log.warning("this process was paused; requeueing pending pods")

@@ -1,8 +1,8 @@
 """Keeps the engine of the scored policies ready.
 
-It makes the engine, lets it learn the workload, computes scores beforehand, and saves the workload in a ConfigMap, so
-that it outlives this process (docs/design/0008-policies.md). It has a thread of its own: learning takes a tenth of a
-second, and no other work waits for it.
+It creates the engine, trains it on the workload, computes scores in advance, and saves the workload in a ConfigMap for
+the next process (docs/design/0008-policies.md). It has its own thread: learning takes a tenth of a second, and no other
+work waits for it.
 """
 
 from collections.abc import Callable

@@ -34,8 +34,9 @@ _RECOVER_SECONDS: Final = 3.0  # of planning before a leader epoch begins; gangs
 class Gangs:
     """All gangs. Any thread may call the methods, except under headings that say that the caller holds the lock.
 
-    observe: called for metrics when a permit is over, with "bound" or "released" and the seconds that it took.
-    queued: called for metrics when a gang begins to be bound, with the creationTimestamp of its oldest member.
+    on_permit_ended: called for metrics when a permit ends, with "bound" or "released" and its duration in seconds.
+    on_binding_started: called for metrics when the binding of a gang starts, with the creationTimestamp of its oldest
+        member.
     """
 
     def __init__(
@@ -229,7 +230,7 @@ class Gangs:
             self._reset_if_abandoned(gang, self._clock.now())
 
     def reset(self) -> None:
-        """Keep only what the API server shows: another extender decides from now on, or has decided until now."""
+        """Keep only what the API server shows, because the leader changes."""
         now = self._clock.now()
         for gang in list(self._gangs.values()):
             self._after_transition(gang, gang.reset_to_cluster(now))
@@ -284,7 +285,7 @@ class Gangs:
     # For people and metrics.
 
     def views(self) -> list[GangView]:
-        """All gangs as people see them."""
+        """Views of all gangs, for PodGroups and events."""
         views: list[GangView] = []
         for some in slices(self._list_keys(), _VIEWS_AT_ONCE, self._clock):
             with self._lock:
@@ -301,7 +302,7 @@ class Gangs:
             return counts
 
     def foreign_groups(self) -> list[tuple[ForeignPodGroup, str]]:
-        """The gangs whose minimum is in a PodGroup of another API group, and which API group."""
+        """The gangs whose minimum is in a PodGroup of another API group, each with that API group."""
         with self._lock:
             return [(kind, key) for key, gang in self._gangs.items() for kind in gang.foreign]
 
@@ -372,7 +373,7 @@ class Gangs:
                 due.append(gang)
 
     def _is_first_call(self, uid: str, nodes: Collection[str], named_node: str, now: float) -> bool:
-        """Whether kube-scheduler asks for the named node alone, as it does first in each attempt of a pod.
+        """Whether kube-scheduler offers only the nominated node, as in the first filter call of each attempt.
 
         Such a call tells nothing about other nodes. If the next call of the attempt, which has all nodes that the pod
         may use, names the same node alone, it is the only one.
@@ -408,10 +409,10 @@ class Gangs:
         return Refusal.GANG_WAITS if first else self._replan_member(gang, uid, node, now)
 
     def _awaits_plan(self, gang: Gang, uid: str) -> bool:
-        """Whether the planner moves this refused member once its gang fits, so that no other event has to requeue it.
+        """Whether the planner requeues this refused member once its gang fits, so that no other event has to.
 
-        It does not if the member has a place in the plan, if kube-scheduler may have asked for a nominated node alone,
-        or if it has not asked for the gang.
+        It does not if the member has a place in the plan, if kube-scheduler may have offered only a nominated node, or
+        if kube-scheduler has not called filter for the gang yet.
         """
         nominated = self._reservations.nominations.nominated_node(uid)
         return uid not in gang.plan and not nominated and self._places.has_offers(gang)
@@ -574,8 +575,8 @@ class Gangs:
         self._after_transition(gang, gang.cancel_plan(reason, self._clock.now()))
 
     def _after_transition(self, gang: Gang, reason: str) -> None:
-        """Follow a transition of the gang; call it after each. `reason`: why the transition ended the plan; "": it did
-        not.
+        """Update queue and permit after a transition of the gang; call it after each transition. `reason`: why the
+        transition ended the plan; "": it did not.
         """
         self._gang_queue.update_gang(gang)
         if not reason:

@@ -1,4 +1,4 @@
-"""Views of gangs: how far each is, for PodGroups, events and metrics."""
+"""Views of gangs for PodGroups, events and metrics: the phase and progress of each gang."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -13,10 +13,10 @@ _MAX_NOTIFIED: Final = 20  # members that get events; for all members of a gang 
 
 @dataclass(frozen=True, slots=True)
 class GangView:
-    """A gang as people see it.
+    """The state of a gang, as PodGroups and events show it.
 
     minimum: members that must run together.
-    there: the number of members that count.
+    member_count: the number of members that count.
     oldest: the members that get events.
     bound: the number of members that have a node.
     reserved: the plan by node, each with its numbers of members and cards.

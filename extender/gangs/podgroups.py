@@ -1,7 +1,6 @@
-"""PodGroups: what they say of their gangs, and what their statuses should say.
+"""PodGroups: the gang settings in their specs, and the statuses to write.
 
-The spec of a PodGroup is what people request. Its status records how far the gang has come; the extender writes it, and
-the next leader relies on it.
+Users write the spec. The extender writes the status, which records the gang's progress for the next leader.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,9 @@
-"""The gang reservation: cards that are reserved for one gang that has waited long, from pods that come after it.
+"""The gang reservation: cards that are reserved for one gang that has waited long; later pods cannot use them.
 
-Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon
-as it is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `CardSearch` chooses cards for its
+Theory of operation. A big gang needs many cards at the same time, and a stream of small pods takes each card as soon as
+it is free. So once a gang has been refused for long (`Gang.is_reservation_due`), `CardSearch` chooses cards for its
 members, first those on which the least is in use. The members would take a part of each of these cards, and this part
-is *reserved*: to pods that come after the gang it counts as in use.
+is *reserved*: for pods that come after the gang it counts as in use.
 
 Example: two members of 40 GiB each wait for two cards of 64 GiB that are in use with 50 and 60 GiB. On each 40 GiB are
 reserved: no later pod gets anything there. When a pod of 40 GiB on the first card ends, 54 GiB are free: 40 for the
@@ -14,8 +14,8 @@ What is reserved:
 - The MiB, percent of SMs, clients, whole cards and devices that the gang requests, on those cards. Not the remainder of
   these cards, and no cpu or memory of nodes.
 - Nothing on nodes whose cards have what the gang would take there, so that only cpu or memory is short.
-- Nothing for a gang that would not fit if all pods on cards ended, and nothing beyond what the quotas of its namespace
-  leave now.
+- Nothing for a gang that would not fit even if all pods with GPUs ended, and nothing beyond the remaining quotas of its
+namespace.
 
 For which gang and how long: for one gang at a time. The higher priority comes first, then namespaces take turns, each
 with its first gang, then with its second one; a namespace whose time is over comes after the others. The gangs of one
@@ -90,7 +90,7 @@ class GangReservation:
             self._end_reservation()
 
     def reset(self) -> None:
-        """Forget what was seen of the cluster: the Lease was lost or acquired."""
+        """Forget all results of searches, because the leader changes."""
         self._selections.clear()
         self._stalls.clear()
         self._search = None
@@ -98,7 +98,7 @@ class GangReservation:
         self._cards.reserve(None)
 
     def update(self, due: Sequence[Gang], policy: str, now: float) -> bool:
-        """Choose the gang and its cards. Returns whether something is not reserved any more.
+        """Choose the gang and its cards. Returns whether formerly reserved cards are released.
 
         due: the gangs that have waited too long.
         policy: the placement policy of pods that name none.
@@ -127,7 +127,7 @@ class GangReservation:
         return self._cards.reserve(first, holdings)
 
     def impossible_reason(self, gang: Gang) -> str:
-        """Why the gang, as it is, would not run though all pods that hold cards ended, or ""."""
+        """Why the gang in its present form could not run even if all pods with GPUs ended, or ""."""
         selection = self._selections.get(gang.key)
         return selection.problem if selection is not None and selection.changes == gang.changes else ""
 
@@ -182,9 +182,7 @@ class GangReservation:
         return (gang for _, gang in sorted(keys, key=lambda entry: entry[0]))
 
     def _valid_holdings(self, gang: Gang, holdings: Mapping[str, Holding]) -> list[Holding]:
-        """The holdings that are worth reserving now: for members that still wait, and none if they exceed what quotas
-        leave to the namespace by now.
-        """
+        """The holdings of members that still wait; none if they exceed the remaining quotas of the namespace."""
         reserved = [holdings[member.uid] for member in gang.members_to_plan() if member.uid in holdings]
         headroom = self._cache.headroom(gang.namespace) if reserved else []
         if not headroom:
@@ -268,7 +266,7 @@ class GangReservation:
             )
 
     def _missing_by_card(self, holdings: Iterable[Holding], *, counted: bool = False) -> dict[str, int]:
-        """By card, how much must end there before the holdings fit: the sum of MiB, clients and percent of SMs.
+        """How much must be freed on each card before the holdings fit: the sum of MiB, clients and percent of SMs.
 
         The sum decreases with each pod that ends. `counted`: the ledger has the holdings already.
         """
@@ -323,7 +321,7 @@ class _Selection(NamedTuple):
 
 
 class _Stalls:
-    """Which reserved cards a gang waits for in vain."""
+    """The reserved cards on which nothing has been freed for long."""
 
     def __init__(self) -> None:
         self.moves: dict[str, int] = {}  # by card, how often it was given up
@@ -331,13 +329,13 @@ class _Stalls:
         self._times = 0  # that cards were given up
 
     def begin_wait(self, now: float) -> None:
-        """Begin to wait, or again after cards were reserved for other gangs."""
+        """Start the wait, also again after cards were reserved for other gangs."""
         self._seen = {card: (short, now) for card, (short, _) in self._seen.items()}
 
     def record_shortage(self, short: Mapping[str, int], now: float) -> None:
-        """Count cards on which nothing has ended for long as given up.
+        """Record the missing amounts, and give up cards on which nothing was freed for long.
 
-        short: by reserved card, how much must end there before the gang has its part.
+        short: how much must be freed on each reserved card before the gang fits there.
         """
         limit = _STUCK_SECONDS * 2**self._times
         waiting: dict[str, tuple[int, float]] = {}

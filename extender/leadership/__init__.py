@@ -1,6 +1,6 @@
-"""Leadership: which of several extenders serves calls, and that no Binding of a former leader binds a pod any more.
+"""Leadership: elects the extender that serves calls, and fences off the Bindings of former leaders.
 
-Comes in: the Lease. Goes out: the leader epoch, which each Binding carries.
+Comes in: the Lease. Goes out: the leader epoch, which is part of each Binding.
 
     leadership  when this extender serves calls, and how a leader epoch begins
     fence       changes pods so that the API server refuses older Bindings (docs/design/0011-fencing.md)

@@ -62,7 +62,7 @@ class PodState(Enum):
 class FenceSummary(NamedTuple):
     """The result of `fence_pods`.
 
-    landed: one of our Bindings had bound one of the pods.
+    landed: an earlier Binding of an extender has bound one of the pods.
     unfenced: the UIDs of pods that could not be changed, so that an earlier Binding may still bind them.
     """
 

@@ -1,5 +1,5 @@
-"""Leadership: of several extenders, only the one serves calls that holds the Lease and knows all that others have
-bound.
+"""Leadership: of several extenders, only the holder of the Lease serves calls, once it knows all Bindings of the
+others.
 
 A *leader epoch* is the time from acquiring the Lease to losing it. When it begins, pods and quotas are listed again,
 because the watch may not show yet what another extender bound a moment ago. A call that began in one epoch posts
@@ -37,7 +37,7 @@ _FENCES_AT_ONCE = 2  # parallel writes to unfenced pods, so that the Lease is st
 _FENCE_RETRY_SECONDS = 20.0  # until pods that could not be changed when the epoch began are tried again
 
 CatchUp = Callable[[Callable[[], bool]], bool]
-"""Waits until the state knows all that was written before, or its argument says no. Returns whether it knows."""
+"""Waits until the state has all earlier writes, or its argument returns False. Returns whether the state has them."""
 
 
 class LeaseBlockers(Protocol):
@@ -78,7 +78,7 @@ class Leadership:
         return 0
 
     def is_uninterrupted(self) -> bool:
-        """Whether no other extender has led since this one did: then what it knows is still complete."""
+        """Whether no other extender has led since this one did, so that its knowledge is still complete."""
         return True
 
     def denial(self) -> Denial | None:
@@ -97,7 +97,7 @@ class Leadership:
         yield math.inf
 
     def summary(self) -> str:
-        """One line for people."""
+        """One line about the leadership, for `/readyz?verbose`."""
         return "leader: there is no lease (--no-lease)"
 
 
@@ -296,7 +296,7 @@ class LeaseLeadership(Leadership):
         return remaining if remaining > 0 and self._elector.holds_lease(remaining, epoch=epoch) else 0.0
 
     def can_lead(self) -> bool:
-        """Whether this process can act, and sees the cluster that it acts on."""
+        """Whether this process may acquire or renew the Lease: it is not stuck, and its watches are current."""
         return self._state.lock_held_seconds() < statelock.YIELD_SECONDS and not self.lease_blockers()
 
     def is_settled(self) -> bool:

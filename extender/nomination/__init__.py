@@ -1,6 +1,6 @@
 """Nomination: nodes and cards for pending pods before kube-scheduler asks.
 
-Comes in: the next pods in the queue. Goes out: the node that a pod gets ahead.
+Comes in: the next pods in the queue. Goes out: the nominated node of a pod.
 
     nominator    gives pending pods a node and cards before kube-scheduler asks
 """

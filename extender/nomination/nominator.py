@@ -1,8 +1,8 @@
 """Nominating ahead: gives pending pods a node and cards before kube-scheduler asks for them. Part of the state.
 
 kube-scheduler tries the node in a pod's status first and alone, which in a big cluster is many times as fast as trying
-all nodes (docs/design/0010-nominating-ahead.md). A decision here is a reservation in the phase NOMINATED, and ends like
-one of filter. kube-scheduler's own filters, our filter and bind decide as always. Shares the state's lock.
+all nodes (docs/design/0010-nominating-ahead.md). A nomination is a reservation in the phase NOMINATED, and ends like a
+reservation of filter. kube-scheduler's own filters, our filter and bind still decide. Shares the state's lock.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -170,7 +170,7 @@ class Nominator:
             self._release_nominations([uid], NominationOutcome.MISS)
 
     def place_pod(self, placement_request: PlacementRequest, created: str) -> Placement | Unplaceable:
-        """The best node for a pod; if necessary, with cards that are reserved ahead for later pods.
+        """The best node for a pod; if necessary, with cards that were nominated ahead for later pods.
 
         created: the pod's creationTimestamp.
         """

@@ -1,8 +1,8 @@
-"""Which pods must be evicted for a pod or for a gang.
+"""Preemption: which pods must be evicted for a pod or for a gang.
 
-Comes in: the victims that kube-scheduler offers, by node. Goes out: ours, and what is reserved for the pod meanwhile
-(`cache.nominations`). The search for victims is in `cardwise.core.preemption`. `controllers.evictions` evicts for pods
-for which kube-scheduler never preempts.
+Comes in: the victims that kube-scheduler offers, by node. Goes out: the extender's victims, and the reservation for the
+pod meanwhile (`cache.nominations`). The search for victims is in `cardwise.core.preemption`. `controllers.evictions`
+evicts for pods for which kube-scheduler never preempts.
 
     preemption      the result for one pod, and which evictions are still needed
     gangpreemption  the same for a member of a gang, by the needs of the whole gang

@@ -38,7 +38,7 @@ _FEW: Final = 8  # members put where pods are evicted; a plan with more has a tu
 
 @dataclass(slots=True)
 class _MemberVictims:
-    """A member that is put on a node where pods are evicted for it."""
+    """A member, its node, and the victims that are evicted for it there."""
 
     claimant: WaitingPod
     node: str
@@ -47,9 +47,9 @@ class _MemberVictims:
 
 @dataclass(frozen=True, slots=True)
 class GangVictims:
-    """Places for all members that lack one.
+    """Places for all members without a place.
 
-    member_victims: those for which pods are evicted, first of all that of the requested pod.
+    member_victims: the members for which pods are evicted; the requested pod comes first.
     reservations: what is reserved for the other members meanwhile, with or without victims.
     """
 
@@ -83,14 +83,14 @@ class GangSearch:
 
 @dataclass(slots=True)
 class _Attempt:
-    """Which members were put where.
+    """The members that were placed so far, and where.
 
-    pod_inputs: what the victims on every node depend on.
+    pod_inputs: the inputs of the search on every node.
     queue: the nodes where more members may be put, the least harm first.
     same_shape: the members of this shape without a place.
-    claimant_victims: where the requested pod was put.
+    claimant_victims: the place of the requested pod.
     next_victims: the victims for one more member, by node, as far as known.
-    node_inputs: the nodes that were searched, as they were.
+    node_inputs: the inputs of the search on each searched node.
     """
 
     pod_inputs: object
@@ -118,12 +118,12 @@ class GangPreemption:
         self._clock = clock
 
     def is_in_pending_gang(self, uid: str) -> bool:
-        """Whether the pod is in a gang that does not run, so that it is not placed alone."""
+        """Whether the pod is in a gang that does not run yet, so that the pod is not placed alone."""
         gang = self._gangs.gang_of(uid)
         return gang is None or not gang.ran
 
     def is_over_quota(self, uid: str) -> bool:
-        """Whether quotas leave the pod's gang less than its missing members request, whichever pods are evicted."""
+        """Whether the missing members of the pod's gang exceed the remaining quotas, whichever pods are evicted."""
         gang = self._gangs.gang_of(uid)
         if gang is None or gang.ran:
             return False

@@ -358,9 +358,7 @@ class SchedulingQueue:
         self._requeue_times.add(when)
 
     def requeue_all_refused_elsewhere(self) -> None:
-        """Requeue all pods: another process may have refused them, and has lost what it would have requeued
-        them for.
-        """
+        """Requeue all pods: another process may have refused them, and no longer knows what would requeue them."""
         self._refused_elsewhere = True
         if self._requeue_node is None:
             self._requeue_node = ""
@@ -425,7 +423,7 @@ class SchedulingQueue:
         return False
 
     def end_retry_window(self) -> bool:
-        """Whether delayed pods may come now: all pods that were turned away have come, or that took too long."""
+        """Whether delayed pods may be placed now: all pods that were turned away were tried, or the window is over."""
         if not self._delayed or (
             self._clock.now() < self._retry_window_end and next(self._expected_priorities(), None) is not None
         ):
@@ -528,7 +526,7 @@ class SchedulingQueue:
                 equal.not_before = now + _SEARCH_SECONDS
 
     def forget_preemptions(self) -> None:
-        """Forget all pods that wait for a preemption: another extender decides from now on."""
+        """Forget all pods that wait for a preemption, because the leader changes."""
         self._preempting.clear()
         self._shares.clear()
         self._searches.clear()

@@ -1,6 +1,6 @@
-"""Records of what is read: pods, nodes, our own objects and calls of kube-scheduler, each made of its JSON.
+"""Records of pods, nodes, Cardwise's objects and calls of kube-scheduler, decoded from JSON.
 
-Comes in: JSON of the API server and of kube-scheduler. Goes out: what decisions need of it. Records are never changed.
+Comes in: JSON of the API server and of kube-scheduler. Goes out: the fields that decisions need. Records are immutable.
 
     pod            a pod that is to be placed: its request, its gang, its priority
     podinfo        pods of the watch, most of which have a node: less is kept of them

@@ -1,4 +1,4 @@
-"""Records of a Node (what it has for pods) and of a pod on it (what it takes)."""
+"""Records of a Node, with its allocatable resources, and of a pod on it, with the resources that the pod uses."""
 
 from collections.abc import Mapping
 from sys import intern
@@ -47,7 +47,7 @@ class PlacedPod(Struct, frozen=True, gc=False):
 
 
 class NodeRecord(NamedTuple):
-    """A Node: what it has for pods, whether it takes further pods, and its labels and taints.
+    """A Node: its allocatable resources, whether it accepts further pods, and its labels and taints.
 
     offers_shares: False if it reports that it has no slots for shares, as its device plugin does before it ends.
     """

@@ -1,4 +1,4 @@
-"""The name of one pod: enough to write to the pod, or to name it."""
+"""References to pods, for writes, events and log lines."""
 
 from typing import NamedTuple
 

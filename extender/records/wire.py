@@ -17,7 +17,7 @@ from extender.records.pod import Pod
 
 
 class Malformed(ValueError):
-    """The body is no call of this verb; the text says what is wrong."""
+    """The body is not a valid call of this verb. The text says why."""
 
 
 class _PodArgs(Struct, rename="pascal", dict=True):

@@ -1,7 +1,7 @@
-"""Reports to people: statuses of our objects, PodGroups, automatic classes, and events.
+"""Reporting: statuses of Cardwise's objects, PodGroups, automatic classes, and events.
 
-Comes in: the state, and our objects as the watch shows them. Goes out: for each object the wanted status, which is
-compared with the current one and written at a bounded rate. `controllers/loops` runs the writers.
+Comes in: the state, and the objects as the watch shows them. Goes out: the wanted status of each object, which is
+compared with the current status and written at a bounded rate. `controllers/loops` runs the writers.
 
     statuses         the wanted statuses of cards, classes and quotas, from the ledger
     statuswriter     writes those that differ, and tries again after an error
@@ -10,5 +10,5 @@ compared with the current one and written at a bounded rate. `controllers/loops`
     podgroupwriter   PodGroups, their statuses, and the events of members
     podevents        events for pods that wait for a quota or for a deleted class
     classcontroller  one automatic ResourceClass for each model of card
-    listers          our objects as the watch shows them, and which have changed
+    listers          Cardwise's objects as the watch shows them, and which have changed
 """

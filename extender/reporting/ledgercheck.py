@@ -1,7 +1,7 @@
 """Counts the cards on which ledger and cluster disagree for long, and logs the first.
 
-`statuswriter` makes statuses follow the ledger, so it cannot detect when both are wrong. Nothing is corrected here: a
-difference that stays is a bug of ours or a change by hand, and a person has to look at it (docs/runbooks.md).
+`statuswriter` makes statuses follow the ledger, so it cannot detect that both are wrong. Nothing is corrected here: a
+persistent difference is a bug or a manual change, which an administrator has to investigate (docs/runbooks.md).
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ _log = structlog.get_logger(__name__)
 PATIENCE = 60.0  # seconds that a card must disagree to count: until then writes and watch events may be on their way
 
 Differences = Mapping[tuple[str, Disagreement], int]
-"""The ways in which cards of a node disagree, by the names of their ExtendedResources. The number is what a card's
-status says: if that changes from look to look, the status only lags behind. 0 for other disagreements.
+"""The ways in which cards of a node disagree, by the names of their ExtendedResources. The number is the MiB in a
+card's status: if it changes from one count to the next, the status only lags behind. 0 for other disagreements.
 """
 
 

@@ -1,4 +1,4 @@
-"""Our own objects as the watch shows them, for the controllers that write them.
+"""Listers: Cardwise's objects as the watch shows them, for the controllers that write them.
 
 Controllers read here, and not in the state, which is locked while pods are placed. Changes since the last read are
 recorded, so that 40,000 cards are not compared each time.

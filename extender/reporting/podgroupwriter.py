@@ -1,4 +1,4 @@
-"""Writes what people see of gangs: PodGroups and their statuses, and events on pending pods.
+"""Writes PodGroups, their statuses, and events on the pending pods of gangs.
 
 It has a thread of its own, so that slow writes do not delay gates and permits. Level-triggered, as the status writer
 is: the wanted object is compared with what the watch shows.
